@@ -1,8 +1,8 @@
 """What do batches of any dataset cost in torch's DataLoader, and in shardio's?
 
-``python -m benchmarks.bench_any_dataset``. The datasets return ready values, so the time is that of the loaders:
-collation, and the way from the workers. Both loaders have persistent workers and take turns, epoch by epoch, after one
-that does not count. Batches are equal, which is checked once. Linux only.
+``python -m benchmarks.bench_any_dataset``. The datasets return precomputed values, so only the loaders take time: for
+collation, and for transfer from the workers. Both loaders have persistent workers and take turns, epoch by epoch, after
+a warm-up epoch. The first batches are compared. Linux only.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Case:
 
     Attributes:
         make: Returns the sample of an index.
-        batch_size: The samples of a batch.
-        num_batches: The batches of an epoch.
+        batch_size: The number of samples in a batch.
+        num_batches: The number of batches in an epoch.
         collate_fn: Makes a batch; None for torch's default.
     """
 
@@ -42,7 +42,7 @@ class Case:
 
 
 class Ready(torch.utils.data.Dataset[Any]):
-    """Samples that were made before."""
+    """A dataset of precomputed samples."""
 
     def __init__(self, case: Case) -> None:
         self.samples = [case.make(number) for number in range(64)]
@@ -56,14 +56,14 @@ class Ready(torch.utils.data.Dataset[Any]):
 
 
 def stack_arrays(samples: list[Any]) -> Any:
-    """Collate as people do."""
+    """Collate as user code often does."""
     return {"image": torch.from_numpy(np.stack(samples)), "number": len(samples)}
 
 
 CASES = {
     "uint8 arrays 224×224×3": Case(make=lambda i: np.full((224, 224, 3), i, np.uint8)),
     "uint8 tensors 3×224×224": Case(make=lambda i: torch.full((3, 224, 224), i, dtype=torch.uint8)),
-    "the same arrays, one's own collate_fn": Case(
+    "the same arrays, a user's collate_fn": Case(
         make=lambda i: np.full((224, 224, 3), i, np.uint8), collate_fn=stack_arrays
     ),
     "float32 arrays of 100,000": Case(make=lambda i: np.full(100_000, i, np.float32), batch_size=32),
@@ -76,7 +76,7 @@ CASES = {
 
 
 class Candidate:
-    """A loader, and what its epochs cost."""
+    """A loader, and the cost of its epochs."""
 
     def __init__(self, kind: str, case: Case, num_workers: int, method: str) -> None:
         options = {"worker_method": method} if kind == "shardio" else {}
@@ -91,7 +91,7 @@ class Candidate:
         self.wall_ms, self.cpu_ms = list[float](), list[float]()
 
     def run(self) -> None:
-        """Run an epoch; note the wall time and the CPU time of all processes per batch."""
+        """Run an epoch, and record the wall time and the CPU time of all processes per batch."""
         began, cpu = time.perf_counter(), self._cpu_s()
         for _ in self.loader:
             pass
@@ -119,8 +119,8 @@ def main(
     only: Annotated[str, typer.Option(help="Only cases with this in their name.")] = "",
 ) -> None:
     """Print a table."""
-    warnings.simplefilter("ignore")  # Of more workers than processors.
-    print("| samples | workers | torch, ms a batch | shardio | times as fast | times less CPU time |")
+    warnings.simplefilter("ignore")  # About more workers than processors.
+    print("| samples | workers | torch, ms per batch | shardio | times as fast | times less CPU time |")
     print("|---|---|---|---|---|---|")
     for name, case in CASES.items():
         for num_workers in workers if only in name else ():

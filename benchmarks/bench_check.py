@@ -60,8 +60,8 @@ def time_recorder() -> None:
             costs.append(1e6 * (time.process_time() - start - bare) / num_images)
     median = statistics.median(costs)
     print(
-        f"the recorder adds {median:.2f} µs of CPU time an image ({min(costs):.2f} to {max(costs):.2f}), its file "
-        f"included: {median / 100:.2%} of a loader of 10,000 images/s"
+        f"the recorder adds {median:.2f} µs of CPU time per image ({min(costs):.2f} to {max(costs):.2f}), including "
+        f"its file: {median / 100:.2%} of a loader of 10,000 images/s"
     )
 
 

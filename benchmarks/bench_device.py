@@ -1,10 +1,10 @@
 """Does a GPU wait for its batches? ``python -m benchmarks.bench_device [PHOTOS]``.
 
-A training step in bfloat16 uses batches that (a) are on the GPU already, or arrive (b) through shardio's
-DevicePrefetcher, (c) from pinned memory with non_blocking, as torch's documentation recommends, or (d) through timm's
-prefetcher, if timm is installed. There are two sources of batches: ``memory``, which decodes nothing and so measures
-only the transfer, and ``photographs``, decoded by shardio's loader or by torch's. A profile shows how much of the copy
-time overlapped with kernels.
+A training step in bfloat16 uses batches that (a) are on the GPU already, or that arrive there in one of three ways: (b)
+through shardio's DevicePrefetcher, (c) from pinned memory with non_blocking, as torch's documentation recommends, (d)
+through timm's prefetcher, if timm is installed. There are two sources of batches: ``memory``, which decodes nothing and
+so measures only the transfer, and ``photographs``, decoded by shardio's loader or by torch's. A profile shows how much
+of the copy time overlapped with kernels.
 
 ``--device cpu`` runs everything that needs no GPU, at small sizes. It tests the benchmark; its timings mean nothing.
 """
@@ -43,7 +43,7 @@ SMALL = {"batch_size": 2, "warmup": 1, "steps": 2, "profiled": 1, "rounds": 2}
 
 
 def read_arguments(arguments: list[str] | None = None) -> tuple[Settings, Path | None]:
-    """Return the settings from the command line, and the file for the results; None if they are not kept."""
+    """Return the settings from the command line, and the file for the results; None to keep no results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_device", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("photos", nargs="?", type=Path, help="class folders of JPEGs (default: synthetic images)")
@@ -102,7 +102,7 @@ def open_source(name: str, work: Path, settings: Settings) -> Source:
 
 
 def describe_device(device: torch.device) -> dict[str, Any]:
-    """Return what the results depend on besides the machine."""
+    """Return the facts about the device that the results depend on."""
     if device.type != "cuda":
         return {"name": "cpu"}
     return {
@@ -168,7 +168,7 @@ def run(work: Path, settings: Settings, path: Path | None) -> list[Group]:
 def main() -> None:
     """Run the benchmark."""
     settings, path = read_arguments()
-    # Exit by an exception, so that temporary data and processes are cleaned up.
+    # Exit through an exception, which cleans up temporary data and processes.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     if settings.is_cuda:
         torch.cuda.set_device(settings.device)

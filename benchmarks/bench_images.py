@@ -1,4 +1,4 @@
-"""What do crops of JPEGs cost, and where does the time go?
+"""What do crops of JPEGs cost, and which steps take the time?
 
 ``python -m benchmarks.bench_images PHOTOS``: CPU time on one thread from a JPEG's bytes to a crop of 224×224 pixels
 in a batch's row, for shardio and its peers. There are random crops (RandomResizedCrop's defaults, the same boxes for
@@ -90,14 +90,14 @@ def make_all(candidate: Candidate) -> NDArray[np.uint8]:
 
 
 def compare(candidates: dict[str, Candidate]) -> dict[str, str]:
-    """Return how far each candidate's pixels are from OpenCV's. Exit if shardio's are wrong."""
+    """Return the difference of each candidate's pixels from OpenCV's, as text. Exit if shardio's are wrong."""
     is_scaled = np.array([task.scale > 1 for chunk in candidates[REFERENCE].chunks for task in chunk.tasks])
     made = {name: make_all(candidate) for name, candidate in candidates.items()}
     if not np.array_equal(made[TILED], made[UNTOUCHED]):
         raise SystemExit("the pixels of tiled images differ from those of untouched ones")
     if not np.array_equal(made[TILED][~is_scaled], made[REFERENCE][~is_scaled]):
         raise SystemExit("shardio's pixels differ from OpenCV's")
-    # Pillow 13 resizes some crops down before across, and rounds in between.
+    # Pillow 13 resizes some crops vertically before horizontally, and rounds in between.
     difference = made[ANTIALIASED][~is_scaled].astype(np.int16) - made[PILLOW][~is_scaled]
     if np.abs(difference).max() > 1:
         raise SystemExit("shardio's pixels differ from Pillow's by more than 1")
@@ -128,7 +128,7 @@ def print_speed(times: dict[str, Rounds], pixels: dict[str, str]) -> dict[str, A
 
 
 def print_stages(candidates: dict[str, Candidate], rounds: int) -> dict[str, Any]:
-    """Print where the time of shardio and OpenCV goes, and return the figures."""
+    """Print the time that each stage of shardio and OpenCV takes, and return the figures."""
     names = (TILED_BY_LIBJPEG, UNTOUCHED_BY_LIBJPEG, REFERENCE)
     profiles = profile({name: (candidates[name].load, candidates[name].chunks) for name in names}, rounds)
     print(f"\n| µs per image | {' | '.join(names)} |\n|---|---|---|---|")

@@ -1,8 +1,8 @@
 """How soon do spawned workers deliver from a dataset of millions of samples, and what memory do they add?
 
 ``python -m benchmarks.bench_large_dataset``. The dataset is a SharedList of paths and labels, or a plain list. The
-memory is what the workers have to themselves, less that of workers with one sample, and the shared memory of the
-machine that was added meanwhile: nothing else should use any. Linux only.
+memory is the workers' private memory, minus that of workers with one sample, plus the machine's shared memory that was
+added meanwhile. No other program should use shared memory. Linux only.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main(
     rounds: Annotated[int, typer.Option(min=1)] = 3,
 ) -> None:
     """Print the time and the memory of each round."""
-    warnings.simplefilter("ignore")  # Of more workers than processors.
+    warnings.simplefilter("ignore")  # About more workers than processors.
     listed: Any = [(f"/data/images/train/class-{i % 1000:04d}/image-{i:08d}.jpg", i % 1000) for i in range(samples)]
     began = time.perf_counter()
     if not plain:

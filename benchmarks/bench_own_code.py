@@ -1,9 +1,9 @@
-"""How fast is each loader with the same code of a user's?
+"""How fast is each loader with the same user code?
 
-``python -m benchmarks.bench_own_code PHOTOS``: random crops of photographs to 224×224, made by code that people have:
-a function, torchvision's and Albumentations' pipelines, a ``collate_fn``, a tokenizer. Each loader calls the same code
-with the same kind of image, in two workers. Loaders take turns, one epoch each; images/s are of the wall clock, and CPU
-time is that of the process and its children.
+``python -m benchmarks.bench_own_code PHOTOS``: random crops of photographs to 224×224, made by typical user code: a
+function, torchvision's and Albumentations' pipelines, a ``collate_fn``, a tokenizer. Each loader calls the same code
+with the same kind of image, in two workers. Loaders take turns, one epoch each. images/s are measured in wall-clock
+time. CPU time includes the process and its children.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ Make = Callable[[Any], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A user's code.
+    """User code to measure.
 
     Attributes:
-        goal: By how much shardio, with tiled shards, shall be faster than the fastest of the others.
+        goal: The factor by which shardio, with tiled shards, should be faster than the fastest peer.
         make: Makes a sample of a whole image, for loaders that decode whole images.
-        takes_pillow: Whether the image is one of Pillow's, not an array.
+        takes_pillow: Whether the image is a Pillow image rather than an array.
         collate: Makes a batch.
-        of_dataset: What shardio's dataset gets.
-        of_loader: What shardio's loader gets.
+        of_dataset: Arguments of shardio's dataset.
+        of_loader: Arguments of shardio's loader.
     """
 
     goal: float
@@ -65,7 +65,7 @@ class Case:
 
 
 def crop_and_flip(image: Pixels) -> Pixels:
-    """Crop, resize and flip an image with numpy and OpenCV, as people write it."""
+    """Crop, resize and flip an image with numpy and OpenCV, as typical user code does."""
     height, width = image.shape[:2]
     share = np.random.uniform(0.3, 1.0) ** 0.5
     new_height, new_width = int(height * share), int(width * share)
@@ -80,7 +80,7 @@ def brighten(image: Pixels) -> NDArray[np.float32]:
 
 
 def tokenize(sample: dict[str, Any]) -> dict[str, Any]:
-    """Return a sample with made-up tokens of its label, as many as a caption has."""
+    """Return a sample with tokens made from its label, as many as a caption has."""
     words = f"a photograph of class {sample['label']}, number {random.randrange(10)}".split()
     tokens = np.zeros(77, np.int64)
     tokens[: len(words)] = [sum(word.encode()) for word in words]
@@ -149,7 +149,7 @@ def make_cases() -> dict[str, Case]:
 
 @dataclass(frozen=True)
 class Files(torch.utils.data.Dataset[Any]):
-    """A map-style dataset of photographs, as people write it: (what the case makes, label), or a dict."""
+    """A typical map-style dataset of photographs. A sample is (the case's result, label), or a dict."""
 
     paths: list[Path]
     case: Case
@@ -253,7 +253,7 @@ def main(
 
 
 def repeat_photos(photos: Path, folder: Path, num_samples: int) -> Path:
-    """Link photographs into class folders, repeatedly until there are enough."""
+    """Link photographs into class folders, repeatedly if there are too few."""
     paths = sorted(path for path in photos.glob("*/*") if path.suffix.lower() in (".jpg", ".jpeg"))
     for number in range(num_samples):
         source = paths[number % len(paths)]
@@ -274,7 +274,7 @@ def print_case(name: str, case: Case, folder: Path, tiled: Path, rounds: int) ->
                 figures[each].append(measured)
     speeds = {each: statistics.median(speed for speed, _ in found) for each, found in figures.items()}
     best = max(speed for each, speed in speeds.items() if not each.startswith("shardio"))
-    print(f"| {name} (goal {case.goal} ×) | images/s | spread | CPU µs an image | of the fastest other |")
+    print(f"| {name} (goal {case.goal} ×) | images/s | spread | CPU µs per image | × fastest peer |")
     print("|---|---|---|---|---|")
     for each, found in figures.items():
         spread = f"{min(speed for speed, _ in found):,.0f} to {max(speed for speed, _ in found):,.0f}"

@@ -1,8 +1,8 @@
 """What does packing cost? shardio, tar and the writers of other formats pack the same photographs.
 
-``python -m benchmarks.bench_pack PHOTOS``. Each candidate is a whole process: its start counts. The candidates take
-turns. A warm-up round fills the page cache. CPU time is that of the process and all its children; the wall time of
-``shardio pack`` includes the sync of every shard to the disk, which the other tools leave out.
+``python -m benchmarks.bench_pack PHOTOS``. Each candidate is a whole process, including its start. The candidates take
+turns. A warm-up round fills the page cache. CPU time includes the process and all its children. The wall time of
+``shardio pack`` includes the sync of every shard to the disk, which the other tools omit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shardio.libraries import import_library
 from shardio.storage import walk_files
 
 SHARD_SIZE = 96 * 2**20
-"""The size of a shard in bytes, such that several workers have shards to write."""
+"""The size of a shard in bytes, small enough that several workers have shards to write."""
 
 
 def read_samples(source: Path) -> Iterator[tuple[str, bytes, int]]:
@@ -39,7 +39,7 @@ def read_samples(source: Path) -> Iterator[tuple[str, bytes, int]]:
 
 
 def write_webdataset(source: Path, out: Path) -> None:
-    """Pack as a program with WebDataset's ShardWriter does."""
+    """Pack with WebDataset's ShardWriter."""
     wds: Any = importlib.import_module("webdataset")
     out.mkdir()
     with wds.ShardWriter(str(out / "%06d.tar"), maxsize=SHARD_SIZE, maxcount=10**9, verbose=0) as writer:
@@ -48,7 +48,7 @@ def write_webdataset(source: Path, out: Path) -> None:
 
 
 def write_mosaic(source: Path, out: Path) -> None:
-    """Pack as a program with MosaicML's MDSWriter does, with hashes."""
+    """Pack with MosaicML's MDSWriter, with hashes."""
     import_library("torchvision")  # streaming imports it.
     streaming: Any = importlib.import_module("streaming")
     columns = {"key": "str", "jpg": "bytes", "cls": "int"}
@@ -63,7 +63,7 @@ def read_one(path: str) -> dict[str, Any]:
 
 
 def write_litdata(source: Path, out: Path) -> None:
-    """Pack as a program with LitData's optimize does, in two workers."""
+    """Pack with LitData's optimize, in two workers."""
     import_library("torchvision")  # litdata imports it.
     litdata: Any = importlib.import_module("litdata")
     litdata.optimize(
@@ -85,7 +85,7 @@ WRITERS: dict[str, Callable[[Path, Path], None]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What one run of a candidate took: CPU time in µs and wall time in µs, per image."""
+    """The cost of one run of a candidate: CPU time and wall time in µs per image."""
 
     cpu_us: float
     wall_us: float
@@ -110,8 +110,8 @@ def make_commands(source: Path, out: Path) -> dict[str, list[str]]:
 
 
 def measure(command: list[str], num_images: int) -> Run:
-    """Run a command and return what it took."""
-    os.sync()  # What earlier runs wrote must not slow this one down.
+    """Run a command and return its cost."""
+    os.sync()  # Writes of earlier runs must not slow this one down.
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)

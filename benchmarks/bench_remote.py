@@ -3,11 +3,11 @@
 ``python -m benchmarks.bench_remote PHOTOS`` compares it with WebDataset, MosaicML Streaming and LitData. With
 ``--raw``, it compares the loaders that read single images: shardio's ImageFolder and LitData's StreamingRawDataset.
 
-A real object store (SeaweedFS) stands behind a proxy that adds 20 ms to each request and limits each connection to
-200 MB/s. Store and proxy have one processor, the loaders another one, so that what the store costs is not part of what
-the loaders cost. Each candidate reads two epochs with two workers in a new process and with an empty cache, and the
-same from local files; the candidates take turns. All decode with their usual tools, crop and resize to 224 pixels; the
-ratio to the local rate shows what the network costs.
+A real object store (SeaweedFS) stands behind a proxy that adds 20 ms to each request and limits each connection to 200
+MB/s. Store and proxy run on one processor and the loaders on another, so the store's cost is not part of the loaders'.
+The candidates take turns. Each reads two epochs with two workers in a new process and with an empty cache, then the
+same from local files. All decode with their usual tools, crop and resize to 224 pixels. The ratio to the local rate
+shows the cost of the network.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def main(
         kinds = {candidates[name][0] for name in names}
         for kind in kinds:
             WRITERS[kind](photos, folder / kind)
-        os.sched_setaffinity(0, STORE_ON)  # What this process starts has the same processor.
+        os.sched_setaffinity(0, STORE_ON)  # Child processes run on the same processor.
         with run_seaweedfs(folder / "server") as server:
             for kind in kinds:
                 upload(folder / kind, f"{server.url}/{kind}", server.options)

@@ -1,7 +1,7 @@
 """How well does an order mix samples, and how much does a rank read for it?
 
 ``python -m benchmarks.bench_shuffle``: one epoch of several datasets, in shardio's default order, in a global shuffle,
-with other lanes and windows, and with WebDataset's shuffle of shards and buffer. The measures are those of
+with other lanes and windows, and with WebDataset's shuffle of shards and its buffer. The measures are those of
 shardio/order/quality.py, exact over all samples and ranks. No data are read, and every machine gives the same figures.
 """
 

@@ -1,8 +1,8 @@
 """How much CPU time do worker processes take to start? ``python -m benchmarks.bench_start IMAGES PACKED``.
 
-It measures the fork server and its worker processes of a new program when they are ready, before any batch, for a
-directory and for a packed one, with one and two worker processes by turns. The first line is a bare ``import numpy``.
-Linux only.
+It measures the fork server and the worker processes of a new program when they are ready, before any batch. It does so
+for a directory and for a packed one, alternately with one and two worker processes. The first line shows a bare
+``import numpy``. Linux only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shardio import DataLoader, ImageFolder, ShardDataset
 from shardio.transforms import RandomResizedCrop
 
 READY_S = 1.0
-"""Worker processes have started after this time; then they use no CPU time until they get work."""
+"""The time in seconds after which worker processes have started. They then use no CPU time until they get work."""
 
 
 def cpu_ms(process_id: int) -> float:
@@ -38,13 +38,13 @@ def start(source: str, num_workers: int) -> float:
     )
     loader = DataLoader(dataset, batch_size=8, num_workers=num_workers)
     loader.start_workers()
-    time.sleep(READY_S)  # Workers do not say when they have started.
+    time.sleep(READY_S)  # Workers do not report when they have started.
     psutil: Any = importlib.import_module("psutil")
     return sum(cpu_ms(each.pid) for each in psutil.Process().children(recursive=True))
 
 
 def start_in_new_program(source: str, num_workers: int) -> float:
-    """Return what :func:`start` returns in a new Python process."""
+    """Return the result of :func:`start` in a new Python process."""
     code = f"from benchmarks.bench_start import start; print(start({source!r}, {num_workers}))"
     return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
 

@@ -116,7 +116,7 @@ def _run(load: Load, chunks: list[Chunk], rows: Pixels, number: int) -> None:
 
 
 def tell_rates(photographs: list[bytes], rounds: int) -> None:
-    """Print how many photographs one thread rewrites per second."""
+    """Print the number of photographs that one thread rewrites per second."""
     rewrites: dict[str, Callable[[bytes], bytes]] = {
         "tile_jpeg": tile_jpeg,
         "untile_jpeg": untile_jpeg,

@@ -1,4 +1,4 @@
-"""Time transforms of pixels beside torchvision's: ``python -m benchmarks.bench_transforms``.
+"""How fast are transforms of pixels, compared with torchvision's? ``python -m benchmarks.bench_transforms``.
 
 One thread, 64 smooth images of 224×224 with some noise. All candidates take turns in each round. The time includes the
 drawing of parameters.
@@ -49,12 +49,12 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class Case(NamedTuple):
-    """A transform of shardio's, and how to make torchvision's.
+    """A transform of shardio, and the same transform of torchvision.
 
     Attributes:
-        ours: It draws operations, or is applied to one image at a time.
-        make_theirs: Makes torchvision's, given its module v2.
-        takes_pillow: Whether that takes Pillow images, too.
+        ours: shardio's transform, which draws operations or is applied to one image at a time.
+        make_theirs: Makes torchvision's transform, given its module v2.
+        takes_pillow: Whether torchvision's transform also accepts Pillow images.
     """
 
     ours: Transform
@@ -104,7 +104,7 @@ CASES = {
 
 
 def make_images() -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return uint8 [NUM_IMAGES, SIDE, SIDE, 3]."""
+    """Return the images, uint8 [NUM_IMAGES, SIDE, SIDE, 3]."""
     random = np.random.default_rng(0)
     coarse = random.integers(0, 256, (NUM_IMAGES, 7, 7, 3), np.uint8)
     smooth = np.stack([cv2.resize(one, (SIDE, SIDE), interpolation=cv2.INTER_CUBIC) for one in coarse])
@@ -113,7 +113,7 @@ def make_images() -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def time_each(call: Callable[[], object]) -> float:
-    """Return the time for each image in µs."""
+    """Return the time per image in µs."""
     began = time.perf_counter()
     call()
     return (time.perf_counter() - began) / NUM_IMAGES * 1e6
@@ -129,7 +129,7 @@ def main(rounds: int = 7) -> None:
     tensors = [torch.from_numpy(image).permute(2, 0, 1).contiguous() for image in images]
     keys = np.random.default_rng(1).integers(0, 2**63, NUM_IMAGES, dtype=np.uint64)
     sizes = np.full((NUM_IMAGES, 2), SIDE)
-    print("| µs an image | torchvision, Pillow | torchvision, tensor | shardio | times faster |")
+    print("| µs per image | torchvision, Pillow | torchvision, tensor | shardio | times faster |")
     print("|---|---|---|---|---|")
     for name, case in CASES.items():
         theirs, copies = case.make_theirs(v2), images.copy()

@@ -49,7 +49,7 @@ def main() -> None:
         rounds=ROUNDS,
     )
     for name, rounds in times.items():
-        print(f"{name}: {summarise(rounds, 1)} µs an image")
+        print(f"{name}: {summarise(rounds, 1)} µs per image")
     shares = [100 * (first - off) / whole for first, off, whole in zip(*times.values(), strict=True)]
     print(f"comparing: {summarise(shares, 1)} % of loading")
 

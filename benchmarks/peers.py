@@ -1,4 +1,4 @@
-"""Other libraries that make the same crops, each used as its users would use it."""
+"""Other libraries that make the same crops, each used as in typical code."""
 
 from __future__ import annotations
 
@@ -126,6 +126,6 @@ def find_peers() -> tuple[dict[str, Load], list[str]]:
             continue
         try:
             peers[name] = make()
-        except (ImportError, OSError, RuntimeError) as error:  # Built for another torch, say.
+        except (ImportError, OSError, RuntimeError) as error:  # For example, built for another torch.
             missing.append(f"{name} ({error})")
     return peers, missing

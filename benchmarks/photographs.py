@@ -33,7 +33,7 @@ class Task(NamedTuple):
 
     @property
     def scale(self) -> int:
-        """How many times smaller to decode a JPEG: the box stays at least as large as its new size."""
+        """The factor by which to shrink a JPEG while decoding: the box stays at least as large as its new size."""
         fits = (s for s in (8, 4, 2) if self.box[2] >= s * self.size[0] and self.box[3] >= s * self.size[1])
         return next(fits, 1)
 

@@ -18,8 +18,9 @@ BATCH_SIZE = 64
 NUM_WORKERS = 2
 
 Loader = Callable[[str, Path, dict[str, str]], Callable[[int], Iterable[Any]]]
-"""A function of the place of the data, an empty folder for a cache, and the store's options; "" is the local data. It
-returns a function from an epoch's number to its batches."""
+"""A function of the data's location, an empty folder for a cache, and options: those of the store, and ``local``, the
+local copy of the data. It returns a function that maps an epoch's number to its batches.
+"""
 
 
 def load_shardio(source: str, cache: Path, options: dict[str, str]) -> Callable[[int], Iterable[Any]]:
@@ -55,7 +56,7 @@ def load_shardio_raw(source: str, cache: Path, options: dict[str, str]) -> Calla
 
 
 def load_webdataset(source: str, cache: Path, options: dict[str, str]) -> Callable[[int], Iterable[Any]]:
-    """Read the same shards with WebDataset: a shuffle buffer of 1,000 samples; remote ones by curl into its cache."""
+    """Read the same shards with WebDataset, with a shuffle buffer of 1,000 samples. curl caches remote shards."""
     wds: Any = importlib.import_module("webdataset")
     import torch
 
@@ -111,7 +112,7 @@ def read_for_litdata(path: str) -> dict[str, Any]:
     """Return a sample; LitData calls this in its workers.
 
     The content is an array: LitData decodes bytes that are a JPEG with torchvision's own decoder, which not every build
-    has.
+    of torchvision has.
     """
     return {"jpg": np.fromfile(path, np.uint8), "cls": 0}
 
@@ -146,7 +147,7 @@ def load_litdata(source: str, cache: Path, options: dict[str, str]) -> Callable[
 
 
 def load_litdata_raw(source: str, cache: Path, options: dict[str, str]) -> Callable[[int], Iterable[Any]]:
-    """Read images with StreamingRawDataset, which keeps them in its cache. It need not list them."""
+    """Read images with StreamingRawDataset, which keeps them in its cache. Their names come from the local copy."""
     import torch
     from PIL import Image
 
@@ -159,7 +160,7 @@ def load_litdata_raw(source: str, cache: Path, options: dict[str, str]) -> Calla
         """Name the files of the local copy, because LitData's own listing needs another client of S3."""
 
         def discover_files(self, input_dir: str, storage_options: Any) -> Any:
-            raise NotImplementedError  # Abstract in LitData. Only build_or_load_index calls it, which does not here.
+            raise NotImplementedError  # Only LitData's build_or_load_index, which is overridden below, calls this.
 
         def build_or_load_index(self, *arguments: Any, **more: Any) -> list[Any]:
             return [
@@ -210,4 +211,4 @@ RAW: dict[str, tuple[str, Loader]] = {
     "shardio raw": ("images", load_shardio_raw),
     "litdata raw": ("images", load_litdata_raw),
 }
-"""The same for those that read single images."""
+"""The same for the candidates that read single images."""

@@ -32,7 +32,7 @@ from shardio.transforms import Geometry
 from tools.make_images import Job, make_image, make_textures
 
 FAR = 8
-"""Levels of 255; values that differ by more count as far off."""
+"""The difference, in levels of 255, above which a value counts as far off."""
 
 AMPLIFIED = 4
 """The factor by which the picture amplifies the difference."""
@@ -58,7 +58,7 @@ CASES: dict[str, tuple[Transforms, Choose]] = {
     "random crops to 112, decoded at half the size or less": (_crops(112), lambda task: task.scale > 1),
     "random crops to 96, decoded at half the size or less": (_crops(96), lambda task: task.scale > 1),
 }
-"""The transforms and which of the crops to measure, by name."""
+"""The transforms, and the choice of crops to measure, by name."""
 
 
 def make_crops(contents: Sequence[bytes], transforms: Transforms, choose: Choose) -> dict[str, list[Pixels]]:
@@ -123,7 +123,7 @@ def make_synthetic(num_images: int) -> list[bytes]:
 
 
 def write_worst(path: Path, num_images: int = 100) -> None:
-    """Write a picture of the random crop to 224 that is farthest from Pillow's, and print how far it is."""
+    """Write a picture of the random crop to 224 that is farthest from Pillow's, and print its difference."""
     crops = make_crops(make_synthetic(num_images), _crops(224), lambda task: True)
     pairs = list(zip(crops[OURS], crops["Pillow"], strict=True))
     distances = [float(_distance(*pair).mean()) for pair in pairs]

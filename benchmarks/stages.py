@@ -1,4 +1,4 @@
-"""Where a candidate's time goes: the CPU time of the functions that it calls, by stage."""
+"""Measure the CPU time of the functions that a candidate calls, by stage."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class _Stopwatch:
 
 
 def profile(candidates: dict[str, tuple[Load, Sequence[Chunk]]], rounds: int) -> dict[str, Profile]:
-    """Return where each candidate's time goes. The candidates take turns, after one round of warm-up.
+    """Return the CPU time of each candidate by stage. The candidates take turns, after one warm-up round.
 
     The stopwatch itself costs less than 1 µs per stage.
     """

@@ -1,4 +1,4 @@
-"""CPU time of candidates that take turns, chunk by chunk, so that noise affects all of them equally."""
+"""Measure the CPU time of candidates that take turns, chunk by chunk, so noise affects all of them equally."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@
     python examples/checkerboard.py --own-loop    # with TrainStep, in a custom loop
 
 A small network receives coordinates (x, y) and predicts the colour of the square. ``train`` accepts any loader of
-(inputs, labels), here torch's own. AMP needs nothing but ``precision=``: bf16 on a CPU, fp16 with a GradScaler on
-CUDA. AMP speeds up large matrix products on GPUs, where this network is therefore wide, but on few CPUs.
+(inputs, labels), here torch's own. AMP needs only ``precision=``: bf16 on a CPU, fp16 with a GradScaler on CUDA. AMP
+speeds up large matrix products on GPUs, but on few CPUs, so the network is wide on GPUs only.
 """
 
 from __future__ import annotations

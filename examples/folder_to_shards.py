@@ -1,4 +1,4 @@
-"""From class folders to shards to a trained model. Rerun the same command to resume.
+"""Pack class folders into shards, and train a model on them. Rerun the same command to resume.
 
     python examples/folder_to_shards.py OUT              # creates some images first
     python examples/folder_to_shards.py IMAGES OUT       # IMAGES/class/…/name.jpg

@@ -1,4 +1,4 @@
-"""The same images as an iterable dataset, as a map-style dataset, and from class folders, in two loaders.
+"""Load the same images as an iterable dataset, as a map-style dataset, and from class folders, with two loaders.
 
     python examples/iterable_and_map.py [IMAGES]    # IMAGES/class/…/name.jpg; creates some if you pass none
 

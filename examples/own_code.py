@@ -1,9 +1,9 @@
-"""Your own code, in every place where a loader takes some: it runs in shardio's worker processes.
+"""Use your own code in every place where a loader accepts it: it runs in shardio's worker processes.
 
     python examples/own_code.py
 
-Each case loads an epoch with two worker processes and again without any, and compares the batches, random numbers
-included.
+Each case loads an epoch with two worker processes and again without any, and compares the batches, which include random
+numbers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_WORDS = 8
 
 
 def write_tar(path: Path) -> None:
-    """Write samples with an image, a caption, and temperatures in a format of our own; some have no caption."""
+    """Write samples with an image, a caption, and temperatures in a custom format; some have no caption."""
     draw = np.random.default_rng(0)
     with tarfile.open(path, "w") as tar:
         for number in range(NUM_SAMPLES):
@@ -51,7 +51,7 @@ def write_tar(path: Path) -> None:
 
 
 def add_noise(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Return an image with noise from numpy's global generator, as people write it."""
+    """Return an image with noise from numpy's global generator, as is common in user code."""
     noisy: NDArray[np.float32] = (pixels + np.random.normal(0, 5, pixels.shape)).clip(0, 255).astype(np.float32)
     return noisy
 
@@ -65,7 +65,7 @@ def tokenize(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def decode_heat(content: bytes) -> torch.Tensor:
-    """Decode a field in a format of our own."""
+    """Decode a field in a custom format."""
     return torch.tensor(struct.unpack("<3f", content))
 
 
@@ -77,11 +77,11 @@ def mix(samples: list[Any]) -> dict[str, Any]:
 
 
 def find_cases() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Yield the name of each case, and what the dataset and the loader get."""
+    """Yield the name of each case, and the arguments of the dataset and of the loader."""
     crop = RandomResizedCrop(32)
     yield "a function", {"transform": Compose([crop, add_noise])}, {}
     if importlib.util.find_spec("torchvision"):
-        import_library("torchvision")  # It helps where torch and torchvision are builds for different devices.
+        import_library("torchvision")  # Needed if torch and torchvision are builds for different devices.
         v2 = importlib.import_module("torchvision.transforms.v2")
         jitter = v2.ColorJitter(0.4, 0.4)
         of_tensors = v2.Compose([v2.RandomResizedCrop(32), jitter, v2.ToDtype(torch.float32, scale=True)])

@@ -5,10 +5,10 @@
         --batch-size 128 --lr 0.0625
 
 The recipe has random crops, flips, TrivialAugmentWide and RandomErasing for each sample, all compiled and in shardio's
-worker processes; MixUp or CutMix for each batch, on the device; and label smoothing. All random numbers are functions
-of the seed, the epoch and the sample or batch. So a run that was killed and resumed has the losses of an undisturbed
-one, to the last bit on a CPU: compare their OUT/run/log.jsonl. (The recipe's repeated augmentation and its average of
-weights are left out.)
+worker processes. It also has MixUp or CutMix for each batch, on the device, and label smoothing. All random numbers are
+functions of the seed, the epoch and the sample or batch. So a run that was killed and resumed has the same losses as an
+undisturbed one, bit-identical on a CPU: compare their OUT/run/log.jsonl. (The recipe's repeated augmentation and weight
+averaging are left out.)
 
 Source: PyTorch's blog, "How to train state-of-the-art models using TorchVision's latest primitives", 2021.
 """
@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--lr", type=float, default=0.02, help="the recipe has 0.5 for 1,024 images in a batch")
+    parser.add_argument("--lr", type=float, default=0.02, help="the recipe uses 0.5 for batches of 1,024 images")
     parser.add_argument("--image-size", type=int, default=32, help="side of the training images in pixels")
     parser.add_argument("--model", default="small", help="small, torchvision:NAME or timm:NAME")
     parser.add_argument("--precision", choices=["fp32", "bf16", "fp16"], default="fp32")
@@ -96,7 +96,7 @@ def main() -> None:
         label_smoothing=0.1,
         mixup=0.2,
         cutmix=1.0,
-        num_classes=num_classes,  # A list of tars does not know it.
+        num_classes=num_classes,  # A dataset of listed tars has no class names.
         precision=options.precision,
         deterministic=True,
         directory=options.out / "run",

@@ -71,7 +71,7 @@ def append_entry(path: Path, entry: dict[str, Any]) -> None:
     """
     line = json.dumps(entry, ensure_ascii=False).encode(errors="surrogateescape") + b"\n"
     try:
-        # A single short write in append mode: lines of several processes do not mix.
+        # A single short write in append mode does not mix with the lines of other processes.
         with path.open("ab", buffering=0) as file:
             if file.write(line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -88,7 +88,7 @@ class BadSamples:
         on_error: ``replace`` uses another sample instead. ``skip`` leaves the sample out, so its batch is smaller.
         quarantine: The file that logs replaced and skipped samples.
         num_samples: The number of samples in the dataset.
-        stages: The stages that may fail: other errors are raised.
+        stages: The stages whose errors the policy handles. Other errors are raised.
 
     Attributes:
         on_error: ``replace`` or ``skip``.
@@ -101,7 +101,7 @@ class BadSamples:
         self._stages = frozenset(stages)
         self._quarantine = quarantine
         self._num_samples = num_samples
-        self._count = SharedNumbers([0])  # One for each worker, because increments are not atomic.
+        self._count = SharedNumbers([0])  # One count per worker, because increments are not atomic.
 
     def find(self, error: BaseException) -> SampleError | None:
         """Return the error of the sample that must be replaced or left out; None if the error must be raised."""
@@ -122,8 +122,8 @@ class BadSamples:
         Args:
             error: The error of the unreadable sample.
             index: The index of the unreadable sample.
-            replacement_rng_key: The rng key that draws the replacement. Like that of the transforms, it belongs to the
-                row.
+            replacement_rng_key: The rng key that draws the replacement. Like the rng key of the transforms, it belongs
+                to the row.
             num_tries: The number of replacements already tried for this row.
             epoch: The epoch, if known.
             describe: Returns a sample's key and location; None if the dataset cannot.
@@ -149,7 +149,7 @@ class BadSamples:
         return replacement
 
     def begin_count(self, num_workers: int, *, are_new: bool) -> None:
-        """Reset the count before an epoch of workers that are new or still running."""
+        """Reset the count before an epoch. Its workers are new or still running."""
         if are_new:
             self._count = SharedNumbers([0] * max(num_workers, 1))
         else:
@@ -160,11 +160,11 @@ class BadSamples:
         self._count.array[find_worker().worker_id % len(self._count.array)] += 1
 
     def warn_of_counted(self, epoch: int | None) -> None:
-        """Warn like :meth:`warn`, with the count of the workers."""
+        """Call :meth:`warn` with the total count of all workers."""
         self.warn(sum(self._count.values), epoch)
 
     def warn(self, num_bad: int, epoch: int | None) -> None:
-        """Warn of an epoch's bad samples, if there are any. Call this at the end of the epoch."""
+        """Warn about an epoch's bad samples, if there are any. Call this at the end of the epoch."""
         if num_bad:
             done = "replaced" if self.on_error == "replace" else "skipped"
             when = "" if epoch is None else f" in epoch {epoch}"
@@ -179,7 +179,7 @@ class BadSamples:
 
 
 def all_skipped(keys: Sequence[str]) -> SampleError:
-    """Return the error for a batch whose samples were all skipped, from their keys."""
+    """Return the error for a batch whose samples, with these keys, were all skipped."""
     named = ", ".join(keys[:MAX_NAMED]) + (f" and {len(keys) - MAX_NAMED} more" if len(keys) > MAX_NAMED else "")
     return SampleError(
         f"all samples of a batch were skipped ({named}), so the batch is empty: repair or remove these samples, or use "
@@ -196,7 +196,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A placeholder for a sample that cannot be made. The others are still delivered."""
+    """A placeholder for a sample that cannot be made. The other samples are still delivered."""
 
     error: Exception
 
@@ -272,7 +272,7 @@ def read_samples(dataset: Any, indices: NDArray[np.int64]) -> list[Any]:
         indices: int64 [n].
 
     Raises:
-        Exception: The dataset's error, which says or is marked with the sample at fault.
+        Exception: The dataset's error. It names the sample at fault or is marked with it.
     """
     read_several = getattr(dataset, "__getitems__", None)
     if callable(read_several):
@@ -280,7 +280,7 @@ def read_samples(dataset: Any, indices: NDArray[np.int64]) -> list[Any]:
             return list(read_several(indices.tolist()))
         except Exception as error:
             let_through(error)
-            # It does not say which of these samples failed: read them one by one to find it.
+            # The error does not say which sample failed: read them one by one to find out.
     samples = list[Any]()
     for row, index in enumerate(indices.tolist()):
         try:
@@ -327,7 +327,7 @@ def _guard(read: Read, bad_samples: BadSamples | None, *, keeps_broken: bool) ->
             let_through(error)
             if len(indices) == 1:
                 return [Broken(error)]
-        # The error does not say which sample failed: read the halves alone.
+        # The error does not say which sample failed: read each half separately.
         middle = len(indices) // 2
         first = read_guarded(indices[:middle], rng_keys[:middle])
         try:

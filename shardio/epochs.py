@@ -1,10 +1,10 @@
-"""The protocol of loaders, samplers and wrappers, which set the epoch, count batches and pass on their rng keys.
+"""The protocol by which loaders, samplers and wrappers set the epoch, count batches and pass on rng keys.
 
 A loader's state counts the batches that the user received, but a prefetcher requests batches before the user does. So
 the loader provides a function that counts a batch, and the outermost wrapper calls it when the user receives the
 batch. Objects in between, such as generators, are not involved.
 
-In the same way, the loader provides the rng key of the batch that it returns, from which a wrapper may draw.
+The loader also provides the rng key of each batch that it returns, from which a wrapper may draw.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 MAX_EPOCH = 2**62
-"""Epochs are below this number: later ones then also fit in 64 bits."""
+"""The exclusive upper bound of an epoch that is set. The epochs that follow also fit in 64 bits."""
 
 NAMES = ("loader", "batch_sampler", "sampler", "dataset", "datasets")
-"""Attributes that hold parts of a loader, sampler or dataset. Parts of torch's classes are found under any name."""
+"""Attributes that hold parts of a loader, sampler or dataset. Instances of torch's classes are found under any name."""
 
 Count = Callable[[], None]
 
@@ -98,7 +98,7 @@ def _torch_classes() -> tuple[type, ...]:
     torch_data = sys.modules.get("torch.utils.data")  # If torch is not loaded, nothing is an instance of its classes.
     if torch_data is None:
         return ()
-    # Programs replace DataLoader in torch by shardio's subclass.
+    # Some programs replace torch's DataLoader with shardio's subclass.
     loaders = [each for each in torch_data.DataLoader.__mro__ if each.__name__ == "DataLoader"]
     return loaders[-1], torch_data.Dataset, torch_data.Sampler
 
@@ -128,20 +128,21 @@ def counts_when_received(loader: object) -> bool:
 
 
 def find_held() -> list[Count] | None:
-    """Return the list of the innermost :func:`held_back` that the caller is in; None if it is in none."""
+    """Return the list of the innermost :func:`held_back` around the caller; None if there is none."""
     return _HELD.get()
 
 
 def restore_held(held: list[Count] | None) -> None:
     """Leave each :func:`held_back` that was entered since :func:`find_held` returned ``held``.
 
-    An interruption such as Ctrl-C may skip the end of the block. Without this, no loader would count a batch any more.
+    An interruption such as Ctrl-C may skip the end of the block. Without this call, no loader would count batches any
+    more.
     """
     _HELD.set(held)
 
 
 def hand_over(counts: Iterable[Count]) -> None:
-    """Call functions that count a batch. Inside :func:`held_back`, collect them to be called later."""
+    """Call functions that count a batch. Inside :func:`held_back`, collect them for a later call."""
     held = _HELD.get()
     if held is not None:
         held.extend(counts)
@@ -167,7 +168,7 @@ def held_back() -> AbstractContextManager[list[Count]]:
 
 @contextmanager
 def counted_at_once() -> Iterator[list[Count]]:
-    """Count a block's batches at once, even inside :func:`held_back`. The list of functions to call later is empty."""
+    """Count a block's batches immediately, even inside :func:`held_back`. The yielded list stays empty."""
     with set_in_block(_HELD, None):
         yield []
 
@@ -178,5 +179,5 @@ def find_rng_keys() -> RngKeys | None:
 
 
 def asking_for_rng_keys() -> AbstractContextManager[RngKeys]:
-    """Ask for the rng keys of the batches of a block. Outside of such blocks, no loader provides any."""
+    """Request the rng keys of a block's batches. Outside of such blocks, loaders provide none."""
     return set_in_block(_RNG_KEYS, RngKeys())

@@ -63,7 +63,7 @@ class SampleError(ShardioError):
         row: The sample's row among the samples that were requested together.
         key: Its key, or "" if unknown.
         where: The place where it is stored, or "" if unknown.
-        stage: The stage that failed: to ``read``, ``decode`` or, with your own code, ``transform`` the sample.
+        stage: The stage that failed: ``read``, ``decode`` or, in your own code, ``transform``.
     """
 
     def __init__(self, message: str, *, row: int = 0, key: str = "", where: str = "", stage: Stage = "read") -> None:
@@ -79,7 +79,11 @@ class SampleError(ShardioError):
 
 
 class WorkerError(ShardioError, RuntimeError):
-    """Worker processes died, repeatedly on the same samples if they can be restarted, or cannot start."""
+    """Worker processes cannot start, or have died.
+
+    Worker processes that decode shardio's datasets are restarted. They raise this error only if they die repeatedly on
+    the same samples.
+    """
 
 
 class StateError(ShardioError):
@@ -121,15 +125,22 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def find_user_level() -> int:
-    """Return the ``stacklevel`` with which a warning of the caller names the line of the program, not of a library."""
+    """Return the ``stacklevel`` with which a warning of the caller names the user's line, not a library's.
+
+    The command line counts as the user's program.
+    """
     frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("shardio.", "torch.")):
+    while frame.f_back is not None and _is_of_library(frame.f_globals.get("__name__", "")):
         frame, level = frame.f_back, level + 1
     return level
 
 
+def _is_of_library(module: str) -> bool:
+    return module.startswith(("shardio.", "torch.")) and not module.startswith("shardio.cli.")
+
+
 def mark_sample(error: Exception, stage: Stage, row: int, key: str, where: str, during: str) -> None:
-    """Mark an error of user code with the sample that it is about. The error keeps its type and its text.
+    """Mark an error of user code with the sample that it concerns. The error keeps its type and its text.
 
     Args:
         error: The error.
@@ -140,7 +151,7 @@ def mark_sample(error: Exception, stage: Stage, row: int, key: str, where: str, 
         during: The step of the user's code, such as "while transforming sample".
     """
     add_note(error, f"{during} {key} in {where}")
-    with suppress(Exception):  # Classes with __slots__ and the like have no room for it.
+    with suppress(Exception):  # Some classes, such as those with __slots__, reject it.
         setattr(error, _MARK, {"stage": stage, "row": row, "key": key, "where": where})
 
 
@@ -156,13 +167,13 @@ def move_mark(error: Exception, first_row: int) -> None:
 
 
 def copy_mark(error: BaseException, other: BaseException) -> None:
-    """Mark another error with the sample of an error, if that is marked."""
+    """Copy an error's mark, if it has one, to another error."""
     if (mark := getattr(error, _MARK, None)) is not None:
         setattr(other, _MARK, mark)
 
 
 def as_sample_error(error: BaseException, stages: Collection[Stage]) -> SampleError | None:
-    """Return a SampleError, or one for a marked error, if it is about one of the stages; None otherwise."""
+    """Return a SampleError as is, or one for a marked error, if its stage is one of ``stages``; None otherwise."""
     if isinstance(error, MemoryError):
         return None  # The sample is not necessarily at fault.
     if not isinstance(error, SampleError):

@@ -34,12 +34,12 @@ PARTIAL_SUFFIX = ".partial"
 _UNFINISHED = re.compile(rf"\.(?P<target>.+)\.[0-9a-f]{{8}}{re.escape(PARTIAL_SUFFIX)}", re.DOTALL)
 
 POLL_S = 0.05
-"""The interval, in seconds, of attempts to take a lock."""
+"""The interval between attempts to take a lock, in seconds."""
 
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # A FIFO must not block.
 
 FOLDER_MODE, FILE_MODE = 0o755, 0o644
-"""The modes of published folders and files, whatever the umask: all users may load them, only the owner may write."""
+"""The modes of published folders and files, regardless of the umask: all users may read, only the owner may write."""
 
 _WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -98,7 +98,7 @@ def create_whole(path: Path, content: bytes) -> bool:
 
 
 def find_target(name: str) -> str | None:
-    """Return the name that an unfinished file gets when it is whole; None if ``name`` is of another file."""
+    """Return the final name of an unfinished file; None if ``name`` is another file's."""
     found = _UNFINISHED.fullmatch(name)
     return None if found is None else found["target"]
 
@@ -147,15 +147,15 @@ def sync_directory(directory: Path) -> None:
 
 
 class WorkLock:
-    """A lock in a file, between processes that would otherwise do the same work at the same time.
+    """A lock file, which keeps processes from doing the same work at the same time.
 
     No result may depend on it, because it fails in two cases: the file system has no locks, or the process that holds
     it is suspended. After waiting for ``patience_s``, this process logs a warning that names the holder, and continues
-    without the lock. After that, it does not wait until it has taken the lock again. Threads can share it.
+    without the lock. Later attempts do not wait, until one of them takes the lock. Threads can share the lock.
 
     Args:
-        path: The file. It is created, and stays.
-        patience_s: The longest wait for another process, in seconds: longer than the work usually takes.
+        path: The lock file. It is created if it does not exist, and never removed.
+        patience_s: The longest wait for another process, in seconds. It should exceed the usual duration of the work.
         mode: The file's permissions if this user creates it.
     """
 
@@ -172,7 +172,7 @@ class WorkLock:
             try:
                 yield
             finally:
-                if descriptor is not None and is_ours:  # Explicitly, because a forked child may also have it.
+                if descriptor is not None and is_ours:  # Closing is not enough: a forked child may also have it.
                     fcntl.flock(descriptor, fcntl.LOCK_UN)
         finally:
             if descriptor is not None:
@@ -184,7 +184,7 @@ class WorkLock:
         except OSError:
             return None  # Writing the result then reports the error.
         status = os.fstat(descriptor)
-        if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != self._mode:  # Whatever the umask is.
+        if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != self._mode:  # Regardless of the umask.
             os.fchmod(descriptor, self._mode)
         return descriptor
 
@@ -192,7 +192,7 @@ class WorkLock:
         num_tries = 1 if self._is_stuck else 1 + int(self._patience_s / POLL_S)
         for tried in range(num_tries):  # A count, not a clock: time in which this process is suspended must not count.
             if tried:
-                time.sleep(POLL_S)  # A lock cannot be awaited for a limited time.
+                time.sleep(POLL_S)  # flock(2) has no timeout.
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -12,7 +12,7 @@ def import_torchvision() -> None:
     """Import torchvision, even if its compiled part does not load.
 
     A build of torchvision with CUDA cannot load that part with a torch without CUDA. Only detection models need it, and
-    torchvision reports when it is missing. Importing torchvision only requires that two of its operators are declared.
+    torchvision reports when it is missing. Declaring two of its operators is enough to import torchvision.
 
     Raises:
         ImportError: If it is not installed.

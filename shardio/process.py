@@ -1,4 +1,4 @@
-"""Start background processes, say how they ended, react to forks and signals, keep generators, and count processors."""
+"""Start processes and describe their exits, handle forks and signals, preserve generators, and count processors."""
 
 from __future__ import annotations
 
@@ -108,9 +108,9 @@ def call_at_fork(
     """Register functions to call with ``owner`` whenever this process forks. ``owner`` is not kept alive.
 
     As with ``os.register_at_fork``, calls before a fork run in reverse order of registration, and calls after it in
-    order. Unlike there, a function is unregistered when its ``owner`` is destroyed. An error of one function does not
-    prevent the other calls; Python reports the errors by ``sys.unraisablehook``. Ctrl-C that arrives before the first
-    call prevents all of them, so locks need :func:`hold_during_forks`.
+    order. Unlike with it, a function is unregistered when its ``owner`` is destroyed. An error of one function does not
+    prevent the other calls; Python reports the errors through ``sys.unraisablehook``. Ctrl-C that arrives before the
+    first call prevents all of them, so locks need :func:`hold_during_forks`.
 
     Args:
         owner: An object that can be weakly referenced.
@@ -129,11 +129,11 @@ def hold_during_forks(lock: threading.RLock) -> None:
 
     Python calls the lock's own methods. They run no Python code, so Ctrl-C cannot skip the release. Ctrl-C can end the
     wait for a lock that another thread holds. This process then forks without the lock, and the release that follows
-    fails: an RLock stays with its owner.
+    fails, because only its owner can release an RLock.
     """
     if hasattr(os, "register_at_fork"):  # Windows has no forks.
         # As concurrent.futures does. The child gets a released lock, even if another thread of the parent held it.
-        renew = lock._at_fork_reinit  # type: ignore[attr-defined]  # typeshed leaves it out
+        renew = lock._at_fork_reinit  # type: ignore[attr-defined]  # missing in typeshed
         os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=renew)
 
 
@@ -157,7 +157,7 @@ def _call(moment: str) -> None:
 
 
 def _call_each(watches: Iterator[_Watch], moment: str) -> None:
-    """Make all calls, even if some raise errors; raise these as a chain."""
+    """Make all calls, even if some raise errors; raise the errors as a chain."""
     try:
         for watch in watches:
             owner, function = watch.owner(), getattr(watch, moment)
@@ -181,7 +181,7 @@ class Owned:
 
     @property
     def belongs_here(self) -> bool:
-        """Whether this process created it; false in a forked child."""
+        """Whether this process created the group; false in a forked child."""
         return self._owner_id == os.getpid()
 
     def close(self) -> None:
@@ -233,7 +233,7 @@ def cut_short(by: str) -> RuntimeError:
 
 
 def no_end(error: Exception) -> Exception:
-    """Return an error unchanged, but a RuntimeError for StopIteration, which would end the epoch silently (PEP 479)."""
+    """Return the error, or a RuntimeError for StopIteration, which would end the epoch silently (PEP 479)."""
     if not isinstance(error, StopIteration):
         return error
     failure = RuntimeError("a dataset, decoder, transform or collate_fn raised StopIteration: raise another exception")
@@ -290,7 +290,7 @@ def start_process(
 
 def _write_program(function: str) -> str:
     module, _, name = function.partition(":")
-    # Imports leave few cycles behind, and looking for them takes a tenth of their time.
+    # Imports create few reference cycles, and the search for them takes a tenth of the import time.
     return (
         "import gc, sys; gc.disable(); sys.path[:] = eval(sys.argv.pop(1)); "
         f"from {module} import {name}; gc.enable(); {name}()"
@@ -309,7 +309,7 @@ def _absolute_module_path() -> list[str]:
 def is_stopped(process_id: int) -> bool:
     """Return whether a signal has stopped a process; false if the operating system does not say."""
     with suppress(OSError):
-        status = Path(f"/proc/{process_id}/stat").read_bytes()  # proc(5): after the name comes the state.
+        status = Path(f"/proc/{process_id}/stat").read_bytes()  # proc(5): the state follows the name.
         return status.rpartition(b")")[2].split()[0] == b"T"
     return False
 
@@ -330,7 +330,7 @@ def describe_exit(process: str, code: int) -> str:
 def ignore_pillows_warnings() -> None:
     """Ignore Pillow's warnings about files, from now on in this process.
 
-    These warnings do not name the file, and concern metadata; damaged pixels are an error. The user's own filters take
-    precedence. Call this in processes that belong to shardio.
+    These warnings concern metadata and do not name the file. Damaged pixels raise errors. The user's own filters take
+    precedence. Call this only in shardio's own processes.
     """
     warnings.filterwarnings("ignore", module=r"PIL\.", append=True)

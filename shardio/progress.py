@@ -1,13 +1,13 @@
-"""The interface by which long work reports its progress."""
+"""The interface through which long-running work reports its progress."""
 
 from __future__ import annotations
 
 
 class WorkProgress:
-    """Receives the progress of long work and ignores it. Subclasses override its methods."""
+    """A receiver of progress reports that ignores them. Subclasses override its methods."""
 
     def start(self, total: int, num_bytes: int | None = None) -> None:
-        """Receive the number of things to do, and their size in bytes if it is known; called once, before the first."""
+        """Receive the number of items to process and, if known, their size in bytes. Called once, at the start."""
 
     def advance(self, num_done: int, num_bytes: int = 0, num_samples: int = 0) -> None:
-        """Receive the number of things done since the last call, their size in bytes, and their number of samples."""
+        """Receive the number of items done since the last call, their size in bytes, and their number of samples."""

@@ -1,4 +1,4 @@
-"""A sample's fields, and class names, whose indices are labels."""
+"""Samples, and class names, whose indices are labels."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def number_classes(found: Sequence[str], classes: Sequence[str], where: str) -> 
     """Return the label of each class that was found: its index in ``classes``.
 
     Raises:
-        ValueError: If a class is not in ``classes``, or two look the same.
+        ValueError: If a class is not in ``classes``, or two classes look the same.
     """
     _refuse_twins(found, where)
     labels = {name: label for label, name in enumerate(classes)}
@@ -132,7 +132,7 @@ def _members(dataset: Any, depth: int = 0) -> Iterator[Any]:
             yield from _members(wrapped, depth + 1)
             return
     datasets = getattr(dataset, "datasets", None)
-    if isinstance(datasets, list | tuple) and type(dataset).__name__ != "StackDataset":  # It never mixes labels.
+    if isinstance(datasets, list | tuple) and type(dataset).__name__ != "StackDataset":  # Its labels are never mixed.
         for each in datasets:
             yield from _members(each, depth + 1)
 

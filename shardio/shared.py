@@ -1,8 +1,8 @@
 """Lists and integers in memory that worker processes share.
 
-Python stores the reference count of each object in the object. So worker processes that only read a list of millions of
-objects write to all of its memory, and each of them gets a copy of it (pytorch/pytorch#13246). An array has a single
-count. shardio.DataLoader also shares the memory of arrays with workers that are not forked.
+Python stores the reference count of each object in the object itself. So worker processes that only read a list of
+millions of objects still write to all of its memory, and each of them gets a copy (pytorch/pytorch#13246). An array has
+a single reference count. shardio.DataLoader also shares the memory of arrays with workers that are not forked.
 
 Small arrays share an arena, so a process holds only two file descriptors per arena: one to pass to spawned worker
 processes, and one inside Python's ``mmap``. Forked worker processes inherit the mapping.
@@ -43,8 +43,9 @@ ARENA_LINES = 1024
 class SharedList(MutableSequence[T], Generic[T]):
     """A list whose values are strings, bytes, integers, floats, booleans or tuples of these.
 
-    All values have the same types. The list and its values are equal to a plain list and its values. An integer needs 8
-    bytes, and a string its UTF-8 encoding and 8 bytes. After a change, the list is a plain one until it is pickled.
+    All values have the same type; tuples have the same length and element types. The list equals a plain list of the
+    same values. An integer needs 8 bytes, and a string its UTF-8 encoding and 8 bytes. After a change, the values are
+    kept in a plain list until the SharedList is pickled.
 
     >>> samples = SharedList([("a.jpg", 0), ("b.jpg", 1)])
     >>> samples[1], len(samples)
@@ -56,7 +57,7 @@ class SharedList(MutableSequence[T], Generic[T]):
         values: The values.
 
     Raises:
-        TypeError: If a value is of another type, or not of the type of the first one. The message names it.
+        TypeError: If a value has an unsupported type, or not the type of the first value. The message names the value.
         OverflowError: If an integer does not fit in 64 bits (signed).
     """
 
@@ -84,7 +85,7 @@ class SharedList(MutableSequence[T], Generic[T]):
             if step == 1:
                 return packed.take(start, max(start, stop))
             return [self[each] for each in range(start, stop, step)]
-        number = range(len(self))[index]  # It raises IndexError, and counts negative ones from the end.
+        number = range(len(self))[index]  # This raises IndexError, and counts negative indices from the end.
         value: T = packed.take(number, number + 1)[0]
         return value
 
@@ -240,7 +241,7 @@ def _encode(text: str) -> bytes:
 
 
 class SharedNumbers:
-    """A few integers in memory that worker processes share, forked or spawned. Any other copy has its own memory.
+    """A few integers in memory that forked and spawned worker processes share. Any other copy has its own memory.
 
     Args:
         values: The initial integers.
@@ -264,8 +265,8 @@ class SharedNumbers:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes out of their own ``locked`` blocks."""
-        # The lock belongs to this process alone: a forked child does not inherit it.
+        """Hold a lock that keeps other processes out of their ``locked`` blocks."""
+        # The lock belongs only to this process: a forked child does not inherit it.
         fcntl.lockf(self._arena.descriptor, fcntl.LOCK_EX, LINE, self._line * LINE)
         try:
             yield
@@ -286,7 +287,7 @@ def _attach(*place: Any) -> SharedNumbers:
 
 class _Arena:
     def __init__(self, descriptor: int, num_lines: int) -> None:
-        self.lines = iter(range(num_lines))  # Taking the next one is atomic.
+        self.lines = iter(range(num_lines))  # Taking the next line is atomic.
         self.process_id = os.getpid()
         self.memory = mmap.mmap(descriptor, num_lines * LINE)
         self.descriptor = descriptor
@@ -314,7 +315,7 @@ def _allocate(size: int) -> tuple[_Arena, int]:
 def _make_arena(num_lines: int) -> _Arena:
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("shared-numbers", os.MFD_CLOEXEC)
-    else:  # On macOS, a file without a name.
+    else:  # On macOS, use an unlinked file.
         descriptor, path = tempfile.mkstemp()
         os.unlink(path)  # noqa: PTH108  # It is a string.
     try:

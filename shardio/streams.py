@@ -1,8 +1,8 @@
-"""Shards that can only be read forwards, such as the output of commands.
+"""Read shards as streams, forwards only, such as the output of commands.
 
-WebDataset's own reader looks at the exit status only when a command has ended by the time of a read, ignores some
-statuses, and waits for up to two hours for a command that does not end. So this module uses its way of starting
-commands, and reads their output and their exit status itself.
+WebDataset's own reader ignores some exit statuses, and checks the status only if a command has ended by the time of a
+read. It waits for up to two hours for a command that does not end. So this module starts commands as WebDataset does,
+but reads their output and exit status itself.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from shardio.shards.tar_scan import IncompleteTarError, StreamedSample, Streamed
 from shardio.storage import Location, ReplacedError, find_url, make_path, parse_location, read_pieces
 
 COMMAND = "pipe:"
-"""The beginning of a stream's name if the rest is a command, whose output is the stream."""
+"""The prefix of a stream's name that is a command, whose output is the stream."""
 
 KNOWN_SCHEMES = frozenset({"pipe", "http", "https", "gs", "htgs", "hf", "ais", "sftp", "ftps", "scp"})
-"""The schemes that WebDataset opens. Users may register more."""
+"""The URL schemes that WebDataset opens. Users may register more."""
 
 PIPE_BYTES = 2**20
-"""The size to which a pipe is enlarged, in bytes. A command can then continue while samples are decoded."""
+"""The size of an enlarged pipe, in bytes. A command can continue while samples are decoded."""
 
 MAX_POLL_MS = 2**31 - 1
-"""The longest wait for bytes that the system supports, in milliseconds."""
+"""The longest wait for bytes that the operating system supports, in milliseconds."""
 
 TERMINATION_S = 5.0
-"""The time, in seconds, that a command gets to end before it is killed."""
+"""The time that a command has to exit before it is killed, in seconds."""
 
 MAX_SAID = 400
-"""The number of characters of a command's error output in a message."""
+"""The maximum number of characters of a command's error output in a message."""
 
 StreamNames = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """A command, URL or path of a tar, a brace pattern of these, or a list of them."""
@@ -57,10 +57,10 @@ _TAR = re.compile(r"[^\s/\\'\"=?&:;|<>()]+\.(?:tar\.[a-z0-9]+|tar|tgz)\b", re.IG
 """The name of a tar in a command."""
 
 FIRST_WAIT_S = 0.1
-"""The upper bound of the first wait before a stream is opened again. It doubles each time."""
+"""The upper bound of the first wait before a stream is opened again. The bound doubles each time."""
 
 MAX_WAIT_S = 20.0
-"""The longest wait before a stream is opened again."""
+"""The longest wait before a stream is opened again, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +68,8 @@ class StreamSource:
     """The source of a stream.
 
     Attributes:
-        name: The name that WebDataset takes. It may contain passwords or tokens, so it is not shown.
-        shown: The name in messages and states: of a command, only the program and the tar; of a URL, no query.
+        name: The name to pass to WebDataset. It may contain passwords or tokens, so it is not shown.
+        shown: The name in messages and states: only the program and the tar of a command, or a URL without its query.
         location: The location of a stored tar, which needs no WebDataset; None for other streams.
     """
 
@@ -122,8 +122,8 @@ def _expand(pattern: str) -> list[str]:
         return list(braceexpand(escaped))
     except ValueError:
         raise ValueError(
-            f"the braces in the name of a stream, {_describe(pattern, 0)}, do not match: write \\{{ and \\}} for those "
-            "that are not a pattern"
+            f"the braces in the name of a stream, {_describe(pattern, 0)}, do not match: write \\{{ and \\}} for "
+            "braces that are not a pattern"
         ) from None
 
 
@@ -143,9 +143,9 @@ def _describe(name: str, index: int) -> str:
         return re.sub(r"//.*@", "//", re.split(r"[?#]", name)[0]) if find_url(name) else name
     try:
         words = shlex.split(name[len(COMMAND) :])
-    except ValueError:  # Quotes that do not match: the shell will refuse it.
+    except ValueError:  # Unmatched quotes: the shell rejects the command.
         words = []
-    words = list(dropwhile(lambda word: "=" in word, words))  # Variables of the environment.
+    words = list(dropwhile(lambda word: "=" in word, words))  # Environment variables.
     tars = _TAR.findall(name)
     return " ".join([f"stream {index} ({COMMAND}{words[0] if words else ''}", "…", *tars[-1:]]) + ")"
 
@@ -158,7 +158,7 @@ def is_opened_by_webdataset(name: str) -> bool:
     """
     scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):", name)
     if scheme is None or scheme[1] == "file" or name.startswith("hf://datasets/"):
-        return False  # WebDataset would pass the Hub's token to curl as an argument, which other users see.
+        return False  # WebDataset would pass the Hub's token to curl as an argument, which other users can see.
     try:
         return scheme[1] in import_gopen().gopen_schemes
     except ImportError:
@@ -177,7 +177,7 @@ def import_gopen() -> Any:
         return importlib.import_module("webdataset.gopen")  # The attribute of this name is a function.
     except ImportError as error:
         raise ImportError(
-            f"streams of commands and of web servers are opened by the package webdataset ({error}): "
+            f"streams of commands and of web servers need the package webdataset ({error}): "
             "pip install 'shardio-loader[webdataset]'"
         ) from error
 
@@ -199,16 +199,16 @@ _BEGINNING = StreamPlace()
 
 
 class ShardStream:
-    """A reader of the samples of a stream.
+    """A reader of a stream's samples.
 
-    If the stream fails, it is opened again, and the samples that were already returned are skipped. Each sample is thus
-    returned exactly once. Streams of stored tars are not opened again, because stores repeat their requests themselves.
+    If the stream fails, it is opened again, and the samples that have already been returned are skipped. So each sample
+    is returned exactly once. Streams of stored tars are not opened again, because stores repeat their own requests.
 
     Args:
         source: The source of the stream.
         fields: The fields whose contents are needed.
-        start: The place to begin.
-        retries: The number of times in a row that the stream is opened again without yielding a further sample.
+        start: The place at which to begin.
+        retries: The number of consecutive times to open the stream again if it yields no further sample.
         timeout_s: The longest wait for bytes of a command, in seconds.
 
     Attributes:
@@ -238,8 +238,8 @@ class ShardStream:
         Raises:
             StoreError: If the stream keeps failing.
             FormatError: If it is not a tar of samples, or keeps ending too early.
-            ReplacedError: If it has other samples when it is opened again.
-            StateError: If it has other samples than before the start.
+            ReplacedError: If its samples differ when it is opened again.
+            StateError: If its samples before ``start`` are not those of the saved state.
             OSError: If a stored tar cannot be read.
         """
         for number in itertools.count(1):
@@ -257,7 +257,7 @@ class ShardStream:
             if self._stream is None:
                 self._open()
             sample = next(self._samples, None)
-        except BaseException:  # Ctrl-C must not leave a command running either.
+        except BaseException:  # Ctrl-C must not leave a command running.
             self.close()
             raise
         if sample is None:
@@ -313,12 +313,12 @@ def open_stream(name: str, location: Location | None, timeout_s: float) -> ByteS
     """Open a stream.
 
     Args:
-        name: The name that WebDataset takes.
+        name: The name to pass to WebDataset.
         location: A stored tar to read instead; None if there is none.
         timeout_s: The longest wait for bytes of a command, in seconds.
 
     Raises:
-        StreamFailureError: If it cannot be opened.
+        StreamFailureError: If the stream cannot be opened.
         OSError: If a stored object cannot be opened.
     """
     if location is not None:
@@ -331,13 +331,13 @@ def open_stream(name: str, location: Location | None, timeout_s: float) -> ByteS
     if rewritten.startswith(COMMAND) and not getattr(getattr(gopen, "utils", None), "enforce_security", False):
         errors = tempfile.TemporaryFile()  # noqa: SIM115  # The stream closes it.
         try:
-            # gopen() passes no settings on to the process. A session of its own makes all processes of the command
-            # one group, which can be ended together.
+            # gopen() passes no options to Popen. In a session of their own, all processes of the command form one
+            # group, which can be ended together.
             files: Any = {"stdin": subprocess.DEVNULL, "stderr": errors, "bufsize": 0}
             pipe = gopen.Pipe(rewritten[len(COMMAND) :], mode="rb", shell=True, start_new_session=True, **files)
             command = CommandStream(pipe, timeout_s, errors)
             return ByteStream(command.read, command.close)
-        except BaseException:  # Ctrl-C must not leave the file open either.
+        except BaseException:  # Ctrl-C must not leave the file open.
             errors.close()
             raise
     try:
@@ -346,9 +346,9 @@ def open_stream(name: str, location: Location | None, timeout_s: float) -> ByteS
         let_through(error)
         is_permanent = isinstance(error, FileNotFoundError | PermissionError | ImportError | ValueError)
         cause = describe_error(error)
-        for secret in {name, rewritten}:  # Openers name what they cannot open.
+        for secret in {name, rewritten}:  # Errors may contain the stream's name.
             cause = cause.replace(secret, "the stream")
-        # Without the error as its cause, whose text may contain a password or a token.
+        # The error is not set as the cause, because its text may contain a password or a token.
         raise StreamFailureError(cause, is_permanent=is_permanent) from None
     if isinstance(file, gopen.Pipe):
         command = CommandStream(file, timeout_s)
@@ -357,7 +357,7 @@ def open_stream(name: str, location: Location | None, timeout_s: float) -> ByteS
 
 
 def _read_some(file: Any) -> bytes:
-    """Read from a file object, such as that of an opener that a user has registered with WebDataset."""
+    """Read from a file object, such as one from an opener that a user has registered with WebDataset."""
     try:
         return bytes(file.read(PIPE_BYTES))
     except Exception as error:
@@ -366,7 +366,7 @@ def _read_some(file: Any) -> bytes:
 
 
 class StreamFailureError(Exception):
-    """A stream failed. Opening it again may help.
+    """The error for a stream that failed. Opening it again may help.
 
     Args:
         cause: The cause, as text.
@@ -382,7 +382,7 @@ class ByteStream(NamedTuple):
     """An open stream.
 
     Attributes:
-        read: A function that returns the next bytes, or none at the end. It raises StreamFailureError if the stream
+        read: A function that returns the next bytes, or ``b""`` at the end. It raises StreamFailureError if the stream
             failed, and OSError if a stored object cannot be read.
         close: A function that releases everything that the stream uses, at any point of the stream.
     """
@@ -397,7 +397,7 @@ class CommandStream:
     Args:
         pipe: WebDataset's Pipe.
         timeout_s: The longest wait for bytes, and for the command's end after the last one, in seconds.
-        errors: The file that its error output goes to, if the command has a session of its own.
+        errors: The file for the command's error output, if the command has a session of its own.
     """
 
     def __init__(self, pipe: Any, timeout_s: float, errors: IO[bytes] | None = None) -> None:
@@ -407,11 +407,11 @@ class CommandStream:
         self._descriptor: int = pipe.stream.fileno()
         self._poll = select.poll()
         self._poll.register(self._descriptor, select.POLLIN)
-        with suppress(OSError, AttributeError):  # Not more than the system allows, and only Linux can.
+        with suppress(OSError, AttributeError):  # The system may refuse the size, and only Linux can set it.
             fcntl.fcntl(self._descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
     def read(self) -> bytes:
-        """Return the next bytes, or none after the command has ended with exit status 0."""
+        """Return the next bytes, or ``b""`` after the command has ended with exit status 0."""
         if not self._poll.poll(min(self._timeout_s * 1000, MAX_POLL_MS)):
             raise StreamFailureError(f"no bytes arrived for {self._timeout_s:g} s{self._describe_output()}")
         content = os.read(self._descriptor, PIPE_BYTES)
@@ -436,10 +436,10 @@ class CommandStream:
             return ""
         self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - 4 * MAX_SAID))
         said = " ".join(self._errors.read().decode(errors="replace").split())[-MAX_SAID:]
-        return f" and said: {said}" if said else " and said nothing"
+        return f" and printed: {said}" if said else " and printed no errors"
 
     def close(self) -> None:
-        """Close the pipe, and end the command if it is still running. In a fork, only close the pipe."""
+        """Close the pipe, and end the command if it is still running. In a forked child, only close the pipe."""
         self._pipe.stream.close()
         if self._process.returncode is None and self._owner == os.getpid():
             self._signal(signal.SIGTERM)

@@ -17,9 +17,10 @@ from typing import Any, SupportsIndex, get_args
 
 
 def check_integer(name: str, value: SupportsIndex, *, at_least: int | None = None, below: int | None = None) -> int:
-    """Return an integer of any library as Python's int.
+    """Return an integer of any library as a Python int.
 
-    States and checkpoints contain settings; JSON and ``torch.load(weights_only=True)`` accept only Python's integers.
+    Settings are saved in states and checkpoints. JSON and ``torch.load(weights_only=True)`` accept only Python's
+    integers.
 
     >>> check_integer("seed", 7, at_least=0)
     7
@@ -56,7 +57,7 @@ def check_optional_integer(
 
 
 def check_flag(name: str, value: object) -> bool:
-    """Return an on/off setting as Python's bool. The string "False" is not accepted.
+    """Return an on/off setting as a Python bool. The string "False" is not accepted.
 
     Raises:
         TypeError: If the value is neither a boolean of Python, numpy or torch, nor 0 or 1.
@@ -68,7 +69,7 @@ def check_flag(name: str, value: object) -> bool:
 
 
 def check_plain(name: str, value: object) -> float | str:
-    """Return a number or a string of any library as Python's int, float, bool or str.
+    """Return a number or a string of any library as a Python int, float, bool or str.
 
     >>> from fractions import Fraction
     >>> check_plain("ratio", Fraction(3, 4))
@@ -94,7 +95,7 @@ def check_plain(name: str, value: object) -> float | str:
 
 
 def check_seconds(name: str, value: object) -> float:
-    """Return a time in seconds as Python's float.
+    """Return a time in seconds as a Python float.
 
     Raises:
         TypeError: If it is neither a number nor a string.
@@ -107,7 +108,7 @@ def check_seconds(name: str, value: object) -> float:
 
 
 def check_choice(name: str, value: object, choices: Any) -> Any:
-    """Return the choice that equals a setting, as Python's str.
+    """Return the choice that equals a setting, as a Python str.
 
     >>> from typing import Literal
     >>> check_choice("verify", "first", Literal["first", "off"])
@@ -164,8 +165,8 @@ def parse_json(content: bytes | str) -> Any:
         content: The text, as a string or in UTF-8.
 
     Raises:
-        ValueError: If the text is not JSON in UTF-8 (RFC 8259), holds NaN or an infinity, is nested too deeply, or has
-            an object with a duplicate name, which parsers interpret differently.
+        ValueError: If the text is not JSON in UTF-8 (RFC 8259), holds NaN or an infinity, or is nested too deeply. Also
+            if an object has a duplicate name, which parsers interpret differently.
     """
     text = content if isinstance(content, str) else content.decode("utf-8-sig")
     try:
@@ -231,7 +232,7 @@ def _load_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # If the named module exists and imports a missing one, the original error is better.
+        # If the named module exists and imports a missing one, the original error is more helpful.
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         raise ValueError(

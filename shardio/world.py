@@ -102,8 +102,8 @@ _thread = _Thread()
 def get_worker_info() -> Any:
     """Return the calling worker of a DataLoader, in a worker process or a worker thread; None outside of workers.
 
-    In worker processes, this is torch's answer. In worker threads, torch's function returns None, because it knows one
-    worker per process; this one returns a :class:`WorkerInfo`.
+    In worker processes, this returns the result of torch's ``get_worker_info``. That function supports one worker per
+    process, and returns None in worker threads; this one returns a :class:`WorkerInfo` there.
     """
     if _thread.info is not None:
         _thread.has_asked = True
@@ -115,7 +115,7 @@ def get_worker_info() -> Any:
 
 @contextmanager
 def being_worker(info: WorkerInfo) -> Iterator[None]:
-    """Make this thread a worker in the block."""
+    """Make this thread a worker while the block runs."""
     _thread.info = info
     try:
         yield
@@ -151,7 +151,7 @@ class CarriedWorld:
 
 
 def find_world(rank: int | None = None, world_size: int | None = None, *, carried: CarriedWorld | None = None) -> World:
-    """Return the world: given, carried, from torch.distributed or from torchrun's variables; by default, rank 0 of 1.
+    """Return the world: given, carried, or from torch.distributed or torchrun's variables; by default, rank 0 of 1.
 
     Raises:
         ValueError: If only one of rank and world size is given or set in the environment, or the rank is out of range.
@@ -198,7 +198,7 @@ def choose_world(
         group: A process group whose ranks read different samples.
 
     Raises:
-        ValueError: If the arguments contradict each other, the mesh has several dimensions, or this process is in none
+        ValueError: If the arguments contradict each other, the mesh has several dimensions, or this process is not one
             of its ranks.
     """
     chosen = {"rank": rank if rank is not None else world_size, "mesh": mesh, "group": group}
@@ -246,13 +246,13 @@ def find_data_world(*, carried: CarriedWorld | None = None) -> World:
     """Return the world as :func:`find_world` does, if all of its ranks read different samples.
 
     Raises:
-        RuntimeError: If that is unclear, because there is a mesh with several dimensions: under tensor, pipeline or
+        RuntimeError: If that is unclear, because there is a mesh with several dimensions. Under tensor, pipeline or
             context parallelism, the ranks of one replica must read the same samples.
     """
     if (carried is None or not carried.is_for_here()) and (dims := _find_small_dims()):
         raise RuntimeError(
             f"there is a DeviceMesh with several dimensions ({', '.join(dims)}), so it is not clear which ranks read "
-            "different samples. Pass the dimension where they do to the dataset, EpochSampler or CoverageRecorder, "
+            "different samples. Pass the dimension whose ranks do to the dataset, EpochSampler or CoverageRecorder, "
             "such as mesh=mesh['dp']; or group=torch.distributed.group.WORLD if all ranks read different samples"
         )
     return find_world(carried=carried)
@@ -261,7 +261,7 @@ def find_data_world(*, carried: CarriedWorld | None = None) -> World:
 def _find_small_dims() -> list[str]:
     """Return the dimensions of meshes that have fewer ranks than the world.
 
-    If there is one, its mesh has other dimensions, even if these have one rank.
+    If there is one, its mesh has other dimensions, even if these have only one rank each.
     """
     import torch.distributed
 
@@ -288,12 +288,12 @@ def _read_variable(name: str) -> int:
 
 
 def find_local_rank() -> int | None:
-    """Return this process's rank on its machine, from torchrun; None without torchrun."""
+    """Return the rank of this process on its machine, set by torchrun; None without torchrun."""
     return _read_variable("LOCAL_RANK") if "LOCAL_RANK" in os.environ else None
 
 
 def find_local_world_size() -> int:
-    """Return the number of training processes on this machine, from torchrun; 1 without torchrun."""
+    """Return the number of training processes on this machine, set by torchrun; 1 without torchrun."""
     return max(1, _read_variable("LOCAL_WORLD_SIZE")) if "LOCAL_WORLD_SIZE" in os.environ else 1
 
 

@@ -1,8 +1,8 @@
 """Compare shardio's DataLoader with torch's over random datasets, samplers and arguments, and drop many loaders.
 
 ``compare`` runs random programs with both loaders: types, dtypes, strides and contents of all batches must be equal.
-``resume`` stops random programs and resumes them: the rest must be that of an uninterrupted run. ``leaks`` creates
-loaders, iterates over half of each one and drops it.
+``resume`` stops random programs and resumes them: the remaining batches must equal those of an uninterrupted run.
+``leaks`` creates loaders, iterates over half of each one and drops it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _run(what: str, test: Any, cases: int, seed: int, *strategies: st.SearchStra
         check(*drawn)
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Of more workers than processors, and of what resuming costs.
+        warnings.simplefilter("ignore")  # About more workers than processors, and the cost of resuming.
         run()
     took_s = time.perf_counter() - started
     typer.echo(f"{num_run} programs of seed {seed} were {what}, without a difference, in {took_s:.0f} s")
@@ -82,9 +82,9 @@ def _run(what: str, test: Any, cases: int, seed: int, *strategies: st.SearchStra
 
 @app.command()
 def leaks(loaders: Annotated[int, typer.Option(min=1, help="Number of loaders.")] = 1000) -> None:
-    """Create loaders, iterate over half of each one and drop it: nothing is left of them."""
+    """Create loaders, drop each one after half an epoch, and check that nothing is left of them."""
     started = time.perf_counter()
-    warnings.simplefilter("ignore")  # Of more workers than processors.
+    warnings.simplefilter("ignore")  # About more workers than processors.
     _leave(0)
     gc.collect()
     before = _count_resources()

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Runs tests of the last commit on an emulated 64-bit ARM processor, in a Debian of its own. As root:
+# Runs tests of the last commit on an emulated 64-bit ARM processor, in a separate Debian system. As root:
 #   bash tools/arm64.sh [TEST…]
-# Without arguments, these are the tests of all that depends on the processor. Compiling the kernel alone takes six
-# minutes. Needs the packages debootstrap, qemu-user-static and binfmt-support. The system stays in ARM64_ROOT, if that
-# is set. OPENCV is a version of OpenCV to install; by default, it is the newest one.
+# Without arguments, runs the tests of everything that depends on the processor. Compiling the kernel alone takes six
+# minutes. Needs the packages debootstrap, qemu-user-static and binfmt-support. If ARM64_ROOT is set, the system is kept
+# there. OPENCV sets the version of OpenCV to install (default: the newest).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,7 +17,7 @@ packages=ca-certificates,gcc,git,libc6-dev,python3-dev,python3-venv
 mountpoint -q "$root/proc" || mount -t proc proc "$root/proc"
 mountpoint -q "$root/dev" || mount --bind /dev "$root/dev"
 cp /etc/resolv.conf "$root/etc/"
-cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/" # The host's may know more authorities.
+cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/" # The host's file may have more authorities.
 rm -rf "$root/shardio"
 git clone --quiet . "$root/shardio"
 chroot "$root" env -i HOME=/root PATH=/usr/bin:/bin LANG=C.UTF-8 OPENCV="${OPENCV:-}" bash -euo pipefail -c '

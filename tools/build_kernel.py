@@ -1,9 +1,9 @@
 """Compile the kernel into shared objects, one for each kind of processor: ``shardio/images/kernel/built/``.
 
-    python tools/build_kernel.py    compile it, unless that was done from the same source
+    python tools/build_kernel.py    compile it, unless it is already compiled from the same source
 
-A build of shardio does this (hatch_build.py). It needs numba, xxhash and a linker: the C compiler that CC names, the
-system's, or that of the package ziglang. Two builds with the same versions of these give the same bytes.
+hatch_build.py does this when it builds shardio. It needs numba, xxhash and a linker: the C compiler named by CC, the
+system's compiler, or that of the package ziglang. Two builds with the same versions of these produce identical bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from types import ModuleType
 ROOT = Path(__file__).parents[1]
 
 KEPT = (".so", ".o")
-"""The object files are for the tests: on machines without shared objects, LLVM loads such a file."""
+"""The suffixes of the files to keep. The tests load the object files with LLVM, as on machines without shared objects.
+"""
 
 
 def find_compiler() -> list[str]:
@@ -32,7 +33,7 @@ def find_compiler() -> list[str]:
 
 
 def build_kernel() -> None:
-    """Compile the functions for each target, unless they were compiled from the same source before."""
+    """Compile the functions for each target, unless they are already compiled from the same source."""
     import_without_dependencies("shardio.images", "shardio.images.jpeg", "shardio.images.kernel")
     from shardio.images.kernel.source import BUILT_FOLDER, built_path
     from shardio.images.kernel.targets import TARGETS
@@ -53,7 +54,7 @@ def build_kernel() -> None:
 
 
 def link(content: bytes, path: Path) -> None:
-    """Link an object file to a shared object, which appears whole or not at all."""
+    """Link an object file into a shared object, which is written atomically."""
     unlinked, unfinished = path.with_suffix(".o"), path.with_suffix(".partial")
     unlinked.write_bytes(content)
     options = ["-shared", "-nostartfiles", "-s", "-Wl,--build-id=none", "-Wl,-z,noexecstack"]
@@ -63,7 +64,7 @@ def link(content: bytes, path: Path) -> None:
 
 
 def import_without_dependencies(*packages: str) -> None:
-    """Let modules of these packages be imported without the packages' own imports, which are not installed here."""
+    """Make modules of these packages importable without the packages' own imports, which may not be installed."""
     sys.path.insert(0, str(ROOT))
     for name in packages:
         package = ModuleType(name)
@@ -72,7 +73,7 @@ def import_without_dependencies(*packages: str) -> None:
 
 
 if __name__ == "__main__":
-    # The code must not depend on the processor that compiles it. numba reads these when it is imported.
+    # The code must not depend on the processor that compiles it. numba reads these variables when it is imported.
     os.environ["NUMBA_CPU_NAME"] = "x86-64-v3" if platform.machine() == "x86_64" else "generic"
     os.environ["NUMBA_CPU_FEATURES"] = ""
     build_kernel()

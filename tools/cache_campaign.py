@@ -1,11 +1,11 @@
-"""Kill processes that share a cache at random moments: the cache stays within its size, and never holds a wrong byte.
+"""Kill processes that share a cache, and check that it stays within its size and never holds a wrong byte.
 
     python tools/cache_campaign.py --kills 50
 
 Three processes read from an object store (SeaweedFS) through one cache, epoch after epoch, and compare each sample with
-the local data: two read shards, and one reads single files as images are read. The cache is smaller than the data. One
-process, or its storage process, is killed at a random moment and replaced by a new one. After each kill, every block
-that a copy in the cache marks as present is compared with the object.
+the local data. Two read shards, and one reads single files, as ImageFolder does. The cache is smaller than the data.
+One process, or its storage process, is killed at a random moment and replaced by a new one. After each kill, every
+block that a copy in the cache marks as present is compared with the object.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Read = Callable[[Connection, Path, str, dict[str, Any], int], None]
 
 def main(
     kills: Annotated[int, typer.Option(min=1, help="Number of processes to kill.")] = 50,
-    seed: Annotated[int, typer.Option(help="Seed of data and moments.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the data and of the moments of the kills.")] = 0,
 ) -> None:
     """Kill processes, and exit with code 1 if the cache is ever wrong."""
     choose = random.Random(seed)
@@ -67,14 +67,14 @@ def main(
             killed = Counter[str]()
             while killed.total() < kills:
                 place = choose.randrange(NUM_READERS)
-                time.sleep(choose.uniform(0.05, 1.5))  # The random moment.
+                time.sleep(choose.uniform(0.05, 1.5))
                 killed[readers[place].kill(storage_process=choose.random() < 0.5)] += 1
                 num_checked = check_copies(folder / "cache", originals, total // 2 + total // NUM_SHARDS)
                 if readers[place].is_dead():
                     readers[place] = Reader(READ[place], folder, server.url, options, total // 2, killed.total())
-                print(f"{killed.total()} killed; {num_checked} blocks present, all right", flush=True)
+                print(f"{killed.total()} killed; {num_checked} blocks present, all correct", flush=True)
             epochs = [reader.finish() for reader in readers]
-    print(f"{dict(killed)}: the cache was consistent after each; the last readers read {sum(epochs)} epochs, all right")
+    print(f"{dict(killed)}: the cache was consistent after each kill; the last readers read {sum(epochs)} epochs")
 
 
 def write_dataset(folder: Path, seed: int) -> None:
@@ -107,7 +107,7 @@ class Reader:
         self._storage_process = int(self._end.recv())
 
     def kill(self, *, storage_process: bool) -> str:
-        """Kill the process or its storage process. Return which."""
+        """Kill the process or its storage process. Return the kind of the killed process."""
         if not self._process.is_alive():
             sys.exit(f"a reader has failed with exit code {self._process.exitcode}: see its message above")
         victim = self._storage_process if storage_process else self._process.pid
@@ -125,7 +125,7 @@ class Reader:
         return not self._process.is_alive()
 
     def finish(self) -> int:
-        """Ask the process to stop after its epoch. Return how many it has read."""
+        """Ask the process to stop after its epoch. Return the number of epochs that it read."""
         self._end.send("stop")
         num_epochs = int(self._end.recv())
         self._process.join()
@@ -176,7 +176,7 @@ def read_until_asked(end: Connection, read: Callable[[int], bool]) -> None:
 
 
 READ: list[Read] = [read_shards, read_shards, read_files]
-"""The function by which each process reads."""
+"""The function with which each process reads."""
 
 
 def find_originals(url: str, options: Mapping[str, str], folder: Path) -> dict[str, bytes]:
@@ -201,7 +201,7 @@ def find_bundles(url: str, options: Mapping[str, str], folder: Path) -> dict[str
 
 
 def check_copies(cache: Path, originals: Mapping[str, bytes], max_bytes: int) -> int:
-    """Compare all blocks that are present with the objects. Return their number."""
+    """Compare all blocks that are present with the objects, and return the number of these blocks."""
     num_present = used = 0
     for path in cache.glob(f"*{COPY_SUFFIX}"):
         original = originals.get(path.name)
@@ -210,12 +210,12 @@ def check_copies(cache: Path, originals: Mapping[str, bytes], max_bytes: int) ->
         try:
             with path.open("rb") as file:
                 used += os.fstat(file.fileno()).st_blocks * 512
-                # The marks first: a block that is marked later may be written meanwhile.
+                # Read the marks first: a block that is not marked yet may be written meanwhile.
                 file.seek(len(original))
                 marks = np.frombuffer(file.read(-(-len(original) // BLOCK)), np.uint8)
                 file.seek(0)
                 content = file.read(len(original))
-        except FileNotFoundError:  # It was just removed.
+        except FileNotFoundError:  # The copy was just removed.
             continue
         for block in np.flatnonzero(marks).tolist():
             span = slice(block * BLOCK, min((block + 1) * BLOCK, len(original)))

@@ -14,18 +14,18 @@ INTERRUPTED = 130
 
 
 def make_progress(what: str) -> Progress:
-    """Return a progress bar on standard error, which counts things of this name."""
+    """Return a progress bar on standard error. ``what`` names the things that it counts."""
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     return Progress(*columns, console=Console(stderr=True))
 
 
 def show(outcomes: Counter[str]) -> str:
-    """Return a table of how often each outcome occurred."""
+    """Return a table with the number of occurrences of each outcome."""
     return "\n".join(f"{count:>12,}  {outcome}" for outcome, count in sorted(outcomes.items()))
 
 
 def describe_end(process: BaseProcess, alarm: int, too_long: str) -> str:
-    """Wait for a process to end, and describe how it did, given the signal of its time limit and what that means."""
+    """Wait for a process to end, and describe how it ended: ``too_long`` if the signal ``alarm`` ended it."""
     process.join()
     code = process.exitcode or 0
     if code == -alarm:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs lint, format, types and tests: with --all as first argument, including the slow tests, as CI does.
-# Passes other arguments to pytest.
+# Checks lint, format and types, and runs the tests. With --all as the first argument, also runs the slow tests, as CI
+# does. Passes other arguments to pytest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ "${1:-}" = --all ]; then

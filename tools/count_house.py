@@ -1,4 +1,4 @@
-"""Count what a newcomer has to take in: files, lines, imports, words and tests of a checkout.
+"""Count what a newcomer has to read: files, lines, imports, words and tests of a checkout.
 
 ``python tools/count_house.py [CHECKOUT …] [--junit FILE …]`` prints one column for each checkout. The environment that
 runs this script must be able to import each of them.
@@ -37,7 +37,7 @@ with tempfile.TemporaryDirectory() as folder:
         pass
 print(sum(name.split(".")[0] == "shardio" for name in sys.modules))
 """
-"""Packs an image, loads it as a batch, and prints how many modules of shardio that took."""
+"""Packs an image, loads it as a batch, and prints the number of shardio's modules that this imports."""
 
 
 def count(checkout: Path, junit: Path | None) -> Iterator[tuple[str, str]]:
@@ -91,7 +91,7 @@ def count_import_lines(path: Path) -> int:
 
 
 def count_importers(package: Path, paths: list[Path]) -> dict[str, int]:
-    """Return for each module by how many others it is imported, apart from ``__init__`` files."""
+    """Return the number of modules that import each module, not counting ``__init__`` files."""
     found = {path.relative_to(package.parent).with_suffix("").as_posix().replace("/", "."): 0 for path in paths}
     for path in paths:
         if path.name != "__init__.py":
@@ -102,7 +102,7 @@ def count_importers(package: Path, paths: list[Path]) -> dict[str, int]:
 
 
 def count_private_docstrings(path: Path) -> int:
-    """Return how many private functions and methods have a docstring."""
+    """Return the number of private functions and methods that have a docstring."""
     functions = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
     is_private = [node.name.startswith("_") and not node.name.startswith("__") for node in functions]
     return sum(private and bool(ast.get_docstring(node)) for node, private in zip(functions, is_private, strict=True))

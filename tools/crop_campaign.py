@@ -1,7 +1,8 @@
-"""Render random crops of photographs, and check that their pixels are those of a full decode that is then resized.
+"""Render random crops of photographs, and compare their pixels with those of a full decode.
 
-Each chunk holds several photographs, untouched and tiled, some turned by EXIF, with one crop of each or several. All
-are rendered together, by the kernel where it can, and compared with simplejpeg, OpenCV and Pillow.
+Each chunk holds several photographs, some of them tiled or turned by EXIF, with one or more crops of each. The kernel
+renders all crops of a chunk together where possible. The crops are compared with those of simplejpeg, OpenCV and
+Pillow.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from tests.images.crop_laws import random_boxes
 from tests.images.pictures import TURNS, Array, exif_of
 
 CHUNK = 8
-"""Photographs that are rendered together."""
+"""The number of photographs that are rendered together."""
 
 LARGEST = 300
 """The largest side of a resized crop, in pixels."""
@@ -76,7 +77,7 @@ def main(
 
 
 def open_photograph(path: Path, random: np.random.Generator) -> Photograph:
-    """Open a photograph: as it is or tiled, and as it is or turned."""
+    """Open a photograph, sometimes tiled and sometimes turned."""
     content = path.read_bytes()
     if random.random() < 0.5:
         with suppress(NotTileable):
@@ -92,11 +93,10 @@ def open_photograph(path: Path, random: np.random.Generator) -> Photograph:
 def check_crops(photographs: list[Photograph], num_crops: int, random: np.random.Generator) -> Counter[str]:
     """Render crops of some photographs together.
 
-    Returns:
-        How many crops each decoder rendered.
+    Returns: The number of crops that each decoder rendered.
 
     Raises:
-        AssertionError: If one has other pixels.
+        AssertionError: If a crop has wrong pixels.
     """
     pictures = [photograph.picture for photograph in photographs]
     planned = [PlannedCrop(pictures, _draw_plan(photographs, random)) for _ in range(num_crops)]
@@ -105,12 +105,12 @@ def check_crops(photographs: list[Photograph], num_crops: int, random: np.random
         decoders.update(rendered.decoder_names)
         for row, (photograph, found) in enumerate(zip(photographs, rendered.images, strict=True)):
             if not np.array_equal(found, _render(photograph.pixels, crop.plan, row)):
-                raise AssertionError(f"{photograph.name}: other pixels by {crop.plan.take(np.array([row]))}")
+                raise AssertionError(f"{photograph.name}: wrong pixels by {crop.plan.take(np.array([row]))}")
     return decoders
 
 
 def _draw_plan(photographs: list[Photograph], random: np.random.Generator) -> CropPlan:
-    """Draw a crop of each photograph. All have one size."""
+    """Draw a crop of each photograph. All crops have the same size."""
     n, resampling = len(photographs), random.choice(get_args(Resampling))
     height, width = random.integers(1, LARGEST, 2).tolist()
     boxes = [random_boxes(*photograph.picture.size, 1, random)[0] for photograph in photographs]

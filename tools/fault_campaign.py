@@ -1,12 +1,12 @@
-"""Train from an object store whose network fails at random: each sample is delivered once per epoch, with its bytes.
+"""Read from an object store whose network fails at random: each sample arrives once per epoch, unchanged.
 
     python tools/fault_campaign.py --faults 10000
 
-A real object store (SeaweedFS) stands behind a proxy that spoils a share of all responses in each way that it knows:
-error statuses, expired credentials, resets, stalls, bodies that are cut off, too long or corrupt, wrong ranges, and
-false claims that an object has changed. Each epoch is read as one rank of one, or as three ranks of three, by two
-worker processes, through a cache that is much smaller than the dataset. The order and the bytes of the delivered
-samples must be those of the local dataset. The campaign continues until the proxy has injected the number of faults.
+A real object store (SeaweedFS) stands behind a proxy that spoils a share of all responses in every way that it
+supports: error statuses, expired credentials, resets, stalls, bodies that are cut off, too long or corrupt, wrong
+ranges, and false claims that an object has changed. One rank or three ranks read each epoch, each with two worker
+processes, through a cache that is much smaller than the dataset. The order and the bytes of the delivered samples must
+be those of the local dataset. The campaign continues until the proxy has injected the number of faults.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main(
     samples: Annotated[int, typer.Option(min=100, help="Number of samples.")] = 2000,
     seed: Annotated[int, typer.Option(help="Seed of data and faults.")] = 0,
 ) -> None:
-    """Read epochs until enough faults were injected; exit with code 1 at the first wrong sample."""
+    """Read epochs until enough faults have been injected; exit with code 1 at the first wrong sample."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="shardio-faults-") as name:
         folder = Path(name)

@@ -1,4 +1,4 @@
-"""JPEG files of every kind, far more than the tests use: all sizes, qualities, factors and options."""
+"""Make JPEG files of every kind, far more than the tests use: all sizes, qualities, factors and options."""
 
 from __future__ import annotations
 

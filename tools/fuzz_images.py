@@ -1,8 +1,8 @@
-"""Damage small image files at random, and read and tile them: hundreds of thousands of files.
+"""Damage hundreds of thousands of small image files at random, and read and tile them.
 
 Each file has its own seed, so ``--only`` can repeat one that breaks a law. The laws are those of
-``tests/images/fuzz_laws.py``: a meaningful error, or the right pixels; never a crash, and never more than a few seconds
-or a little memory.
+``tests/images/fuzz_laws.py``: reading gives a meaningful error or the right pixels. It never crashes, and never takes
+more than a few seconds or a little memory.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from tests.images.mutations import write_originals
 from tools.campaigns import INTERRUPTED, describe_end, make_progress, show
 
 LIMIT_S = 5
-"""Seconds after which a file ends its process."""
+"""The time limit of a file in seconds. A file that exceeds it ends its process."""
 
 MEMORY = 512 * 2**20
 """Bytes of address space that reading may add to what the process has after the warm-up."""
 
 WARM_UP = 300
-"""Files to read before the memory is measured: loops are compiled and caches filled once."""
+"""The number of files to read before memory is measured, to compile loops and fill caches."""
 
 FILES_PER_REPORT = 500
 
@@ -58,7 +58,7 @@ class Report:
 
     Attributes:
         num_files: The number of files.
-        outcomes: How often each outcome occurred.
+        outcomes: The number of occurrences of each outcome.
         wrong: The broken law of the last file, if it breaks one.
         is_last: Whether this is the last report.
     """

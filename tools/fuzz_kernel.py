@@ -1,8 +1,8 @@
 """Make the JPEG kernel read damaged files, and check that it accesses no memory but its own.
 
-There are two ways, each of which detects what the other does not. By default the kernel is compiled with a check of
-every index, which takes half a minute. ``--tight 2048`` compiles it for so few pixels that these files fill its arrays.
-With ``--guard`` the kernel runs as users run it, with inaccessible pages around its memory.
+There are two ways to check this, and each detects errors that the other misses. By default, the kernel is compiled with
+a check of every index, which takes half a minute. ``--tight 2048`` compiles it for so few pixels that these files fill
+its arrays. With ``--guard``, the kernel runs as users run it, with inaccessible pages around its memory.
 
 A separate process reads the files. If it ends early, the tool names the file that ended it. ``fuzz_images.py`` checks
 the pixels.
@@ -34,10 +34,12 @@ from tests.images.mutations import Originals, write_originals
 from tools.guarded_kernel import Chunk, ForeignAccessError, compile_checked, load_guarded
 
 CHUNK = 4
-"""Files that one call of the kernel renders, in rows of one size. With more, fewer would lie next to the pages."""
+"""The number of files that one call of the kernel renders, in rows of one size. With more files, fewer of them would
+lie next to the inaccessible pages.
+"""
 
 LIMIT_S = 60
-"""Seconds after which a chunk ends the process."""
+"""The time limit of a chunk in seconds. A chunk that exceeds it ends the process."""
 
 PROBLEM = 1
 """The process's exit code if the kernel accessed memory other than its own."""
@@ -49,7 +51,7 @@ class Job:
 
     Attributes:
         guard: Whether to run the kernel as users run it.
-        tight: Otherwise, the number of pixels to compile it for; None for the usual number.
+        tight: The number of pixels to compile the kernel for, without ``guard``; None for the usual number.
         seed: The campaign's seed.
         files: The indices of the files.
         num_at_once: The number of files per call.
@@ -67,11 +69,11 @@ class Job:
 
     @property
     def options(self) -> str:
-        """The options of the command line that choose the kernel."""
+        """The command-line options that choose the kernel."""
         return " --guard" if self.guard else f" --tight {self.tight}" if self.tight else ""
 
     def calls(self) -> Iterator[range]:
-        """Yield the files of each call: never those of two chunks, whose rows differ in size."""
+        """Yield the files of each call. A call never includes files of two chunks, whose rows differ in size."""
         start = self.files.start
         while start < self.files.stop:
             stop = min(start + self.num_at_once, (start // CHUNK + 1) * CHUNK, self.files.stop)
@@ -146,7 +148,7 @@ def main(
     seed: Annotated[int, typer.Option(min=0, max=2**31, help="Seed of the damage.")] = 0,
     start: Annotated[int, typer.Option(min=0, help="Index of the first file.")] = 0,
     guard: Annotated[bool, typer.Option("--guard", help="Run the usual kernel between inaccessible pages.")] = False,
-    tight: Annotated[int | None, typer.Option(min=1024, help="Compile the kernel for so few pixels.")] = None,
+    tight: Annotated[int | None, typer.Option(min=1024, help="Compile the kernel for only this many pixels.")] = None,
 ) -> None:
     """Render a random window of each of many damaged files."""
     if guard and tight:

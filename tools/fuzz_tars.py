@@ -1,8 +1,8 @@
-"""Read random hostile tars and indexes: millions of them.
+"""Read millions of random hostile tars and indexes.
 
 Each input has its own seed, so ``--only`` can repeat one that breaks a law. The laws are those of
-``tests/shards/tar_laws.py``: one of shardio's errors, or the samples that tarfile reads; never a crash, never more
-than a few seconds or a little memory, and never a file in another place.
+``tests/shards/tar_laws.py``: reading gives one of shardio's errors, or the samples that tarfile reads. It never
+crashes, never takes more than a few seconds or a little memory, and never writes a file outside its folder.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MEMORY_PER_BYTE = 20
 """Bytes of address space that reading may add for each byte of an input."""
 
 WARM_UP = 200
-"""Inputs to read before the memory is measured: modules are imported and caches filled once."""
+"""The number of inputs to read before memory is measured, to import modules and fill caches."""
 
 INPUTS_PER_REPORT = 1000
 
@@ -63,7 +63,7 @@ class Report:
 
     Attributes:
         num_inputs: The number of inputs.
-        outcomes: How often each outcome occurred.
+        outcomes: The number of occurrences of each outcome.
         wrong: The broken law of the last input, if it breaks one.
         seed: The seed of the last input.
     """
@@ -84,7 +84,7 @@ class Limits:
         sys.addaudithook(self._audit)
 
     def measure(self) -> None:
-        """Measure the memory of this process: from now on, it is limited."""
+        """Measure the memory of this process, and limit it from now on."""
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         self._num_bytes = pages * resource.getpagesize() + MEMORY
 
@@ -195,7 +195,7 @@ def main(
     only: Annotated[int | None, typer.Option(min=0, help="Read only the input of this seed, in this process.")] = None,
     replay: Annotated[Path | None, typer.Option(help="Read only this saved input, in this process.")] = None,
     atheris: Annotated[
-        bool, typer.Option(help="Let atheris choose inputs that reach new lines. Its options follow --.")
+        bool, typer.Option(help="Use atheris to find inputs that reach new lines. Its options follow --.")
     ] = False,
     options: Annotated[list[str] | None, typer.Argument(help="Options of atheris, such as -max_total_time=60.")] = None,
 ) -> None:
@@ -239,7 +239,7 @@ def main(
 
 
 def _replay(seed: int | None, path: Path | None, folder: Path) -> Counter[str]:
-    """Read one input without limits, so that a debugger can show where it hangs."""
+    """Read one input without limits, so a debugger can show where it hangs."""
     from tests.shards.hostile_shards import HostileShard, make_shard
     from tests.shards.tar_laws import Laws
 
@@ -251,7 +251,7 @@ def _replay(seed: int | None, path: Path | None, folder: Path) -> Counter[str]:
 
 
 def _save(seed: int, folder: Path) -> str:
-    """Save the input of a seed; return how to read it again."""
+    """Save the input of a seed. Return a message with the command to read it again."""
     from tests.shards.hostile_shards import make_shard
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -261,7 +261,7 @@ def _save(seed: int, folder: Path) -> str:
 
 
 def run_atheris(options: list[str], save: Path) -> None:
-    """Let atheris change inputs so that they reach new lines of shardio and tarfile. It ends the process."""
+    """Run atheris, which changes inputs to reach new lines of shardio and tarfile, and then ends the process."""
     try:
         atheris: Any = import_module("atheris")
     except ImportError:

@@ -1,8 +1,9 @@
 """Run everything that needs a GPU, in stages, and write the results to one folder: see tools/gpu_check.sh.
 
 Each stage has its own time limit, and none stops the next one. The most valuable stages come first. Output is printed
-as it comes. The folder gets ``stages.json`` (the results), ``summary.md`` (one page), ``log.txt`` (all output) and the
-files that the stages write. A second call with the same folder adds its stages, so stages can be spread over several
+as it arrives. The folder contains ``stages.json`` (the results), ``summary.md`` (one page), ``log.txt`` (all output)
+and the files that the stages write. A second call with the same folder adds its stages, so stages can be spread over
+several
 commands: without ``--stage``, a call runs those that fit into seven minutes.
 
 Only the standard library is imported here, because packages may be missing.
@@ -44,7 +45,7 @@ CUDA_TESTS = ("tests/device/test_cuda.py", "tests/device/test_mixing.py", "tests
 """The files with tests that need CUDA. Others may import packages that such machines lack."""
 
 RESULTS = "RESULTS"
-"""Stands in a stage's command for the directory to which it writes JSON files."""
+"""The placeholder in a stage's command for the directory to which the stage writes JSON files."""
 
 NUM_LINES = 40
 """The number of a stage's last lines that the page shows."""
@@ -53,7 +54,7 @@ NUM_REASON_LINES = 10
 """The number of a failed stage's last lines that are printed at the end."""
 
 LOOK_S = 0.2
-"""The time between two looks at the output of a stage."""
+"""The interval at which the output of a stage is read, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,7 @@ class Stage:
 
     Attributes:
         name: Its name.
-        what: What it shows.
+        what: A description of what it shows.
         command: Its command, with ``RESULTS`` for the directory of the JSON files that it writes.
         share: Its share of the budget, relative to the shares of the stages that run with it.
         program: A program that it needs; without it, the stage is left out.
@@ -115,12 +116,12 @@ def list_stages(device: str) -> list[Stage]:
 def run_stages(
     stages: Sequence[Stage], out: Path, budget_s: float, environment: dict[str, str] | None = None
 ) -> list[dict[str, Any]]:
-    """Run stages in order and write what they found after each; return that of these stages.
+    """Run stages in order, write the results after each one, and return them.
 
     Args:
         stages: The stages.
         out: The folder for the results. Results of other stages in it are kept.
-        budget_s: How long all stages may take together, in seconds.
+        budget_s: The time limit of all stages together, in seconds.
         environment: Additional environment variables.
     """
     out.mkdir(parents=True, exist_ok=True)
@@ -198,7 +199,6 @@ def _follow(process: subprocess.Popen[bytes], log: Path, start: int, ends_at: fl
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all that it has started."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
@@ -211,12 +211,12 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
-    except ValueError as error:  # A stage that was ended may have written a part.
+    except ValueError as error:  # A stage that was terminated may have written only a part.
         return f"not JSON: {error}"
 
 
 def _write_results(out: Path, found: Sequence[dict[str, Any]]) -> None:
-    """Write the results of these stages, and of others in earlier calls, as JSON and as a page."""
+    """Write the results of these stages, and of other stages in earlier calls, as JSON and as a page."""
     path = out / "stages.json"
     earlier = json.loads(path.read_text())["stages"] if path.exists() else []
     names = [one["name"] for one in found]
@@ -225,7 +225,7 @@ def _write_results(out: Path, found: Sequence[dict[str, Any]]) -> None:
     part = path.with_suffix(".part")
     part.write_text(json.dumps(content, indent=1))
     part.replace(path)
-    lines = ["# What a GPU has shown", "", "| stage | outcome | s | command |", "|---|---|---|---|"]
+    lines = ["# Results on a GPU", "", "| stage | outcome | s | command |", "|---|---|---|---|"]
     lines += [f"| {one['name']} | {one['status']} | {one.get('wall_s', '')} | `{one['command']}` |" for one in stages]
     for one in stages:
         lines += ["", f"## {one['name']}: {one['what']}", "", "```text", *one.get("tail", ()), "```"]
@@ -233,7 +233,7 @@ def _write_results(out: Path, found: Sequence[dict[str, Any]]) -> None:
 
 
 def find_problem(device: str) -> str | None:
-    """Return why this Python cannot use the device; None if it can."""
+    """Return the reason why this Python cannot use the device; None if it can."""
     if importlib.util.find_spec("torch") is None:
         return f"torch is not installed for {sys.executable}: pip install a build of torch for CUDA"
     if device == "cpu":
@@ -256,7 +256,7 @@ def find_problem(device: str) -> str | None:
 def install_missing(wheels: Path, packages: Path) -> list[str]:
     """Install the wheels of packages that are not installed into a directory; return their names.
 
-    Only the compiled kernel of shardio's wheel is used: the rest is in this directory.
+    From shardio's wheel, only the compiled kernel is used: the checkout has the rest.
     """
     searched = [*sys.path, str(packages)]
     installed = {name_of(found.name) for found in importlib.metadata.distributions(path=searched) if found.name}

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# On a machine with an NVIDIA GPU: runs everything that needs one, in stages, each within its share of a budget of time.
+# On a machine with an NVIDIA GPU: runs everything that needs one, in stages, each within its share of a time budget.
 #   bash tools/gpu_check.sh [--wheels DIR] [--out DIR]       facts, tests and transfers, in seven minutes
 #   bash tools/gpu_check.sh … --stage photographs --stage sanitizer --budget 4m          --help lists the options
 # Runs with .venv's Python, or set PYTHON to another one. Downloads nothing: tools/gpu_wheels.sh collects wheels.

@@ -1,7 +1,8 @@
 """Measure what needs a GPU: transfers, pinning, stalls, normalisation. ``python -m tools.gpu_facts [--device cpu]``.
 
-Each fact is measured by itself: if one fails, its error takes its place. ``--device cpu`` measures those that need no
-GPU, as a rehearsal. The results are printed and, with ``--results DIR``, written to ``DIR/facts.json`` after each fact.
+Each fact is measured separately: if a measurement fails, its error is the result. ``--device cpu`` measures those that
+need no GPU, as a rehearsal. The results are printed and, with ``--results DIR``, written to ``DIR/facts.json`` after
+each fact.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def measure_registration(device: torch.device) -> Facts:
     descriptor = make_memory(BUFFER_BYTES)
     memory = map_in_torch(descriptor, BUFFER_BYTES)
     os.close(descriptor)
-    memory[:] = 1  # So that its pages exist.
+    memory[:] = 1  # Allocates its pages.
     cudart, address = torch.cuda.cudart(), memory.ctypes.data
     codes, took_ms = [], []
     for _ in range(5):
@@ -84,7 +85,7 @@ def _measure_bandwidth(source: torch.Tensor, device: torch.device) -> float:
 
 
 def check_refused_registration(device: torch.device) -> Facts:
-    """Register the same memory twice, and compute afterwards: the refusal must not fail the kernel."""
+    """Register the same memory twice, then compute: the refused registration must not affect the computation."""
     memory, cudart = np.frombuffer(mmap.mmap(-1, 1 << 20), np.uint8), torch.cuda.cudart()
     second_half = memory.ctypes.data + memory.nbytes // 2
     first = int(cudart.cudaHostRegister(second_half, memory.nbytes // 2, 0))
@@ -93,7 +94,7 @@ def check_refused_registration(device: torch.device) -> Facts:
         total = int(torch.ones(1000, device=device).sum())
     finally:
         cudart.cudaHostUnregister(second_half)
-    check(total == 1000, f"the kernel returned {total} instead of 1,000")
+    check(total == 1000, f"the sum is {total} instead of 1,000")
     return {"first_code": first, "kernel_is_right": True}
 
 
@@ -142,7 +143,7 @@ def measure_waiting(device: torch.device) -> Facts:
 
 
 def measure_overhead(device: torch.device) -> Facts:
-    """Return the time for each small batch in microseconds, with the waits for the device."""
+    """Return the time per small batch in microseconds, including waits for the device."""
     batches = [(torch.zeros(8, 3, 32, 32, dtype=torch.uint8), torch.zeros(8, dtype=torch.int64))] * 2000
     took_us = []
     for _ in range(5):
@@ -155,7 +156,7 @@ def measure_overhead(device: torch.device) -> Facts:
 
 
 def measure_stalls(device: torch.device) -> Facts:
-    """Compare the measured stall with what it must be: of a loader that needs 20 ms, and of one that is ready."""
+    """Measure the stalls of a loader that takes 20 ms per batch, and of one whose batches are ready."""
 
     def load(seconds: float) -> Iterator[torch.Tensor]:
         for _ in range(50):
@@ -179,7 +180,7 @@ def measure_stalls(device: torch.device) -> Facts:
 
 
 def measure_decoding(device: torch.device) -> Facts:
-    """Compare nvJPEG's whole decodes with shardio's tiles on the CPU, in images a second."""
+    """Compare nvJPEG's full decodes with shardio's decoding of tiles on the CPU, in images per second."""
     decode_jpeg = importlib.import_module("torchvision.io").decode_jpeg
     with tempfile.TemporaryDirectory() as folder:
         loader = _make_loader(Path(folder), batch_size=64, num_images=600)
@@ -227,13 +228,13 @@ FACTS: dict[str, Callable[[torch.device], Facts]] = {
     "overhead": measure_overhead,
     "decoding": measure_decoding,
 }
-"""The functions that measure, in this order."""
+"""The functions that measure the facts, in order."""
 
 NEED_CUDA = ("refused_registration", "registration", "waiting", "decoding")
 
 
 def check(is_right: bool, problem: str) -> None:
-    """Raise an error if a fact is not as it must be."""
+    """Raise a ValueError with the problem unless a fact is right."""
     if not is_right:
         raise ValueError(problem)
 
@@ -258,7 +259,7 @@ def _synchronize(device: torch.device) -> None:
 
 
 def _time(function: Callable[[], object], device: torch.device, num_rounds: int = 20) -> float:
-    """Return the time of one call in seconds, the device's work included."""
+    """Return the time of one call in seconds, including the device's work."""
     for _ in range(3):
         function()
     _synchronize(device)
@@ -287,7 +288,7 @@ def main(arguments: list[str] | None = None) -> int:
             continue
         try:
             found[name] = measure(device)
-        except Exception as error:  # The others must be measured, whatever this is.
+        except Exception as error:  # An error must not prevent the other measurements.
             traceback.print_exc()
             found[name], has_failed = f"failed: {type(error).__name__}: {error}", True
         print(f"{name}: {json.dumps(found[name], default=str)}", flush=True)

@@ -28,7 +28,7 @@ LIMIT_MIB = 60
 """The largest size of the wheels and the tracked files together."""
 
 GLIBC_MINORS = (17, 24, 27, 28, 31, 34, 35)
-"""Minor versions of glibc 2 for whose manylinux platforms wheels are looked for: pip compares them exactly."""
+"""The minor versions of glibc 2 whose manylinux platforms are searched for wheels: pip compares versions exactly."""
 
 
 def list_wanted() -> list[str]:
@@ -47,9 +47,9 @@ def find_missing(
 
     Args:
         wanted: Requirements, as in pyproject.toml.
-        have: The canonical names of the packages of the machine. Their requirements are not looked at.
+        have: The canonical names of the packages of the machine. Their requirements are ignored.
         read_requirements: Returns the requirements of packages, given their canonical names.
-        python_version: The machine's Python, such as ``"3.12"``. The machine is an x86-64 one with Linux.
+        python_version: The machine's Python, such as ``"3.12"``. The machine runs Linux on x86-64.
     """
     environment: dict[str, Any] = {
         **default_environment(),
@@ -75,7 +75,7 @@ def find_missing(
 
 
 def download(names: Sequence[str], directory: Path, python_version: str) -> list[str]:
-    """Download the wheels of packages, without those that they require; return their requirements."""
+    """Download the wheels of packages without the packages that they require; return these requirements."""
     platforms = [f"manylinux_2_{minor}_x86_64" for minor in GLIBC_MINORS]
     run_pip(
         ["download", "--no-deps", "--only-binary", ":all:", "--constraint", "constraints.txt"],
@@ -106,7 +106,7 @@ def run_pip(*arguments: Sequence[str]) -> None:
 
 
 def read_names(path: Path) -> set[str]:
-    """Return the canonical names of the packages in a file: one a line, as ``pip freeze`` prints them."""
+    """Return the canonical names of the packages in a file: one per line, as ``pip freeze`` prints them."""
     lines = (line.partition("#")[0].strip() for line in path.read_text().splitlines())
     return {canonicalize_name(Requirement(line).name) for line in lines if line}
 
@@ -116,7 +116,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="tools/gpu_wheels.sh", description=__doc__)
     parser.add_argument("directory", type=Path, help="where to write the wheels")
     parser.add_argument(
-        "--have", type=Path, help=f"a file that lists the machine's packages, one a line (default: {', '.join(USUAL)})"
+        "--have",
+        type=Path,
+        help=f"file with the machine's packages, one per line (default: {', '.join(USUAL)})",
     )
     parser.add_argument("--python-version", default="3.12", help="the machine's Python (default: 3.12)")
     given = parser.parse_args()

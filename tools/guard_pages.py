@@ -21,7 +21,7 @@ class GuardedMemory:
     """Memory for one array at a time, between two inaccessible pages.
 
     An array lies next to one of them. An access beyond its other end is detected only after the rest of a page, so
-    place arrays at the end and at the start in turns.
+    place arrays alternately at the end and at the start.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class GuardedMemory:
         return array
 
     def forbid(self, start: int, stop: int) -> None:
-        """Make the pages inaccessible that lie entirely in [start, stop) of the memory for arrays."""
+        """Make all pages inaccessible that are entirely within [start, stop) of the memory for arrays."""
         first, end = -(-start // PAGE) * PAGE, stop // PAGE * PAGE
         if first < end:
             protect(self._address + PAGE + first, end - first, NONE)

@@ -17,7 +17,7 @@ from shardio.images.kernel.compiled.records import CALL, IMAGE, PLAN, ROW, WORKS
 from tools.guard_pages import GuardedMemory
 
 MAX_FILES = 16
-"""Of one chunk."""
+"""The maximum number of files in a chunk."""
 
 UNTOUCHED = 77
 """The value that rows are filled with."""
@@ -39,7 +39,7 @@ class Chunk(NamedTuple):
     Attributes:
         contents: The bytes of n files.
         plans: The fields of one or more PLANs for each file.
-        turns: How to turn each image upright.
+        turns: The turn that makes each image upright.
         shape: Height and width of the rows.
         at_end: Whether arrays lie at the end of the accessible memory, or at its start.
     """
@@ -90,8 +90,8 @@ def _between_guards(function: Callable[[int], object], forbidden: Iterable[tuple
     Inputs are read-only, and rows of images that are not rendered must not change.
 
     Args:
-        function: The kernel; it takes the address of a CALL.
-        forbidden: Parts of the workspace that are inaccessible as well.
+        function: The kernel, which receives the address of a CALL.
+        forbidden: Parts of the workspace that are also inaccessible.
     """
     files = [GuardedMemory() for _ in range(MAX_FILES)]
     names = "images", "plans", "order", "rows", "destinations", "is_done", "call"
@@ -142,7 +142,7 @@ def _between_guards(function: Callable[[int], object], forbidden: Iterable[tuple
 
 
 def _second_halves(workspace: np.dtype[np.void]) -> Iterator[tuple[int, int]]:
-    """Yield where the second halves of the large arrays lie, to detect an overrun of one array into the next."""
+    """Yield the bounds of the second half of each large array, to detect an overrun of one array into the next."""
     assert workspace.fields is not None
     for name in LARGE:
         kind, start = workspace.fields[name][:2]

@@ -1,4 +1,4 @@
-"""Kill worker processes, drop loaders, run many epochs: no batch is lost or repeated, and nothing leaks.
+"""Kill worker processes, drop loaders and run many epochs: no batch is lost or repeated, and nothing leaks.
 
 ``kills`` kills or stops a worker process at a random moment of each epoch, and compares the batches with those of a
 loader without worker processes. ``leaks`` creates loaders, iterates over half of each one and drops it. ``epochs`` runs
@@ -55,7 +55,9 @@ from tests.sources import write_images
 from tools.campaigns import INTERRUPTED, make_progress
 
 PATIENCE_S = 0.3
-"""Seconds to wait for a stopped worker process, twice. The loader's default would dominate the running time."""
+"""Seconds before a silent worker process is pinged, and again until a missing answer ends it. The loader's default
+would dominate the running time.
+"""
 
 STARTUP_PATIENCE_S = 10.0
 """Seconds to wait for a worker process that was stopped before it had started."""
@@ -90,7 +92,7 @@ class Case:
 
 
 def make_pipeline(name: str) -> Any:
-    """Return user code after a crop by shardio; the libraries are slow to import."""
+    """Return a transform: a crop by shardio, then user code. Libraries are imported only when needed."""
     if name == "shardio":
         return CROP
     if name == "Albumentations":
@@ -191,7 +193,7 @@ def kills(
     only: Annotated[int | None, typer.Option(min=0, help="Run only the case with this seed.")] = None,
     others: Annotated[bool, typer.Option(help="Use transforms and a collate_fn of the user.")] = False,
 ) -> None:
-    """Kill or stop a worker process or the fork server at a random moment: no batch is lost, repeated or changed."""
+    """Kill or stop a worker process or the fork server at random moments: no batch is lost, repeated or changed."""
     warnings.filterwarnings("ignore", message="worker process|fork server")  # Worker processes are expected to die.
     pool_module.PATIENCE_S = fork_server.EXIT_S = PATIENCE_S
     pool_module.STARTUP_PATIENCE_S = STARTUP_PATIENCE_S
@@ -217,10 +219,10 @@ def kills(
 
 @app.command()
 def leaks(loaders: Annotated[int, typer.Option(min=1, help="Number of loaders.")] = 1000) -> None:
-    """Create loaders, iterate over half of each one and drop it: nothing is left of them."""
+    """Create loaders, drop each one after half an epoch, and check that nothing is left of them."""
     started = time.perf_counter()
     with dataset(per_class=16, side=64) as data:
-        batches_of(make_loader(data, num_workers=1))  # Starts what torch starts only once.
+        batches_of(make_loader(data, num_workers=1))  # Starts the threads and processes that torch starts only once.
         gc.collect()
         before, peak = _count_resources(), Counter[str]()
         for i in track(range(loaders), loaders, "loaders"):

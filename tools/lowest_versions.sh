@@ -2,7 +2,7 @@
 # Runs the tests with the lowest versions of all packages that pyproject.toml allows, in a fresh clone of the last commit:
 #   bash tools/lowest_versions.sh
 # Needs the program uv. On Linux, the package index installs torch with CUDA, which is several GB. PYTHON is the Python
-# to use; PYTEST_ARGS are passed to pytest.
+# to use. PYTEST_ARGS are passed to pytest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -2,8 +2,8 @@
 
 Each image is noise with the spectrum of natural images, so JPEG files have the sizes of real photographs (about 70 KB
 at 500x375). The amplitude falls roughly as 1 / frequency (Field, "Relations between the statistics of natural images
-and the response properties of cortical cells", 1987). Each class has blobs of its own colour and stripes of its own
-direction, so a small network can learn it. The same seed gives the same files.
+and the response properties of cortical cells", 1987). Each class has its own colour of blobs and its own direction of
+stripes, so a small network can learn it. The same seed produces the same files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import typer
 from numpy.typing import NDArray
 
 TEXTURE_SIZE = 1024
-"""Side length in pixels of the noise that images are cut from."""
+"""The side length in pixels of the noise that images are cut from."""
 
 NUM_TEXTURES = 6
 

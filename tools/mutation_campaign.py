@@ -1,9 +1,9 @@
-"""Measure the power of the tests: change single expressions of the package, and count the changes that a test notices.
+"""Measure the power of the tests: change single expressions of the package, and count the changes that tests detect.
 
-``python tools/mutation_campaign.py choose 60 --seed 1 > changes.json`` chooses changes, equally many in each folder.
-``python tools/mutation_campaign.py run changes.json`` applies one after another to this checkout, which must have no
-uncommitted changes, and runs the tests of its folder first and then all others, until one fails. ``--checkout`` runs
-them on another checkout, for a comparison: a change is found there by its function and its statement, in any file.
+``python tools/mutation_campaign.py choose 60 --seed 1 > changes.json`` chooses changes, the same number in each folder.
+``python tools/mutation_campaign.py run changes.json`` applies one change at a time to this checkout, which must have no
+uncommitted changes. It runs the tests of the change's folder, then all tests, until one fails. ``--checkout`` uses
+another checkout, for comparison. A change is found there by its function and its statement, in any file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parents[1]
 LEFT_OUT = "images/kernel"
-"""The kernel: a change there needs a compilation, and ``tools/fuzz_kernel.py`` compares all of its pixels."""
+"""The kernel. A change there needs a compilation, and ``tools/fuzz_images.py`` checks all of its pixels."""
 SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -43,7 +43,9 @@ SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
     ast.Or: ast.And,
 }
 TIMEOUT_S = 1200.0
-"""The seconds after which tests that a change makes wait are ended. The change counts as noticed."""
+"""The time limit of the tests in seconds. If a change makes them exceed it, they are ended, and the change counts as
+noticed.
+"""
 
 Change = dict[str, str]
 """The folder, the function, the statement, and the statement after the change, as :func:`ast.unparse` writes them."""
@@ -73,7 +75,7 @@ def find_statements(tree: ast.AST, name: str = "") -> Iterator[tuple[str, ast.st
 
 def change(statement: ast.stmt) -> Iterator[str]:
     """Yield the source of a statement with one operator swapped, one flag negated, or one integer increased."""
-    for number, node in enumerate(ast.walk(statement)):
+    for number, _ in enumerate(ast.walk(statement)):
         changed = copy.deepcopy(statement)
         target = list(ast.walk(changed))[number]
         match target:
@@ -87,12 +89,11 @@ def change(statement: ast.stmt) -> Iterator[str]:
                 target.value = value + 1
             case _:
                 continue
-        del node
         yield ast.unparse(changed)
 
 
 def choose(num_changes: int, seed: int) -> list[Change]:
-    """Choose changes, in turn from each folder."""
+    """Choose changes from each folder in turn."""
     by_folder = defaultdict[str, list[Change]](list)
     for found in find_changes(HERE / "shardio"):
         by_folder[found["folder"]].append(found)
@@ -119,7 +120,7 @@ def apply(checkout: Path, wanted: Change) -> Path | None:
 
 
 def is_noticed(checkout: Path, folder: str) -> bool:
-    """Run the tests of a folder, or of the modules outside folders, and then all, until one fails."""
+    """Run the tests of a folder, or of the modules outside folders, then all tests. Return whether one fails."""
     tests = checkout / "tests"
     first = [tests / folder] if (tests / folder).exists() else sorted(tests.glob("test_*.py"))
     return run_tests(checkout, first) or run_tests(checkout, [tests])
@@ -146,7 +147,7 @@ def run_tests(checkout: Path, paths: Sequence[Path]) -> bool:
 
 
 def run(checkout: Path, changes: Sequence[Change]) -> None:
-    """Apply changes one after another, and print for each whether a test noticed it."""
+    """Apply changes one at a time, and print whether a test noticed each one."""
     found = defaultdict[str, int](int)
     for number, wanted in enumerate(changes):
         path = apply(checkout, wanted)

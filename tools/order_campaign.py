@@ -24,13 +24,15 @@ from tests.order.laws import Case, Group, check_laws
 from tools.campaigns import INTERRUPTED, make_progress
 
 CASES_PER_CHUNK = 50
-"""Cases that a process checks between two reports. They take a fraction of a second, for which Ctrl-C waits."""
+"""The number of cases that a process checks between two reports. Ctrl-C waits for these cases, for a fraction of a
+second.
+"""
 
 
 def draw_case(seed: int) -> Case:
     """Return the case of a seed."""
     rng = random.Random(seed)
-    # Most datasets are small, so that edge cases meet. A few exceed the length that is evaluated at a time.
+    # Most datasets are small, so edge cases coincide. A few exceed the length that is evaluated at a time.
     largest = rng.choices((3, 12, 40, 400), weights=(30, 40, 27, 3))[0]
     sizes = [0 if rng.random() < 0.15 else rng.randint(1, largest) for _ in range(rng.randint(1, 12))]
     if not any(sizes):
@@ -55,7 +57,7 @@ def draw_case(seed: int) -> Case:
 
 
 def _draw_group(rng: random.Random, num_samples: int | None) -> Group:
-    """Return a group that runs to the end (None), or one that stops anywhere in an epoch of ``num_samples``."""
+    """Return a group that stops anywhere in an epoch of ``num_samples`` or, if that is None, runs to the end."""
     world_size, batch_size = rng.randint(1, 9), rng.randint(1, rng.choice((2, 8, 20)))
     num_batches = None if num_samples is None else rng.randint(0, num_samples // (world_size * batch_size) + 1)
     return Group(world_size=world_size, num_workers=rng.randint(1, 4), batch_size=batch_size, num_batches=num_batches)

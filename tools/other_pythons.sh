@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs the tests with other versions of Python, each in a fresh clone of the last commit with an environment of its own:
+# Runs the tests with other versions of Python, each in a fresh clone of the last commit with its own environment:
 #   bash tools/other_pythons.sh python3.10 python3.13
-# On Linux, the package index installs torch with CUDA there, which is several GB: shardio must work beside it.
-# Ends with one line for each Python. PYTEST_ARGS are passed to pytest.
+# On Linux, the package index installs torch with CUDA, which is several GB: shardio must also work with it.
+# The last lines show the outcome for each Python. PYTEST_ARGS are passed to pytest.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,10 +1,10 @@
-"""Kill ``shardio pack`` at random moments and resume it: the result has the bytes of an undisturbed pack.
+"""Kill ``shardio pack`` at random moments and resume it: the result is identical to that of an undisturbed pack.
 
     python tools/pack_campaign.py --kills 200
 
-Each pack has 1 to 4 workers and another mode of storing JPEGs. A launch is interrupted at a uniformly distributed
-moment of the time that a whole pack takes, including its start: SIGKILL to the command, SIGINT to the command, SIGKILL
-to one of its worker processes, or a disk that is full after a random number of bytes of one file. After each
+Each pack has 1 to 4 workers and a random mode of storing JPEGs. A launch is interrupted at a uniformly distributed
+moment of the time that a whole pack takes, including its start. The interruption is SIGKILL or SIGINT to the command,
+SIGKILL to one of its worker processes, or a disk that is full after a random number of bytes of one file. After each
 interruption, files with a final name must have the bytes of the undisturbed pack, and no process of the pack may be
 left. Then the same command resumes until it finishes. The campaign packs again until it has reached the number of
 interruptions.
@@ -54,10 +54,10 @@ def main(
 
 
 class Campaign:
-    """Packs one directory again and again.
+    """A campaign, which packs one directory repeatedly.
 
     Attributes:
-        interruptions: How many of each kind took place.
+        interruptions: The number of interruptions of each kind.
     """
 
     def __init__(self, root: Path, samples: int, draw: random.Random) -> None:
@@ -89,7 +89,7 @@ class Campaign:
         shutil.rmtree(self._out)
 
     def report(self) -> None:
-        """Print what took place."""
+        """Print a summary."""
         kinds = ", ".join(f"{count} × {kind}" for kind, count in sorted(self.interruptions.items()))
         print(
             f"{self.interruptions.total()} interruptions ({kinds}) of {self._num_packs} packs, "
@@ -125,7 +125,7 @@ class Campaign:
     def _check_files(self, mode: tuple[str, ...]) -> None:
         for name, content in read_files(self._out).items():
             if not name.startswith("."):
-                assert content == self._whole[mode][name], f"{name} has other bytes"
+                assert content == self._whole[mode][name], f"{name} has different bytes"
 
     def _command(self, mode: tuple[str, ...], num_workers: int) -> list[str]:
         options = ["--max-shard-samples", "25", "--num-workers", str(num_workers), "--quiet", *mode]
@@ -138,18 +138,18 @@ def kill(process: subprocess.Popen[str], workers: list[int], draw: random.Random
 
 
 def interrupt(process: subprocess.Popen[str], workers: list[int], draw: random.Random) -> None:
-    """Press Ctrl-C."""
+    """Send SIGINT, as Ctrl-C does."""
     process.send_signal(signal.SIGINT)
 
 
 def kill_worker(process: subprocess.Popen[str], workers: list[int], draw: random.Random) -> None:
-    """Kill a worker process; if there is none yet, the command."""
+    """Kill a worker process; if there is none yet, kill the command."""
     with suppress(ProcessLookupError):
         os.kill(draw.choice(workers or [process.pid]), signal.SIGKILL)
 
 
 def wait_only(process: subprocess.Popen[str], workers: list[int], draw: random.Random) -> None:
-    """Do nothing: the disk is full anyway."""
+    """Do nothing: the full disk interrupts the command."""
 
 
 Interrupt = Callable[[subprocess.Popen[str], list[int], random.Random], None]
@@ -162,7 +162,7 @@ KINDS: dict[str, Interrupt] = {
 
 
 def list_children(pid: int) -> list[int]:
-    """Return the processes that a process has started; none if it has ended."""
+    """Return the child processes of a process; none if it has ended."""
     try:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:

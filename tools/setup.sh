@@ -14,14 +14,14 @@ if [[ "$(cat "$installed" 2>/dev/null)" != "$wanted" ]]; then
   echo "setting up .venv (only once; torch is a large download)"
   install=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt)
   "${install[@]}" torch
-  # What a build needs, in this environment, because pip would build in another one with other versions.
+  # The packages that a build needs. Without --no-build-isolation, pip would build with other versions of these.
   needed=(editables hatchling numba xxhash)
   # Where there is no C compiler, ziglang links the kernel.
   [[ -n $(type -P cc gcc clang || true) ]] || needed+=(ziglang)
   "${install[@]}" "${needed[@]}"
   "${install[@]}" --no-build-isolation --editable '.[dev]'
-  # Datasets of other tools, for the tests of packing. These tools work with newer packages than they ask for:
-  # mosaicml-streaming wants transformers < 5 and numpy < 2.2, and boto3 wants an older python-dateutil.
+  # Datasets of other tools, for the tests of packing. These tools work with newer packages than they declare:
+  # mosaicml-streaming requires transformers < 5 and numpy < 2.2, and boto3 requires an older python-dateutil.
   "${install[@]}" brotli catalogue python-snappy tifffile tqdm zstd
   "${install[@]}" --no-deps boto3 botocore jmespath litdata mosaicml-streaming s3transfer
   echo "$wanted" >"$installed"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up the environment and runs all checks and tests, with --all including the slow ones.
+# Sets up the environment and runs all checks and tests. With --all, also runs the slow tests.
 # Passes other arguments to pytest.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -1,4 +1,4 @@
-"""Tile every JPEG of the full corpus, and photographs, and check that nothing is lost.
+"""Tile every JPEG of the full corpus and of a folder, and check that tiling is lossless.
 
 The laws are those of ``tests/images/tiling_laws.py``, which the tests check on the small corpus. ``--crops`` compares
 random crops of each file, untouched and tiled, with full decodes at 1/1, 1/2, 1/4 and 1/8. ``--jpegtran`` compares each
@@ -62,11 +62,12 @@ class Comparison:
     """The output of jpegtran for the tiled files.
 
     Attributes:
-        outcomes: How often jpegtran wrote the ``same scan``, byte for byte; ``other scan, same pixels`` (it empties the
-            padding blocks outside the image and renumbers Huffman tables); or could ``not read`` the file.
+        outcomes: The number of files by outcome: ``same scan``, byte for byte; ``other scan, same pixels``; ``not
+            read``. jpegtran's scan may differ because it empties the padding blocks outside the image and renumbers
+            Huffman tables.
         num_bytes: The total size of jpegtran's files.
         num_tiled_bytes: The total size of the same files, tiled.
-        num_table_bytes: The total size of the tile tables in these, which jpegtran's files do not have.
+        num_table_bytes: The total size of the tile tables in the tiled files, which jpegtran's files do not have.
     """
 
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -132,7 +133,8 @@ def check_crops(subject: Subject, num_crops: int) -> None:
     random = np.random.default_rng([num_crops, len(subject.content)])
     size = open_image(subject.content).size
     for scale in SCALES:
-        # simplejpeg takes a minimal size instead of a scale; for the smallest images, scales share a size.
+        # simplejpeg accepts a minimum size instead of a scale. For the smallest images, several scales have the same
+        # size.
         if scale > 1 and max(size) < MIN_SCALED_SIDE:
             continue
         try:
@@ -159,7 +161,7 @@ def check(subject: Subject, comparison: Comparison | None, num_crops: int = 0) -
 
 
 def format_counts(counts: Counter[str]) -> str:
-    """Return counts in words, the largest first."""
+    """Return counts as text, the largest first."""
     return ", ".join(f"{num_files:,} {outcome}" for outcome, num_files in counts.most_common())
 
 

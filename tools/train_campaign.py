@@ -1,4 +1,4 @@
-"""Kill ``shardio train`` repeatedly at random moments and resume it: the losses equal those of an uninterrupted run.
+"""Kill ``shardio train`` at random moments and resume it: the losses equal those of an uninterrupted run.
 
     python tools/train_campaign.py --kills 50              one process
     python tools/train_campaign.py --kills 20 --ranks 2    two ranks under torchrun, one of which is killed
@@ -63,10 +63,10 @@ def main(
 
 
 class Campaign:
-    """Runs in a directory that are killed and resumed.
+    """A campaign, which kills and resumes runs in a directory.
 
     Attributes:
-        phases: How many kills hit a run in each phase.
+        phases: The number of kills in each phase of a run.
         num_runs: The number of runs that finished and were compared.
     """
 

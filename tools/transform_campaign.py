@@ -1,11 +1,11 @@
-"""Compare operations on pixels with torchvision and Pillow, far longer than the tests.
+"""Compare operations on pixels with torchvision and Pillow, on many more cases than the tests.
 
     python -m tools.transform_campaign operations --cases 100000 --seed 1   random images, operations and sequences
     python -m tools.transform_campaign hues                                 all 2^24 colours, each of 256 shifts
     python -m tools.transform_campaign blurs --cases 20000 --seed 1         random images and Gaussian blurs
 
-The exit code is 1 if any pixel differs; for blurs, if one differs from the definition, or by more than 1 from
-torchvision.
+The exit code is 1 if any pixel differs. For blurs, it is 1 if a pixel differs from the definition, or by more than 1
+from torchvision.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def operations(cases: int = 100_000, seed: int = 0) -> None:
 
 @app.command()
 def hues() -> None:
-    """Turn the hues of all colours by all shifts."""
+    """Shift the hues of all colours by all shifts."""
     began, num_different = time.monotonic(), 0
     for shift in range(256):
         turn = as_operations([(codes.HUE, [shift], lambda image: image)])

@@ -29,7 +29,7 @@ class Copy(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activity:
-    """What a device did during a period: copies to it, and its kernels."""
+    """The activity of a device during a period: copies to it, and its kernels."""
 
     copies: list[Copy] = field(default_factory=list)
     kernels: list[Interval] = field(default_factory=list)
@@ -92,7 +92,7 @@ def read_trace(trace: Mapping[str, Any]) -> Activity:
 
 
 def record(run: Callable[[], object], device: torch.device) -> Activity:
-    """Run a function until the device has finished its work, and return what the device did."""
+    """Run a function until the device has finished its work, and return the device's activity."""
     is_cuda = device.type == "cuda"
     with profile(activities=[ProfilerActivity.CUDA if is_cuda else ProfilerActivity.CPU]) as profiler:
         run()

@@ -109,7 +109,7 @@ class CopyBeforeStep:
 
 
 class Resident:
-    """Yields a few batches on the device in rotation, and prepares them each time if asked to. It never ends."""
+    """Yields a few batches on the device in rotation, and prepares them each time if ``prepare`` is given, forever."""
 
     def __init__(self, batches: Sequence[Batch], prepare: ImagePreparation | None = None) -> None:
         self.batches, self.prepare = batches, prepare
@@ -121,12 +121,12 @@ class Resident:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where batches come from.
+    """A source of batches.
 
     Attributes:
         name: ``memory`` or ``photographs``.
-        for_shardio: What (b) wraps.
-        for_others: What (c) and (d) wrap, in pinned memory if the device is CUDA; decoded in torch's loader.
+        for_shardio: The loader that (b) wraps.
+        for_others: The loader that (c) and (d) wrap. On CUDA, its batches are in pinned memory.
         decodes: Whether the batches are decoded.
     """
 
@@ -146,7 +146,7 @@ def open_memory(num_buffers: int, batch_size: int, device: torch.device) -> Sour
 
 
 def make_feeds(source: Source, device: torch.device) -> tuple[dict[str, Iterable[Batch]], dict[str, str]]:
-    """Return all feeds by name, and why some could not be created."""
+    """Return all feeds by name, and the reasons why others could not be created."""
     prepare, problems = make_preparation(device), dict[str, str]()
     prefetcher = DevicePrefetcher(source.for_shardio, device, normalize=NORMALIZE, dtype=torch.bfloat16)
     there = [(images.to(device), labels.to(device)) for images, labels in islice(source.for_shardio, NUM_RESIDENT)]

@@ -38,7 +38,7 @@ class Block(nn.Module):
 
 
 def make_network(name: str, width: int = WIDTH) -> tuple[nn.Module, str]:
-    """Return a network for images of 224 pixels, and where it comes from.
+    """Return a network for images of 224 pixels, and a description of its origin.
 
     Args:
         name: ``resnet18`` or ``resnet50``.

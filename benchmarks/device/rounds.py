@@ -1,4 +1,4 @@
-"""Rounds: every feed trains once per round, and the first one changes from round to round."""
+"""Run rounds: every feed trains once per round, and another feed comes first in each round."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Settings:
 
     @property
     def num_batches(self) -> int:
-        """The number of batches of a turn, plus some, so that no epoch ends within a turn."""
+        """The number of batches in a turn, plus a few, so no epoch ends within a turn."""
         return self.warmup + self.steps + self.profiled + 8
 
 
@@ -60,12 +60,12 @@ class Group:
     """The results for a network with a source: one figure per round.
 
     Attributes:
-        network: Where the network comes from.
+        network: A description of the network's origin.
         feeds: The figures of each feed, by the feed's name and the figure's name.
         loaders_alone: Images/s of the loaders that decode, without training.
         pinned_gb_per_s: The bandwidth of plain copies from pinned memory.
         is_registered: Whether (b) copies from the loader's own memory; None on a CPU.
-        problems: Why a feed was not measured, or not completely.
+        problems: The reason why a feed was not measured completely, by the feed's name.
     """
 
     model: str
@@ -116,7 +116,7 @@ def run_group(
 ) -> Group:
     """Run all rounds of a network with a source, and call ``keep`` with the figures after each of them.
 
-    A feed that fails is left out of later rounds; if (a) fails, raise.
+    A feed that fails is left out of later rounds. If (a) fails, its error is raised.
     """
     training = Training(model, settings)
     group = Group(model=model, source=source.name, network=training.origin)

@@ -1,4 +1,4 @@
-"""The results as tables in Markdown, and whether they meet the targets."""
+"""Present the results as tables in Markdown, and judge whether they meet the targets."""
 
 from __future__ import annotations
 

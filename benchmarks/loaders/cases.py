@@ -1,4 +1,4 @@
-"""What is measured: one function per case, which runs in the process of one candidate."""
+"""The measurement of each case: a function that runs in the process of one candidate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.loaders.registry import Candidate
 
 MEGABYTE = 1e6
 LOOP = 200_000
-"""Iterations of the counting loop that runs between two batches: some milliseconds of plain Python."""
+"""The number of iterations of the counting loop between two batches: some milliseconds of plain Python."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ def measure_throughput(trial: Trial) -> Figures:
 
 
 def measure_small(trial: Trial) -> Figures:
-    """Do the same with batches that are lists of bytes objects."""
+    """Measure throughput as above, with batches that are lists of bytes objects."""
     job = replace(trial.job, batch_size=512)
     check = BytesCheck(small_samples(job.num_samples))
     return _measure_epochs(replace(trial, job=job), check)
@@ -63,7 +63,7 @@ def measure_first_batch(trial: Trial) -> Figures:
 
 
 def measure_training_process(trial: Trial) -> Figures:
-    """Measure what a loader costs the training process: CPU time, and the pace of other Python code.
+    """Measure the cost of a loader to the training process: CPU time, and the pace of other Python code.
 
     There is one worker, so on two cores the main thread has a core to itself: if its loop slows down, other threads of
     its process are the cause. ``process_time`` covers all threads of this process, and no other process.

@@ -1,4 +1,4 @@
-"""Checks of the batches of the warm-up epoch, before anything is timed."""
+"""Check the batches of the warm-up epoch, before anything is timed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Figures = dict[str, float]
 
 
 class ContentError(Exception):
-    """A loader did not deliver what it should."""
+    """A loader delivered wrong samples."""
 
 
 def split_batch(batch: Batch) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""The data in the format of every candidate, created once in a work directory.
+"""Create the data in the format of every candidate, once in each work directory.
 
 ``python -m benchmarks.loaders.data WORK STORAGE`` creates one format from ``WORK/folder``. Each format has its own
 process, which keeps the libraries apart.
@@ -47,7 +47,7 @@ def copy_images(images: Path, work: Path, num_samples: int) -> None:
         raise SystemExit(f"--samples must be at least the number of classes, got {num_samples}")
     shutil.rmtree(work / "folder", ignore_errors=True)
     for number in range(num_samples):
-        # Spread evenly over all images, so that few samples contain every class, too.
+        # Spread evenly over all images, so even a few samples contain every class.
         path = paths[number * len(paths) // num_samples if num_samples < len(paths) else number % len(paths)]
         folder = work / "folder" / path.relative_to(images).parts[0]
         folder.mkdir(parents=True, exist_ok=True)
@@ -190,7 +190,7 @@ def _make_parquet(work: Path, target: Path, _: int) -> None:
     files = _shuffled(work)
     for shard in range(NUM_SHARDS):
         samples = [read_sample(file) for file in files[shard::NUM_SHARDS]]
-        # Small groups of rows, as its guide recommends for images, so that a reader needs little memory.
+        # Small groups of rows, as its guide recommends for images, so a reader needs little memory.
         parquet.write_table(arrow.Table.from_pylist(samples), target / f"{shard:03d}.parquet", row_group_size=100)
 
 

@@ -1,4 +1,4 @@
-"""The files of class folders with their labels, for the peers that read files."""
+"""List the files of class folders with their labels, for the peers that read files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a candidate must do, and what it yields."""
+"""The task of a candidate, and the batches that it yields."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""CPU time and memory of a process and its descendants, from Linux's ``/proc``.
+"""Measure the CPU time and memory of a process and its descendants, from Linux's ``/proc``.
 
-A process belongs to the tree if it is a descendant, or is in the session that the measured process leads. So helpers
-whose parent has exited are counted, too.
+A process belongs to the tree if it is a descendant, or is in the session that the measured process leads. So helper
+processes whose parent has exited are also counted.
 """
 
 from __future__ import annotations

@@ -47,8 +47,6 @@ def make_energon(job: Job) -> Epochs:
     energon: Any = importlib.import_module("megatron.energon")
 
     class Encoder(energon.DefaultTaskEncoder):  # type: ignore[misc]  # without types
-        """Makes batches of undecoded JPEGs."""
-
         def batch(self, samples: list[Any]) -> Batch:
             use_one_thread()
             return collate_images([(sample.image, sample.label) for sample in samples], crop=job.crop)

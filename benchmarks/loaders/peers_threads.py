@@ -1,6 +1,7 @@
 """Loaders that decode in threads of the training process: batches are not transferred, but all threads share the GIL.
 
-Each task is a whole batch: OpenCV releases the GIL while it works, and handing over single images would take it again.
+Each task is a whole batch: OpenCV releases the GIL while it works, and passing single images between threads would need
+it again.
 """
 
 from __future__ import annotations

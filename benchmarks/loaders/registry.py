@@ -1,6 +1,6 @@
-"""The candidates: the name of each one, what it reads, which modules it needs, and which function creates it.
+"""The candidates, each with its name, its data format, the modules that it needs, and the function that creates it.
 
-A candidate's modules are imported only when it runs, so that its process has no others.
+A candidate's modules are imported only when it runs, so its process has no other modules.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Candidate:
 
     @property
     def stored(self) -> str:
-        """What its storage contains. Candidates are compared with peers that read the same."""
+        """A description of its data. Candidates are compared with peers that read the same data."""
         if self.storage.startswith("small"):
             return SMALL
         if self.storage.endswith("-256"):

@@ -1,4 +1,4 @@
-"""The results of a run: a JSON file with all figures and the environment, and a chart."""
+"""Write the results of a run: a JSON file with all figures and the environment, and a chart."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALWAYS = ("shardio", "torch", "numpy", "opencv-python-headless", "pillow", "simp
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return what the results depend on besides the packages."""
+    """Return the facts about the machine that the results depend on."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -114,7 +114,7 @@ def _describe(result: Result) -> dict[str, Any]:
 
 
 def find_version(package: str) -> str:
-    """Return the version of a package; None if it is not installed."""
+    """Return the version of a package; "" if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

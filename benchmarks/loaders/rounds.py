@@ -1,4 +1,4 @@
-"""Rounds: every candidate runs once per round, in its own process, and the first one changes from round to round."""
+"""Run rounds: every candidate runs once per round, in its own process, and another one comes first in each round."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Result:
 
     Attributes:
         rounds: The figures of each round; empty if there was a problem.
-        problem: Why it was not measured; empty if it was.
+        problem: The reason why it was not measured; empty if it was measured.
     """
 
     candidate: Candidate
@@ -95,7 +95,8 @@ def _run_once(case: str, result: Result, data: Path, settings: Settings) -> None
     numbers = (num_samples, settings.num_workers, settings.num_epochs)
     command = [sys.executable, "-m", "benchmarks.loaders.worker", case, result.candidate.name]
     command += [str(settings.work), str(data), *map(str, numbers)]
-    # Its own session identifies its processes, whose CPU time and memory are measured, and which are ended with it.
+    # A separate session identifies the candidate's processes. Their CPU time and memory are measured, and they are
+    # ended together.
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )

@@ -1,4 +1,4 @@
-"""The results as tables in Markdown."""
+"""Present the results as tables in Markdown."""
 
 from __future__ import annotations
 

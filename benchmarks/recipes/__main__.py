@@ -1,9 +1,9 @@
-"""How fast is each loader with the recipes that people train with?
+"""How fast is each loader with common training recipes?
 
 ``python -m benchmarks.recipes PHOTOS``: torchvision's ResNet-50 recipe (random crop, TrivialAugmentWide,
 RandomErasing), SimCLR's two views and DINO's ten crops of photographs, at 224×224 and 96×96, with two workers. Loaders
-take turns, one epoch each; images/s are photographs by the wall clock, and CPU time is that of the process and its
-children.
+take turns, one epoch each. images/s are photographs per second of wall-clock time. CPU time includes the process and
+its children.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NUM_WORKERS = 2
 BATCH_SIZE = 64
 
 GOALS = {"resnet50": 3, "simclr": 10, "dino": 10}
-"""By how much shardio, with tiled shards, shall be faster than the fastest of the others."""
+"""The factor by which shardio, with tiled shards, should be faster than the fastest peer."""
 
 OURS: dict[str, Callable[[], Any]] = {
     "resnet50": lambda: recipes.trivial_augment(SIZE),
@@ -54,7 +54,7 @@ OURS: dict[str, Callable[[], Any]] = {
 
 @dataclass(frozen=True)
 class Photographs(torch.utils.data.Dataset[Any]):
-    """A map-style dataset of photographs, as people write it: (image or crops, label)."""
+    """A typical map-style dataset of photographs: (image or crops, label)."""
 
     paths: list[Path]
     decode: Callable[[bytes], Any]
@@ -102,10 +102,10 @@ def make_nodes(files: Photographs) -> Iterable[Any]:
 
 
 def settle() -> None:
-    """Wait until nothing works in the background: some loaders prepare the next epoch's first batches."""
+    """Wait until no background work is left: some loaders prepare the next epoch's first batches."""
     before = cpu_s()
     while True:
-        time.sleep(0.3)  # Loaders do not say when they rest: CPU time over a while shows it.
+        time.sleep(0.3)  # Loaders do not report when they are idle, but their CPU time shows it.
         if (after := cpu_s()) - before < 0.01:
             return
         before = after
@@ -122,7 +122,7 @@ def measure(loader: Iterable[Any]) -> tuple[float, float, float]:
     for images, labels in loader:
         num_images += len(labels)
         for crop in images if isinstance(images, list | tuple) else [images]:
-            part = np.asarray(crop[:4])  # The mean only shows that all loaders do the same.
+            part = np.asarray(crop[:4])  # The mean only shows that all loaders do the same work.
             total, num_pixels = total + float(part.sum(dtype=np.float64)), num_pixels + part.size
     return num_images / (time.perf_counter() - began), 1e6 * (cpu_s() - cpu_before) / num_images, total / num_pixels
 
@@ -138,7 +138,7 @@ def race(recipe: str, folder: Path, tiled: Path, rounds: int) -> None:
                 figures[each].append(measured)
     speeds = {each: statistics.median(speed for speed, *_ in found) for each, found in figures.items()}
     best = max(speed for each, speed in speeds.items() if not each.startswith("shardio"))
-    print(f"| {recipe} (goal {GOALS[recipe]} ×) | images/s | CPU µs an image | mean pixel | of the fastest other |")
+    print(f"| {recipe} (goal {GOALS[recipe]} ×) | images/s | CPU µs per image | mean pixel | × fastest peer |")
     print("|---|---|---|---|---|")
     for each, found in figures.items():
         spread = f"{min(speed for speed, *_ in found):,.0f} to {max(speed for speed, *_ in found):,.0f}"

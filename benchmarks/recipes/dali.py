@@ -1,4 +1,4 @@
-"""Each recipe in DALI, on the CPU."""
+"""The recipes in DALI, on the CPU."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Each recipe in torchvision (on Pillow images and on tensors) and in Albumentations, as people write it.
+"""The recipes in torchvision (on Pillow images and on tensors) and in Albumentations, as in typical user code.
 
-All of them make uint8 images, so that loaders do equal work. In torchvision's own recipe, images are normalised before
-a part is erased to 0; here the part gets the mean colour.
+All of them make uint8 images, so the loaders do equal work. In torchvision's own recipe, images are normalised before a
+part is erased to 0; here the part gets the mean colour.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shardio.libraries import import_library
 from shardio.transforms.recipes import IMAGENET_MEAN
 
 Make = Callable[[Any], Any]
-"""Makes a sample's image, or a list of crops, of a decoded image."""
+"""Makes a sample's image, or a list of crops, from a decoded image."""
 
 SIZE, SMALL = 224, 96
 BLUR = {SIZE: 23, SMALL: 9}
@@ -27,7 +27,7 @@ BLUR = {SIZE: 23, SMALL: 9}
 
 
 def make_torchvision(recipe: str, *, takes_tensors: bool) -> Make:
-    """Return a recipe of torchvision's transforms, of Pillow images or of tensors uint8 [3, height, width]."""
+    """Return a recipe of torchvision's transforms, for Pillow images or for tensors, uint8 [3, height, width]."""
     import_library("torchvision")
     v2: Any = importlib.import_module("torchvision.transforms.v2")
     finish = [] if takes_tensors else [v2.PILToTensor()]
@@ -60,7 +60,7 @@ def make_torchvision(recipe: str, *, takes_tensors: bool) -> Make:
 
 
 def make_albumentations(recipe: str) -> Make:
-    """Return a recipe of Albumentations' transforms, of uint8 arrays [height, width, 3].
+    """Return a recipe of Albumentations' transforms, for arrays, uint8 [height, width, 3].
 
     It has no TrivialAugment, so its operations are listed; strengths are drawn from ranges instead of 31 numbers.
     """
@@ -109,7 +109,7 @@ def make_albumentations(recipe: str) -> Make:
 
 
 def _make_crops(recipe: str, crop: Callable[..., Any]) -> Make:
-    """Return the crops of SimCLR or DINO, given a function that makes the pipeline of one of them."""
+    """Return the crops of SimCLR or DINO, given a function that makes the pipeline of one crop."""
     if recipe == "simclr":
         views = [crop(SIZE, (0.08, 1.0), (0.8, 0.8, 0.8, 0.2), 0.5, 0.0)] * 2
     else:
@@ -129,11 +129,11 @@ def decode_pillow(content: bytes) -> Any:
 
 
 def decode_opencv(content: bytes) -> NDArray[np.uint8]:
-    """Return uint8 [height, width, 3]."""
+    """Return an image, uint8 [height, width, 3]."""
     flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
     return np.asarray(cv2.imdecode(np.frombuffer(content, np.uint8), flags), np.uint8)
 
 
 def decode_tensor(content: bytes) -> torch.Tensor:
-    """Return uint8 [3, height, width]. OpenCV decodes as fast as torchvision, whose decoder is not always installed."""
+    """Return an image, uint8 [3, height, width]. OpenCV is as fast as torchvision, whose decoder may be missing."""
     return torch.from_numpy(decode_opencv(content)).permute(2, 0, 1)

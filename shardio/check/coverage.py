@@ -1,8 +1,8 @@
-"""Coverage: the samples that an epoch delivered, each by an identity of one uint64.
+"""The samples that an epoch delivered, each identified by a uint64.
 
 An integer key from 0 to 2**63 - 1 is its own identity. All other keys are hashed to 2**63 and above, so the two kinds
 never collide. Equal numbers (1 and 1.0) have the same identity, and so do a string and its UTF-8 bytes. A sample
-without a key is identified by its content: the xxh3-64 hash of all its fields. Each delivery takes 14 bytes.
+without a key is identified by its content: the xxh3-64 hash of all its fields. Each delivery occupies 14 bytes.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def keys_in(batch: Any, key: Key) -> list[Hashable] | None:
     if key is None:
         return _as_keys(batch)
     try:
-        is_name = isinstance(key, str) and isinstance(batch, tuple) and hasattr(batch, key)  # Of a namedtuple.
+        is_name = isinstance(key, str) and isinstance(batch, tuple) and hasattr(batch, key)  # A field of a namedtuple.
         found = key(batch) if callable(key) else getattr(batch, str(key)) if is_name else batch[key]
     except (KeyError, IndexError, TypeError) as error:
         raise IdentityError(
@@ -111,7 +111,7 @@ def content_ids(batch: Any, *, is_collated: bool = False) -> Ids:
         digest = xxhash.xxh3_64()
         for column in columns:
             content = _to_bytes(column[sample])
-            digest.update(b"%d:" % len(content))  # To tell ("ab", "c") from ("a", "bc").
+            digest.update(b"%d:" % len(content))  # Distinguishes ("ab", "c") from ("a", "bc").
             digest.update(content)
         ids.append(digest.intdigest())
     return np.array(ids, dtype=np.uint64)
@@ -236,7 +236,7 @@ class Allowance:
 
     Attributes:
         num_samples: The number of samples in the dataset.
-        num_repeats: The number of extra deliveries over all ranks, without marked repeats.
+        num_repeats: The number of extra deliveries over all ranks, excluding marked repeats.
         num_missing: The number of samples that are left out, or were delivered before the run resumed.
         num_marked: The number of marked repeats over all ranks.
         samples: The sorted indices of the samples that are repeated or left out; None if unknown.
@@ -288,7 +288,7 @@ class RankEpoch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """The arrival of one sample: its rank, the rank's worker (None if unknown) and batch."""
+    """The arrival of one sample: its rank, its worker on that rank (None if unknown) and its batch."""
 
     rank: int
     worker: int | None
@@ -495,13 +495,6 @@ def merge(recordings: Sequence[Recording], *, world_size: int | None = None) -> 
             whole.rank_epochs |= part.rank_epochs
             whole.allowances |= part.allowances
     return merged
-
-
-GRACE_S = 5.0
-"""The longest time between SIGTERM and SIGKILL, in seconds."""
-
-SHOWN_BYTES = 8192
-"""The number of bytes at the end of a rank's standard error that an error message shows."""
 
 
 def _delivery(rank: int, worker: int, batch: int) -> Delivery:

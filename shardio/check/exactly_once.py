@@ -62,7 +62,7 @@ DistributedSampler without drop_last
             must be the same on every read.
         epochs: The number of epochs to check. If samples are identified by content, one more may be read for
             comparison.
-        set_epoch: A function to call with the epoch before each epoch, as the training script does.
+        set_epoch: A function that the check calls with the epoch's number before each epoch, as a training script does.
 
     Raises:
         CoverageError: If samples are repeated, lost or unexpected. The error is also an AssertionError. It names the
@@ -143,7 +143,7 @@ def _refuse_one_pass(num_samples: int, num_again: int) -> None:
 
 
 def _read_alone(loader: HasWorkers, key: Key) -> tuple[Ids, dict[int, Hashable]]:
-    """Return the identities and keys of a loader's dataset, read without workers and sampler."""
+    """Return the identities and keys of a loader's dataset, read without workers or sampler."""
     dataset = loader.dataset
     indices = (indices_of(loader) or range(len(dataset))) if is_map_style(loader) else None
     samples = iter(dataset) if indices is None else (dataset[index] for index in indices)
@@ -294,7 +294,7 @@ def judge(
 def judge_epoch(coverage: Coverage, expected: ExpectedSamples, *, allow: bool = True) -> CoverageReport:
     """Return the report of one epoch, with its problems and likely causes."""
     report = make_report(coverage, expected.allow(coverage.allowance) if allow else expected)
-    causes = find_causes(report)  # Before problems, which explain themselves, are added.
+    causes = find_causes(report)  # Problems are added later: they explain themselves.
     report.problems += _find_problems(coverage, report, allow=allow)
     if not report.is_right:
         known = {epoch.cause: None for epoch in coverage.rank_epochs.values() if epoch.cause}
@@ -308,7 +308,7 @@ def is_by_content(coverage: Coverage) -> bool:
 
 
 def is_surely_wrong(report: CoverageReport) -> bool:
-    """Return whether an epoch is wrong by its problems or its number of samples alone."""
+    """Return whether an epoch's problems or its number of samples alone show that it is wrong."""
     expected = report.expected
     if report.problems:
         return True
@@ -403,7 +403,10 @@ def _demand_keys(epochs: Sequence[Coverage], coverage: Coverage, report: Coverag
 
 
 MIN_SAMPLES = 10
-"""The fewest samples that do not repeat an order by chance. For 10 samples, the chance is 1 in 3.6 million."""
+"""The smallest number of samples whose order does not repeat by chance.
+
+With 10 samples, the chance is 1 in 3.6 million.
+"""
 
 MAX_COMPARED = 1_000_000
 """The largest number of an epoch's samples to compare when checking whether a loader shuffles."""

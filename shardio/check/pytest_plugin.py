@@ -1,4 +1,4 @@
-"""The pytest plugin: the fixture ``assert_exactly_once``, which comes with shardio."""
+"""A pytest plugin that provides the fixture ``assert_exactly_once``."""
 
 from __future__ import annotations
 

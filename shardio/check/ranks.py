@@ -1,4 +1,4 @@
-"""Record the samples that each rank receives, in a training run or in a process for each rank, and merge the ranks.
+"""Record the samples that each rank receives, in a training run or in one process per rank, and merge the recordings.
 
 A recording is a safetensors file. For each epoch ``e``, it has the tensors ``ids.e`` (uint64 [n]), ``batches.e``
 (uint32 [n]) and ``workers.e`` (int16 [n], -1 for an unknown worker). Its metadata key ``recording`` is a JSON object
@@ -81,11 +81,11 @@ class CoverageRecorder:
         rank: The rank of this process; by default, from torch.distributed or torchrun.
         world_size: The number of ranks; by default, that of torch.distributed or torchrun, or unknown if ``rank`` is
             given.
-        mesh: An alternative to ``rank`` and ``world_size``, as for the dataset. Groups along the mesh without rank
-            0 write files such as ``rank-00000.group-00001.replica``, named after the first rank of the group.
+        mesh: An alternative to ``rank`` and ``world_size``, as for the dataset. Groups along the mesh that do not
+            contain rank 0 write files such as ``rank-00000.group-00001.replica``, named after their first rank.
         group: Another alternative: a process group, as for the dataset.
-        resume: The result of :meth:`state_dict` in the checkpoint that training resumes from. The recording in the
-            file continues from there, without its later entries.
+        resume: The result of :meth:`state_dict` in the checkpoint that training resumes from. Recording continues in
+            the existing file from that point; its later entries are removed.
 
     Raises:
         FormatError: If the file to resume is missing, ends before the checkpoint, or was recorded with a different
@@ -161,7 +161,7 @@ class CoverageRecorder:
         return merge([load_recording(part, f"rank {rank}") for rank, part in enumerate(parts)], world_size=len(parts))
 
     def state_dict(self) -> dict[str, int]:
-        """Write the recording to its file, and return the numbers of epochs and of batches in the last epoch.
+        """Write the recording to its file, and return the number of epochs and of the last epoch's batches.
 
         Save the result in each checkpoint, together with the loader's state.
         """
@@ -212,7 +212,7 @@ class CoverageRecorder:
 
 
 def _find_suffix(group: ProcessGroup | None) -> str:
-    # ``run/*.cov`` must match the samples of each rank once.
+    # ``run/*.cov`` must not match files of other groups, which receive the same samples.
     if group is None:
         return ".cov"
     import torch.distributed
@@ -377,7 +377,7 @@ def run_rank(target: str, directory: str, epochs: int, key: str | None) -> None:
 
 
 def main() -> NoReturn:
-    """Run the rank that the environment names, with the arguments TARGET DIRECTORY EPOCHS KEY of the command line."""
+    """Run the rank given by the environment. The command-line arguments are TARGET DIRECTORY EPOCHS KEY."""
     _, target, directory, epochs, key = sys.argv
     code = 0
     try:
@@ -410,8 +410,8 @@ class RankCommand:
     Attributes:
         command: The program and its arguments.
         environment: Variables to add to this process's environment.
-        path: The path of its files without a suffix: ``.err`` is for its standard error, and the rank creates
-            ``.failed``, with the time in nanoseconds since 1970, if it fails.
+        path: The path of the rank's files, without a suffix. The file ``.err`` holds its standard error. If the rank
+            fails, it creates ``.failed``, which holds the time in nanoseconds since 1970.
     """
 
     command: Sequence[str]
@@ -420,7 +420,7 @@ class RankCommand:
 
 
 _Events = SimpleQueue[tuple[int | None, int]]
-"""Each event is a rank and the time of its exit, in nanoseconds, or None and the number of a signal."""
+"""Events: either a rank and the time of its exit in nanoseconds, or None and the number of a signal."""
 
 
 def run_ranks(ranks: Sequence[RankCommand], name: str) -> None:
@@ -458,7 +458,7 @@ def run_ranks(ranks: Sequence[RankCommand], name: str) -> None:
                 if processes[ended].returncode:
                     break
         finally:
-            # Ranks that fail from here on may fail because they are being ended.
+            # Ranks that fail after this point may fail because the launcher ends them.
             failed = {number: when for number, when in exits.items() if processes[number].returncode}
             _end(processes, events)
     if signalled == signal.SIGINT:
@@ -487,7 +487,7 @@ def _await(number: int, process: subprocess.Popen[bytes], events: _Events) -> No
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]], events: _Events) -> None:
-    """End all processes and their child processes. Kill all at once after a second signal."""
+    """End all processes and their child processes. Kill them immediately after a second signal."""
     deadline = time.monotonic() + GRACE_S
     for process in processes:
         _send(process, signal.SIGTERM)
@@ -501,7 +501,7 @@ def _end(processes: Sequence[subprocess.Popen[bytes]], events: _Events) -> None:
 
 
 def _send(process: subprocess.Popen[bytes], number: int) -> bool:
-    """Send a signal to a process's group, and return whether it has processes. Signal 0 only tests this."""
+    """Send a signal to a process's group, and return whether the group has processes. Signal 0 only tests this."""
     try:
         os.killpg(process.pid, number)
     except (ProcessLookupError, PermissionError):  # macOS raises PermissionError if the last process was not reaped.
@@ -512,7 +512,7 @@ def _send(process: subprocess.Popen[bytes], number: int) -> bool:
 def _describe_first(
     ranks: Sequence[RankCommand], processes: Sequence[subprocess.Popen[bytes]], exits: Mapping[int, int], name: str
 ) -> str:
-    # A rank that failed as a result may have ended earlier.
+    # A rank that failed because another one did may have ended before it.
     paths = [rank.path.with_suffix(".failed") for rank in ranks]
     times = {number: int(path.read_text()) for number, path in enumerate(paths) if path.exists()}
     first = min({**exits, **times}.items(), key=lambda item: item[1])[0]

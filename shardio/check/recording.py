@@ -25,7 +25,7 @@ from shardio.process import keep_generators
 from shardio.world import World, find_worker
 
 NUM_PROBES, NUM_READS = 8, 4
-"""The number of samples to probe, and of reads per sample.
+"""The number of samples to probe, and the number of reads per sample.
 
 A flip with probability 1/2 is missed once in 2**24 runs.
 """
@@ -71,7 +71,7 @@ def record(
 
 
 def observe(loader: Iterable[Any], coverage: Coverage, *, rank: int, key: Key, world_size: int) -> Iterator[Any]:
-    """Yield the batches of one epoch and add them to ``coverage``, which may hold the start of the epoch."""
+    """Yield the batches of one epoch and add them to ``coverage``, which may already hold the epoch's start."""
     former = coverage.rank_epochs.get(rank)
     epoch = coverage.rank_epochs[rank] = find_claims(loader, world_size)
     epoch.is_whole = False
@@ -115,7 +115,7 @@ def marks_repeats(loader: Iterable[Any]) -> bool:
 
 
 def find_marks(batch: Any) -> NDArray[np.bool_] | None:
-    """Return which samples of a batch count, bool [n]; None if the batch has no marks.
+    """Return a mask of the samples in a batch that count, bool [n]; None if the batch has no marks.
 
     The marks are the field "valid" of a dict, or the last field of a tuple.
     """
@@ -197,7 +197,7 @@ def _tagged(loader: Iterable[Any]) -> Iterator[None]:
 
 
 MIN_WINDOW = 10
-"""The smallest window with so many orders that none repeats by chance."""
+"""The smallest window whose order does not repeat by chance."""
 
 
 @runtime_checkable
@@ -231,11 +231,11 @@ def find_remainder(loader: Iterable[Any]) -> tuple[HasRemainder, RemainderPolicy
 def find_cursor(loader: Iterable[Any]) -> Cursor | None:
     """Return a loader's cursor in shardio's order, read from its state; None if it has none."""
     found = find_remainder(loader)
-    # Do not ask other loaders for their state: torchdata's starts its workers to determine it.
+    # Do not call state_dict of other loaders: torchdata's loader starts workers to determine its state.
     holder: Any = loader if hasattr(loader, "calls_dataset") else None if found is None else found[0]
     if found is None or not callable(getattr(holder, "state_dict", None)):
         return None
-    if not getattr(holder, "has_order", True):  # A subclass of shardio's sampler has its own __iter__.
+    if not getattr(holder, "has_order", True):  # A subclass of shardio's sampler with its own __iter__.
         return None
     state = holder.state_dict()
     return Cursor(epoch=state["epoch"], position=state["position"])
@@ -323,7 +323,7 @@ def find_claims(loader: Iterable[Any], world_size: int) -> RankEpoch:
             f"the sampler ({type(sampler).__name__}) has {num_own:,} indices, but the dataset has {num_all:,} samples: "
             "if this is intended, expect only the sampler's samples (expected=, --expected)"
         )
-    if batch_size is None or num_own is None:  # Or batched by a user-defined batch sampler.
+    if batch_size is None or num_own is None:  # No length, or a user-defined batch sampler.
         return epoch
     epoch.num_claimed = num_own // batch_size * batch_size if getattr(batching, "drop_last", False) else num_own
     is_own_loop = not _module_of(type(loader).__iter__).startswith(("torch.", "torchdata.", "shardio."))
@@ -372,7 +372,7 @@ def is_batching(loader: Any) -> bool:
         return True
     if hasattr(loader, "batch_size") and hasattr(loader, "batch_sampler"):
         return False
-    # A wrapper lacks these attributes. torch's function for single samples has this name.
+    # A wrapper lacks these attributes. torch calls its collate function for single samples default_convert.
     return getattr(collate_of(loader), "__name__", "") != "default_convert"
 
 

@@ -64,7 +64,7 @@ class ExpectedSamples:
     def allow(self, allowance: Allowance | None) -> ExpectedSamples:
         """Return a copy that allows for a remainder policy's repeats and omissions.
 
-        If the number of samples is unknown, the copy takes the number in the loader's order.
+        If the number of samples is unknown, the copy uses the number from the loader's order.
         """
         if allowance is None:
             return self
@@ -106,7 +106,7 @@ class CoverageReport:
         missing_indices: The indices of the missing samples in ``expected.ids``, int64 [n].
         totals: The totals of each (rank, worker): the number of samples, their signature, and the sizes of batches.
         problems: Problems of the epoch as a whole, as text.
-        causes: The likely causes, as text. Only :func:`shardio.check.judge` finds them.
+        causes: The likely causes, as text. Only :func:`shardio.check.judge` sets them.
     """
 
     expected: ExpectedSamples
@@ -133,7 +133,7 @@ class CoverageReport:
     def is_right(self) -> bool:
         """Whether each sample arrived exactly once, or as the remainder policy requires."""
         expected = self.expected
-        # An empty epoch is right only if it is known to be empty.
+        # An empty epoch is right only if no samples are expected.
         has_samples = self.num_deliveries > 0 or expected.num_samples in (0, expected.num_missing)
         num_samples = self.num_deliveries if expected.num_samples is None else expected.num_samples
         # Padding cycles through the epoch, so two samples' numbers of deliveries differ by at most one.

@@ -1,1 +1,1 @@
-"""The command line. Slow modules are imported only when a command runs."""
+"""Provide the command line. Slow modules are imported only when a command runs."""

@@ -1,4 +1,4 @@
-"""``shardio append``, ``merge``, ``split``, ``reshard``, ``tile`` and ``untile``."""
+"""Implement ``shardio append``, ``merge``, ``split``, ``reshard``, ``tile`` and ``untile``."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def append(
         bool, typer.Option("--copy", help="Copy shards. By default, they are hard-linked where possible.")
     ] = False,
     source_kind: Annotated[
-        SourceKind, typer.Option(help="What each of MORE is, unless it is a packed directory, as for shardio pack.")
+        SourceKind,
+        typer.Option(help="Kind of each source in MORE that is not a packed directory, as for shardio pack."),
     ] = "auto",
     layout: Annotated[Layout, typer.Option(help="Layout of directories of images, as for shardio pack.")] = "auto",
     num_workers: Annotated[
@@ -77,8 +78,8 @@ def append(
 ) -> None:
     """Add the samples of other packed datasets, or of directories of images, to a packed dataset.
 
-    Images are packed with the settings and the class names of OUT. OUT changes by one rename at the end: programs that
-    have opened it before keep reading the samples it had. Rerun the same command if it is interrupted.
+    Images are packed with the settings and the class names of OUT. One rename at the end changes OUT: programs that
+    opened it earlier keep reading its old samples. Rerun the same command if it is interrupted.
 
     Example: shardio append out new-images
     """
@@ -118,7 +119,7 @@ def merge(
 ) -> None:
     """Write the samples of several datasets, one after another, to a new dataset.
 
-    Samples are copied byte for byte, and compared with the hashes in their indexes. Keys must differ, and labels must
+    Samples are copied byte for byte, and checked against the hashes in their indexes. Keys must differ, and labels must
     have the same class names.
 
     Example: shardio merge all part-1 part-2 --max-shard-size 1GB
@@ -143,9 +144,11 @@ def split(
         Path, typer.Argument(metavar="SOURCE", help="A packed directory, a manifest, a tar, or a directory of tars.")
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The directory of the new datasets, or a URL.")],
-    by: Annotated[str, typer.Option(metavar="FRACTIONS", help="The fraction of each part. They sum to 1.")] = "0.9,0.1",
+    by: Annotated[
+        str, typer.Option(metavar="FRACTIONS", help="The fraction of each part; the sum must be 1.")
+    ] = "0.9,0.1",
     names: Annotated[
-        str, typer.Option(metavar="NAMES", help="The name of each part: its directory in OUT.")
+        str, typer.Option(metavar="NAMES", help="The name of each part, and of its directory in OUT.")
     ] = "train,val",
     max_shard_size: MaxShardSize = DEFAULT_SHARD_SIZE,
     max_shard_samples: MaxShardSamples = None,
@@ -156,8 +159,8 @@ def split(
     """Split a dataset into new datasets by a hash of each sample's key.
 
     The hash is xxh3-64 (seed 0) of the key in UTF-8. Divided by 2^64, it is compared with the running sums of the
-    fractions, so a sample stays in its part when others are added to the dataset. The parts' sizes are about those
-    fractions. Samples are copied byte for byte, and compared with the hashes in their indexes.
+    fractions, so a sample stays in its part when other samples are added. The sizes of the parts approximate the
+    fractions. Samples are copied byte for byte, and checked against the hashes in their indexes.
 
     Example: shardio split out parts --by 0.8,0.1,0.1 --names train,val,test
     """
@@ -192,9 +195,9 @@ def reshard(
     as_json: AsJson = False,
     storage_option: StorageOptionTexts = None,
 ) -> None:
-    """Write a dataset to a new one with shards of another size, or in another order.
+    """Copy a dataset to a new one with shards of another size, or with its samples in another order.
 
-    Samples are copied byte for byte, and compared with the hashes in their indexes.
+    Samples are copied byte for byte, and checked against the hashes in their indexes.
 
     Example: shardio reshard out small --max-shard-size 64MiB
     """

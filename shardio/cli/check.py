@@ -1,4 +1,4 @@
-"""``shardio check``, ``shardio doctor`` and ``shardio bench``: whether a loader is right, and how fast it can be."""
+"""Implement ``shardio check``, ``doctor`` and ``bench``, which check and measure loaders."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ MAX_TARS = 8
 """The maximum number of tars that ``shardio doctor`` reads from."""
 
 NUMS_REQUESTS = (1, 2, 4, 8, 16, 32)
-"""The numbers of requests at a time with which ``shardio doctor`` measures the bandwidth."""
+"""The numbers of simultaneous requests for which ``shardio doctor`` measures the bandwidth."""
 
 
 def check(
@@ -160,7 +160,7 @@ def _expect_all(source: str, remote: RemoteArguments) -> ExpectedSamples:
 def _record_dataset(
     source: str, world_size: int, epochs: int, settings: dict[str, Any], options: dict[str, Any]
 ) -> list[Coverage]:
-    """Iterate over a dataset as all ranks do, given arguments of ShardDataset and DataLoader."""
+    """Iterate over a dataset as all ranks would, given arguments of ShardDataset and DataLoader."""
     from shardio.check import Coverage, record
     from shardio.datasets import ShardDataset
     from shardio.loader import DataLoader
@@ -189,9 +189,9 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     storage_option: StorageOptionTexts = None,
 ) -> None:
-    """Measure how fast the store of a dataset answers, and what that means for a loader.
+    """Measure the speed of a dataset's store, and compare it with what a loader needs.
 
-    Reading parts of up to 8 shards takes about 15 seconds. Nothing is kept.
+    The command reads parts of up to 8 shards, which takes about 15 seconds, and keeps nothing.
 
     Example: shardio doctor s3://bucket/train --rate 3000
     """
@@ -234,7 +234,7 @@ STAGES = {
     "decode": "decoding, cropping, resizing",
     "idle": "idle until a batch is taken",
 }
-"""Descriptions of the stages on which workers spend their time."""
+"""Descriptions of the stages of a worker's time."""
 
 INTERRUPTED = 130
 """The exit code that shells report after Ctrl-C."""
@@ -248,7 +248,7 @@ class DatasetFormat:
         in_shards: Whether the samples are in shards rather than in class folders.
         has_images: Whether images are loaded.
         formats: The formats of the images, such as ``"PNG"``, as far as they are known.
-        jpeg: The treatment of JPEGs when the shards were packed: ``copy``, ``tile`` or ``reencode``; None if unknown.
+        jpeg: How the pack stored JPEGs: ``copy``, ``tile`` or ``reencode``; None if unknown.
     """
 
     in_shards: bool
@@ -352,7 +352,7 @@ def bench(
         ),
     ] = None,
     decode: Annotated[
-        Literal["array", "pil"], typer.Option(help="What your transform takes: arrays or Pillow images.")
+        Literal["array", "pil"], typer.Option(help="What your transform accepts: arrays or Pillow images.")
     ] = "array",
     on_error: OnError = "raise",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one line per epoch.")] = False,
@@ -488,7 +488,7 @@ def _make_loader(
 
 
 def _find_formats(folder: ImageFolder) -> frozenset[str]:
-    """Return the formats of class folders' images, by the suffixes of up to 1,000 evenly spaced ones."""
+    """Return the formats of the images in class folders, from the suffixes of up to 1,000 evenly spaced images."""
     step = -(-len(folder) // 1000)
     paths = (folder.samples[index][0] for index in range(0, len(folder), step))
     return frozenset(IMAGE_FORMATS[path.rpartition(".")[2].lower()] for path in paths)

@@ -1,4 +1,4 @@
-"""``shardio ls``, ``cat``, ``extract``, ``info`` and ``order``."""
+"""Implement ``shardio ls``, ``cat``, ``extract``, ``info`` and ``order``."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ IndexedPath = Annotated[
 
 
 def open_shards(source: Path, storage_options: StorageOptions, *, is_cached: bool = False) -> ShardTable:
-    """Return the shards of a dataset, or a compressed tar that has an index. A cache may serve remote shards."""
+    """Return the shards of a dataset, or a compressed tar that has an index. Remote shards may be cached."""
     from shardio.shards import is_compressed, open_compressed, open_table
     from shardio.storage import make_access, make_direct_access, parse_location
 
@@ -86,7 +86,8 @@ def ls(
     source: IndexedPath,
     fields: Annotated[bool, typer.Option("--fields", help="Also print each field and its size in bytes.")] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object per line: key, shard, and the fields' bytes.")
+        bool,
+        typer.Option("--json", help="Print one JSON object per line: key, shard, and each field's offset and size."),
     ] = False,
     limit: Annotated[int | None, typer.Option(min=0, metavar="N", help="Print only the first N samples.")] = None,
     storage_option: StorageOptionTexts = None,
@@ -116,7 +117,7 @@ def cat(
     source: IndexedPath,
     key: Annotated[str, typer.Argument(metavar="KEY", help="The key of a sample, as shardio ls prints it.")],
     field: Annotated[
-        str | None, typer.Option(metavar="FIELD", help="The field to write. May be omitted if there is only one.")
+        str | None, typer.Option(metavar="FIELD", help="The field to write. Optional if there is only one.")
     ] = None,
     storage_option: StorageOptionTexts = None,
 ) -> None:
@@ -140,7 +141,9 @@ def cat(
 def extract(
     source: IndexedPath,
     keys: Annotated[list[str], typer.Argument(metavar="KEY", help="The keys of samples, as shardio ls prints them.")],
-    into: Annotated[Path, typer.Argument(metavar="DIR", help="The directory to write to. It is created.")],
+    into: Annotated[
+        Path, typer.Argument(metavar="DIR", help="The directory to write to. It is created if it is missing.")
+    ],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
     storage_option: StorageOptionTexts = None,
 ) -> None:
@@ -195,7 +198,7 @@ def _check_key(key: str) -> None:
 def _find_path(into: Path, key: str, field: str, *, overwrite: bool) -> Path:
     path = into / f"{key}.{field}"
     if "\0" in str(path) or "\\" in field:
-        _refuse(f"the name of field {field!r} of sample {key!r} cannot be a file's")
+        _refuse(f"the name of field {field!r} of sample {key!r} cannot be part of a file name")
     for at in (*(into / step for step in path.relative_to(into).parents[-2::-1]), path):
         if at.is_symlink():
             _refuse(f"{at} is a symbolic link, through which sample {key!r} would be written elsewhere")
@@ -223,13 +226,13 @@ def _decoder_texts() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderForecast:
-    """The decoders that a dataset's images need, as far as their files determine them.
+    """The decoders that a dataset's images need, as far as the files determine them.
 
     Attributes:
         num_samples: The number of samples that were examined.
         is_partial: Whether the dataset has more samples.
         no_kernel: The reason why there is no kernel on this machine; None if there is one.
-        clipped: The number of images whose gray values are clipped when they become RGB, by the type of the values.
+        clipped: The number of images whose gray values are clipped in the conversion to RGB, by the type of the values.
         reasons: For each decoder, the number of its images by the reason why the kernel does not decode them.
     """
 
@@ -277,7 +280,7 @@ class DecoderForecast:
 
 
 def forecast_decoders(table: ShardTable) -> DecoderForecast:
-    """Forecast the decoders from the headers of a dataset's images, or of evenly spaced ones if there are many.
+    """Forecast the decoders from the headers of a dataset's images. If there are many, use evenly spaced images.
 
     Raises:
         ShardioError: If a sample cannot be read.

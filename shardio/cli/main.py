@@ -1,4 +1,4 @@
-"""The command line: ``shardio COMMAND …``. Exit codes: 0 success, 1 failure, 2 usage error."""
+"""Run the command line, ``shardio COMMAND …``. Exit codes: 0 success, 1 failure, 2 usage error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PANELS = {
         "reshard": "change",
         "export-index": "verify",
     },
-    "Look into a dataset": {
+    "Inspect a dataset": {
         "info": "look",
         "ls": "look",
         "cat": "look",
@@ -37,7 +37,7 @@ PANELS = {
     "Transform and train": {"augment": "view", "bench": "check", "train": "train"},
     "Single JPEG files": {"tile": "change", "untile": "change"},
 }
-"""For each panel of ``shardio --help``, its commands, and the module that has the function of a command's name."""
+"""The commands in each panel of ``shardio --help``, with the module that has the function of the command's name."""
 
 PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
 
@@ -57,7 +57,7 @@ class Commands(Mapping[str, Any]):
 
 @cache
 def _load_command(name: str) -> Any:
-    """Import a command's module, and return the command as typer makes it. Unknown names raise KeyError."""
+    """Import a command's module, and return the command that typer makes. Unknown names raise KeyError."""
     panel, function_name = PANEL_OF[name], name.replace("-", "_")
     single = typer.Typer(add_completion=False)
     function = getattr(import_module(f"shardio.cli.{PANELS[panel][name]}"), function_name)

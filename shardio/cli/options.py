@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Define the options that several commands share."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ CacheFolder = Annotated[
     typer.Option(
         "--cache",
         metavar="FOLDER",
-        help="Keep what is fetched from a URL in this local folder, which other processes and later runs share "
-        "(default: a private folder, which is removed at the end).",
+        help="Cache the data of a URL in this local folder, which other processes and later runs share (default: a "
+        "private folder, which is removed at the end).",
     ),
 ]
 
@@ -85,7 +85,7 @@ CacheShared = Annotated[
 
 
 class RemoteArguments(TypedDict):
-    """A dataset's arguments about the access to its source and the cache, if the source is a URL."""
+    """The arguments of a dataset that control access to a remote source, and the cache."""
 
     storage_options: StorageOptions
     cache: Path | None
@@ -117,7 +117,7 @@ def read_access(texts: list[str] | None) -> RemoteAccess:
     """Return the access to the stores of a command's URLs, without a cache.
 
     Raises:
-        typer.BadParameter: As :func:`read_options` does.
+        typer.BadParameter: For the same reasons as :func:`read_options`.
     """
     return make_direct_access(read_options(texts))
 
@@ -143,7 +143,7 @@ def _wrong(message: str) -> typer.BadParameter:
 
 
 def _read_value(text: str) -> str | int | float:
-    """Return the number that has this text, or the text itself: ``007`` is the text of no number."""
+    """Convert a text to a number if the number has the same text, unlike ``007``; otherwise, return the text."""
     for kind in (int, float):
         with suppress(ValueError):
             if str(kind(text)) == text:
@@ -175,7 +175,7 @@ def make_loader_options(batch_size: int, num_workers: int, on_error: OnErrorPoli
 
 
 def report_rank() -> None:
-    """Report the rank on standard error if there are several. RANK and WORLD_SIZE may be left over from a launcher."""
+    """Report the rank on standard error if there are several ranks. RANK and WORLD_SIZE may be left from a launcher."""
     from shardio.world import find_world
 
     with value_errors_as_usage_errors():
@@ -190,7 +190,7 @@ def report_rank() -> None:
 
 @contextmanager
 def suggest_on_error(on_error: OnErrorPolicy) -> Iterator[None]:
-    """Add the option that continues without a sample to an error about an unreadable one."""
+    """Add a hint to an error about an unreadable sample: the option that continues without the sample."""
     try:
         yield
     except SampleError as error:
@@ -211,7 +211,7 @@ def has_class_folders(source: Path, access: RemoteAccess | None = None) -> bool:
 
     location = parse_location(source, access)
     if (location / MANIFEST_NAME).exists():
-        return False  # Before anything is listed, which the credentials may not allow.
+        return False  # Checked before listing, which the credentials may not allow.
     return location.is_folder() and not holds_shards(location) and bool(find_class_folders(location))
 
 
@@ -221,7 +221,7 @@ def find_class_folders(folder: Location) -> list[str]:
 
 
 def read_classes(source: Path, access: RemoteAccess | None = None) -> tuple[str, ...]:
-    """Return the class names in a text file or of a dataset."""
+    """Return the class names from a text file or a dataset."""
     if source.is_file() and source.suffix != ".json":
         return check_classes(_read_lines(source))
     if has_class_folders(source, access):
@@ -254,11 +254,11 @@ def _read_lines(path: Path) -> list[str]:
 
 
 def make_transform(recipe: str | None, transform: str | None, size: int | None) -> Callable[[Any], Any]:
-    """Make the transform that ``--recipe`` or ``--transform`` names.
+    """Return the transform that ``--recipe`` or ``--transform`` names.
 
     ``--transform`` names a transform of any library, or a function of an image, as ``package.module:name`` or
-    ``path/to/file.py:name``. A class, or a function that can be called without arguments or with only a ``size``, is
-    called: its result is the transform. It gets ``size`` if it has a parameter of this name.
+    ``path/to/file.py:name``. A class is called, and so is a function that needs no arguments other than ``size``: the
+    result is the transform. The call passes ``size`` if there is a parameter of this name.
 
     Args:
         recipe: A name in RECIPES, or None.
@@ -266,7 +266,7 @@ def make_transform(recipe: str | None, transform: str | None, size: int | None) 
         size: The size of the images in pixels; None for the default of the recipe or function.
 
     Raises:
-        ValueError: If not exactly one of the names is given, or there is no such transform.
+        ValueError: If not exactly one of the names is given, or the transform does not exist.
     """
     from shardio.transforms.recipes import RECIPES  # Commands that copy files need no transforms.
 

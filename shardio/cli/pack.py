@@ -1,4 +1,4 @@
-"""``shardio pack``."""
+"""Implement ``shardio pack``."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def print_summary(result: PackResult, summary: dict[str, Any], where: str, timin
     images = set(filter(is_convertible, result.manifest.fields))
     if uncompressed := sorted(UNCOMPRESSED & images):
         names = " and ".join(f".{field}" for field in uncompressed)
-        others = " and convert all others, too" if images - UNCOMPRESSED else ""
+        others = " and also convert all other images" if images - UNCOMPRESSED else ""
         echo(f"{names} images are uncompressed: --convert-to png would store them in less space{others}", err=True)
 
 
@@ -183,17 +183,17 @@ def pack(
         Path,
         typer.Argument(
             metavar="SOURCE",
-            help="Class folders with images, a flat directory, or the dataset of another tool: Parquet files, a saved "
-            "dataset of Hugging Face's, tars, MDS shards, LitData chunks, an LMDB environment, or a CSV or JSON Lines "
-            "file of paths.",
+            help="Class folders with images, a flat directory, or another tool's dataset: Parquet files, a dataset "
+            "that Hugging Face's datasets saved, tars, MDS shards, LitData chunks, an LMDB environment, or a CSV or "
+            "JSON Lines file of paths.",
         ),
     ],
     out: Annotated[
         Path,
         typer.Argument(
             metavar="OUT",
-            help="Where to write the shards: a new or empty directory, or that of an interrupted pack to resume. Or a "
-            "URL such as s3://bucket/train.",
+            help="Where to write the shards: a new or empty directory, the directory of an interrupted pack to resume, "
+            "or a URL such as s3://bucket/train.",
         ),
     ],
     *,
@@ -202,18 +202,18 @@ def pack(
         str | None,
         typer.Option(
             metavar="FRACTIONS",
-            help="Divide the samples by a hash of their keys into several datasets, OUT/train, OUT/val and so on, such "
-            "as 0.9,0.1. A sample stays in its dataset when others are added.",
+            help="Divide the samples among the datasets OUT/train, OUT/val and so on, in fractions such as 0.9,0.1, by "
+            "a hash of their keys. A sample stays in its dataset when other samples are added.",
         ),
     ] = None,
     split_names: Annotated[
-        str, typer.Option(metavar="NAMES", help="With --split: the names of the datasets.")
+        str, typer.Option(metavar="NAMES", help="With --split, the names of the datasets.")
     ] = "train,val,test",
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress and no summary.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     **given: Any,
 ) -> None:
-    """Pack images or the dataset of another tool into tar shards, with an index for each shard and a manifest.
+    """Pack images, or another tool's dataset, into tar shards, with an index for each shard and a manifest.
 
     Rerun the same command to resume an interrupted pack.
 
@@ -252,10 +252,10 @@ _OWN_TYPES: dict[str, Any] = {
     "classes": Path | None,
     "storage_options": StorageOptionTexts,
 }
-"""The options whose type on the command line differs from that in Python."""
+"""The command-line types of options whose types in Python differ."""
 
 _BEFORE = {"rename_dots": ("no_shuffle",), "on_changed": ("split", "split_names")}
-"""The options of the command alone that ``--help`` shows before others."""
+"""The options that only the command has, by the option before which ``--help`` shows them."""
 
 
 def _make_signature(command: Callable[..., None]) -> inspect.Signature:
@@ -294,7 +294,7 @@ pack.__signature__ = _make_signature(pack)  # type: ignore[attr-defined]  # type
 
 
 def make_split(fractions: str, names: str) -> Parts:
-    """Return the parts that ``--split`` and ``--split-names`` describe: as many names as there are fractions."""
+    """Return the parts that ``--split`` and ``--split-names`` describe. Unneeded default names are ignored."""
     each = fractions.split(",")
     chosen = names.split(",")
     return make_parts(each, chosen[: len(each)] if names == "train,val,test" else chosen)

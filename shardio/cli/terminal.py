@@ -41,7 +41,7 @@ _format_warning = warnings.formatwarning
 def printable(text: object, *, keep: str = "") -> str:
     r"""Return text with control characters escaped, except for those in ``keep``.
 
-    Names of files, classes and keys may contain control characters. On a terminal, these could clear the screen, hide
+    File names, class names and keys may contain control characters. On a terminal, these could clear the screen, hide
     text, or type input.
 
     >>> printable("cats\x1b[2J")
@@ -101,7 +101,7 @@ def _take_any_name() -> None:
 def _format_printable_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """Return the text of a warning. It shows a line of source code unless the code is shardio's."""
+    """Return the text of a warning. The text includes a line of source code unless the code is shardio's."""
     if Path(filename).is_relative_to(_PACKAGE):
         text = f"warning: {message}\n"
     else:
@@ -136,7 +136,7 @@ def require_matplotlib() -> None:
 
 def name_of(path: Path) -> str:
     """Return a path or a URL as the user wrote it. A Path keeps only one of a URL's slashes."""
-    from shardio.storage import find_url  # It loads numpy, which `--version` does not need.
+    from shardio.storage import find_url  # This loads numpy, which `--version` does not need.
 
     return find_url(path) or str(path)
 
@@ -168,10 +168,10 @@ def make_bar() -> ProgressBar:
 
 
 class ProgressReporter(WorkProgress):
-    """Shows the progress of work as a bar on a terminal, and otherwise as lines. A context manager. Threads share it.
+    """Shows the progress of work: a bar on a terminal, lines elsewhere. Threads can share this context manager.
 
     Attributes:
-        num_done: The number of things that are done.
+        num_done: The number of finished things.
         num_bytes: Their size in bytes, if reported.
         num_samples: The number of samples in them, if reported.
 

@@ -1,4 +1,4 @@
-"""``shardio train``."""
+"""Implement ``shardio train``."""
 
 from __future__ import annotations
 
@@ -100,14 +100,14 @@ def train(
         str | None,
         in_data(
             metavar="NAME",
-            help="Augment by a recipe of shardio.transforms.recipes, such as trivial_augment (default: crops and "
-            "flips). shardio augment shows what it does.",
+            help="Augment with a recipe from shardio.transforms.recipes, such as trivial_augment (default: crops and "
+            "flips). shardio augment shows the results.",
         ),
     ] = None,
     transform: Annotated[
         str | None,
         in_data(
-            metavar="MODULE:NAME", help="Augment by your own transform, as package.module:name or path/to/file.py:name."
+            metavar="MODULE:NAME", help="Augment with your own transform: package.module:name or path/to/file.py:name."
         ),
     ] = None,
     num_workers: NumWorkers = 2,
@@ -124,8 +124,8 @@ def train(
         str,
         in_model(
             help="small (a residual network), torchvision:NAME or timm:NAME (if installed), or your own "
-            "module:function or file.py:function, which is called with those of num_classes, image_size and pretrained "
-            "that it has parameters for."
+            "module:function or file.py:function. Your function receives num_classes, image_size and pretrained if it "
+            "has parameters of these names."
         ),
     ] = "small",
     pretrained: Annotated[
@@ -282,7 +282,7 @@ VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def choose_threads(num_processors: int, num_ranks: int, num_workers: int) -> int:
-    """Return the number of torch threads of each rank of a machine, in addition to its loader's workers, at least 1.
+    """Return the number of torch threads, at least 1, for each rank of a machine, besides its loader's workers.
 
     By default, torch uses all processors. After each operation, its threads wait in a busy loop until all of them have
     finished, so one thread on a busy processor delays all others.
@@ -327,7 +327,7 @@ def choose_transforms(
 ) -> tuple[ImageTransform, ImageTransform]:
     """Return the transforms of training images and of validation images.
 
-    They are those that ``--recipe`` or ``--transform`` names, or by default crops and flips.
+    ``--recipe`` or ``--transform`` names the transforms. By default, they are crops and flips.
 
     Raises:
         ValueError: If there is no such transform, or it makes several crops of an image.
@@ -363,7 +363,7 @@ def open_data(
 ) -> tuple[Any, Any, int]:
     """Return the training data, the validation data and the number of classes.
 
-    The validation data is another source, or a share of the same source, or None.
+    The validation data is another source, a share of the same source, or None.
     """
     from torch.utils.data import Subset
 

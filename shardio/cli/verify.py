@@ -1,4 +1,4 @@
-"""``shardio verify``, ``repair``, ``index``, ``export-index`` and ``dups``."""
+"""Implement ``shardio verify``, ``repair``, ``index``, ``export-index`` and ``dups``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _echo_some(lines: Sequence[str], others: str, *, limit: int = SHOWN, err: bo
 
 def verify(
     source: DatasetPath,
-    deep: Annotated[bool, typer.Option("--deep", help="Decode every image, too.")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Also decode every image.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print all problems as JSON.")] = False,
     workers: Annotated[
         int | None,
@@ -52,7 +52,7 @@ def verify(
     """Compare a dataset's manifest, indexes and tars, and print every problem. Nothing is written.
 
     Each tar is read once. Its size, digest, headers and the hashes of its contents must match its index.
-    Repeated keys, tars that the manifest lacks, members that the index lacks, and unfinished packs are problems, too.
+    Repeated keys, tars that the manifest lacks, members that the index lacks, and unfinished packs are also problems.
     The exit code is 1 if there is any problem.
 
     Example: shardio verify out --deep
@@ -112,13 +112,13 @@ def repair(
         bool,
         typer.Option(
             "--accept-changes",
-            help="Trust tars whose contents changed since they were packed. By default, they are reported as damaged.",
+            help="Trust tars whose contents have changed since packing. By default, they are reported as damaged.",
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     storage_option: StorageOptionTexts = None,
 ) -> None:
-    """Rebuild missing, stale and damaged indexes and the manifest of a packed dataset from its tars.
+    """Rebuild the manifest and missing, stale or damaged indexes of a packed dataset from its tars.
 
     If a tar is truncated, a new tar with its complete samples replaces it, and the dropped keys are printed.
     Other tars are never changed. Rerun the command if it is interrupted, and run shardio verify afterwards.
@@ -159,7 +159,7 @@ def repair(
             echo(f"{done}: {size}, {format_bytes(manifest.num_bytes)}")
     if result.are_classes_lost:
         echo(
-            "warning: the class names were in the lost manifest. To give them again: shardio repair "
+            "warning: the class names were in the lost manifest. To restore them, run: shardio repair "
             f"{name_of(out)} --classes FILE (one name per line, by label), or --classes DATASET",
             err=True,
         )
@@ -178,7 +178,7 @@ def index(
     """Index tars that other tools packed, and report what they contain. The tars are not changed.
 
     The index is written next to the tar if possible, otherwise to the user's cache folder.
-    Tars compressed with gzip are indexed, too: ls, cat and extract then read them. Datasets do not.
+    Tars compressed with gzip are also indexed: ls, cat and extract can then read them, but datasets cannot.
     Members with the same key become one sample, even if they are not adjacent in the tar.
     The exit code is 1 if a tar cannot be indexed, or if several of its samples have the same key.
 
@@ -266,7 +266,7 @@ def _print(report: IndexReport) -> None:
     if scattered := report.scattered:
         text = (
             f"  the members of {count(len(scattered), 'sample')} are not adjacent (tar without --sort=name?), such as "
-            f"those of {scattered[0]}: datasets gather them, streams and WebDataset cannot"
+            f"those of {scattered[0]}: datasets gather them, but streams and WebDataset cannot"
         )
         echo(printable(text))
     lines = [f"  several samples have the key {key}" for key in report.repeated]
@@ -285,7 +285,8 @@ def export_index(
         ),
     ],
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", show_default="that of the shards", help="The directory to write to.")
+        Path | None,
+        typer.Option(metavar="DIR", show_default="the shards' directory", help="The directory to write to."),
     ] = None,
     split: Annotated[str, typer.Option(help="The name of the split, for timm and energon.")] = "train",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
@@ -294,8 +295,8 @@ def export_index(
 ) -> None:
     """Write the index that another tool needs to read a dataset. The shards are unchanged.
 
-    Megatron-Energon's index of a tar has the same name as shardio's, so it needs another directory, to which the tars
-    are hard-linked, or copied if that is impossible.
+    Megatron-Energon's index of a tar has the same name as shardio's, so it needs another directory. The tars are
+    hard-linked into that directory, or copied if linking is impossible.
 
     Example: shardio export-index out --format dali
     """
@@ -340,11 +341,12 @@ def dups(
     exact: Annotated[
         bool,
         typer.Option(
-            "--exact", help="Find only images with the same bytes. Decode no image; of shards, read only the indexes."
+            "--exact",
+            help="Find only images with the same bytes. No image is decoded; of shards, only indexes are read.",
         ),
     ] = False,
     between: Annotated[
-        bool, typer.Option("--between", help="Report only groups that have images of several sources.")
+        bool, typer.Option("--between", help="Report only groups with images from several sources.")
     ] = False,
     out: Annotated[
         str | None,
@@ -357,9 +359,9 @@ def dups(
 ) -> None:
     """Find images that occur several times in a dataset, or in several, such as training and validation data.
 
-    A group is a set of samples with the same image, or with similar images. Samples of a group with different classes
-    are pointed out. Only the brightness of images is compared, not their colours: check the groups on the page before
-    you remove anything.
+    A group is a set of samples with the same image, or with similar images. The report points out groups whose samples
+    have different classes. Only the brightness of images is compared, not their colours: check the groups on the page
+    before you remove anything.
 
     The exit code is 0 if there are no duplicates, and 1 if there are any, or if the command fails.
 

@@ -1,4 +1,4 @@
-"""``shardio view`` and ``augment``, and the contact sheets that both make: rows of small images with captions."""
+"""Implement ``shardio view`` and ``augment``, which make contact sheets: rows of small images with captions."""
 
 from __future__ import annotations
 
@@ -98,8 +98,9 @@ def view(
 ) -> None:
     """Show what a dataset contains, as one HTML page or as a contact sheet.
 
-    The page has images with their keys and classes, the number of samples of each class, the sizes of all image files,
-    and the resolutions of up to 2,000 evenly spaced images. It contains its images, and needs no network.
+    The page shows images with their keys and classes, and the number of samples of each class. It also shows the sizes
+    of all image files, and the resolutions of up to 2,000 evenly spaced images. The page contains its images, and needs
+    no network.
 
     Example: shardio view TRAIN -o sheet.html
     """
@@ -204,15 +205,15 @@ def augment(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the run.")] = 0,
     decode: Annotated[
-        Literal["array", "pil"], typer.Option(help="What your transform takes: arrays or Pillow images.")
+        Literal["array", "pil"], typer.Option(help="What your transform accepts: arrays or Pillow images.")
     ] = "array",
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a summary as JSON.")] = False,
     storage_option: StorageOptionTexts = None,
 ) -> None:
-    """Show what a recipe or a transform makes of images, as a contact sheet.
+    """Show the results of a recipe or a transform as a contact sheet.
 
-    Each row shows an image, and what a training run with this seed gets in its first epochs. Images that cannot be read
-    are named instead.
+    Each row shows an image, and its versions in the first epochs of a training run with this seed. The command names
+    images that cannot be read.
 
     Example: shardio augment IMAGES -o sheet.png --recipe trivial_augment
     """
@@ -262,7 +263,7 @@ def _check_out(out: Path, dataset: MapDataset) -> None:
 def open_images(
     source: Path, transform: Transform, decode: Decode, storage_options: StorageOptions | None = None
 ) -> MapDataset:
-    """Open a source as the dataset whose samples begin with images.
+    """Open a source as a dataset whose samples begin with an image.
 
     Args:
         source: Class folders, any other directory of images, an image file, or a packed dataset.
@@ -318,11 +319,11 @@ def open_images(
 def make_row(dataset: MapDataset, index: int, num_epochs: int, seed: int) -> SheetRow:
     """Return the row of one sample: the original image, and its images in the first epochs.
 
-    Values that are not uint8, such as normalised ones, are stretched to 0..255. One range applies to the whole row, so
-    that differences between epochs stay visible.
+    Values that are not uint8, such as normalised ones, are stretched to 0..255. One range applies to the whole row, to
+    keep differences between epochs visible.
 
     Args:
-        dataset: A dataset of :func:`open_images`.
+        dataset: A dataset from :func:`open_images`.
         index: The sample's index.
         num_epochs: The number of epochs.
         seed: The seed of the run.
@@ -412,8 +413,8 @@ class _Column(NamedTuple):
 def fit_cell(image: Image.Image) -> Image.Image:
     """Return an image that fits into a cell, with the same proportions.
 
-    A small image is enlarged by a whole number without smoothing, so that each of its pixels stays visible. A large one
-    is reduced by averaging.
+    A small image is enlarged by a whole number without smoothing, to keep each pixel visible. A large image is reduced
+    with smoothing.
     """
     factor = CELL // max(image.size)
     if factor:

@@ -77,14 +77,14 @@ class MapDataset(Transformed, Dataset[Any]):
 
         Raises:
             TypeError: If an argument is not an integer.
-            ValueError: If one is negative, the epoch is not below 2**62, or the seed is not below 2**63.
+            ValueError: If an argument is negative, the epoch is not below 2**62, or the seed is not below 2**63.
         """
         if seed is None:
             seed, _ = self.map_epoch.known or (0, 0)
         self.map_epoch.set(check_epoch(epoch), check_integer("seed", seed, at_least=0, below=2**63))
 
     def locate(self, indices: NDArray[np.int64]) -> Any:
-        """Return samples in the form that the reader takes: their indices, unless a subclass overrides this."""
+        """Return samples in the form that the reader accepts: their indices, unless a subclass overrides this."""
         return indices
 
     def describe(self, index: int) -> tuple[str, str]:
@@ -152,7 +152,7 @@ class MapDataset(Transformed, Dataset[Any]):
                     values += decode_samples(self.decoder, stored, rng_keys[chunk])
             except SampleError as error:
                 raise error.at_row(start + error.row) from error
-            except Exception as error:  # Re-raised: one of the user's own code.
+            except Exception as error:  # An error of user code, re-raised here.
                 move_mark(error, start)
                 raise
         return values
@@ -201,7 +201,7 @@ class ImageFolder(MapDataset):
         ValueError: If a class folder is not in ``classes``.
         FormatError: If ``listing`` is damaged, or the listing of another folder.
         StoreError: If a remote store keeps failing.
-        TypeError: If the transform is not callable, or takes arrays but ``decode`` is ``pil``.
+        TypeError: If the transform is not callable, or requires arrays but ``decode`` is ``pil``.
     """
 
     @takes(FolderSettings)
@@ -234,7 +234,7 @@ class ImageFolder(MapDataset):
     def samples(self, samples: SharedList[tuple[str, int]] | list[tuple[str, int]]) -> None:
         try:
             self._samples: SharedList[tuple[str, int]] | list[tuple[str, int]] = SharedList(samples)
-        except (TypeError, OverflowError):  # It can be read all the same, or its error says why not.
+        except (TypeError, OverflowError):  # A plain list also works, or raises an error when it is read.
             self._samples = samples
 
     @property
@@ -269,7 +269,7 @@ class ImageFolder(MapDataset):
 
 
 def _list_files(root: Location, kept: str | os.PathLike[str] | None) -> CachedFiles:
-    from shardio.storage.listing import open_files  # Local folders need none of it.
+    from shardio.storage.listing import open_files  # Local folders do not need this module.
 
     return open_files(root, kept)
 
@@ -357,9 +357,9 @@ class ShardMapDataset(MapDataset):
     Raises:
         FileNotFoundError: If ``source`` does not exist.
         FormatError: If ``source`` is not a dataset.
-        ValueError: If no sample has a requested field, or if ``classes`` is given and the dataset has no classes or has
-            a class that is not in ``classes``.
-        TypeError: If the transform is not callable, or takes arrays but ``decode`` is ``pil``.
+        ValueError: If no sample has a requested field. With ``classes``, also if the dataset has no classes, or has a
+            class that is not in ``classes``.
+        TypeError: If the transform is not callable, or requires arrays but ``decode`` is ``pil``.
     """
 
     @takes(ShardSettings)

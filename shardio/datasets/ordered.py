@@ -52,9 +52,9 @@ class ShardDataset(Ordered, Iterated):
     Raises:
         FileNotFoundError: If ``source`` does not exist.
         FormatError: If ``source`` is not a dataset.
-        ValueError: If an argument is out of range, if no sample has a requested field, or if ``classes`` is given
-            and the dataset has no classes or has a class that is not in ``classes``.
-        TypeError: If the transform is not callable, or takes arrays but ``decode`` is ``pil``.
+        ValueError: If an argument is out of range, or no sample has a requested field. With ``classes``, also if the
+            dataset has no classes, or has a class that is not in ``classes``.
+        TypeError: If the transform is not callable, or requires arrays but ``decode`` is ``pil``.
     """
 
     @takes(ShardDatasetSettings)
@@ -83,7 +83,7 @@ class ShardDataset(Ordered, Iterated):
 
     @property
     def verify(self) -> Verify:
-        """The setting that says when samples are compared with the index."""
+        """The setting ``verify``, which controls when samples are compared with the index."""
         return self._verify
 
     @property
@@ -92,7 +92,7 @@ class ShardDataset(Ordered, Iterated):
         return type(self).__iter__ is not ShardDataset.__iter__
 
     def locate(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return samples in the form that the reader takes: their indices."""
+        """Return samples in the form that the reader accepts: their indices."""
         return indices
 
     def describe(self, index: int) -> tuple[str, str]:
@@ -102,7 +102,8 @@ class ShardDataset(Ordered, Iterated):
     def __len__(self) -> int:
         """Return the number of samples that this rank yields in a full epoch.
 
-        If torch's DataLoader calls this but will make a different number of batches, a RuntimeWarning says so.
+        If torch's DataLoader calls this but makes a different number of batches, this method warns with a
+        RuntimeWarning.
         """
         split = self.own_split(Cursor(epoch=0))
         warn_of_other_length(self, split)
@@ -241,7 +242,7 @@ def read_ahead(
 
 
 def _windows(order: Ordered, split: Split) -> tuple[int | None, int | None]:
-    # The numbers of a rank's samples in the rest of the first window of all lanes, and in each further window.
+    # The number of a rank's samples in the rest of the first window of all lanes, and in each later window.
     if not order.shuffle:
         return None, None
     length = order.lanes * order.window
@@ -272,10 +273,10 @@ class SamplerSettings(EpochSettings):
 class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override]  # attributes in torch
     """A sampler that gives each rank its share of a map-style dataset, in shardio's order.
 
-    It subclasses torch's DistributedSampler, so frameworks see that the data is already split. In shardio.DataLoader,
-    its state counts the batches that the user received. In torch's DataLoader, it counts the samples that the loader
-    requested. If a subclass overrides ``__iter__`` or ``__len__``, both loaders treat it like any other sampler: see
-    :class:`shardio.DataLoader`.
+    It subclasses torch's DistributedSampler, so frameworks recognize that the data is already split. In
+    shardio.DataLoader, its state counts the batches that the user received. In torch's DataLoader, it counts the
+    samples that the loader requested. If a subclass overrides ``__iter__`` or ``__len__``, both loaders treat it like
+    any other sampler: see :class:`shardio.DataLoader`.
 
     Raises:
         ValueError: If an argument is out of range, the dataset is empty, or its length differs from the number of
@@ -385,17 +386,17 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
             *first, last = indices.tolist()
             yield from first[start:]
             start = 0
-            # Before the last sample is yielded: the state must be right as soon as the sample is received.
+            # Count the batch before its last sample is yielded: the state must be right as soon as that is received.
             hand_over([partial(setattr, progress, "num_batches", num_batches)])
             yield last
         hand_over([partial(setattr, progress, "is_finished", True)])
 
 
 def find_digest(dataset: Any) -> str:
-    """Return a dataset's identity: its ``digest``, or a hash of what torch's class makes of its parts.
+    """Return a dataset's identity: its ``digest``, or for torch's wrappers a hash over their parts.
 
-    This is a hash of the inner identity and the indices for a Subset, and of the parts' identities and lengths for a
-    ConcatDataset or a StackDataset.
+    For a Subset, the hash covers the inner identity and the indices; for a ConcatDataset or a StackDataset, the parts'
+    identities and lengths.
     """
     if isinstance(dataset, Subset):
         indices = check_integers(dataset.indices).astype(np.int64).tobytes()

@@ -1,8 +1,8 @@
 """The base classes of datasets and samplers that give each rank its own samples, and of their iterators.
 
 Frameworks wrap loaders and datasets in objects that give each process a part of the samples. If a dataset or sampler
-already yields its rank's share, a second split would lose samples. The wrapper does not announce itself, so this module
-looks for it among the callers.
+already yields its rank's share, a second split would lose samples. Nothing marks such a wrapper, so this module looks
+for it among the callers.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _METHODS = frozenset({"__iter__", "__len__", "set_epoch"})
 those of a training loop would keep a batch alive."""
 
 _SHARDS = frozenset({"IterableDatasetShard", "BatchSamplerShard"})
-"""Classes of Accelerate and Transformers that give each process a part of the samples of the wrapped object."""
+"""Classes of Accelerate and Transformers that give each process a part of the wrapped object's samples."""
 
 _SKIPPERS = frozenset({"SkipBatchSampler", "SkipDataLoader"})
 """Classes that ``accelerate.skip_first_batches`` creates."""
@@ -94,8 +94,8 @@ class EpochSettings(RankSettings):
             which is false for repeats. ``keep`` gives some ranks one more sample. ``drop`` leaves the samples out.
         batch_size: The batch size of torch's DataLoader. Set it to get the same batches as from shardio.DataLoader,
             which uses its own batch size.
-        lanes: With ``shuffle``, the number of lanes: the shuffled shards, laid end to end, are cut into this many
-            equal parts, and consecutive samples come from each part in turn.
+        lanes: With ``shuffle``, the number of lanes. The shuffled shards, laid end to end, are cut into this many equal
+            parts. Consecutive samples come from each part in turn.
         window: With ``shuffle``, the number of neighbouring samples that are shuffled together.
     """
 
@@ -115,7 +115,8 @@ class Ranked:
     """The base class of datasets and samplers that split their samples over ranks.
 
     Attributes:
-        gives_order: Whether a shardio.DataLoader over it has its order. Frameworks do not split such a loader again.
+        gives_order: Whether a shardio.DataLoader over it follows its order. Frameworks do not split such a loader
+            again.
         has_loader: Whether it belongs to such a loader.
     """
 
@@ -156,7 +157,7 @@ class Ranked:
             kind = f"{type(caller).__module__}.{type(caller).__name__}"
             if self.has_loader and type(caller).__name__ in _SKIPPERS:
                 raise RuntimeError(
-                    f"{kind} reads the {name} through its own loader, which does not know the epoch or the batches of "
+                    f"{kind} reads the {name} through its own loader, which lacks the epoch and the batches of "
                     "the shardio.DataLoader that it was created from: to resume, call load_state_dict() on the "
                     "shardio.DataLoader instead of using skip_first_batches(). See docs/frameworks.md"
                 )
@@ -188,8 +189,8 @@ class Iterated(Ranked, Transformed, IterableDataset[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, in this process and in running workers.
 
-        Call this before ``iter(loader)``: an iteration that has begun keeps its epoch in all workers, and one that
-        resumes from a state has the epoch of the state. If another dataset iterates over this one in torch's workers,
+        Call this before ``iter(loader)``. An iteration that has begun keeps its epoch in all workers, and an iteration
+        that resumes from a state has the state's epoch. If another dataset iterates over this one in torch's workers,
         each worker reads the epoch when it begins to iterate.
 
         Raises:
@@ -303,14 +304,14 @@ class Ordered(Ranked):
         if self.batch_size is None and self.remainder_policy.leaves_out:
             raise ValueError(
                 f"remainder={self.remainder!r} leaves out samples that do not fill a batch, but torch's DataLoader "
-                f"does not pass on its batch size: set {type(self).__name__}(batch_size=...) too, or use "
+                f"does not pass on its batch size: set {type(self).__name__}(batch_size=...), or use "
                 "shardio.DataLoader"
             )
         return self.split(cursor, batch_size=self.batch_size or 1, remainder=self.remainder)
 
 
 class TolerantIterator(Iterator[Value], Generic[Value]):
-    """An iterator over a generator's values. The error of one sample, in a Broken value, does not end it."""
+    """An iterator over a generator's values. A Broken value, which holds the error of one sample, does not end it."""
 
     _cut_short_by: str | None = None
 
@@ -321,7 +322,7 @@ class TolerantIterator(Iterator[Value], Generic[Value]):
             value = self._take()
         except StopIteration:
             raise
-        except BaseException as error:  # Such as one from a signal handler: the generator has ended, the epoch has not.
+        except BaseException as error:  # Also from a signal handler: the generator has ended, the epoch has not.
             self._cut_short_by = describe_error(error)
             raise
         if isinstance(value, Broken):

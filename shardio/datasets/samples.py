@@ -46,7 +46,7 @@ TOO_LATE = (
 )
 
 MAX_CHANNELS = 4
-"""The most channels of an image: red, green, blue and alpha."""
+"""The maximum number of channels in an image: red, green, blue and alpha."""
 
 
 def takes(
@@ -82,7 +82,7 @@ def takes(
 
 @dataclass(frozen=True, kw_only=True)
 class SampleSettings:
-    """The settings of samples that all datasets take.
+    """The settings of samples that all datasets accept.
 
     To add a setting, add it here and, if decoding uses it, to FieldDecoder in ``decoding/fields.py``.
 
@@ -97,9 +97,9 @@ class SampleSettings:
         classes: Class names, or another dataset that has them: labels follow this list instead of the dataset's own.
         seed_transforms: Whether a sample's rng key seeds the global generators of torch, numpy and Python, and those of
             Albumentations, before your own transforms get its image. They then draw the same random numbers for it on
-            any number of workers, and after a resumption.
-        transform_sample: A callable applied to each whole sample: it gets a dict of the values by field, images as
-            arrays (or Pillow images, with ``decode="pil"`` and no ``transform``), and returns the sample. uint8 arrays
+            any number of workers, and in a resumed run.
+        transform_sample: A callable applied to each whole sample. It gets a dict of the values by field, and returns
+            the sample. Images are arrays, or Pillow images with ``decode="pil"`` and no ``transform``. uint8 arrays
             [height, width, 3] in its result, also within dicts, lists and tuples, become tensors [3, height, width].
             Albumentations' transforms get the values as keyword arguments.
     """
@@ -129,15 +129,15 @@ class FieldedSettings(SampleSettings):
 
     Attributes:
         fields: The fields of a sample, in the order of its tuple: ``image`` (uint8 tensor [3, height, width]),
-            ``label`` (int), ``key`` (str), or a field by its extension: ``json``, ``txt``, ``cls``, ``npy``, ``npz``,
-            ``safetensors`` and ``msgpack`` are decoded (``npz`` and ``safetensors`` to dicts of arrays), also as the
-            last of several extensions, and so are pickles with ``trusted=True``. ``jpg``, ``png``, ``webp``, ``bmp``,
-            ``ppm``, ``pgm`` and ``tiff`` become exactly what the file stores, or an error: [height, width] of indices
-            or grey values of any type, for masks and depth maps; uint8 tensors [3, height, width] for colours of 8
-            bits, and arrays [height, width, 3] of their type for other colours. All others are bytes. A single name
-            instead of a tuple yields the bare value.
+            ``label`` (int), ``key`` (str), or a field by its extension. A single name instead of a tuple yields the
+            bare value. ``json``, ``txt``, ``cls``, ``npy``, ``npz``, ``safetensors`` and ``msgpack`` are decoded, also
+            as the last of several extensions; ``npz`` and ``safetensors`` become dicts of arrays. Pickles are decoded
+            only with ``trusted=True``. ``jpg``, ``png``, ``webp``, ``bmp``, ``ppm``, ``pgm`` and ``tiff`` become
+            exactly what the file stores, or an error. Indices and grey values of any type, as in masks and depth maps,
+            have the shape [height, width]. Colours of 8 bits become uint8 tensors [3, height, width], and other colours
+            become arrays [height, width, 3] of their type. All other fields are bytes.
         trusted: Whether pickled fields may be unpickled, which can run arbitrary code.
-        decoders: Your own decoders: a function from bytes to the value, for each field that shardio shall not decode.
+        decoders: Your own decoders: a function from bytes to the value, for each field that shardio should not decode.
         missing: The treatment of a sample that lacks a field other than the image: ``error``, or None as its value.
     """
 
@@ -158,7 +158,7 @@ class RemoteSettings:
         storage_options: Settings of the store of a remote source, such as ``endpoint``, ``region``, ``profile``,
             ``retries`` or ``timeout_s``. By default, they come from the environment, as for the store's own tools.
         cache: For a remote source, a local folder in which processes and jobs of this machine keep the bytes that they
-            have read; by default, a temporary one, which is removed at the end.
+            have read. By default, it is a temporary folder, which is removed at the end.
         cache_size: The size of the cache, such as ``200GB``; by default, a fifth of the free space, and at most 32 GiB
             if ``cache`` is not given.
         cache_shared: Whether to share the folder ``cache`` with other users, and to trust copies that they wrote.
@@ -204,11 +204,11 @@ def check_integers(indices: Any) -> NDArray[Any]:
     Raises:
         TypeError: If one of them is not an integer.
     """
-    with suppress(ValueError):  # numpy raises it for indices that contain sequences.
+    with suppress(ValueError):  # numpy raises it if the indices contain sequences.
         integers = np.asarray(indices)
         if integers.ndim == 1 and integers.dtype.kind == "i":
             return integers
-    # Check everything else one by one: booleans, floats and strings, unsigned and very large integers.
+    # Check all others one by one: booleans, floats and strings, unsigned and very large integers.
     return np.array([check_integer("an index", index) for index in indices], object)
 
 
@@ -217,7 +217,7 @@ class EpochCell:
 
     Workers start asynchronously: before they run, the training process may already set the next epoch. So a worker's
     first iteration begins at the value that was current when its process was started. Only persistent workers have
-    later iterations, and torch does not report their beginnings. The first worker to begin reads the latest value, and
+    later iterations, and torch does not report when these begin. The first worker to begin reads the latest value, and
     the others use the same one.
 
     Attributes:
@@ -267,7 +267,7 @@ class EpochCell:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> EpochCell:
         copied = EpochCell(self.next)
-        copied.num_sets = self.num_sets  # Otherwise a copied loader would take the epoch for one that was set since.
+        copied.num_sets = self.num_sets  # Otherwise, a copied loader would see the epoch as newly set.
         return copied
 
 
@@ -329,7 +329,7 @@ def follow_classes(
 
 
 SHARED = (EpochCell, MapEpoch, SharedNumbers)
-"""Types of attributes whose changes worker processes see."""
+"""The types of attributes whose changes are visible in worker processes."""
 
 
 class Transformed:
@@ -421,7 +421,7 @@ def decode_samples(
 ) -> list[Any]:
     """Return the samples that a dataset yields, decoded from stored ones.
 
-    These are tuples of values, or bare values: images are uint8 tensors [3, height, width], or tuples of these for a
+    Each is a tuple of values, or a bare value. Images are uint8 tensors [3, height, width], or tuples of these for a
     MultiCrop. Fields that follow the images in a Compose are also tensors: a mask [height, width], or a RaggedTensor of
     boxes, labels or points. ``transform_sample`` may return anything else.
 

@@ -45,13 +45,13 @@ class StreamSettings(RankSettings, FieldedSettings):
     Attributes:
         source: A command, URL or path of a tar, a brace pattern of these, or a list of them. Commands and the URLs that
             WebDataset knows (``https://``, ``gs://``, …) need WebDataset: ``pip install
-            'shardio-loader[webdataset]'``. Tars may be compressed with gzip. Commands are run by the shell: pass only
-            those that you trust.
+            'shardio-loader[webdataset]'``. Tars may be compressed with gzip. The shell runs commands: pass only those
+            that you trust.
         shuffle: Whether to shuffle the tars and, in each worker, neighbouring samples, differently in each epoch. Call
             ``set_epoch`` before each epoch.
         seed: The seed of the order and of the transforms.
-        buffer: With ``shuffle``, the number of samples that a worker reads and shuffles together. It holds as many
-            undecoded samples in memory.
+        buffer: With ``shuffle``, the number of samples that a worker reads and shuffles together. The worker holds this
+            many undecoded samples in memory.
         classes: Class names by label, or another dataset that has them, for the attribute ``classes``. Tars have no
             class names, so the labels stay as they are stored.
         retries: The number of times in a row that a failed stream is opened again without yielding a further sample.
@@ -71,22 +71,22 @@ class StreamDataset(Iterated):
     """An iterable-style dataset over tars that are read as streams: forwards, without an index.
 
     Use it for the output of commands (``pipe:``), for servers that answer no range requests, and for tars that you may
-    not index. :class:`shardio.ShardDataset` is better wherever it can be used: its order is a shuffle of single
-    samples, all ranks get the same number of them, and a state fits any number of ranks and workers.
+    not index. Prefer :class:`shardio.ShardDataset` where you can: it shuffles single samples, all ranks get the same
+    number of them, and a state fits any number of ranks and workers.
 
     In an epoch, exactly one worker of one rank reads each tar, from its beginning to its end. So use at least as many
     tars as there are workers on all ranks, preferably several times as many, of equal sizes.
 
     **The ranks get different numbers of samples**, because the sizes of the tars are unknown. A training loop that
-    synchronises its ranks must end the epoch after the same number of batches on all of them, for example with
-    ``itertools.islice(loader, num_batches)``, or use torch's ``Join``. To give all ranks the same number of samples,
-    index the tars (``shardio index``) or pack them, and use ShardDataset.
+    synchronises its ranks must end the epoch after the same number of batches on all of them: use
+    ``itertools.islice(loader, num_batches)``, for example, or torch's ``Join``. To give all ranks the same number of
+    samples, index the tars (``shardio index``) or pack them, and use ShardDataset.
 
-    A stream cannot gather the members of a sample that are not adjacent in the tar, as after ``tar`` without
-    ``--sort=name``. If some follow after other samples, an error says so. ShardDataset reads such tars.
+    In a tar made without ``--sort=name``, the members of a sample may not be adjacent. A stream cannot collect them:
+    members that follow other samples raise an error. ShardDataset reads such tars.
 
     If a stream fails, it is opened again, and the samples that were already delivered are skipped. A command fails if
-    its exit status is not 0, a tar if it has no end.
+    its exit status is not 0; a tar fails if its end is missing.
 
     >>> dataset = StreamDataset("pipe:aws s3 cp s3://bucket/{000000..000099}.tar -", shuffle=True)  # doctest: +SKIP
     >>> loader = DataLoader(dataset, batch_size=128, num_workers=4)  # doctest: +SKIP
@@ -100,7 +100,7 @@ class StreamDataset(Iterated):
         FormatError: If a stream is named twice.
         ImportError: If WebDataset is needed, and is not installed.
         ValueError: If an argument is out of range.
-        TypeError: If the transform is not callable, or takes arrays but ``decode`` is ``pil``.
+        TypeError: If the transform is not callable, or requires arrays but ``decode`` is ``pil``.
     """
 
     @takes(StreamSettings)
@@ -125,13 +125,13 @@ class StreamDataset(Iterated):
         """
         if self.world_size > len(self.sources):
             raise ValueError(
-                f"{len(self.sources)} tars cannot be dealt to {self.world_size} ranks, because each tar is read by one "
-                "of them: write more, smaller tars, or index them (shardio index) and use ShardDataset"
+                f"{len(self.sources)} tars cannot be split over {self.world_size} ranks, because one rank reads each "
+                "tar: write more, smaller tars, or index them (shardio index) and use ShardDataset"
             )
         return StreamIterator(self, self._cell.start(self).epoch)
 
     def open_shard(self, shard: int, place: StreamPlace) -> ShardStream:
-        """Return the stream of a tar from a place on."""
+        """Return the stream of a tar, starting at a place."""
         return ShardStream(
             self.sources[shard], self.decoder.stored_fields, place, retries=self.retries, timeout_s=self.timeout_s
         )
@@ -171,7 +171,7 @@ class StreamItem:
     """A sample that was read and not yet decoded.
 
     Attributes:
-        turn: The number of its shard among those of the worker, in their order.
+        turn: The number of its shard in the worker's order.
         shard: The shard's number in the dataset.
         before: The place before it in the shard.
         sample: The sample.
@@ -189,11 +189,11 @@ class StreamPosition:
 
     Attributes:
         epoch: The epoch.
-        turn: The number of the shard, among those of the worker in their order, in which the window begins.
-        place: The place in that shard where it begins.
+        turn: The number, in the worker's order, of the shard in which the window begins.
+        place: The place in that shard where the window begins.
         window: The window's number.
         num_yielded: The number of samples of the window that were yielded, in the window's order.
-        digest: The digest of the window's samples; 0 before one of them was yielded.
+        digest: The digest of the window's samples; 0 before the first one is yielded.
     """
 
     epoch: int
@@ -274,8 +274,8 @@ class StreamIterator(TolerantIterator[Any]):
 class _Share:
     """A worker's share of the streams.
 
-    Samples are read into a window of the size of the dataset's buffer, and yielded in the order of a permutation. While
-    a window is yielded, the next one is read at the same pace, so no batch waits for a whole window.
+    Samples are read into a window as large as the dataset's buffer, and yielded in a permuted order. While a window is
+    yielded, the next one is read at the same pace, so no batch waits for a whole window.
     """
 
     def __init__(self, dataset: StreamDataset, order: StreamOrder) -> None:
@@ -352,7 +352,7 @@ class _Share:
 
 
 def _close(values: Generator[Any, None, None]) -> None:
-    if inspect.getgeneratorstate(values) != inspect.GEN_RUNNING:  # A thread may run it that Python does not wait for.
+    if inspect.getgeneratorstate(values) != inspect.GEN_RUNNING:  # A daemon thread may be running it.
         values.close()
 
 

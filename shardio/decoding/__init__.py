@@ -1,4 +1,4 @@
-"""Decoding of fields: from stored bytes to arrays, numbers and strings, without torch."""
+"""Decode fields: from stored bytes to arrays, numbers and strings, without torch."""
 
 from shardio.decoding.codecs import Missing, check_image, find_wide, refuse_wide, verify
 from shardio.decoding.fields import FieldDecoder, Fields, PlannedImages

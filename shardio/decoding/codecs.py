@@ -41,21 +41,21 @@ if TYPE_CHECKING:
 
 
 FieldCodec = Callable[[bytes], Any]
-"""A function from the bytes of a field to its value, which depends on nothing else.
+"""A function from the bytes of a field to its value, which depends only on the bytes.
 
-It raises an Exception if the bytes are damaged, and then allocates no more memory than the bytes justify. Users pass
-such functions as ``decoders=``. :mod:`shardio.testing.field_codec` has tests of them.
+If the bytes are damaged, the function raises an Exception, and allocates no more memory than the bytes justify. Users
+pass such functions as ``decoders=``. :mod:`shardio.testing.field_codec` has tests of codecs.
 """
 
 Missing = Literal["error"] | None
 """The result for a sample that lacks a field: an error, or the value None."""
 
 _LONG = re.compile(rb"[0-9]{19}")
-"""Text without 19 consecutive digits holds no integer of more than 64 bits."""
+"""Matches 19 consecutive digits. Text without a match holds no integer of more than 64 bits."""
 
 
 _STORED_FIELDS: dict[str, tuple[str, ...]] = {"image": IMAGE_FIELDS, "label": (LABEL_FIELD,), "key": ()}
-"""The stored fields of values that are not named after their field."""
+"""The stored fields of each value that is not named after its field."""
 
 
 def stored_fields_of(name: str) -> tuple[str, ...]:
@@ -118,7 +118,7 @@ def _open_image(
 def undecodable(
     samples: StoredSamples, name: str, row: int, why: Exception | str, kind: str = "the image"
 ) -> SampleError:
-    """Return the error for a sample with an image, or a value of another kind, that cannot be decoded."""
+    """Return the error for a sample with an image or another value that cannot be decoded."""
     fields = [field for field in stored_fields_of(name) if field in samples.columns]
     present = [field for field in fields if samples.columns[field][row] is not None]
     opened = [field for field in present if samples.columns[field][row]] or present
@@ -132,8 +132,8 @@ def check_decoders(decoders: object, names: Sequence[str]) -> None:
     """Check the argument ``decoders``, given the names of a sample's values.
 
     Raises:
-        TypeError: If it is not a mapping from names to callables.
-        ValueError: If a name is not a requested field, or not one that has a decoder.
+        TypeError: If ``decoders`` is not a mapping from names to callables.
+        ValueError: If a name is not a requested field, or not a stored field.
     """
     if not isinstance(decoders, Mapping) or not all(map(callable, decoders.values())):
         raise TypeError(f"decoders must map fields to functions, such as {{'flac': decode}}, got {decoders!r}")
@@ -164,7 +164,7 @@ def decode_values(samples: StoredSamples, field: str, decode: FieldCodec | None,
         samples: n samples.
         field: The stored field.
         decode: shardio's decoder of the field; None returns the bytes.
-        missing: ``error`` raises an error if a sample lacks the field; None gives it the value None.
+        missing: ``error`` raises an error if a sample lacks the field; None returns the value None for it.
 
     Raises:
         SampleError: If the field is missing or cannot be decoded.
@@ -291,7 +291,7 @@ def decode_npy(content: bytes, *, trusted: bool = False) -> Any:
 
 def decode_npz(content: bytes, *, trusted: bool = False) -> dict[str, Any]:
     """Return the arrays in an npz file, by name. Arguments and errors are as in :func:`decode_npy`."""
-    import zipfile  # It takes 1 ms.
+    import zipfile  # Importing it takes 1 ms.
 
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -300,7 +300,7 @@ def decode_npz(content: bytes, *, trusted: bool = False) -> dict[str, Any]:
                 for name in archive.namelist()
             }
     except (zipfile.BadZipFile, NotImplementedError, zlib.error, EOFError) as error:
-        # zipfile raises NotImplementedError for compression methods that it does not know.
+        # zipfile raises NotImplementedError for compression methods that it does not support.
         raise ValueError(f"it is not an intact npz file: {error}") from error
 
 
@@ -322,9 +322,9 @@ def decode_msgpack(content: bytes) -> Any:
     """Return the value in a MessagePack file.
 
     Raises:
-        ValueError: If it is damaged.
+        ValueError: If the file is damaged.
     """
-    import msgpack  # It takes 2 ms.
+    import msgpack  # Importing it takes 2 ms.
 
     return msgpack.unpackb(content, strict_map_key=False)
 
@@ -333,10 +333,10 @@ def decode_safetensors(content: bytes) -> dict[str, NDArray[Any]]:
     """Return the arrays in a safetensors file.
 
     Raises:
-        safetensors.SafetensorError: If it is damaged.
-        ValueError: If it holds numbers of a type that numpy lacks.
+        safetensors.SafetensorError: If the file is damaged.
+        ValueError: If the file holds numbers of a type that numpy lacks.
     """
-    import safetensors.numpy  # It takes 1 ms.
+    import safetensors.numpy  # Importing it takes 1 ms.
 
     try:
         return safetensors.numpy.load(content)
@@ -374,7 +374,7 @@ TRUSTED_DECODERS: dict[str, FieldCodec] = {
     "pickle": pickle.loads,
     "pyd": pickle.loads,
 }
-"""The decoders for data that is trusted to run code. Pickles have WebDataset's field names."""
+"""The decoders for trusted data, which may run code. The field names of pickles are WebDataset's."""
 
 
 def verify(
@@ -407,7 +407,7 @@ def verify(
         FileNotFoundError: If the source does not exist or holds no tars.
         ValueError: If ``num_workers`` is not positive, or a storage option is invalid.
     """
-    # Not at the top, so that worker processes, which import this folder, start faster.
+    # Imported here, because worker processes import this folder and should start fast.
     from shardio.shards import find_problems
     from shardio.storage import make_direct_access
 
@@ -421,7 +421,7 @@ def check_image(field: str, content: bytes) -> str | None:
     """Return the reason why an image cannot be decoded; None if it can, or if the field does not hold images."""
     if not holds_images(field):
         return None
-    # A mask's values are read as they are stored: conversion to RGB may be impossible.
+    # A mask is read with its stored values: conversion to RGB may be impossible.
     decode = decode_image if field in IMAGE_FORMATS else decode_unconverted
     try:
         decode(content)

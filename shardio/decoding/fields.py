@@ -106,7 +106,7 @@ class PlannedImages:
                 new arrays. By default, all arrays are new.
 
         Returns:
-            For each crop, the images, and the name of the decoder of each.
+            For each crop, the images, and the name of each image's decoder.
 
         Raises:
             SampleError: If an image is damaged.
@@ -131,10 +131,10 @@ class LocatedValue:
     """A value that a transform transforms.
 
     Attributes:
-        reference: Its name in the transform.
+        reference: The value's name in the transform.
         name: The name of the sample's value that contains it.
-        entry: Its key in this value; None if it is the whole value.
-        kind: Its kind.
+        entry: The value's key in the containing value; None if it is the whole value.
+        kind: The value's kind.
     """
 
     reference: str
@@ -153,10 +153,10 @@ def locate_values(
     Args:
         kinds: The kind of each value, by its reference.
         names: The names of a sample's values.
-        own_decoders: The names of the values that user decoders make.
+        own_decoders: The names of the values that user decoders return.
 
     Raises:
-        ValueError: If there is no such value, or an image is not one that shardio can decode.
+        ValueError: If there is no such value, or shardio cannot decode an image.
     """
     located = []
     for reference, kind in kinds.items():
@@ -165,7 +165,7 @@ def locate_values(
         if name is None:
             raise ValueError(
                 f"the transform has the field {reference!r}, but fields={tuple(names)!r} does not name it: add it to "
-                "the dataset's fields, or remove it from those of the transform"
+                "the dataset's fields, or remove it from the transform's fields"
             )
         entry = None if name == reference else reference.removeprefix(f"{name}.")
         is_image = entry is None and holds_images(name) and name not in own_decoders
@@ -175,7 +175,7 @@ def locate_values(
                 "such as 'left.jpg'"
             )
         if name in ("image", "label", "key") and kind != "image":
-            raise ValueError(f"the transform takes {reference!r} for {kind!r}, but the dataset's {name!r} is none")
+            raise ValueError(f"the transform treats {reference!r} as {kind!r}, but the dataset's {name!r} is not one")
         located.append(LocatedValue(reference=reference, name=name, entry=entry, kind=kind))
     return located
 
@@ -201,7 +201,7 @@ class PlannedFields:
     """The opened and planned images of samples, which their other fields follow.
 
     Attributes:
-        images: The images by field. The others follow the first.
+        images: The images by field. The other images follow the first.
         followers: The values that follow the images.
         sizes: The height and width of each sample's images.
         missing: The result for a missing value: an error, or None.
@@ -267,7 +267,7 @@ class PlannedFields:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FieldDecoder:
-    """A decoder from stored samples to columns of values.
+    """A decoder of stored samples to columns of values.
 
     Attributes:
         fields: The names of the values in a sample's tuple, or a single name for bare values. ``image`` is the
@@ -315,7 +315,7 @@ class FieldDecoder:
             raise ValueError(f"a Compose with fields needs decode='array', the default, got decode={self.decode!r}")
         if "image" in self.names and "image" not in self.image_names:
             raise ValueError(
-                f"fields={self.fields!r} names 'image', but those of the transform do not: add 'image': 'image' there"
+                f"fields={self.fields!r} names 'image', but the transform's fields do not: add 'image': 'image' there"
             )
         if self.transform is not None and not self.image_names:
             raise ValueError(
@@ -332,7 +332,7 @@ class FieldDecoder:
 
     @property
     def image_names(self) -> tuple[str, ...]:
-        """The names of the values that are images for the transform: ``image``, or those of a Compose with fields."""
+        """The names of the values that are images for the transform: ``image``, or the images of a Compose's fields."""
         located = tuple(each.name for each in self.located_values if each.kind == "image")
         return located or (("image",) if "image" in self.names else ())
 
@@ -348,7 +348,7 @@ class FieldDecoder:
 
     @property
     def runs_user_code(self) -> bool:
-        """Whether decoding runs user code: a transform, a decoder, or code that pickles name."""
+        """Whether decoding runs user code: a transform, a decoder, or code that a pickle names."""
         return (
             self.trusted or bool(self.decoders) or self.transform_sample is not None or not is_builtin(self.transform)
         )
@@ -373,7 +373,7 @@ class FieldDecoder:
     @cached_property
     def chunk_size(self) -> int:
         """The number of samples to decode together."""
-        has_masks = any(isinstance(each.kind, Mask) for each in self.located_values)  # They are decoded whole.
+        has_masks = any(isinstance(each.kind, Mask) for each in self.located_values)  # Masks are decoded whole.
         is_lean = self.pipeline[1] == "array" and self.orientation == "ignore" and self.transform is not None
         return CHUNK if is_lean and not has_masks else CHUNK_OF_WHOLE
 
@@ -396,7 +396,7 @@ class FieldDecoder:
         """Join the columns of a MultiCrop's crops.
 
         Args:
-            columns: One for each of :attr:`column_names`.
+            columns: One column for each of :attr:`column_names`.
             join: Makes one column from the columns of an image's crops.
 
         Returns:
@@ -449,7 +449,7 @@ class FieldDecoder:
     def plan(self, samples: StoredSamples, rng_keys: Words, calls: Calls) -> PlannedFields:
         """Open the samples' images and draw the transform's parameters.
 
-        No image is decoded here, unless the transform needs its pixels.
+        No image is decoded, unless the transform needs its pixels.
 
         Raises:
             SampleError: If an image is missing or damaged, or images that are transformed together differ in size.
@@ -476,7 +476,7 @@ class FieldDecoder:
             raise
         leader = PlannedImages(name=name, samples=samples, crops=crops, calls=calls)
         images = {name: leader}
-        for other, others in further:  # One transform that extends plans has planned the leader.
+        for other, others in further:  # A transform that extends plans has planned the leader.
             same, plan = leader.crops[0]
             try:
                 images[other] = replace(leader, name=other, crops=[(render_like(others, same), plan)])
@@ -502,7 +502,7 @@ class FieldDecoder:
         return {name: value for name, value in self.__dict__.items() if name != "_generators"}
 
     def diverge(self) -> None:
-        """Seed the generators of user callables randomly, unless samples seed them, so that forked processes differ."""
+        """Randomly seed the generators of user callables, unless samples seed them, to make forked processes differ."""
         if not self.seed_transforms:
             Generators(self._callables).seed(int.from_bytes(os.urandom(8), "little"))
 
@@ -515,7 +515,7 @@ class FieldDecoder:
             planned: The images.
             samples: n samples.
             rng_keys: uint64 [n], for the generators that user decoders draw from.
-            calls: Makes the calls of those decoders.
+            calls: Makes the calls of user decoders.
 
         Returns:
             The n values of each field, by name.
@@ -537,10 +537,10 @@ class FieldDecoder:
     def transform_samples(
         self, columns: Sequence[Sequence[Any]], samples: StoredSamples, rng_keys: Words, calls: Calls
     ) -> list[Any]:
-        """Return samples after ``transform_sample``, given their columns."""
+        """Apply ``transform_sample`` to samples, given their columns."""
         assert self.transform_sample is not None, "the caller checks this"
         dicts = [dict(zip(self.names, values, strict=True)) for values in zip(*columns, strict=True)]
-        # Keys of its own, because the image's transform has already drawn from the others.
+        # transform_sample needs its own keys, because the image's transform has already drawn from the others.
         own_keys = derive_rng_key(rng_keys, make_rng_key(0, "sample"))
         try:
             return calls.call([partial(call_with_sample, self.transform_sample)], dicts, own_keys)

@@ -1,4 +1,4 @@
-"""Prefetching: copy a loader's batches to a device before they are needed, and transform them there."""
+"""Copy a loader's batches to a device before they are needed, and transform them there."""
 
 from shardio.device.mixing import BatchRandomErasing, CutMix, MixUp, OneOf
 from shardio.device.prefetcher import DevicePrefetcher

@@ -1,8 +1,8 @@
 """Mix images of a batch with each other, or erase boxes of them, on the device.
 
 Names, arguments, distributions and results for given parameters are as in torchvision.transforms.v2. MixUp is from
-Zhang et al., "mixup: Beyond Empirical Risk Minimization" (2018), CutMix from Yun et al., "CutMix: Regularization
-Strategy to Train Strong Classifiers with Localizable Features" (2019), and random erasing from Zhong et al., "Random
+Zhang et al., "mixup: Beyond Empirical Risk Minimization" (2018). CutMix is from Yun et al., "CutMix: Regularization
+Strategy to Train Strong Classifiers with Localizable Features" (2019). Random erasing is from Zhong et al., "Random
 Erasing Data Augmentation" (2020).
 """
 
@@ -31,7 +31,7 @@ class PixelBox(NamedTuple):
     width: int
 
     def of(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the part of images [..., H, W] that is in the box, in the same memory."""
+        """Return a view of the part of images [..., H, W] that is in the box."""
         return images[..., self.top : self.top + self.height, self.left : self.left + self.width]
 
 
@@ -39,7 +39,7 @@ BatchTransform = Callable[..., Any]
 """A function that takes and returns a batch. If it has a parameter ``generator``, it receives a torch.Generator."""
 
 NUM_TRIES = 10
-"""The number of boxes to try before an image stays as it is, as in torchvision."""
+"""The number of boxes to try before an image is left unchanged, as in torchvision."""
 
 LabelsGetter = Callable[[Any], Any] | Literal["default"]
 """A function that returns the labels of a batch. "default" follows the rule of :func:`find_labels`."""
@@ -48,7 +48,7 @@ LabelsGetter = Callable[[Any], Any] | Literal["default"]
 def takes_generator(transform: BatchTransform) -> bool:
     """Return whether a transform has a parameter ``generator``."""
     if isinstance(transform, torch.nn.Module):
-        transform = transform.forward  # A module's own signature describes its hooks.
+        transform = transform.forward  # The signature of a module's __call__ lacks forward's parameters.
     try:
         return "generator" in inspect.signature(transform).parameters
     except ValueError:  # Functions in C may have no signature.
@@ -56,18 +56,18 @@ def takes_generator(transform: BatchTransform) -> bool:
 
 
 def call_transform(transform: BatchTransform, batch: Any, generator: torch.Generator | None) -> Any:
-    """Return the transformed batch. The transform receives the generator if it takes one."""
+    """Return the transformed batch. The transform receives the generator if it accepts one."""
     return transform(batch, generator=generator) if takes_generator(transform) else transform(batch)
 
 
 def make_random(generator: torch.Generator) -> random.Random:
-    """Return random numbers for the program, seeded from the state of a generator of any device, which advances.
+    """Return a random number generator on the CPU, seeded from a torch generator of any device, which advances.
 
-    This does not wait for the device, because its generator's state is in the program's memory. Numbers that are drawn
-    on the device could only be read after all the work in its queue.
+    This does not wait for the device, because the state of a torch generator is in host memory. Numbers drawn on the
+    device could be read only after all work in its queue.
     """
     numbers = random.Random(generator.get_state().numpy().tobytes())
-    torch.empty(1, device=generator.device).uniform_(generator=generator)  # Gives the next caller other numbers.
+    torch.empty(1, device=generator.device).uniform_(generator=generator)  # The next call returns other numbers.
     return numbers
 
 
@@ -98,7 +98,7 @@ def find_labels(batch: Any, getter: LabelsGetter) -> torch.Tensor:
     """Return the labels of a batch.
 
     By default, these are the second value of a tuple or a list. In a mapping, or if the second value is a mapping, they
-    have the key ``labels`` or, without it, the first key that contains ``label``, in upper or lower case (torchvision's
+    have the key ``labels`` or, without it, the first key that contains ``label``, regardless of case (torchvision's
     rule).
 
     Raises:
@@ -139,7 +139,7 @@ def _find_by_default(batch: Any) -> Any:
 
 
 class BatchRandomErasing:
-    """Fill a random box in each image of a batch, with probability ``p``. Each image has a box of its own.
+    """Fill a random box in each image of a batch, with probability ``p``. Each image has its own box.
 
     >>> erased = BatchRandomErasing(p=1.0)(torch.ones(4, 3, 32, 32), generator=torch.Generator())
     >>> [bool((image == 0).any()) for image in erased]
@@ -305,7 +305,7 @@ class _Mixing(ABC, Generic[Parameters]):
 
 
 class MixUp(_Mixing[float]):
-    """Blend each image of a batch with the one before it, and their labels.
+    """Blend each image of a batch, and its label, with the one before it.
 
     Labels become float [N, ``num_classes``]. Repeats that ``remainder="mask"`` marks are not blended into other images.
     Images must be floats.
@@ -341,7 +341,7 @@ class CutMix(_Mixing[PixelBox]):
 
     Args:
         alpha: Each batch draws its lambda, the planned share of an image outside the box, from Beta(alpha, alpha). At
-            an edge, the box is smaller; labels have its real shares.
+            an edge, the box is clipped; the labels reflect its actual area.
         num_classes: The number of classes. It may be None if labels are soft.
         labels_getter: A function that returns the labels of a batch. By default, they are the second value, or
             the value of a mapping under ``labels`` or another key that contains ``label``.
@@ -361,7 +361,7 @@ class CutMix(_Mixing[PixelBox]):
 
 
 class OneOf:
-    """Apply one of several transforms of batches, chosen at random for each batch with equal probability.
+    """Apply one of several batch transforms, chosen at random for each batch with equal probability.
 
     >>> transform = OneOf([MixUp(alpha=0.2, num_classes=1000), CutMix(num_classes=1000)])
 
@@ -382,9 +382,9 @@ class OneOf:
 
 
 def find_partners(valid: torch.Tensor) -> torch.Tensor:
-    """Return for each row the last valid row before it, or the last valid one of all; anything if none is valid.
+    """Return for each row the last valid row before it, or the last valid one of all; any row if none is valid.
 
-    Thus repeats are not mixed into other samples, and valid rows are mixed as if there were no repeats.
+    Repeats are therefore not mixed into other samples, and valid rows are mixed as if there were no repeats.
 
     Args:
         valid: bool [N], false for repeats.

@@ -1,4 +1,4 @@
-"""DevicePrefetcher: copy the next batches to the device while the current one is in use."""
+"""Copy the next batches to the device while the current one is in use."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ class DevicePrefetcher:
             the generator is seeded from seed, epoch, position and rank, so a resumed run draws the same numbers. With
             other loaders, it is seeded from torch's global generator.
 
-    On CUDA, each batch can be used on the stream that was current when you requested it; on another stream, wait for
-    that one first. With ``persistent_workers=True``, a shardio loader keeps its memory, so it is pinned only once.
+    On CUDA, each batch can be used on the stream that was current when you requested it; another stream must first wait
+    for that one. With ``persistent_workers=True``, a shardio loader keeps its memory, so it is pinned only once.
 
     ``normalize``, ``dtype`` and ``channels_last`` apply only to uint8 tensors [N, C, H, W], not to labels or
     ``tv_tensors.Mask``. If ``normalize`` has one value per channel, tensors with a different number of channels stay
@@ -229,7 +229,7 @@ class DevicePrefetcher:
         return context
 
     def _copy(self, batch: Any) -> Any:
-        # An object of another class may not have the parameter.
+        # Without a stream, objects whose method lacks the parameter also work.
         options = {} if self._stream is None else {"non_blocking": True}
 
         def copy(value: Any) -> Any:
@@ -334,18 +334,18 @@ def _as_affine(normalize: Normalize, device: torch.device) -> tuple[torch.Tensor
 
 @dataclass(slots=True)
 class LastReceived:
-    """The last batch that the user received. It outlives an iterator that is left early.
+    """A record of the last batch that the user received. It outlives an iterator that is left early.
 
     Attributes:
-        state: The loader's state as of that batch, or the error to raise for a request of it; None if the loader's own
-            state is up to date.
+        state: The loader's state as of that batch, or the error to raise when the state is requested; None if the
+            loader's own state is up to date.
     """
 
     state: dict[str, Any] | StateError | None = None
 
 
 class _Failure(NamedTuple):
-    """An error instead of a batch. StopIteration counts as an error."""
+    """An error in place of a batch. StopIteration counts as an error."""
 
     error: Exception
     counts: list[Count]
@@ -421,7 +421,7 @@ class PrefetchIterator:
             self._in_flight.close()
 
     def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_exiting() and hasattr(self, "_cut_short_by"):  # The last attribute of __init__.
+        if not is_exiting() and hasattr(self, "_cut_short_by"):  # __init__ sets this attribute last.
             self.close()
 
     def _receive(self) -> tuple[Any, Exception | None]:
@@ -450,7 +450,8 @@ class PrefetchIterator:
         """Return whether to request another batch of the loader before returning the next one in flight.
 
         While the device has work, this waits for the loader. As soon as the device has none, it needs the batch in
-        flight rather than a later one. The loader's iterator tells by ``is_ready(timeout_s)`` whether it has a batch.
+        flight rather than a later one. The method ``is_ready(timeout_s)`` of the loader's iterator returns whether it
+        has a batch.
         """
         is_ready = getattr(self._batches, "is_ready", None)
         if not len(self._in_flight) or not callable(is_ready):
@@ -512,4 +513,4 @@ class PrefetchIterator:
             return next(self._batches)
         with self._watch():
             self._batches = iter(self._loader)
-            return next(self._batches)  # Some iterators begin the epoch only now.
+            return next(self._batches)  # Some iterators begin the epoch only here.

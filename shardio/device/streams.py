@@ -45,7 +45,7 @@ def choose_device(name: str | torch.device | None = None, *, num_ranks: int = 1)
 
 
 def _is_available(device_type: str) -> bool:
-    if device_type == "cuda":  # Asking about CUDA takes time and may print warnings.
+    if device_type == "cuda":  # Only checked on request: the check takes time and may print warnings.
         return torch.cuda.is_available()
     return device_type != "mps" or torch.backends.mps.is_available()
 
@@ -85,7 +85,7 @@ def map_tensors(batch: Any, function: OnTensor, movable: Callable[[Movable], Any
         if isinstance(value, MutableMapping) and (isinstance(value, dict) or hasattr(value, "__copy__")):
             mapped = copy.copy(value)  # This keeps the class, and settings such as default_factory.
             for name, item in value.items():
-                mapped[name] = walk(item)  # Counter.update() would add.
+                mapped[name] = walk(item)  # Counter.update() would add counts.
             return mapped
         if isinstance(value, Mapping):  # Without __copy__, a shallow copy may share its items with the original.
             return type(value)({name: walk(item) for name, item in value.items()})  # type: ignore[call-arg]
@@ -113,7 +113,7 @@ def _as_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor | None:
 
 
 class PinnedPool:
-    """Pinned buffers for reuse, because pinning memory takes much longer than copying it.
+    """A pool of reusable pinned buffers, because pinning memory takes much longer than copying it.
 
     Args:
         pin: A function that returns n bytes of pinned memory, uint8 [n].
@@ -149,7 +149,7 @@ class Registration:
     Registrations of the same device are equal, so a loader keeps its memory for the next prefetcher.
 
     Args:
-        device: The CUDA device that copies from the memory. No other device gets a context.
+        device: The CUDA device that copies from the memory. Other devices get no CUDA context.
     """
 
     device: torch.device
@@ -164,7 +164,7 @@ class Registration:
             if int(cudart.cudaHostRegister(address, memory.nbytes, 0)) == 0:
                 weakref.finalize(memory, cudart.cudaHostUnregister, address).atexit = False
             else:
-                with suppress(RuntimeError):  # This kernel clears the error, which any later one would raise.
+                with suppress(RuntimeError):  # This clears the error, which a later call would raise.
                     torch.zeros(1, device=self.device)
 
 
@@ -253,7 +253,7 @@ class CudaStream:
 
 
 def _find_dense_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return the tensors that hold a sparse tensor's memory, or the tensor itself. Only these know streams."""
+    """Return the tensors that hold a sparse tensor's memory, or the tensor itself. Only these can record a stream."""
     match tensor.layout:
         case torch.sparse_coo:
             return [tensor._indices(), tensor._values()]
@@ -286,7 +286,8 @@ class WaitingTimes:
     """The running totals of a prefetcher.
 
     Args:
-        has_stream: Whether events measure the stalls of the device. Otherwise, it waits with the program.
+        has_stream: Whether events measure the stalls of the device. Otherwise, the device waits whenever the program
+            does.
 
     Attributes:
         num_batches: See :class:`PrefetchStats`.
@@ -301,7 +302,7 @@ class WaitingTimes:
         self._has_stream = has_stream
 
     def add_wait(self, requested: StreamEvent, received: StreamEvent) -> None:
-        """Add the time from one event to another. It is read when the device has reached both.
+        """Add the time from one event to another. The time is read when the device has reached both.
 
         Args:
             requested: The event after all work that was queued before the batch was requested.
@@ -328,7 +329,7 @@ class WaitingTimes:
 class _Source(NamedTuple):
     """The source of a copy: memory that the loader may reuse after its release, and buffers.
 
-    It has only the event, not the batch on the device, which the consumer may free at any time.
+    It holds the event but not the batch on the device, so the consumer can free that batch at any time.
     """
 
     copied: StreamEvent
@@ -344,7 +345,7 @@ class InFlightBatches:
         pool: The buffers for tensors that are not in pinned memory.
         copy: A function that copies a batch to the device.
         prepare: A function that makes the final batch from the copied one and its rng key.
-        times: The totals to which the device's waiting is added.
+        times: The totals to which the device's waiting time is added.
     """
 
     is_synchronous = False
@@ -399,7 +400,7 @@ class InFlightBatches:
         return self._requests[-1].query()
 
     def request(self, max_batches: int) -> None:
-        """Note that the consumer requests a batch. Wait until the device has at most ``max_batches`` of its work left.
+        """Record a request of the consumer. Wait until the device has at most ``max_batches`` batches left to process.
 
         Without this limit, a fast program runs ahead of its device, and each step ahead takes more memory.
         """
@@ -423,7 +424,7 @@ class InFlightBatches:
 
 
 def _pin_movable(value: Movable) -> Any:
-    """Pin an object that can pin itself, such as torch's PackedSequence, in memory that waits for its copies."""
+    """Pin an object that can pin itself, such as torch's PackedSequence, in memory that is reused after its copies."""
     pin_memory = getattr(value, "pin_memory", None)
     return pin_memory() if callable(pin_memory) and torch.cuda.is_available() else value
 

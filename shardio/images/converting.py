@@ -1,7 +1,7 @@
 """Convert images of any format that Pillow reads to JPEG, PNG or WebP, and their colours to sRGB.
 
-The rendering intent is perceptual, as in browsers and in Pillow's default. A profile that defines only relative
-colorimetry, as most profiles of cameras and screens do, gives the same colours for both.
+The rendering intent is perceptual, as in browsers and by default in Pillow. A profile that defines only relative
+colorimetry, as most profiles of cameras and screens do, gives the same colours for both intents.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SIMPLER_MODES = {
     **dict.fromkeys(("PA", "RGBa"), "RGBA"),
     "La": "LA",
 }
-"""The mode of the same pixels in PNG's terms, by Pillow's mode."""
+"""For each Pillow mode: the mode that PNG has for the same pixels."""
 
 _INTEGERS = frozenset(("I", "I;16B", "I;16L", "I;16N"))
 """Modes of gray images whose values may fit into 16 bits."""
@@ -66,8 +66,8 @@ def convert_image(
     ========  =======================================================================================================
 
     CMYK, YCbCr, LAB and HSV become RGB. Pillow decodes the pixels. It keeps 8 bits of colour; ``png`` keeps all
-    16. All metadata but the ICC profile is dropped. The same bytes always give the same result. An image of
-    the requested format is encoded again.
+    16. All metadata except the ICC profile is dropped. The same bytes always give the same result. An image that
+    already has the requested format is encoded again.
 
     Args:
         content: The bytes of an image file.
@@ -89,7 +89,7 @@ def convert_image(
         if to == "png":
             return _convert_wide(content, stored, max_side=max_side, to_srgb=to_srgb, max_pixels=max_pixels)
         if stored.dtype not in (np.uint8, np.uint16):
-            raise ValueError(f"stores {stored.describe()}, which neither JPEG nor WebP has: leave it out")
+            raise ValueError(f"stores {stored.describe()}, which neither JPEG nor WebP supports: leave it out")
     image, profile = _read_upright(content, max_pixels, needs_profile=to_srgb)
     if profile is not None and to_srgb:
         image, profile = _convert_colours(image, profile), None
@@ -101,7 +101,7 @@ def convert_image(
 
 
 def _read_upright(content: bytes, max_pixels: int, *, needs_profile: bool) -> tuple[PIL.Image.Image, bytes | None]:
-    """Return an image and its ICC profile. The image is upright, with no other metadata than its transparent colour."""
+    """Return an image and its ICC profile. The image is upright, without metadata except its transparent colour."""
     with opened_by_pillow(content) as stored:
         check_size(stored.height, stored.width, max_pixels)
         _check_frames(stored)
@@ -111,14 +111,14 @@ def _read_upright(content: bytes, max_pixels: int, *, needs_profile: bool) -> tu
             pixels = decode_image(content, orientation="apply", max_pixels=max_pixels)
             image = PIL.Image.fromarray(pixels if stored.mode == "RGB" else pixels[..., 0].copy())
         else:
-            stored.load()  # The orientation of a TIFF is certain only then.
+            stored.load()  # Only loading determines the orientation of a TIFF.
             image = turn_pillow(stored, read_turn(stored))
         image.info = {name: value for name, value in image.info.items() if name == "transparency"}
     return image, profile
 
 
 def _is_like_pillows(stored: ValueFormat) -> bool:
-    """Return whether Pillow's image has a file's values, except for a scale."""
+    """Return whether Pillow's image has a file's values, apart from a scale factor."""
     return stored.is_in_pillow or (stored.white is not None and (stored.dtype == np.uint8 or stored.num_channels == 1))
 
 
@@ -143,7 +143,7 @@ def _convert_wide(
 def _check_frames(image: PIL.Image.Image) -> None:
     """Raise ValueError if an image has several frames or pages.
 
-    The further images in an MPO, which many phones write as .jpg, are mostly previews. Those in a PSD are layers.
+    The additional images in an MPO, which many phones write as .jpg, are mostly previews. Those in a PSD are layers.
     """
     num_frames = getattr(image, "n_frames", 1)
     if num_frames > 1 and image.format not in ("MPO", "PSD"):
@@ -173,7 +173,7 @@ def _simplify(image: PIL.Image.Image) -> PIL.Image.Image:
             raise ValueError(f"stores integers from {low} to {high}, which no image of at most 16 bits can hold")
         return integers.convert("I;16")
     if image.mode not in _SIMPLER_MODES:
-        raise ValueError(f"stores numbers of Pillow's mode {image.mode}, which neither JPEG, PNG nor WebP has")
+        raise ValueError(f"stores numbers of Pillow's mode {image.mode}, which JPEG, PNG and WebP do not support")
     return image.convert(_SIMPLER_MODES[image.mode]) if image.mode != _SIMPLER_MODES[image.mode] else image
 
 
@@ -221,7 +221,7 @@ def _require_8_bits(image: PIL.Image.Image) -> PIL.Image.Image:
 
 
 def _drop_opaque_alpha(image: PIL.Image.Image) -> PIL.Image.Image:
-    """Return an image with any transparency in an alpha channel, and without that channel if it is opaque."""
+    """Return an image with its transparency in an alpha channel, or without that channel if all pixels are opaque."""
     if not image.has_transparency_data:
         return image
     is_gray = image.mode in _GRAY
@@ -254,7 +254,7 @@ def convert_to_srgb(image: PIL.Image.Image, profile: bytes) -> PIL.Image.Image:
 
     Args:
         image: An image of mode L, LA, RGB, RGBA or CMYK.
-        profile: Its ICC profile. A gray image may have a profile for RGB.
+        profile: The image's ICC profile. A gray image may have a profile for RGB.
 
     Returns:
         An image of mode RGB; L if the image is gray. An alpha channel is kept.
@@ -290,7 +290,8 @@ def _apply_profile(image: PIL.Image.Image, profile: bytes) -> PIL.Image.Image:
 def _make_srgb_transform(profile: bytes) -> tuple[str, PIL.ImageCms.ImageCmsTransform]:
     """Return the mode of the images that a profile is for, and their conversion to sRGB.
 
-    Making it takes as long as converting 200,000 pixels, and many images have the same profile. Threads may share it.
+    Creating a conversion takes as long as converting 200,000 pixels, and many images have the same profile. Threads may
+    share a conversion.
     """
     source = PIL.ImageCms.ImageCmsProfile(io.BytesIO(profile))
     model = _MODELS.get(source.profile.xcolor_space)

@@ -1,8 +1,8 @@
-"""Crop plans, which describe the rendering of images before any image is decoded; and rendering by libraries.
+"""Plan the rendering of images before any image is decoded, and render images with OpenCV, Pillow and numpy.
 
 Bilinear resizing gives the pixels of OpenCV's INTER_LINEAR on x86 (resize.cpp). OpenCV's code for other processors
 rounds differently in some versions, so OpenCV resizes only if it gives the same pixels in this process. The kernel has
-its own code for the same definition. Weights have 11 bits. Rows are resized across first and keep 7 bits more than a
+its own code for the same definition. Weights have 11 bits. Rows are first resized across, and keep 7 bits more than a
 pixel has. Then two rows are mixed. Antialiased resizing gives the pixels of Pillow.
 
 OpenCV and Pillow are imported when an image first needs them, so worker processes that need neither start 50 ms sooner.
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 
 SCALES = (8, 4, 2)
-"""Factors by which libjpeg can shrink a JPEG while decoding, by a smaller inverse DCT of each block."""
+"""The factors by which libjpeg can shrink a JPEG while decoding, using a smaller inverse DCT of each block."""
 
 MAX_RESIZED_PIXELS = DEFAULT_MAX_PIXELS
 """The maximum number of pixels after resizing. Enlarging the shorter side of a long, thin image can make it huge."""
 
 MAX_AVERAGED_PIXELS = 1 << 20
-"""The most pixels of a box that is decoded at full size, though it shrinks to half or less without antialiasing.
+"""The largest box, in pixels, that is decoded at full size if it shrinks to half or less without antialiasing.
 
 Larger boxes are decoded at a fraction of their size. Decoding smaller ones at full size takes the kernel about as long.
 """
@@ -51,7 +51,7 @@ _CHECKED_SIZES = (
     ((48, 64), (15, 40)),
     ((23, 17), (61, 70)),
 )
-"""The sizes before and after resizing that check OpenCV. On ARM, its results differ if both sides shrink."""
+"""The sizes before and after resizing with which OpenCV is checked. On ARM, its results differ if both sides shrink."""
 
 Resampling = Literal["bilinear", "plain bilinear", "antialiased bilinear", "antialiased bicubic"]
 """The way to resize. "plain bilinear" computes each new pixel from the nearest four. So does "bilinear", unless a crop
@@ -148,11 +148,11 @@ class CropPlan:
         return replace(self, box=box, size=sizes, window=whole, resampling=resampling)
 
     def mirror(self, flips: NDArray[np.bool_]) -> CropPlan:
-        """Return a plan that also mirrors the results for which ``flips`` is true."""
+        """Return a plan that also mirrors the results for which ``flips`` is true left to right."""
         return replace(self, flip=self.flip ^ flips)
 
     def mirror_vertically(self, flips: NDArray[np.bool_]) -> CropPlan:
-        """Return a plan that also turns the results for which ``flips`` is true upside down."""
+        """Return a plan that also mirrors the results for which ``flips`` is true top to bottom."""
         return replace(self, upside_down=flips if self.upside_down is None else self.upside_down ^ flips)
 
     def edit(self, operations: NDArray[np.void]) -> CropPlan:
@@ -161,13 +161,13 @@ class CropPlan:
         return replace(self, operations=np.concatenate([*before, operations], axis=1))
 
     def take(self, rows: NDArray[np.int64]) -> CropPlan:
-        """Return the plan of some of the images."""
+        """Return the plan for the images with the indices ``rows``."""
         given = {each.name: getattr(self, each.name) for each in fields(self)}
         taken: dict[str, Any] = {name: each[rows] for name, each in given.items() if isinstance(each, np.ndarray)}
         return replace(self, **taken)
 
     def restart(self, rows: NDArray[np.int64]) -> CropPlan:
-        """Return a plan that leaves some of the images as they are, because they have been rendered."""
+        """Return a plan that leaves the images in ``rows`` as they are, because they have been rendered."""
         assert self.operations is None, "all edited images are rendered at once"
         whole = CropPlan.whole(self.output_size[rows])
         arrays: dict[str, Any] = {}
@@ -206,7 +206,7 @@ def _any_in_row(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:  # bool [n, m] â†
 
 
 def is_too_large_to_average(num_pixels: Any) -> Any:
-    """Return whether a box of so many pixels that shrinks to half its size or less is decoded at a smaller size.
+    """Return whether a box with this many pixels is decoded at a smaller size if it shrinks to half or less.
 
     Args:
         num_pixels: An int or an array.
@@ -222,11 +222,11 @@ def prepare_render(picture: Picture, box: Box, height: int, width: int, window: 
 
     Args:
         picture: The picture.
-        box: The part of it to resize.
+        box: The part of the picture to resize.
         height: The height that the box is resized to.
         width: The width that the box is resized to.
         window: The part of the resized box to render.
-        resampling: The way to resize it.
+        resampling: The way to resize the box.
 
     Raises:
         ValueError: If the resized box is too large.
@@ -270,8 +270,8 @@ def _prepare_window(
 ) -> Render:
     """Return a function that renders a part of the resized box.
 
-    :func:`resize` would sample a part of an image at other points. So it gets the whole box, in which only the pixels
-    for the visible part are decoded.
+    :func:`resize` would sample a part of an image at other points. So its input is the whole box, in which only the
+    pixels for the visible part are decoded.
     """
     rows = _needed_pixels(visible.top, visible.height, box.height, height, resampling)
     columns = _needed_pixels(visible.left, visible.width, box.width, width, resampling)
@@ -306,7 +306,7 @@ def _prepare_scaled(picture: Picture, box: Box, height: int, width: int, visible
 
 
 class _Samples(NamedTuple):
-    """Evenly spaced points along a side of a scaled picture, in its pixels from the centre of the first pixel."""
+    """Evenly spaced points along a side of a scaled picture, in its pixels, from the centre of the first pixel."""
 
     first: float
     step: float
@@ -434,12 +434,12 @@ class Points(NamedTuple):
 
     @classmethod
     def place(cls, positions: NDArray[np.floating[Any]], length: int | None = None) -> Points:
-        """Return the points at some positions.
+        """Return the points at these positions.
 
         Args:
-            positions: Float [n], in pixels from the centre of the first one.
-            length: The number of pixels of the side, if the border's pixel gets all the weight beyond the border;
-                None if both pixels are the border's there, which rounds differently.
+            positions: Float [n], in pixels from the centre of the first pixel.
+            length: The length of the side in pixels, if the border's pixel gets all the weight beyond the border;
+                None if both pixels are the border's pixel there, which rounds differently.
         """
         exact = positions.astype(np.float32)
         first = np.floor(exact)

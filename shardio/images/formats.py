@@ -1,12 +1,12 @@
-"""Image formats: names, suffixes, signatures, and the values that files store.
+"""Describe image formats: their names, suffixes and signatures, and the values that files store.
 
-Pillow's images hold at most 8 bits of colour, or gray of 16 bits, signed integers of 32 bits or floats of 32 bits. It
-cuts, wraps or refuses other values. OpenCV reads more of the types of a PNG or TIFF. shardio uses it only for kinds of
-files that it decodes exactly, and checks that the result has the type and the shape that the file declares.
+Pillow's images hold colours of at most 8 bits, or gray values: 16-bit integers, signed 32-bit integers or 32-bit
+floats. Pillow cuts, wraps or refuses other values. OpenCV reads more of the types that PNGs and TIFFs store. shardio
+uses OpenCV only for kinds of files that it decodes exactly, and checks that the result has the declared type and shape.
 
 OpenCV also decodes ordinary PNGs, because it is faster than Pillow. PNGs have checksums, and OpenCV refuses all damaged
-ones that Pillow refuses. Pillow decodes WebP images, and takes 1.2 to 1.6 times as long: OpenCV decodes one in sixteen
-of the damaged WebP images that Pillow refuses.
+PNGs that Pillow refuses. Pillow decodes WebP images, although it takes 1.2 to 1.6 times as long as OpenCV: OpenCV
+accepts one in sixteen of the damaged WebP images that Pillow refuses.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ IHDR = struct.Struct(">IIBBBBB")
 """The data of the first chunk: width, height, bit depth, colour type, compression, filter, interlace (11.2.1)."""
 
 COLOUR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}
-"""The colour type of gray, gray and alpha, RGB, RGBA, by the number of channels."""
+"""The colour types of gray, gray with alpha, RGB and RGBA, by number of channels."""
 
 _CHUNK_HEAD = struct.Struct(">I4s")
 
@@ -79,7 +79,7 @@ IMAGE_FORMATS = {suffix: image_format.name for image_format in _FORMATS for suff
 """The format of each suffix. The suffix is also the name of the sample's field."""
 
 IMAGE_FIELDS = tuple(IMAGE_FORMATS)
-"""The fields that contain an image."""
+"""The fields that contain images."""
 
 UNCOMPRESSED = frozenset(("bmp", "ppm", "pgm"))
 """Fields of formats that are hardly ever compressed."""
@@ -166,8 +166,8 @@ def _find_format(file: BinaryIO) -> str | None:
 def pillow_errors() -> tuple[type[Exception], ...]:
     """Return the errors that Pillow raises for damaged files.
 
-    They do not include MemoryError, which says nothing about the file, or user classes, which a signal handler may
-    raise.
+    They do not include MemoryError, which says nothing about the file, or user-defined errors, which a signal handler
+    may raise.
     """
     import PIL.Image  # Not before an image needs it: see crop_plan.py.
 
@@ -215,10 +215,10 @@ def opened_by_pillow(content: bytes) -> Iterator[PIL.Image.Image]:
 
 
 def strip_png(content: bytes) -> bytes | None:
-    """Return a PNG without the chunks that describe its pixels, such as profiles; None if any chunk is damaged.
+    """Return a PNG with only its critical chunks, without profiles and the like; None if any chunk is damaged.
 
-    libpng prints warnings about such chunks, and OpenCV adds an alpha channel for a transparent colour. libpng also
-    prints errors for damaged chunks, so this function compares their checksums.
+    libpng prints warnings about the other chunks, and OpenCV adds an alpha channel for a transparent colour. libpng
+    also prints errors for damaged chunks, so this function compares the checksums.
     """
     view, offset = memoryview(content), len(PNG_SIGNATURE)
     kept: list[bytes | memoryview] = [PNG_SIGNATURE]
@@ -238,7 +238,7 @@ def strip_png(content: bytes) -> bytes | None:
 def encode_png(
     values: NDArray[Any], *, icc_profile: bytes | None = None, transparency: tuple[int, ...] | None = None
 ) -> bytes:
-    """Encode values without loss as a PNG of 16 bits.
+    """Encode values without loss as a 16-bit PNG.
 
     Pillow cannot do this: its images have at most 8 bits of colour.
 
@@ -347,7 +347,7 @@ class ValueFormat(NamedTuple):
 def read_value_format(content: bytes) -> ValueFormat | None:
     """Return the value format of an image file; None if it has 8 bits or fewer, or is damaged, which Pillow reports.
 
-    Files of 8 bits have a format only if Pillow drops or multiplies some of their channels.
+    The result for 8-bit files is not None if Pillow drops or multiplies some of their channels.
     """
     if content.startswith(PNG_SIGNATURE):
         return _read_png(content)
@@ -363,22 +363,21 @@ def read_value_format(content: bytes) -> ValueFormat | None:
 def find_clipped_type(content: bytes) -> str | None:
     """Return the type of an image's gray values if they are clipped when the image becomes RGB; otherwise None.
 
-    Pillow takes the upper 8 bits of colour, but clips gray of more than 8 bits, and takes signed bytes for unsigned
-    ones.
+    Pillow keeps the upper 8 bits of colour, but clips gray of more than 8 bits, and treats signed bytes as unsigned.
     """
     stored = read_value_format(content)
     return stored.dtype.name if stored is not None and stored.num_channels == 1 and stored.dtype != np.uint8 else None
 
 
 def is_for_opencv(image: PIL.Image.Image, content: bytes) -> bool:
-    """Return whether OpenCV decodes an image that Pillow opened to the same pixels: a PNG with colours of 8 bits."""
+    """Return whether OpenCV decodes an image to the same pixels as Pillow. It does so for PNGs with 8-bit colours."""
     if image.format != "PNG" or image.mode not in ("RGB", "RGBA") or getattr(image, "is_animated", False):
         return False
     return content[_PNG_DEPTH] == 8 and "interlace" not in image.info
 
 
 def decode_by_opencv(content: bytes) -> Pixels | None:
-    """Decode a whole PNG, without transparency and not turned. Return None if it is damaged or too large."""
+    """Decode a whole PNG. Ignore its transparency and orientation. Return None if it is damaged or too large."""
     import cv2
 
     if (stripped := strip_png(content)) is None:
@@ -393,7 +392,7 @@ def decode_by_opencv(content: bytes) -> Pixels | None:
 def decode_unchanged(content: bytes) -> NDArray[Any] | None:
     """Decode an image to the values that it stores, with red before blue. Return None if it is damaged or too large.
 
-    OpenCV's log messages about unusual TIFFs do not name the file, so its log is silent meanwhile.
+    OpenCV's log messages about unusual TIFFs do not name the file, so this function silences them.
     """
     import cv2
 
@@ -502,7 +501,7 @@ def _decode_tiff(content: bytes) -> NDArray[Any]:
 
 _PNM_GAP = rb"(?:\s|#[^\n]*\n)+"
 _PNM_HEAD = re.compile(rb"P([2356])" + (_PNM_GAP + rb"(\d{1,9})") * 3 + rb"\s")
-"""The head of a gray or colour image of Netpbm: its kind, width, height and largest value."""
+"""The head of a Netpbm image, gray or colour: its kind, width, height and largest value."""
 
 
 def _read_pnm(content: bytes) -> ValueFormat | None:
@@ -556,7 +555,7 @@ _AVIF_HIGH_DEPTH = 0x40
 
 
 def _read_avif(content: bytes) -> ValueFormat | None:
-    """Find AVIFs of 10 or 12 bits by their configuration (AV1 in ISOBMFF, 2.3.3)."""
+    """Recognise AVIFs of 10 or 12 bits by their configuration (AV1 in ISOBMFF, 2.3.3)."""
     start = content.find(b"av1C")
     if start < 0 or len(content) < start + 8 or not content[start + 6] & _AVIF_HIGH_DEPTH:
         return None

@@ -98,8 +98,8 @@ def decode_unconverted(
 
     Returns:
         The stored values in native byte order, writable, [height, width] or [height, width, channels]. Their type is
-        the stored one, with these exceptions: one bit becomes bool, gray of 2 or 4 bits is scaled to uint8, and signed
-        16 bits of a TIFF become int32. Palettes give their indices.
+        the stored type, with three exceptions: one-bit values become bool, and signed 16-bit values of a TIFF become
+        int32. Gray of 2 or 4 bits is scaled to uint8. For an image with a palette, the values are its indices.
 
     Raises:
         ValueError: Also if the values cannot be decoded exactly.
@@ -210,7 +210,7 @@ def open_by_libjpeg(content: bytes, orientation: Orientation, max_pixels: int) -
         head = read_head(content)
     except ValueError:
         with suppress(KeyError):
-            simplejpeg.decode_jpeg_header(content)  # If libjpeg finds an error as well, raise that one.
+            simplejpeg.decode_jpeg_header(content)  # If libjpeg also finds an error, raise that error.
         return None
     if not _can_convert(content, head):
         return None
@@ -226,7 +226,7 @@ def _can_convert(content: bytes, head: JpegHead) -> bool:
         return True
     try:
         simplejpeg.decode_jpeg_header(content)
-    except (ValueError, KeyError):  # KeyError: factors that libjpeg knows, but simplejpeg does not.
+    except (ValueError, KeyError):  # KeyError: libjpeg supports the factors, but simplejpeg does not.
         return False
     return True
 
@@ -255,7 +255,7 @@ def prepare_part(
         A function that returns uint8 [box.height, box.width, 3], RGB: the pixels of a full decode. They are valid until
         the thread decodes again. The function raises ValueError if the image is truncated, or damaged where it is read.
     """
-    # In pixels of the image at its full size.
+    # In pixels of the full-size image.
     requested = Box(box.top * scale, box.left * scale, box.height * scale, box.width * scale)
     cut = _cut(content, head, requested, scale) if is_regular else None
 
@@ -300,8 +300,8 @@ def _decode_to(pixels: NDArray[np.uint8], content: bytes | bytearray, scale: int
     """Decode a JPEG of a known size.
 
     Raises:
-        ValueError: If libjpeg-turbo reports an error or, if ``strict``, a warning. After a warning of the scan, the
-            pixels are complete.
+        ValueError: If libjpeg-turbo reports an error or, if ``strict``, a warning. After a warning about the scan,
+            the pixels are complete.
     """
     min_height, min_width = (0, 0) if scale == 1 else pixels.shape[:2]
     decoded = simplejpeg.decode_jpeg(content, min_height=min_height, min_width=min_width, buffer=pixels, strict=strict)
@@ -346,7 +346,9 @@ def _decode_cut(cut: _Cut, scale: int) -> NDArray[np.uint8] | None:
 
 
 _OPENERS: tuple[Callable[[bytes, Orientation, int], Picture | None], ...] = (open_by_libjpeg,)
-"""Decoders, tried in this order. Each returns None for images that it does not read. Pillow opens the others.
+"""The decoders, in the order in which they are tried. Each returns None for images that it does not read.
+
+Pillow opens the images that none of these decoders reads.
 
 To add a decoder, add its function here and its name to :data:`shardio.images.pictures.DecoderName`.
 """
@@ -371,7 +373,7 @@ class PillowPicture(Picture):
         if self._is_for_opencv:
             pixels = decode_by_opencv(self._content)
             if pixels is not None and pixels.shape[:2] == self.size:
-                return pixels  # Otherwise, Pillow says what is wrong.
+                return pixels  # Otherwise, Pillow reports what is wrong.
         _refuse_damage(self._content)
         with opened_by_pillow(self._content) as image:
             pixels = _convert_to_rgb(image)
@@ -408,14 +410,14 @@ def _open_stored(content: bytes) -> PIL.Image.Image:
         if (stored := read_value_format(content)) is None:
             raise
         raise ValueError(
-            f"it stores {stored.describe()}, which cannot become RGB: give its field another name than that of a "
-            "sample's image, such as 'values.tif', which is read as it is stored"
+            f"it stores {stored.describe()}, which cannot become RGB: give its field a name such as 'values.tif', "
+            "which is read as it is stored, rather than as a sample's image"
         ) from error
 
 
 def _convert_to_rgb(image: PIL.Image.Image) -> Pixels:
     if image.mode == "P":
-        image.info.pop("transparency", None)  # RGB has none, and Pillow warns of some.
+        image.info.pop("transparency", None)  # RGB has no transparency, and Pillow warns about some forms of it.
     return np.array(image.convert("RGB"))
 
 
@@ -425,7 +427,7 @@ def _refuse_damage(content: bytes) -> None:
         return
     try:
         head = read_head(content)
-    except ValueError:  # libjpeg-turbo reads it, or has already raised an error.
+    except ValueError:  # libjpeg-turbo reads the file, or has already raised an error.
         return
     if len(head.factors) == 4:
         refuse_damage(content, head)

@@ -39,11 +39,11 @@ DECODER_DESCRIPTIONS: dict[DecoderName, str] = {
 """Each decoder's name in reports."""
 
 CLIPPED_ADVICE = (
-    "as images they become RGB of 8 bits, which clips values to 0 to 255 as torchvision does, so that most pixels may "
-    "be white or black: read them as a field, such as fields=('png', 'label'), which keeps their values, or scale the "
-    "files before"
+    "as images they become RGB of 8 bits, which clips values to 0 to 255 as torchvision does: most pixels may become "
+    "white or black. Read them as a field, such as fields=('png', 'label'), which keeps their values, or scale the "
+    "files first"
 )
-"""The effect on gray images of other types than 8 bits, and the remedy."""
+"""The effect on gray images that are not of 8 bits, and the remedy."""
 
 Part = Callable[[], Pixels]
 """A function that reads a part of a picture.
@@ -70,11 +70,11 @@ class Turn(NamedTuple):
         return (width, height) if self.transposed else (height, width)
 
     def corner(self, below: float, right: float) -> tuple[float, float]:
-        """Return the extent of the stored pixels above and to the left of the upright picture.
+        """Return how far stored pixels extend above the upright picture and to its left.
 
         Args:
-            below: Their extent below the stored picture.
-            right: Their extent to the right of it.
+            below: How far they extend below the stored picture.
+            right: How far they extend to its right.
         """
         above, left = below * self.upside_down, right * self.mirrored
         return (left, above) if self.transposed else (above, left)
@@ -106,7 +106,7 @@ _TURNS = {
     7: Turn(upside_down=True, mirrored=True, transposed=True),
     8: Turn(mirrored=True, transposed=True),
 }
-"""The turn for each value of the tag. 1 and undefined values mean upright."""
+"""The turn for each value of the orientation tag. 1 and undefined values mean upright."""
 
 
 def read_turn(image: PIL.Image.Image) -> Turn:
@@ -139,7 +139,7 @@ class Picture(ABC):
         size: Height and width in pixels.
         can_scale: Whether :meth:`part` can read the picture at a smaller scale.
         decoder_name: The decoder that :meth:`part` uses, or that has decoded the picture already.
-        history: The steps that rendered the picture from a stored one; empty if it is stored itself.
+        history: The steps that rendered the picture from a stored picture; empty if this picture is stored.
     """
 
     size: tuple[int, int]
@@ -179,8 +179,8 @@ class DecodedPicture(Picture):
 
     Args:
         pixels: uint8 [height, width, 3].
-        decoder_name: The decoder that produced it. The default is for arrays of unknown origin.
-        history: The steps that rendered it.
+        decoder_name: The decoder that produced the pixels. The default is for arrays of unknown origin.
+        history: The steps that rendered the picture.
     """
 
     can_scale = False
@@ -213,7 +213,7 @@ _scratch_arrays = threading.local()
 
 def scratch(purpose: str, num_bytes: int) -> NDArray[np.uint8]:
     """Return uint8 [num_bytes] with arbitrary content, valid until this thread calls again with the same purpose."""
-    arrays: dict[str, NDArray[np.uint8]] = vars(_scratch_arrays)  # Those of this thread.
+    arrays: dict[str, NDArray[np.uint8]] = vars(_scratch_arrays)  # This thread's arrays.
     array = arrays.get(purpose)
     if array is None or array.size < num_bytes:
         array = np.empty(num_bytes, np.uint8)

@@ -1,6 +1,6 @@
 """Render a chunk's pictures into the rows of a batch by their crop plan, and edit their pixels.
 
-The kernel's compiled functions do this if possible, or OpenCV, Pillow and numpy. Both give the same pixels.
+The kernel's compiled functions do this if they can; otherwise, OpenCV, Pillow and numpy do. Both give the same pixels.
 :mod:`shardio.images.kernel.compiled.operation_records` lists the kernel's operations.
 """
 
@@ -86,17 +86,17 @@ class RenderedImages(NamedTuple):
 
 
 def render_chunk(pictures: Sequence[Picture], plan: CropPlan, rows: Rows | None = None) -> RenderedImages:
-    """Render one crop of each of some images; see :func:`render_crops`."""
+    """Render one crop of each image; see :func:`render_crops`."""
     return render_crops([PlannedCrop(pictures, plan)], [rows])[0]
 
 
 def render_crops(crops: Sequence[PlannedCrop], rows: Sequence[Rows | None]) -> list[RenderedImages]:
-    """Decode some images; crop, resize, mirror and edit them, once for each of their crops.
+    """Decode images; crop, resize, mirror and edit each image once for each of its crops.
 
     Only the parts that the crops need are decoded, and all heavy work releases the GIL. The pixels are those of a full
-    decode that is then cropped and resized, with one exception: without antialiasing, a JPEG whose box has more than a
-    million pixels, and is at least 2, 4 or 8 times as large as its new size, is decoded at 1/2, 1/4 or 1/8 of its size,
-    then sampled at the same points.
+    decode that is then cropped and resized. The exception is a JPEG whose box has more than a million pixels and
+    shrinks by a factor of at least 2, 4 or 8 without antialiasing. It is decoded at 1/2, 1/4 or 1/8 of its size, then
+    sampled at the same points.
 
     Args:
         crops: The crops of n images, at least one of each.
@@ -132,7 +132,7 @@ def _render_by_libraries(crop: PlannedCrop, destinations: Rows, rows: list[int])
     boxes, sizes, windows = plan.box.tolist(), plan.size.tolist(), plan.window.tolist()
     flips = plan.flip.tolist()
     renders: list[tuple[int, Render]] = []
-    # First all Python code, then all decoding, because each is faster while its memory is in the processor's caches.
+    # All Python code runs before all decoding: each is faster while its memory is in the processor's caches.
     for row in rows:
         with _name_row(row):
             args = Box(*boxes[row]), *sizes[row], Box(*windows[row]), plan.resampling
@@ -175,7 +175,7 @@ def why_not_by_kernel(content: bytes) -> str | None:
 
     This checks only the file's head and its end. The kernel also skips damaged files, files with very rare heads, such
     as JFIF 2, and some crops of any file: regions above a million pixels, and crops that :func:`_is_for_libraries`
-    names. There are few different answers, all short, so that a caller can count them.
+    names. There are only a few different answers, and they are short, so a caller can count them.
 
     Args:
         content: The image's file.
@@ -226,7 +226,7 @@ def render_by_kernel(crops: Sequence[PlannedCrop], rows: Sequence[Rows]) -> NDAr
         return is_rendered
     records = np.stack([as_records(crop.plan) for crop in crops], axis=1)
     records["height"][~is_for_kernel] = 0
-    # Sorted by the part of an untiled file that must be read, so that images decoded side by side take equally long.
+    # Sort by how much of an untiled file must be read: images decoded side by side then take about equally long.
     bottom = np.max([crop.plan.box[:, 0] + crop.plan.box[:, 2] for crop in crops], axis=0)
     order = np.argsort(bottom / [picture.size[0] for picture in pictures] * [len(content) for content in contents])
     turns = np.array([_encode_turn(picture) for picture in pictures])
@@ -263,9 +263,9 @@ def _is_for_libjpeg(crop: PlannedCrop) -> NDArray[np.bool_]:
 
 
 def _is_for_libraries(plan: CropPlan) -> NDArray[np.bool_]:
-    """Return which images the kernel must leave to the libraries, whatever their files are, bool [n].
+    """Return which images the kernel must leave to the libraries, whatever their files contain, bool [n].
 
-    :func:`prepare_render` renders some from a smaller inverse DCT, and refuses others.
+    :func:`prepare_render` renders some of these images from a smaller inverse DCT, and refuses the others.
     """
     is_huge = plan.size.prod(axis=1) > MAX_RESIZED_PIXELS
     return np.asarray(is_huge | plan.is_halved & is_too_large_to_average(plan.box[:, 2:].prod(axis=1)))
@@ -296,7 +296,7 @@ def make_operations(num_images: int, code: int, *numbers: object) -> Operations:
     Args:
         num_images: n.
         code: The operation's code.
-        numbers: Its numbers: for each, one for all images, or an array [n].
+        numbers: The operation's numbers. Each is one value for all images, or an array [n].
     """
     operations = np.zeros((num_images, 1), codes.OPERATION)
     operations["code"] = code
@@ -342,7 +342,7 @@ def normalize_image(pixels: Pixels, means: Floats, deviations: Floats) -> Floats
 
 
 def normalize_floats(image: Floats, means: Floats, deviations: Floats) -> Floats:
-    """Return (image - mean) / deviation, float32 [3, height, width], of an image of that form."""
+    """Return (image - mean) / deviation; the image and the result are float32 [3, height, width]."""
     normalized: Floats = image - means[:, None, None]
     normalized /= deviations[:, None, None]
     return normalized
@@ -358,7 +358,7 @@ _DEFINED: dict[int, Edit] = {}
 def define_operation(name: str, edit: Edit) -> int:
     """Define an operation that the kernel does not have, and return its code, the same in every process.
 
-    Transforms draw it, crop plans end in it, and Pillow or numpy applies it.
+    Transforms draw the operation, crop plans end with it, and Pillow or numpy applies it.
 
     Args:
         name: A name that no other operation has.
@@ -369,7 +369,7 @@ def define_operation(name: str, edit: Edit) -> int:
     """
     code = -1 - zlib.crc32(name.encode())
     if _DEFINED.setdefault(code, edit) is not edit:
-        raise ValueError(f"there is an operation {name!r} already: choose another name")
+        raise ValueError(f"an operation named {name!r} exists already: choose another name")
     return code
 
 
@@ -437,7 +437,7 @@ def _kernels_operations() -> dict[int, Edit]:
 
 
 def blur(image: Pixels, radius_down: float, ratio_down: float, radius_across: float, ratio_across: float) -> Pixels:
-    """Return an image after a Gaussian blur, down and then across; GAUSSIAN_BLUR describes the numbers.
+    """Return an image after a Gaussian blur, down and then across. GAUSSIAN_BLUR describes the numbers.
 
     Beyond the border, the image is mirrored at the centre of the border's pixels.
     """

@@ -5,10 +5,9 @@ So a crop can be decoded without the rest of the image. To tile a JPEG, shardio 
 counts determine the best Huffman tables. Then it writes the tokens.
 
 :func:`tile_jpeg` reads every code of the scan, and refuses all scans that libjpeg would complain about. It does not
-check what else libjpeg needs: quantisation tables, and the segments that decide how to convert colours. libjpeg refuses
-some of these, and warns of others, which takes a second look (:mod:`shardio.images.jpeg`).
-:func:`decodes_if_tileable` states the conditions under which libjpeg does neither. Other files may or may not be
-decodable.
+check the other data that libjpeg needs: quantisation tables, and the segments that determine how to convert colours. If
+these are faulty, libjpeg refuses the file or warns about it (:mod:`shardio.images.jpeg`). :func:`decodes_if_tileable`
+tests conditions under which libjpeg does neither. Other files may or may not be decodable.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ MIN_WIDTH, MAX_WIDTH = TILE_WIDTH // 2, TILE_WIDTH * 2
 """The permitted widths of an interval, in pixels, if the MCU row can be divided accordingly."""
 
 MIN_LONE_MCU_WIDTH = 16
-"""The minimum width, in pixels, of an MCU that may be an interval alone, in a row without a suitable divisor."""
+"""The minimum width, in pixels, of an MCU that may form an interval by itself, in a row without a suitable divisor."""
 
 _SCAN_ERRORS = {
     DAMAGED: "damaged: the data ends early or contains an unknown code",
@@ -82,10 +81,10 @@ _SCAN_ERRORS = {
 }
 
 _SLACK = 64
-"""Bytes at the end of arrays that are copied 32 bytes at a time, and tokens of an incomplete block."""
+"""Spare bytes at the end of arrays that are copied 32 bytes at a time, and spare tokens for an incomplete block."""
 
 
-class NotTileable(ValueError):  # noqa: N818  # Nothing is wrong with the image; it just cannot be tiled.
+class NotTileable(ValueError):  # noqa: N818  # It names the finding: the image may be intact.
     """The error for an image that cannot be tiled.
 
     Attributes:
@@ -119,10 +118,10 @@ def untile_jpeg(content: bytes) -> bytes:
 
 
 def choose_interval(row_mcus: int, mcu_width: int) -> int:
-    """Return the number of MCUs in an interval: a divisor of the MCU row, or one MCU or the whole row.
+    """Return the number of MCUs in an interval, which divides the number of MCUs in a row.
 
     Args:
-        row_mcus: MCUs in a row.
+        row_mcus: The number of MCUs in a row.
         mcu_width: The width of an MCU in pixels.
     """
     divisors = [i for i in range(1, row_mcus + 1) if row_mcus % i == 0 and MIN_WIDTH <= i * mcu_width <= MAX_WIDTH]
@@ -231,7 +230,7 @@ class HuffmanTable(NamedTuple):
 
 
 def read_tables(content: bytes, head: JpegHead) -> dict[int, HuffmanTable]:
-    """Return the tables in force when the scan begins, by index: DC 0 to 3, then AC 0 to 3.
+    """Return the tables in effect when the scan begins, by index: DC 0 to 3, then AC 0 to 3.
 
     Raises:
         ValueError: If a DHT segment is damaged.
@@ -345,7 +344,7 @@ def read_tokens(scan: Scan, interval: int) -> Tokens:
         ScanError: If the scan cannot be recoded.
     """
     num_intervals = -(-scan.num_mcus // interval) if interval else 1
-    # A token has at least one bit, and a block at most 64 tokens. Each interval may get a token that means nothing.
+    # A token has at least one bit, and a block at most 64 tokens. Each interval may get one token without a meaning.
     max_tokens = min(8 * len(scan.data), 64 * scan.num_mcus * len(scan.blocks)) + num_intervals + _SLACK
     tokens = scratch("tokens", 4 * max_tokens).view(np.uint32)
     unstuffed = scratch("scan", len(scan.data) + READ_PADDING)
@@ -376,10 +375,10 @@ def write_tokens(tokens: Tokens, tables: NDArray[np.void]) -> tuple[bytes, NDArr
         tables: HUFFMAN_TABLE [8], with codes for all symbols of the scan.
 
     Returns:
-        The data, and the bytes of each restart interval without its marker, int64 [intervals].
+        The data, and the number of bytes in each restart interval without its marker, int64 [intervals].
     """
     num_tokens, num_intervals = len(tokens.tokens), len(tokens.stops)
-    # A token has at most 27 bits. At worst each byte is 0xFF and is followed by a stuffed 0; an interval ends in a
+    # A token has at most 27 bits. At worst, each byte is 0xFF and is followed by a stuffed 0; an interval ends in a
     # partial byte and a marker.
     between = scratch("scan", 4 * num_tokens + _SLACK)
     data = scratch("recoded", 8 * num_tokens + 4 * num_intervals + _SLACK)
@@ -396,7 +395,7 @@ def write_tokens(tokens: Tokens, tables: NDArray[np.void]) -> tuple[bytes, NDArr
 
 
 def decodes_if_tileable(content: bytes, *, max_pixels: int) -> bool:
-    """Return whether :func:`shardio.images.decode_image` certainly decodes a JPEG that :func:`tile_jpeg` has tiled.
+    """Return whether :func:`shardio.images.decode_image` is certain to decode a JPEG that can be tiled.
 
     Args:
         content: A JPEG that :func:`tile_jpeg` has tiled without an error.
@@ -443,7 +442,7 @@ def _has_known_colours(content: bytes, head: JpegHead) -> bool:
 
 
 def has_whole_profile(content: bytes, head: JpegHead) -> bool:
-    """Return whether a JPEG's colour profile is complete or missing. libjpeg warns of others."""
+    """Return whether a JPEG's colour profile is complete or missing. libjpeg warns about other profiles."""
     start = len(ICC_SIGNATURE)
     parts = [content[segment.payload_start + start : segment.stop] for segment in _find_profile(content, head)]
     # Each part begins with its number, from 1, and the number of parts (ICC.1:2022, B.4).
@@ -515,7 +514,7 @@ def _shrink(pixels: Pixels, max_side: int | None) -> Pixels:
         return pixels
     ratio = max_side / max(height, width)
     size = max(round(width * ratio), 1), max(round(height * ratio), 1)
-    import cv2  # It takes 0.1 s, and packing without re-encoding does not need it.
+    import cv2  # Importing it takes 0.1 s, and packing without re-encoding does not need it.
 
     return cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)  # type: ignore[return-value]  # uint8 stays uint8
 

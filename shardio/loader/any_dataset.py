@@ -1,7 +1,7 @@
-"""The executors for any dataset, which call it and collate its samples as torch's DataLoader does.
+"""Executors for any dataset, which call it and collate its samples as torch's DataLoader does.
 
 :class:`Fetching` does so in shardio's workers or the calling process, in the order of a sampler or in shardio's order.
-What it cannot do is left to torch's own iterators.
+For other loaders, torch's own iterators make the batches.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ from shardio.world import World, is_torch_worker
 
 
 def starts_threads(context: Any) -> bool:
-    """Return whether a context of multiprocessing starts threads instead of processes, as that of some libraries."""
+    """Return whether a context of multiprocessing starts threads instead of processes, as in some libraries."""
     kind = getattr(context, "Process", BaseProcess)
     return not (isinstance(kind, type) and issubclass(kind, BaseProcess))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedEpoch:
-    """An epoch of any dataset that begins.
+    """A new epoch of any dataset.
 
     Attributes:
         job: The settings that the workers need.
         position: The position at which it begins; it is updated with each batch that the user receives.
         indices: The indices of each batch.
-        length: The announced number of batches; None if there is none to be checked.
+        length: The announced number of batches; None if there is none to check.
     """
 
     job: FetchJob
@@ -76,22 +76,22 @@ class FetchedEpoch:
 
 
 class FetchSource(ABC):
-    """The source of what a loader's workers fetch: the dataset that they call, and the indices of each batch."""
+    """The source of the batches that a loader's workers fetch: the dataset to call, and the indices of each batch."""
 
     def needs_new_workers(self, split: Split | None) -> bool:
-        """Return whether the next epoch cannot use workers that persist."""
+        """Return whether the next epoch cannot use the persistent workers."""
         return False
 
     @abstractmethod
     def begin(self, cursor: Cursor | None, split: Split | None, *, has_new_workers: bool) -> FetchedEpoch:
-        """Begin the next epoch. ``has_new_workers`` is true without workers; the others are those of Executor.start."""
+        """Begin the next epoch. ``has_new_workers`` is true without workers; see Executor.start for the others."""
 
     @abstractmethod
     def find_loader(self, cursor: Cursor | None, split: Split | None) -> Any:
-        """Return the loader of the next epoch of torch's own iterators; the same one as long as workers persist."""
+        """Return the loader for the next epoch of torch's own iterators: the same one while workers persist."""
 
-    def watch(self, batches: CallerBatches | WorkerBatches) -> None:  # noqa: B027  # Without a state, nobody asks.
-        """Ask the batches of the epoch in flight when a state is requested, as long as they exist."""
+    def watch(self, batches: CallerBatches | WorkerBatches) -> None:  # noqa: B027  # Not all sources have a state.
+        """Register the batches of the epoch in flight, by weak reference, to query them for a state."""
 
 
 class SamplerSource(FetchSource):
@@ -100,7 +100,7 @@ class SamplerSource(FetchSource):
     Args:
         loader: The loader, which owns this object.
         epochs: The positions at which its epochs begin.
-        bad_samples: The policy for samples that raise errors; None raises them.
+        bad_samples: The policy for samples that raise errors; None raises the errors.
     """
 
     def __init__(self, loader: Any, epochs: Epochs, bad_samples: BadSamples | None) -> None:
@@ -233,8 +233,8 @@ class Fetching(Executor):
 
     Args:
         settings: The settings of the loader.
-        source: The source of what it fetches.
-        bad_samples: The policy for samples that raise errors; None raises them.
+        source: The source of the batches.
+        bad_samples: The policy for samples that raise errors; None raises the errors.
     """
 
     def __init__(self, settings: ExecutorSettings, source: FetchSource, bad_samples: BadSamples | None) -> None:
@@ -292,7 +292,7 @@ class Fetching(Executor):
     def _find_workers(self, split: Split | None) -> FetchWorkers | None:
         persistent = self._persistent
         if persistent is not None and not persistent.workers.belongs_here:
-            self._persistent = None  # This process is a fork of the one that has the workers.
+            self._persistent = None  # This process is a fork of the one that owns the workers.
             return None
         if persistent is None or not persistent.is_open or self._source.needs_new_workers(split):
             if persistent is not None:
@@ -312,7 +312,7 @@ class Fetching(Executor):
 
 
 class FetchedBatches(BatchIterator):
-    """The batches of one epoch, in pinned memory if requested, with warnings of bad samples and of a wrong length.
+    """The batches of one epoch, in pinned memory if requested, with warnings about bad samples and a wrong length.
 
     Args:
         batches: The source of the batches.
@@ -384,7 +384,7 @@ class FetchedBatches(BatchIterator):
         if self._num_workers:
             said += (
                 "For multiprocessing data-loading, this can have one cause: each worker yields the whole dataset. Its "
-                "__iter__ must ask get_worker_info() for its part"
+                "__iter__ must call get_worker_info() and yield only its part"
             )
         warnings.warn(said, UserWarning, stacklevel=find_user_level())
 
@@ -431,7 +431,7 @@ def _warn_of_skipping(loader: Any, position: EpochPosition) -> None:
         name = type(loader.dataset).__name__
         warnings.warn(
             f"{name} has no state_dict, so resuming reads its first {num_batches} batches again and drops them: give "
-            f"{name} or its iterator the methods state_dict and load_state_dict to begin there at once",
+            f"{name} or its iterator the methods state_dict and load_state_dict to resume directly",
             RuntimeWarning,
             stacklevel=find_user_level(),
         )
@@ -448,10 +448,10 @@ def _warn_of_pinning(settings: ExecutorSettings) -> None:
 
 
 class TorchIterators(Executor):
-    """An executor that runs torch's own iterators, for what :class:`Fetching` cannot do.
+    """An executor that runs torch's own iterators, for loaders that :class:`Fetching` does not support.
 
     Args:
-        source: The source of what they fetch.
+        source: The source of the batches.
         settings: The settings of the loader.
         bad_samples: The policy for unreadable samples; None raises their errors.
     """
@@ -509,7 +509,7 @@ class _TorchBatches(BatchIterator):
                 self._bad_samples.warn_of_counted(self._number)
             raise
         except Exception as error:
-            if not _is_of_a_batch(error) or is_interruption(error):  # Only an error in one batch is not the end.
+            if not _is_of_a_batch(error) or is_interruption(error):  # Such an error ends the epoch.
                 raise
             return Failure(error=error)
 
@@ -518,7 +518,7 @@ class _TorchBatches(BatchIterator):
 
     def end_workers(self) -> None:
         self.close()
-        self._forget()  # torch's iterator ends them when its last reference goes.
+        self._forget()  # torch's iterator ends them when its last reference is dropped.
 
 
 def _is_of_a_batch(error: Exception) -> bool:
@@ -552,7 +552,7 @@ def _endless_collate(loader: Any) -> Iterator[None]:
 
 
 class _CollatedItems(torch.utils.data.Dataset[Any]):
-    """A job as a dataset whose items are batches, or Failures: torch's loader could not tell which batch failed."""
+    """A job as a dataset whose items are batches or Failures, because torch's loader cannot tell which batch failed."""
 
     def __init__(self, job: FetchJob) -> None:
         self.job = job

@@ -1,4 +1,4 @@
-"""Batches that are being made: cut into chunks, queued for workers, and assembled from the outcomes."""
+"""Make batches: cut them into chunks, queue the chunks for workers, and assemble the outcomes."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from shardio.loader.wire import Chunk, Failed, Failure, Made, Outcome
 from shardio.process import let_through
 
 MIN_CHUNK = 8
-"""The smallest chunk that a batch is cut into, in samples, because each chunk has a fixed cost."""
+"""The minimum size of a chunk, in samples, because each chunk has a fixed cost."""
 
 MAX_DEATHS = 3
-"""The number of deaths over one chunk alone, or of failed starts in a row, that raises an error."""
+"""The number of worker deaths over a single chunk, or of failed starts in a row, that raises an error."""
 
 DEFAULT_PREFETCH = 2
-"""The smallest default number of batches made ahead: one that is ready, and one in progress."""
+"""The minimum default number of batches made ahead: one that is ready, and one in progress."""
 
 
 class DefaultPrefetch(int):
     """A ``prefetch_factor`` that the user did not set: torch's default, which is meant for torch's workers.
 
-    It is a class, so that a loader recognizes it when a framework re-creates the loader from its attributes.
+    Its class marks it as a default when a framework re-creates the loader from its attributes.
     """
 
 
@@ -52,7 +52,7 @@ class ChunkSizing:
 
     Attributes:
         num_threads: The number of chunks that are made at a time.
-        chunk_size: The most samples that may be decoded together.
+        chunk_size: The maximum number of samples that are decoded together.
         prefetch: The number of batches that all workers together make ahead; None for the default.
         keeps_whole: Whether each batch is one chunk, because a collation makes it.
     """
@@ -63,7 +63,7 @@ class ChunkSizing:
     keeps_whole: bool = False
 
     def num_chunks(self, num_samples: int, layout: Layout | None) -> int:
-        """Return the number of chunks of a batch. Each thread makes equally many, so that none waits for another."""
+        """Return the number of chunks of a batch. Each thread makes the same number, so none waits for another."""
         if self.keeps_whole or layout is None or not layout.columns:
             return 1
         rounds = -(-num_samples // (self.num_threads * self.chunk_size))
@@ -107,7 +107,7 @@ class BatchSettings:
         sizing: The numbers of batches and chunks that are made at a time.
         bad_samples: The policy for unreadable samples; None raises their errors.
         pins: Whether batches are copied to torch's pinned memory.
-        collation: Makes whole batches, if that takes user code; None if a batch consists of columns.
+        collation: Makes whole batches, if that requires user code; None if a batch consists of columns.
     """
 
     batch_size: int | None
@@ -117,7 +117,7 @@ class BatchSettings:
     collation: Collation | None = None
 
     def begin_tally(self, decoder: FieldDecoder, num_workers: int, began: float) -> Tally:
-        """Return the counts of an epoch that begins.
+        """Return the counts of a new epoch.
 
         Args:
             decoder: The decoder of its samples.
@@ -140,7 +140,7 @@ class Batch:
     buffer: Buffer | None = None
     chunks: list[BatchChunk] = field(default_factory=list)
     error: BaseException | None = None
-    is_probe: bool = False  # Made to find the layout of batches, not for the user.
+    is_probe: bool = False  # Whether it is made to find the layout of batches, not for the user.
 
     @property
     def is_made(self) -> bool:
@@ -166,15 +166,15 @@ class BatchChunk:
     plan: BatchPlan
     row: int
     columns: list[Column] | None = None
-    batch: Any = None  # Made by a collation.
+    batch: Any = None  # The batch that a collation made.
     num_images_by_decoder: Counter[DecoderName] = field(default_factory=Counter)
-    num_tries: Counter[int] = field(default_factory=Counter)  # Of replacements, by row.
-    skipped: list[str] = field(default_factory=list)  # Keys.
-    num_deaths: int = 0  # Of worker processes that were making only this chunk.
-    is_suspect: bool = False  # It may have killed a worker process.
+    num_tries: Counter[int] = field(default_factory=Counter)  # The number of replacements tried, by row.
+    skipped: list[str] = field(default_factory=list)  # The keys of skipped samples.
+    num_deaths: int = 0  # Deaths of worker processes that were making only this chunk.
+    is_suspect: bool = False  # Whether it may have killed a worker process.
 
     def request(self, chunk_id: int, source: SampleSource, buffer: Buffer | None, tally: Tally) -> Chunk:
-        """Return the request to make it."""
+        """Return the request to make this chunk."""
         return Chunk(
             chunk_id=chunk_id,
             samples=source.dataset.locate(self.plan.indices),
@@ -202,15 +202,15 @@ def fit_layout(
     """Return the layout for the next batch.
 
     Args:
-        layout: The layout of the batches before; None to find one from a readable sample.
+        layout: The layout of the previous batches; None to find one from a readable sample.
         plan: The plan of the batch.
         make: Makes a probe, which is a batch of one sample.
         source: The source of the samples.
         settings: The settings of all batches of the loader.
 
     Returns:
-        The layout, or None if no sample of the plan can be read, or a collation makes the batch before there is one;
-        and the error of the batch, if a probe failed for a reason other than its sample.
+        The layout, and the error of the batch if a probe failed for a reason other than its sample. The layout is None
+        if no sample of the plan can be read, or if a collation makes the batch and has not set one.
     """
     if settings.collation is not None:
         return layout, None
@@ -224,12 +224,12 @@ def fit_layout(
             return choose_layout(source.decoder.column_names, probe.chunks[0].columns or [], num_rows), None
         if as_sample_error(probe.error, get_args(Stage)) is None:
             return None, probe.error
-        # The policy for bad samples handles this one when its batch is made.
+        # The policy for bad samples handles this sample when its batch is made.
     return None, None
 
 
 Entry = tuple[Batch, BatchChunk]
-"""A chunk does not refer to its batch: such cycles would keep buffers alive until the garbage collector runs."""
+"""A chunk does not refer to its batch: reference cycles would keep buffers alive until the garbage collector runs."""
 
 
 class ChunkQueue:
@@ -254,7 +254,7 @@ class ChunkQueue:
         self._submit()
 
     def receive(self, timeout_s: float | None) -> Iterator[tuple[Batch, BatchChunk, Outcome]]:
-        """Wait for outcomes and yield them; yield nothing if none arrives within ``timeout_s`` or a shorter time.
+        """Wait at most ``timeout_s`` for outcomes and yield them. The wait may end early without any outcome.
 
         The caller must apply each outcome before it requests the next one. A death moves unfinished chunks to other
         buffers, so an outcome that arrived earlier but is applied afterwards would finish a chunk in the wrong buffer.
@@ -296,7 +296,7 @@ class ChunkQueue:
 
     @property
     def _tries_suspect(self) -> bool:
-        _, chunk = next(iter(self._in_flight.values()))  # A suspect is the only one.
+        _, chunk = next(iter(self._in_flight.values()))  # A suspect is the only entry.
         return chunk.is_suspect
 
     def _redo(self, death: Death) -> None:
@@ -334,7 +334,7 @@ class ChunkQueue:
                         entries.append((batch, chunk))
         self._pending.extend(sorted(entries, key=lambda entry: not entry[1].is_suspect))
         self._submit()
-        if not is_fatal:  # Otherwise an error reports it.
+        if not is_fatal:  # Otherwise, an error reports the death.
             it, its = ("it was", "its") if death.num_processes == 1 else ("they were", "their")
             said = f"{death.cause}; {it} restarted; {its} unfinished batches are being redone"
             warnings.warn(said, RuntimeWarning, stacklevel=2)
@@ -402,10 +402,10 @@ def finish_batch(
     """Return the user's batch and count it, or return a Failure instead.
 
     Args:
-        decoder: Names the fields.
+        decoder: The decoder, which names the fields.
         batch: A batch that is finished or has failed.
         views: The columns in its buffer.
-        tally: Counts the batch.
+        tally: The counts of the epoch.
         began: The time of the user's request, by ``time.perf_counter``.
         settings: The settings of all batches of the loader.
     """
@@ -431,12 +431,12 @@ def assemble_batch(decoder: FieldDecoder, batch: Batch, views: Views) -> Any:
     """Return the user's batch.
 
     Args:
-        decoder: Names the fields.
+        decoder: The decoder, which names the fields.
         batch: A finished batch.
         views: The columns in its buffer.
 
     Returns:
-        A list of columns, or a single column, of the types that torch gives; images as uint8 [N, 3, H, W] in
+        A list of columns, or a single column, of the types that torch returns. Images are uint8 [N, 3, H, W] in
         channels_last memory, or a list of such tensors for a MultiCrop.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The batches of shardio's datasets: the plans of their samples, and the functions that collate these."""
+"""Plan the batches of shardio's datasets, and collate their samples."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Planner(Protocol):
             split: This rank's share, from the cursor to the end; None in the same case.
 
         Raises:
-            IndexError: By the iterator, if a batch of a sampler is empty or an index is out of range.
+            IndexError: If a batch of a sampler is empty or an index is out of range. The iterator of plans raises it.
         """
 
 
@@ -221,19 +221,19 @@ class SamplerProgress:
 
     def __init__(self, position: EpochPosition, indices: Indices) -> None:
         self._position, self.indices = position, indices
-        self._planned: deque[tuple[SamplerPosition, int]] = deque()  # Of the batches that were not delivered.
+        self._planned: deque[tuple[SamplerPosition, int]] = deque()  # Of the undelivered batches.
 
     def note_plan(self, num_samples: int) -> None:
-        """Note that the latest yielded batch is planned."""
+        """Record that the latest yielded batch is planned."""
         self._planned.append((self.indices.position, num_samples))
 
     def count_one(self) -> None:
         """Count a batch, as soon as no wrapper holds it back."""
-        if self._planned:  # Otherwise the sampler failed, and there is no batch.
+        if self._planned:  # Otherwise, the sampler failed, and there is no batch.
             hand_over([partial(self._advance, *self._planned.popleft())])
 
     def finish(self) -> None:
-        """Note the end of the epoch, as soon as no wrapper holds it back."""
+        """Record the end of the epoch, as soon as no wrapper holds it back."""
         hand_over([partial(self._end, self.indices.position)])
 
     def _advance(self, sampler: SamplerPosition, num_samples: int) -> None:
@@ -321,7 +321,7 @@ def _collate_tensors(values: Sequence[torch.Tensor], *, collate_fn_map: Any = No
             if len({tuple(value.shape) for value in values}) == 1:
                 raise
             raise RuntimeError(
-                f"{error}. The arrays of a batch differ in shape: give the dataset a transform that makes them alike, "
+                f"{error}. The arrays of a batch differ in shape: use a transform that gives them the same shape, "
                 "such as RandomResizedCrop(224) in a Compose with fields for masks, or pass a collate_fn that does not "
                 "stack them"
             ) from error
@@ -338,7 +338,7 @@ def _collate_tensors(values: Sequence[torch.Tensor], *, collate_fn_map: Any = No
 
 
 def _list_tensors(values: Sequence[Ragged | RaggedTensor], *, collate_fn_map: Any = None) -> list[torch.Tensor]:
-    # Also if the values are equally long: each batch then holds the same types.
+    # Return a list even if the values are equally long: each batch then holds the same types.
     return [
         value.as_subclass(torch.Tensor) if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))
         for value in values
@@ -355,8 +355,8 @@ def _explain(samples: Sequence[Any], error: Exception) -> None:
         for value in sample.values() if isinstance(sample, dict) else sample if type(sample) is tuple else [sample]:
             if value is None:
                 raise TypeError(
-                    f"sample {row} of a batch has None as a value, which a tensor cannot hold: pass transform_sample= "
-                    "or collate_fn= that replaces it"
+                    f"sample {row} of a batch has None as a value, which a tensor cannot hold: replace it in "
+                    "transform_sample= or collate_fn="
                 ) from error
             if (wide := find_wide(value)) is not None:
                 raise ValueError(
@@ -366,7 +366,7 @@ def _explain(samples: Sequence[Any], error: Exception) -> None:
 
 
 class Collation:
-    """A maker of batches from stored samples with user code. Worker processes receive it with their setup.
+    """A builder of batches from stored samples with user code. Worker processes receive it with their setup.
 
     Args:
         collate_fn: The user's function, or the loader's own, if only ``transform_sample`` is user code.

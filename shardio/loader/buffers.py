@@ -29,10 +29,13 @@ from shardio.process import call_at_fork
 from shardio.transforms import Ragged
 
 MIN_BYTES = 4096
-"""Smaller pieces of memory, except images, are not stored in buffers. Otherwise, keeping one would keep a buffer."""
+"""The minimum size of a piece of memory in a buffer, except for images.
+
+While the user keeps any piece of a buffer, the whole buffer stays alive.
+"""
 
 ALIGNMENT = 4096
-"""Each array begins on its own page."""
+"""The alignment of arrays, in bytes: each array begins on its own page."""
 
 Column = list[Any] | NDArray[np.generic] | None
 """The values of one field; None if they are in a buffer."""
@@ -145,7 +148,7 @@ class MappedBuffers:
         self.get = self._buffers.get
 
     def update(self, message: object, descriptors: Sequence[int]) -> bool:
-        """Map a new buffer, or forget old ones, as a message says; return whether it says one of these."""
+        """Map a new buffer, or forget old ones, if a message requests this; return whether it does."""
         match message:
             case NewBuffer():
                 memory = map_memory(descriptors[0], message.layout.num_bytes)
@@ -160,11 +163,11 @@ class MappedBuffers:
 
 
 def as_stored(name: str, value: Any) -> NDArray[Any] | None:
-    """Return a value as the array that a buffer can store, without a copy; None if it can store none.
+    """Return a value as the array that a buffer can store, without a copy; None if a buffer cannot store it.
 
     Args:
         name: The name of the value's field. An image is a uint8 array [height, width, 3], a uint8 tensor [3, height,
-            width], or any other result of a transform. Only in fields of images, such tensors become such arrays.
+            width], or any other result of a transform. Such tensors become such arrays only in image fields.
         value: The value.
     """
     if isinstance(value, Ragged):
@@ -179,7 +182,7 @@ def as_stored(name: str, value: Any) -> NDArray[Any] | None:
         if is_tensor and len(value) == 3:
             value = value.transpose(1, 2, 0)
         elif is_tensor and value.shape[2] == 3:
-            return None  # It has the shape of an image [height, width, 3], but is none.
+            return None  # It has the shape of an image [height, width, 3], but is not one.
         elif not is_tensor and value.shape[2] != 3:
             return None  # An image of other channels, which a batch holds as [channels, height, width].
     return value if holds_images(name) or value.nbytes >= MIN_BYTES else None
@@ -201,7 +204,7 @@ def _as_array(tensor: Any) -> NDArray[Any] | None:
 
 
 SHARE = 0.5
-"""The share of the available memory that the buffers of one loader may take: the user's program also needs some."""
+"""The share of the available memory that the buffers of one loader may use: the user's program also needs some."""
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -215,7 +218,7 @@ MemoryCallback = Callable[[NDArray[np.uint8]], None]
 
 
 def find_available_bytes() -> int:
-    """Return the bytes of memory that this process can still get, by the machine and its container."""
+    """Return the number of bytes that this process can still allocate, by the limits of the machine and container."""
     free = [os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     with suppress(OSError, IndexError, ValueError):
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -230,7 +233,7 @@ def find_available_bytes() -> int:
 
 
 def find_num_buffers(num_bytes: int, num_wanted: int) -> int:
-    """Return the number of buffers that there is memory for, at most the number that is wanted.
+    """Return the number of buffers that fit in memory, at most ``num_wanted``.
 
     Args:
         num_bytes: The size of a buffer.
@@ -243,8 +246,8 @@ def find_num_buffers(num_bytes: int, num_wanted: int) -> int:
     num_buffers = int(available * SHARE) // max(num_bytes, 1)
     if num_buffers < 2 and 2 * num_bytes > available:
         raise MemoryError(
-            f"two batches of {num_bytes / 1e6:,.0f} MB do not fit into the {available / 1e6:,.0f} MB of memory that "
-            "are available: use a smaller batch_size, return smaller samples, or give the container more memory "
+            f"two batches of {num_bytes / 1e6:,.0f} MB do not fit into the {available / 1e6:,.0f} MB of available "
+            "memory: use a smaller batch_size, return smaller samples, or give the container more memory "
             "(docker run --memory)"
         )
     return max(min(num_buffers, num_wanted), 2)
@@ -252,7 +255,7 @@ def find_num_buffers(num_bytes: int, num_wanted: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferWatch:
-    """The interest of a wrapper of a loader, such as a DevicePrefetcher, in the buffers of the epochs that it begins.
+    """A subscription of a loader's wrapper, such as a DevicePrefetcher, to the buffers of the epochs that it begins.
 
     Attributes:
         callback: Receives each buffer's memory once, uint8 [n], which lives as long as any view of it.
@@ -287,7 +290,7 @@ class Buffer:
         self._columns: list[_ColumnRef] = []
 
     def hand_out(self, freed: SimpleQueue[_ColumnRef], spans: Spans | None) -> Views:
-        """Return the columns, or pieces. When all views of one are freed, its reference goes into ``freed``.
+        """Return the columns or pieces. When all views of one of them are freed, its reference goes into ``freed``.
 
         A tensor's storage holds the array that it was made from, so the array lives as long as any view of it.
         """
@@ -312,7 +315,7 @@ class BufferPool:
 
     Args:
         announce: Called with a new buffer's id, layout and descriptor before its first use.
-        forget: Called with the ids of buffers that will not be filled again.
+        forget: Called with the ids of buffers that are never filled again.
 
     Attributes:
         layout: The layout of a batch in a buffer; None before :meth:`lay_out`.
@@ -337,7 +340,7 @@ class BufferPool:
         call_at_fork(self, before=BufferPool.retire_held, after_in_parent=BufferPool.retire_held)
 
     def watch(self, watches: Sequence[BufferWatch]) -> None:
-        """Fill only buffers that these watches have received from now on.
+        """From now on, fill only buffers that these watches have received.
 
         A watch may change the memory of a buffer, for example by registering it with CUDA. That must not affect an
         epoch that the wrapper did not begin.
@@ -395,7 +398,7 @@ class BufferPool:
             self._forget(buffer_ids)
 
     def retire(self) -> None:
-        """Retire all current buffers, for example because a restarted worker process does not know them."""
+        """Retire all current buffers, for example because a restarted worker process does not have them."""
         for buffer in self._taken.values():
             buffer.is_retired = True
         self.retire_held()
@@ -441,9 +444,9 @@ class BufferPool:
 
 
 def map_in_torch(descriptor: int, num_bytes: int) -> NDArray[np.uint8]:
-    """Map memory with torch, which keeps no descriptor: the user may hold many batches. Tensors may view it."""
+    """Map memory with torch, which keeps no descriptor, because the user may hold many batches. Tensors may view it."""
     import torch  # Worker processes may start without it.
 
     storage = torch.UntypedStorage.from_file(f"/proc/self/fd/{descriptor}", shared=True, nbytes=num_bytes)
-    memory = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[arg-type]  # it also takes storages
+    memory = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[arg-type]  # it also accepts storages
     return memory.numpy()

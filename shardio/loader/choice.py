@@ -1,4 +1,4 @@
-"""The arguments of a loader, in addition to torch's: their checks, and the executor that they choose."""
+"""Check the arguments that torch's loader does not have, and choose a loader's executor."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ class OwnArguments:
     """The checked arguments of a loader that torch's loader does not have; DataLoader describes them.
 
     Raises:
-        TypeError: If one is of the wrong type.
-        ValueError: If one is not among its choices, or out of range.
+        TypeError: If an argument is of the wrong type.
+        ValueError: If an argument is not among its choices, or out of range.
     """
 
     worker_method: WorkerMethod = "multiprocessing"
@@ -104,8 +104,8 @@ def check_dataset(dataset: Any, *, shuffle: bool | None, drop_last: bool) -> Non
     """Check a loader's dataset, ``shuffle`` and ``drop_last``; warn if parts of the dataset have different classes.
 
     Raises:
-        TypeError: If ``shuffle`` or ``drop_last`` is not a boolean. With datasets that are not shardio's, any value
-            means what it means to torch.
+        TypeError: If ``shuffle`` or ``drop_last`` is not a boolean. With datasets that are not shardio's, any value is
+            accepted, as in torch.
         ValueError: If ``shuffle`` is set for a dataset that shuffles itself.
     """
     if yields_images(dataset):
@@ -214,7 +214,7 @@ def make_bad_samples(
 
     Args:
         on_error: The treatment of these samples.
-        stages: The stages that may fail.
+        stages: The stages whose errors the policy handles.
         quarantine: The file that logs them.
         dataset: The loader's dataset.
 
@@ -266,7 +266,7 @@ def warn_of_whole_epochs(dataset: Any, sampler: Any) -> None:
 
 
 def warn_of_no_batches(split: Split, warned_of: set[Split]) -> None:
-    """Warn if this rank gets no batches in an epoch, once for each split: ``warned_of`` holds the earlier ones."""
+    """Warn if this rank gets no batches in an epoch, once for each split: ``warned_of`` holds the earlier splits."""
     if split in warned_of:
         return
     warned_of.add(split)
@@ -296,7 +296,7 @@ _COPIED = (
     *("batch_size", "batch_sampler", "num_workers", "collate_fn", "worker_init_fn", "multiprocessing_context"),
     *("generator", "prefetch_factor", "persistent_workers", "in_order", "pin_memory", "pin_memory_device"),
 )
-"""The attributes of a loader that its settings take over."""
+"""The attributes of a loader that are copied to its settings."""
 
 
 def make_executor(
@@ -315,13 +315,13 @@ def make_executor(
         order: The loader's order; None if it is not shardio's.
         epochs: The positions at which the loader's epochs begin, if the order is not shardio's.
         bad_samples: The policy for unreadable samples; None raises their errors.
-        watches: The watches of the epoch that begins. The loader changes this list.
+        watches: The watches of the next epoch. The loader changes this list.
     """
     if settings.is_ours:
         assert settings.decoder is not None, "the dataset is shardio's"
         if replacements := settings.decoder.replacements:
             names = ", ".join(map(repr, replacements))
-            _log.info("shardio's transforms replace what this dataset's transform begins with: %s", names)
+            _log.info("shardio's transforms replace the first steps of this dataset's transform: %s", names)
         planner = _make_planner(loader, settings, order, epochs)
         collation = _make_collation(settings, settings.decoder)
         sizing = ChunkSizing(
@@ -360,13 +360,13 @@ def _can_fetch(loader: Any, worker_method: WorkerMethod, *, has_order: bool) -> 
         return False  # They share seeds between ranks.
     if not loader.num_workers or worker_method == "thread":
         return True
-    if starts_threads(loader.multiprocessing_context):  # In torch's way, all threads know one worker's id.
+    if starts_threads(loader.multiprocessing_context):  # In torch's way, all threads see one worker's id.
         return has_order or isinstance(unwrap(loader.dataset).dataset, Transformed)
     return hasattr(os, "memfd_create")
 
 
 def _make_collation(settings: ExecutorSettings, decoder: FieldDecoder) -> Collation | None:
-    """Return the maker of whole batches; None if shardio can make them column by column."""
+    """Return the builder of whole batches; None if shardio can make them column by column."""
     is_own = settings.collate_fn is not collate_channels_last
     if not is_own and decoder.transform_sample is None:
         return None
@@ -432,7 +432,7 @@ def _why_not_dataset(dataset: Any) -> str | None:
 
 
 def _why_not_read(unwrapped: Unwrapped, *, is_whole: bool) -> str | None:
-    """Return the reason why shardio's own code cannot read a dataset, "" if it is the type alone; None if it can."""
+    """Return the reason why shardio's own code cannot read a dataset: "" for its type alone; None if it can."""
     inner = unwrapped.dataset
     if isinstance(inner, Concatenated):
         return None

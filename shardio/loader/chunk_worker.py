@@ -7,7 +7,8 @@ forks are safe.
 A worker process receives buffers and chunks over one end of a socket pair. It imports torch and user code only if a
 user's transform needs them, and it never runs the user's script.
 
-Both end as soon as the other end of their socket pair is closed. A fork server then ends all its worker processes.
+Both processes end as soon as the other end of their socket pair is closed. A fork server then ends all its worker
+processes.
 """
 
 from __future__ import annotations
@@ -73,33 +74,33 @@ _MappedBuffer = tuple[Layout, NDArray[np.uint8]]
 _MakeChunk = Callable[[Chunk, _MappedBuffer | None, float], Outcome]
 
 CHECK_EXIT_S = 0.01
-"""The interval, in seconds, in which the fork server checks for the exit of a worker process."""
+"""The interval at which the fork server checks whether a worker process has exited, in seconds."""
 
 
 def main() -> None:
-    """Run a fork server. The command line names the descriptor of its socket and the parent process."""
+    """Run a fork server. The command line holds the descriptor of its socket and the id of the parent process."""
     descriptor, parent_id = map(int, sys.argv[1:])
     if isinstance(sys.stdout, TextIOWrapper):  # It is None if standard output is closed.
-        sys.stdout.reconfigure(line_buffering=True)  # Worker processes are killed and would not write what is left.
+        sys.stdout.reconfigure(line_buffering=True)  # Worker processes are killed, so they cannot flush it.
     server = ForkServerProcess(socket.socket(fileno=descriptor))
     try:
         with suppress(ConnectionError, StopIteration):  # The other end was closed, perhaps before the first message.
             server.run(parent_id)
     finally:
         server.end_all()
-    os._exit(0)  # Taking the interpreter apart takes longer than several forks.
+    os._exit(0)  # Shutting the interpreter down takes longer than several forks.
 
 
 class ForkServerProcess:
     """The state of a fork server.
 
     Args:
-        end: The end of its socket pair.
+        end: Its end of the socket pair.
     """
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
-        self._process_ids: dict[int, int] = {}  # Of worker processes that were not waited for, by worker id.
+        self._process_ids: dict[int, int] = {}  # Of worker processes that are not yet waited for, by worker id.
 
     def run(self, parent_id: int) -> None:
         """Start and end worker processes until the other end is closed, or the process ``parent_id`` has ended."""
@@ -107,7 +108,7 @@ class ForkServerProcess:
         for message, descriptors in receive_all(self._end, parent_id):
             match message:
                 case bytes() | bytearray():
-                    setup = None  # Not two at a time.
+                    setup = None  # Free the previous one first.
                     setup = _load(message)
                 case StartWorker():
                     assert setup is not None, "it is the first message"
@@ -140,15 +141,15 @@ class ForkServerProcess:
 
 
 def _load(content: bytes | bytearray) -> WorkerSetup | Failure:
-    """Return the setup, and prepare the memory that worker processes will share."""
-    if gc.get_freeze_count():  # A setup before this one may have left cycles.
+    """Return the setup, and prepare the memory that worker processes share."""
+    if gc.get_freeze_count():  # An earlier setup may have left reference cycles.
         gc.unfreeze()
         gc.collect()
-    gc.disable()  # Looking for cycles takes 5 ms here, and imports leave few behind.
+    gc.disable()  # A collection takes 5 ms here, and imports leave few reference cycles.
     setup = load_setup(content)
     if isinstance(setup, WorkerSetup) and setup.decoder.image_names:
         find_kernel()  # It is loaded once for all worker processes.
-    # The collector of cycles would write to all objects, and pages that are written to are not shared.
+    # The garbage collector would write to all objects, and written pages are no longer shared.
     gc.freeze()
     gc.enable()
     return setup
@@ -166,11 +167,11 @@ def _end_process(process_id: int, patience_s: float) -> int:
 
 
 def run_worker_process(end: socket.socket, setup: WorkerSetup | Failure, num_threads: int, parent_id: int) -> NoReturn:
-    """Make this process, which was just forked, a worker process; see :class:`WorkerProcess`."""
+    """Turn this newly forked process into a worker process; see :class:`WorkerProcess`."""
     try:
         with suppress(ConnectionError):  # The other end was closed during a message.
             WorkerProcess(end, setup).run(num_threads, parent_id)
-    except BaseException:  # It must not return to what the fork server was doing.
+    except BaseException:  # This process must not return to the fork server's code.
         traceback.print_exc()
         os._exit(1)
     # Do not wait for threads that are decoding, or reading from a slow disk.
@@ -181,8 +182,8 @@ class WorkerProcess:
     """The state of a worker process: its buffers, and the pending chunks.
 
     Args:
-        end: The end of the socket pair.
-        setup: The reader and decoder of samples, or the failure to load them: all chunks fail then.
+        end: Its end of the socket pair.
+        setup: The reader and decoder of samples, or the failure to load them, with which all chunks fail.
     """
 
     def __init__(self, end: socket.socket, setup: WorkerSetup | Failure) -> None:
@@ -217,7 +218,7 @@ class WorkerProcess:
                     if chunk.epoch_began > self._epoch_began:
                         self._epoch_began = chunk.epoch_began
                         if isinstance(self._setup, WorkerSetup):
-                            self._setup.reader.close()  # Opening files again notices those that changed between epochs.
+                            self._setup.reader.close()  # Reopened files show changes between epochs.
                     self._newest = chunk.chunk_id
                     self._chunks.put(chunk)
             case Cancel():
@@ -233,7 +234,7 @@ class WorkerProcess:
     def _run_thread(self, make: _MakeChunk) -> None:
         try:
             self._make_chunks(make)
-        except BaseException:  # Otherwise the process would still answer, but never finish this thread's chunks.
+        except BaseException:  # Otherwise, the process would still answer, but never finish this thread's chunks.
             traceback.print_exc()
             os._exit(1)
 
@@ -247,10 +248,10 @@ class WorkerProcess:
                 self._report_memory()
                 idle_s = time.perf_counter() - max(began, chunk.epoch_began)
                 self._report(make(chunk, buffer, idle_s))
-            del buffer  # Otherwise it would stay mapped until the next chunk arrives.
+            del buffer  # Otherwise, it would stay mapped until the next chunk arrives.
 
     def _report_memory(self) -> None:
-        # Between two chunks.
+        # Called between two chunks.
         num_bytes = read_private_bytes()
         if abs(num_bytes - self._reported_bytes) > self._reported_bytes // 16:
             self._reported_bytes = num_bytes
@@ -340,7 +341,7 @@ class ChunkBuilder:
         others = decoder.decode_others(planned, stored, chunk.rng_keys, calls)
         for name in decoder.names:
             if (images := planned.images.get(name)) is None:
-                refuse_wide(stored, name, others[name])  # The batch will hold tensors.
+                refuse_wide(stored, name, others[name])  # The batch holds tensors.
                 columns.append(_compact(name, others[name], rows.get(len(columns))))
                 continue
             places = [rows.get(len(columns) + crop) for crop in range(len(images.crops))]
@@ -372,7 +373,7 @@ class ChunkBuilder:
                 samples += collation.decode(decoder, stored, chunk.rng_keys[rows], calls)
             except SampleError as error:
                 raise error.at_row(start + error.row) from error
-            except Exception as error:  # Re-raised: one of the user's own code.
+            except Exception as error:  # An error of user code, re-raised here.
                 move_mark(error, start)
                 raise
             num_images_by_decoder.update(calls.decoder_names)

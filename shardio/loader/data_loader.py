@@ -73,11 +73,11 @@ def _calls_dataset(loader: Any) -> bool:
 class DataLoader(torch.utils.data.DataLoader[_Batch]):
     """torch's DataLoader, extended with a resumable state, shardio's workers and shardio's order.
 
-    It takes the place of torch's in any program: see docs/swapping.md. With a :class:`shardio.ShardDataset`, or an
-    :class:`shardio.EpochSampler` as ``sampler``, the loader has shardio's order: every ``iter`` begins the next epoch
-    unless ``set_epoch`` sets one, ``drop_last=True`` means ``remainder="drop"``, and the state fits any number of ranks
-    and workers. Otherwise, the order is torch's and the state is that of torchdata's StatefulDataLoader. This also
-    applies to subclasses of EpochSampler that override ``__iter__`` or ``__len__``: call ``set_epoch`` before each
+    It can replace torch's in any program: see docs/swapping.md. With a :class:`shardio.ShardDataset`, or an
+    :class:`shardio.EpochSampler` as ``sampler``, the loader has shardio's order. Then every ``iter`` begins the next
+    epoch unless ``set_epoch`` sets one, ``drop_last=True`` means ``remainder="drop"``, and the state fits any number of
+    ranks and workers. Otherwise, the order is torch's and the state is that of torchdata's StatefulDataLoader. This
+    also applies to subclasses of EpochSampler that override ``__iter__`` or ``__len__``: call ``set_epoch`` before each
     epoch, as with torch's samplers.
 
     Images that shardio's datasets and transforms produce are delivered as uint8 tensors [N, 3, H, W] in the
@@ -103,16 +103,16 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
             advance. By default 2, or more if batches are too small to keep all workers busy.
         worker_method: Whether workers that call the dataset are processes, or threads that share it. Threads copy and
             pickle nothing; see :func:`shardio.get_worker_info`.
-        snapshot_every_n_steps: The number of batches after which workers report the state of an iterable dataset; 0
-            for only at the beginning. A resumed run reads the batches since then again.
+        snapshot_every_n_steps: The number of batches after which workers report the state of an iterable dataset; with
+            0, only at the beginning. A resumed run reads the batches since the last report again.
         on_error: The treatment of samples of a map-style dataset that cannot be read or decoded. ``raise`` raises an
             error that names the sample. ``replace`` uses another sample of the same dataset or Subset, chosen by the
             sample and, in shardio's datasets, the seed and the epoch. ``skip`` leaves the sample out, so the batch is
             smaller; a batch that would be empty raises an error. At the end of an epoch, a RuntimeWarning reports how
             many samples were replaced or skipped.
-        on_error_in: The stages in which errors count as those of a sample: to ``read`` it, to ``decode`` it (also by
-            your own decoders), and in your own ``transform`` or ``transform_sample``. Any other error is raised. In
-            datasets that are not shardio's, all errors of ``__getitem__`` are of reading.
+        on_error_in: The stages whose errors count as errors of a sample: ``read``, ``decode`` (including your own
+            decoders), and ``transform`` (your own ``transform`` or ``transform_sample``). Any other error is raised. In
+            datasets that are not shardio's, all errors of ``__getitem__`` belong to ``read``.
         quarantine: The file that logs replaced and skipped samples, one JSON object per line. The constructor checks
             that it can be written; the first entry creates it.
         check_duplicates: Whether to raise an error when an epoch repeats a sample; see :func:`shardio.check.guard`.
@@ -229,8 +229,8 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next ``iter``. Setting the loaded epoch keeps its position; another epoch drops it.
 
-        (Without shardio's order, the loaded epoch is known if the sampler has a ``set_epoch``. Otherwise, every epoch
-        keeps the position.)
+        Without shardio's order, the loaded epoch is known only if the sampler has a ``set_epoch``. If it is unknown,
+        setting any epoch keeps the position.
 
         An epoch in flight continues, and ``state_dict`` describes it until the next ``iter``. This also calls
         ``set_epoch`` of other samplers and datasets.
@@ -253,13 +253,13 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
     def state_dict(self) -> dict[str, Any]:
         """Return the user's position.
 
-        With shardio's order, it is a small JSON-serializable dict that fits any number of ranks and workers. Otherwise
+        With shardio's order, it is a small JSON-serializable dict that fits any number of ranks and workers. Otherwise,
         it has the keys of torchdata's StatefulDataLoader, with the states of the dataset, the sampler and their
-        iterators if they have any. If torch's own iterators make the batches, it is empty, and a RuntimeWarning says
-        so: frameworks save the state of every loader that has this method.
+        iterators if they have any. If torch's own iterators make the batches, it is empty. This raises no error, only a
+        RuntimeWarning, because frameworks save the state of every loader that has this method.
 
         Raises:
-            StateError: If the ``state_dict`` of the dataset, the sampler or an iterator fails or takes arguments.
+            StateError: If the ``state_dict`` of the dataset, the sampler or an iterator fails or requires arguments.
         """
         if (extension := _find_stateful(self)) is not None:
             return extension.dump(self)
@@ -269,7 +269,7 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a state at the next ``iter``.
 
-        An empty state, of a loader without one, restarts the epoch.
+        An empty state, from a loader without a state, restarts the epoch.
 
         Raises:
             StateError: If the state belongs to another dataset, order or kind of loader; the message names the
@@ -288,12 +288,12 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
     def watch_memory(self, callback: MemoryCallback, *, num_held: int = 0) -> AbstractContextManager[None]:
         """Call a function once for each piece of memory that holds batches of the epochs that begin in the context.
 
-        Batches of other epochs lie in other memory.
+        Batches of other epochs use other memory.
 
         Args:
             callback: Receives the memory as a uint8 [n] array, and must not keep a reference to it.
             num_held: The number of batches that the caller holds at a time, besides those that it has passed on. The
-                loader then has memory for as many more batches.
+                loader then provides memory for this many more batches.
         """
         return _find_own(self).watch_memory(callback, num_held=num_held)
 
@@ -310,8 +310,8 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
         """Return the counts and times since the latest ``iter`` of the loader.
 
         Raises:
-            TypeError: If torch's own iterators make the batches, which do not time the stages: those of torch's
-                datapipes and, outside of Linux, all batches of workers.
+            TypeError: If torch's own iterators, which do not time the stages, make the batches. These are the batches
+                of torch's datapipes and, outside of Linux, all batches of workers.
         """
         if (stats := _find_own(self).find_executor(self).stats()) is None:
             raise TypeError(NO_STATS.format(reason=fallback_reason(self)))

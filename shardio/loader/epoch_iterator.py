@@ -1,4 +1,4 @@
-"""The iterators that users get, which count an epoch's batches.
+"""The iterators over a loader's batches, which count the batches that the user receives.
 
 ``Accelerator.prepare`` does not wrap a loader that already splits over ranks. So this module also does the work of
 Accelerate's wrappers: it reports the last batch to ``accumulate``, and the repeats in it to ``gather_for_metrics``.
@@ -60,18 +60,18 @@ class EpochStart(Protocol):
     """A function that begins a loader's next epoch."""
 
     def __call__(self, loader: Any, sampler: Any, *, made: Any) -> BegunEpoch:
-        """Begin it with the loader's ``_index_sampler``, and ``made`` of the iterator's previous epoch, or None."""
+        """Begin the epoch with the loader's ``_index_sampler``, and the previous epoch's ``made`` or None."""
 
 
 class LoaderIterator(_BaseDataLoaderIter):
     """The base class of iterators over a loader's batches.
 
     It has the interface of torch's iterators, private names included, because programs and frameworks use it. torch's
-    own constructor is not called: it draws random numbers.
+    own constructor is not called, because it draws random numbers.
     """
 
     def _adopt(self, loader: Any, sampler: Any) -> None:
-        """Take over the loader's attributes under the names that they have in torch's iterators.
+        """Copy the loader's attributes under the names that they have in torch's iterators.
 
         Args:
             loader: The loader.
@@ -104,7 +104,7 @@ class EpochIterator(LoaderIterator):
     In shardio's order, a batch counts when the user receives it. A failed batch counts when the user requests the next
     one, so a run that ends with the error resumes at that batch.
 
-    It does not refer to the loader, which may refer to it.
+    The iterator does not refer to the loader, because the loader may refer to it.
 
     Args:
         begin: Begins a loader's next epoch.
@@ -176,10 +176,10 @@ class EpochIterator(LoaderIterator):
         try:
             raise failure
         finally:
-            del made, failure  # Otherwise the error's traceback would keep this frame, and so the error, alive.
+            del made, failure  # Otherwise, the error's traceback would keep this frame, and so the error, alive.
 
     def is_ready(self, timeout_s: float) -> bool:
-        """Wait up to ``timeout_s`` for the next batch; return whether it is there."""
+        """Wait up to ``timeout_s`` for the next batch; return whether it is ready."""
         if self._is_over or self._cut_short_by is not None:
             return True
         try:
@@ -251,7 +251,7 @@ class WorkersIterator(EpochIterator, _MultiProcessingDataLoaderIter):
 
 
 def make_epoch_iterator(begin: EpochStart, loader: Any, *, owns_workers: bool) -> EpochIterator:
-    """Begin a loader's next epoch and return an iterator of the kind that torch's loader has for it.
+    """Begin a loader's next epoch and return an iterator of the kind that torch's loader returns.
 
     Args:
         begin: Begins a loader's next epoch.
@@ -337,8 +337,8 @@ class PreparedEpoch(LoaderIterator):
 def find_remainder(split: Split) -> int:
     """Return the number of samples in the ranks' last batches that ``gather_for_metrics`` must keep; 0 for all.
 
-    That function concatenates the batches by rank and truncates the result. If the repeats that pad the epoch are not
-    at the end, as in a shuffled epoch of three ranks, truncating would lose samples, so the repeats are kept.
+    That function concatenates the batches by rank and truncates the result. The repeats that pad the epoch may not be
+    at the end, as in a shuffled epoch of three ranks. Truncating would then lose samples, so the repeats are kept.
     """
     ranks = [replace(split, rank=rank) for rank in range(split.world_size)]
     last = [rank.batch(rank.num_batches - 1) for rank in ranks if rank.num_batches]
@@ -378,18 +378,18 @@ def _gradients_class() -> type[Any]:
 
 
 PATIENCE_S = 5.0
-"""The time, in seconds, that Python's shutdown waits for batches that other threads have requested."""
+"""The time that Python's shutdown waits for batches that other threads have requested, in seconds."""
 
 
 class _Gate:
-    """A gate that remembers the threads inside it, and admits no more once it is closed."""
+    """A gate that records the threads inside it, and admits no more once it is closed."""
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
         self._condition, self._is_closed = threading.Condition(), False
-        self._inside: list[int] = []  # A thread is inside as often as it has entered.
+        self._inside: list[int] = []  # A thread's id appears once for each entry.
 
     def enter(self) -> None:
         with self._condition:
@@ -416,7 +416,7 @@ _gate = _Gate()
 
 @contextmanager
 def before_shutdown() -> Iterator[None]:
-    """Make a batch in the block, and let Python's shutdown wait for it.
+    """Delay Python's shutdown until the block, which makes a batch, ends.
 
     Raises:
         RuntimeError: If Python is shutting down.

@@ -30,8 +30,8 @@ class Epochs:
     """The epochs of a loader.
 
     The order of torch's samplers is drawn from the global generators, or from those that the user passed. A state holds
-    their states at the beginning of the epoch, and a loader that resumes draws that epoch from a copy. The copy also
-    serves later epochs, as long as the program itself does not seed, restore or use the generators.
+    the states of these generators at the beginning of the epoch, and a loader that resumes draws that epoch from a
+    copy. The copy also serves later epochs, as long as the program itself does not seed, restore or use the generators.
 
     Attributes:
         keeps_seed: Whether the next epoch's workers have the seed of the previous ones, although they may be new.
@@ -70,7 +70,7 @@ class Epochs:
         Args:
             loader: The loader.
             has_new_workers: Whether its workers are started for this epoch; true without workers.
-            skip: Called with the sampler's value for each batch before the beginning, if it has no state.
+            skip: Called with the sampler's value for each batch before the beginning, if the sampler has no state.
 
         Returns:
             The position at which it begins, and the indices of its batches.
@@ -107,11 +107,11 @@ class Epochs:
         return position, indices
 
     def watch(self, batches: Any) -> None:
-        """Ask the batches of the epoch in flight when a state is requested, as long as they exist."""
+        """Register the batches of the epoch in flight, by weak reference, to query them for a state."""
         self._latest = weakref.ref(batches)
 
     def dump(self, loader: Any) -> dict[str, Any]:
-        """Return the state. After the last batch of an epoch, it is the beginning of the next one."""
+        """Return the state. After the last batch of an epoch, it describes the beginning of the next one."""
         if self._loaded is not None:
             return self._loaded.dump()
         position = self._position
@@ -141,9 +141,9 @@ class Epochs:
         if loaded.random_states is not None:
             self._process_at_load = capture(loaded.random_states.globals)
         if loaded.is_finished:
-            self._restore_generators(loader, loaded)  # Now: the program may seed them for the next epoch.
+            self._restore_generators(loader, loaded)  # Now, because the program may seed them for the next epoch.
         if loaded.sampler_epoch is not None:
-            # Now, not when the epoch begins: frameworks set it after they have begun the epoch, or to another epoch.
+            # Now, not when the epoch begins: frameworks set the epoch after they have begun it, or set another one.
             for sampler in _find_epoch_samplers(self._find_sampler(loader)):
                 sampler.set_epoch(loaded.sampler_epoch)
 
@@ -156,8 +156,8 @@ class Epochs:
     def _begin_sampler(self, loader: Any, position: EpochPosition) -> Indices:
         """Return the sampler's indices, and draw the seed of the workers.
 
-        The order is that of torch's iterators, because samplers may draw in each call: they call the sampler's
-        ``__iter__``, draw a seed if their workers are new, and then, with workers, call ``__iter__`` again.
+        The calls follow those of torch's iterators, because samplers may draw in each call. torch's iterators call the
+        sampler's ``__iter__``, draw a seed if their workers are new, and then, with workers, call ``__iter__`` again.
         """
         sampler = self._find_sampler(loader)
         indices = Indices(sampler, self._generators)
@@ -218,7 +218,7 @@ def _find_epoch_samplers(outermost: Any) -> list[Any]:
 
 
 def _find_epoch(outermost: Any) -> int | None:
-    """Return the epoch of a loader's sampler; None if that has no ``set_epoch``."""
+    """Return the epoch of a loader's sampler; None if the sampler has no ``set_epoch``."""
     return next((int(sampler.epoch) for sampler in _find_epoch_samplers(outermost)), None)
 
 
@@ -231,8 +231,8 @@ _HAS_ENDED = "has_ended"
 class Indices:
     """An epoch of a loader's sampler.
 
-    A sampler with its own state is asked for it, and receives it to resume. Any other sampler yields the same values
-    again, given the same generators, and the earlier ones are dropped without reading samples.
+    If the sampler has a state, it is saved, and loaded to resume. Otherwise, the sampler yields the same values again,
+    given the same generators. The earlier values are dropped without reading samples.
 
     Args:
         sampler: The loader's batch sampler or, without batches, its sampler.
@@ -252,7 +252,7 @@ class Indices:
         self._track()
 
     def resume(self, position: SamplerPosition, skip: Callable[[Any], None] | None = None) -> None:
-        """Go to a position in the epoch.
+        """Move to a position in the epoch.
 
         Args:
             position: The position.
@@ -272,7 +272,7 @@ class Indices:
                 return
             if self._batches is not None:
                 self._batches.has_ended = False
-            # Some samplers' states say where the next epoch begins, others that this one is over.
+            # Some samplers' states are at the beginning of the next epoch, others at the end of this one.
             first = list(itertools.islice(self._iterator, 1))
             if first:
                 self._iterator = itertools.chain(first, self._iterator)
@@ -302,7 +302,7 @@ class Indices:
         return index
 
     def _before(self, position: SamplerPosition) -> Iterator[Any]:
-        """Return an iterator over the values before a position. Batches may have had another size when it was saved."""
+        """Return an iterator over the values before a position, which may have been saved with another batch size."""
         num_samples = position.num_samples
         if num_samples is None and isinstance(position.iterator_state, dict):
             num_samples = position.iterator_state.get(_SAMPLES_YIELDED)  # StatefulDataLoader counts them there.
@@ -337,14 +337,14 @@ class _BatchIterator(Iterator[list[Any]]):
 
     Attributes:
         num_samples: The number of yielded samples.
-        has_ended: Whether the sampler has yielded all.
+        has_ended: Whether the sampler has yielded all of its values.
     """
 
     def __init__(self, batch_sampler: BatchSampler) -> None:
         self._batch_sampler = batch_sampler
         self._sampler: Any = batch_sampler.sampler
-        self._iterator: Iterator[Any] | None = None  # Made by the first batch, as in torch: samplers may draw then.
-        self._only_size: int | None = None  # Of all batches of the epoch, with drop_last.
+        self._iterator: Iterator[Any] | None = None  # Made by the first batch, as in torch: iter() may draw.
+        self._only_size: int | None = None  # The size of all batches of the epoch, with drop_last.
         self.num_samples = 0
         self.has_ended = False
 
@@ -353,13 +353,13 @@ class _BatchIterator(Iterator[list[Any]]):
         size = self._only_size or self._batch_sampler.batch_size
         batch = [] if self.has_ended else list(itertools.islice(iterator, size))
         self.num_samples += len(batch)
-        self.has_ended = len(batch) < size  # Samplers often reset themselves then.
+        self.has_ended = len(batch) < size  # Many samplers then reset themselves.
         if not batch or (self._only_size is not None and self.has_ended):
             raise StopIteration
         return batch
 
     def pass_over(self, num_samples: int) -> Iterator[list[Any]]:
-        """Yield a number of samples, in batches of any sizes."""
+        """Yield the first ``num_samples`` samples, in batches of any size."""
         size = self._batch_sampler.batch_size
         while self.num_samples < num_samples:
             batch = list(itertools.islice(self._begun(), min(size, num_samples - self.num_samples)))

@@ -40,8 +40,8 @@ class LoaderStats:
         wait_for_data_s: The time that the training process waited for batches.
         num_workers: The number of workers; 0 if the calling process makes the batches.
         read_s: The time for reading bytes, summed over all workers.
-        transform_s: The time for reading images' headers and drawing the transforms' parameters or, if there is some,
-            in your own code, summed over all workers.
+        transform_s: The time for reading images' headers and drawing the transforms' parameters, or the time in your
+            own code if there is any, summed over all workers.
         python_s: The time in your own code: transforms, decoders and ``collate_fn``, summed over all workers.
         in_python: The names of your transforms, decoders and ``collate_fn``.
         recognised: The names of shardio's transforms that replace the first steps of another library's pipeline.
@@ -153,7 +153,7 @@ class Tally:
 
 
 TorchDataLoader = torch.utils.data.dataloader.DataLoader
-"""torch's class itself. Programs replace the name in torch by shardio's class."""
+"""torch's own class. Some programs replace the name in torch with shardio's class."""
 
 _VALUES = (bool, int, float, str, MethodType)
 """Types whose instances are compared by value. Methods are created at each access and compare by their objects."""
@@ -170,14 +170,14 @@ IN_ANOTHER_PROCESS = "this iterator belongs to the parent of this forked process
 class BatchIterator(ABC):
     """The batches of one epoch, in their order.
 
-    The iterator that the user gets has the same methods: it raises the error of a Failure, and may be asked for further
-    batches after its end. :class:`shardio.testing.executor.ExecutorTests` checks any executor and its iterators.
+    The iterator that the user gets has the same methods: it raises the error of a Failure, and further batches may be
+    requested after its end. :class:`shardio.testing.executor.ExecutorTests` checks any executor and its iterators.
 
-    If the loader has a state, a batch counts when the user receives it, as :mod:`shardio.epochs` reports, and a failed
-    one counts when the next one is requested. Neither :meth:`is_ready` nor :meth:`close` counts a batch.
+    If the loader has a state, a batch counts when the user receives it, as :mod:`shardio.epochs` reports. A failed
+    batch counts when the next batch is requested. Neither :meth:`is_ready` nor :meth:`close` counts a batch.
 
     Attributes:
-        is_open: Whether the epoch can go on. An iterator that is open when it is freed is closed.
+        is_open: Whether the epoch can continue. An iterator that is open when it is freed is closed.
         members: The processes or threads that call the user's dataset; none if shardio's own code makes the samples.
         indices: The sampler's remaining values, if a sampler determines the batches.
     """
@@ -195,10 +195,10 @@ class BatchIterator(ABC):
         """
 
     def is_ready(self, timeout_s: float) -> bool:
-        """Wait up to ``timeout_s`` for the next batch; return whether a request would be answered at once.
+        """Wait up to ``timeout_s`` for the next batch; return whether a request would return immediately.
 
-        The answer is a batch, a Failure, an error or the end. True if only a request can tell, because the calling
-        process or torch's iterator makes the batches.
+        It would return a batch or a Failure, raise an error, or end the epoch. If the calling process or torch's
+        iterator makes the batches, this is always true.
         """
         return True
 
@@ -210,7 +210,7 @@ class BatchIterator(ABC):
         """
 
     def end_workers(self) -> None:
-        """End the epoch and the workers, also those that persist. No other epoch may have begun since."""
+        """End the epoch and the workers, including persistent ones. No other epoch may have begun since."""
         self.close()
 
     @property
@@ -248,7 +248,7 @@ class Executor(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExecutorSettings:
-    """The settings that an executor is made from. If one changes, the loader needs another executor.
+    """The settings of an executor. If one changes, the loader needs another executor.
 
     Attributes:
         datasets: The loader's dataset; for torch's Subsets and ConcatDatasets, also the datasets in them.
@@ -258,7 +258,7 @@ class ExecutorSettings:
         batch_sampler: The sampler of the indices of each batch; None for an iterable dataset or single samples.
         num_workers: The number of workers.
         collate_fn: The function that makes a batch of samples.
-        worker_init_fn: The function that each worker that calls the dataset calls first.
+        worker_init_fn: The function that workers that call the dataset run first.
         multiprocessing_context: The start method of workers that call the dataset.
         generator: The generator of the seed of workers that call the dataset and, if the order is not shardio's, of
             the rng keys.
@@ -267,7 +267,7 @@ class ExecutorSettings:
         persistent_workers: Whether the workers serve several epochs.
         worker_method: The kind of workers that call the dataset.
         in_order: Whether batches are delivered in order.
-        snapshot_every_n_steps: The number of batches after which the user's dataset is asked for its state.
+        snapshot_every_n_steps: The number of batches after which the state of the user's dataset is read.
         pin_memory: The argument of torch's loader.
         pin_memory_device: The argument of torch's loader.
         pins: Whether batches are copied to torch's pinned memory, because that is requested and CUDA is available.
@@ -301,8 +301,8 @@ class ExecutorSettings:
     def is_same(self, other: ExecutorSettings) -> bool:
         """Return whether all settings are the same: plain values by value, the user's objects by identity.
 
-        The ``==`` of the user's objects may raise, as that of dataclasses with tensors does, and equal objects may
-        do different things.
+        The ``==`` of the user's objects may raise an error, as for dataclasses with tensors, and equal objects may
+        behave differently.
         """
         return all(_is_same(getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
 
@@ -321,7 +321,7 @@ def find_override(loader: Any) -> str | None:
 
 
 def find_decoder(dataset: Any) -> FieldDecoder | None:
-    """Return the decoder of shardio's dataset; None for any other, whose transform works differently."""
+    """Return the decoder of shardio's dataset; None for any other dataset, whose transform works differently."""
     inner = unwrap(dataset).dataset
     return inner.decoder if isinstance(inner, Transformed) else None
 

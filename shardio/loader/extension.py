@@ -57,7 +57,7 @@ _READ = ("dataset", "batch_size", "sampler", "batch_sampler", "collate_fn", "num
 _log = logging.getLogger("shardio")
 
 _NAME = "_shardio"
-"""The only attribute of a loader that is shardio's and not one of its arguments."""
+"""The only attribute that shardio adds to a loader, besides the arguments."""
 
 Value = TypeVar("Value")
 
@@ -65,19 +65,19 @@ Value = TypeVar("Value")
 class Extension:
     """The state that shardio keeps for a loader.
 
-    It does not hold the loader, only a weak reference. Iterators hold the extension, so a loader that keeps its own
-    iterator is in no reference cycle, and its workers end when the last reference to it goes.
+    It does not hold the loader, only a weak reference. Iterators hold the extension. So a loader that keeps its own
+    iterator is in no reference cycle, and its workers end when the last reference to it is dropped.
 
     Args:
         loader: The loader, whose attributes torch has set.
         arguments: The arguments that torch's loader does not have.
 
     Attributes:
-        owner: Returns the loader; None if that is gone, or if this is the extension of a copy.
+        owner: Returns the loader; None if it was freed, or if this is the extension of a copy.
         arguments: The arguments that torch's loader does not have.
         order: The loader's order; None if it is not shardio's.
         epochs: The positions at which the loader's epochs begin, if the order is not shardio's.
-        delivery: The wrapper over the loader's batches; None if the user asked for none.
+        delivery: The wrapper over the loader's batches; None if the user requested none.
         is_in_accelerate: Whether Accelerate has prepared the loader.
 
     Raises:
@@ -93,9 +93,9 @@ class Extension:
         self.is_in_accelerate = False
         self._latest: object = None  # A token for the latest epoch.
         self._persistent: Callable[[], EpochIterator | None] = _none  # The iterator whose workers persist.
-        self._warned_of = set[Split]()  # Epochs without batches.
+        self._warned_of = set[Split]()  # The splits without batches that a warning has named.
         self._made: tuple[ExecutorSettings, Executor] | None = None  # The latest executor, and its settings.
-        self._watches: list[BufferWatch] = []  # For the epoch that begins.
+        self._watches: list[BufferWatch] = []  # The watches of the next epoch.
         check_samplers_dataset(loader.dataset, _find_drawing_sampler(loader), compares_digests=True)
         check_policy(
             arguments.on_error,
@@ -113,7 +113,7 @@ class Extension:
             check_order(ordered, batch_size=loader.batch_size, drop_last=loader.drop_last, in_order=loader.in_order)
             if loader.dataset is ordered:
                 self._set_sampler(loader)
-            ordered.has_loader = True  # Late: a loader that is refused leaves its sampler as it was.
+            ordered.has_loader = True  # Set this last: a loader that is rejected leaves its sampler unchanged.
         self.delivery = make_delivery(loader, self)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class Extension:
         }
 
     def copy_for(self, loader: Any) -> Extension:
-        """Return an extension for a copy of the loader. The original may go on."""
+        """Return an extension for a copy of the loader. The original stays usable."""
         extension = copy.copy(self)
         extension.owner = weakref.ref(loader)
         extension.epochs = copy.deepcopy(self.epochs)
@@ -151,7 +151,7 @@ class Extension:
         return TorchDataLoader.__iter__(loader) if self.order is None else loader._get_iterator()
 
     def make_iterator(self, loader: Any) -> Any:
-        """Begin the loader's next epoch and return a new iterator, whatever the loader's subclass overrides."""
+        """Begin the loader's next epoch and return a new iterator, regardless of the loader's overrides."""
         persists = self.order is None and loader.persistent_workers and loader.num_workers > 0
         if persists and self._persistent() is not None:
             self._made = None  # As in torch, a further iterator has workers of its own.
@@ -187,7 +187,7 @@ class Extension:
             sampler: The sampler that they draw from; by default, the loader's ``_index_sampler``.
         """
         if self.order is None:
-            # Not the loader's length: like torch, do not ask an iterable dataset for its own.
+            # Do not use the loader's length: like torch, iterators do not request that of an iterable dataset.
             return partial(len, loader._index_sampler if sampler is None else sampler)
         return partial(self.count_batches, batch_size=loader.batch_size, drop_last=loader.drop_last)
 
@@ -219,7 +219,7 @@ class Extension:
             self._watches.remove(watch)
 
     def _begin(self, loader: Any, sampler: Any, *, made: Any) -> BegunEpoch:
-        """Begin an epoch. It counts only when nothing else can fail.
+        """Begin an epoch. The epoch counts only when nothing else can fail.
 
         Args:
             loader: The loader.
@@ -236,7 +236,7 @@ class Extension:
         self.epochs.keeps_seed = made is not None
         if self.is_in_accelerate and split is not None:
             check_parallelism(split)
-        has_own_modes = yields_images(dataset)  # The user's code has the user's modes.
+        has_own_modes = yields_images(dataset)  # User code runs in the user's modes.
         self.epochs.sampler = sampler
         try:
             with own_tensors() if has_own_modes else nullcontext():
@@ -310,9 +310,10 @@ def find_extension(loader: Any) -> Extension | None:
 
 
 def extend(loader: Any, arguments: OwnArguments) -> None:
-    """Create a loader's extension. Arguments that the user passed become attributes, for frameworks that re-create it.
+    """Create a loader's extension.
 
-    A subclass may use the names of the arguments for something else, so shardio itself never reads these attributes.
+    Arguments that the user passed become attributes of the loader, for frameworks that re-create it. A subclass may use
+    the names of the arguments for something else, so shardio itself never reads these attributes.
     """
     vars(loader)[_NAME] = Extension(loader, arguments)
     for name, value in arguments.passed.items():
@@ -347,11 +348,11 @@ class Shown(Generic[Value]):
 
 
 def make_delivery(loader: Any, extension: Extension) -> Iterable[Any] | None:
-    """Return the wrapper over a loader's batches; None if the user asked for none.
+    """Return the wrapper over a loader's batches; None if the user requested none.
 
     Args:
         loader: The loader.
-        extension: Its extension, whose arguments say what the user asked for.
+        extension: Its extension, which holds the user's arguments.
 
     Raises:
         ValueError: If the device is not available.
@@ -383,7 +384,7 @@ class MadeBatches:
     def __init__(self, loader: Any, extension: Extension) -> None:
         # Weak: workers end as soon as the loader is released.
         self._loader, self._extension = weakref.ref(loader), weakref.ref(extension)
-        self._attributes: dict[str, Any] = {}  # Of the loader, for an epoch that outlives it.
+        self._attributes: dict[str, Any] = {}  # The loader's, for an epoch that outlives it.
 
     def __iter__(self) -> Iterator[Any]:
         loader = self._find()

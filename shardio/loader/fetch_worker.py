@@ -56,11 +56,11 @@ def count_samples(job: FetchJob, samples: Any) -> int:
 
 
 def measure_since(began: float, idle_s: float = 0.0) -> StageTimes:
-    """Return the times of a batch. From its beginning on, only the user's code ran.
+    """Return the times of a batch. Only user code has run since it was begun.
 
     Args:
-        began: The time when it was begun, by ``time.perf_counter``.
-        idle_s: The time that the worker waited before, in seconds.
+        began: The time when the batch was begun, by ``time.perf_counter``.
+        idle_s: The time that the worker waited before that, in seconds.
     """
     python_s = time.perf_counter() - began
     return StageTimes(transform_s=python_s, python_s=python_s, idle_s=idle_s)
@@ -71,7 +71,7 @@ class BeginEpoch:
     """A request to begin an epoch. The worker answers with :class:`Begun`.
 
     Attributes:
-        epoch_id: The number of the epoch among those of these workers.
+        epoch_id: The epoch's number, which is unique for these workers.
         state: The state in which the worker's part of the epoch begins; None for the beginning.
         num_to_skip: The number of batches to skip from there.
         follows_end: Whether the state was saved at the end of the previous epoch.
@@ -90,9 +90,9 @@ class FetchTask:
     """A request for one batch.
 
     Attributes:
-        task_id: Its number, larger than that of every earlier one.
+        task_id: Its number, larger than that of every earlier task.
         index: The sampler's value: the indices of a batch, or the index of a sample.
-        buffer_id: The memory for the batch's tensors; None if the worker makes some.
+        buffer_id: The buffer for the batch's tensors; None if the worker allocates memory.
     """
 
     task_id: int
@@ -108,7 +108,7 @@ class Begun:
         epoch_id: The number in the request.
         worker_id: The worker.
         state: The state of the worker's dataset and its iterator; None if they have none.
-        failure: The reason why the worker cannot fetch anything. It answers every task with it.
+        failure: The reason why the worker cannot fetch anything. The worker answers every task with it.
     """
 
     epoch_id: int
@@ -149,7 +149,7 @@ class FetchFailed:
 
 @dataclass(kw_only=True, eq=False)
 class WorkerExhausted:
-    """The end of a worker's part of an iterable dataset, instead of a batch. Only the first one has the state."""
+    """The end of a worker's part of an iterable dataset, instead of a batch. Only the first one contains the state."""
 
     task_id: int
     worker_id: int
@@ -163,7 +163,7 @@ def seed_process(base_seed: int, worker_id: int) -> None:
     """Seed the global generators of Python, torch and numpy of a worker process."""
     random.seed(base_seed + worker_id)
     torch.manual_seed(base_seed + worker_id)
-    np.random.seed(_find_numpy_seed(base_seed, worker_id))  # User code draws from it.
+    np.random.seed(_find_numpy_seed(base_seed, worker_id))  # User code may draw from it.
 
 
 def make_rng(base_seed: int, worker_id: int) -> WorkerRng:
@@ -184,16 +184,16 @@ def _find_numpy_seed(base_seed: int, worker_id: int) -> list[int]:
 
 
 class Channel(Protocol):
-    """A worker's way to its loader."""
+    """A worker's connection to its loader."""
 
     def receive(self) -> BeginEpoch | FetchTask | None:
         """Return the next request; None if the worker must end."""
 
     def send(self, answer: Answer) -> None:
-        """Send an answer. If a batch cannot be sent, its error is sent instead."""
+        """Send an answer. If a batch cannot be sent, send the error instead."""
 
     def find_collate(self, task: FetchTask, collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return a function that makes the same batches, if possible in memory that need not be copied to be sent."""
+        """Return a function that makes the same batches, if possible in memory that is sent without a copy."""
 
     def describe(self, error: Exception) -> Failure:
         """Return an error in a form that can be sent."""
@@ -205,7 +205,7 @@ class FetchWorker:
     Args:
         worker_id: Its number.
         job: The settings. A worker process has a copy.
-        channel: The way to the loader.
+        channel: The connection to the loader.
     """
 
     def __init__(self, worker_id: int, job: FetchJob, channel: Channel) -> None:
@@ -229,7 +229,7 @@ class FetchWorker:
                 self._channel.send(self._begin(request))
             else:
                 self._channel.send(self._fetch(request, time.perf_counter() - idled_from))
-            del request  # It may hold millions of indices while this waits.
+            del request  # Otherwise, it may keep millions of indices alive during the wait.
             idled_from = time.perf_counter()
 
     def _begin(self, request: BeginEpoch) -> Begun:
@@ -237,7 +237,7 @@ class FetchWorker:
         self._state_every, self._num_since_state = request.state_every, request.num_to_skip
         state, self._failure = None, self._init_failure
         if self._failure is None:
-            self._fetcher = None  # The old one's iterator may hold what the new one needs.
+            self._fetcher = None  # The old fetcher's iterator may hold resources that the new one needs.
             try:
                 self._fetcher = make_fetcher(self._job, request.state, follows_end=request.follows_end)
                 self._fetcher.skip(request.num_to_skip)
@@ -287,7 +287,8 @@ class QueueChannel:
         is_closed: Set when the remaining requests need no answer.
 
     Attributes:
-        has_asked: Whether the dataset had asked which worker it is in when it made its latest batch; None before.
+        has_asked: Whether the dataset had called ``get_worker_info`` when it made its latest batch; None before the
+            first.
     """
 
     def __init__(self, requests: _Requests, answers: _Answers, is_closed: threading.Event) -> None:
@@ -321,7 +322,7 @@ def _run_thread(channel: QueueChannel, answers: _Answers, job: FetchJob, worker_
     try:
         with being_worker(info):
             FetchWorker(worker_id, job, channel).run()
-    except BaseException as error:  # Such as SystemExit. Without an answer, the loader would wait for ever.
+    except BaseException as error:  # Such as SystemExit. Without an answer, the loader would wait forever.
         ended = WorkerError(f"worker thread {worker_id} of the DataLoader ended with {describe_error(error)}")
         ended.__cause__ = error
         answers.put(ended)
@@ -342,8 +343,8 @@ def run_worker_process(end: socket.socket, job: FetchJob | None, worker_id: int,
     torch.set_num_threads(1)
     if job is None and (job := receive_job(end)) is None:
         return
-    seed_process(base_seed, worker_id)  # After the modules of the dataset are imported: they may also seed.
-    # torch has no public function for this, and user code asks torch.
+    seed_process(base_seed, worker_id)  # After the modules of the dataset are imported, because they may also seed.
+    # User code calls torch's get_worker_info, and torch has no public function to set its result.
     torch.utils.data._utils.worker._worker_info = torch.utils.data._utils.worker.WorkerInfo(
         id=worker_id, num_workers=job.num_workers, seed=base_seed + worker_id, dataset=job.dataset
     )
@@ -363,7 +364,7 @@ class SocketChannel:
         self._messages = receive_all(end, os.getppid())
         self._buffers = MappedBuffers()
         self._arena: Arena | None = None
-        self._is_closed = False  # Requests that were sent before are not answered any more.
+        self._is_closed = False  # Then requests that were sent earlier are not answered.
 
     def receive(self) -> BeginEpoch | FetchTask | None:
         while not self._is_closed:
@@ -471,7 +472,7 @@ def _collate_arrays(arena: Arena | None, batch: Sequence[Any], *, collate_fn_map
 def _is_like(first: torch.Tensor, other: Any) -> bool:
     return (
         type(other) is torch.Tensor
-        and not other.is_nested  # It has no shape.
+        and not other.is_nested  # Nested tensors have no shape.
         and other.dtype == first.dtype
         and other.shape == first.shape
         and other.device.type == "cpu"

@@ -42,7 +42,7 @@ from shardio.loader.wire import make_pair, receive_ready, send_within
 from shardio.process import Owned, call_at_fork, count_processors, describe_exit, is_stopped
 
 JOIN_S = 5.0
-"""The time, in seconds, that workers get to end, or to finish their batches. Then processes are terminated."""
+"""The time that workers have to finish their batches and end, in seconds. Then, processes are terminated."""
 
 
 class FetchWorkers(Owned, ABC):
@@ -65,7 +65,7 @@ class FetchWorkers(Owned, ABC):
 
     @abstractmethod
     def submit(self, worker_id: int, task: FetchTask) -> None:
-        """Request a batch of a worker."""
+        """Request a batch from a worker."""
 
     @abstractmethod
     def receive(self, timeout_s: float | None) -> list[Answer]:
@@ -77,7 +77,7 @@ class FetchWorkers(Owned, ABC):
 
     @abstractmethod
     def open(self, fetched: Fetched) -> Any:
-        """Return the batch that a worker fetched. This is called once for each answer that is delivered."""
+        """Return the batch that a worker fetched. Call this once for each delivered answer."""
 
     @abstractmethod
     def drop(self, task_id: int) -> None:
@@ -93,7 +93,7 @@ class FetchThreads(FetchWorkers):
 
     Args:
         job: The settings of the loader.
-        base_seed: The seed of the first one's generators.
+        base_seed: The seed of the first worker's generators.
         max_tasks: The number of batches that are fetched ahead.
     """
 
@@ -136,7 +136,7 @@ class FetchThreads(FetchWorkers):
                 if isinstance(answer, WorkerError):
                     if not answers:
                         raise answer
-                    self._answers.put(answer)  # After what arrived before it.
+                    self._answers.put(answer)  # Deliver it after the answers that arrived earlier.
                     break
                 answers.append(answer)
                 answer = self._answers.get_nowait()
@@ -179,13 +179,13 @@ def _close_threads(
 
 
 STOPPED_S = 30.0
-"""The time, in seconds, that a worker process may be stopped, as by SIGSTOP, while the loader waits for it."""
+"""The longest time, in seconds, that a worker process may be stopped while the loader waits for it."""
 
 CHECK_S = 5.0
-"""The interval, in seconds, of checks of a silent worker process."""
+"""The interval between checks of a silent worker process, in seconds."""
 
 MAX_SENT = 8
-"""The most unanswered requests of a worker process. More would fill its socket, and block both sides."""
+"""The maximum number of unanswered requests of a worker process. More would fill its socket, and block both sides."""
 
 GROWTH = 1.25
 """When batches grow, the size of new buffers relative to the largest batch so far."""
@@ -196,7 +196,7 @@ class FetchProcesses(FetchWorkers):
 
     Args:
         job: The settings of the loader.
-        base_seed: The seed of the first one.
+        base_seed: The seed of the first worker.
         context: A context of multiprocessing, or torch.multiprocessing, which starts the processes.
         max_tasks: The number of batches that are fetched ahead.
     """
@@ -220,10 +220,10 @@ class FetchProcesses(FetchWorkers):
             if not is_forked:
                 self._shared = SharedJob(job)  # Meanwhile, the first process imports torch.
                 self._send_job(self._workers[0])
-                # The import takes a second of a processor, so no more processes than processors start at once.
+                # The import takes a second of CPU time, so no more processes than processors start at once.
                 for _ in range(1, min(count_processors(), job.num_workers)):
                     self._start_another()
-        except BaseException:  # No process may stay, even after Ctrl-C.
+        except BaseException:  # No process may remain, even after Ctrl-C.
             self.close()
             raise
 
@@ -251,7 +251,7 @@ class FetchProcesses(FetchWorkers):
             ready = poll.poll(1000 * min(left_s, CHECK_S))
             for descriptor, _ in ready:
                 answers += self._read(workers[descriptor])
-            if not ready:  # Another process may hold a copy of a dead one's end.
+            if not ready:  # Another process may hold a copy of a dead process's end.
                 for worker in workers.values():
                     worker.check_life()
             if answers or not left_s:
@@ -288,7 +288,7 @@ class FetchProcesses(FetchWorkers):
     def _fit(self, num_bytes: int) -> None:
         layout = self._buffers.layout
         if num_bytes <= (0 if layout is None else layout.num_bytes) or self._unstarted:
-            return  # Only started workers learn of buffers.
+            return  # Only workers that have started receive buffers.
         size = num_bytes if layout is None else int(num_bytes * GROWTH)
         self.max_tasks = min(self.max_tasks, find_num_buffers(size, self.max_tasks + 1) - 1)
         if self.max_tasks < len(self._workers) and not self._has_warned:
@@ -408,7 +408,7 @@ class _Process:
         self.process = process
 
     def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
-        """Send a message unless the process was released or has died: a missing answer shows that.
+        """Send a message, unless the process was released or has died. A missing answer then shows its death.
 
         Raises:
             WorkerError: If it has died or does not continue while its socket is full.
@@ -455,7 +455,7 @@ def _await_fork_server() -> None:
                 f"multiprocessing's fork server (pid {process_id}) has been stopped by a signal for {STOPPED_S:.0f} s, "
                 f"so no worker can start: continue it (kill -CONT {process_id})"
             )
-        time.sleep(min(CHECK_S, STOPPED_S) / 10)  # Nothing tells when a process continues.
+        time.sleep(min(CHECK_S, STOPPED_S) / 10)  # No event shows that a process continues.
 
 
 def describe_stop(process: BaseProcess) -> WorkerError:

@@ -55,7 +55,7 @@ class WorkerBatches(BatchIterator):
         workers: The workers that fetch them.
         indices: The indices of each batch.
         position: The position at which the epoch begins; it is updated with each batch that the user receives.
-        task_ids: New numbers for tasks.
+        task_ids: An iterator over unused numbers for tasks.
         tally: The counts of the epoch.
         in_order: Whether the batches are delivered in the order of the indices.
         timeout_s: The longest wait for a batch, in seconds; 0 waits indefinitely.
@@ -88,7 +88,7 @@ class WorkerBatches(BatchIterator):
         self._num_before = position.sampler.num_yielded - indices.position.num_yielded
         self._begun = [False] * len(position.workers)
         self._epoch_id = next(task_ids)
-        self._afters: dict[int, SamplerPosition] = {}  # Of batches that were delivered ahead.
+        self._afters: dict[int, SamplerPosition] = {}  # The sampler's positions after batches delivered ahead.
         self.is_open, self._has_ended = True, False
         self._late_counts = list[Count]()  # Of a failed batch: it counts when the next one is requested.
         self._sampler_error: Exception | None = None
@@ -136,7 +136,7 @@ class WorkerBatches(BatchIterator):
         self._late_counts = []
         try:
             taken = self._take()
-        except TimedOutError as error:  # The batch may still come.
+        except TimedOutError as error:  # The batch may still arrive.
             return Failure(error=error)
         if isinstance(taken, Failure):
             return taken
@@ -153,7 +153,7 @@ class WorkerBatches(BatchIterator):
 
     def is_ready(self, timeout_s: float) -> bool:
         if not self.is_open or not self._pending or not self.workers.belongs_here:
-            return True  # Only a request can tell.
+            return True  # Only a request shows the outcome.
         for answer in self.workers.receive(timeout_s):
             self._apply(answer)
         waiting = list(self._pending.values())
@@ -170,7 +170,7 @@ class WorkerBatches(BatchIterator):
             self._receive(raises=raises)
 
     def update_position(self) -> None:
-        """Wait until the states of all workers at the beginning are known, unless the epoch is over."""
+        """Wait until the initial states of all workers are known, unless the epoch is over."""
         if self.is_open:
             self.await_workers(raises=False)
 
@@ -187,7 +187,7 @@ class WorkerBatches(BatchIterator):
         self._pending.clear()
 
     def _take(self) -> tuple[_Pending, Fetched | FetchFailed] | Failure:
-        """Wait for the answer of the next pending batch, and remove and return both."""
+        """Wait for the answer to the next pending batch, and remove and return both."""
         while True:
             for task_id, pending in self._pending.items():
                 if isinstance(pending.answer, WorkerExhausted):
@@ -239,7 +239,7 @@ class WorkerBatches(BatchIterator):
                 worker = self._position.workers[answer.worker_id]
                 if worker.state is None and answer.state is not None:
                     worker.state, worker.num_since = answer.state, 0
-        elif answer.task_id not in self._pending:  # It is of an earlier epoch.
+        elif answer.task_id not in self._pending:  # It belongs to an earlier epoch.
             self.workers.drop(answer.task_id)
         else:
             self._pending[answer.task_id].answer = answer
@@ -272,7 +272,7 @@ class WorkerBatches(BatchIterator):
                 index = next(self._indices)
             except StopIteration:
                 return
-            except Exception as error:  # A user's sampler failed. It is raised after the batches before it.
+            except Exception as error:  # The user's sampler failed. Its error is raised after the earlier batches.
                 let_through(error)
                 self._sampler_error = error
                 return
@@ -285,7 +285,7 @@ class WorkerBatches(BatchIterator):
             self.workers.submit(worker_id, FetchTask(task_id=task_id, index=index))
 
     def _next_worker(self) -> int | None:
-        """Return the worker that fetches the next batch; None if all are exhausted, or busy enough."""
+        """Return the worker that fetches the next batch; None if all are exhausted, or have enough tasks."""
         num_active = self._exhausted.count(False)
         for _ in range(len(self._exhausted)):
             worker_id = next(self._turns)
@@ -365,7 +365,7 @@ class CallerBatches(BatchIterator):
         except StopIteration:
             self._end()
             raise
-        except Exception as error:  # A user's sampler failed.
+        except Exception as error:  # The user's sampler failed.
             let_through(error)
             self._sampler_error = error
             return Failure(error=error)
@@ -390,7 +390,7 @@ class CallerBatches(BatchIterator):
         return batch
 
     def update_position(self) -> None:
-        """Put the dataset's state into the position."""
+        """Store the dataset's state in the position."""
         if self._job.is_stateful and not self._position.num_yielded:
             self._indices.prepare()  # If the sampler draws from the same generators as the dataset, it draws first.
         self._save()

@@ -36,13 +36,13 @@ class FetchJob:
         dataset: The user's dataset.
         is_iterable: Whether it is an IterableDataset.
         is_batched: Whether the loader makes batches, instead of single samples.
-        batch_size: The samples in a full batch of an iterable dataset.
+        batch_size: The number of samples in a full batch of an iterable dataset.
         drop_last: Whether an iterable dataset's last batch is left out if it is not full.
         collate_fn: The function that makes a batch of samples or, without batches, converts one sample.
         worker_init_fn: The function that each worker calls before its first batch.
         num_workers: The number of workers; 0 if the calling process fetches.
-        bad_samples: The policy for samples of a map-style dataset that raise errors; None raises them.
-        keeps_state: Whether the loader's state contains those of the dataset and its iterator.
+        bad_samples: The policy for samples of a map-style dataset that raise errors; None raises the errors.
+        keeps_state: Whether the loader's state contains the states of the dataset and its iterator.
     """
 
     dataset: Any
@@ -58,7 +58,7 @@ class FetchJob:
 
     @property
     def is_stateful(self) -> bool:
-        """Whether the loader's state contains one of the dataset."""
+        """Whether the loader's state contains the dataset's state."""
         return self.keeps_state and has_state(self.dataset)
 
 
@@ -80,7 +80,7 @@ class WorkerInit:
 
 @dataclass(kw_only=True, eq=False)
 class OrderedIndices:
-    """The indices of a batch in shardio's order, with the context that draws the samples' parameters.
+    """The indices of a batch in shardio's order, with the seed and epoch of the samples' random parameters.
 
     Attributes:
         indices: int64 [n].
@@ -142,12 +142,13 @@ class DatasetEndError(Exception):
 def make_fetcher(job: FetchJob, state: dict[str, Any] | None, *, follows_end: bool = False) -> Fetcher:
     """Return the fetcher for an epoch.
 
-    The dataset's state is restored first, because its ``__iter__`` may depend on that.
+    The dataset's state is restored first, because its ``__iter__`` may depend on the state.
 
     Args:
         job: The settings of the loader.
-        state: The state to resume from; None to begin.
-        follows_end: Whether the state was saved at the end of the previous epoch. It is restored, and an epoch begins.
+        state: The state to resume from; None to start at the beginning.
+        follows_end: Whether the state was saved at the end of the previous epoch. It is then restored, and a new epoch
+            begins.
 
     Raises:
         StateError: If the dataset or its iterator cannot load the state.
@@ -208,7 +209,7 @@ class IterableFetcher:
         """Restore the iterator's state."""
         if state[DATASET_ITER_STATE] is not None:
             load_state(self._iterator, state[DATASET_ITER_STATE])
-        # Datasets often reset themselves at their end, so an iterator that is asked again would begin anew.
+        # Datasets often reset themselves at their end, so another call of next() would restart them.
         self._has_ended = state[FETCHER_ENDED]
 
     def fetch(self, index: Any) -> Any:
@@ -263,7 +264,7 @@ def _get_around(dataset: Any, bad_samples: BadSamples, index: Sequence[Any]) -> 
     indices = np.array(index)
     if indices.dtype.kind not in "iu":
         raise TypeError(f"on_error={bad_samples.on_error!r} requires integers as indices; got {index!r}")
-    keys = derive_rng_key(make_rng_key(0, "samples"), indices.astype(np.uint64))  # The loader does not know the epoch.
+    keys = derive_rng_key(make_rng_key(0, "samples"), indices.astype(np.uint64))  # The epoch is not known.
     indices = indices.astype(np.int64)
     samples = read_around(
         bad_samples, lambda some, _: read_samples(dataset, some), indices, keys, keys, epoch=None, describe=None

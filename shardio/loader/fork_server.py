@@ -34,7 +34,7 @@ from shardio.loader.wire import (
 from shardio.process import call_at_fork, describe_exit, start_process
 
 CLOSE_S = 5.0
-"""The time, in seconds, that a fork server gets to end all worker processes or itself before they are killed."""
+"""The time that a fork server has to end all worker processes or itself before they are killed, in seconds."""
 
 REUSE_OF_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(128 << 20), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
 """Settings of glibc's malloc for user code, which makes new arrays for each image.
@@ -44,12 +44,14 @@ image. For 600 kB of float32, that takes 150 µs.
 """
 
 EXIT_S = 1.0
-"""The time, in seconds, that a process may take to exit after it closed its end. Its own exit code says more than that
-of a kill."""
+"""The time that a process may take to exit after it has closed its end, in seconds.
+
+The process's own exit code is more informative than that of a kill.
+"""
 
 
 class ForkServer:
-    """A fork server for one pool of worker processes after another, which imports their modules once.
+    """A fork server for successive pools of worker processes, which imports their modules once.
 
     The first worker process starts it. If it has ended, the next worker process starts another one. When this object is
     freed, a fork server that has imported user code is kept for the next ForkServer; any other one ends.
@@ -64,11 +66,11 @@ class ForkServer:
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started, and has neither been found dead nor ended."""
+        """Whether it was started, and was neither ended nor found dead."""
         return self._running is not None and self._finalizer.alive  # Finalizers run in any order when Python exits.
 
     def set_up(self, setup: WorkerSetup) -> None:
-        """Set the setup of the worker processes that are started from now on.
+        """Set the setup for worker processes that are started from now on.
 
         User code may depend on this process's environment variables, module search path and working directory. If
         they have changed, or a module was reloaded, the next worker process starts another fork server.
@@ -93,7 +95,7 @@ class ForkServer:
         running = self._running or self._start()
         ours, theirs = make_pair()
         try:
-            with theirs, suppress(ConnectionError):  # The fork server has died: nobody has the other end then.
+            with theirs, suppress(ConnectionError):  # If the fork server has died, no process has the other end.
                 request = StartWorker(worker_id=worker_id, num_threads=num_threads)
                 send_within(patience_s, running.end, request, [theirs.fileno()])
             ours.setblocking(False)
@@ -141,7 +143,7 @@ class ForkServer:
             running.digest = digest
             if running.surroundings is not None:
                 running.surroundings = find_surroundings()  # It may import further modules.
-            with suppress(ConnectionError):  # It has died already; the first worker process shows it.
+            with suppress(ConnectionError):  # It has died: the start of the first worker process shows this.
                 if not send_within(CLOSE_S, running.end, content):
                     self.close()
 
@@ -160,7 +162,7 @@ class ForkServer:
                     is_answered = received is not None
                     return None if received is None else received[0]
         finally:
-            if not is_answered:  # Also after Ctrl-C: nobody else may receive this answer.
+            if not is_answered:  # Also after Ctrl-C, because no later request may receive this answer.
                 self._close(EXIT_S)
         return None
 
@@ -197,19 +199,19 @@ class RunningServer:
     owner_id: int = field(default_factory=os.getpid)
 
     def is_usable(self, setup: WorkerSetup) -> bool:
-        """Return whether it is as good as a new fork server for worker processes with some setup."""
+        """Return whether it can replace a new fork server for worker processes with this setup."""
         if self.process.poll() is not None or setup.runs_user_code != (self.surroundings is not None):
             return False
         return self.surroundings is None or self.surroundings.are_current
 
     def close(self, patience_s: float) -> int:
-        """Wait until all worker processes and it have ended; kill them after ``patience_s``. Return its exit code."""
+        """Wait until it and all worker processes have ended; kill them after ``patience_s``. Return its exit code."""
         with suppress(OSError):  # It has died.
-            self.end.shutdown(socket.SHUT_RDWR)  # Closing alone has no effect while another process has a copy.
+            self.end.shutdown(socket.SHUT_RDWR)  # Closing alone has no effect while another process has a copy of it.
         self.end.close()
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(patience_s)
-        # The worker processes are in its group. If it was killed, they are still there, and the group has its number.
+        # The worker processes are in its process group. If it was killed, they still run, and the group keeps its id.
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         return self.process.wait()
@@ -245,7 +247,7 @@ class _Kept:
         atexit.register(self.exit)
 
     def take(self, setup: WorkerSetup) -> RunningServer | None:
-        """Return the fork server if it is as good as a new one; otherwise, end it."""
+        """Return the fork server if it is usable; otherwise, end it."""
         if not setup.runs_user_code or (running := self._pop()) is None:
             return None
         if running.is_usable(setup):
@@ -254,7 +256,7 @@ class _Kept:
         return None
 
     def keep(self, running: RunningServer) -> None:
-        """Keep a fork server, and end the one before. Nothing is kept while Python exits."""
+        """Keep a fork server, and end the previous one. While Python exits, none is kept."""
         if self._is_exiting:
             running.close(CLOSE_S)
             return
@@ -297,8 +299,8 @@ def _start(setup: WorkerSetup) -> RunningServer:
 
 
 def _start_process(descriptor: int, setup: WorkerSetup) -> subprocess.Popen[bytes]:
-    # Libraries would start a thread for each core. A fork server must have no threads, and decode threads already keep
-    # all cores busy.
+    # Libraries would start a thread for each core. A fork server must have no other threads, and decode threads already
+    # keep all cores busy.
     environment = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OPENCV_FOR_THREADS_NUM", "OMP_NUM_THREADS"), "1")
     if setup.runs_user_code:
         environment |= {name: value for name, value in REUSE_OF_MEMORY.items() if name not in os.environ}
@@ -307,9 +309,9 @@ def _start_process(descriptor: int, setup: WorkerSetup) -> subprocess.Popen[byte
         [descriptor, os.getpid()],
         environment=environment,
         descriptors=[descriptor],
-        # Readers hold absolute paths, and this directory may be gone. But user code may open files.
+        # Readers hold absolute paths, and the working directory may be gone. But user code may open relative paths.
         cwd=None if setup.runs_user_code else "/",
-        stdout=None,  # People print in their transforms.
+        stdout=None,  # Transforms may print.
     )
 
 
@@ -331,7 +333,7 @@ class Surroundings:
 
     @property
     def are_current(self) -> bool:
-        """Whether no setting has changed since, and no module was reloaded.
+        """Whether no setting has changed and no module was reloaded since.
 
         Files of modules may have changed: this process still has the code that it imported.
         """
@@ -343,7 +345,7 @@ class Surroundings:
 
 
 def find_surroundings() -> Surroundings:
-    """Return the present surroundings."""
+    """Return the current surroundings."""
     try:
         cwd = str(Path.cwd())
     except FileNotFoundError:
@@ -353,6 +355,6 @@ def find_surroundings() -> Surroundings:
         cwd=cwd,
         environment=dict(os.environ),
         module_path=tuple(map(str, sys.path)),
-        # ``vars``, because attributes of modules that are loaded on demand would load them.
+        # Use ``vars``, because attribute access would import modules that are loaded on demand.
         specs={name: vars(each).get("__spec__") for name, each in modules.items() if isinstance(each, ModuleType)},
     )

@@ -3,7 +3,7 @@
 As with the buffers of pickle protocol 5, the memory of tensors, arrays and storages stays outside the pickle, in
 *pieces*. Unlike with that protocol, tensors keep their strides, and tensors that share memory still share it.
 
-A large piece lies in a batch buffer, or in memory made for this value alone. A small one travels with the pickle.
+A large piece is in a batch buffer, or in memory made only for this value. A small piece is sent with the pickle.
 
 A loader's job is pickled once for all its worker processes. It may hold everything that multiprocessing can send to a
 process that it starts: locks, queues, tensors in shared memory. Each worker maps the memory of the job's arrays, and
@@ -48,7 +48,7 @@ def pack(value: Any, arena: Arena | None, make_memory: Callable[[int], Memory]) 
 
     Args:
         value: Any value that can be pickled.
-        arena: A buffer for the large pieces. Those that are already there are not copied. None if there is no buffer.
+        arena: A buffer for the large pieces. Pieces that are already there are not copied. None if there is no buffer.
         make_memory: Returns memory of n bytes, for pieces that do not fit into the arena.
     """
     pickled, memories = take_memory_out(value)
@@ -66,7 +66,7 @@ def unpack(pickled: OutOfBandPickle, memories: Sequence[Memory | None]) -> Any:
 
     Args:
         pickled: The pickle.
-        memories: The memory of each piece, uint8 [n]; None for pieces that travelled with the pickle.
+        memories: The memory of each piece, uint8 [n]; None for pieces that were sent with the pickle.
     """
     pieces = [
         memory if piece.content is None else np.array(memoryview(piece.content), np.uint8)
@@ -83,7 +83,7 @@ class OutOfBandPickle:
         pickle: The value without any piece.
         pieces: The pieces.
         num_bytes: The number of bytes that the large pieces need in a buffer.
-        is_in_buffer: Whether they are in the buffer that was given; otherwise they are in memory of their own.
+        is_in_buffer: Whether they are in the given buffer; otherwise, they are in memory of their own.
     """
 
     pickle: Pickle
@@ -97,7 +97,7 @@ class Piece:
     """The memory of a tensor, an array or a storage.
 
     Attributes:
-        content: The bytes, if they travel with the pickle.
+        content: The bytes, if they are sent with the pickle.
         span: Otherwise, their place in the buffer: the first byte, and the one after the last.
     """
 
@@ -106,7 +106,7 @@ class Piece:
 
 
 class Arena:
-    """The memory of a buffer, given out piece by piece.
+    """The memory of a buffer, allocated piece by piece.
 
     Args:
         memory: uint8 [n].
@@ -117,7 +117,7 @@ class Arena:
         self._stop = 0
 
     def take(self, num_bytes: int) -> Memory | None:
-        """Return a piece that was not given out before; None if there is not enough left."""
+        """Return a piece that was not allocated before; None if too little memory is left."""
         start = _align(self._stop)
         if start + num_bytes > len(self.memory):
             return None
@@ -155,7 +155,8 @@ def take_memory_out(value: Any) -> tuple[Pickle, list[Memory]]:
         The pickle, and its pieces, uint8 [n] each. The piece of a storage has only the bytes that the value uses.
 
     Raises:
-        RuntimeError: If a tensor in it is a part of a graph of gradients, as in torch's queues.
+        RuntimeError: If it contains a tensor that requires a gradient and is not a leaf. torch's queues also reject
+            these.
     """
     file = io.BytesIO()
     pickler = _Pickler(file)
@@ -226,13 +227,13 @@ class _Storage:
 class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, 5)
-        # By the address and size of their memory, or by the id of an array.
+        # The key is the address and size of a storage's memory, or the id of an array.
         self.storages: dict[tuple[int, ...], _Storage] = {}
         self._indices: dict[tuple[int, ...], int] = {}
-        self._kept: list[Any] = []  # Otherwise a new object might get the id or the address of an earlier one.
+        self._kept: list[Any] = []  # Otherwise, a new object might get the id or the address of an earlier one.
 
     def reducer_override(self, value: Any) -> Any:
-        """Return how to pickle a value.
+        """Return the reduction with which to pickle a value.
 
         Unlike ``persistent_id``, this method is not called for numbers, strings and containers.
         """
@@ -242,7 +243,7 @@ class _Pickler(pickle.Pickler):
         elif kind is np.ndarray:
             gap = self._take_array(value)
         elif kind is TypedStorage:  # Of a tensor that is not plain, such as a Parameter.
-            return _make_typed, (value._untyped_storage, value.dtype)  # Its public method warns.
+            return _make_typed, (value._untyped_storage, value.dtype)  # The public method warns.
         elif kind is torch.UntypedStorage and value.device.type == "cpu":
             gap = _Gap(piece_index=self._add(_identify(value), value, 0, value.nbytes()))
         return NotImplemented if gap is None else (_fill, gap)
@@ -273,7 +274,7 @@ class _Pickler(pickle.Pickler):
         if array.nbytes < MIN_BYTES or array.dtype.kind not in "biufc" or not array.dtype.isnative:
             return None
         is_transposed = array.flags.f_contiguous and not array.flags.c_contiguous
-        # Writable, because memory that travels beside the pickle becomes a tensor.
+        # Writable, because memory that is sent beside the pickle becomes a tensor.
         ordered = np.require(array.T if is_transposed else array, requirements=["C", "W"])
         index = self._add((id(array),), ordered, 0, array.nbytes)
         self._kept.append(array)
@@ -298,7 +299,8 @@ class _Pickler(pickle.Pickler):
 class _Unpickler(pickle.Unpickler):
     """An unpickler that calls ``stand_in`` in place of a function of this module.
 
-    The stand-in is no method: the unpickler keeps it, so memory would stay until Python looks for cycles.
+    The stand-in is not a method, because the unpickler holds it. Such a reference cycle would keep the memory until the
+    garbage collector runs.
     """
 
     def __init__(
@@ -312,7 +314,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _fill(*values: Any) -> Any:
-    """Stand for :func:`_fill_from` in pickles."""
+    """Represent :func:`_fill_from` in pickles."""
     raise RuntimeError("only put_memory_back can read this pickle")
 
 
@@ -361,8 +363,8 @@ class SharedJob:
         buffers = list[pickle.PickleBuffer]()
         with _sending() as sending:
             try:
-                # As in Python's own, positions are all that its __init__ takes.
-                ForkingPickler(self, 5, True, buffers.append).dump(job)  # write() is all it calls
+                # Like that of Python's pickler, its __init__ accepts only positional arguments.
+                ForkingPickler(self, 5, True, buffers.append).dump(job)  # It calls only write().
             except Exception as error:
                 let_through(error)
                 _name_attribute(error, job)
@@ -384,7 +386,7 @@ class SharedJob:
         """Send the job to a worker process.
 
         Args:
-            send: Sends it a message with open files.
+            send: Sends the process a message with open files.
         """
         send(self._message, [self._memory])
         for start in range(0, len(self._descriptors), MAX_DESCRIPTORS):
@@ -480,7 +482,7 @@ class _Received:
 
 
 def _take(number: int) -> _Received:
-    """Stand for a descriptor in pickles."""
+    """Represent a descriptor in pickles."""
     raise RuntimeError("only receive_job can read this pickle")
 
 
@@ -492,7 +494,7 @@ def _find(descriptors: Sequence[int], number: int) -> _Received:
 def _sending() -> Iterator[_Sending]:
     """Pretend in the block that a process is being started, because multiprocessing's reductions work only then."""
     sending = _Sending()
-    context.set_spawning_popen(sending)  # type: ignore[arg-type]  # it has what they use
+    context.set_spawning_popen(sending)  # type: ignore[arg-type]  # it has the attributes that they use
     try:
         yield sending
     finally:
@@ -505,15 +507,15 @@ def _name_attribute(error: Exception, job: FetchJob) -> None:
             path, found = _find_attribute(field.name, value)
             remedy = (
                 f"{path} cannot be pickled, but worker processes that are not forked receive it as a pickle: define "
-                f"functions and classes ({type(found).__name__}) at the top of a module, create what cannot be sent "
-                "in the worker, or use worker_method='thread' or multiprocessing_context='fork'"
+                f"functions and classes ({type(found).__name__}) at the top of a module, create other objects in the "
+                "worker, or use worker_method='thread' or multiprocessing_context='fork'"
             )
             error.args = (f"{error} ({remedy})", *error.args[1:])
             return
 
 
 def _find_attribute(path: str, value: Any) -> tuple[str, Any]:
-    """Return the innermost part of a value that cannot be pickled, after its path."""
+    """Return the path and value of the innermost part that cannot be pickled."""
     seen = set[int]()
     while id(value) not in seen:
         seen.add(id(value))

@@ -84,10 +84,10 @@ class PlannedBatches(BatchIterator):
         """
 
     def _next_plan(self) -> BatchPlan | Batch | None:
-        """Return the next plan; the failed batch of a user's sampler that has failed; or None at the end."""
+        """Return the next plan, a failed batch if the user's sampler has failed, or None at the end."""
         try:
             return next(self._plans, None)
-        except Exception as error:  # Every request after the batches before it raises its error.
+        except Exception as error:  # After the earlier batches, every request raises its error.
             let_through(error)
             self._plans = repeat_error(error)
             return Batch(error=error)
@@ -99,9 +99,9 @@ class WorkerProcesses(Executor):
     Args:
         planner: The planner of the batches.
         settings: The settings of all batches of the loader.
-        watches: The watches of the epoch that begins.
+        watches: The watches of the next epoch.
         timeout_s: The longest wait for a batch, in seconds; 0 waits forever.
-        closes_workers: Whether the worker processes end with each epoch. Their fork server stays.
+        closes_workers: Whether the worker processes end with each epoch. Their fork server keeps running.
     """
 
     def __init__(
@@ -185,11 +185,11 @@ class Pipeline(PlannedBatches):
     """The batches of one epoch, made by worker processes that serve only this epoch.
 
     Args:
-        epoch: As for :class:`PlannedBatches`, like ``settings`` and ``tally``.
+        epoch: The plans of the batches.
         workers: The worker processes.
         buffers: The buffers of the batches.
-        settings: The settings.
-        tally: The running counts.
+        settings: The settings of all batches of the loader.
+        tally: The running counts of the epoch.
         timeout_s: The longest wait for a batch, in seconds; 0 waits forever.
         closes_workers: Whether the worker processes end with the epoch.
     """
@@ -272,7 +272,7 @@ class Pipeline(PlannedBatches):
         if self._buffers.layout is None and (chunk := batch.chunks[0]).columns:  # A collation's first batch.
             layout = choose_layout([""] * len(chunk.columns), chunk.columns, num_rows=1)
             self._buffers.lay_out(layout, self._settings.sizing.num_spare(layout))
-        self._fill_up()  # Before the user computes. Otherwise, the workers might run out of chunks.
+        self._fill_up()  # Now, because the workers might run out of chunks while the user computes.
         return batch, {} if batch.buffer is None else self._buffers.hand_out(batch.buffer)
 
     def _fill_up(self) -> None:
@@ -284,7 +284,7 @@ class Pipeline(PlannedBatches):
             layout, error = fit_layout(buffers.layout, plan, self._make_probe, self._source, self._settings)
             if error is not None:
                 self._batches.append(Batch(error=error))
-                return  # The user gets this error first: each further one, such as a time-out, may take as long.
+                return  # The user gets this error first: each further error, such as a timeout, may take as long.
             if layout is not None and layout is not buffers.layout:
                 buffers.lay_out(layout, sizing.num_spare(layout))
             batch = Batch(buffer=buffers.take() if layout is not None and layout.columns else None)
@@ -311,7 +311,7 @@ class Pipeline(PlannedBatches):
                 self._queue.add(owner, [chunk])
 
     def _give_up(self, batches: Iterable[Batch]) -> None:
-        """Take back the buffers of batches that the user will not receive."""
+        """Take back the buffers of batches that are not delivered to the user."""
         self._buffers.collect()
         self._buffers.drop([batch.buffer for batch in batches if batch.buffer is not None and not batch.is_made])
         self._buffers.put_back([batch.buffer for batch in batches if batch.buffer is not None and batch.is_made])
@@ -381,6 +381,6 @@ class _CallersBatches(PlannedBatches):
         try:
             rows = {column_index: view[request.rows] for column_index, view in views.items()}
             return self._builder.make(request, rows)
-        except Exception as error:  # Ctrl-C and the like end the epoch: the chunk is not at fault.
+        except Exception as error:  # Not Ctrl-C, which ends the epoch: the chunk is not at fault.
             let_through(error)
             return Failed(chunk_id=request.chunk_id, failure=Failure(error=error))

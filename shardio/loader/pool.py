@@ -60,8 +60,8 @@ class WorkerPool(Owned):
     """The worker processes of one loader. They end when the pool is closed or freed.
 
     Args:
-        server: The fork server, which starts and ends them. No other open pool has it.
-        setup: The setup that each receives before its first chunk.
+        server: The fork server, which starts and ends them. No other open pool uses it.
+        setup: The setup that each process receives before its first chunk.
         num_threads: The number of chunks that they make at a time.
 
     Attributes:
@@ -79,7 +79,7 @@ class WorkerPool(Owned):
         self._chunk_ids, self._worker_ids = count(), count()
         self._processes: list[_Process] = []
         self._dying: dict[_Process, str] = {}  # Unreachable processes, and the reasons why they are killed.
-        self._heard_at = time.monotonic()  # The time of the latest message of any process.
+        self._heard_at = time.monotonic()  # The time of the latest message from any process.
         super().__init__(partial(_close_all, server, self._processes))
         call_at_fork(self, after_in_child=WorkerPool.leave_to_parent)
         server.set_up(setup)
@@ -139,7 +139,7 @@ class WorkerPool(Owned):
         super().close()
 
     def leave_to_parent(self) -> None:
-        """Close all ends in a forked child, so that the worker processes do not outlive the parent."""
+        """Close all ends in a forked child. Otherwise, the worker processes would outlive the parent."""
         for process in self._processes:
             process.end.close()
 
@@ -154,13 +154,13 @@ class WorkerPool(Owned):
             match message:
                 case WorkerMemory():
                     self.memory.record(process.worker_id, message.num_bytes)
-                case Made() | Failed() if message.chunk_id in process.unanswered:  # Otherwise it was cancelled.
+                case Made() | Failed() if message.chunk_id in process.unanswered:  # Otherwise, it was cancelled.
                     del process.unanswered[message.chunk_id]
                     received.append(message)
         return received
 
     def _check_life(self, now: float) -> None:
-        # Ping processes with unanswered chunks; give up those that have not answered in time.
+        # Ping processes with unanswered chunks; give up on those that have not answered in time.
         for process in self._processes:
             if not process.unanswered:
                 continue
@@ -194,17 +194,17 @@ class WorkerPool(Owned):
             if not self.server.is_running:  # All worker processes ended with it.
                 self._dying.update((process, "") for process in self._processes if process not in self._dying)
             self.cancel()  # This may reveal more dead processes.
-        if not self.server.is_running:  # Otherwise it has waited for them.
+        if not self.server.is_running:  # Otherwise, it has waited for them.
             for process in deaths:
                 process.await_end()
-        for process in deaths:  # Afterwards, because a new process may die at once.
+        for process in deaths:  # Only now, because a new process may die at once.
             process.end.close()
             restarted = _Process(self.server, next(self._worker_ids), process.num_threads)
             self._processes[self._processes.index(process)] = restarted
             del self._dying[process]
         if not deaths:
             return []
-        # One death for all, because its receiver submits every chunk again, under new ids.
+        # Report one death for all processes, because the receiver submits every chunk again, under new ids.
         return [
             Death(
                 cause="; ".join(dict.fromkeys(death.cause for death in deaths.values())),
@@ -262,7 +262,7 @@ class MemoryWatch:
     """The latest memory of each worker process of a pool.
 
     Args:
-        warns: Whether to warn of growth.
+        warns: Whether to warn about growth.
 
     Attributes:
         bytes_by_worker: The memory of each living worker process, by its id.
@@ -275,7 +275,7 @@ class MemoryWatch:
         self._limits: dict[int, int] = {}
 
     def record(self, worker_id: int, num_bytes: int) -> None:
-        """Note the memory of a worker process; warn after much growth, and each time that it doubles from then on."""
+        """Record the memory of a worker process; warn after much growth, and each time that it doubles after that."""
         self.bytes_by_worker[worker_id] = num_bytes
         first = self._firsts.setdefault(worker_id, num_bytes)
         if self._warns and num_bytes > self._limits.setdefault(worker_id, 2 * first + GROWTH_BYTES):

@@ -1,7 +1,7 @@
 """The state of a loader without shardio's order: its format, and the states of objects and random generators in it.
 
-States have the keys of torchdata's StatefulDataLoader. So programs find what they look for in a state, and this loader
-can resume from states that StatefulDataLoader saved, unless they contain the state of torchdata's own samplers.
+States have the keys of torchdata's StatefulDataLoader. So programs find the keys that they expect. This loader can also
+resume from states that StatefulDataLoader saved, unless they contain the state of torchdata's own samplers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NUM_YIELDED, LAST_YIELDED_WORKER_ID, ITERATOR_FINISHED = "_num_yielded", "_last_
 FETCHER_STATE, DATASET_ITER_STATE, FETCHER_ENDED = "fetcher_state", "dataset_iter_state", "fetcher_ended"
 DATASET_STATE = "dataset_state"
 
-# Only this loader's states have these.
+# Only this loader's states have these keys.
 GENERATORS, DELIVERED_AHEAD, NUM_SINCE_STATE = "_generators", "_delivered_ahead", "num_batches_since_state"
 
 OF_SAMPLER = {
@@ -37,7 +37,7 @@ OF_SAMPLER = {
     "iterator_state": "_sampler_iter_state",
     "num_samples": "_sampler_samples_yielded",
 }
-"""The keys of the attributes of a SamplerPosition. StatefulDataLoader's states have the first three, or two."""
+"""The keys of the attributes of a SamplerPosition. StatefulDataLoader's states have the first two or three."""
 
 OF_EPOCH = {
     "len_called": "_IterableDataset_len_called",
@@ -48,7 +48,7 @@ OF_EPOCH = {
     "num_samples": "_num_samples",
     "num_epochs_of_seed": "_num_epochs_of_seed",
 }
-"""The keys of attributes of an EpochPosition. StatefulDataLoader's states have the first two, or one."""
+"""The keys of attributes of an EpochPosition. StatefulDataLoader's states have the first one or two."""
 
 REQUIRED = (OF_SAMPLER["num_yielded"], OF_SAMPLER["sampler_state"], OF_EPOCH["len_called"])
 
@@ -75,8 +75,8 @@ class WorkerPosition:
     """The position of a worker.
 
     Attributes:
-        state: The latest state of its dataset and iterator that the user has received batches up to; None if there is
-            none, or if it is at the beginning.
+        state: The latest known state of its dataset and iterator, after a batch that the user received; None if there
+            is none, or at the beginning.
         num_since: The number of its batches that were delivered since.
         is_exhausted: Whether its part of an iterable dataset was at its end.
     """
@@ -88,7 +88,7 @@ class WorkerPosition:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class EpochPosition:
-    """The position of an epoch: after the batches that the user received, not those that were requested ahead.
+    """A position in an epoch: after the batches that the user received, not after those that were requested ahead.
 
     Attributes:
         num_workers: The number of workers; 0 if the calling process fetches.
@@ -146,7 +146,7 @@ class EpochPosition:
         """Return the beginning of the epoch after this one, which is over.
 
         Args:
-            random_states: The present states of the generators.
+            random_states: The current states of the generators.
             keeps_workers: Whether the workers of this epoch serve the next one, with the states of their datasets.
         """
         position = self.begin(self.num_workers, is_iterable=self.is_iterable, random_states=random_states)
@@ -159,7 +159,7 @@ class EpochPosition:
         return position
 
     def fit(self, num_workers: int) -> None:
-        """Convert this to the position of a loader with some number of workers.
+        """Convert this to the position of a loader with ``num_workers`` workers.
 
         Raises:
             WorkerCountError: If the position depends on the number of workers, and that differs.
@@ -170,14 +170,14 @@ class EpochPosition:
             self.is_iterable and self.num_yielded and not self.is_finished
         ):
             raise WorkerCountError(
-                f"this state says how far each of {self.num_workers} workers is in its own part of the dataset, but "
-                f"the loader has num_workers={num_workers}: use num_workers={self.num_workers}"
+                f"this state holds the position of each of {self.num_workers} workers in its own part of the dataset, "
+                f"but the loader has num_workers={num_workers}: use num_workers={self.num_workers}"
             )
         self.workers = [WorkerPosition() for _ in range(max(num_workers, 1))]
         self.num_workers, self.last_worker_id = num_workers, (self.num_yielded - 1) % max(num_workers, 1)
 
     def fit_batches(self, batch_size: int) -> None:
-        """Convert this to the position of a loader with batches of some size; 0 if a sampler determines it.
+        """Convert this to the position of a loader with batches of this size; 0 if a sampler determines it.
 
         Raises:
             StateError: If the position counts batches of another size.
@@ -269,7 +269,7 @@ def _load(state: dict[str, Any], *, is_iterable: bool) -> EpochPosition:
     positions = [_load_worker(worker, num_yielded, is_alone=is_alone) for worker in workers]
     is_counted = any(NUM_SINCE_STATE in worker for worker in workers)
     if is_iterable and not is_alone and not is_counted and not any(worker.state for worker in positions):
-        # StatefulDataLoader does not say how far each worker was.
+        # StatefulDataLoader does not save how far each worker was.
         num_to_replay, num_yielded, last_worker_id = num_to_replay + num_yielded, 0, len(workers) - 1
     if missing := [key for key in REQUIRED if key not in main]:
         raise KeyError(missing[0])
@@ -332,7 +332,7 @@ def takes_arguments(value: Any) -> bool:
         inspect.signature(value.state_dict).bind()
     except TypeError:
         return True
-    except ValueError:  # A compiled function may not say what it takes.
+    except ValueError:  # A compiled function may have no signature.
         return False
     return False
 
@@ -343,7 +343,7 @@ def dump_state(value: Any) -> Any:
         return None
     try:
         return copy.deepcopy(value.state_dict())
-    except Exception as error:  # A user's method may fail in any way, and nobody may want the state.
+    except Exception as error:  # A user's method may fail in any way, and the state may never be requested.
         let_through(error)
         return UnknownState(reason=f"{type(value).__name__}.state_dict() raised {describe_error(error)}")
 
@@ -356,8 +356,8 @@ def check_known(state: Any) -> None:
     """
     if isinstance(state, UnknownState):
         raise StateError(
-            f"the loader's position cannot be saved: {state.reason}. Use a state_dict that takes no arguments, and "
-            "returns what can be copied and pickled, or none at all"
+            f"the loader's position cannot be saved: {state.reason}. Define a state_dict that takes no arguments "
+            "and returns values that can be copied and pickled, or define none"
         )
     if isinstance(state, dict):
         for part in state.values():
@@ -382,7 +382,7 @@ def load_state(value: Any, state: Any) -> None:
 _GLOBALS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
     "torch": (torch.get_rng_state, torch.set_rng_state),
     "python": (random.getstate, random.setstate),
-    "numpy": (np.random.get_state, np.random.set_state),  # Users' samplers draw from it.
+    "numpy": (np.random.get_state, np.random.set_state),  # Users' samplers may draw from it.
 }
 """The functions that get and set the state of each global generator of a process, by its name."""
 
@@ -391,7 +391,7 @@ States = dict[str, Any]
 
 
 def capture(names: Iterable[str]) -> States:
-    """Return the present states of some of the process's global generators."""
+    """Return the current states of some of the process's global generators."""
     return {name: _GLOBALS[name][0]() for name in names}
 
 
@@ -411,7 +411,7 @@ class OwnGenerators:
         self._states = {name: states[name] for name in _find_differences(states, capture(states))}
 
     def without_changed(self) -> OwnGenerators:
-        """Return those generators whose counterparts in the process have not been seeded, restored or used."""
+        """Return the generators whose counterparts in the process have not been seeded, restored or used."""
         return OwnGenerators(self.cover({}), self._process)
 
     def cover(self, states: States) -> States:
@@ -421,7 +421,7 @@ class OwnGenerators:
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
-        """Draw from these generators in the block. Those of the process stay as they were."""
+        """Draw from these generators in the block. Those of the process keep their states."""
         before = capture(self._states)
         _apply(self._states)
         try:
@@ -441,7 +441,7 @@ class RandomStates:
     """The states of all generators from which a sampler may draw.
 
     Attributes:
-        globals: The states of the process's global generators, perhaps without those from which it does not draw.
+        globals: The states of the process's global generators, perhaps without those that the sampler does not use.
         own: The states of the generators that the user passed to the loader or its samplers, uint8 [n] each.
     """
 
@@ -450,7 +450,7 @@ class RandomStates:
 
     @classmethod
     def capture(cls, generators: Sequence[torch.Generator], *, includes_others: bool) -> RandomStates:
-        """Return the present states.
+        """Return the current states.
 
         Args:
             generators: The user's generators.

@@ -3,8 +3,9 @@
 A message is one packet: a pickle or, if that is long, the descriptor of anonymous memory that holds it. So a sender
 never waits in the middle of a message. Both ends belong to this package: no other program can write to the pair.
 
-The dataclasses have no ``__slots__``, because Python pickles dataclasses with slots ten times more slowly. They are not
-frozen and do not compare, because such dataclasses take three times as long to define, whenever a fork server starts.
+The dataclasses have no ``__slots__``, because Python pickles dataclasses with slots ten times more slowly. They are
+neither frozen nor comparable, because such dataclasses take three times as long to define, and each fork server defines
+them when it starts.
 
 Objects that a worker process can import are sent by name. Others, such as lambdas, closures and definitions in the
 user's script or notebook, are sent by value, so the script does not run again.
@@ -48,10 +49,10 @@ MAX_INLINE = 8 * 1024
 """The largest pickle, in bytes, that is sent in the packet itself. A socket's buffer holds dozens of them."""
 
 MAX_DESCRIPTORS = 2
-"""The most descriptors in a packet: the pickle's and a buffer's."""
+"""The maximum number of descriptors in a packet: the pickle's and a buffer's."""
 
 CHECK_PARENT_S = 1.0
-"""The interval, in seconds, of checks that the parent is alive: another process may hold the other end open."""
+"""The interval between checks that the parent is alive, in seconds. Another process may hold the other end open."""
 
 
 _INLINE, _IN_MEMORY = b"\0", b"\1"
@@ -68,11 +69,11 @@ def send(end: socket.socket, message: Any, descriptors: Sequence[int] = (), *, f
     Args:
         end: The end to send from.
         message: Any value that can be pickled.
-        descriptors: Open files to send along.
+        descriptors: Open files to send with the message.
         flags: Flags for the system call, such as MSG_DONTWAIT.
 
     Raises:
-        BlockingIOError: If the socket is full and this end does not wait.
+        BlockingIOError: If the socket is full and this end is nonblocking.
         OSError: If the other end is closed.
     """
     content = pickle.dumps(message, protocol=5)
@@ -88,7 +89,7 @@ def send(end: socket.socket, message: Any, descriptors: Sequence[int] = (), *, f
 
 
 def send_within(patience_s: float, end: socket.socket, message: Any, descriptors: Sequence[int] = ()) -> bool:
-    """Send a message from an end that does not wait; return False if the other end has read nothing for too long.
+    """Send a message from a nonblocking end; return False if the other end has read nothing for too long.
 
     This call waits while the socket is full. It cannot deadlock, because the main threads of the fork server and of
     worker processes only read and never wait for room to write. Other threads may wait.
@@ -120,7 +121,7 @@ def receive_all(end: socket.socket, parent_id: int) -> Iterator[tuple[Any, list[
 
 
 def receive_ready(end: socket.socket) -> Iterator[tuple[Any, list[int]] | None]:
-    """Yield the messages that have arrived at an end that does not wait, and at last None if the other is closed."""
+    """Yield the messages that have arrived at a nonblocking end, and finally None if the other end is closed."""
     with suppress(BlockingIOError):
         while (received := receive(end)) is not None:
             yield received
@@ -131,7 +132,7 @@ def receive(end: socket.socket) -> tuple[Any, list[int]] | None:
     """Return the next message and the descriptors that came with it; None if the other end is closed.
 
     Raises:
-        BlockingIOError: If there is no message and this end does not wait.
+        BlockingIOError: If there is no message and this end is nonblocking.
         OSError: If this process has no descriptors left.
     """
     descriptors = array("i")
@@ -167,7 +168,7 @@ def write_all(descriptor: int, content: bytes) -> None:
     """Write bytes to a file."""
     left = memoryview(content)
     while left:
-        left = left[os.write(descriptor, left) :]  # A single write of Linux takes at most 2 GiB.
+        left = left[os.write(descriptor, left) :]  # On Linux, a single write transfers at most 2 GiB.
 
 
 def _read_all(descriptor: int) -> bytes | bytearray:
@@ -185,7 +186,7 @@ class WorkerSetup:
     Attributes:
         reader: Reads samples.
         decoder: Decodes them.
-        collation: Makes whole batches, if that takes user code; None if a batch consists of columns.
+        collation: Makes whole batches, if that requires user code; None if a batch consists of columns.
     """
 
     reader: Reader
@@ -200,7 +201,7 @@ class WorkerSetup:
 
 @dataclass(kw_only=True, eq=False)
 class StartWorker:
-    """A request to the fork server for a worker process. The end of its socket pair is sent with the message.
+    """A request to the fork server for a worker process. Its end of the socket pair is sent with the message.
 
     Attributes:
         worker_id: Its number, larger than that of every earlier worker process.
@@ -243,7 +244,7 @@ class Chunk:
 
     Attributes:
         chunk_id: Its number, larger than that of every earlier chunk.
-        samples: n samples, in the form that the reader takes.
+        samples: n samples, in the form that the reader accepts.
         rng_keys: uint64 [n], one for each sample's transforms.
         buffer_id: The buffer for the fixed-size columns; None if all columns are sent in the answer.
         row: The first row in the buffer.
@@ -334,7 +335,7 @@ class Failed:
 Outcome = Made | Failed
 
 _obstacles: dict[int, tuple[weakref.ref[Any], str | None]] = {}
-"""The objects that were tried, by id, because they need not be hashable; and the reason why each cannot be sent."""
+"""The objects that were tried, by id because they may not be hashable, with the reason why each cannot be sent."""
 
 
 def dump_setup(setup: WorkerSetup) -> bytes:
@@ -357,11 +358,11 @@ def load_setup(content: bytes | bytearray) -> WorkerSetup | Failure:
 
 
 def why_not_sendable(value: Any, what: str) -> str | None:
-    """Return why user code cannot be sent to worker processes; None if it can. Each object is tried once.
+    """Return the reason why user code cannot be sent to worker processes; None if it can. Each object is tried once.
 
     Args:
         value: A decoder with that code in it, or a callable of the user.
-        what: Its name in the answer.
+        what: Its name in the reason.
     """
     known = _obstacles.get(id(value))
     if known is None or known[0]() is not value:
@@ -373,7 +374,7 @@ def why_not_sendable(value: Any, what: str) -> str | None:
             reason = f"the {what} cannot be pickled ({describe_error(error)})"
         try:
             known = weakref.ref(value, partial(_forget, id(value))), reason
-        except TypeError:  # A few kinds of objects, such as methods of C code, cannot be remembered.
+        except TypeError:  # A few objects, such as methods of C code, cannot be weakly referenced.
             return reason
         _obstacles[id(value)] = known
     return known[1]
@@ -384,7 +385,7 @@ def _forget(key: int, _: object) -> None:
 
 
 def _dump(value: object) -> bytes:
-    import cloudpickle  # It takes 30 ms.
+    import cloudpickle  # The import takes 30 ms.
 
     content: bytes = cloudpickle.dumps(value, protocol=5)
     return content
@@ -409,9 +410,9 @@ class Failure:
         return self.error
 
     def renewed(self) -> Failure:
-        """Return the same failure with a copy of the error, for one that is raised several times.
+        """Return the same failure with a copy of the error, to raise the error several times.
 
-        An error's traceback holds every frame that it has passed, and so the loader that has raised it.
+        An error's traceback holds every frame that the error has passed, and so the loader that has raised it.
         """
         try:
             error = copy.copy(self.error)
@@ -424,7 +425,7 @@ class Failure:
 def describe_failure(error: BaseException) -> Failure:
     """Return a failure that can be sent to another process."""
     lines = traceback.format_exception(error)
-    if sys.version_info < (3, 11):  # Python writes notes from then on.
+    if sys.version_info < (3, 11):  # Later versions write the notes themselves.
         lines += [f"{note}\n" for note in getattr(error, "__notes__", [])]
     return Failure(error=_make_portable(error), traceback="".join(lines))
 

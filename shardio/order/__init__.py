@@ -1,4 +1,4 @@
-"""The order of an epoch's samples and its split over ranks: integers in, integers out, with numpy alone."""
+"""The order of an epoch's samples and its split over ranks: integers in, integers out, using only numpy."""
 
 import lazy_loader
 

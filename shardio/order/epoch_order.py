@@ -1,14 +1,14 @@
-"""The orders of an epoch, which map positions to samples by arithmetic, and the random words that they are made of.
+"""The orders of an epoch, which map positions to samples by arithmetic, and the random words that they use.
 
-The permuted shards are laid end to end: this is the tape. The tape is cut into lanes, each lane is shuffled in
-consecutive windows, and positions alternate between the lanes. Only the table of shard sizes is in memory. Each
-position is computed independently, so an epoch can begin anywhere at no cost. Streams have an order of their own: a
-worker shuffles its shards, and then windows of the samples that it reads.
+The permuted shards, laid end to end, form the tape. The tape is cut into lanes, each lane is shuffled in consecutive
+windows, and positions alternate between the lanes. Only the table of shard sizes is in memory. Each position is
+computed independently, so an epoch can begin anywhere at no cost. Streams have an order of their own: a worker shuffles
+its shards, and then windows of the samples that it reads.
 
-Both orders are made of random words, which are a pure function of their rng key: those of SplitMix64 (Steele, Lea and
-Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014). Word ``i`` of key ``k`` is
-``mix64(k + (i + 1) * GAMMA)``. Words do not depend on each other, so whole vectors are computed at once. numpy's own
-generators are not used because their streams may change between releases, and an order must not.
+Both orders use random words, which are a pure function of their rng key. The generator is SplitMix64 (Steele, Lea and
+Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014). Word ``i`` of key ``k`` is ``mix64(k + (i + 1) *
+GAMMA)``. Words do not depend on each other, so whole vectors are computed at once. numpy's own generators are not used
+because their streams may change between releases, and an order must not change.
 
 An alternating Feistel network (Luby and Rackoff 1988; with halves of unequal width, Schneier and Kelsey 1996) permutes
 0 … 2**bits - 1, where 2**bits >= n. Cycle walking (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002)
@@ -40,8 +40,8 @@ _DERIVE = np.uint64(0xD1B54A32D192ED03)
 NUM_ROUNDS = 12
 
 MIN_BITS = np.uint64(6)
-"""The width of the smallest network, in bits. In narrower ones, twelve rounds over halves of one or two bits
-are visibly uneven (chi-square over keys at n = 5 and 6). A short window takes more steps of cycle walking instead."""
+"""The width of the smallest network, in bits. In narrower networks, twelve rounds over halves of one or two bits are
+visibly uneven (chi-square over keys at n = 5 and 6). A short window needs more steps of cycle walking instead."""
 
 
 def mix64(words: Words) -> Words:
@@ -139,7 +139,7 @@ def _network(value: Words, bits: Words, rng_key: Words) -> Words:
 
 
 def _swap_first_two(value: Words, size: NDArray[np.int64], rng_key: Words) -> Words:
-    # For half of the keys, because a Feistel network is always an even permutation.
+    # Swap for half of the keys, because a Feistel network is always an even permutation.
     coin: Words = mix64(~rng_key) & np.uint64(1)
     swapped = (value < np.uint64(2)) & (size > 1)
     swap: Words = swapped.astype(np.uint64) & coin
@@ -181,7 +181,7 @@ def choose_settings(
     lanes: int | None = None,
     window: int | None = None,
 ) -> OrderSettings:
-    """Check the user's settings and fill in defaults, which depend on the shards alone.
+    """Check the user's settings and fill in defaults, which depend only on the shards.
 
     By default, a window holds the samples of four average shards, and at least 4096 samples. The number of lanes is
     the largest power of two, up to 8, that leaves at least four windows in each lane. So a small dataset has one lane,
@@ -247,8 +247,8 @@ class EpochOrder:
         """Return the samples at the given positions of the epoch.
 
         Args:
-            positions: int64 [n], at least 0. Beyond the last position, the order repeats (position p mod N), as the
-                a remainder policy may require.
+            positions: int64 [n], at least 0. Beyond the last position, the order repeats (position p mod N), as a
+                remainder policy may require.
 
         Returns:
             int64 [n], the samples' indices in manifest order.
@@ -305,7 +305,7 @@ class StreamOrder:
     def own_shards(self, epoch: int) -> NDArray[np.int64]:
         """Return the shards that the worker reads, in their order, int64 [n].
 
-        The shards of an epoch are dealt to the ranks in turn, and those of a rank to its workers.
+        The shards of an epoch are assigned to the ranks in turn, and those of a rank to its workers.
         """
         shards = np.arange(self.num_shards, dtype=np.int64)
         if self.shuffle:
@@ -317,7 +317,7 @@ class StreamOrder:
 
         Args:
             epoch: The epoch.
-            window: The window's number among those of the worker.
+            window: The window's number in the worker's epoch.
             num_samples: The number of samples in it.
         """
         rows = np.arange(num_samples, dtype=np.int64)
@@ -327,7 +327,7 @@ class StreamOrder:
         return permute(rows, np.array([num_samples]), rng_key)
 
     def rng_keys(self, epoch: int, shards: NDArray[np.int64], numbers: NDArray[np.int64]) -> Words:
-        """Return one rng key for each sample's transforms, uint64 [n]. They do not depend on ranks and workers.
+        """Return one rng key for each sample's transforms, uint64 [n]. The keys do not depend on ranks and workers.
 
         Args:
             epoch: The epoch.

@@ -1,4 +1,4 @@
-"""Measures of how well an order shuffles and of how much the ranks read. They apply to any order.
+"""Measure how well an order shuffles and how much the ranks read. The measures apply to any order.
 
 An epoch is given as one array per rank: the indices (in manifest order) of the samples that the rank receives, in the
 order in which it receives them. The global order takes one sample from each rank in turn, so W * B consecutive samples

@@ -24,7 +24,7 @@ DROP_LAST: Remainder = "drop"
 """The policy of a loader with ``drop_last=True``."""
 
 POSITIONS_AT_ONCE = 4096
-"""The smallest number of positions whose order is computed at once, apart from the last ones."""
+"""The minimum number of positions whose order is computed together, except at the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class RemainderPolicy:
         effect: The effect in words that follow the policy's name.
         count_dealt: Returns the number of positions that the ranks get, given the number of samples that are left in
             the epoch, the number of ranks, and the batch size. Positions after the end of the epoch repeat the order's
-            first samples. The result differs from the number of samples by less than a step, and is equal to it if the
+            first samples. The result differs from the number of samples by less than a step, and equals it if the
             samples fill their steps.
         repeats: Whether some samples may be repeated.
         marks_repeats: Whether each sample gets the mark ``valid``, which is false for repeats.

@@ -64,12 +64,12 @@ def check_epoch(epoch: int) -> int:
 
 
 class EpochCounter:
-    """The choice of the next epoch and of its start, and the progress of the latest epoch.
+    """The choice of the next epoch and its start, and the progress of the latest epoch.
 
     Each start begins the next epoch, unless ``set_epoch`` has set one. A start after ``load`` resumes at the loaded
     cursor. After ``load``, setting the loaded epoch keeps the position, and setting another epoch drops it. If the
-    loaded cursor is at the end of its epoch, the next epoch begins, unless ``set_epoch`` has set the loaded one: it
-    then has no samples left.
+    loaded cursor is at the end of its epoch, the next epoch begins. If ``set_epoch`` has set the loaded epoch, that
+    epoch begins instead, with no samples left.
 
     Attributes:
         next: The start of the next epoch.
@@ -179,7 +179,7 @@ def read_state(state: dict[str, Any], settings: OrderSettings, digest: str, num_
 
 
 def find_differences(saved: Any, here: Mapping[str, Any], prefix: str = "") -> str:
-    """Return the values of a state, or of a part of it, that are not those of this run, as text; "" if all are."""
+    """Return as text the values of a state, or of a part of it, that differ from those of this run; "" if none do."""
     found = list[str]()
     for name, value in here.items():
         there = saved.get(name) if isinstance(saved, Mapping) else None

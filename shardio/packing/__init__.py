@@ -1,4 +1,4 @@
-"""Packing: turn a directory of images, or the samples of a program, into tar shards."""
+"""Pack a directory of images, another tool's dataset or a program's samples into tar shards."""
 
 import lazy_loader
 

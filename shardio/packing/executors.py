@@ -1,4 +1,4 @@
-"""Pack the shards of a plan: each one depends only on its job, which runs here, in a worker process or on Ray."""
+"""Pack the shards of a plan in this process, in worker processes or on Ray. Each shard depends only on its job."""
 
 from __future__ import annotations
 
@@ -35,14 +35,16 @@ MAX_WORKERS = 16
 """The maximum number of worker processes, unless the caller chooses a number."""
 
 BYTES_PER_WORKER = {"copied": 128 * 2**20, "decoded": 16 * 2**20}
-"""The number of source bytes for which another worker process is worth its start, which is mostly imports."""
+"""The number of source bytes that justify starting another worker process. Starting one mostly means importing
+modules."""
 
 END_WITHIN_S = 10.0
-"""The time in seconds for a worker process to end after it was told to. It only has to remove one unfinished file."""
+"""The time in seconds that a worker process has to end after its connection is closed. The process only has to remove
+one unfinished file."""
 
 SILENT_S, LAST_CHANCE_S = 60.0, 20.0
-"""A worker process counts as suspended if it does not report for these two times together, in seconds. The second one
-starts again if this process itself was suspended. A working worker process reports every few seconds."""
+"""A worker process counts as suspended if it does not report for the sum of these two times, in seconds. The second
+time lets workers report after this process itself was suspended. An active worker process reports every few seconds."""
 
 REPORT_EVERY_S = 0.1
 """The time in seconds between reports. A report also shows that the parent process still exists."""
@@ -51,17 +53,17 @@ ALIVE_EVERY_S = 2.0
 """The time in seconds between empty reports, which show that a worker process is not suspended."""
 
 Report = Callable[[int, int], None]
-"""Receives the numbers of samples and bytes that were packed since the last call."""
+"""A function that receives the numbers of samples and bytes packed since the last call."""
 
 
 def _find_finished(
     folder: DatasetFolder, tar: Location, samples: Sequence[SourceSample], earlier: PackedShard | None
 ) -> PackedShard | str | None:
-    """Return the shard that an earlier run finished; a description of its damage, if there is any; or None."""
+    """Return the shard from an earlier run if it can be kept, a description of its damage, or None."""
     damage = None
     if earlier is not None:
         if earlier.findings.changed:
-            return None  # Samples of changed files were left out, but the files may be restored by now.
+            return None  # The shard lacks samples whose files had changed. The files may be restored by now.
         damage = folder.find_damage(tar, earlier) if earlier.entry.num_samples else None
         if damage is None:
             return replace(earlier, was_kept=True)
@@ -168,12 +170,12 @@ class PackExecutor(Protocol):
     """Packs shards."""
 
     def __call__(self, jobs: Iterator[ShardJob], progress: WorkProgress) -> Generator[tuple[int, PackedShard]]:
-        """Pack shards and yield each one with its number when it is finished, in any order.
+        """Pack shards. Yield each shard with its number when it is finished, in any order.
 
-        Jobs are made when they are needed. When the iterator is closed or raises, no process packs any more.
+        Jobs are created on demand. After the iterator is closed or raises, no process is packing.
 
         Raises:
-            PackError, FileChangedError, OSError: The first error of a job.
+            PackError, FileChangedError, OSError: The first error that a job raises.
         """
 
 
@@ -186,7 +188,7 @@ def _pack_here(jobs: Iterator[ShardJob], progress: WorkProgress) -> Generator[tu
 
 
 def choose_executor(options: PackOptions, num_shards: int, num_bytes: int) -> PackExecutor:
-    """Return the executor for a pack of a number of shards, and of bytes in the source."""
+    """Return the executor for a pack, given the numbers of shards and of bytes in the source."""
     num_workers = options.num_workers
     if options.engine == "ray":
         _import_ray()
@@ -233,7 +235,7 @@ class _InProcesses:
 def _run_in_processes(
     workers: list[_Worker], next_job: ShardJob | None, jobs: Iterator[ShardJob], progress: WorkProgress
 ) -> Generator[tuple[int, PackedShard]]:
-    """Give each worker its next job when it has finished one, until all jobs are done."""
+    """Send each worker its next job when it finishes one, until all jobs are done."""
     from multiprocessing.connection import wait
 
     busy: dict[Any, _Worker] = {worker.connection: worker for worker in workers}
@@ -264,7 +266,7 @@ def _run_in_processes(
 
 
 def _start_worker() -> _Worker:
-    from multiprocessing.connection import Connection  # A pack in this process needs none.
+    from multiprocessing.connection import Connection  # A pack in this process does not need it.
 
     ours, theirs = socket.socketpair()
     with theirs:
@@ -285,7 +287,7 @@ def _receive(worker: _Worker) -> Any:
 
 
 def _end(workers: list[_Worker]) -> None:
-    """End the worker processes. One that is packing removes its unfinished file first."""
+    """End the worker processes. A worker that is packing removes its unfinished file first."""
     for worker in workers:
         worker.connection.close()
     deadline = time.monotonic() + END_WITHIN_S
@@ -298,7 +300,7 @@ def _end(workers: list[_Worker]) -> None:
 
 
 class _Sender:
-    """Sends messages to the parent process. Threads share it."""
+    """Sends messages to the parent process, from several threads."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -309,7 +311,7 @@ class _Sender:
             self._connection.send(message)
 
     def show_life(self) -> None:
-        """Send empty reports until the connection ends."""
+        """Send empty reports until the connection is closed."""
         with suppress(OSError):
             while True:
                 self.send(("report", 0, 0))
@@ -317,7 +319,7 @@ class _Sender:
 
 
 class _Reporter:
-    """Adds up reports, and sends the sum every ``REPORT_EVERY_S``."""
+    """Adds up reports, and sends the sums every ``REPORT_EVERY_S``."""
 
     def __init__(self, sender: _Sender) -> None:
         self._sender = sender
@@ -331,7 +333,7 @@ class _Reporter:
             self.send()
 
     def send(self) -> None:
-        """Send the sum; end this process if the parent process has ended or has closed the connection."""
+        """Send the sums. Exit if the parent process has ended or has closed the connection."""
         try:
             self._sender.send(("report", self._num_samples, self._num_bytes))
         except OSError:
@@ -341,7 +343,7 @@ class _Reporter:
 
 
 def main() -> None:
-    """Pack shards until the connection ends."""
+    """Run a worker process: pack shards until the connection is closed."""
     from multiprocessing.connection import Connection
 
     ignore_pillows_warnings()
@@ -364,8 +366,8 @@ def _pack_in_process(job: ShardJob, sender: _Sender) -> tuple[object, ...]:
 
 def _picklable(error: Exception) -> Exception:
     try:
-        pickle.loads(pickle.dumps(error))  # These bytes are this process's own.
-    except Exception:  # The text can be sent in any case.
+        pickle.loads(pickle.dumps(error))  # This process has made these bytes.
+    except Exception:  # Its text can always be sent.
         return PackError(f"{type(error).__name__}: {error}")
     return error
 
@@ -375,7 +377,7 @@ class _OnRay:
     """The executor that packs on a Ray cluster: see :class:`~shardio.packing.executors.PackExecutor`.
 
     All machines of the cluster must see the source and the destination under the same paths, and have the same version
-    of shardio. If this process is already connected to a cluster, that cluster is used.
+    of shardio. If this process is already connected to a cluster, the executor uses that cluster.
     """
 
     address: str | None

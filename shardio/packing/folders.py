@@ -1,7 +1,8 @@
-"""The folders of datasets that are being written, in a local directory or an object store.
+"""Manage the folder of an unfinished dataset, in a local directory or an object store.
 
-Object stores have no locks, renames or appends. The mark of an unfinished dataset is created only if there is none, so
-if two writers begin at the same time, one of them gets an error. Each shard of a pack is recorded in its own object.
+Object stores have no locks, renames or appends. A writer creates the mark of an unfinished dataset only if there is
+none: if two writers start at the same time, one of them gets an error. A pack records each finished shard in a separate
+object.
 """
 
 from __future__ import annotations
@@ -35,31 +36,32 @@ from shardio.storage import Location, find_path, parse_location, read_pieces
 from shardio.values import parse_json
 
 LOCK_NAME = ".shardio-pack.lock"
-"""The name of the lock of a local folder."""
+"""The name of the lock file in a local folder."""
 
 JOURNAL_NAME = ".shardio-pack.journal"
 
 RECORD_PREFIX = ".shardio-packed-"
-"""The start of the names of the objects that record finished shards."""
+"""The prefix of the names of the objects that record finished shards."""
 
 MAX_REQUESTS = 16
-"""The number of small objects to read or remove at a time."""
+"""The maximum number of small objects that are read or removed at a time."""
 
 MARK = b"written by a program"
-"""The start of the mark. A pack's mark differs, so a pack refuses to continue here."""
+"""The start of the mark of a dataset that a program writes. A pack's mark differs, so a pack refuses to resume the
+dataset."""
 
 _OTHER_NAMES = {MANIFEST_NAME, REJECTED_NAME}
 
 
 class Journal(Protocol):
-    """Records the finished shards of an unfinished pack, each durably before the next."""
+    """Records the finished shards of an unfinished pack."""
 
     @property
     def finished(self) -> dict[str, PackedShard]:
         """The shards that earlier runs finished, by name."""
 
     def add(self, shard: PackedShard) -> None:
-        """Record a shard."""
+        """Record a shard. The record is durable when this method returns."""
 
 
 class DatasetFolder(Protocol):
@@ -73,10 +75,10 @@ class DatasetFolder(Protocol):
         """The folder's location."""
 
     def refuse_source(self, src: Path) -> None:
-        """Raise PackError if this cannot be a folder, or if it overlaps a source."""
+        """Raise PackError if the folder cannot be written or overlaps the source."""
 
     def locked(self, lock_name: str = LOCK_NAME) -> AbstractContextManager[None]:
-        """Create the folder, and exclude other writers during a block, as far as the store can.
+        """Create the folder, and exclude other writers during the block, as far as the store allows.
 
         Raises:
             PackError: If the folder cannot be written, or another process is writing to it.
@@ -86,24 +88,24 @@ class DatasetFolder(Protocol):
         """Mark the dataset as unfinished.
 
         Args:
-            content: The content of the mark, which tells writers apart.
+            content: The content of the mark, which identifies the writer.
             replace: Whether to replace the mark of another writer.
 
         Raises:
-            PackError: If another writer has just marked it, and ``replace`` is off.
+            PackError: If another writer has just marked the dataset, and ``replace`` is False.
         """
 
     def list_names(self) -> list[str]:
-        """Return the names in the folder, sorted, without locks. Files may be partial."""
+        """Return the sorted names of the files in the folder, without locks. Some files may be partial."""
 
     def remove(self, names: Sequence[str]) -> None:
         """Remove files, in any order."""
 
     def remove_partial(self, targets: Container[str] | None = None) -> None:
-        """Remove partial files that killed processes left.
+        """Remove partial files that killed processes left behind.
 
         Args:
-            targets: The names of the unfinished files; None for all.
+            targets: The final names of the files to remove; None for all.
         """
 
     def open_journal(self) -> AbstractContextManager[Journal]:
@@ -113,16 +115,16 @@ class DatasetFolder(Protocol):
         """Remove the journal if there is one."""
 
     def identify(self, tar: Location) -> str:
-        """Return the identity of the present content of a shard and its index, for :meth:`find_damage`."""
+        """Return an identifier of the current content of a shard and its index, for :meth:`find_damage`."""
 
     def find_damage(self, tar: Location, shard: PackedShard) -> str | None:
         """Return a description of the damage to a shard that an earlier run finished; None if it is unchanged."""
 
 
 class _LocalJournal:
-    """A file with a line for each shard.
+    """A journal file with a line for each shard.
 
-    A run that is killed may leave a torn last line. Damaged lines count as missing: their shards are packed again.
+    A killed run may leave an incomplete last line. Damaged lines count as missing: their shards are packed again.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -152,7 +154,7 @@ class _LocalJournal:
 class _LocalFolder:
     """A local directory: see :class:`~shardio.packing.folders.DatasetFolder`.
 
-    A lock excludes other writers. Finished shards are compared with their digests.
+    A lock excludes other writers. Digests show whether finished shards are unchanged.
     """
 
     location: Location
@@ -172,7 +174,7 @@ class _LocalFolder:
     @contextmanager
     def locked(self, lock_name: str = LOCK_NAME) -> Iterator[None]:
         """Lock the directory for this process. If it is new and stays empty, remove it afterwards."""
-        from filelock import FileLock, Timeout  # Worker processes take no lock.
+        from filelock import FileLock, Timeout  # Worker processes do not lock folders.
 
         path = self._path
         existed = path.exists()
@@ -194,11 +196,11 @@ class _LocalFolder:
             (path / lock_name).unlink(missing_ok=True)
             lock.release()
             if not existed:
-                with suppress(OSError):  # It is not empty.
+                with suppress(OSError):  # The directory is not empty.
                     path.rmdir()
 
     def mark(self, content: bytes, *, replace: bool = False) -> None:
-        with (self.location / UNFINISHED_NAME).write_whole() as file:  # The lock has excluded other writers.
+        with (self.location / UNFINISHED_NAME).write_whole() as file:  # The lock excludes other writers.
             file.write(content)
 
     def list_names(self) -> list[str]:
@@ -227,7 +229,7 @@ class _LocalFolder:
         (self._path / JOURNAL_NAME).unlink(missing_ok=True)
 
     def identify(self, tar: Location) -> str:
-        """Return the xxh3-128 of the index, which holds the tar's, in hexadecimal."""
+        """Return the xxh3-128 of the index in hexadecimal. The index contains the tar's digest."""
         return _digest_file(index_location(tar))
 
     def find_damage(self, tar: Location, shard: PackedShard) -> str | None:
@@ -254,7 +256,7 @@ def _digest_file(location: Location) -> str:
 
 
 class _RemoteJournal:
-    """An object for each shard. Damaged records count as missing: their shards are packed again."""
+    """A journal with an object for each shard. Damaged records count as missing: their shards are packed again."""
 
     def __init__(self, folder: Location, names: Sequence[str]) -> None:
         self._folder = folder
@@ -271,19 +273,19 @@ class _RemoteJournal:
 class _RemoteFolder:
     """A folder in an object store: see :class:`~shardio.packing.folders.DatasetFolder`.
 
-    Finished shards are recognised by the versions of their tars and indexes in the store, because the content of an
-    object was compared when it was uploaded.
+    Finished shards are recognised by the store's versions of their tars and indexes. Their content was verified when it
+    was uploaded.
     """
 
     location: Location
 
     def refuse_source(self, src: Path) -> None:
-        """Refuse a server that is read-only. The source is local, so it does not overlap."""
+        """Refuse a read-only server. The source is local, so the two cannot overlap."""
         self._refuse_read_only()
 
     @contextmanager
     def locked(self, lock_name: str = LOCK_NAME) -> Iterator[None]:
-        """Refuse a server that is read-only. Other writers are excluded by the mark alone."""
+        """Refuse a read-only server. Only the mark excludes other writers."""
         self._refuse_read_only()
         yield
 
@@ -367,7 +369,7 @@ def check_destination(src: Path, folder: DatasetFolder) -> None:
     """Refuse a destination that overlaps the source or contains anything other than an unfinished pack.
 
     Raises:
-        PackError: If it cannot be packed into.
+        PackError: If the destination cannot be used.
     """
     folder.refuse_source(src)
     names = folder.list_names()
@@ -392,7 +394,7 @@ def locked(src: Path, folder: DatasetFolder) -> Iterator[None]:
 
     Raises:
         PackError: If the destination cannot be created or written, another process is writing to it, or it can no
-            longer be packed into.
+            longer be used.
     """
     try:
         with folder.locked():
@@ -407,7 +409,7 @@ def locked(src: Path, folder: DatasetFolder) -> Iterator[None]:
 
 @contextmanager
 def begun(folder: DatasetFolder, digest: str, names: Collection[str]) -> Iterator[UnfinishedDataset]:
-    """Prepare the destination to start or resume a plan. After a failure before the first finished shard, clear it.
+    """Prepare the destination to start or resume a plan. Clear it if the block fails before a shard is finished.
 
     Raises:
         PackError: If the destination holds an unfinished pack of another plan, or a tar that is not in this plan.
@@ -422,20 +424,20 @@ def begun(folder: DatasetFolder, digest: str, names: Collection[str]) -> Iterato
         _refuse_unplanned(folder, names)
     try:
         yield unfinished
-    except Exception:  # Re-raised. Ctrl-C is not an Exception: a pack that it interrupts can be resumed.
+    except Exception:  # Re-raised. Ctrl-C is not an Exception: an interrupted pack can be resumed.
         _clear_if_empty(unfinished)
         raise
 
 
 def finish(manifests: Mapping[UnfinishedDataset, Manifest]) -> None:
-    """Write the manifests of unfinished datasets, which makes them datasets, and remove their marks and journals.
+    """Write the manifests that complete unfinished datasets, and remove their marks and journals.
 
     Raises:
-        PackError: If a destination was removed or replaced meanwhile, so that shards are lost.
+        PackError: If a destination was removed or replaced during the pack, and shards are lost.
     """
     for unfinished, manifest in manifests.items():
         _write_manifest(unfinished, manifest)
-    for unfinished in manifests:  # If this is interrupted, a later run ends it: see are_ending.
+    for unfinished in manifests:  # If this loop is interrupted, a later run completes it: see are_ending.
         _unmark(unfinished.folder)
 
 
@@ -452,7 +454,7 @@ def end(digests: Mapping[DatasetFolder, str]) -> list[Manifest]:
     """Finish a pack that :func:`are_ending` recognised, given the digests of its plans, and return the manifests.
 
     Raises:
-        PackError: If it was a pack of another plan.
+        PackError: If the pack had another plan.
     """
     for folder, digest in digests.items():
         if (mark := _read_mark(folder)) is not None:
@@ -465,7 +467,7 @@ def end(digests: Mapping[DatasetFolder, str]) -> list[Manifest]:
 def _write_manifest(unfinished: UnfinishedDataset, manifest: Manifest) -> None:
     where, mark = unfinished.folder.location, _read_mark(unfinished.folder)
     if mark is None and _has_manifest(where, manifest):
-        return  # Stores without locks admit several runs of one pack, and another run has ended first.
+        return  # Without locks, a pack may run several times at once. Another run has finished first.
     if mark is None:
         raise PackError(
             f"{where} was removed during the pack: delete the directory of that name, if there is one, and pack again"
@@ -508,11 +510,11 @@ def _refuse_other_plan(folder: DatasetFolder, mark: bytes, digest: str) -> None:
 def new_dataset(folder: DatasetFolder, *, overwrite: bool) -> Iterator[UnfinishedDataset]:
     """Create or clear a folder, lock it and mark it as unfinished for the duration of a block.
 
-    The block must write the manifest and remove the mark. If it raises, finished shards and the mark stay; if no shard
-    is finished, nothing stays.
+    The block must write the manifest and remove the mark. If it raises, finished shards and the mark remain; if no
+    shard is finished, nothing remains.
 
     Args:
-        folder: The folder. It must not exist or be empty, or hold a dataset that ``overwrite`` replaces.
+        folder: The folder. It must be missing or empty, or hold a dataset that ``overwrite`` replaces.
         overwrite: Whether to remove the shards and the manifest that are there.
 
     Raises:
@@ -532,10 +534,10 @@ def new_dataset(folder: DatasetFolder, *, overwrite: bool) -> Iterator[Unfinishe
 
 def _clear_if_empty(unfinished: UnfinishedDataset) -> None:
     folder = unfinished.folder
-    with suppress(OSError):  # It may have been removed, or the store may be unreachable.
+    with suppress(OSError):  # The folder may have been removed, or the store may be unreachable.
         folder.remove_partial()
         is_empty = not any(name.endswith(".tar") for name in folder.list_names())
-        if is_empty and _read_mark(folder) == unfinished.mark:  # Otherwise, another writer has begun.
+        if is_empty and _read_mark(folder) == unfinished.mark:  # Otherwise, another writer has started.
             _unmark(folder)
 
 
@@ -546,7 +548,7 @@ def holds_unfinished(folder: DatasetFolder) -> bool:
 
 
 def whole_names(folder: DatasetFolder) -> list[str]:
-    """Return the names of the files in a folder, sorted, without locks and partial files."""
+    """Return the sorted names of the files in a folder, without locks and partial files."""
     return [name for name in folder.list_names() if find_target(name) is None]
 
 
@@ -577,7 +579,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _clear(folder: DatasetFolder) -> None:
-    """Remove a former dataset, and its manifest first, without which readers refuse the folder."""
+    """Remove a former dataset, starting with its manifest. Readers refuse a folder without a manifest."""
     folder.remove_partial()
     (folder.location / MANIFEST_NAME).remove()
     folder.remove([name for name in whole_names(folder) if name not in (MANIFEST_NAME, UNFINISHED_NAME)])
@@ -591,5 +593,5 @@ def _refuse_unplanned(folder: DatasetFolder, names: Collection[str]) -> None:
 
 
 def explain_foreign(tar: Location, why: str) -> str:
-    """Return the message about a tar that is not one of a plan's shards."""
+    """Return the message about a tar that is not a shard of the plan."""
     return f"{tar} is not a shard of the unfinished pack in {tar.folder}: {why}. Move it away or delete it"

@@ -1,7 +1,7 @@
-"""``shardio.pack`` and its options, in one place: Python's signature, the command line and the checks agree with it.
+"""Define ``shardio.pack`` and its options, for Python and for the command line.
 
-An option stands in the signature and the docstring of :func:`pack`, and in :class:`PackOptions` with its text for
-``--help``. The code that acts on it gets a PackOptions.
+Each option appears in the signature and the docstring of :func:`pack`, and in :class:`PackOptions` with its text for
+``--help``. The code that implements an option receives a PackOptions.
 """
 
 from __future__ import annotations
@@ -43,17 +43,18 @@ Engine = Literal["processes", "ray"]
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """How an option is checked and offered on the command line.
+    """The checks of an option, and its form on the command line.
 
     Attributes:
         help: Its text in ``--help``.
         names: Its names on the command line, if they differ from its name in Python.
         metavar: The placeholder of its value in ``--help``.
         shown_default: Its default in ``--help``, if the value itself says little.
-        at_least: The least integer.
-        below: The integer that it must be below.
-        decides_output: Whether another value gives other bytes, so that an interrupted pack cannot be resumed with it.
-        of_iterables: Whether it applies to iterables of samples, as all do that decide the output.
+        at_least: The minimum of an integer.
+        below: The exclusive upper bound of an integer.
+        decides_output: Whether the value affects the packed bytes. An interrupted pack cannot be resumed with another
+            value.
+        of_iterables: Whether it applies to iterables of samples. All options that decide the output apply to them.
     """
 
     help: str
@@ -71,7 +72,7 @@ _deciding = partial(Option, decides_output=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackOptions:
-    """The options of a pack, checked: see :func:`pack`. Integers are Python's own, and sizes are in bytes."""
+    """The checked options of a pack: see :func:`pack`. Integers are Python ints, and sizes are in bytes."""
 
     max_shard_size: Annotated[int, _deciding("Maximum size of a shard, such as 256MiB or 1GB.")] = DEFAULT_SHARD_SIZE
     max_shard_samples: Annotated[int | None, _deciding("Maximum number of samples in a shard.", at_least=1)] = None
@@ -83,7 +84,7 @@ class PackOptions:
     prefix_keys: Annotated[
         bool,
         Option(
-            "Put the name of its tar before each key, if samples of several tars have the same key: 0001 of "
+            "Prefix each key with the name of its tar, for tars whose samples have the same keys: 0001 in "
             "train-3.tar becomes train-3/0001."
         ),
     ] = False
@@ -101,15 +102,15 @@ class PackOptions:
     jpeg: Annotated[
         JpegMode,
         _deciding(
-            "How to store JPEGs: copy stores them unchanged, tile rewrites them losslessly so that crops decode "
+            "How to store JPEGs: copy stores them unchanged, tile rewrites them losslessly to make crops decode "
             "faster, and reencode decodes them and stores them upright, tiled and, with --max-side, smaller."
         ),
     ] = "copy"
     convert_to: Annotated[
         ConvertedFormat | None,
         _deciding(
-            "Format that images in other formats are converted to, also those such as GIF and AVIF, which are not "
-            "packed otherwise. Masks stay as they are."
+            "Format to convert images in other formats to. This includes formats such as GIF and AVIF, which are "
+            "otherwise not packed. Masks stay unchanged."
         ),
     ] = None
     max_side: Annotated[
@@ -129,7 +130,7 @@ class PackOptions:
     ] = None
     to_srgb: Annotated[
         bool,
-        _deciding("Convert the colours of images that are re-encoded or converted from their ICC profiles to sRGB."),
+        _deciding("Convert the colours of re-encoded or converted images from their ICC profiles to sRGB."),
     ] = False
     max_pixels: Annotated[
         int | None,
@@ -151,8 +152,9 @@ class PackOptions:
     source_kind: Annotated[
         SourceKind,
         Option(
-            "What SOURCE is, if it holds samples of several kinds, such as images and tars. auto recognises it; "
-            "files is a directory of images; saved is a saved dataset of Hugging Face's; table is a table of paths."
+            "Kind of SOURCE, if it holds samples of several kinds, such as images and tars. auto recognises the kind; "
+            "files is a directory of images; saved is a dataset that Hugging Face's datasets saved; table is a table "
+            "of paths."
         ),
     ] = "auto"
     layout: Annotated[
@@ -166,17 +168,17 @@ class PackOptions:
     source_split: Annotated[
         str | None,
         Option(
-            "Which split to pack, if SOURCE holds several: train for the folders images/train and masks/train, "
-            "for train-0.tar, or for the rows of a table whose column says train. all packs all splits as one "
-            "dataset.",
+            "Split to pack, if SOURCE holds several: train selects the folders images/train and masks/train, the "
+            "file train-0.tar, or the rows of a table that have train in the split column. all packs all splits as "
+            "one dataset.",
             metavar="NAME|all",
         ),
     ] = None
     on_incomplete: Annotated[
         OnIncomplete,
         Option(
-            "With --layout pairs: what to do with an image that lacks a file that others have, such as a mask: "
-            "raise an error, skip the image, or keep it with the files that it has."
+            "With --layout pairs, what to do with an image that lacks a file that other images have, such as a "
+            "mask: raise an error, skip the image, or keep it with the files that it has."
         ),
     ] = "raise"
     fields: Annotated[
@@ -199,27 +201,27 @@ class PackOptions:
     labels: Annotated[
         Path | None,
         Option(
-            "CSV, JSON Lines or Parquet file that labels the images, instead of class folders: class names or "
-            "integers. Each image needs a label; rows for other images are allowed.",
+            "CSV, JSON Lines or Parquet file that labels the images, instead of class folders. Labels are class "
+            "names or integers. Each image needs a label; rows for other images are allowed.",
             metavar="FILE",
         ),
     ] = None
     image_column: Annotated[
         str | None,
-        Option("Column with the images, if the source has columns. Leave unset if there is only one."),
+        Option("Column with the images, if the source has columns. Optional if only one column has images."),
     ] = None
     label_column: Annotated[
         str | None,
         Option(
-            "Column with the labels, in the file of --labels or in the source. Leave unset if the file has two "
-            "columns, or the source has a column of labels or one called label."
+            "Column with the labels, in the file of --labels or in the source. Optional if the file has exactly two "
+            "columns, or the source has only one label column or a column named label."
         ),
     ] = None
     key_column: Annotated[
         str | None,
         Option(
             "Column with keys (cats/0001) or paths (cats/0001.jpg), in the file of --labels or in the source. "
-            "Leave unset if the file has two columns, or to number the samples of the source."
+            "Optional if the file has exactly two columns. Samples of a source without a key column are numbered."
         ),
     ] = None
     on_changed: Annotated[
@@ -291,12 +293,12 @@ class PackOptions:
         )
 
     def column_of_source(self, name: str) -> str | None:
-        """Return the value of an option that names a column, unless that is a column of the file of labels."""
+        """Return the value of an option that names a column; None if the column is in the label file."""
         return getattr(self, name) if self.labels is None or name == "image_column" else None
 
     @property
     def main_fields(self) -> frozenset[str]:
-        """The fields that make a file a sample, which also has the files with the same stem."""
+        """The fields that make a file a sample. Other files with the same stem belong to the sample."""
         if self.fields is not None:
             return frozenset(self.fields[:1])
         return CONVERTIBLE.union(IMAGE_FORMATS) if self.convert_to is not None else frozenset(IMAGE_FORMATS)
@@ -307,7 +309,7 @@ class PackOptions:
         if self.fields is not None:
             return f".{self.fields[0]} files, which --fields (fields) names first"
         converts = self.convert_to is not None
-        others = "" if converts else f"; --convert-to (convert_to) also takes {', '.join(sorted(CONVERTIBLE))}"
+        others = "" if converts else f"; --convert-to (convert_to) also accepts {', '.join(sorted(CONVERTIBLE))}"
         return f"images that can be packed (supported: {', '.join(IMAGE_FIELDS)}{others})"
 
     def find_given(self, names: Iterable[str]) -> str | None:
@@ -317,10 +319,12 @@ class PackOptions:
         return next((name for name, value in values if value != defaults[name]), None)
 
     def identify(self, classes: Sequence[str]) -> bytes:
-        """Return a text that differs for options or class names that give other bytes."""
+        """Return a text that differs between options or class names that give different bytes."""
         deciding = {name: getattr(self, name) for name, (_, each) in kinds_of_options().items() if each.decides_output}
         text = ", ".join(f"{name}={value!r}" for name, value in deciding.items())
-        return f"(PackSettings({text}), {tuple(classes)!r})".encode()  # As earlier versions, whose packs are resumed.
+        return (
+            f"(PackSettings({text}), {tuple(classes)!r})".encode()
+        )  # Earlier versions wrote this text: their packs can be resumed.
 
 
 @cache
@@ -331,7 +335,7 @@ def kinds_of_options() -> dict[str, tuple[Any, Option]]:
 
 
 def _check(name: str, value: Any, kind: Any, option: Option) -> Any:
-    if get_origin(kind) in (Union, UnionType):  # Each has None.
+    if get_origin(kind) in (Union, UnionType):  # Each union includes None.
         if value is None:
             return None
         kind = get_args(kind)[0]
@@ -383,62 +387,62 @@ def pack(
     ray_address: str | None = None,
     storage_options: StorageOptions | None = None,
 ) -> Manifest:
-    """Pack images, or the dataset of another tool, into tar shards.
+    """Pack images, or another tool's dataset, into tar shards.
 
     ``src/class/…/name.jpg`` becomes the members ``class/…/name.jpg`` and ``class/…/name.cls`` of a shard. Files
-    with the same stem become further fields of the sample. If two images have the same stem, each is a sample, whose
-    key ends in its suffix (``class/…/name_png``). Image bytes are copied unchanged unless ``jpeg`` or ``convert_to``
-    says otherwise. The same input and settings give the same bytes. Repeat the same call to resume an interrupted pack:
+    with the same stem become further fields of the sample. If two images have the same stem, each becomes a sample
+    whose key ends in its suffix (``class/…/name_png``). Image bytes are copied unchanged unless you set ``jpeg`` or
+    ``convert_to``. The same input and settings give the same bytes. Repeat the same call to resume an interrupted pack:
     it keeps finished shards that are unchanged, and packs damaged ones again.
 
     Args:
-        src: A directory: class folders with images, or a flat directory of images. Or the dataset of another tool: a
-            Parquet file or a directory of them, a dataset that Hugging Face's ``datasets`` saved, tars, MDS shards,
-            LitData chunks, an LMDB environment, or a CSV or JSON Lines file of paths. Or an iterable of samples, or a
-            sequence, which are mappings as for :meth:`ShardWriter.write`; without ``__key__``, they are numbered. An
-            iterable is packed in its order and in this process, and an interrupted call starts again.
-        dst: A new or empty directory, or that of an interrupted pack to resume. Or a URL such as
-            ``s3://bucket/train``: then shards are uploaded when they are complete, without a local copy of the dataset.
+        src: A directory: class folders with images, or a flat directory of images. Or another tool's dataset: a Parquet
+            file or a directory of them, a dataset that Hugging Face's ``datasets`` saved, tars, MDS shards, LitData
+            chunks, an LMDB environment, or a CSV or JSON Lines file of paths. Or an iterable or a sequence of samples:
+            mappings as for :meth:`ShardWriter.write`. Samples without ``__key__`` are numbered. Iterables are packed in
+            their order and in this process. A repeated call starts again.
+        dst: A new or empty directory, or the directory of an interrupted pack to resume. Or a URL such as
+            ``s3://bucket/train``: each shard is uploaded when it is complete, without a local copy of the dataset.
         max_shard_size: The maximum size of a shard, in bytes or as text such as ``"256MiB"``. Only a shard with a
             single sample may exceed it. If JPEGs are rewritten, the limit applies to the sizes of the original files.
         max_shard_samples: The maximum number of samples in a shard.
         shuffle_seed: The seed of the packing order, which mixes the classes; None packs in the order of the keys.
         rename_dots: Whether to replace each dot in a file's stem with an underscore.
-        prefix_keys: Whether to put the name of its tar before each key of a source of tars, if samples of several tars
-            have the same key: ``0001`` of ``train-3.tar`` becomes ``train-3/0001``.
+        prefix_keys: Whether to prefix each key with the name of its tar, for tars whose samples have the same keys:
+            ``0001`` in ``train-3.tar`` becomes ``train-3/0001``.
         strict: Whether to raise an error for an image that would be rejected, or whose format does not match its
             suffix.
-        check: Whether to decode each image first. Samples with an image that cannot be decoded are then left out, and
-            listed in ``dst/rejected.jsonl``. Without the check, all files are packed as they are, at full speed.
-        jpeg: ``copy`` stores JPEGs unchanged. ``tile`` rewrites them losslessly so that crops decode faster; JPEGs
+        check: Whether to decode each image first. Samples with an image that cannot be decoded are left out, and listed
+            in ``dst/rejected.jsonl``. Without the check, all files are packed as they are, at full speed.
+        jpeg: ``copy`` stores JPEGs unchanged. ``tile`` rewrites them losslessly, which makes crops decode faster; JPEGs
             that cannot be tiled are stored unchanged. ``reencode`` decodes each JPEG and stores it upright, tiled and,
             with ``max_side``, smaller.
         convert_to: The format that images in other formats are converted to: ``jpeg``, ``png`` or ``webp``. This
             includes images in formats such as GIF and AVIF, which are not packed otherwise. Masks and other fields such
-            as ``mask.png`` stay as they are.
-        max_side: With ``reencode`` or ``convert_to``, the maximum length of the longer side of an image that is
-            encoded, in pixels.
-        quality: With ``reencode`` or ``convert_to``, the quality of JPEGs and WebPs that are encoded, 1 to 100; by
-            default, 90.
-        to_srgb: With ``reencode`` or ``convert_to``, whether the colours of an image that is encoded are converted from
-            its ICC profile to sRGB. Otherwise, the profile is kept.
-        max_pixels: Images with more pixels are rejected; by default, Pillow's limit for decompression bombs.
+            as ``mask.png`` stay unchanged.
+        max_side: With ``reencode`` or ``convert_to``, the maximum length of an encoded image's longer side, in pixels.
+        quality: With ``reencode`` or ``convert_to``, the quality of encoded JPEGs and WebPs, 1 to 100; by default, 90.
+        to_srgb: With ``reencode`` or ``convert_to``, whether to convert the colours of encoded images from their ICC
+            profiles to sRGB. Otherwise, the profiles are kept.
+        max_pixels: The maximum number of pixels of an image. Larger images are rejected. By default, Pillow's limit for
+            decompression bombs.
         num_workers: The number of worker processes; 1 for none. Each writes one shard at a time. The number does not
             affect the output.
         source_kind: The kind of ``src``, if it holds samples of several kinds: ``files`` for a directory of images, or
             ``lmdb``, ``litdata``, ``mds``, ``parquet``, ``saved`` (by Hugging Face's ``datasets``), ``table`` (of
             paths) or ``tars``. ``auto`` recognises it. A table that only names or labels images is not a source.
         layout: ``auto`` accepts class folders or a flat directory, and refuses a source that looks different: one
-            with splits, or with images and masks. ``classes`` makes each folder a class, whatever its name. ``flat``
-            makes no classes. ``pairs`` turns matching files into fields of one sample: ``images/a.jpg`` and
+            with splits, or with images and masks. ``classes`` makes each folder a class, regardless of its name.
+            ``flat`` makes no classes. ``pairs`` turns matching files into fields of one sample: ``images/a.jpg`` and
             ``masks/a.png`` become its fields ``jpg`` and ``masks.png``; in one folder, ``a.jpg`` and ``a.mask.png``
             become ``jpg`` and ``mask.png``.
-        source_split: The split to pack, if the source holds several: with ``train``, the folders ``images/train`` and
+        source_split: The split to pack, if the source holds several. ``train`` selects the folders ``images/train`` and
             ``masks/train``, the files ``train-0.tar`` or ``train-0.parquet``, or the rows of a table that have
-            ``train`` in the column of splits. ``all`` packs all splits as one dataset, which is refused otherwise.
-        on_incomplete: With the layout ``pairs``, the treatment of an image that lacks a file, such as a mask, which
-            others have. ``raise`` stops with an error; ``skip`` leaves the image out; ``keep`` packs it with the files
-            that it has (read such datasets with ``missing=None``).
+            ``train`` in the split column. ``all`` packs all splits as one dataset. Without this option, a source with
+            several splits is refused.
+        on_incomplete: With the layout ``pairs``, what to do with an image that lacks a file that other images have,
+            such as a mask. ``raise`` stops with an error; ``skip`` leaves the image out; ``keep`` packs the image with
+            the files that it has. Read such a dataset with ``missing=None``.
         fields: The fields to pack from a directory, such as ``["wav", "json"]``: the suffixes of the files of a sample.
             Each sample must have the first. Other files are ignored. By default, samples are images, with all files
             that have the same stem.
@@ -453,10 +457,10 @@ def pack(
         key_column: The column of ``labels`` with keys (``cats/0001``) or paths (``cats/0001.jpg``) below ``src``; by
             default, the first of two columns. Without ``labels``, the column of the source with keys; by default, the
             samples are numbered.
-        on_changed: The treatment of a sample whose files change or become unreadable during the pack. ``raise`` stops
+        on_changed: What to do with a sample whose files change or become unreadable during the pack. ``raise`` stops
             with an error that names the files; ``skip`` leaves the sample out.
         engine: ``processes`` packs on this machine. ``ray`` packs on a Ray cluster, one task for each shard. All
-            machines of the cluster must see ``src`` and ``dst`` under these paths.
+            machines of the cluster must see ``src`` and ``dst`` under the same paths.
         ray_address: The address of the cluster; by default, Ray is started on this machine.
         storage_options: Settings of the object store of ``dst``, as for :class:`shardio.ShardDataset`.
 
@@ -464,11 +468,11 @@ def pack(
         The manifest of the packed dataset.
 
     Raises:
-        PackError: If the source cannot be packed or changes during the pack, or the destination
-            holds anything but an interrupted run of this pack.
+        PackError: If the source cannot be packed or changes during the pack, or the destination holds anything other
+            than an interrupted run of this pack.
         OSError: If an object store denies access, or cannot be reached.
-        TypeError: If ``classes`` is neither a list of names nor something that has class names, or if an argument that
-            must be an integer is not one.
+        TypeError: If ``classes`` is neither a list of names nor an object with class names, or if an argument that must
+            be an integer is not one.
         ValueError: If a setting is out of range.
     """
     options = PackOptions(**{name: value for name, value in locals().items() if name not in ("src", "dst")})
@@ -487,7 +491,7 @@ class Parts:
     """Named parts of a dataset.
 
     A sample's part depends only on its key and on the fractions: the xxh3-64 of the key in UTF-8, divided by 2**64, is
-    compared with the running sums of the fractions. So a sample stays in its part when others are added.
+    compared with the running sums of the fractions. A sample stays in its part when other samples are added.
 
     Attributes:
         names: The name of each part.
@@ -518,7 +522,7 @@ def make_parts(fractions: Sequence[float | str], names: Sequence[str]) -> Parts:
     """Return parts, given the fraction and the name of each one.
 
     Raises:
-        ValueError: If the fractions are not positive or do not sum to 1, or a name cannot be a directory's or is given
+        ValueError: If the fractions are not positive or do not sum to 1, or a name is not a directory name or is given
             twice.
     """
     if isinstance(fractions, str) or isinstance(names, str) or len(fractions) != len(names) or len(fractions) < 2:
@@ -527,7 +531,7 @@ def make_parts(fractions: Sequence[float | str], names: Sequence[str]) -> Parts:
         )
     for name in names:
         if PurePath(name).name != name or name.startswith("."):
-            raise ValueError(f"the name of a part must be a directory's name, got {name!r}")
+            raise ValueError(f"the name of a part must be a directory name, got {name!r}")
     if len(set(names)) < len(names):
         raise ValueError(f"the names of the parts must differ, got {', '.join(names)}")
     try:

@@ -1,4 +1,4 @@
-"""Pack a source, or an iterable: scan it, plan the shards, write them, and write the manifest last."""
+"""Pack a source or an iterable: scan it, plan the shards, write them, and write the manifest last."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ class PackResult(Findings):
         """Return a message about the keys that end in a suffix."""
         return (
             f"{len(self.suffixed)} images have the same name as another, apart from the suffix: they are separate "
-            f"samples, whose keys end in it, such as {self.suffixed[0]!r}. If some are the masks of others, pack "
-            "them as fields of one sample, such as --fields jpg,png (fields=['jpg', 'png'])"
+            f"samples, whose keys end in the suffix, such as {self.suffixed[0]!r}. If some are the masks of others, "
+            "pack them as fields of one sample, such as --fields jpg,png (fields=['jpg', 'png'])"
         )
 
     def warn(self, src: str) -> None:
@@ -138,10 +138,10 @@ def _others() -> dict[SourceKind, PackSource]:
 
 
 def scan_source(src: Path, dst: Location, options: PackOptions) -> SourceScan:
-    """Find the samples of a source: a directory of images, or the dataset of another tool. Messages name ``dst``.
+    """Find the samples of a source: a directory of images, or another tool's dataset. Messages mention ``dst``.
 
     Raises:
-        PackError: If it cannot be packed, or holds samples of several kinds.
+        PackError: If the source cannot be packed, or holds samples of several kinds.
     """
     kind = _choose_kind(src, options)
     if (option := _find_other_option(kind, options)) is not None:
@@ -163,12 +163,12 @@ def _refuse_outer_folder(src: Path, dst: Location) -> None:
     if lines:
         more = [f"  (and {len(lines) - SHOWN} more)"] if len(lines) > SHOWN else []
         raise PackError(
-            "\n".join([f"{src} holds no samples itself, but in its folders. Pack each one:", *lines[:SHOWN], *more])
+            "\n".join([f"{src} holds no samples itself, but its folders do. Pack each one:", *lines[:SHOWN], *more])
         )
 
 
 def _choose_kind(src: Path, options: PackOptions) -> SourceKind:
-    """Return the kind of a source. Files that hold no samples, such as tables of labels, do not decide it."""
+    """Return the kind of a source. Files that hold no samples, such as label tables, do not determine it."""
     if (kind := options.source_kind) != "auto":
         if kind != "files" and _load_source(kind).find(src) is None:
             raise PackError(f"{src} is not {_load_source(kind).what}: omit --source-kind {kind} (source_kind={kind!r})")
@@ -178,7 +178,7 @@ def _choose_kind(src: Path, options: PackOptions) -> SourceKind:
     if all_found and (file := find_main_file(src, options)) is not None:
         found["files"] = file
     found = found or {kind: evidence.file for kind, evidence in all_found.items()} or {"files": src}
-    if len(found) > 1:  # An option that applies to one of them chooses it.
+    if len(found) > 1:  # An option that applies to only one kind selects it.
         found = {kind: file for kind, file in found.items() if _find_other_option(kind, options) is None} or found
     if len(found) > 1:
         lines = [
@@ -237,7 +237,7 @@ class PackPlan:
 
 
 def make_plan(samples: SourceTable, classes: Sequence[str], options: PackOptions) -> PackPlan:
-    """Order the samples of a source and distribute them over shards."""
+    """Order the samples of a source and distribute them among shards."""
     rows = np.arange(len(samples))
     seed = options.shuffle_seed
     order = rows if seed is None else permute(rows, np.array([len(samples)]), make_rng_key(seed, "pack"))
@@ -268,14 +268,14 @@ def pack_source(src: Path, dst: Path, options: PackOptions, progress: WorkProgre
 def pack_parts(
     src: Path, out: Path, parts: Parts, options: PackOptions, progress: WorkProgress | None = None
 ) -> dict[str, PackResult]:
-    """Pack a source as :func:`pack_source` does, divided into several datasets by a hash of each sample's key.
+    """Pack a source into several datasets: a hash of each sample's key chooses its dataset.
 
-    All of them have the class names of the whole source. Samples stay in their parts when others are added to the
-    source.
+    All datasets have the class names of the whole source. Samples stay in their parts when other samples are added to
+    the source. Otherwise, this function packs as :func:`pack_source` does.
 
     Returns:
-        The result for each part, by name. The first result also has the ignored files of the whole source, and the
-        source's keys that end in suffixes.
+        The result for each part, by name. The first result also lists the ignored files of the whole source, and its
+        keys that end in suffixes.
 
     Raises:
         PackError: If a part would have no samples, or for the same reasons as :func:`~shardio.packing.pack`.
@@ -304,9 +304,9 @@ def _pack(
     divide_scan: Callable[[SourceScan], Sequence[SourceScan]],
 ) -> list[PackResult]:
     progress = progress or WorkProgress()
-    choose_rewrite(options)  # It raises an error if packages are missing.
+    choose_rewrite(options)  # This call raises an error if packages are missing.
     refuse_url(src, out)
-    if options.engine == "ray":  # Its tasks run in other directories.
+    if options.engine == "ray":  # Ray tasks run in other directories.
         src = absolute_path(src)
     folders = [choose_folder(dst) for dst in dsts]
     is_ending = are_ending(folders)
@@ -339,7 +339,7 @@ def _write_dataset(
 ) -> PackResult:
     samples = scan.samples
     execute = choose_executor(options, len(plan), samples.num_bytes)
-    of_jobs = replace(options, classes=None, labels=None, storage_options=None)  # They may be large, or secret.
+    of_jobs = replace(options, classes=None, labels=None, storage_options=None)  # These may be large or secret.
     try:
         shards = _write_shards(
             folder, samples, plan, partial(ShardJob, root=samples.root, options=of_jobs), execute, progress
@@ -370,7 +370,7 @@ def _write_shards(
     execute: PackExecutor,
     progress: WorkProgress,
 ) -> list[PackedShard]:
-    """Write the shards of a plan, and record each one when it is finished; return them in manifest order."""
+    """Write the shards of a plan, record each one when it is finished, and return them in manifest order."""
     with folder.open_journal() as journal:
         jobs = (
             make_job(
@@ -419,7 +419,7 @@ def _make_manifest(shards: Sequence[PackedShard], scan: SourceScan, options: Pac
 
 
 class _Given:
-    """A sample of an iterable: see :class:`~shardio.packing.sources.source.SourceSample`."""
+    """A sample from an iterable: see :class:`~shardio.packing.sources.source.SourceSample`."""
 
     def __init__(self, sample: Sample) -> None:
         self.key = sample.key
@@ -454,14 +454,14 @@ class _Writer(ShardWriter):
 def pack_iterable(
     samples: Iterable[Mapping[str, Any]], dst: str | os.PathLike[str], options: PackOptions
 ) -> PackResult:
-    """Pack the samples of an iterable, or of a sequence, in its order.
+    """Pack the samples of an iterable or a sequence, in their order.
 
-    An interrupted call cannot be resumed. A repeated call starts again.
+    An interrupted call cannot be resumed: a repeated call starts again.
 
     Raises:
         PackError: If the directory cannot be used, two samples have the same key, or nothing is packed.
         TypeError: If a sample is not a mapping, or a field cannot hold its value.
-        ValueError: If a key, the name of a field or a value is invalid, or an option does not apply.
+        ValueError: If a key, a field name or a value is invalid, or an option does not apply.
     """
     options_of = kinds_of_options().items()
     of_files = [name for name, (_, each) in options_of if not (each.decides_output or each.of_iterables)]
@@ -485,7 +485,7 @@ def pack_iterable(
         if not writer.num_samples and found.rejected:
             raise PackError(f"no sample can be packed: {found.rejected[0].file} {found.rejected[0].reason}")
         _write_rejected(parse_location(dst, options.access), found.rejected)
-    assert writer.manifest is not None, "the block has ended"
+    assert writer.manifest is not None, "the block writes it"
     result = PackResult(manifest=writer.manifest)
     result.add([found])
     return result

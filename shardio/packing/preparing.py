@@ -67,7 +67,7 @@ class JpegTally:
         self.damaged += other.damaged
 
     def note_damage(self, source: SourceSample, field: str, outcome: str) -> None:
-        """Note a JPEG's damage, if its outcome says that it is damaged."""
+        """Record a JPEG as damaged if its outcome says so."""
         if outcome.startswith("damaged"):
             verb = "has a" if outcome.startswith("damaged header") else "is"
             self.damaged.append(source.problem(field, f"{verb} {outcome}"))
@@ -78,10 +78,10 @@ class JpegTally:
 
     @classmethod
     def load(cls, values: Any) -> JpegTally:
-        """Return the tally that :meth:`dump` returned.
+        """Restore a tally from the values that :meth:`dump` returned.
 
         Raises:
-            ValueError, TypeError: If ``values`` are not a tally.
+            ValueError, TypeError: If ``values`` do not describe a tally.
         """
         outcomes, before, after, damaged = values
         return cls(
@@ -157,19 +157,19 @@ def choose_rewrite(options: PackOptions) -> Rewrite:
 
 
 def is_jpeg(content: bytes) -> bool:
-    """Return whether a content begins as a JPEG does."""
+    """Return whether the content starts like a JPEG."""
     return content.startswith(_JPEG_START)
 
 
 def _tiling_proves_soundness(content: bytes, max_pixels: int | None) -> bool:
-    """Return whether tiling proves that an image is sound, because it reads every code of a JPEG."""
+    """Return whether tiling proves that an image is sound. Tiling reads every code of a JPEG."""
     from shardio.images.tiling import decodes_if_tileable
 
     if not is_jpeg(content):
         return False
     try:
         return decodes_if_tileable(content, max_pixels=max_pixels or DEFAULT_MAX_PIXELS)
-    except ValueError:  # The check will tell what is wrong with its head.
+    except ValueError:  # The check reports what is wrong with its header.
         return False
 
 
@@ -183,12 +183,12 @@ class RejectedSample(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Findings:
-    """What the preparation of samples has found.
+    """The findings from preparing samples.
 
     Attributes:
         jpegs: The tally of the JPEGs.
         converted: The number of converted images by their former format.
-        clipped: The number of images whose gray values are clipped when they become RGB, by the type of the values.
+        clipped: The number of images whose gray values are clipped in the conversion to RGB, by the type of the values.
         mislabelled: Images whose format does not match their suffix. They are packed anyway.
         rejected: Samples whose image cannot be decoded. They are left out.
         changed: Files that changed during the pack. Their samples are left out.
@@ -214,7 +214,7 @@ class Findings:
             problems.sort()
 
     def refuse_problems(self, root: str) -> None:
-        """Raise PackError if there is a problem that ``strict`` makes an error, given the prefix of files' names."""
+        """Raise PackError if ``strict`` forbids one of the problems, given the prefix of file names."""
         rejected = [(root + each.file, each.reason) for each in self.rejected]
         for path, what in (*rejected, *self.mislabelled, *self.jpegs.damaged):
             raise PackError(f"{path} {what}: rename, repair or remove the file, or omit --strict (strict=True)")
@@ -227,8 +227,7 @@ class PackedShard:
     Attributes:
         entry: Its entry in the manifest.
         fields: The names of its fields.
-        identity: The identity of the content of its tar and its index, which their folder determines; "" if it has no
-            samples, and so no files.
+        identity: The identifier of its content, from its folder; "" if it has no samples and therefore no files.
         findings: The findings about its samples.
         was_kept: Whether an earlier run wrote it.
         damage: The damage of an earlier run's shard, which was packed again; "" if there was none.
@@ -258,10 +257,10 @@ class PackedShard:
 
     @classmethod
     def load(cls, values: dict[str, Any]) -> PackedShard:
-        """Return the shard that :meth:`dump` returned.
+        """Restore a shard from the values that :meth:`dump` returned.
 
         Raises:
-            ValueError, TypeError, KeyError: If ``values`` are not a shard's.
+            ValueError, TypeError, KeyError: If ``values`` do not describe a shard.
         """
         findings = Findings(
             jpegs=JpegTally.load(values["jpegs"]),
@@ -284,13 +283,13 @@ def _load_problems(values: Sequence[tuple[str, str]]) -> list[FileProblem]:
 
 
 def _find_mislabelled(field: str, content: bytes) -> str | None:
-    """Return the format of an image whose field has the name of another format; otherwise None."""
+    """Return an image's format if its field's suffix belongs to another format; otherwise None."""
     found = find_format(content)
     return found if found is not None and found != IMAGE_FORMATS[field.rpartition(".")[2]] else None
 
 
 def _why_rejected(field: str, content: bytes, max_pixels: int | None) -> str | None:
-    """Return why an image cannot be decoded; None if it can."""
+    """Return the reason why an image cannot be decoded; None if it can."""
     from shardio.images import decode_image, decode_unconverted  # Packing without a check does not need decoders.
 
     if find_format(content) is None:
@@ -316,7 +315,7 @@ class _RejectedError(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class _PreparedImage:
-    """An image as it is stored."""
+    """An image that is ready to be stored, and the findings about it."""
 
     source_field: str
     field: str
@@ -348,14 +347,14 @@ class Preparation:
         self.findings = Findings()
 
     def prepare(self, source: SourceSample, sample: Sample) -> Sample | None:
-        """Return a sample as it is stored; None if it is rejected.
+        """Return the sample to store; None if the sample is rejected.
 
         Args:
-            source: The sample before packing, for messages.
-            sample: Its fields.
+            source: The sample in the source, for messages.
+            sample: The content of the sample.
 
         Raises:
-            PackError: If ``strict`` makes a problem an error.
+            PackError: If ``strict`` forbids a problem of the sample.
         """
         stored: Sample | None = None
         try:
@@ -422,7 +421,7 @@ class Preparation:
     def _convert(self, image: _PreparedImage, to: ConvertedFormat) -> None:
         found, target = find_format(image.content), to.upper()
         if found != target:
-            from shardio.images.converting import convert_image  # It imports Pillow, which copying does not need.
+            from shardio.images.converting import convert_image  # Copying does not need Pillow.
 
             options = self._options
             try:

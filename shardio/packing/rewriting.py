@@ -1,4 +1,4 @@
-"""Make datasets from packed ones: merge, split, reshard and append."""
+"""Merge, split and reshard packed datasets, and append to them."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ _Settings = dict[str, str | int | None]
 """The settings in a manifest."""
 
 _KEPT_SETTINGS = ("jpeg", "max_side", "quality")
-"""Settings that describe the images, and stay true when samples are moved to other shards."""
+"""Settings that describe the images, and remain true when samples are moved to other shards."""
 
 RECORD_NAME = ".shardio-append.json"
 """The file that lists the shards of an unfinished append."""
 
 _PACKED_PREFIX = ".shardio-append-"
-"""The start of the names of directories that hold packed images until they are appended."""
+"""The prefix of the names of directories that hold packed images until they are appended."""
 
 
 def merge(
@@ -84,11 +84,11 @@ def merge(
 ) -> Manifest:
     """Write the samples of several datasets, one after another, to a new dataset.
 
-    Samples are copied byte for byte, and compared with their indexes. Equal arguments give equal bytes.
+    Samples are copied byte for byte, and checked against their indexes. The same arguments give the same bytes.
 
     Args:
         out: A new or empty directory, or a URL such as ``s3://bucket/train``.
-        sources: Packed directories, or tars of any tool, each as for :class:`shardio.ShardDataset`.
+        sources: Packed directories, or tars from any tool, each as for :class:`shardio.ShardDataset`.
         max_shard_size: The maximum size of a shard, in bytes or as text such as ``"256MiB"``.
         max_shard_samples: The maximum number of samples in a shard.
         overwrite: Whether to replace a dataset in ``out``.
@@ -101,7 +101,7 @@ def merge(
     Raises:
         FileNotFoundError: If a source does not exist or holds no tars.
         FormatError: If a source is damaged.
-        PackError: If two samples have the same key, labels have different names, or ``out`` cannot be used.
+        PackError: If two samples have the same key, a label has different class names, or ``out`` cannot be used.
         SampleError: If a sample is damaged.
     """
     if isinstance(sources, str | os.PathLike) or not sources:
@@ -124,16 +124,16 @@ def reshard(
     progress: WorkProgress | None = None,
     storage_options: StorageOptions | None = None,
 ) -> Manifest:
-    """Write the samples of a dataset to a new dataset with shards of another size, or in another order.
+    """Copy a dataset to a new one with shards of another size, or with its samples in another order.
 
-    Samples are copied byte for byte, and compared with their indexes. Equal arguments give equal bytes.
+    Samples are copied byte for byte, and checked against their indexes. The same arguments give the same bytes.
 
     Args:
-        src: A packed directory, or tars of any tool.
+        src: A packed directory, or tars from any tool.
         out: A new or empty directory, or a URL such as ``s3://bucket/train``.
         max_shard_size: The maximum size of a shard, in bytes or as text such as ``"256MiB"``.
         max_shard_samples: The maximum number of samples in a shard.
-        shuffle_seed: The seed of a new order of all samples; None keeps the order.
+        shuffle_seed: The seed of a new order of all samples; None keeps the current order.
         overwrite: Whether to replace a dataset in ``out``.
         progress: Receives progress reports.
         storage_options: Settings of the stores of all URLs, as for :class:`shardio.ShardDataset`.
@@ -167,14 +167,14 @@ def split(
 ) -> dict[str, Manifest]:
     """Split a dataset into new datasets, by a hash of each sample's key.
 
-    A sample's part depends only on its key and on ``by``: see :class:`~shardio.packing.Parts`. Samples are copied
-    byte for byte, in their order, and compared with their indexes.
+    A sample's part depends only on its key and on ``by``: see :class:`~shardio.packing.Parts`. Samples are copied byte
+    for byte, in their order, and checked against their indexes.
 
     Args:
-        src: A packed directory, or tars of any tool.
+        src: A packed directory, or tars from any tool.
         out: The directory of the new datasets, or a URL.
-        by: The fraction of each part. They sum to 1.
-        names: The name of each part: its directory in ``out``.
+        by: The fraction of each part. The fractions must sum to 1.
+        names: The name of each part, which is also its directory in ``out``.
         max_shard_size: The maximum size of a shard, in bytes or as text such as ``"256MiB"``.
         max_shard_samples: The maximum number of samples in a shard.
         overwrite: Whether to replace datasets in the parts' directories.
@@ -210,7 +210,7 @@ def _copy(
     shuffle_seed: int | None = None,
     choose: Callable[[Sample], int] | None = None,
 ) -> list[Manifest]:
-    """Copy the samples of several datasets to a new one, or each to the one whose number ``choose`` returns."""
+    """Copy the samples of datasets to a new dataset, or each one to the dataset whose number ``choose`` returns."""
     overwrite = check_flag("overwrite", overwrite)
     classes = _unite_classes(tables)
     refuse_duplicates(tables)
@@ -235,7 +235,7 @@ def _copy(
         if choose is None:
             settings["shuffle_seed"] = shuffle_seed
         else:
-            settings.pop("num_tiled", None)  # It is known only for all parts together.
+            settings.pop("num_tiled", None)  # Only the total of all parts is known.
         manifests = [
             Manifest(shards=tuple(each.entries), fields=tuple(sorted(each.fields)), classes=classes, pack=settings)
             for each in sequences
@@ -245,7 +245,7 @@ def _copy(
 
 
 def _unite_classes(tables: Sequence[ShardTable]) -> tuple[str, ...]:
-    """Return the class names of several datasets, by label: the longest list. The other lists are its prefixes."""
+    """Return the longest list of class names, by label. Other datasets' lists must be prefixes of it."""
     longest = max(tables, key=lambda table: len(table.manifest.classes))
     names = longest.manifest.classes
     for table in tables:
@@ -266,7 +266,7 @@ def _unite_classes(tables: Sequence[ShardTable]) -> tuple[str, ...]:
 
 
 def _unite_settings(manifests: Sequence[Manifest]) -> _Settings:
-    """Return the settings that describe the images of several datasets: those that are equal in all of them."""
+    """Return the settings that describe the images and are equal in all datasets."""
     first = manifests[0].pack
     settings: _Settings = {
         name: first[name]
@@ -324,16 +324,16 @@ def append(
 ) -> Manifest:
     """Add the samples of other packed datasets, or of directories of images, to a packed dataset.
 
-    Shards are hard-linked, or copied if that is impossible, under names that continue the numbering. Images are packed
+    Shards are hard-linked, or copied if linking is impossible. Their names continue the numbering. Images are packed
     first, with the settings and the class names of ``out``. At the end, one rename replaces the manifest. Until then,
-    ``out`` is unchanged. Programs that opened it before keep reading its old samples. If the call is interrupted,
+    ``out`` is unchanged. Programs that opened it earlier keep reading its old samples. If the call is interrupted,
     repeat it.
 
     Args:
         out: A packed directory.
         more: Packed directories or directories of images: one, or a list.
         copy: Whether to copy shards even if they can be linked.
-        source_kind: What each of ``more`` is, unless it is a packed directory, as for :func:`shardio.pack`.
+        source_kind: The kind of each source that is not a packed directory, as for :func:`shardio.pack`.
         layout: The layout of directories of images, as for :func:`shardio.pack`.
         num_workers: The number of worker processes that pack images.
         progress: Receives the progress of packing images.
@@ -345,7 +345,7 @@ def append(
     Raises:
         FileNotFoundError: If a directory does not exist.
         FormatError: If a manifest or an index is damaged.
-        PackError: If two samples have the same key, labels have different names, or a directory cannot be used.
+        PackError: If two samples have the same key, a label has different class names, or a directory cannot be used.
     """
     options = PackOptions(source_kind=source_kind, layout=layout, num_workers=num_workers)
     copy, access = check_flag("copy", copy), make_direct_access(storage_options)
@@ -439,7 +439,7 @@ def _link_all(
 
 
 def _end_earlier(folder: Path, manifest: Manifest, requested: list[str]) -> bool:
-    """Clean up after an interrupted append. Return whether it was the requested one, and had written the manifest."""
+    """Clean up after an interrupted append. Return whether it was the requested append and had written the manifest."""
     location = parse_location(folder / RECORD_NAME)
     remove_unfinished(folder)
     if not location.exists():
@@ -459,7 +459,7 @@ def _end_earlier(folder: Path, manifest: Manifest, requested: list[str]) -> bool
 
 
 def _roll_back(folder: Path, names: Sequence[str]) -> None:
-    """Remove the shards of an unfinished append, and its record last. Packed images stay."""
+    """Remove the shards of an unfinished append, then its record. Keep the packed images."""
     for name in names:
         tar = parse_location(folder / name)
         index_location(tar).remove()
@@ -468,7 +468,7 @@ def _roll_back(folder: Path, names: Sequence[str]) -> None:
 
 
 def _remove_record(folder: Path) -> None:
-    """Remove the packed images of a finished append first, and its record last."""
+    """Remove the packed images of a finished append, then its record."""
     _remove_packed(folder)
     (folder / RECORD_NAME).unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""Samples that every reader finds again: check keys and names of fields, encode values, find keys that occur twice."""
+"""Make samples that every reader recovers: check keys and field names, encode values, find duplicate keys."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from shardio.storage import Location
 from shardio.values import check_integer
 
 DEFAULT_QUALITY = 90
-"""The quality of JPEGs and WebPs that are encoded."""
+"""The default quality of encoded JPEGs and WebPs."""
 
 _PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
-"""The modes that Pillow stores in a PNG without loss. It stores most others in a TIFF."""
+"""The modes that Pillow stores losslessly in a PNG. It stores most other modes in a TIFF."""
 
 
 def check_name(key: object, field: object) -> tuple[str, str]:
-    """Return a key and a field name, after checking that every reader of the tar finds them again.
+    """Check that readers of the tar recover a key and a field name unchanged, and return them.
 
     Raises:
-        TypeError: If one of them is not a string.
+        TypeError: If the key or the field name is not a string.
         ValueError: If readers would split the member's name differently, or the key is not a relative path. The message
-            says how to change it.
+            suggests a valid name.
     """
     key = check_key(key)
     return key, check_field(key, field)
 
 
 def check_field(key: str, field: object) -> str:
-    """Return a field name, after checking that readers find it and the key again.
+    """Check that readers recover a key and a field name unchanged, and return the field name.
 
     Args:
-        key: The key of the sample, which other tools may have made.
-        field: The name.
+        key: The sample's key, which another tool may have made.
+        field: The field name.
 
     Raises:
         TypeError: If it is not a string.
-        ValueError: If it cannot be a field name.
+        ValueError: If the field name is invalid.
     """
     if not isinstance(field, str):
         raise TypeError(f"the field names of sample {key!r} must be strings such as 'jpg', got {field!r}")
@@ -66,11 +66,11 @@ def check_field(key: str, field: object) -> str:
 
 
 def check_key(key: object) -> str:
-    """Return a key, after checking it.
+    """Check a key and return it.
 
     Raises:
         TypeError: If it is not a string.
-        ValueError: If it cannot be a key.
+        ValueError: If the key is invalid.
     """
     if not isinstance(key, str):
         raise TypeError(f"__key__ must be a string such as 'cats/0001', got {key!r}")
@@ -79,8 +79,8 @@ def check_key(key: object) -> str:
         raise ValueError(f"the key {key!r} is empty or ends in a slash: use a name such as 'cats/0001'")
     if "." in base:
         raise ValueError(
-            f"the key {key!r} has a dot after its last slash, but a key ends there at the first dot, so the rest would "
-            f"be read as part of the field's name: use {folder + '/' * bool(folder) + base.replace('.', '_')!r}"
+            f"the key {key!r} has a dot after its last slash. A key ends at the first such dot, so the rest would be "
+            f"read as part of the field's name: use {folder + '/' * bool(folder) + base.replace('.', '_')!r}"
         )
     if not _is_printable(key):
         raise ValueError(f"the key {key!r} contains a control character or a surrogate: remove it")
@@ -100,7 +100,7 @@ class ValueEncoder:
     """Encodes values by the last suffix of the field's name. Bytes are stored as they are.
 
     Attributes:
-        classes: The class names by label; empty if labels have no names.
+        classes: The class names, indexed by label; empty if labels have no names.
         quality: The quality of JPEG and WebP images, 1 to 100.
     """
 
@@ -147,7 +147,7 @@ class ValueEncoder:
 
 
 def encode_sample(encoder: ValueEncoder, sample: Mapping[str, Any]) -> Sample:
-    """Return a sample with the contents of its fields.
+    """Encode the values of a sample, and return it with the contents of its fields.
 
     Args:
         encoder: Encodes the values.
@@ -155,7 +155,7 @@ def encode_sample(encoder: ValueEncoder, sample: Mapping[str, Any]) -> Sample:
 
     Raises:
         TypeError: If a field cannot hold its value.
-        ValueError: If the key or the name of a field would be read differently, or a value is out of range.
+        ValueError: If readers would read the key or a field name differently, or a value is out of range.
     """
     if "__key__" not in sample:
         raise ValueError(f"a sample needs '__key__', a name such as 'cats/0001', got {', '.join(sample)}")
@@ -239,7 +239,7 @@ _ENCODERS: Mapping[str, tuple[Callable[[ValueEncoder, str, Any], bytes], str]] =
     "txt": (_encode_text, "a string"),
     "npy": (_encode_array, "a numpy array without Python objects"),
 }
-"""For each suffix, a function that encodes a value, and a description of the values that it takes."""
+"""For each suffix, a function that encodes a value, and a description of the values that it accepts."""
 
 
 def dump_json(values: Mapping[str, Any]) -> bytes:
@@ -269,7 +269,7 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def encode_pixels(image: Any) -> bytes:
-    """Return an image of Pillow as a PNG, or as a TIFF if a PNG cannot hold its mode. Both are lossless.
+    """Return a Pillow image as a PNG, or as a TIFF if a PNG cannot hold its mode. Both are lossless.
 
     Raises:
         OSError: If neither format can hold its mode.
@@ -294,7 +294,7 @@ _START = 1024
 
 
 class KeyHashes:
-    """A set of 64-bit hashes. It takes 16 to 32 bytes for each hash (Python's own set: about 70)."""
+    """A set of 64-bit hashes. It uses 16 to 32 bytes for each hash; a Python set uses about 70."""
 
     def __init__(self) -> None:
         self._table = array("Q", bytes(8 * _START))  # Open addressing. 0 means empty.
@@ -321,7 +321,7 @@ class KeyHashes:
 
 
 def _place(table: array[int], value: int) -> bool:
-    """Put a value into a table; return False if it is there already."""
+    """Insert a value into a table. Return False if the table already contains it."""
     mask = len(table) - 1
     place = value & mask
     while found := table[place]:
@@ -333,9 +333,9 @@ def _place(table: array[int], value: int) -> bool:
 
 
 def find_duplicate(tables: Sequence[ShardTable]) -> tuple[str, Location, Location] | None:
-    """Return a key that two samples of some datasets have, and the two tars; None if all keys differ.
+    """Return a key that two samples in the datasets share, and their tars; None if all keys differ.
 
-    Only the indexes are read. Memory holds the hashes of all keys: 8 bytes each, and 16 bytes while they are sorted.
+    Only the indexes are read. The hash of each key uses 8 bytes of memory, and 16 bytes during sorting.
 
     Raises:
         FormatError: If an index is damaged.

@@ -1,4 +1,4 @@
-"""Write shards from a program that makes samples, in one process or several: :class:`ShardWriter`, :func:`finalize`."""
+"""Write a program's samples to shards, from one process or several: :class:`ShardWriter`, :func:`finalize`."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from shardio.storage import Location, StorageOptions, make_direct_access, map_lo
 from shardio.values import check_flag, check_integer, check_optional_integer, parse_json, parse_size
 
 _RECORD = re.compile(r"\.shardio-worker-([0-9]{5})\.json")
-"""The name of the file that a worker writes when it has finished."""
+"""The pattern of the name of the record that a worker writes when it finishes."""
 
 
 def name_shard(number: int) -> str:
-    """Return the name that a pack gives to a shard."""
+    """Return the file name of a shard, given its number."""
     return f"shard-{number:06d}.tar"
 
 
@@ -66,10 +66,10 @@ class ShardLimits:
 
 
 class ShardSequence:
-    """Writes samples to shards, and begins a new shard when one is full. One shard is open at a time.
+    """Writes samples to shards, and starts a new shard when one is full. One shard is open at a time.
 
-    Shards are cut as a pack cuts them: the same samples with the same limits give the same bytes. A shard and its
-    index appear whole, the index last.
+    The same samples with the same limits give the same bytes, as in a pack. A shard and its index appear only when they
+    are complete, the index last.
 
     Attributes:
         entries: The finished shards.
@@ -78,7 +78,7 @@ class ShardSequence:
     Args:
         folder: The folder to write the shards to.
         limits: The limits of each shard.
-        make_name: Returns the name of the shard with a number.
+        make_name: Returns the name of a shard, given its number.
     """
 
     def __init__(self, folder: Location, limits: ShardLimits, make_name: Callable[[int], str] = name_shard) -> None:
@@ -90,7 +90,7 @@ class ShardSequence:
 
     @property
     def current(self) -> Location:
-        """The location of the shard that has the last sample, or of the first shard."""
+        """The location of the open shard; if none is open, of the next shard."""
         return self._folder / self._make_name(len(self.entries))
 
     def add(self, sample: Sample) -> None:
@@ -122,7 +122,7 @@ class ShardSequence:
         self._writer = None
 
     def discard(self, error: BaseException) -> None:
-        """Remove the written part of the current shard, because of an error."""
+        """Remove the unfinished shard after an error."""
         self._writer = None
         with suppress(OSError):  # Closing the file may fail as the write did.
             self._open.__exit__(type(error), error, error.__traceback__)
@@ -146,7 +146,7 @@ class ShardWriter:
     If the block raises, finished shards stay, and readers refuse the directory as unfinished.
 
     To write from several processes, give each one ``worker=`` and ``num_workers=``. Each process writes its own shards.
-    When all have ended, :func:`shardio.finalize` writes the manifest.
+    When all processes have ended, call :func:`shardio.finalize` to write the manifest.
 
     Args:
         out: A new or empty directory, or the URL of one in an object store, such as ``s3://bucket/train``.
@@ -154,7 +154,7 @@ class ShardWriter:
             single sample may exceed it.
         max_shard_samples: The maximum number of samples in a shard.
         classes: The class names that define the labels, or a dataset that has class names.
-        quality: The quality of arrays that are stored as JPEG or WebP, 1 to 100.
+        quality: The quality of JPEG and WebP images encoded from arrays, 1 to 100.
         overwrite: Whether to replace the dataset, or this worker's shards, in ``out``.
         worker: The number of this worker, from 0.
         num_workers: The number of workers.
@@ -208,24 +208,24 @@ class ShardWriter:
         self._sequence: ShardSequence | None = None
         self._failure: OSError | None = None
         self.num_samples = 0
-        """The number of samples that have been written."""
+        """The number of samples written so far."""
         self.manifest: Manifest | None = None
         """The manifest, after the ``with`` block; None for one of several workers."""
 
     def write(self, sample: Mapping[str, Any]) -> None:
-        """Write a sample. After a TypeError or a ValueError, nothing was written, and the writer can be used further.
+        """Write a sample. After a TypeError or a ValueError, nothing is written, and the writer remains usable.
 
         Args:
-            sample: The key, as ``__key__``, and the fields. Bytes are stored as they are. Other values are encoded by
-                the field's last suffix: arrays, uint8 [height, width, 3], as ``jpg``, ``png`` or ``webp``, and also
-                uint16 and [height, width] as ``png``; a label as ``cls``, an integer or the name of one of
-                ``classes``; anything that ``json.dumps`` accepts as ``json``; a string as ``txt``; an array as ``npy``.
-                Other names that start with ``__`` are ignored.
+            sample: The key, as ``__key__``, and the fields. Other names that start with ``__`` are ignored. Bytes are
+                stored unchanged. The field's last suffix determines how other values are encoded. ``jpg``, ``png`` and
+                ``webp`` accept uint8 arrays, [height, width, 3]; ``png`` also accepts uint16 and [height, width].
+                ``cls`` accepts a label: an integer or one of ``classes``. ``json`` accepts what ``json.dumps`` accepts,
+                ``txt`` a string and ``npy`` an array.
 
         Raises:
             PackError: If an earlier sample has the same key, or an earlier write has failed.
             TypeError: If a field cannot hold its value.
-            ValueError: If the key or the name of a field would be read differently, or a value is out of range.
+            ValueError: If readers would read the key or a field name differently, or a value is out of range.
             OSError: If the sample cannot be written.
         """
         if self._sequence is None:
@@ -261,7 +261,7 @@ class ShardWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         sequence, self._sequence = self._sequence, None
-        assert sequence is not None, "__enter__ has made it"
+        assert sequence is not None, "__enter__ creates it"
         with self._resources:
             try:
                 if error is not None:
@@ -277,12 +277,11 @@ class ShardWriter:
     def _refuse_second(self, key: str) -> None:
         if not self._hashes.add(hash_key(key)) and (place := self._find(key)) is not None:
             raise PackError(
-                f"the key {key!r} of sample {self.num_samples} is also the key of {place}: give each sample a key of "
-                "its own"
+                f"the key {key!r} of sample {self.num_samples} is also the key of {place}: give each sample its own key"
             )
 
     def _find(self, key: str) -> str | None:
-        """Return the place of an earlier sample with a key; None if only the hashes of two keys are equal."""
+        """Return the place of the earlier sample with a key; None if only the hashes of two keys are equal."""
         assert self._sequence is not None, "called by write"
         raw = key.encode()
         for entry in self._sequence.entries:
@@ -303,8 +302,8 @@ class ShardWriter:
         entries, fields = tuple(sequence.entries), tuple(sorted(sequence.fields))
         pack = self._describe()
         if self._unfinished is None:
-            assert self._worker is not None, "one of several"
-            assert self._num_workers is not None, "as worker"
+            assert self._worker is not None, "only a worker has no unfinished dataset"
+            assert self._num_workers is not None, "passed together with worker"
             record = _WorkerRecord(
                 worker=self._worker,
                 num_workers=self._num_workers,
@@ -357,7 +356,7 @@ def _worker_part(folder: DatasetFolder, worker: int, num_workers: int, *, overwr
                 "this worker's part again, or choose another directory"
             )
         partial = [name for name in names if (find_target(name) or "").startswith(_prefix(worker))]
-        (out / _record_name(worker)).remove()  # First, because the part is unfinished without it.
+        (out / _record_name(worker)).remove()  # Remove the record first: without it, the part is unfinished.
         folder.remove([*own, *partial])
         folder.mark(_mark(num_workers))
         yield
@@ -371,8 +370,8 @@ def _write_record(out: Location, record: _WorkerRecord) -> None:
 def finalize(out: str | os.PathLike[str], *, storage_options: StorageOptions | None = None) -> Manifest:
     """Join the parts that several ShardWriters with ``worker=`` have written, and write the manifest.
 
-    Shards are listed by worker, then by number. Call this once, after all workers have ended. If it is interrupted,
-    call it again.
+    Shards are listed by worker, then by number. Call this function once, after all workers have ended. If the call is
+    interrupted, repeat it.
 
     Args:
         out: The directory, or its URL.
@@ -432,7 +431,7 @@ def _join(folder: DatasetFolder, records: Sequence[_WorkerRecord]) -> Manifest:
     if found_twice := find_duplicate([ShardTable(manifest=manifest, tars=tars, indexes=indexes)]):
         key, first, second = found_twice
         raise PackError(
-            f"two samples have the key {key!r}, one in {first} and one in {second}: give each sample a key of its own, "
+            f"two samples have the key {key!r}, one in {first} and one in {second}: give each sample its own key, "
             "and write the parts of these workers again"
         )
     return manifest

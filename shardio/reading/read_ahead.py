@@ -35,16 +35,16 @@ LabelledFile = tuple[str, int]
 Value = TypeVar("Value")
 
 LocatedSample = tuple[int, Any]
-"""The number of a reader among those that were joined, and the sample in the form that this reader takes."""
+"""The number of a reader among the joined readers, and the sample in the form that this reader accepts."""
 
 CHECK_S = 0.5
-"""The interval, in seconds, in which the thread checks whether the rank has advanced or stopped."""
+"""The interval, in seconds, at which the thread checks whether the rank has advanced or stopped."""
 
 MAX_FILES = 1024
-"""The most files in a window. Requests cannot be joined, so a longer window would save none."""
+"""The maximum number of files in a window. Requests cannot be joined, so a longer window would save no requests."""
 
 MAX_BYTES = 256 * 2**20
-"""The most bytes in a window of files, approximately."""
+"""The approximate maximum number of bytes in a window of files."""
 
 SHARE_FOR_FILES = 8
 """A window of files takes at most the cache's size divided by this number: the cache removes whole bundles."""
@@ -53,7 +53,7 @@ FILES_TOGETHER = 8
 """The number of files that one message to the storage process requests."""
 
 MAX_GAP = 4096
-"""The largest gap in bytes that is fetched along with its neighbours."""
+"""The largest gap between ranges, in bytes, that is fetched along with the ranges."""
 
 MAX_RANGE = REMOTE_PIECE
 """The approximate limit of a range in bytes."""
@@ -134,7 +134,7 @@ class FileReader:
         present = [files.read_present(key) for key in keys]
         missing = [key for key, content in zip(keys, present, strict=True) if content is None]
         if len(missing) > 1:
-            # In parallel. The sample with an error is found below.
+            # Fetch in parallel. The code below finds the sample with an error.
             with suppress(FileNotFoundError, PermissionError, ReplacedError):
                 files.prefetch(missing, is_urgent=True)
         return [
@@ -166,7 +166,7 @@ def _write_label(path: str, label: int) -> bytes:
 
 
 class JoinedReader:
-    """A reader of samples that belong to several readers.
+    """A reader of samples from several readers.
 
     Args:
         readers: The readers.
@@ -176,7 +176,7 @@ class JoinedReader:
         self._readers = readers
 
     def read(self, samples: Sequence[LocatedSample], fields: Sequence[str]) -> StoredSamples:
-        """Read some fields of some samples.
+        """Read fields of samples.
 
         Args:
             samples: n samples of any of the readers.
@@ -215,7 +215,7 @@ class JoinedReader:
             reader.close()
 
     def _take(self, part: int, samples: list[Any]) -> Any:
-        # A SampleReader takes an array of indices, any other reader a list.
+        # A SampleReader accepts an array of indices, and any other reader a list.
         return np.array(samples, np.int64) if isinstance(self._readers[part], SampleReader) else samples
 
 
@@ -238,12 +238,12 @@ class RemoteSamples(Protocol):
     """Samples in a remote store, which can be fetched into a cache."""
 
     def choose_lengths(self, first: int | None, size: int | None) -> Iterator[int]:
-        """Yield the number of samples in each window, at least 1, without an end.
+        """Yield the number of samples in each window, at least 1, endlessly.
 
         Args:
             first: The number of the rank's samples in the rest of the order's first window, in all lanes together; None
                 without shuffling.
-            size: The number in each further window of the order; None without shuffling.
+            size: The number of the rank's samples in each further window of the order; None without shuffling.
         """
 
     def plan(self, indices: Ints, num_before: int) -> Sequence[Callable[[], object]]:
@@ -267,7 +267,7 @@ def read_windows_ahead(
         upcoming: The indices of the rank's samples in the order of the epoch: int64 arrays of any lengths.
         first: The number of the rank's samples in the rest of the order's first window, in all lanes together; None
             without shuffling.
-        size: The number in each further window of the order; None without shuffling.
+        size: The number of the rank's samples in each further window of the order; None without shuffling.
     """
     return _reading_ahead(ReadAhead(samples, _cut(upcoming, samples.choose_lengths(first, size))))
 
@@ -294,7 +294,7 @@ def read_batches_ahead(samples: RemoteSamples) -> Iterator[Callable[[Ints], obje
 
 
 def read_nothing_ahead() -> AbstractContextManager[Callable[[object], object]]:
-    """Return the context for samples that need not be read ahead."""
+    """Return a context in which nothing is read ahead."""
     return nullcontext(lambda samples: None)
 
 
@@ -334,14 +334,14 @@ class ReadAhead:
         self._thread.start()
 
     def advance(self, num_samples: int) -> None:
-        """Note that the rank has read that many further samples."""
+        """Record that the rank has read ``num_samples`` further samples."""
         self._num_read += num_samples
-        if self._moved.acquire(blocking=False):  # Never wait: the thread looks again soon.
+        if self._moved.acquire(blocking=False):  # Never wait: the thread checks again soon.
             self._moved.notify_all()
             self._moved.release()
 
     def close(self) -> None:
-        """Stop. Requests that are in progress are finished."""
+        """Stop the thread after its requests in progress."""
         self._is_closed = True
 
     def _run(self) -> None:
@@ -426,8 +426,8 @@ def _join(file: StoredFile, starts: Ints, stops: Ints, rows: Ints, max_bytes: in
     Args:
         file: The tar.
         starts: int64 [n], the ranges' first bytes.
-        stops: int64 [n], the bytes after their last. No two ranges overlap.
-        rows: int64 [n], the rows that need them.
+        stops: int64 [n], the bytes after the ranges' last bytes. No two ranges overlap.
+        rows: int64 [n], the rows that need the ranges.
         max_bytes: The approximate limit of a joined range.
     """
     if not len(starts):
@@ -437,7 +437,7 @@ def _join(file: StoredFile, starts: Ints, stops: Ints, rows: Ints, max_bytes: in
     is_first = np.empty(len(starts), np.bool_)
     is_first[0] = True
     is_first[1:] = starts[1:] - stops[:-1] > MAX_GAP
-    # Long runs are cut where they pass a multiple of the limit, counted from their starts.
+    # Cut long runs where they pass a multiple of the limit, counted from their starts.
     run_starts = starts[np.maximum.accumulate(np.where(is_first, np.arange(len(starts)), 0))]
     place = (starts - run_starts) // max_bytes
     is_first[1:] |= place[1:] != place[:-1]
@@ -448,7 +448,7 @@ def _join(file: StoredFile, starts: Ints, stops: Ints, rows: Ints, max_bytes: in
 
 
 def _group(ranges: Sequence[_Range]) -> list[list[_Range]]:
-    """Group small ranges of one tar, because one message can request many. Keep the order of each group's first."""
+    """Group small ranges of one tar, because one message can request many. Order groups by their first ranges."""
     groups, growing = list[list[_Range]](), dict[int, list[_Range]]()
     sizes = dict[int, int]()
     for each in ranges:
@@ -487,7 +487,7 @@ class RemoteParts:
     """The samples of several datasets: see :class:`RemoteSamples`.
 
     Args:
-        parts: The remote samples of each dataset; None for a local one.
+        parts: The remote samples of each dataset; None for a local dataset.
         divide: A function that divides indices among the datasets. It yields the number of a dataset, and the indices
             of samples in it, in the same order.
     """
@@ -505,5 +505,5 @@ class RemoteParts:
     def plan(self, indices: Ints, num_before: int) -> list[Callable[[], object]]:
         divided = self._divide(indices)
         plans = [part.plan(inner, num_before) for number, inner in divided if (part := self._parts[number])]
-        # In turn, because the samples of all datasets are mixed.
+        # Alternate between the datasets, because their samples are mixed.
         return [fetch for fetch in chain.from_iterable(zip_longest(*plans)) if fetch is not None]

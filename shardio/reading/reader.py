@@ -30,14 +30,14 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 NUM_THREADS = 16
-"""The number of calls that are made at a time."""
+"""The number of simultaneous calls."""
 
 Verify = Literal["first", "off"]
 """Compare samples with the index file when they are first read, or never. Samples of remote shards are compared each
 time, because their bytes may be fetched again."""
 
 MAX_FAILURES = 3
-"""The number of times to fetch a damaged remote sample, or to open a damaged shard. Then, the store's copy is
+"""The number of times to fetch a damaged remote sample, or to open a damaged shard. If all fail, the store's copy is
 probably damaged."""
 
 MAX_OPEN_SHARDS = 1024
@@ -55,7 +55,7 @@ class StoredSamples(Sequence[Sample]):
         num_samples: The number of samples.
         describe: A function that returns the key of the sample in a row, and the place where some fields are stored.
         list_keys: A function that returns the keys of all samples.
-        remedy: Another remedy for a sample that lacks a field, for messages.
+        remedy: A further remedy for a sample that lacks a field, for messages.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class SampleReader:
         verify: ``first`` compares samples when they are first read; ``off`` compares nothing.
 
     Raises:
-        ValueError: If ``verify`` is neither.
+        ValueError: If ``verify`` is neither ``first`` nor ``off``.
     """
 
     def __init__(self, table: ShardTable, verify: Verify = "first") -> None:
@@ -118,12 +118,12 @@ class SampleReader:
         self._verify: Verify = check_choice("verify", verify, Verify)
         self._stops = np.cumsum(table.manifest.shard_sizes)
         self._seen: dict[tuple[int, tuple[str, ...]], SeenSamples] = {}
-        # Nothing has a lock, because a forked child could find it held. Each operation is atomic.
+        # There are no locks, because a forked child could inherit a held lock. Each operation is atomic.
         self._open: OrderedDict[int, Shard] = OrderedDict()
         self._parts = PartCache()
 
     def read(self, indices: Ints, fields: Sequence[str]) -> StoredSamples:
-        """Read some fields of some samples.
+        """Read fields of samples.
 
         Args:
             indices: int64 [n], the samples' indices in manifest order.
@@ -160,7 +160,7 @@ class SampleReader:
         )
 
     def keys(self, indices: Ints) -> list[str]:
-        """Return the keys of some samples."""
+        """Return the keys of samples."""
         keys = [""] * len(indices)
         for shard, rows, inner in self.by_shard(indices):
             found = self._use(shard, lambda opened: opened.index.keys(inner))  # noqa: B023  # Called now.
@@ -181,7 +181,7 @@ class SampleReader:
     def locate(
         self, shard: int, inner: Ints, fields: tuple[str, ...]
     ) -> tuple[StoredFile, Ints, Ints, NDArray[np.uint64]]:
-        """Locate some fields of some samples in a shard's tar.
+        """Locate fields of samples in a shard's tar.
 
         Args:
             shard: The shard's place in the manifest.
@@ -312,7 +312,7 @@ class SampleReader:
 
 
 class SeenSamples:
-    """The samples of a shard that were *seen* so far, which means compared with the index file. Threads can share it.
+    """A record of the samples of a shard that have been *seen*: compared with the index file. Threads can share it.
 
     If two threads record samples at the same moment, one record may be lost. Its samples are then compared again.
 
@@ -330,7 +330,7 @@ class SeenSamples:
         self._num_unseen = num_samples  # Approximate: threads update it concurrently.
 
     def find_unseen(self, samples: Ints) -> NDArray[np.bool_] | None:
-        """Return a mask of the samples that were not seen, bool [n]; None if all were seen."""
+        """Return a mask of the samples that have not been seen, bool [n]; None if all have been seen."""
         bits = self._bits  # Read once: another thread may drop them.
         if not len(bits):
             return None
@@ -347,7 +347,7 @@ class SeenSamples:
         if self._num_unseen <= 0:
             self._num_unseen = int(np.unpackbits(~bits).sum())
             if self._num_unseen == 0:
-                self._bits = bits[:0]  # All were seen: the bits are no longer needed.
+                self._bits = bits[:0]  # All have been seen, so the bits are not needed.
 
 
 def _bits_of(samples: Ints) -> NDArray[np.uint8]:
@@ -358,8 +358,8 @@ def map_in_threads(function: Callable[[Item], object], items: Sequence[Item]) ->
     """Call a function with each item, in several daemon threads.
 
     Returns:
-        The errors of stores that kept failing, because repeating such a request takes as long again. Other errors are
-        ignored: reading the item fetches it again, and reports the error with the sample.
+        The errors of stores that kept failing, because repeating such a request would take as long again. Other errors
+        are ignored: reading the item fetches it again, and reports the error with the sample.
     """
     remaining = iter(items)  # Threads share it: next() is atomic for iterators of sequences.
     errors = list[StoreError]()
@@ -385,8 +385,8 @@ class KeyedShards(Mapping[str, dict[str, Any]]):
     """The samples of a dataset by key. Iteration yields the keys in manifest order. A context manager closes it.
 
     Opening reads only the manifest, or the headers of the indexes. The first lookup by key reads all keys once and
-    keeps a hash of 8 bytes and an index of 4 or 8 bytes for each sample. Lookups then take logarithmic time and read
-    the keys' neighbourhood from the index to compare the key itself. Threads can share it.
+    keeps a hash of 8 bytes and an index of 4 or 8 bytes for each sample. Each lookup takes logarithmic time, and reads
+    some keys from an index file to compare the key itself. Threads can share the object.
 
     >>> with shardio.open("out") as samples:  # doctest: +SKIP
     ...     image = samples["cats/0001"]["jpg"]
@@ -409,18 +409,18 @@ class KeyedShards(Mapping[str, dict[str, Any]]):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The names of the fields, sorted. Some samples may lack some."""
+        """The names of the fields, sorted. A sample may lack some of them."""
         return self._table.manifest.fields
 
     def read(self, key: str, fields: Sequence[str] | None = None) -> dict[str, Any]:
-        """Return some fields of a sample.
+        """Return fields of a sample.
 
         Args:
             key: The sample's key.
-            fields: The names of the fields to read; by default, all.
+            fields: The names of the fields to read; by default, all fields.
 
         Returns:
-            The contents of those fields that the sample has, as bytes by name, after its key as ``__key__``.
+            The sample's key as ``__key__``, then the contents of the fields that the sample has, as bytes by name.
 
         Raises:
             KeyError: If no sample has the key.
@@ -475,7 +475,7 @@ class KeyedShards(Mapping[str, dict[str, Any]]):
         hashes, indices = self._known
         wanted = np.array([hash_key(key)], np.uint64)
         start, stop = (int(hashes.searchsorted(wanted, side)[0]) for side in ("left", "right"))
-        found = indices[start:stop].astype(np.int64)  # Nearly always one or none.
+        found = indices[start:stop].astype(np.int64)  # Nearly always, there is at most one.
         keys = self._reader.keys(found) if len(found) else []
         return next((index for index, other in zip(found.tolist(), keys, strict=True) if other == key), None)
 
@@ -531,10 +531,10 @@ def open(  # noqa: A001  # As in tarfile and PIL.Image.
             without an index are indexed first.
         verify: ``first`` compares each sample with its index when it is first read; ``off`` compares nothing.
         storage_options: Settings of the store of a remote source, as for :class:`shardio.ShardDataset`.
-        cache: A local folder for the fetched parts of a remote source, which processes share and which stays; by
-            default, a private one, which is removed at the end.
-        cache_size: Its size, such as ``"200GB"``; by default, a fifth of the free space, and at most 32 GiB if the
-            cache is private.
+        cache: A local folder for the fetched parts of a remote source. Processes share the folder, and it is kept. By
+            default, a private folder, which is removed at the end.
+        cache_size: The size of the cache, such as ``"200GB"``; by default, a fifth of the free space, and at most
+            32 GiB if the cache is private.
         cache_shared: Whether to share the folder ``cache`` with other users, and to trust copies that they wrote.
             Otherwise, only this user and root may be able to write to it.
 
@@ -545,7 +545,7 @@ def open(  # noqa: A001  # As in tarfile and PIL.Image.
         FileNotFoundError: If the source does not exist or holds no tars.
         FormatError: If a file is invalid or the dataset has no samples.
         OSError: If a remote store denies access, or cannot be reached.
-        ValueError: If ``verify`` is neither, or a setting of the store or the cache is invalid.
+        ValueError: If ``verify``, or a setting of the store or the cache, is invalid.
     """
     from shardio.shards import open_table  # It imports tarfile, which takes 4 ms.
 

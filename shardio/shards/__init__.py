@@ -1,4 +1,4 @@
-"""The dataset format: tars, member names, indexes and the manifest."""
+"""Read and write the dataset format: tars, member names, indexes and the manifest."""
 
 import lazy_loader
 

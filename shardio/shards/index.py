@@ -1,6 +1,7 @@
-"""The index: the offset, size and hash of each field of each sample in one shard.
+"""Read an index: the offset, size and hash of each field of each sample in one shard.
 
-A safetensors file (https://github.com/huggingface/safetensors) next to the tar. F fields, n samples, little-endian:
+An index is a safetensors file (https://github.com/huggingface/safetensors) next to the tar. For F fields and n samples,
+it contains these little-endian arrays:
 
     offset      int64  [F, n]   offset of the content in the tar; -1 if the sample lacks the field
     size        int64  [F, n]   size of the content in bytes; -1 if the sample lacks the field
@@ -12,7 +13,7 @@ The metadata has one key, ``shardio``, with a canonical JSON object (see :class:
 writes several keys in random order.
 
 Samples are in the order of their first members. In tars that shardio packs, the members of a sample are adjacent. In
-other tars, a sample may be *scattered*: members of other samples are between its own. Indexes of packed tars have
+other tars, a sample may be *scattered*: members of other samples are between its members. Indexes of packed tars have
 format 1. Indexes of other tars have format 2, which records the number of scattered samples. Early versions of shardio
 wrote format 1 for all tars, and made a sample of each run of adjacent members.
 
@@ -53,7 +54,7 @@ HEAD = 4096
 """The number of bytes to read first. They usually contain the whole header."""
 
 MAX_HEADER = 2**24
-"""The maximum size of a header in bytes: that of a thousand fields with the longest names."""
+"""The maximum size of a header in bytes: the size for a thousand fields with the longest names."""
 
 _REBUILD = "Rebuild it with shardio repair, or download it again"
 
@@ -74,8 +75,8 @@ class IndexHeader:
             tar's size, it shows at opening whether the tar is the one that was indexed.
         version: The tar's version in its store if the tar was indexed on first use. None for a packed shard, because
             the shard may be copied and equal input must give equal indexes.
-        compression: ``gzip`` if the tar is compressed: its offsets, size and digests are then those of the decompressed
-            tar. None for an uncompressed tar.
+        compression: ``gzip`` if the tar is compressed: the offsets, the size and the digests then refer to the
+            decompressed tar. None for an uncompressed tar.
         num_scattered: The number of scattered samples in format 2; None in format 1.
     """
 
@@ -91,7 +92,7 @@ class IndexHeader:
 
 
 def find_scattered(starts: Ints) -> NDArray[np.bool_]:
-    """Return which samples of a tar are scattered: members of other samples are between their own.
+    """Return which samples of a tar are scattered: members of other samples are between their members.
 
     Args:
         starts: int64 [F, n], the offset of each content in the tar; negative if the sample lacks the field.
@@ -112,7 +113,7 @@ def index_location(tar: Location) -> Location:
 
 
 class TarHeaders(Protocol):
-    """The part of a tar that an index needs: a StoredFile has it, and so has a tar that was just written."""
+    """The part of a tar that an index needs. A StoredFile has it, as does a tar that was just written."""
 
     @property
     def location(self) -> Location:
@@ -120,14 +121,14 @@ class TarHeaders(Protocol):
 
     @property
     def size(self) -> int:
-        """Its size in bytes."""
+        """The tar's size in bytes."""
 
     def read_many(self, starts: Ints, stops: Ints) -> list[bytes]:
         """Return blocks that are the headers of the first or the last sample's members."""
 
 
 def digest_headers(tar: TarHeaders, starts: Iterable[Ints]) -> str:
-    """Hash the plain tar headers of some samples, which are the blocks before their contents.
+    """Hash the plain tar headers of samples, which are the blocks before their contents.
 
     Args:
         tar: The tar.
@@ -144,13 +145,13 @@ def digest_headers(tar: TarHeaders, starts: Iterable[Ints]) -> str:
 
 
 class PartCache:
-    """Keeps parts of indexes in memory, and drops the least recently used ones first.
+    """A cache of parts of indexes in memory. It drops the least recently used parts first.
 
-    There is no lock, because a forked child could inherit it locked. Each operation on the dictionary is atomic, and
+    There is no lock, because a forked child could inherit a held lock. Each operation on the dictionary is atomic, and
     two threads that need the same part at the same time both read it.
 
     Args:
-        max_bytes: The maximum memory of all parts in bytes. Each part counts as much as the largest one.
+        max_bytes: The maximum memory of all parts in bytes. Each part counts as much as the largest part.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
@@ -184,17 +185,17 @@ class ShardIndex:
 
     Attributes:
         location: The location of the index.
-        header: Its metadata.
+        header: The index's metadata.
         field_indices: Each field's place in the index, by the field's name.
 
     Args:
         location: The location of the index.
         tar: The shard's open tar.
-        parts: A cache for the parts that are read; by default, a new one.
+        parts: A cache for the parts that are read; by default, a new cache.
 
     Raises:
         FormatError: If the file is not an index, or is damaged.
-        StaleIndexError: If it is the index of another tar.
+        StaleIndexError: If the file is the index of another tar.
     """
 
     def __init__(self, location: Location, tar: StoredFile, parts: PartCache | None = None) -> None:
@@ -217,11 +218,11 @@ class ShardIndex:
         return self.keys(np.array([sample]))[0]
 
     def keys(self, samples: Ints) -> list[str]:
-        """Return the keys of some samples."""
+        """Return the keys of samples."""
         return list(map(decode_key, self.raw_keys(samples)))
 
     def raw_keys(self, samples: Ints) -> list[bytes]:
-        """Return the keys of some samples as bytes, as in the tar: usually UTF-8."""
+        """Return the keys of samples as bytes, as in the tar: usually UTF-8."""
         keys, current = list[bytes](), -1
         for sample in samples.tolist():
             part, row = divmod(sample, PART)
@@ -232,7 +233,7 @@ class ShardIndex:
         return keys
 
     def locate(self, samples: Ints, fields: tuple[str, ...]) -> tuple[Ints, Ints, NDArray[np.uint64]]:
-        """Return the byte ranges and the hashes of some fields of some samples.
+        """Return the byte ranges and the hashes of fields of samples.
 
         Args:
             samples: int64 [n], indices in the shard.
@@ -240,7 +241,7 @@ class ShardIndex:
 
         Returns:
             The start and the stop of each content in the tar, both int64 [n, F], -1 where a sample lacks the field;
-            and its xxh3-64, uint64 [n, F].
+            and the xxh3-64 of each content, uint64 [n, F].
         """
         parts = samples // PART
         if len(samples) and (parts == parts[0]).all():
@@ -303,7 +304,7 @@ class ShardIndex:
         )
 
     def _check(self) -> None:
-        """Check the first and the last samples. The others are checked when they are first read."""
+        """Check the first and the last samples. The other samples are checked when they are first read."""
         header = self.header
         if self._tar.size != header.num_bytes:
             raise StaleIndexError(
@@ -331,7 +332,7 @@ class ShardIndex:
             )
 
     def _fits_headers(self, starts: Sequence[Ints]) -> bool:
-        """Return whether the tar has the headers before some contents. Headers that were damaged are read again."""
+        """Return whether the tar has the indexed headers before these contents. Damaged headers are read again."""
         if digest_headers(self._tar, starts) == self.header.header_digest:
             return True
         headers = [start for each in starts for start in each.tolist() if start >= BLOCK]
@@ -449,7 +450,7 @@ class _IndexFile:
 
 def _make_header(values: dict[str, Any]) -> IndexHeader:
     mtime_ns, inode = values.pop("mtime_ns", None), values.pop("inode", None)
-    if mtime_ns is not None and inode is not None:  # From an early version of shardio.
+    if mtime_ns is not None and inode is not None:  # An early version of shardio wrote the index.
         values["version"] = make_version(values["num_bytes"], mtime_ns, inode)
     header = IndexHeader(**{**values, "fields": tuple(values["fields"])})
     for field in header.fields:
@@ -517,7 +518,7 @@ class IndexColumns:
     """The content of an index of n samples and F fields.
 
     Attributes:
-        header: Its metadata.
+        header: The index's metadata.
         keys: The keys.
         starts: int64 [F, n], the offset of each content in the tar; negative if the sample lacks the field.
         sizes: int64 [F, n], the size of each content in bytes.
@@ -555,7 +556,7 @@ def find_equal(hashes: NDArray[np.uint64]) -> Ints:
 
 
 def find_repeated(keys: KeyColumn) -> dict[str, list[int]]:
-    """Return each key that several samples have, with the numbers of these samples."""
+    """Return each key that several samples have, with the indices of these samples."""
     found = defaultdict[str, list[int]](list)
     for sample in find_equal(keys.hash_all()).tolist():
         found[keys.text(sample)].append(sample)

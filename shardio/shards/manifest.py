@@ -1,4 +1,4 @@
-"""The manifest, which makes a directory of shards a dataset; the names of shards; and the manifests of other tools."""
+"""Read and write manifests, which make directories of shards datasets; interpret names; export other tools' indexes."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ UNFINISHED_NAME = f".shardio-pack{PARTIAL_SUFFIX}"
 
 
 _NAME = r"[^\0\ud800-\udc7f\udd00-\udfff]*"
-"""A file name contains neither NUL nor a surrogate that does not represent a byte."""
+"""Matches NUL, and surrogates that do not represent a byte. File names contain neither."""
 
 _OF = re.compile(r"(.*?)([0-9]+)([-_]of[-_])([0-9]{1,6})(.*)")
-"""The name of a file that says how many there are, such as ``train-00000-of-00041.parquet``."""
+"""Matches a file name that says how many files there are, such as ``train-00000-of-00041.parquet``."""
 
 _SPLITS = frozenset(
     ("train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval", "evaluation", "holdout")
@@ -50,13 +50,13 @@ _SPLITS = frozenset(
 
 
 _WITH_SPLITS = {"set", "data", "image", "images", "img", "split", "a", "b"}
-"""Words that may stand beside one of ``_SPLITS`` in the name of a split."""
+"""Words that may occur beside one of ``_SPLITS`` in the name of a split."""
 
 
 _SPLIT = re.compile(rf"(?<![a-z])({'|'.join(sorted(_SPLITS))})(?![a-z])", re.IGNORECASE)
 
 ENERGON_FOLDER = ".nv-meta"
-"""The folder of Megatron-Energon's files."""
+"""The name of the folder with Megatron-Energon's files."""
 
 _IMAGES = ("jpg", "jpeg", "png", "webp")
 
@@ -82,10 +82,10 @@ class Manifest:
     """The contents of a dataset.
 
     Attributes:
-        shards: Its shards, in manifest order.
-        fields: The names of its samples' fields, sorted.
+        shards: The dataset's shards, in manifest order.
+        fields: The names of the samples' fields, sorted.
         classes: The class names, by label; empty if the samples have no classes.
-        pack: The settings it was packed with; empty for tars that shardio did not pack.
+        pack: The settings that the dataset was packed with; empty for tars that shardio did not pack.
         format: The version of the manifest format.
     """
 
@@ -118,7 +118,7 @@ class Manifest:
 
 
 def write_manifest(location: Location, manifest: Manifest) -> None:
-    """Write a manifest, which appears whole or not at all."""
+    """Write a manifest atomically."""
     with location.write_whole() as file:
         file.write(json.dumps(asdict(manifest), indent=1, sort_keys=True, ensure_ascii=False).encode() + b"\n")
 
@@ -166,7 +166,7 @@ def _explain(content: bytes, error: ValueError) -> str:
 
 @cache
 def _manifest_type() -> TypeAdapter[Manifest]:
-    """Return the checker of manifests. It takes 1 ms to build, after pydantic's import of 0.1 s."""
+    """Return the validator of manifests. Building it takes 1 ms, and importing pydantic 0.1 s."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(Manifest)
@@ -190,8 +190,8 @@ class ShardTable:
 def find_gaps(names: Iterable[str]) -> list[str]:
     """Return the missing names between numbered files, whose names differ in one number.
 
-    If at least half of the names are missing, the gaps are assumed to be intentional, and the list is empty. Names that
-    say how many files there are (``x-0-of-3.tar``) are complete only with all of them.
+    If at least half of the names are missing, the gaps are assumed to be intentional, and the list is empty. If names
+    say how many files there are (``x-0-of-3.tar``), all files are expected.
 
     >>> find_gaps(["x-000.tar", "x-001.tar", "x-003.tar"])
     ['x-002.tar']
@@ -250,7 +250,7 @@ def make_pattern(names: Sequence[str]) -> str:
 
 
 def group_by_split(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the names of files by the split that each contains, sorted. Names without a split are left out.
+    """Return file names by the split that each name contains, sorted. Names without a split are left out.
 
     >>> group_by_split(["train-0.tar", "train-1.tar", "x-val-0.tar", "other.tar"])
     {'train': ['train-0.tar', 'train-1.tar'], 'val': ['x-val-0.tar']}
@@ -348,7 +348,7 @@ def _make_dali(index: Location) -> bytes:
 def _list_energon(table: ShardTable, split: str, prefix: str) -> Files:
     """List the indexes for Megatron-Energon, and the files in ``.nv-meta`` that describe the dataset.
 
-    An index, ``NAME.tar.idx``, says where each sample starts, and where the last ends. Its format is that of
+    An index, ``NAME.tar.idx``, says where each sample starts, and where the last sample ends. Its format is that of
     ``TarIndexWriter`` in ``src/megatron/energon/flavors/webdataset/itar.py`` of
     https://github.com/NVIDIA/Megatron-Energon: little-endian uint64 [n + 1]. The format of the other files is
     documented in https://nvidia.github.io/Megatron-Energon/data_on_disk.html. Names are relative to the folder that
@@ -376,7 +376,7 @@ def _make_energon_index(index: Location) -> bytes:
 
 def _describe_samples(fields: Sequence[str]) -> list[str]:
     image = next((field for field in _IMAGES if field in fields), None)
-    if image is None:  # A crude dataset: the user's program converts the samples.
+    if image is None:  # Energon calls this a crude dataset: the user's program converts the samples.
         return ["__module__: megatron.energon", "__class__: CrudeWebdataset"]
     members = {"image": image}
     if LABEL_FIELD in fields:
@@ -412,8 +412,8 @@ EXPORTS: dict[ExportFormat, Callable[[ShardTable, str, str], Files]] = {
     "energon": _list_energon,
     "webdataset-sizes": _list_sizes,
 }
-"""For each format, a function that lists the files, given the shards, the name of the split that has all of them, and
-the path from the files to the shards: "", or one that ends in a slash."""
+"""For each format, a function that lists the files. Its arguments are the shards, the name of the split that contains
+them all, and the path from the files to the shards. The path is empty or ends in a slash."""
 
 
 def export_index(
@@ -426,15 +426,15 @@ def export_index(
 ) -> list[Location]:
     """Write another tool's index of a dataset. The shards and their own indexes are unchanged.
 
-    ``wids`` writes ``wids.json``; ``dali`` a ``NAME.idx`` for each ``NAME.tar``; ``timm`` ``_info.json``;
-    ``webdataset-sizes`` ``sizes.json``. ``energon`` writes ``.nv-meta`` and a ``NAME.tar.idx`` for each tar.
-    shardio's own index has the same name, so ``energon`` needs another folder, ``out``, to which the tars are
-    hard-linked, or copied if that is impossible.
+    ``wids`` writes ``wids.json``, ``dali`` a ``NAME.idx`` for each ``NAME.tar``, ``timm`` ``_info.json``, and
+    ``webdataset-sizes`` ``sizes.json``. ``energon`` writes ``.nv-meta`` and a ``NAME.tar.idx`` for each tar. shardio's
+    own index has the same name, so ``energon`` needs another folder, ``out``. The tars are hard-linked to it, or copied
+    if links are impossible.
 
     Args:
         table: The shards of a packed directory, or tars of any tool.
         format: The format.
-        out: The folder to write to; by default, that of the shards.
+        out: The folder to write to; by default, the folder of the shards.
         split: The name of the split, for ``timm`` and ``energon``.
         overwrite: Whether to replace files that exist.
 
@@ -448,7 +448,7 @@ def export_index(
     """
     chosen: ExportFormat = check_choice("format", format, ExportFormat)
     overwrite = check_flag("overwrite", overwrite)
-    if not split or split != split.strip() or "tar" in split or ".." in split:  # timm takes such names for patterns.
+    if not split or split != split.strip() or "tar" in split or ".." in split:  # timm reads such names as patterns.
         raise ValueError(f"split must be a name such as 'train', and not contain 'tar' or '..', got {split!r}")
     homes = {tar.folder for tar in table.tars}
     if len(homes) > 1:
@@ -460,7 +460,7 @@ def export_index(
             "Megatron-Energon's index of NAME.tar is NAME.tar.idx, which is also shardio's: pass another directory as "
             "--out (out=…), to which the tars are linked"
         )
-    if chosen != "dali":  # Its index has an offset for each member.
+    if chosen != "dali":  # DALI's index has an offset for each member.
         _refuse_scattered(table, chosen)
     files = EXPORTS[chosen](table, split, _find_prefix(folder, home))
     if chosen == "energon" and (folder / MANIFEST_NAME).exists():
@@ -484,7 +484,7 @@ def _refuse_scattered(table: ShardTable, chosen: ExportFormat) -> None:
         if header.num_scattered:
             raise FormatError(
                 f"the members of {header.num_scattered} samples of {tar} are not adjacent, but readers of the format "
-                f"{chosen} expect them to be: pack the tars first (shardio pack), then export the index of the new ones"
+                f"{chosen} expect them to be: pack the tars first (shardio pack), then export the index of the new tars"
             )
 
 

@@ -38,7 +38,7 @@ class TruncatedTar:
     Attributes:
         end: The offset where the complete samples end, a multiple of a block. The tar may lack the last padding.
         num_samples: The number of complete samples.
-        dropped: The keys of the others, as far as they are known.
+        dropped: The keys of the incomplete samples, as far as they are known.
     """
 
     end: int
@@ -165,7 +165,7 @@ class RepairAction:
 
     Attributes:
         where: The path of the file.
-        message: What was done and why.
+        message: The action and its reason, in words.
         dropped: The keys of samples that were dropped from a tar, as far as they are known.
     """
 
@@ -184,8 +184,8 @@ class RepairResult:
 
     Attributes:
         manifest: The manifest of the repaired dataset; None if there is none, because no sample can be read.
-        actions: What was done.
-        problems: What could not be repaired.
+        actions: The files that were written.
+        problems: The problems that could not be repaired.
         are_classes_lost: Whether the samples have labels, but the class names are unknown.
     """
 
@@ -198,9 +198,9 @@ class RepairResult:
 def repair(folder: Location, *, classes: Sequence[str] | None = None, accept_changes: bool = False) -> RepairResult:
     """Repair a packed dataset. Run it again if it is interrupted.
 
-    Missing, stale and damaged indexes and manifests are rebuilt from the tars. If a tar is truncated, its
-    complete samples are written to a new tar, which replaces it. Other tars are never written. A tar whose contents
-    have changed without a change of its layout is damaged, so its index is kept as evidence.
+    Missing, stale and damaged indexes and manifests are rebuilt from the tars. If a tar is truncated, its complete
+    samples are written to a new tar, which replaces it. Other tars are never written. A tar is damaged if its contents
+    have changed without a change of its layout, so its index is kept as evidence.
 
     Args:
         folder: The packed directory.
@@ -244,7 +244,7 @@ class _Repair:
             if entry is not None:
                 entries.append(entry)
         if old is not None and self._problems:
-            fields.update(old.fields)  # Shards that could not be read may have them.
+            fields.update(old.fields)  # Unreadable shards may have these fields.
         manifest = Manifest(
             shards=tuple(entries),
             fields=tuple(sorted(fields)),
@@ -253,7 +253,7 @@ class _Repair:
         )
         pairs = [(entry, old_entries[entry.name]) for entry in entries if entry.name in old_entries]
         if any(new.digest != old.digest and new.num_samples != old.num_samples for new, old in pairs):
-            manifest.pack.pop("num_tiled", None)  # It counted the old samples.
+            manifest.pack.pop("num_tiled", None)  # The number refers to the old samples.
         if manifest.num_samples:
             self._write(self._manifest, lambda where: write_manifest(where, manifest), "the manifest")
         return RepairResult(
@@ -296,7 +296,7 @@ class _Repair:
                 contents = self._read_tar(tar, file, columns)
                 if contents is None:
                     return old, known_fields
-            with closing(tar.open()) as file:  # It may have been replaced.
+            with closing(tar.open()) as file:  # The tar may have been replaced.
                 if not self._accept_changes and self._is_damaged(file, contents, columns, old):
                     return old, known_fields
                 version = None if columns is None or columns.header.version is None else file.version

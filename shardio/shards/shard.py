@@ -1,4 +1,4 @@
-"""A shard, which is a tar and its index: open it, or write it."""
+"""Open or write a shard, which is a tar and its index."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ PACKED_NAME = re.compile(r"shard-([0-9]{5}-)?[0-9]{6,}\.tar")
 """The names that ``pack`` and ``ShardWriter`` give to shards."""
 
 GZIP = "gzip"
-"""The value of an index's ``compression``."""
+"""The value of an index's ``compression`` if the tar is compressed."""
 
 _COMPRESSED_NAME = re.compile(r".+\.(tar\.gz|tgz)", re.IGNORECASE)
 
 MAX_FIELDS = 1024
-"""The maximum number of fields. A tar with more does not follow WebDataset's naming."""
+"""The maximum number of fields. A tar with more fields does not follow WebDataset's naming."""
 
 MAX_EMPTY = 64
-"""The maximum number of entries of an index for each member of its tar. The others say that a sample lacks a field."""
+"""The maximum number of entries in an index for each member of its tar. The surplus entries are for missing fields."""
 
 MAX_CELLS = 2**18
-"""The number of entries that an index may have in any case."""
+"""The number of entries that any index may have, whatever the number of members."""
 
 
 def describe_offset(tar: StoredFile, offset: int) -> str:
@@ -75,8 +75,8 @@ class Shard:
 
     Args:
         tar: The location of the tar.
-        index: The location of its index.
-        parts: A cache for the parts of the index that are read; by default, a new one.
+        index: The location of the tar's index.
+        parts: A cache for the parts of the index that are read; by default, a new cache.
 
     Raises:
         FileNotFoundError: If the tar does not exist.
@@ -88,7 +88,7 @@ class Shard:
         self.tar = open_tar(tar, read_header(index)) if is_compressed(tar) else tar.open()
         try:
             self.index = ShardIndex(index, self.tar, parts)
-        except BaseException:  # Ctrl-C must not leave the tar open either.
+        except BaseException:  # Ctrl-C must not leave the tar open.
             self.tar.close()
             raise
         self._names_are_plain = True
@@ -107,19 +107,20 @@ class Shard:
     def read_many(
         self, samples: Ints, fields: Sequence[str], unseen: NDArray[np.bool_] | None = None
     ) -> list[list[bytes | None]]:
-        """Read some fields of some samples. Neighbouring ranges are read together.
+        """Read fields of samples. Neighbouring ranges are read together.
 
         Args:
             samples: int64 [n], indices in this shard.
             fields: F names of fields.
-            unseen: bool [n], the samples whose tar headers and contents are compared with the index; None for none.
+            unseen: bool [n], whether to compare each sample's tar headers and contents with the index; None to compare
+                no sample.
 
         Returns:
             For each field, the content of each sample, or None if the sample lacks the field.
 
         Raises:
             SampleError: If a sample cannot be read or is damaged, or a field is too large.
-            StaleIndexError: If the tar holds another member at the indexed offset.
+            StaleIndexError: If the tar has another member at the indexed offset.
         """
         there = tuple(field for field in fields if field in self.index.field_indices)
         starts, stops, hashes = self.index.locate(samples, there)  # each [n, F]
@@ -211,7 +212,7 @@ class Shard:
         headers: Sequence[bytes],
         hashes: NDArray[np.uint64],
     ) -> None:
-        """Compare some samples with the index.
+        """Compare samples with the index.
 
         Args:
             samples: int64 [n], indices in the shard.
@@ -219,7 +220,7 @@ class Shard:
             columns: F columns of n contents; None where a sample lacks the field.
             rows: int64 [m], the rows of the samples to compare.
             starts: int64 [n, F], the offsets of the contents; -1 where a sample lacks the field.
-            headers: The tar headers of the contents to compare, sample by sample. Missing fields have none.
+            headers: The tar headers of the contents to compare, sample by sample. Missing fields have no headers.
             hashes: uint64 [n, F], the xxh3-64 of the contents according to the index.
         """
         # Python's integers and bytes are faster here than arrays: this runs once for every sample.
@@ -233,7 +234,7 @@ class Shard:
                     continue
                 header = next(header_of_next)
                 content = columns[field_index][row]
-                assert content is not None, "the index has it"
+                assert content is not None, "the index has the content"
                 if not header_fits(header, key, suffixes[field_index], len(content)):
                     self._doubt_name(row, start, len(content), key, fields[field_index], header)
                 if (found := xxhash.xxh3_64_intdigest(content)) != expected[field_index]:
@@ -248,7 +249,7 @@ class Shard:
                     )
 
     def _damaged(self, row: int, raw_key: bytes, start: int, message: str) -> SampleError:
-        """Return an error. The sample's key and location replace ``{}`` in its message."""
+        """Return an error with ``{}`` in the message replaced by the sample's key and location."""
         key, where = decode_key(raw_key), describe_offset(self.tar, start)
         return SampleError(message.replace("{}", f"{key} in {where}", 1), row=row, key=key, where=where)
 
@@ -366,7 +367,7 @@ def write_index(
 def write_shard(tar: Location, samples: Iterable[Sample]) -> tuple[ShardEntry, tuple[str, ...]]:
     """Write samples to a tar in the given order, and write its index next to it.
 
-    Each file appears whole or not at all. The index is written last. Nothing is read back.
+    Each file is written atomically. The index is written last. Nothing is read back.
 
     Returns:
         The shard's entry for the manifest, and the names of its fields.
@@ -380,7 +381,7 @@ def write_shard(tar: Location, samples: Iterable[Sample]) -> tuple[ShardEntry, t
 
 
 def write_index_of(tar: Location, writer: TarWriter) -> tuple[ShardEntry, tuple[str, ...]]:
-    """Write the index of a tar that a writer has ended. Return what :func:`write_shard` returns."""
+    """Write the index of a tar that a writer has ended. The result is that of :func:`write_shard`."""
     samples = writer.stored
     written = _WrittenTar(location=tar, size=writer.num_bytes, headers={**writer.headers_of_first, **writer.headers})
     write_index(index_location(tar), written, samples, writer.digest)
@@ -401,8 +402,8 @@ def was_packed(tar: Location) -> bool:
     """Return whether ``pack`` wrote a tar's index. The tar need not exist.
 
     An index that was created on first use holds the tar's version, except in early versions of shardio. So the tar
-    must also have a name that ``pack`` gives, and its first member must have a header without time or owner, as
-    ``pack`` writes it.
+    must also have a name that ``pack`` gives. Its first member must have a header without time or owner, as ``pack``
+    writes it.
 
     Raises:
         FormatError: If the index is damaged.
@@ -444,17 +445,17 @@ def open_tar(tar: Location, header: IndexHeader) -> StoredFile:
 
 
 class DecompressedFile:
-    """A tar that gzip compressed, read as if it were not compressed. Threads cannot share it.
+    """A gzip-compressed tar, read as if it were not compressed. Threads cannot share it.
 
     Reading backwards decompresses the file from its beginning again.
 
     Args:
         location: The location of the compressed tar.
-        size: The size of the decompressed tar in bytes; by default, the tar is decompressed once to find it.
+        size: The size of the decompressed tar in bytes. By default, the tar is decompressed once to find its size.
 
     Raises:
         FormatError: If the file is not a complete gzip file.
-        OSError: If it cannot be read.
+        OSError: If the file cannot be read.
     """
 
     def __init__(self, location: Location, size: int | None = None) -> None:
@@ -465,12 +466,12 @@ class DecompressedFile:
         try:
             self._restart()
             self.size = self._measure() if size is None else size
-        except BaseException:  # Ctrl-C must not leave the file open either.
+        except BaseException:  # Ctrl-C must not leave the file open.
             self.close()
             raise
 
     def remember(self, headers: Mapping[int, bytes]) -> None:
-        """Keep blocks, given by the offsets where they end, so that reading them again costs nothing."""
+        """Keep blocks in memory, given by the offsets where they end: reading them again then costs nothing."""
         self._known = headers
 
     def read(self, start: int, stop: int) -> bytes:
@@ -478,7 +479,7 @@ class DecompressedFile:
         if stop - start == BLOCK and stop in self._known:
             return self._known[stop]
         content = bytearray()
-        while (position := start + len(content)) < stop:  # In pieces: an index may claim more bytes than there are.
+        while (position := start + len(content)) < stop:  # In pieces: an index may claim too many bytes.
             piece = bytearray(min(PIECE, stop - position))
             self.read_into([position], [memoryview(piece)])
             content += piece

@@ -1,8 +1,8 @@
 """Find the shards that a user names, and index the tars that other tools packed.
 
-The names are those of a directory, a manifest, tars or a brace pattern. Tars are indexed on first use, and again after
-they change. Tars that gzip compressed are indexed only to list their contents and to extract single samples. Reading a
-member decompresses everything before it, so datasets do not read them.
+A user names a directory, a manifest, tars or a brace pattern. Tars are indexed on first use, and again after they
+change. gzip-compressed tars are indexed only to list their contents and to extract single samples. Datasets do not read
+these tars, because reading a member decompresses everything before it.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ DatasetSource = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 MAX_BYTES = 2**63 - 1
-"""The maximum size of a dataset in bytes, because bytes and samples are counted in int64."""
+"""The maximum size of a dataset in bytes: bytes and samples are counted in int64."""
 
 
 MAX_NAMED = 8
@@ -338,7 +338,7 @@ def _describe_scattered(counts: Mapping[Location, int]) -> str:
     return (
         f"the members of some samples ({sum(counts.values())}) are not adjacent in {_name_some(tars)}, as after tar "
         "without --sort=name. shardio gathers them by key, but needs a read for each part of such a sample. WebDataset "
-        "takes the parts for samples, and streams refuse them. To get adjacent members, pack the tars (shardio pack), "
+        "reads the parts as samples, and streams refuse them. To get adjacent members, pack the tars (shardio pack), "
         "or create them with tar --sort=name"
     )
 
@@ -357,13 +357,13 @@ class TarContents:
     """The contents of a tar.
 
     Attributes:
-        samples: Its samples, in the order of their first members.
+        samples: The tar's samples, in the order of their first members.
         digest: The xxh3-128 of the tar, in hexadecimal.
         num_added_by_macos: The number of skipped files that macOS added.
         num_without_key: The number of other skipped files, whose names have no key.
         skipped: The names of the first skipped files.
-        headers: The plain headers of the first and the last run of members that have one key, by the offsets of the
-            contents. Unless the first and the last sample are scattered, they have no other members.
+        headers: The plain headers of the first and the last run of adjacent members with one key, by the offsets of the
+            contents. They cover the first and the last sample, unless these are scattered.
     """
 
     samples: list[StoredSample] = field(default_factory=list)
@@ -377,8 +377,8 @@ class TarContents:
 def find_or_make_index(tar: Location) -> tuple[Location, TarContents | None]:
     """Return the index of a tar, and the tar's contents if the index had to be created.
 
-    That is necessary if it does not exist, or if the tar may have changed since. The index is written next to the tar
-    if this process may write there, and otherwise to the user's cache folder. Several processes may do this at the same
+    The index is created if it does not exist, or if the tar may have changed since. It is written next to the tar if
+    this process may write there, and otherwise to the user's cache folder. Several processes may do this at the same
     time: each writes its own temporary file and renames it.
 
     Raises:
@@ -391,9 +391,9 @@ def find_or_make_index(tar: Location) -> tuple[Location, TarContents | None]:
 
 
 def find_or_make_compressed_index(tar: Location) -> tuple[Location, TarContents | None]:
-    """Do the same for a compressed tar.
+    """Return the index of a compressed tar, and the tar's contents if the index had to be created.
 
-    The tar is decompressed twice: once to find its size, and once to read it. Memory does not grow with its size.
+    The tar is decompressed twice: once to find its size, and once to read it. Memory use does not grow with its size.
 
     Raises:
         FormatError: If the file is not a complete tar in a complete gzip file, or cannot be indexed.
@@ -406,7 +406,7 @@ def find_or_make_compressed_index(tar: Location) -> tuple[Location, TarContents 
 def _make_index(tar: Location, compression: str | None = None) -> tuple[Location, TarContents]:
     file = tar.open() if compression is None else DecompressedFile(tar)
     with closing(file):
-        file.discard(0, file.size)  # No hash can show yet whether an earlier run left damaged bytes in a cache.
+        file.discard(0, file.size)  # Cached bytes may be damaged, and no hash exists to detect that.
         contents = scan_contents(file)
         if isinstance(file, DecompressedFile):
             file.remember(contents.headers)
@@ -433,7 +433,7 @@ def scan_contents(file: StoredFile) -> TarContents:
 
 
 def _list_members(scan: TarScan, contents: TarContents) -> Iterator[tuple[tuple[str, str], StoredField]]:
-    """Yield the members of a tar that have a key, and note the others, and the headers."""
+    """Yield the members of a tar that have a key, and record the other members and the headers."""
     key, first, last = None, dict[int, bytes](), dict[int, bytes]()
     for name, content in scan.members():
         is_added = is_added_by_macos(name)
@@ -456,7 +456,7 @@ def _write_where_allowed(tar: Location, write: Callable[[Location], object]) -> 
     beside, cached = index_location(tar), cached_index_location(tar)
     try:
         if beside.can_write():
-            with suppress(PermissionError):  # Object stores tell only when something is written.
+            with suppress(PermissionError):  # Only an attempt to write shows whether an object store allows it.
                 write(beside)
                 return beside
         write(cached)
@@ -488,13 +488,13 @@ def has_split_samples(index: Location, header: IndexHeader) -> bool:
 
     Args:
         index: The location of the index.
-        header: Its metadata.
+        header: The index's metadata.
     """
     if header.format != INDEX_FORMAT or header.version is None:  # Packed tars have no scattered samples.
         return False
     columns = read_columns(index)
     is_there = columns.starts >= 0
-    if is_there.all():  # The parts of a sample have different fields, so they lack some.
+    if is_there.all():  # The parts of a sample have different fields, so each lacks some.
         return False
     return any(np.any(is_there[:, rows] != is_there[:, rows[:1]]) for rows in find_repeated(columns.keys).values())
 
@@ -529,7 +529,7 @@ class IndexReport:
 
     Attributes:
         tar: The tar.
-        index: Its index.
+        index: The tar's index.
         columns: The content of the index.
         contents: The contents of the tar; None if the index existed already.
     """

@@ -1,11 +1,11 @@
-"""The layout of plain POSIX tars (IEEE Std 1003.1, "pax Interchange Format") in WebDataset's naming.
+"""Write and parse plain POSIX tars (IEEE Std 1003.1, "pax Interchange Format") with WebDataset's naming.
 
 Each member is a header of whole 512-byte blocks, its content, and zeros up to the next block. Two zero blocks end the
 file. Time, owner and mode are constants, so equal input gives equal bytes. If a name does not fit the plain header, a
 pax header precedes it. The block right before the content is always the member's own plain header.
 
-A member ``path/key.field`` belongs to sample ``path/key``; the key ends at the first dot of the base name.
-WebDataset expects the members of a sample to be adjacent. Tars made without ``tar --sort=name`` may have them anywhere.
+A member ``path/key.field`` belongs to sample ``path/key``; the key ends at the first dot of the base name. WebDataset
+expects the members of a sample to be adjacent. In tars made without ``tar --sort=name``, they may be anywhere.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ END = bytes(2 * BLOCK)
 """The end of a tar."""
 
 MAX_MEMBER = 2**31
-"""The maximum size of a member in bytes, because whole samples are read, many at a time."""
+"""The maximum size of a member in bytes: many whole samples are read at a time."""
 
 TOO_LARGE = f"more than {MAX_MEMBER}, the largest size of a field: split it, or keep it outside the tars"
 """The end of an error message about a larger member."""
@@ -74,7 +74,7 @@ def _plain_template() -> tuple[bytes, int]:
 
 
 def _make_header_by_tarfile(name: str, num_bytes: int) -> bytes:
-    import tarfile  # It takes 4 ms, and reading samples does not need it.
+    import tarfile  # Importing it takes 4 ms, and reading samples does not need it.
 
     info = tarfile.TarInfo(name)
     info.size = num_bytes
@@ -108,7 +108,7 @@ def header_fits(header: bytes, key: bytes, suffix: bytes, num_bytes: int) -> boo
     """
     name = key + suffix
     if header.startswith(name + b"\0") and header[124:136] == b"%011o\0" % num_bytes and not header[345]:
-        return True  # Nearly always.
+        return True  # Nearly all headers match here.
     if num_bytes < 8**11 and _read_size(header) not in (num_bytes, None):
         return False
     if len(name) > MAX_PLAIN_NAME or not name.isascii():
@@ -130,8 +130,8 @@ _META_NAME = re.compile(r"__[^/]*__(/|$)")
 def split_name(name: str) -> tuple[str, str] | None:
     r"""Split a member's name into key and field; return None if WebDataset would not read the member.
 
-    The result is that of WebDataset's regular expression, ``((?:.*/)?[^.]+)\.([^/]*)``, which takes quadratic time for
-    hostile names. So the field of ``x/.y`` is ``y``, and its key ends with the slash.
+    The result equals that of WebDataset's regular expression, ``((?:.*/)?[^.]+)\.([^/]*)``, which takes quadratic time
+    for hostile names. So the field of ``x/.y`` is ``y``, and its key ends with the slash.
 
     >>> split_name("cats/0001.JPG")
     ('cats/0001', 'jpg')
@@ -154,7 +154,7 @@ def join_name(key: str, field: str) -> str:
 
 
 def is_added_by_macos(name: str) -> bool:
-    """Return whether a file is one that macOS adds to folders: AppleDouble (``._x.jpg``) or ``.DS_Store``."""
+    """Return whether macOS has added a file to its folder: AppleDouble (``._x.jpg``) or ``.DS_Store``."""
     name = name.rpartition("/")[2]
     return name.startswith("._") or name == ".DS_Store"
 
@@ -164,7 +164,7 @@ class Member(Protocol):
 
     @property
     def offset(self) -> int:
-        """The offset of its content."""
+        """The offset of the member's content."""
 
 
 Some = TypeVar("Some", bound=Member)
@@ -196,9 +196,9 @@ def group_members(tar: str, named: Iterable[tuple[tuple[str, str], Some]]) -> It
 
 
 def gather_members(tar: str, runs: Sequence[tuple[str, dict[str, Some]]]) -> list[tuple[str, dict[str, Some]]]:
-    """Make one sample of all runs of adjacent members that have the same key.
+    """Join all runs of adjacent members that have the same key into one sample.
 
-    Runs of one key that all have the same fields stay separate samples, as WebDataset reads them.
+    If all runs of a key have the same fields, they stay separate samples, as WebDataset reads them.
 
     Args:
         tar: The tar's location, for messages.
@@ -208,7 +208,7 @@ def gather_members(tar: str, runs: Sequence[tuple[str, dict[str, Some]]]) -> lis
         The key of each sample, and its members by field, in the order of the samples' first members.
 
     Raises:
-        FormatError: If runs of one key have some fields in common, and others not.
+        FormatError: If runs of one key share some fields, but not all.
     """
     counts = Counter(key for key, _ in runs)
     if len(counts) == len(runs):
@@ -239,7 +239,7 @@ def _join_runs(tar: str, key: str, runs: Sequence[dict[str, Some]]) -> dict[str,
     first, second = [run[field].offset for run in runs if field in run][:2]
     raise FormatError(
         f"{tar} holds field {field!r} of sample {key} twice, at bytes {first} and {second}, and the sample's members "
-        "are not adjacent, so it is unknown which belong together: create the tar again without one of the two"
+        "are not adjacent, so it is unknown which members belong together: create the tar again without one of the two"
     )
 
 
@@ -250,7 +250,7 @@ _DIGIT_SHIFTS = np.arange(30, -1, -3)
 def are_plain_headers(blocks: NDArray[np.uint8], names: Sequence[bytes], sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which blocks are the plain headers of members with these names and sizes, bool [n].
 
-    If the result is False, :func:`header_fits` has to decide: names of 100 bytes, and names and sizes that a header may
+    If the result is False, :func:`header_fits` must decide: names of 100 bytes, and names and sizes that a header may
     encode in several ways, are not compared.
 
     Args:
@@ -259,7 +259,7 @@ def are_plain_headers(blocks: NDArray[np.uint8], names: Sequence[bytes], sizes: 
         sizes: int64 [n], sizes in bytes, not negative.
     """
     lengths = np.fromiter(map(len, names), np.int64, len(names))
-    width = min(int(lengths.max(initial=0)) + 1, MAX_PLAIN_NAME)  # With at least one of the zeros that fill the field.
+    width = min(int(lengths.max(initial=0)) + 1, MAX_PLAIN_NAME)  # With one or more of the zeros that fill the field.
     stored_names = np.ascontiguousarray(blocks[:, :width]).view(f"S{width}")[:, 0]
     fits: NDArray[np.bool_] = (stored_names == np.array(names, f"S{width}")) & (lengths < width) & (sizes < 8**11)
     digits = (sizes[:, None] >> _DIGIT_SHIFTS & 7).astype(np.uint8) + ord("0")
@@ -269,11 +269,11 @@ def are_plain_headers(blocks: NDArray[np.uint8], names: Sequence[bytes], sizes: 
 
 
 GZIP_ERRORS = (gzip.BadGzipFile, zlib.error, EOFError)
-"""The errors that a file of :func:`decompress` raises for a damaged or truncated stream."""
+"""The errors that a file from :func:`decompress` raises for a damaged or truncated stream."""
 
 
 def decompress(pieces: Iterator[bytes] | Iterator[memoryview]) -> gzip.GzipFile:
-    """Return the decompressed content of a stream that gzip compressed. Each piece may overwrite the last."""
+    """Return the decompressed content of a gzip-compressed stream. Each piece may overwrite the last."""
     stream = io.BufferedReader(_PieceStream(pieces), PIECE)
     return gzip.GzipFile(fileobj=cast(BinaryIO, stream), mode="rb")
 
@@ -293,7 +293,8 @@ class _PieceStream(io.RawIOBase):
 
 
 PIECE = 2**20
-"""The number of bytes to collect before they are written and hashed: few calls, and the bytes are still in cache."""
+"""The number of bytes to collect before they are written and hashed. This needs few calls, and the bytes are still in
+the processor's cache."""
 
 
 class StoredField(NamedTuple):
@@ -312,13 +313,13 @@ class StoredSample(NamedTuple):
 
 
 class TarWriter:
-    """Writes samples to a tar, and records where their fields are.
+    """A writer of samples to a tar, which records where their fields are.
 
     Attributes:
         num_bytes: The size of the tar so far, in bytes.
         stored: The samples, in tar order.
         headers_of_first: The plain headers of the first sample's members, by the offsets of the contents.
-        headers: Those of the last sample so far.
+        headers: The plain headers of the last sample so far.
 
     Args:
         file: The destination of the tar.

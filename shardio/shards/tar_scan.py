@@ -2,7 +2,7 @@
 
 tarfile trusts the sizes in headers. It reads an extended header of any length at once, calls itself recursively for
 consecutive extended headers, and seeks forwards or backwards by any number of bytes. So it reads from a
-:class:`ForwardReader`, which bounds all of this.
+:class:`ForwardReader`, which limits the lengths, the recursion and the seeks.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ MAX_HEADER_BYTES = 2**20
 """The maximum size of a header in bytes. A pax header holds a file's name and attributes, and is much smaller."""
 
 MAX_HEADER_READS = 128
-"""The maximum number of reads of one member's headers. A member has one or two extended headers of two reads each."""
+"""The maximum number of reads for one member's headers. A member has one or two extended headers of two reads each."""
 
 MAX_RECORDS = 1000
 """The maximum number of records of a pax header, and of different keywords of all global pax headers, which tarfile
 copies for each member."""
 
 MAX_DIGITS = 256
-"""The maximum number of digits in a row in a pax header. The time of tarfile's regular expressions grows with the
-square of it (CVE-2024-6232)."""
+"""The maximum number of consecutive digits in a pax header. The time of tarfile's regular expressions grows with the
+square of this number (CVE-2024-6232)."""
 
 HEADERS_PIECE = 2**16
 """The number of bytes to read at a time if contents are skipped."""
 
 UNKNOWN_SIZE = 2**63 - 1
-"""The size of a stream, which is known only at its end. No tar is as large."""
+"""The size of a stream whose real size is known only at its end. No tar is as large."""
 
 _STREAM_PIECE = 2**18
 """The number of bytes of a stream to decompress at a time."""
@@ -100,7 +100,7 @@ class ForwardReader:
         self._extended = b""  # The type of the extended header that tarfile reads next; empty before other reads.
         self._global_keywords = set[bytes]()
         self._pieces = pieces
-        self._piece = memoryview(b"")  # Bytes from `position` on that were already read.
+        self._piece = memoryview(b"")  # Bytes from `position` on that have already been read.
 
     def open(self) -> tarfile.TarFile:
         """Return a TarFile that reads this file.
@@ -111,7 +111,7 @@ class ForwardReader:
         return tarfile.open(fileobj=cast(BinaryIO, self), mode="r:")
 
     def read(self, num_bytes: int) -> bytes:
-        """Read a header or a part of one. Called by tarfile."""
+        """Read a header or a part of a header. tarfile calls this method."""
         self._num_reads += 1
         if self._num_reads > MAX_HEADER_READS:
             raise tarfile.ReadError(f"the headers of one member take more than {MAX_HEADER_READS} reads")
@@ -126,7 +126,7 @@ class ForwardReader:
         return self.last_read
 
     def _check(self, num_bytes: int) -> None:
-        """Raise ReadError if what tarfile read last is a pax header that it would read in quadratic time."""
+        """Raise ReadError if tarfile has just read a pax header that it would parse in quadratic time."""
         kind, self._extended = self._extended, b""
         if not kind and num_bytes == BLOCK:
             kind = self.last_read[156:157]
@@ -154,7 +154,7 @@ class ForwardReader:
         self._num_reads, self._extended = 0, b""
 
     def seek(self, position: int) -> int:
-        """Read bytes up to an offset, or up to the end of the tar. Called by tarfile."""
+        """Read bytes up to an offset, or up to the end of the tar. tarfile calls this method."""
         if not self.position <= position <= self.size:
             raise tarfile.ReadError(
                 f"the next header should be at byte {position}, outside bytes {self.position} to {self.size}"
@@ -164,7 +164,7 @@ class ForwardReader:
         return self.position
 
     def tell(self) -> int:
-        """Return the offset of the next byte to read. Called by tarfile."""
+        """Return the offset of the next byte to read. tarfile calls this method."""
         return self.position
 
 
@@ -181,7 +181,7 @@ class ForwardFile(ForwardReader):
         super().__init__(self._read_from(0), file.size)
 
     def seek(self, position: int) -> int:
-        """Read or skip bytes up to an offset. Called by tarfile."""
+        """Read or skip bytes up to an offset. tarfile calls this method."""
         if self._digest is None and self.position + len(self._piece) < position <= self.size:
             self.position, self._piece = position, memoryview(b"")
             self._pieces = self._read_from(position)
@@ -197,7 +197,7 @@ class ForwardFile(ForwardReader):
 def _find_keywords(header: bytes) -> list[bytes]:
     """Return the keywords of the records of a pax header, which may be padded with zeros.
 
-    If a record lacks the equals sign, old versions of tarfile search the rest of the header; later ones refuse it.
+    If a record lacks the equals sign, old versions of tarfile search the rest of the header; later versions refuse it.
 
     Raises:
         tarfile.ReadError: If a record is not ``length keyword=value``, or has too many digits in a row.
@@ -233,7 +233,7 @@ def find_member(file: StoredFile, offset: int) -> tuple[str, int] | None:
             if info.offset_data >= offset:
                 return (info.name, info.size) if info.offset_data == offset else None
     except TAR_ERRORS:
-        pass  # A damaged tar has no member there.
+        pass  # A damaged tar has no member at the offset.
     return None
 
 
@@ -262,10 +262,10 @@ def read_headers(file: ForwardReader) -> Iterator[tuple[tarfile.TarInfo, int]]:
 
 
 class TarScan:
-    """Reads a whole tar once and hashes it.
+    """A scan that reads a whole tar once and hashes it.
 
     Attributes:
-        last_header: The plain header of the member that was yielded last, one block.
+        last_header: The plain header of the last yielded member, one block.
     """
 
     def __init__(self, file: StoredFile) -> None:
@@ -275,7 +275,7 @@ class TarScan:
 
     @property
     def digest(self) -> str:
-        """The xxh3-128 of the bytes read so far, in hexadecimal: the tar's after all members were read."""
+        """The xxh3-128 of the bytes read so far, in hexadecimal. It is the tar's after all members have been read."""
         return self._hash.hexdigest()
 
     def members(self) -> Iterator[tuple[str, StoredField]]:
@@ -348,7 +348,7 @@ def refuse_without_content(tar: str, info: tarfile.TarInfo) -> None:
     """Refuse a member that is named like a field but has no content of its own.
 
     Raises:
-        FormatError: If this is such a member of the tar at location ``tar``.
+        FormatError: If the member of the tar at location ``tar`` has no content of its own.
     """
     if info.isreg() or info.type in WITHOUT_CONTENT or split_name(info.name) is None:
         return
@@ -394,7 +394,10 @@ def data_after_end(tar: str, offset: int) -> FormatError:
 
 
 class IncompleteTarError(FormatError):
-    """A streamed tar ends too early or is damaged, but another transfer may succeed. The message is only the cause."""
+    """The error for a streamed tar that ends too early or is damaged. Another transfer may succeed.
+
+    The message contains only the cause.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -402,9 +405,9 @@ class StreamedSample:
     """A sample of a stream.
 
     Attributes:
-        key: Its key.
-        offset: The offset of its first field's content in the (decompressed) tar.
-        contents: The contents of its requested fields.
+        key: The sample's key.
+        offset: The offset of the content of its first field in the (decompressed) tar.
+        contents: The contents of the requested fields.
         digest: The xxh3-64 of the names and sizes of the fields of all samples in the tar up to this one.
     """
 
@@ -421,14 +424,14 @@ class _Member(NamedTuple):
 
 
 class StreamedTar:
-    """A tar that is read forwards. It has the same samples as an index of the tar, in the same order.
+    """A tar that is read forwards. It yields the same samples as an index of the tar, in the same order.
 
-    An index gathers the members of scattered samples. A stream raises an error at the second part of such a sample,
-    after it has yielded the first.
+    An index gathers the members of scattered samples. A stream raises an error at the second part of a scattered
+    sample, after it has yielded the first part.
 
     Args:
         name: The tar's name, for messages.
-        read: Returns the next bytes of the stream, or none at its end.
+        read: Returns the next bytes of the stream, or no bytes at its end.
         fields: The fields whose contents are kept.
     """
 
@@ -438,7 +441,7 @@ class StreamedTar:
 
     @property
     def num_bytes(self) -> int:
-        """The number of bytes of the (decompressed) tar that were read."""
+        """The number of bytes of the (decompressed) tar that have been read."""
         return self._reader.position
 
     def samples(self) -> Iterator[StreamedSample]:
@@ -446,10 +449,10 @@ class StreamedTar:
 
         Raises:
             IncompleteTarError: If the tar is damaged or has no end.
-            FormatError: If it is not a tar of samples, or the members of a sample are not adjacent.
+            FormatError: If the stream is not a tar of samples, or the members of a sample are not adjacent.
         """
         digest, field_sets = 0, dict[frozenset[str], int]()
-        fields_of = dict[int, int]()  # The number of a sample's set of fields, by the hash of its key.
+        fields_of = dict[int, int]()  # The number of each sample's set of fields, by the hash of its key.
         for key, members in group_members(self._name, self._members()):
             fields = field_sets.setdefault(frozenset(members), len(field_sets))
             if fields_of.setdefault(hash_key(key), fields) != fields:
@@ -515,7 +518,7 @@ def _read_pieces(name: str, read: Callable[[], bytes]) -> Iterator[memoryview]:
     for start, program in _OTHERS.items():
         if first.startswith(start):
             raise FormatError(
-                f"{name} is compressed with {program}, which streams of tars cannot be: decompress it in the command, "
+                f"{name} is compressed with {program}, which shardio cannot stream: decompress it in the command, "
                 f"as in 'pipe:cat x.tar.{program} | {program} -dc'"
             )
     pieces = chain([first], pieces)

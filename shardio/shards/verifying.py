@@ -37,11 +37,12 @@ from shardio.shards.tar_scan import TAR_ERRORS, WITHOUT_CONTENT, ForwardFile, ch
 from shardio.storage import Location, RemoteAccess, StoredFile, parse_location, read_pieces
 
 ContentCheck = Callable[[str, bytes], str | None]
-"""Returns what is wrong with a content, given the name of its field; None if nothing is wrong."""
+"""A function that returns what is wrong with a content, given its field's name; None if nothing is wrong."""
 
 
 MEMBERS_AT_ONCE = 512
-"""The approximate number of headers to compare at once. Fewer make numpy's calls cost more; more leave the cache."""
+"""The approximate number of headers to compare at once. With fewer, numpy's calls cost more per header. With more, the
+headers do not stay in the processor's cache."""
 
 
 MAX_WORKERS = 4
@@ -113,11 +114,11 @@ class NamedShard:
     """A shard that may be damaged or incomplete.
 
     Attributes:
-        tar: The location of its tar.
-        index: The location of its index; None if it has none.
+        tar: The location of the tar.
+        index: The location of the index; None if there is none.
         num_bytes: The size of the tar in bytes; 0 if it does not exist.
         manifest: The location of the manifest that lists the shard; None if there is none.
-        entry: Its entry there.
+        entry: The shard's entry in the manifest.
         fields: The fields of the whole dataset, according to the manifest.
     """
 
@@ -245,11 +246,11 @@ def _find_entry_problems(
 
 
 class ShardVerification:
-    """Compares a tar with its index. Finds all problems, not only the first.
+    """A comparison of a tar with its index. It finds all problems, not only the first.
 
     Args:
         tar: The open tar.
-        columns: Its index.
+        columns: The tar's index.
         check_content: A function that checks intact contents.
     """
 
@@ -312,7 +313,7 @@ class ShardVerification:
                 message = f"the index points to bytes {starts[i]} to {stops[i]}, but the tar has {self._tar.size} bytes"
                 yield self._problem("content", i, message)
             elif overlaps[i]:
-                yield self._problem("index", i, "the index points to bytes of the member before")
+                yield self._problem("index", i, "the index points to bytes of the previous member")
             else:
                 yield self._problem("content", i, f"it has {stops[i] - starts[i]} bytes, {TOO_LARGE}")
         kept = ~(is_outside | overlaps)
@@ -418,12 +419,12 @@ def _proves_name(block: bytes, key: bytes, suffix: bytes, num_bytes: int) -> boo
 def _read_members(
     tar: StoredFile, starts: Ints, stops: Ints, digest: xxhash.xxh3_128
 ) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint64]]]:
-    """Read a tar once, in pieces, and update its digest. Yield the members' header blocks and xxh3-64, many at a time.
+    """Read a tar once, in pieces, and update its digest. Yield header blocks and xxh3-64 of many members at a time.
 
     Args:
         tar: The tar.
         starts: int64 [n], the offsets of contents that do not overlap, sorted.
-        stops: int64 [n], where the contents end.
+        stops: int64 [n], the offsets at which the contents end.
         digest: Updated with all bytes.
 
     Yields:
@@ -431,13 +432,13 @@ def _read_members(
     """
     i, begin = 0, 0
     blocks, hashes = list[NDArray[np.uint8]](), list[int]()
-    head, partial = b"", xxhash.xxh3_64()  # Of a member that is only partly in the pieces so far.
+    head, partial = b"", xxhash.xxh3_64()  # The start of a member that is only partly in the pieces so far.
     for piece in read_pieces(tar):
         digest.update(piece)
         end = begin + len(piece)
         num_ended = int(np.searchsorted(stops, end, side="right"))
         while i < len(starts) and starts[i] - BLOCK < end:
-            if starts[i] - BLOCK >= begin and i < num_ended:  # Nearly always. All members up to num_ended are inside.
+            if starts[i] - BLOCK >= begin and i < num_ended:  # Usual. All members up to num_ended are inside.
                 starts_here = starts[i:num_ended] - begin
                 blocks.append(_take_blocks(piece, starts_here - BLOCK))
                 bounds = zip(starts_here.tolist(), (stops[i:num_ended] - begin).tolist(), strict=True)
@@ -478,7 +479,7 @@ def find_problems(
     num_workers: int | None = None,
     progress: WorkProgress | None = None,
 ) -> Iterator[Problem]:
-    """Verify a dataset and yield its problems. A problem in one place does not hide those in others.
+    """Verify a dataset and yield its problems. A problem in one place does not hide problems in other places.
 
     Each tar is read once and compared with its index: the size and the xxh3-128 of the tar, each member's header, and
     each content's xxh3-64. Nothing is written.
@@ -490,7 +491,7 @@ def find_problems(
         check_content: A function that checks each intact content, given its field and its bytes, and returns what is
             wrong with it, or None. Threads call it.
         num_workers: The number of shards to read at a time; by default, up to 4.
-        progress: Receives the number of shards, then the shards, bytes and samples that are done.
+        progress: Receives the number of shards, then the numbers of verified shards, bytes and samples.
 
     Raises:
         FileNotFoundError: If the source does not exist or holds no tars.
@@ -532,7 +533,7 @@ def _verify(shard: NamedShard, check_content: ContentCheck | None) -> _Verified:
         problems += _find_entry_problems(shard.manifest, shard.entry, shard.fields, shard.index, columns)
     if has_split_samples(shard.index, columns.header):
         message = (
-            "it lists the parts of samples whose members are not adjacent as samples of their own, because an early "
+            "it lists the parts of samples whose members are not adjacent as separate samples, because an early "
             "version of shardio made it: create it again with shardio index"
         )
         problems.append(Problem(kind="index", where=str(shard.index), message=message))

@@ -1,4 +1,4 @@
-"""Dataset storage: locations, stores and local files."""
+"""Access stored data: locations, stores and local files."""
 
 from shardio.storage.local import FolderFiles, find_path, make_version, read_and_stat, walk_files, walk_folders
 from shardio.storage.locations import (

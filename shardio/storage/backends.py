@@ -25,7 +25,7 @@ CONNECT_S = 5.0
 
 TIMEOUTS_PER_REQUEST = 6
 """The maximum time of a request that makes progress, in multiples of ``timeout_s``: a server that sends a byte now and
-then must not hold it forever."""
+then must not hold a request forever."""
 
 CLIENT_OPTIONS = {
     "allow_http",
@@ -45,20 +45,20 @@ _MEMORY: dict[str, Backend] = {}
 """The stores of ``memory://`` URLs by their roots. They live as long as the storage process."""
 
 Purpose = Literal["read", "upload", "whole"]
-"""The purpose of a client: most requests; uploads, whose parts obstore repeats one by one; and requests for an object
-of any size as a whole, which may take any time."""
+"""The purpose of a client. ``upload``: uploads, whose parts obstore repeats one by one. ``whole``: requests for whole
+objects of any size, which may take any time. ``read``: all other requests."""
 
 MAX_TRANSFER = timedelta(days=7)
 """The time limit of obstore's client for objects of any size."""
 
 
 def make_backend(root: str, options: RemoteOptions, purpose: Purpose) -> Backend:
-    """Return a new client for a store. It reads credentials from the options, the environment and profiles.
+    """Return a new client for a store. The client reads credentials from the options, the environment and profiles.
 
     Args:
         root: The root of the store, as :func:`~shardio.storage.locations.split_url` returns it.
         options: The settings.
-        purpose: What the client is for.
+        purpose: The purpose of the client.
 
     Raises:
         LocationError: If an option is unknown or invalid.
@@ -98,7 +98,7 @@ def make_backend(root: str, options: RemoteOptions, purpose: Purpose) -> Backend
 
 
 def refuse_options(root: str, names: Collection[str]) -> None:
-    """Raise LocationError if a store that has no options, or no others, gets some."""
+    """Raise LocationError if there are options that a store does not support."""
     if names:
         raise LocationError(f"unknown options for {root}: {', '.join(sorted(names))}")
 
@@ -109,7 +109,7 @@ def _client_options(config: Mapping[str, str], scheme: str, options: RemoteOptio
         "connect_timeout": timedelta(seconds=min(CONNECT_S, timeout_s)),
         "read_timeout": timedelta(seconds=timeout_s),
         "timeout": MAX_TRANSFER if purpose == "whole" else timedelta(seconds=TIMEOUTS_PER_REQUEST * timeout_s),
-        "pool_idle_timeout": timedelta(seconds=15),  # Shorter than most servers'.
+        "pool_idle_timeout": timedelta(seconds=15),  # Most servers' limits are longer.
         "pool_max_idle_per_host": str(bound_requests(options.max_requests)),
     }
     for name in CLIENT_OPTIONS & config.keys():
@@ -176,10 +176,10 @@ _EXPIRED = re.compile(r"Expired|RequestTimeTooSkewed|TokenRefreshRequired|invali
 _TRANSIENT_CODES = {"RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "Throttling"}
 
 _TRANSIENT_STATUSES = {408, 412, 425, 429}
-"""Statuses of refusals that may end by themselves, as errors of the server do."""
+"""Statuses of refusals that may end by themselves, as server errors may."""
 
 _LASTING_STATUSES = {501, 505, 511}
-"""Statuses of lasting errors of the server: not implemented, HTTP version, log in to the network first."""
+"""Statuses of lasting server errors: not implemented, HTTP version not supported, network login required."""
 
 _UNANSWERED = ("Connect", "IncompleteMessage")
 """Words in the source of an error that mean that no server has answered."""
@@ -190,11 +190,11 @@ class RequestFailure:
     """The cause of a failed request.
 
     Attributes:
-        kind: ``transient`` failures may end by themselves. ``expired`` ones may end with new credentials. ``unclear``
-            answers do not fit the request: they were damaged on the way, or the server always answers so.
-            ``unknown_size`` means that the server did not say how long the object is. A cache in front of the server
-            may know this soon, when it has the whole object. ``no_ranges`` means that the server does not send parts
-            of this object.
+        kind: ``transient`` failures may end by themselves. ``expired`` failures may end with new credentials.
+            ``unclear`` answers do not fit the request: they were damaged in transit, or the server always answers in
+            this way. ``unknown_size`` means that the server did not state the object's size. A cache in front of the
+            server may know the size soon, when it has the whole object. ``no_ranges`` means that the server does not
+            send parts of this object.
         cause: The cause, for messages. It contains no credentials.
         reached: Whether a server answered.
         remedy: The user's remedy; None for the remedy that the kind suggests.
@@ -228,7 +228,7 @@ _SIGNS = (
         r"MissingContentLength",
         "unknown_size",
         "the server does not say how long the file is (no Content-Length)",
-        "Let it send files as they are: servers that compress or generate answers do not know their length",
+        "Configure it to send files unchanged: servers that compress or generate answers do not know their length",
     ),
     _Sign(
         r"InvalidLastModified \{\s*last_modified: \"(.*?)\"",
@@ -240,12 +240,12 @@ _SIGNS = (
         r"TooManyRedirects",
         "permanent",
         "the server redirects in a circle",
-        "Check the URL, and whether the server wants a login",
+        "Check the URL, and whether the server requires a login",
     ),
     _Sign(
         r"BareRedirect",
         "permanent",
-        "the server redirects to nowhere (no Location)",
+        "the server's redirect has no target (no Location)",
         "Check the URL and, for a bucket, the region in the storage options",
     ),
     _Sign(
@@ -272,12 +272,12 @@ _SIGNS = (
         "permanent",
         "the endpoint or a redirect is not a URL, or uses http:// without the option allow_http (AWS_ALLOW_HTTP=true)",
     ),
-    _Sign(r"hyper::Error\(\s*Parse\(\s*(\w+)", "unclear", "the answer is not one of HTTP (invalid {})"),
+    _Sign(r"hyper::Error\(\s*Parse\(\s*(\w+)", "unclear", "the answer is not valid HTTP (invalid {})"),
     _Sign(
         r"InvalidPath \{.*?path: (\".*?\"),\n",
         "permanent",
         "the store lists an object whose name cannot be requested: {}",
-        "Names have no empty parts, '.', '..' or control characters. Rename or remove the object, or keep it in "
+        "Names must not have empty parts, '.', '..' or control characters. Rename or remove the object, or keep it in "
         "another folder",
     ),
 )
@@ -311,7 +311,7 @@ def explain(error: Exception) -> RequestFailure:
         return RequestFailure(kind="missing", cause="it does not exist")
     if _EXPIRED.search(answer.get("Code", "")) or isinstance(error, exceptions.UnauthenticatedError):
         return RequestFailure(kind="expired", cause=cause)
-    # For listings, obstore raises no error class that tells this.
+    # For listings, obstore raises no specific error class.
     if code in (401, 403) or isinstance(error, exceptions.PermissionDeniedError):
         return RequestFailure(kind="denied", cause=cause)
     if code == 416:
@@ -326,14 +326,15 @@ def explain(error: Exception) -> RequestFailure:
             return RequestFailure(kind=sign.kind, cause=sign.cause.format(detail), remedy=sign.remedy)
     if "Range started" in text or "Range(" in source or "StartTooLarge" in source:
         return RequestFailure(kind="beyond_end", cause=cause)
-    # A connection that failed or broke.
+    # The connection failed or broke.
     return RequestFailure(kind="transient", cause=cause, reached=not any(word in source for word in _UNANSWERED))
 
 
 def is_refused_head(error: Exception) -> bool:
-    """Return whether a server refused to describe an object, so that a request for its content may say more.
+    """Return whether a server refused to describe an object. A request for its content may then say more.
 
-    The answer to a HEAD has no body. Some servers answer no HEAD at all, and some do not say how long the object is.
+    The answer to a HEAD request has no body. Some servers do not answer HEAD requests, or do not state the object's
+    size.
     """
     text, _, source = str(error).partition("\n\nDebug source:")
     if (status := _STATUS.search(text)) is None:

@@ -1,9 +1,9 @@
-"""This process's connections to its storage process.
+"""Connect this process to its storage process.
 
 The storage process may be suspended, or swapped out, in the middle of an answer. A long wait alone does not show this,
-because a request may take minutes. But the storage process greets each new connection at once, whatever else it does.
-So a client that has waited for some time opens another connection. If it gets no greeting, it kills the storage
-process, which ends all waits.
+because a request may take minutes. But the storage process always greets a new connection immediately. A client that
+has waited for some time therefore opens another connection. If it receives no greeting, it kills the storage process,
+which ends all waits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from shardio.storage.locations import RemoteOptions
 from shardio.world import find_world_size
 
 SILENCE_S = 5.0
-"""The time in seconds without progress after which a client checks that the storage process still greets."""
+"""The time in seconds without progress after which a client checks whether the storage process still greets clients."""
 
 GREETING_S = 25.0
 """The time in seconds to wait for a greeting."""
@@ -42,7 +42,7 @@ START_S = 60.0
 """The time in seconds to wait for the first greeting of a storage process, which has to import obstore."""
 
 END_S = 5.0
-"""The time in seconds to wait for the end of a storage process that was killed. It may be waiting for a disk."""
+"""The time in seconds to wait until a killed storage process has ended. The process may be waiting for a disk."""
 
 CLOSE_S = 0.5
 """The time in seconds to wait for the storage process to end when this process exits. It usually takes 10 ms."""
@@ -60,7 +60,7 @@ MAX_SOCKET_PATH = 100
 """The maximum length in bytes of a socket's path that all operating systems accept: their limits are 103 or more."""
 
 DESCRIPTORS = Path("/proc/self/fd")
-"""The folder of a process's descriptors on Linux, which give long paths short names."""
+"""Linux's folder of a process's open descriptors, which provide short paths."""
 
 Result = TypeVar("Result")
 
@@ -114,7 +114,7 @@ class StorageConnection:
         end: The socket.
 
     Attributes:
-        process_id: The process ID of the storage process, with which it greets each client first.
+        process_id: The process ID of the storage process, from its greeting.
     """
 
     process_id = -1
@@ -124,7 +124,7 @@ class StorageConnection:
         self._when_silent: Callable[[], object] | None = None
 
     def limit_waits(self, patience_s: float, when_silent: Callable[[], object]) -> None:
-        """Call a function when the other end has sent or taken nothing for ``patience_s``.
+        """Call a function when the other end has sent or accepted nothing for ``patience_s`` seconds.
 
         The wait continues unless the function raises.
         """
@@ -206,7 +206,7 @@ def connect_to(folder: Path, patience_s: float | None = None) -> StorageConnecti
 
     Raises:
         FileNotFoundError, ConnectionRefusedError: If there is no storage process.
-        SilentError: If it does not answer. The call has then killed it.
+        SilentError: If the storage process does not answer. In this case, the function kills the process.
     """
     patience = _Patience(folder, GREETING_S if patience_s is None else patience_s)
     try:
@@ -243,17 +243,17 @@ def connect_socket(folder: Path) -> socket.socket:
 
 @contextmanager
 def name_socket(folder: Path) -> Iterator[str]:
-    """Yield a path of the socket in a folder that is short enough for sockets.
+    """Yield a path of a folder's socket that is short enough for a socket address.
 
     Raises:
-        StoreError: If there is no such path.
+        StoreError: If there is no short path.
     """
     path = str(folder / SOCKET)
     if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
         yield path
         return
     if not DESCRIPTORS.is_dir():
-        raise StoreError(f"the path {path} is too long for a socket: set TMPDIR to a shorter one")
+        raise StoreError(f"the path {path} is too long for a socket: set TMPDIR to a shorter path")
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"{DESCRIPTORS}/{descriptor}/{SOCKET}"
@@ -262,9 +262,9 @@ def name_socket(folder: Path) -> Iterator[str]:
 
 
 class _Patience:
-    """The time for which a client still waits for a greeting of a folder's storage process.
+    """Limits the time that a client waits for a greeting from a folder's storage process.
 
-    It counts steps rather than seconds: the time for which the client itself is suspended does not count.
+    The limit is a number of steps: time during which the client itself is suspended does not count.
     """
 
     def __init__(self, folder: Path, patience_s: float) -> None:
@@ -279,7 +279,7 @@ class _Patience:
     def end(self) -> NoReturn:
         """Kill the storage process, unless another client has replaced it in the meantime, and raise a SilentError."""
         if self._process_id is not None and self._process_id == read_process_id(self._folder):
-            with suppress(FileNotFoundError, ProcessLookupError):  # Another client does the same at this moment.
+            with suppress(FileNotFoundError, ProcessLookupError):  # Another client is doing the same.
                 (self._folder / PROCESS_ID).unlink()
                 os.kill(self._process_id, signal.SIGKILL)
                 _log.warning(
@@ -293,7 +293,7 @@ class _Patience:
 
 def _check_answers(folder: Path, process_id: int) -> None:
     """Raise a SilentError if the storage process with this ID no longer greets new connections."""
-    with suppress(FileNotFoundError, ConnectionRefusedError):  # It has ended, which ends the wait by itself.
+    with suppress(FileNotFoundError, ConnectionRefusedError):  # The storage process has ended, which ends the wait.
         connection = connect_to(folder)
         connection.close()
         if connection.process_id != process_id:
@@ -309,7 +309,7 @@ def read_process_id(folder: Path) -> int | None:
 
 
 class Client:
-    """This process's connections to the storage process. Threads share it, and forked children keep using it.
+    """Makes requests to the storage process. Threads share a client, and forked children keep using it.
 
     Attributes:
         folder: The folder of the storage process; None before it is first needed.
@@ -326,7 +326,7 @@ class Client:
         atexit.register(self._exit)
 
     def ask(self, request: Request) -> Any:
-        """Return what a request returns, or raise its error."""
+        """Return the result of a request, or raise its error."""
         return self._try(lambda connection: _receive(connection, request).value)
 
     def read(self, request: Request) -> list[bytes]:
@@ -399,7 +399,7 @@ class Client:
                 with suppress(subprocess.TimeoutExpired):
                     if self._process.wait(CLOSE_S) and folder is not None:
                         _remove_unused(folder)  # It was killed, so it could not do this itself.
-                self._process.returncode = 0  # It ends by itself when the last process that uses it does.
+                self._process.returncode = 0  # It ends after the last process that uses it.
                 self._process = None
 
     def _exit(self) -> None:
@@ -427,7 +427,7 @@ class Client:
 
     @contextmanager
     def _connect(self) -> Iterator[StorageConnection]:
-        """Yield a connection. It is used again unless the block is interrupted in the middle."""
+        """Yield a connection. It is reused unless the block is interrupted."""
         with self._lock:
             connection = self._idle.pop() if self._idle else self._open()
         try:
@@ -435,7 +435,7 @@ class Client:
         except _AnsweredError:
             self._idle.append(connection)
             raise
-        except BaseException:  # Also after Ctrl-C, the rest of an answer must not pass for the next one.
+        except BaseException:  # Even after Ctrl-C, the rest of an answer must not count as the next answer.
             connection.close()
             raise
         self._idle.append(connection)
@@ -448,7 +448,7 @@ class Client:
             self._start()
         else:
             with WorkLock(self.folder / START_LOCK, START_S).held():
-                if (connection := self._try_to_open()) is not None:  # Another process has started one meanwhile.
+                if (connection := self._try_to_open()) is not None:  # Another process has started one in the meantime.
                     return connection
                 self._start()
         assert self.folder is not None
@@ -458,18 +458,18 @@ class Client:
         if self.folder is not None:
             with suppress(FileNotFoundError, ConnectionError):
                 return connect_to(self.folder)
-            self._close_idle()  # They lead to the same process.
+            self._close_idle()  # Idle connections lead to the same process.
         return None
 
     def _start(self) -> None:
-        """Start the storage process. If another one has died, use its folder, which may hold a cache."""
+        """Start the storage process. If an earlier one has died, reuse its folder, which may hold a cache."""
         if self._is_exiting:
             raise StoreError("cannot read from an object store while Python exits")
         if self._process is not None:
             self._process.kill()
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(END_S)
-            self._process.returncode = 0  # It ends when it can, and nothing waits for it.
+            self._process.returncode = 0  # The process ends when it can. Nothing waits for it.
         if self._lifeline >= 0:
             os.close(self._lifeline)
         folder = self.folder if self.folder is not None and self.folder.exists() else None
@@ -499,7 +499,7 @@ class Client:
         self.folder = folder
 
     def _leave_to_parent(self) -> None:
-        """Forget the parent's connections and process in a forked child. Both use the same storage process."""
+        """In a forked child, forget the parent's connections and process. Both use the same storage process."""
         self._lock = threading.Lock()  # Another thread of the parent may have held it.
         self._close_idle()
         if self._process is not None:
@@ -530,9 +530,9 @@ def _died(where: str = "") -> StoreError:
 
 
 def _remove_unused(folder: Path) -> None:
-    """Remove the folder of a storage process that has died, unless another process has started another one there."""
+    """Remove the folder of a storage process that has died, unless another storage process uses the folder."""
     try:
-        with suppress(BlockingIOError):  # It has many clients.
+        with suppress(BlockingIOError):  # A new storage process has many clients.
             connect_socket(folder).close()
     except (FileNotFoundError, ConnectionError):
         shutil.rmtree(folder, ignore_errors=True)

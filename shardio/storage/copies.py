@@ -1,15 +1,15 @@
-"""The local copies of remote objects, some of whose blocks may be missing, and the space that they take.
+"""Keep local copies of remote objects, which may lack blocks, and limit the space that they use.
 
 A copy is a sparse file: the object's bytes at their own offsets, then one byte for each block of 512 bytes, which is 1
-if the block is present. Members of tars begin at multiples of 512 bytes, so samples share no block. A *sealed* copy
-ends with a hash of the whole content.
+if the block is present. Members of tars begin at multiples of 512 bytes, so two samples never share a block. A *sealed*
+copy ends with a hash of the whole content.
 
-Bytes are written before they are marked, and readers of a copy that is removed keep its content. So a process that is
-killed at any point leaves a correct copy. After a power failure, marks may be on disk without their content. So samples
-are compared with their hashes each time they are read, and sealed copies are compared with theirs when they are opened.
-Damaged blocks are unmarked.
+Bytes are written before they are marked, and readers of a removed copy keep its content. A process that is killed at
+any point therefore leaves a correct copy. After a power failure, marks may be on disk without their content. Samples
+are therefore compared with their hashes on each read, and sealed copies with theirs when they are opened. Damaged
+blocks are unmarked.
 
-A file that another user may have written is not a copy, unless users share the cache. It is replaced.
+A file that another user may have written does not count as a copy, and is replaced, unless users share the cache.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from shardio.storage.locations import CacheSettings
 from shardio.storage.store import FileStat
 
 COPY_SUFFIX = ".copy"
-"""The suffix of the files that hold copies. Only they are removed from the folder."""
+"""The suffix of the files that hold copies. Only files with this suffix are removed from the folder."""
 
 LOCK_NAME = ".lock"
 """The name of the lock that a process holds while it removes copies."""
@@ -47,7 +47,7 @@ SLACK = 16
 """The number of grants that all processes together may have reserved and not yet used when copies are removed."""
 
 PATIENCE_S = 10.0
-"""The time in seconds to wait for another process that makes room. After it, a little too much may be removed."""
+"""The time in seconds to wait while another process makes room. After this time, a little too much may be removed."""
 
 MAX_GRANT = 64 * 2**20
 """The largest grant in bytes."""
@@ -69,20 +69,20 @@ _SEAL_BYTES = 16
 _HASH_AT_A_TIME = 2**20
 
 MAX_REPLACED = 10
-"""The number of times that a file that is not a copy is replaced before it counts as an error."""
+"""The maximum number of attempts to replace a file that is not a copy."""
 
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # A FIFO must not block.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedCopy:
-    """The name of a copy, which may not exist yet.
+    """A copy of an object. Its file may not exist yet.
 
     Attributes:
         path: Its path.
         size: The object's size in bytes.
-        is_sealed: Whether it is sealed. It is then added as a whole.
-        is_shared: Whether users share it. Everyone who may write to its folder may then write to it.
+        is_sealed: Whether it is sealed, and therefore added as a whole.
+        is_shared: Whether users share it. If so, every user who may write to its folder may also write to the copy.
     """
 
     path: str
@@ -96,14 +96,14 @@ class CachedCopy:
         return -(-self.size // BLOCK)
 
     def read(self, starts: Sequence[int], stops: Sequence[int]) -> list[bytes | None]:
-        """Return the contents of ranges; None for those that are not present as a whole."""
+        """Return the contents of ranges; None for ranges that are not completely present."""
         with self._opened(os.O_RDONLY) as descriptor:
             if descriptor is None:
                 return [b"" if start == stop else None for start, stop in zip(starts, stops, strict=True)]
             return [self._read_range(descriptor, start, stop) for start, stop in zip(starts, stops, strict=True)]
 
     def read_into(self, start: int, buffer: memoryview) -> bool:
-        """Fill a buffer with the bytes from ``start`` on; return False if they are not present as a whole."""
+        """Fill a buffer with the bytes from ``start`` on. Return False if they are not completely present."""
         with self._opened(os.O_RDONLY) as descriptor:
             is_present = descriptor is not None and _is_present(descriptor, self.size, start, start + len(buffer))
             return is_present and descriptor is not None and read_range_into(descriptor, start, buffer)
@@ -117,7 +117,7 @@ class CachedCopy:
         return content if len(content) == stop - start else None
 
     def has(self, start: int, stop: int) -> bool:
-        """Return whether a range is present as a whole."""
+        """Return whether a range is completely present."""
         with self._opened(os.O_RDONLY) as descriptor:
             return descriptor is not None and _is_present(descriptor, self.size, start, stop)
 
@@ -141,7 +141,7 @@ class CachedCopy:
         """
         assert start % BLOCK == 0, "a range of whole blocks"
         assert stop % BLOCK == 0 or stop == self.size, "a range of whole blocks"
-        assert not self.is_sealed or (start, stop) == (0, self.size), "all of it"
+        assert not self.is_sealed or (start, stop) == (0, self.size), "the whole object"
         descriptor = self._create()
         try:
             if os.fstat(descriptor).st_size < self.size + self.num_blocks:
@@ -151,7 +151,7 @@ class CachedCopy:
             os.close(descriptor)
 
     def is_damaged(self) -> bool:
-        """Return whether a sealed copy is present as a whole, but does not have the hash that it was sealed with."""
+        """Return whether a sealed copy is completely present, but does not match the hash that it was sealed with."""
         assert self.is_sealed, "only sealed copies have a hash"
         with self._opened(os.O_RDONLY) as descriptor:
             if descriptor is None or not _is_present(descriptor, self.size, 0, self.size):
@@ -177,7 +177,7 @@ class CachedCopy:
 
     @contextmanager
     def _opened(self, flags: int) -> Iterator[int | None]:
-        # The file is opened for each use: an open descriptor would keep the space of a copy that was removed.
+        # The file is opened for each use: an open descriptor would keep the space of a removed copy in use.
         descriptor = None
         with suppress(FileNotFoundError):
             descriptor = self._open(flags)
@@ -194,7 +194,7 @@ class CachedCopy:
         except PermissionError:
             return None
         except OSError as error:
-            if error.errno != errno.ELOOP:  # A symbolic link.
+            if error.errno != errno.ELOOP:  # The path is a symbolic link.
                 raise
             return None
         status = os.fstat(descriptor)
@@ -230,10 +230,10 @@ class Addition:
 
     Args:
         copy: The copy.
-        descriptor: The descriptor of its file. It stays open until the content is marked, because a copy of the same
-            name may be another file by then.
+        descriptor: The descriptor of its file. It stays open until the content is marked, because another file may have
+            the copy's name by then.
         start: The start of the range.
-        stop: Its stop.
+        stop: The stop of the range.
     """
 
     def __init__(self, copy: CachedCopy, descriptor: int, start: int, stop: int) -> None:
@@ -252,10 +252,10 @@ class Addition:
             self._hasher.update(part)
 
     def mark(self) -> None:
-        """Mark the range as present, after all of it was written.
+        """Mark the range as present after all of it has been written.
 
         Raises:
-            OSError: If that cannot be written.
+            OSError: If the marks cannot be written.
         """
         if self._copy.is_sealed:
             _write_all(self._descriptor, memoryview(self._hasher.digest()), self._copy.size + self._copy.num_blocks)
@@ -283,7 +283,7 @@ def name_copy(found: FileStat, run: str = "") -> str:
 class Budget:
     """The folder of a cache, and the space in it that this process may use. Threads share it.
 
-    If all users may create files in the folder that is named, as in /tmp, the cache has a folder of this user's there.
+    If all users may create files in the configured folder, as in /tmp, the cache uses a subfolder for this user.
 
     Args:
         settings: The settings of the cache.
@@ -322,7 +322,7 @@ class Budget:
         return self.folder.stat().st_mode & 0o666 if self._settings.is_shared else 0o600
 
     def make_folder(self) -> None:
-        """Create the folder, to which only this user may write, or check one that exists.
+        """Create the folder, to which only this user may write, or check an existing folder.
 
         Other users lose write access to an existing folder if it belongs to this user and holds only a cache.
 
@@ -342,9 +342,9 @@ class Budget:
             folder.chmod(stat.S_IMODE(status.st_mode) & 0o755)  # Some systems let a group write to new folders.
         else:
             raise StoreError(
-                f"the cache {folder} {describe_owner(status)}: users other than this one can put data into it, which "
-                "would be read as yours. Name a folder of your own, take write access from the others (chmod go-w), "
-                "or, if you trust all who can write to it, set cache_shared=True (--cache-shared)"
+                f"the cache {folder} {describe_owner(status)}: other users can put data into it, which would be read "
+                "as yours. Choose your own folder, remove the write access of others (chmod go-w) or, if you trust all "
+                "users who can write to it, set cache_shared=True (--cache-shared)"
             )
 
     def reserve(self, num_bytes: int, in_use: str) -> None:
@@ -352,7 +352,7 @@ class Budget:
 
         Args:
             num_bytes: The number of bytes.
-            in_use: The path of the copy that grows, which is removed last.
+            in_use: The path of the growing copy, which is not removed.
         """
         with self._lock:
             if self._reserved < num_bytes:
@@ -367,7 +367,7 @@ class Budget:
         used = sum(size for _, size, _ in copies)
         if used + num_bytes <= self.max_bytes - SLACK * self._grant:
             return
-        # A little more is removed than necessary, so that not every grant removes copies.
+        # A little more than necessary is removed. Otherwise, every grant would have to remove copies.
         limit = self.max_bytes - 2 * SLACK * self._grant - num_bytes
         for _, size, path in sorted(copies):
             if used <= limit:
@@ -375,12 +375,12 @@ class Budget:
             if path != in_use:
                 with suppress(PermissionError):  # In some shared folders, users may remove only their own files.
                     with suppress(FileNotFoundError):
-                        os.unlink(path)  # noqa: PTH108  # Many are removed, and a Path costs as much as the call.
+                        os.unlink(path)  # noqa: PTH108  # Many are removed. A Path costs as much as the call.
                     used -= size
 
 
 def _list_copies(folder: Path) -> list[tuple[int, int, str]]:
-    """Return when each copy was last used, in nanoseconds, the space that it takes in bytes, and its path."""
+    """Return the time of each copy's last use in nanoseconds, its space on disk in bytes, and its path."""
     found = list[tuple[int, int, str]]()
     with os.scandir(folder) as entries:
         for entry in entries:

@@ -1,13 +1,12 @@
-"""Dataset repositories of the Hugging Face Hub, with the reading methods of obstore's stores.
+"""Read dataset repositories of the Hugging Face Hub, with the reading methods of obstore's stores.
 
 The Hub lists the files, with digests of their contents (https://huggingface.co/docs/hub/api). obstore requests the
 contents. Large files come from another server: the Hub redirects each request to a URL that is signed for some minutes.
 
 huggingface_hub provides the endpoint, the token, the connections and the meaning of errors. Its HfFileSystem and
-HfApi.list_repo_tree are not used: they list without a time-out, so a connection that stalls stops them for ever; they
-repeat requests by their own rules, whatever ``retries`` and ``deadline_s`` say; and they begin a listing again that
-broke in the middle. Their reads copy all bytes in Python, while obstore resumes a broken transfer and reads many ranges
-at a time.
+HfApi.list_repo_tree are not used. They list without a time-out: a stalled connection blocks them forever. They repeat
+requests by their own rules, regardless of ``retries`` and ``deadline_s``, and restart a listing that breaks. Their
+reads copy all bytes in Python, whereas obstore resumes a broken transfer and reads many ranges at a time.
 """
 
 from __future__ import annotations
@@ -39,17 +38,17 @@ OPTIONS = {"endpoint", "token"}
 _TOKEN = re.compile(r"Bearer [!-~]+")
 
 FLAGS = {"true": None, "false": False}
-"""The values that the token can have instead of a text, as for huggingface_hub: the user's own token, or none."""
+"""The special values of the token, as in huggingface_hub: the user's saved token, or none."""
 
 MAX_BESIDE = 16
-"""The number of folders in one folder that are listed one by one. After that, the folder is listed with all of its
-content, because there may be thousands of class folders."""
+"""The maximum number of subfolders that are listed one by one. After that, their parent folder is listed recursively,
+because there may be thousands of class folders."""
 
 NO_TIME = datetime.fromtimestamp(0, tz=timezone.utc)
-"""The time of all files: only short listings of the Hub have times, and nothing depends on them."""
+"""The modification time of all files. Only short listings of the Hub have times, and nothing depends on them."""
 
 UNREDIRECTED = set("[]^|")
-"""obstore does not escape these characters in URLs, and follows no redirects from URLs that contain them."""
+"""Characters that obstore does not escape in URLs. It follows no redirects from URLs that contain them."""
 
 _REPOSITORIES: dict[tuple[str, RemoteOptions], HubRepository] = {}
 """The repositories by their roots and settings. They keep their commits as long as the storage process lives."""
@@ -61,8 +60,8 @@ def make_store(root: str, options: RemoteOptions, config: Mapping[str, str], set
     Args:
         root: The root of the store, ``hf://datasets/user/repository@revision``.
         options: The settings.
-        config: Those of the settings that are not obstore's.
-        settings: Those of obstore's client.
+        config: The settings that are not obstore's.
+        settings: The settings of obstore's client.
 
     Raises:
         LocationError: If huggingface_hub is not installed, or an option is unknown or invalid.
@@ -114,13 +113,13 @@ class HubListing:
             if entry["type"] == "directory":
                 self.folders.add(entry["path"])
             else:
-                # "lfs" stands for all large files, however the Hub stores them.
+                # "lfs" marks all large files, however the Hub stores them.
                 digest = (entry.get("lfs") or entry)["oid"]
                 self.files[entry["path"]] = HubFile(size=int(entry["size"]), digest=str(digest))
 
 
 class HubRepository:
-    """A repository at the commit to which its revision led when it was first used. Threads share it.
+    """A repository at the commit to which its revision pointed at the first use. Threads share it.
 
     All requests name this commit, so a listing never changes and is requested once.
 
@@ -161,10 +160,10 @@ class HubRepository:
 
         headers = build_hf_headers(token=FLAGS.get(self._token, self._token), library_name="shardio")
         if not _TOKEN.fullmatch(headers.get("authorization", "Bearer none")):
-            # Libraries would show it in their errors.
+            # Libraries would show the token in their errors.
             raise LocationError(
                 "the token of the Hugging Face Hub (HF_TOKEN, the file of `hf auth login` or storage_options['token']) "
-                "is invalid: it is empty, or has spaces, line ends or other characters than those of ASCII"
+                "is invalid: it is empty, or contains spaces, line breaks or non-ASCII characters"
             )
         return headers
 
@@ -173,7 +172,7 @@ class HubRepository:
 
         Raises:
             LocationError: If the repository or the revision does not exist.
-            FailedRequestError: If the request fails otherwise.
+            FailedRequestError: If the request fails for another reason.
         """
         with self._lock:
             if self._commit is None:
@@ -198,14 +197,15 @@ class HubRepository:
             FailedRequestError: If a request fails. The next call continues with its page.
         """
         listing = self._read_listing(*self._cover(folder, recursive=True))
-        # A zero follows a slash in Unicode.
+        # In Unicode, a zero follows a slash.
         start, stop = (bisect_left(listing.keys, f"{folder}{end}") for end in "/0") if folder else (0, None)
         return [(key, listing.files[key]) for key in listing.keys[start:stop]]
 
     def find(self, key: str) -> HubFile:
         """Return a file's status.
 
-        All files of its folder are listed, because the Hub limits such requests to a few per second.
+        All files of its folder are listed together, because the Hub limits requests for single files to a few per
+        second.
 
         Raises:
             FileNotFoundError: If the commit has no such file.
@@ -218,7 +218,7 @@ class HubRepository:
         return found
 
     def explain_refusal(self, answer: str) -> str:
-        """Return why the Hub may have given an answer such as 401, 403 or 404."""
+        """Return a message with the possible causes of an answer such as 401, 403 or 404."""
         return (
             f"{answer}. The repository {self.name} does not exist, or it is private or gated and "
             f"the token, if there is one, gives no access. See {self.endpoint}/datasets/{self.name}, and run "
@@ -280,7 +280,7 @@ class HubRepository:
             raise FailedRequestError(RequestFailure(kind="transient", cause=cause, reached=is_reached)) from None
         try:
             read(response.json())
-        except (ValueError, KeyError, TypeError) as error:  # It is damaged, or comes from another server.
+        except (ValueError, KeyError, TypeError) as error:  # The answer is damaged, or comes from another server.
             cause = f"the Hub's answer has an unexpected form ({type(error).__name__}). Check the endpoint"
             raise FailedRequestError(RequestFailure(kind="transient", cause=cause)) from None
         # Only the parameters are used, because the token must not be sent to another server.
@@ -370,7 +370,7 @@ class HubStore:
         return {"common_prefixes": sorted(listing.folders), "objects": files}
 
     def list(self, prefix: str | None = None, *, offset: str | None, chunk_size: int) -> Iterator[list[ObjectMeta]]:
-        """Yield the files below a folder in the order of their keys, page by page, that come after an offset."""
+        """Yield the files below a folder whose keys come after an offset, in the order of the keys, page by page."""
         found = [(path, file) for path, file in self._repository.walk(prefix or "") if path > (offset or "")]
         for start in range(0, len(found), chunk_size):
             yield [_describe(path, file) for path, file in found[start : start + chunk_size]]
@@ -387,7 +387,7 @@ class HubStore:
             **self._settings["client_options"],
         }
         if self._authorization is not None:
-            # obstore does not send it to the servers to which the Hub redirects.
+            # obstore does not send the token to the servers to which the Hub redirects.
             client_options["default_headers"] = {"authorization": self._authorization}
         return HTTPStore.from_url(url, **{**self._settings, "client_options": client_options})
 

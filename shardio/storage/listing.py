@@ -1,8 +1,8 @@
-"""The files of a remote folder: their listing, and their contents in a cache.
+"""List the files of a remote folder, and read them through a cache.
 
-One copy for each of a million images would make every scan of the cache's folder slow. So the files of a listing are
-put into *bundles* of neighbours by key. In a bundle, each file begins at a multiple of 512 bytes. A hash of its content
-follows, because a listing, unlike the index of a shard, has no hashes.
+If each of a million images had its own copy, every scan of the cache's folder would be slow. The cache therefore keeps
+the files of a listing in *bundles* of neighbours by key. In a bundle, each file begins at a multiple of 512 bytes. A
+hash follows its content, because a listing has no hashes, unlike the index of a shard.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ from shardio.storage.store import Location, absolute_path, make_path
 from shardio.values import parse_json
 
 FORMAT = "shardio listing 1"
-"""The first value of a kept listing."""
+"""The format of a kept listing, which is its first value."""
 
 PATIENCE_S = 300.0
-"""The time in seconds to wait for another process that lists the same folder. After it, the folder is listed twice."""
+"""The time in seconds to wait while another process lists the same folder. After this time, the folder is listed
+twice."""
 
 MEAN_BYTES = 16 * 2**20
-"""The mean size of a bundle in bytes: a million images of 100 kB need 6,000. The cache removes whole bundles."""
+"""The mean size of a bundle in bytes: a million images of 100 kB need 6,000 bundles. The cache removes whole
+bundles."""
 
 HASH_BYTES = 16
 """The size of the hash, xxh3-128, that follows each content in a bundle."""
@@ -88,8 +90,8 @@ def open_listing(folder: Location, kept: str | os.PathLike[str] | None) -> Listi
 
     Args:
         folder: The folder.
-        kept: A local file that keeps the listing: it is read if it exists, and written otherwise. Processes that do so
-            at the same time list the folder once. None to list the folder now, and keep nothing.
+        kept: A local file that keeps the listing. It is read if it exists, and written otherwise. If several processes
+            write it at the same time, only one lists the folder. None lists the folder now, and keeps nothing.
 
     Raises:
         FormatError: If the file is damaged, or keeps the listing of another folder.
@@ -159,7 +161,7 @@ def _save(listing: Listing, path: Path) -> None:
 
 
 def _check(files: Sequence[tuple[Any, Any, Any]], folders: Sequence[Any], prefix: str) -> None:
-    """Raise ValueError if the values of a kept listing cannot be those of files in subfolders."""
+    """Raise ValueError if the values of a kept listing cannot describe files in subfolders."""
     if not all(tuple(map(type, values)) == (str, int, str) for values in files) or set(map(type, folders)) - {str}:
         raise ValueError("a key, a size, a version or a name has the wrong type")
     if not all(0 <= size < 2**63 for _, size, _ in files):
@@ -180,7 +182,7 @@ def _load(folder: Location, path: Path) -> Listing:
         if where == str(folder):
             _check(files, names, f"{folder.key}/" if folder.key else "")
     except (ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"{path} is not a listing: {error}. Delete it, and it is made again") from error
+        raise FormatError(f"{path} is not a listing: {error}. Delete it, and shardio creates it again") from error
     if where != str(folder):
         raise FormatError(f"{path} is the listing of {where}, not of {folder}: name another file, or delete this one")
     return make_listing(folder, files, names, path)
@@ -226,12 +228,12 @@ def cut_bundles(listing: Listing) -> Bundles:
 
 
 def size_in_bundle(size: Size) -> Size:
-    """Return the number of bytes that a content of a size takes in a bundle. Accept one size or an array of sizes."""
+    """Return the number of bytes that a file of a size occupies in a bundle. Accept a size or an array of sizes."""
     return -(-(size + HASH_BYTES) // BLOCK) * BLOCK
 
 
 def make_tail(content: bytes | memoryview) -> bytes:
-    """Return the bytes that follow a content in a bundle: its hash, and zeros up to the end of the block."""
+    """Return the bytes that follow a file's content in a bundle: its hash, and zeros up to the end of the block."""
     return xxhash.xxh3_128_digest(content) + bytes(-(len(content) + HASH_BYTES) % BLOCK)
 
 
@@ -267,7 +269,7 @@ class BundledFile:
 
 
 class CachedFiles:
-    """The files of a listing, read through a cache. Threads can share it, and it can be pickled.
+    """Reads the files of a listing through a cache. Threads can share this object, and it can be pickled.
 
     Args:
         store: The store of the files.
@@ -292,10 +294,10 @@ class CachedFiles:
         return None if number is None else self._read(number)
 
     def read(self, key: str) -> bytes:
-        """Return the content of a file. One that is not in the listing is read from the store.
+        """Return the content of a file. A file that is not in the listing is read from the store.
 
         Raises:
-            FileNotFoundError: If it does not exist any more.
+            FileNotFoundError: If the file no longer exists.
             ReplacedError: If it was replaced since it was listed.
             OSError: If it cannot be read.
         """
@@ -309,7 +311,7 @@ class CachedFiles:
         if (content := self._read(number)) is not None:
             return content
         raise StoreError(
-            f"the cache is too small, or its disk is damaged: what was fetched of {self.store.prefix}{key} was removed "
+            f"the cache is too small, or its disk is damaged: the fetched part of {self.store.prefix}{key} was removed "
             f"or changed before it was read, {MAX_FILLS} times in a row. Set a larger cache_size, or another cache"
         )
 
@@ -317,8 +319,8 @@ class CachedFiles:
         """Put files into the cache. Return when they are there.
 
         Args:
-            keys: Their keys. Those that the listing lacks are ignored.
-            is_urgent: Whether samples wait for the files. Otherwise, they are read ahead.
+            keys: The keys of the files. Keys that the listing lacks are ignored.
+            is_urgent: Whether samples are waiting for the files. Otherwise, they are read ahead.
 
         Raises:
             The same errors as :meth:`read`, for any of the files.
@@ -339,7 +341,7 @@ class CachedFiles:
         if content is None or digest is None:
             return None
         self._touch(number, copy)
-        if xxhash.xxh3_128_digest(content) != digest:  # Such as after a power failure. It is fetched again.
+        if xxhash.xxh3_128_digest(content) != digest:  # For example, after a power failure. Fetch it again.
             copy.unmark(start, stop + HASH_BYTES)
             return None
         return content

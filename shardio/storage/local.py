@@ -1,4 +1,4 @@
-"""The local file system as a store. One budget limits the file descriptors that it keeps open."""
+"""Access the local file system as a store. A budget limits the number of file descriptors that stay open."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MAX_DESCRIPTORS = 128
 """The maximum number of descriptors to keep open."""
 
 LEFT_FOR_OTHERS = 4
-"""The divisor of the process's limit: torch's workers, user code and other libraries need the rest."""
+"""The divisor of the process's limit that gives the budget. Torch's workers, user code and libraries need the rest."""
 
 LEFT_BY_REQUESTS = 28
 """The number of descriptors of a storage process that its requests do not use."""
@@ -134,8 +134,8 @@ class LocalFile(StoredFile):
     """A local file that is open for positioned reads. It can be shared between threads and across a fork.
 
     Its descriptor counts against the process's budget, so it may be closed between reads and reopened. Only reopening
-    checks whether the file has changed. Until then, reads of a replaced file return the old content, and a file that is
-    overwritten in place goes unnoticed.
+    checks whether the file has changed. Until then, reads of a replaced file return the old content, and changes in
+    place are not detected.
 
     Raises:
         OSError: If the file cannot be opened, or is not a regular file.
@@ -147,7 +147,7 @@ class LocalFile(StoredFile):
         self._files = open_files()
         self._serial = next(self._files.serials)
         self._is_open = True
-        descriptor = self._files.open(self._serial, key)  # Held, because another thread may close it for the budget.
+        descriptor = self._files.open(self._serial, key)  # Kept: other threads may close it for the budget.
         status = os.fstat(descriptor.number)
         try:
             refuse_other_kinds(key, status)
@@ -217,7 +217,7 @@ def read_range(descriptor: int, start: int, stop: int) -> bytes:
 
 
 def read_range_into(descriptor: int, start: int, buffer: memoryview) -> bool:
-    """Fill a buffer with the bytes of an open file from ``start`` on. Return whether there are enough."""
+    """Fill a buffer with the bytes of an open file from ``start`` on. Return False if there are too few."""
     num_read = 0
     while num_read < len(buffer):
         num_more = os.preadv(descriptor, [buffer[num_read:]], start + num_read)
@@ -401,7 +401,7 @@ def _is_broken_link(entry: os.DirEntry[str]) -> bool:
 
 
 def _is_directory(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry is a directory or a link to one; False for a link that leads nowhere or in a circle."""
+    """Return whether an entry is a directory or a link to one; False for a broken or circular link."""
     try:
         return entry.is_dir()
     except OSError:

@@ -1,4 +1,4 @@
-"""Parse users' paths, URLs and settings of remote data. This is the only module that chooses a store.
+"""Parse users' paths, URLs and settings for remote data. This is the only module that chooses a store.
 
 URLs of Hugging Face repositories follow https://huggingface.co/docs/huggingface_hub/guides/hf_file_system.
 """
@@ -29,12 +29,12 @@ OPENERS = dict.fromkeys(("s3", "gs", "az", "http", "https", "hf", "memory"), "sh
 :class:`RemoteAccess`. Its module is imported when it is first needed."""
 
 NUM_THREADS = 16
-"""The number of calls that :func:`map_locations` makes at a time."""
+"""The maximum number of calls that :func:`map_locations` makes at a time."""
 
 Result = TypeVar("Result")
 
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
-"""Errors of file systems that cannot link the two names, although a copy may be possible."""
+"""Errors of file systems that cannot link two files, but may be able to copy them."""
 
 StorageOptions = Mapping[str, str | int | float | bool]
 """``storage_options`` as users pass it: see :class:`RemoteOptions`."""
@@ -46,8 +46,8 @@ class RemoteOptions:
 
     Attributes:
         retries: The number of times that a failed request is repeated.
-        timeout_s: The longest time in seconds without any progress, after which a request counts as failed.
-        deadline_s: The time in seconds after which a request that keeps failing is not repeated any more.
+        timeout_s: The time in seconds without progress after which a request counts as failed.
+        deadline_s: The time in seconds after which a request that keeps failing is no longer repeated.
         max_requests: The maximum number of requests that a run's storage process makes at a time to one store.
         config: The other options, sorted by name: those of the backend, such as ``endpoint`` or ``region``. They may
             contain credentials, so they are not shown.
@@ -129,11 +129,11 @@ def make_access(
     cache_size: str | int | None = None,
     cache_shared: bool = False,
 ) -> RemoteAccess:
-    """Check a user's settings of remote data that is read through a cache.
+    """Check a user's settings for remote data that is read through a cache.
 
     Args:
         storage_options: The settings of the stores: see :class:`RemoteOptions`.
-        cache: A local folder that processes and jobs share; None for a private one, which is removed at the end.
+        cache: A local folder that processes and jobs share; None for a private cache, which is removed at the end.
         cache_size: Its size, such as ``200GB``; by default, a fifth of the free space, and at most 32 GiB if the cache
             is private.
         cache_shared: Whether other users may write to the folder, and their copies are trusted.
@@ -156,7 +156,7 @@ def make_access(
 
 
 def make_direct_access(storage_options: StorageOptions | None = None) -> RemoteAccess:
-    """Check a user's settings of a store that is used without a cache, such as one that is written to.
+    """Check a user's settings for a store that is used without a cache, such as a destination.
 
     Raises:
         TypeError: If a setting has the wrong type.
@@ -213,7 +213,7 @@ def map_locations(function: Callable[[Location], Result], locations: Sequence[Lo
                 return
             try:
                 answers.put((place, function(location), None))
-            except BaseException as error:  # Raised below, in the thread that called.
+            except BaseException as error:  # Raised below, in the calling thread.
                 answers.put((place, None, error))
 
     for _ in range(min(NUM_THREADS, len(locations))):
@@ -224,7 +224,7 @@ def map_locations(function: Callable[[Location], Result], locations: Sequence[Lo
             place, result, error = answers.get()
             if error is not None:
                 raise error
-            results[place] = result  # type: ignore[assignment]  # There is a result, because there is no error.
+            results[place] = result  # type: ignore[assignment]  # Without an error, there is a result.
     finally:
         is_over.set()
     return [results[place] for place in range(len(locations))]
@@ -361,5 +361,5 @@ def check_key(root: str, key: str) -> None:
 
 
 def identify(root: str, key: str, version: str) -> str:
-    """Return an object's identity. A repository's file has the same one in all revisions that leave it unchanged."""
+    """Return an object's identity. A repository's file has the same identity in all revisions that do not change it."""
     return f"{root.partition('@')[0]}/{key}@{version}" if root.startswith("hf://") else f"{root}/{key}"

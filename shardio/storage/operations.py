@@ -1,4 +1,4 @@
-"""The operations of the storage process, which answer requests by means of obstore, and repeat failed ones."""
+"""Answer requests to the storage process with obstore, and repeat failed requests."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore as Backend
 
 PROGRESS = 2**18
-"""The number of bytes that arrive together. A broken transfer is resumed from the last of them."""
+"""The minimum size in bytes of a received piece. A broken transfer is resumed after the last complete piece."""
 
 PART = REMOTE_PIECE
 """The number of bytes in a part of a multipart upload. S3 allows 10,000 parts, so an object can have 80 GB."""
 
 PAGE = 1000
-"""The number of keys in a page of a listing, as many as S3 returns at a time."""
+"""The number of keys in a page of a listing, the same as in S3."""
 
 UNVERSIONED = "unversioned"
-"""The end of an object's version if the store knows only its size."""
+"""The suffix of an object's version if the store knows only the object's size."""
 
 MAX_PARTS_AT_A_TIME = 4
 """The maximum number of parts of an object that are uploaded at a time."""
@@ -56,15 +56,15 @@ FIRST_WAIT_S = 0.1
 """The upper bound in seconds of the first wait before a request is repeated. It doubles each time."""
 
 MAX_WAIT_S = 20.0
-"""The longest wait in seconds. S3 asks to slow down for a second or so; other servers restart within a minute."""
+"""The maximum wait in seconds. S3 limits rates for about a second; other servers restart within a minute."""
 
 UNREACHED_RETRIES = 3
-"""The number of times to repeat requests to a server that never answered: its name is probably wrong."""
+"""The number of times to repeat requests to a server that has never answered: its name is probably wrong."""
 
 KIND_RETRIES = {"unclear": 7, "unknown_size": 4}
-"""The number of times to repeat requests whose answers do not fit them, or do not say how long the object is.
+"""The number of times to repeat a request whose answers do not fit it, or do not state the object's size.
 
-Damage on the way ends sooner. A cache that fetches an object of a few megabytes has the whole object after a second.
+Damage in transit ends sooner. A server's cache has the whole object after a second if it is a few megabytes large.
 """
 
 MIN_RANKS, MAX_START_DELAY_S, DELAY_PER_RANK_S = 16, 2.0, 0.002
@@ -78,14 +78,13 @@ Result = TypeVar("Result")
 def bound_start_delay(world_size: int) -> float:
     """Return the maximum time in seconds for which a rank waits before its first request to a store.
 
-    All ranks of a run start at the same time. Each waits for a random time, so that the first requests do not come at
-    once.
+    All ranks of a run start at the same time. Each rank waits for a random time, which spreads the first requests.
     """
     return 0.0 if world_size < MIN_RANKS else min(MAX_START_DELAY_S, world_size * DELAY_PER_RANK_S)
 
 
 class TryAgainError(FailedRequestError):
-    """A request failed in a way that may end by itself."""
+    """A request failed, but may succeed when it is repeated."""
 
 
 class NoRangesError(StoreError):
@@ -93,7 +92,7 @@ class NoRangesError(StoreError):
 
 
 class Attempts:
-    """A store's client, and the requests to it that may be repeated. Threads share it.
+    """Makes requests to a store, and repeats those that fail. Threads share it.
 
     Args:
         root: The root of the store.
@@ -126,7 +125,7 @@ class Attempts:
             verb: What the request does, for messages.
             key: The key of the object or folder.
             request: The function that makes the request. It may keep its progress for the next call.
-            purpose: The purpose of its client.
+            purpose: The purpose of the client.
 
         Raises:
             FileNotFoundError: If the object does not exist.
@@ -181,7 +180,7 @@ class Attempts:
                 remedy = (
                     "shardio does not log in to web servers: check the access rights there, or download the files"
                     if self.root.startswith("http")
-                    else "Check the credentials, in the environment or storage_options, and what they allow"
+                    else "Check the credentials, in the environment or storage_options, and their permissions"
                 )
                 raise PermissionError(errno.EACCES, f"cannot {what}: {failure.cause}. {remedy}")
             case "beyond_end":
@@ -193,7 +192,7 @@ class Attempts:
                 raise StoreError(f"cannot {what}: {failure.cause}. {remedy}")
             case "expired":
                 if backend in self._backends.values():
-                    self._backends = {}  # The next ones read the credentials again.
+                    self._backends = {}  # New clients read the credentials again.
         raise TryAgainError(failure)
 
     def _gives_up(self, num_attempts: int, kinds: Counter[str]) -> bool:
@@ -215,7 +214,7 @@ class Attempts:
 
 
 def is_md5_of(e_tag: str | None, parts: Iterable[bytes | memoryview]) -> bool:
-    """Return whether an ETag is the MD5 of a content or, after a multipart upload, the MD5 of its parts' MD5s.
+    """Return whether an ETag is the MD5 of the content or, after a multipart upload, the MD5 of the parts' MD5s.
 
     Args:
         e_tag: The ETag.
@@ -233,9 +232,9 @@ def is_md5_of(e_tag: str | None, parts: Iterable[bytes | memoryview]) -> bool:
 
 
 def compare_upload(backend: Backend, key: str, path: Path, e_tag: str | None, part_size: int | None) -> str | None:
-    """Return what is wrong with an uploaded object, or None if it has the file's content.
+    """Return a description of an uploaded object's fault, or None if the object has the file's content.
 
-    Nothing is read back if :func:`is_md5_of` accepts the object's ETag, as in S3 without encryption by KMS.
+    Nothing is read back if :func:`is_md5_of` accepts the object's ETag, as in S3 without KMS encryption.
 
     Args:
         backend: The store.
@@ -279,7 +278,7 @@ class Expected:
         encoding = result.attributes.get("Content-Encoding", "identity")
         if self.size not in (None, found.size) and encoding != "identity":
             cause = f"{wrong_size}, because it compresses the object (Content-Encoding: {encoding})"
-            remedy = "Let it send files as they are"
+            remedy = "Configure the server to send files unchanged"
             raise FailedRequestError(RequestFailure(kind="permanent", cause=cause, remedy=remedy))
         if self.version not in (None, found.version):
             raise self.replaced(found.version)
@@ -310,7 +309,7 @@ def _find_stat(backend: Backend, root: str, key: str) -> FileStat:
     except (BaseError, FileNotFoundError) as error:
         if not is_refused_head(error):
             raise
-        meta = backend.get(key).meta  # Only the head of the answer is read.
+        meta = backend.get(key).meta  # Only the answer's headers are read.
     return _stat_of(root, meta)
 
 
@@ -322,7 +321,7 @@ def read_whole(attempts: Attempts, key: str) -> bytes:
 def read_version(attempts: Attempts, expected: Expected) -> memoryview:
     """Return an object's content.
 
-    Without TLS, content may be damaged on the way. If its ETag is not its MD5 either, it is read until two reads agree.
+    Without TLS, content may be damaged in transit. If its ETag is not its MD5 either, it is read until two reads agree.
     """
 
     def read(backend: Backend) -> memoryview:
@@ -339,7 +338,7 @@ def read_version(attempts: Attempts, expected: Expected) -> memoryview:
 
 
 def read_range(attempts: Attempts, expected: Expected, start: int, stop: int) -> memoryview:
-    """Return the bytes [start, stop) of an object. A transfer that breaks is resumed."""
+    """Return the bytes [start, stop) of an object. A broken transfer is resumed."""
     content = np.empty(stop - start, np.uint8).data  # Unlike a bytearray, it is not cleared first.
 
     def write(position: int, piece: memoryview) -> None:
@@ -350,19 +349,19 @@ def read_range(attempts: Attempts, expected: Expected, start: int, stop: int) ->
 
 
 Write = Callable[[int, memoryview], None]
-"""A function of an offset in an object and the bytes that begin there."""
+"""A function that accepts an offset in an object and the bytes that begin there."""
 
 
 def copy_range(attempts: Attempts, expected: Expected, start: int, stop: int, write: Write) -> None:
-    """Pass the bytes [start, stop) of an object to a function, each byte once. A transfer that breaks is resumed."""
+    """Pass the bytes [start, stop) of an object to a function, each byte once. A broken transfer is resumed."""
     transfer = _Transfer(expected, start, stop, write)
     attempts.make(f"read bytes {start} to {stop} of", expected.key, transfer.resume)
 
 
 def copy_whole(attempts: Attempts, expected: Expected, size: int, write: Write) -> None:
-    """Pass all bytes of an object to a function, as :func:`copy_range` does, with one request for all of them.
+    """Pass all bytes of an object to a function, as :func:`copy_range` does, but with a single request.
 
-    A transfer that breaks begins again, and passes the same bytes once more.
+    A broken transfer starts again, and passes the same bytes once more.
     """
     seconds_per_piece = attempts.options.timeout_s * TIMEOUTS_PER_REQUEST
 
@@ -377,7 +376,7 @@ class _Transfer:
         self._expected, self._position, self._stop, self._write = expected, start, stop, write
 
     def resume(self, backend: Backend) -> None:
-        """Continue after the last byte that arrived. If the transfer breaks after further bytes, continue at once."""
+        """Continue after the last byte that arrived. If the transfer breaks after more bytes, continue immediately."""
         from obstore.exceptions import BaseError
 
         while self._position < self._stop:
@@ -393,7 +392,7 @@ class _Transfer:
 
         root, key, version = self._expected.root, self._expected.key, str(self._expected.version)
         options: GetOptions = {"range": (self._position, self._stop)}
-        if version.startswith('"'):  # Weak ETags, as servers that compress have, never match.
+        if version.startswith('"'):  # Weak ETags, as from servers that compress, never match.
             options["if_match"] = version
         try:
             result = backend.get(key, options=options)
@@ -426,7 +425,7 @@ class _Transfer:
 
 
 def list_folder(attempts: Attempts, key: str) -> list[str]:
-    """Return the names directly in a folder. Names of folders end with a slash."""
+    """Return the names of objects and folders directly in a folder. Folder names end with a slash."""
     found = attempts.make("list", key, lambda backend: backend.list_with_delimiter(key or None))
     start = len(key) + 1 if key else 0
     names = [each["path"][start:] for each in found["objects"]]
@@ -486,7 +485,7 @@ def create(attempts: Attempts, key: str, content: bytes) -> bool:
     def put(backend: Backend) -> bool:
         try:
             obstore.put(backend, key, content, mode="create")
-        except obstore.exceptions.AlreadyExistsError:  # Perhaps by an earlier attempt, whose answer was lost.
+        except obstore.exceptions.AlreadyExistsError:  # Perhaps an earlier attempt wrote it, but its answer was lost.
             return bytes(obstore.get(backend, key).bytes()) == content
         return True
 
@@ -509,7 +508,7 @@ def _try_again(cause: str, kind: Kind = "transient") -> FailedRequestError:
 
 
 def _stat_of(root: str, meta: ObjectMeta) -> FileStat:
-    seconds = meta["last_modified"].timestamp()  # Zero is what obstore returns for a web server that sends no date.
+    seconds = meta["last_modified"].timestamp()  # obstore returns zero if a web server sends no date.
     time_tag = f"{meta['size']}-{seconds:.6f}" if seconds else f"{meta['size']}-{UNVERSIONED}"
     tag = meta["e_tag"] or meta["version"] or time_tag
     if meta["e_tag"] and not tag.startswith(('"', "W/")):

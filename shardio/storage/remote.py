@@ -1,4 +1,4 @@
-"""Object stores, web servers and repositories as a store. Open objects may be read through a cache."""
+"""Access object stores, web servers and repositories as stores. Open objects may be read through a cache."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ MAX_TOGETHER = 64
 """The maximum number of ranges in one message to the storage process."""
 
 TOUCH_S = 10.0
-"""The time in seconds between two records that a copy is in use, while its file is read."""
+"""The minimum time in seconds between two records that a copy is in use."""
 
 MAX_FILLS = 5
-"""The number of times that one read fetches what it needs. If it was removed each time, the cache is too small."""
+"""The maximum number of fetches for one read. If the fetched data was removed each time, the cache is too small."""
 
 NUM_SMALL = 10
 """The number of small requests whose latency is measured."""
@@ -67,8 +67,8 @@ def open_url(url: str, access: RemoteAccess) -> Location:
 class ObjectStore(Store):
     """A bucket, a container, a web server or a repository. Keys have no leading slash; "" is the root.
 
-    A pickled store carries its options, with credentials, and the folder of the storage process, so that the processes
-    of a training run share one.
+    A pickled store contains its options, with credentials, and the folder of the storage process, which all processes
+    of a training run share.
 
     Attributes:
         root: The URL of the root, such as ``s3://bucket``.
@@ -93,7 +93,7 @@ class ObjectStore(Store):
         return Request(operation=operation, root=self.root, options=self.options, key=key, arguments=arguments)
 
     def ask(self, operation: str, key: str, **arguments: Any) -> Any:
-        """Return what the storage process answers to a request, or raise its error."""
+        """Return the storage process's answer to a request, or raise its error."""
         return client().ask(self.request(operation, key, **arguments))
 
     def stat(self, key: str) -> FileStat:
@@ -133,7 +133,7 @@ class ObjectStore(Store):
     def write_whole(self, key: str) -> Iterator[BinaryIO]:
         self._refuse_writing(key)
         with client().make_file() as file:
-            with naming(file.name):  # If a disk is full, it is that of the temporary file.
+            with naming(file.name):  # Only the temporary file's disk can be full.
                 yield file
                 file.flush()
             self.ask("write", key, path=Path(file.name))
@@ -177,7 +177,7 @@ class ObjectStore(Store):
 class ObjectFile(StoredFile):
     """A remote object that is open for positioned reads. It can be shared between threads and across a fork.
 
-    Nothing is open: each read is a request for the version that the object had.
+    No connection stays open: each read requests the version that the object had when it was opened.
 
     Args:
         store: The store.
@@ -291,11 +291,11 @@ class CachedFile(ObjectFile):
             warnings.warn(warning, RuntimeWarning, stacklevel=2)
 
     def _examine(self) -> None:
-        """Unmark a sealed copy that an earlier run left damaged, such as by a power failure. Look only once."""
+        """Unmark a sealed copy that is damaged, such as after a power failure. Check only once."""
         if not self._is_examined:
             if self._copy.is_damaged():
                 self._copy.unmark(0, self.size)
-            self._is_examined = True  # Last: other threads must not read it before.
+            self._is_examined = True  # Set last: other threads must not read an unexamined copy.
 
     def _touch(self) -> None:
         now = time.monotonic()
@@ -305,7 +305,7 @@ class CachedFile(ObjectFile):
 
     def _removed(self) -> StoreError:
         return StoreError(
-            f"the cache is too small: what was fetched of {self.location} was removed before it was read, {MAX_FILLS} "
+            f"the cache is too small: the fetched part of {self.location} was removed before it was read, {MAX_FILLS} "
             "times in a row. Set a larger cache_size"
         )
 
@@ -349,8 +349,8 @@ def measure_store(files: Sequence[StoredFile], nums_requests: Sequence[int], sec
 
     Args:
         files: Open objects that are not read through a cache.
-        nums_requests: The numbers of requests to make at a time, one after the other.
-        seconds: The time in seconds to measure each of these numbers. Running requests are finished.
+        nums_requests: The numbers of requests at a time. They are measured one after the other.
+        seconds: The time in seconds to measure each number. Running requests are finished.
 
     Raises:
         ValueError: If all objects are empty.

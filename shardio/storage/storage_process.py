@@ -1,8 +1,8 @@
-"""The storage process: the background process that makes all requests to remote stores, and fills caches.
+"""Run the storage process: the background process that makes all requests to remote stores and fills caches.
 
-obstore's threads do not survive a fork, and torch's DataLoader forks. So no process that may fork uses obstore itself:
-all processes of a training run connect to the storage process that its first process started. It ends when that process
-and its forked children have ended and the last connection is closed.
+obstore's threads do not survive a fork, and torch's DataLoader forks. Processes that may fork therefore do not use
+obstore: all processes of a training run connect to the storage process that its first process started. The storage
+process ends when that process and its forked children have ended and the last connection is closed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any, Literal, NoReturn, TypeVar
 from weakref import WeakKeyDictionary
 
 import obstore.exceptions
-import obstore.store  # noqa: F401  # Imported now: threads that import it at the same time would see only a part.
+import obstore.store  # noqa: F401  # Imported now: threads that import it at the same time would see an incomplete module.
 
 from shardio.errors import StoreError
 from shardio.files import WorkLock
@@ -39,19 +39,19 @@ from shardio.storage.operations import Attempts, Expected
 from shardio.storage.store import REMOTE_PIECE, FileStat, ReplacedError
 
 NUM_LOCKS = 64
-"""The number of lock files. Objects that share one are fetched one after the other."""
+"""The number of lock files. Objects that share a lock file are fetched one after the other."""
 
 PATIENCE_S, SHARD_PATIENCE_S = 30.0, 600.0
-"""The times in seconds to wait for another process that fetches the same manifest or index, and the same whole shard.
+"""The times in seconds to wait while another process fetches the same manifest or index, or the same whole shard.
 
-After them, it is fetched twice.
+After this time, the object is fetched twice.
 """
 
 LARGE_AHEAD = 16
 """The maximum number of large ranges of a store that are read ahead at a time."""
 
 AHEAD = 0.75
-"""The share of a store's requests that may read ahead. The others are for samples that a batch waits for."""
+"""The share of a store's requests that may read ahead. Other requests are for samples that a batch is waiting for."""
 
 SMALL = 2**20
 """The largest size of a small range in bytes."""
@@ -60,7 +60,7 @@ MAX_THREADS = 64
 """The maximum number of ranges that are read at a time from all stores together."""
 
 MAX_STORES = 16
-"""The maximum number of stores, each with its options, that keep connections and threads: those last used."""
+"""The maximum number of stores, each with its options, that keep connections and threads: the most recently used."""
 
 CHECK_S = 0.2
 """The time in seconds between two checks of whether the last connections are closed."""
@@ -87,7 +87,7 @@ WRITING = ("write", "create", "remove")
 Item = TypeVar("Item")
 
 _Kind = Literal["urgent", "small", "large"]
-"""The kinds of requests: those for which a sample waits, and small and large ones that read ahead."""
+"""The kinds of requests: those that a sample is waiting for, and small and large requests that read ahead."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,7 +100,7 @@ class _Flight:
 
 
 class Filler:
-    """Fills copies. This process fetches no byte twice, however many clients ask for it at the same time.
+    """Fills copies. If several clients request the same bytes at the same time, this process fetches them once.
 
     Args:
         private_folder: The folder of the private cache.
@@ -123,11 +123,11 @@ class Filler:
     ) -> tuple[FileStat, str]:
         """Return an object's status and the path of its copy.
 
-        Unless the request is to be fresh, the store is asked once for each object. :meth:`stat` notices a replaced
-        object, and so does each request for a range, because it names the version.
+        Unless ``is_fresh`` is set, the store is asked once for each object. :meth:`stat` detects a replaced object, and
+        so does each request for a range, because it names the version.
 
-        If the store knows no versions, a cached manifest or index may be outdated. So it has another copy in each run,
-        and after each request that asks the store again. Shards are compared with hashes.
+        If the store has no versions, a cached manifest or index may be outdated. It therefore has a new copy in each
+        run, and after each fresh request. Shards are compared with hashes.
 
         Args:
             attempts: The store.
@@ -147,7 +147,7 @@ class Filler:
         return found, str(self._budget(cache).folder / name_copy(found, run))
 
     def stat(self, attempts: Attempts, key: str) -> FileStat:
-        """Return an object's status. An object that was opened before is opened with this status from now on."""
+        """Return an object's status. If the object was opened before, it is opened with this status from now on."""
         found = operations.stat(attempts, key)
         name = attempts.root, attempts.options, key
         if name in self._found:
@@ -174,7 +174,7 @@ class Filler:
         cache: CacheSettings,
         is_urgent: bool,
     ) -> str | None:
-        """Make ranges of an object present in its copy; if the copy is sealed, the whole object.
+        """Fetch missing ranges of an object into its copy; if the copy is sealed, the whole object.
 
         Args:
             attempts: The store.
@@ -184,7 +184,7 @@ class Filler:
             ranges: The start and the stop of each range.
             copy: The copy.
             cache: The cache of the copy.
-            is_urgent: Whether a sample waits for the ranges. Otherwise, they are read ahead.
+            is_urgent: Whether a sample is waiting for the ranges. Otherwise, they are read ahead.
 
         Returns:
             A warning for the user, or None.
@@ -223,14 +223,14 @@ class Filler:
     def fill_files(
         self, attempts: Attempts, key: str, cache: CacheSettings, files: Sequence[BundledFile], is_urgent: bool
     ) -> None:
-        """Make small objects of a folder present in their bundles.
+        """Fetch missing small objects of a folder into their bundles.
 
         Args:
             attempts: The store.
             key: The folder.
             cache: The cache of the bundles.
             files: The objects.
-            is_urgent: Whether samples wait for the objects. Otherwise, they are read ahead.
+            is_urgent: Whether samples are waiting for the objects. Otherwise, they are read ahead.
 
         Raises:
             OSError: If the cache cannot be written.
@@ -319,7 +319,7 @@ class Filler:
     def _fetch_whole(
         self, attempts: Attempts, expected: Expected, copy: CachedCopy, budget: Budget, start: int, stop: int
     ) -> None:
-        """Fetch an object as a whole: a manifest or an index. One of the processes that share the cache does so."""
+        """Fetch a whole manifest or index, unless another process that shares the cache has just done so."""
         with self._locking(copy, budget, PATIENCE_S):
             if copy.find_missing(start, stop):
                 content = operations.read_version(attempts, expected)
@@ -331,7 +331,7 @@ class Filler:
         """Hold the lock that processes hold while they fetch an object as a whole into a shared cache."""
         path = budget.folder / f".lock-{int(Path(copy.path).stem, 16) % NUM_LOCKS}"
         with _explaining(budget.folder):
-            budget.make_folder()  # It may have been removed.
+            budget.make_folder()  # The folder may have been removed.
             mode = budget.file_mode
         with self._lock:
             lock = self._fetch_locks.setdefault((path, patience_s), WorkLock(path, patience_s, mode))
@@ -345,7 +345,7 @@ class Filler:
         """Yield a function that writes a part of a range. Mark the range as present at the end of the block."""
         with ExitStack() as stack:
             with _explaining(budget.folder):
-                budget.make_folder()  # Another storage process may have removed it.
+                budget.make_folder()  # Another storage process may have removed the folder.
                 budget.reserve(stop - start, copy.path)
                 addition = stack.enter_context(copy.adding(start, stop))
 
@@ -386,7 +386,7 @@ def _explaining(folder: Path) -> Iterator[None]:
     """Add the cache's folder and the remedy to an OSError of its disk."""
     try:
         yield
-    except StoreError:  # It says what is wrong with the folder.
+    except StoreError:  # The error says what is wrong with the folder.
         raise
     except OSError as error:
         remedy = (
@@ -428,10 +428,7 @@ class StorageProcess:
         self._filler = Filler(folder / CACHE)
         self._operations: dict[str, Callable[..., Any]] = {
             **{each.__name__: each for each in SIMPLE},
-            **{
-                name: getattr(self._filler, name)
-                for name in ("stat", "open_cached", "find_cache", "fill", "fill_files")
-            },
+            **{name: getattr(self._filler, name) for name in CACHING},
             "read_ranges": self._read_ranges,
         }
         self._stores = OrderedDict[tuple[str, RemoteOptions], Attempts]()
@@ -453,8 +450,8 @@ class StorageProcess:
         """End the process when no other process holds a connection or the other end of the pipe ``lifeline``."""
         os.read(lifeline, 1)
         while any(map(_is_in_use, list(self._connections))):
-            time.sleep(CHECK_S)  # The ends of several sockets cannot be awaited while others serve them.
-        if read_process_id(self._folder) in (None, os.getpid()):  # Otherwise, another storage process uses it.
+            time.sleep(CHECK_S)  # Waiting for several sockets is impossible while other threads read them.
+        if read_process_id(self._folder) in (None, os.getpid()):  # Otherwise, another one uses it.
             shutil.rmtree(self._folder, ignore_errors=True)
         os._exit(0)  # Nothing waits for the results of running requests.
 
@@ -489,7 +486,7 @@ class StorageProcess:
     def _read_ranges(
         self, attempts: Attempts, key: str, size: int, version: str, ranges: Sequence[tuple[int, int]]
     ) -> Iterator[memoryview]:
-        """Return the contents of ranges of an object, one after the other, as long as it has a given version."""
+        """Return the contents of ranges of an object, one after the other, while the object has the given version."""
         expected = Expected(root=attempts.root, key=key, version=version, size=size)
         read = partial(operations.read_range, attempts, expected)
         if len(ranges) == 1:
@@ -512,14 +509,14 @@ def _is_in_use(connection: StorageConnection) -> bool:
     if (descriptor := connection.fileno()) < 0:
         return False
     poll = select.poll()
-    poll.register(descriptor, 0)  # Only the end of the connection is reported.
+    poll.register(descriptor, 0)  # This reports only the end of the connection.
     return not poll.poll(0)
 
 
 def main() -> None:
     """Run the storage process.
 
-    The arguments are the listening socket's descriptor, the lifeline's, the folder and the number of ranks.
+    The arguments are the descriptors of the listening socket and of the lifeline, the folder, and the number of ranks.
     """
     listener, lifeline, folder, world_size = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
     process = StorageProcess(socket.socket(fileno=listener), folder, world_size)

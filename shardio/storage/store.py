@@ -1,4 +1,4 @@
-"""The interface of storage backends, with functions for users' paths and URLs and for reads in pieces and in runs.
+"""Define the interface of storage backends, and functions for paths and URLs, and for reads in pieces and runs.
 
 To add a backend, implement :class:`Store` and :class:`StoredFile` in a new file, and add a line to the table
 :data:`shardio.storage.locations.OPENERS`. Test it with :class:`shardio.testing.store.StoreTests`.
@@ -70,7 +70,7 @@ def find_url(name: str | os.PathLike[str]) -> str | None:
 
 
 def read_as_utf8(name: str) -> str:
-    """Decode the bytes of a file's name as UTF-8, whatever the locale. Invalid bytes stay escaped."""
+    """Decode the bytes of a file's name as UTF-8 in any locale. Invalid bytes stay escaped."""
     return name if name.isascii() else os.fsencode(name).decode("utf-8", "surrogateescape")
 
 
@@ -98,7 +98,7 @@ class Writer(Protocol):
     """The destination of a new object's content."""
 
     def write(self, content: bytes | memoryview, /) -> object:
-        """Append to the content, which the caller may change afterwards."""
+        """Append to the object. The caller may change ``content`` afterwards."""
 
 
 class StoredFile(Protocol):
@@ -119,7 +119,7 @@ class StoredFile(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a local file. Content that was read correctly once then stays correct."""
+        """Whether it is a local file, whose content stays correct after one correct read."""
         return self.location.store.is_local
 
     @abstractmethod
@@ -160,8 +160,8 @@ class StoredFile(Protocol):
         return
 
     def discard(self, start: int, stop: int) -> bool:
-        """Remove a damaged range from the cache, if there is one. Return whether another read may give other bytes."""
-        return not self.is_local  # It may have been damaged on the way.
+        """Remove a damaged range from the cache, if there is one. Return whether another read may help."""
+        return not self.is_local  # It may have been damaged in transit.
 
     def close(self) -> None:
         """Close the object. Closing it again does nothing."""
@@ -195,7 +195,7 @@ class Store(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """Whether objects are local files. Data that comes over a network may be damaged each time."""
+        """Whether objects are local files. Data from a network may be damaged on each read."""
         return False
 
     @property
@@ -252,7 +252,7 @@ class Store(Protocol):
         """Write a small object if none exists. If several processes do so at the same time, one succeeds.
 
         Returns:
-            Whether the object has this content now, because this call has written it, or an earlier one did.
+            Whether the object now has this content, from this call or from an earlier one.
         """
 
     @abstractmethod
@@ -356,18 +356,18 @@ class Location:
 
 
 PIECE = 2**20
-"""Bytes per piece, chosen for few requests and little memory."""
+"""The size in bytes of a piece of a local file, chosen for few calls and little memory."""
 
 REMOTE_PIECE = 8 * 2**20
-"""The maximum bytes of a request to a remote store, which take 6 ms of CPU time. Smaller requests would wait for the
-latency of the store more often; larger ones would save nothing, and delay others."""
+"""The maximum number of bytes of a request to a remote store. They take 6 ms of CPU time. Smaller requests would wait
+for the latency of the store more often. Larger requests would save nothing, and delay other requests."""
 
 ALIGNED_FROM = 2**17
 """The size in bytes from which memory is aligned to pages. The C library takes smaller memory from its heap."""
 
 
 def read_pieces(file: StoredFile, start: int = 0, num_bytes: int | None = None) -> Iterator[memoryview]:
-    """Yield a file's content from byte ``start`` on, in pieces. Each piece overwrites the last.
+    """Yield a file's content from byte ``start`` on, in pieces. Each piece overwrites the previous one.
 
     Args:
         file: The file.
@@ -387,8 +387,8 @@ def read_pieces(file: StoredFile, start: int = 0, num_bytes: int | None = None) 
 
 
 def _make_buffer(num_bytes: int) -> memoryview:
-    # A large bytearray's memory begins 16 bytes after a page does. Some AMD processors copy from the page cache to such
-    # memory at a quarter of the speed, so large memory is a mapping, which begins where a page does.
+    # A large bytearray's memory begins 16 bytes after a page boundary. Some AMD processors copy from the page cache to
+    # such memory at a quarter of the speed. Large buffers are therefore mappings, which begin at a page boundary.
     return memoryview(mmap.mmap(-1, num_bytes) if num_bytes >= ALIGNED_FROM else bytearray(num_bytes))
 
 
@@ -413,7 +413,7 @@ def read_runs(
     stops: NDArray[np.int64],
     limits: RunLimits,
 ) -> list[bytes]:
-    """Read many ranges of a file, neighbouring ranges together.
+    """Read many ranges of a file. Neighbouring ranges are read together.
 
     Args:
         read: A function that returns the bytes [start, stop) for each start and stop.
@@ -429,7 +429,7 @@ def read_runs(
     order = starts.argsort(kind="stable")
     starts, stops = starts[order], stops[order]
     firsts = _find_runs(starts, stops, limits)
-    # Plain integers from here on: numpy's cost ten times as much for each use.
+    # From here on, plain integers: each use of a NumPy integer costs ten times as much.
     begins, ends = starts.tolist(), stops.tolist()
     bounds = list(zip(firsts, [*firsts[1:], len(begins)], strict=True))
     run_starts = [begins[first] for first in firsts]

@@ -2,7 +2,7 @@
 
 Each module holds one class of pytest tests. Subclass it in your own tests and override its fixtures:
 
-- ``executor``: what makes a loader's batches.
+- ``executor``: the part of a loader that makes its batches.
 - ``pack_source``: a kind of dataset that can be packed.
 - ``store``: a storage backend.
 - ``field_codec``: a decoder of a field.

@@ -43,7 +43,7 @@ class Samples:
     """The user's function that makes each sample. It can be sent to any process.
 
     Args:
-        gate: A file. Some samples are not made before it exists.
+        gate: A file. Some samples wait until it exists.
 
     Attributes:
         fails: The sample that raises RefusedSampleError.
@@ -72,8 +72,8 @@ class ExecutorTests:
     """Tests of an executor and of its iterators.
 
     Override :meth:`start`. It begins epochs of the batches [0, 1, 2] … [9, 10, 11], as lists or tensors. Each number is
-    a value that ``samples`` returned. If the executor cannot do what some tests check, override their
-    fixtures :meth:`survives` and :meth:`knows`.
+    a value that ``samples`` returned. If the executor does not support what some tests check, override their fixtures
+    :meth:`survives` and :meth:`knows`.
     """
 
     @pytest.fixture
@@ -83,7 +83,7 @@ class ExecutorTests:
 
     @pytest.fixture
     def start(self, samples: Samples) -> Start:
-        """Return a function that begins an epoch of the executor. The epochs are the same."""
+        """Return a function that begins an epoch of the executor. All epochs are the same."""
         raise NotImplementedError("override the fixture start")
 
     @pytest.fixture
@@ -100,13 +100,13 @@ class ExecutorTests:
         for asks in (False, True):
             batches = start()
             assert receive(batches, asks=asks) == BATCHES
-            assert batches.is_ready(0), "nothing is waited for after the end"
+            assert batches.is_ready(0), "nothing is missing after the end"
         for num_received in (0, 1):
             batches = start()
             assert [take(batches) for _ in range(num_received)] == BATCHES[:num_received]
             batches.close()
             batches.close()
-        assert receive(start(), asks=True) == BATCHES, "the epochs before have left nothing"
+        assert receive(start(), asks=True) == BATCHES, "earlier epochs leave nothing behind"
 
     def test_a_batch_that_fails_is_one_batch(self, start: Start, samples: Samples, survives: bool) -> None:
         if not survives:
@@ -126,7 +126,7 @@ class ExecutorTests:
 
     def test_it_knows_whether_the_next_batch_is_there(self, start: Start, samples: Samples, knows: bool) -> None:
         if not knows:
-            pytest.skip("only a request can tell")
+            pytest.skip("only a request shows whether a batch is ready")
         samples.waits = BATCH_SIZE
         batches = start()
         assert take(batches) == BATCHES[0]
@@ -145,14 +145,14 @@ def take(batches: BatchIterator) -> Sequence[int]:
 
 
 def wait_for(batches: BatchIterator) -> None:
-    """Wait until the next batch is there."""
+    """Wait until the next batch is ready."""
     deadline = time.monotonic() + DEADLINE_S
     while not batches.is_ready(0.01):
         assert time.monotonic() < deadline, "the next batch never came"
 
 
 def receive(batches: BatchIterator, *, asks: bool) -> list[Sequence[int]]:
-    """Return all batches to the end. ``asks`` says whether to wait for each before it is requested."""
+    """Return all remaining batches. With ``asks``, wait until each is ready before requesting it."""
     received = list[Sequence[int]]()
     while True:
         if asks and received:  # Some iterators begin the epoch with the first request.

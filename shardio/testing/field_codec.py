@@ -1,4 +1,4 @@
-"""Conformance tests of a field codec: the values of a field, its errors, and the memory that it takes."""
+"""Conformance tests of a field codec: the values of a field, its errors, and the memory that it uses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardio.errors import SampleError
 from shardio.reading import StoredSamples
 
 MAX_WASTED_BYTES = 10 * 2**20
-"""The most memory that decoding a damaged field may take."""
+"""The maximum memory that decoding a damaged field may use."""
 
 
 class FieldCodecTests:
@@ -36,7 +36,7 @@ class FieldCodecTests:
 
     @pytest.fixture
     def settings(self) -> dict[str, Any]:
-        """The dataset's settings with which the field is decoded, such as ``{"trusted": True}``."""
+        """The dataset's settings for decoding the field, such as ``{"trusted": True}``."""
         return {}
 
     @pytest.fixture
@@ -56,7 +56,7 @@ class FieldCodecTests:
 
     @pytest.fixture
     def damaged(self) -> Sequence[bytes]:
-        """Bytes that must be refused."""
+        """Damaged contents, which must raise errors."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -83,7 +83,7 @@ class FieldCodecTests:
             np.testing.assert_equal(found, value)
             assert type(found) is type(value)
             if isinstance(value, np.ndarray):
-                assert found.dtype == value.dtype.newbyteorder("="), "torch takes no other byte order"
+                assert found.dtype == value.dtype.newbyteorder("="), "torch accepts no other byte order"
 
     def test_a_missing_field_is_an_error_or_none(
         self, decode: Callable[..., list[Any]], field: str, content: bytes, value: Any

@@ -1,4 +1,4 @@
-"""Conformance tests of an image format: its name, its pixels, whole and in parts, and its errors."""
+"""Conformance tests of an image format: its name, its pixels (whole and in parts), and its errors."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ TURNS: dict[int, list[Image.Transpose]] = {
     0: [],
     9: [],
 }
-"""The turns that make an image of each EXIF orientation upright; undefined ones need none."""
+"""The turns that make an image of each EXIF orientation upright; undefined orientations need none."""
 
 
 class ImageFormatTests:
     """The tests of one image format.
 
-    Subclass it and override :meth:`suffix`, and :meth:`content` if Pillow does not write the format. A format that
-    Pillow reads needs one line in ``shardio/images/formats.py``::
+    Subclass it and override :meth:`suffix`. If Pillow cannot write the format, also override :meth:`content`. A format
+    that Pillow reads needs one line in ``shardio/images/formats.py``::
 
         class TestQoi(ImageFormatTests):
             @pytest.fixture
@@ -99,7 +99,7 @@ class ImageFormatTests:
         decoded = decode_image(content, orientation=orientation)
         np.testing.assert_array_equal(decoded, pixels, strict=True)
         assert decoded.flags.c_contiguous
-        assert decoded.flags.writeable, "torch.from_numpy warns about others"
+        assert decoded.flags.writeable, "torch.from_numpy warns about read-only arrays"
         image = decode_pil(content, orientation=orientation)
         assert image.mode == "RGB"
         np.testing.assert_array_equal(np.asarray(image), pixels)
@@ -139,7 +139,7 @@ class ImageFormatTests:
         for orientation, turns in TURNS.items():
             content, upright = self.write(image, suffix, orientation), Image.fromarray(stored)
             with Image.open(io.BytesIO(content)) as file:
-                has_orientation = file.getexif().get(0x0112) == orientation  # Some formats have no such data.
+                has_orientation = file.getexif().get(0x0112) == orientation  # Some formats store no EXIF data.
             for turn in turns if has_orientation else []:
                 upright = upright.transpose(turn)
             np.testing.assert_array_equal(decode_image(content, orientation="apply"), np.asarray(upright))

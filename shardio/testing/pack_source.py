@@ -51,7 +51,7 @@ class PackSourceTests:
 
     @pytest.fixture
     def dataset(self, tmp_path: Path) -> Path:
-        """Write a dataset of at least three samples below a folder of ``tmp_path``, and return what to pack."""
+        """Write a dataset of at least three samples below a folder of ``tmp_path``, and return the path to pack."""
         raise NotImplementedError("override the fixture `dataset`")
 
     @pytest.fixture

@@ -1,4 +1,4 @@
-"""The laws of a remainder policy, over numbers of ranks, batch sizes and cursors."""
+"""Conformance tests of a remainder policy, over numbers of ranks, batch sizes and cursors."""
 
 from __future__ import annotations
 
@@ -98,14 +98,14 @@ def check_shares(ranks: Sequence[Split]) -> list[list[list[int]]]:
     assert dealt == list(range(first.start, first.start + len(dealt))), "ranks are disjoint and leave no gaps"
     assert -step_size < num_extra < step_size, "only the last step changes"
     assert num_extra == 0 or num_left % step_size, "samples that fill their steps stay as they are"
-    assert num_extra <= 0 or policy.repeats, "a policy says that it repeats samples"
-    assert num_extra >= 0 or policy.leaves_out, "a policy says that it leaves samples out"
+    assert num_extra <= 0 or policy.repeats, "a policy that repeats samples declares it"
+    assert num_extra >= 0 or policy.leaves_out, "a policy that leaves samples out declares it"
     for counts in ([sum(map(len, own)) for own in batches], list(map(len, batches))):
         is_equal = policy.repeats or policy.leaves_out
         assert max(counts) - min(counts) <= (not is_equal), "ranks have the same number, or differ by one"
     for rank, (split, own) in enumerate(zip(ranks, batches, strict=True)):
         sizes = list(map(len, own))
-        assert split.num_own_samples == sum(sizes), "the number of a rank's samples is true"
+        assert split.num_own_samples == sum(sizes), "the number of a rank's samples is correct"
         assert sizes[:-1] == [split.batch_size] * (len(sizes) - 1), "batches are full, apart from the last"
         assert all(1 <= size <= split.batch_size for size in sizes), "no batch is empty or too large"
         assert not len(split.batch(split.num_batches)), "nothing follows the last batch"

@@ -1,4 +1,4 @@
-"""The laws of a store. Each storage backend passes :class:`StoreTests`.
+"""Conformance tests of a store. Each storage backend passes :class:`StoreTests`.
 
 The tests need the packages ``pytest`` and ``hypothesis``.
 """
@@ -41,7 +41,7 @@ MakeRoot = Callable[[Path], Location]
 
 
 def put(location: Location, content: bytes = CONTENT) -> Location:
-    """Write an object. Return its location."""
+    """Write an object, and return its location."""
     with location.write_whole() as file:
         file.write(content)
     return location
@@ -251,7 +251,7 @@ class StoreTests:
         assert (root / "folder").list() == ["a"]
 
     def test_a_store_is_a_dict(self, make_root: MakeRoot) -> None:
-        """The rules and the invariant of the machine assert it; the first one that fails is raised here."""
+        """The machine's rules and its invariant make the assertions. The first failure is raised here."""
         machine = type("Machine", (_StoreMachine,), {"make_root": staticmethod(make_root)})
         run_state_machine_as_test(machine, settings=settings(max_examples=self.max_examples, stateful_step_count=25))
 
@@ -265,7 +265,7 @@ def _many_ranges(count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 _KEYS = st.sampled_from(["a", "b.x", "f/a", "f/b", "f/g/a", "fa/a", "é/ü", ".h", "f/.h/a"])
-"""None of them lies below another one: a file system cannot have both."""
+"""No key lies below another: a file system cannot hold both."""
 
 _CONTENTS = st.binary(max_size=50) | st.integers(0, 200_000).map(bytes)
 
@@ -325,7 +325,7 @@ class _StoreMachine(RuleBasedStateMachine):
         bounds = st.integers(0, len(content))
         ranges = np.array(data.draw(st.lists(st.tuples(bounds, bounds).map(sorted), max_size=9)), np.int64)
         starts, stops = ranges.reshape(-1, 2).T
-        with suppress(ReplacedError, FileNotFoundError):  # Otherwise it is what it was when it was opened.
+        with suppress(ReplacedError, FileNotFoundError):  # Otherwise, the content is that at the time of opening.
             expected = [content[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
             assert file.read_many(starts, stops) == expected
 

@@ -1,4 +1,4 @@
-"""Conformance tests of a transform: its parameters, its pixels, alone and in plans, and its errors."""
+"""Conformance tests of a transform: its parameters, its pixels (alone and in plans), and its errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make_rng_keys(num_keys: int, seed: int = 0) -> NDArray[np.uint64]:
 class TransformTests:
     """The tests of one transform: a subclass of :class:`shardio.transforms.Transform`.
 
-    Subclass it and override :meth:`transform`, and :meth:`is_random` if the transform leaves nothing to chance::
+    Subclass it and override :meth:`transform`, and :meth:`is_random` if the transform is not random::
 
         class TestSolarize(TransformTests):
             @pytest.fixture

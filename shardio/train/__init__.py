@@ -1,7 +1,6 @@
 """A small training driver: ``train(model, loader, config)``, or ``TrainStep`` in your own loop.
 
-Names are loaded on first use, so that the command line can read ``TrainConfig`` without loading
-torch.
+Names are loaded on first use, so the command line can read ``TrainConfig`` without loading torch.
 """
 
 import lazy_loader

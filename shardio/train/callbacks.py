@@ -1,4 +1,4 @@
-"""Callbacks, which add logs, plots, a report and other functions to a training run, and the metrics that they receive.
+"""Callbacks, which add logs, plots, a report or custom behaviour to a training run, and the metrics that they receive.
 
 Plots need matplotlib (shardio's extra ``plot``). They do not use pyplot, whose state belongs to the user.
 """
@@ -32,15 +32,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from shardio.train.step import TrainStep
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
     """A line of the log: the metrics of the steps since the previous line.
 
     Attributes:
-        step: Steps so far, taken and skipped.
+        step: Steps so far, including skipped ones.
         epoch: The epoch, from 0.
         loss: The mean loss per sample, over all ranks.
         lr: The learning rate of the last step.
@@ -126,7 +124,7 @@ LOG = "log.jsonl"
 
 PAGE, PICTURE = "report.html", "report.png"
 
-MAX_MARKED = 16  # The most epochs that are marked: the numbers of more would overlap.
+MAX_MARKED = 16  # The largest number of marked epochs. With more, their numbers would overlap.
 
 Points = list[tuple[int, float]]  # (step, value)
 
@@ -157,7 +155,7 @@ LOOKS: dict[str, dict[str, Any]] = {
     "planned": {"color": "#f3c48b", "linewidth": 4.0},
     "taken": {"color": "#1b57a8", "linewidth": 1.2, "marker": ".", "markersize": 4},
 }
-"""The style of each curve. Markers show single points, which make no line."""
+"""The style of each curve. Markers make a curve with a single point visible."""
 
 CSS = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 1200px; margin: 2em auto }
@@ -175,7 +173,10 @@ class Callback:
     """
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
-        """Return the model or a wrapper that uses its weights. Called once, before DistributedDataParallel."""
+        """Return the model or a wrapper that uses its weights.
+
+        Called once, before DistributedDataParallel wraps the model.
+        """
         return model
 
     def on_start(self, num_epochs: int, num_steps: int) -> None:
@@ -198,19 +199,19 @@ class Callback:
         """Handle the metrics of all epochs at the end of training."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that a resumed run needs, such as averaged weights. Checkpoints hold that of rank 0.
+        """Return the state that a resumed run needs, such as averaged weights. Checkpoints hold rank 0's state.
 
-        It may contain tensors, numpy arrays, numbers, strings, and dicts, lists, tuples and sets of these.
+        The state may contain tensors, numpy arrays, numbers, strings, and dicts, lists, tuples and sets of these.
         """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the value of :meth:`state_dict`, unless it was empty. Called before :meth:`on_start`."""
+        """Load a state that :meth:`state_dict` returned. Called before :meth:`on_start`, unless the state is empty."""
         raise NotImplementedError(f"{type(self).__name__} has a state_dict, so it needs a load_state_dict")
 
 
 def name_callbacks(callbacks: Iterable[Callback]) -> dict[str, Callback]:
-    """Return callbacks by names that stay the same in a resumed run: their classes, numbered if one occurs twice."""
+    """Return the callbacks by name: the class, numbered if it occurs twice. A resumed run gives the same names."""
     named: dict[str, Callback] = {}
     counts = Counter[str]()
     for callback in callbacks:
@@ -235,10 +236,10 @@ class PrintEpochs(Callback):
 
 
 class EpochBar(Callback):
-    """A callback that shows the progress of each epoch on a bar.
+    """A callback that shows the progress of each epoch as a bar.
 
     Args:
-        bar: A ``rich.progress.Progress``. It gets a task, with a field ``rate``.
+        bar: A ``rich.progress.Progress``. The callback adds a task with a field ``rate``.
         num_batches: The number of batches in an epoch.
     """
 
@@ -329,7 +330,7 @@ class SizeHints(Callback):
 
 
 class _Log(Callback):
-    """A callback that writes each record and each result as it comes."""
+    """A callback that writes each record and each result as it arrives."""
 
     def on_log(self, record: StepRecord) -> None:
         self.write("steps", record)
@@ -366,7 +367,7 @@ class JsonLog(_Log):
 
 
 class TensorBoardLog(_Log):
-    """A callback that writes the same metrics for TensorBoard."""
+    """A callback that writes the metrics of the log for TensorBoard."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -389,7 +390,7 @@ class TensorBoardLog(_Log):
 
 
 def read_log(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a log, without lines that were cut off while being written.
+    """Yield the lines of a log, except lines that were truncated while being written.
 
     Raises:
         StateError: If a line was not written by a training run.
@@ -455,7 +456,7 @@ class RatePlot(Callback):
 
     def on_start(self, num_epochs: int, num_steps: int) -> None:
         records = [] if self.directory is None else read_figures(Path(self.directory))[0]
-        # The log may contain steps after the checkpoint, which will be repeated.
+        # The log may contain steps after the checkpoint, which the run repeats.
         self.taken = [(record.step - 1, record.lr) for record in records if record.step <= num_steps]
 
     def on_log(self, record: StepRecord) -> None:
@@ -500,7 +501,7 @@ def write_report(directory: Path, config: TrainConfig | None = None) -> Path | N
     if not (directory / LOG).exists():
         return None
     records, results = read_figures(directory)
-    (directory / PICTURE).unlink(missing_ok=True)  # Without matplotlib, an older plot must not stay.
+    (directory / PICTURE).unlink(missing_ok=True)  # Without matplotlib, an older plot must not remain.
     with contextlib.suppress(ImportError):
         if records:
             _save(_draw_report(records, results), directory / PICTURE)
@@ -518,7 +519,7 @@ def read_figures(directory: Path) -> tuple[list[StepRecord], list[EpochResult]]:
 
 
 def make_curves(records: list[StepRecord], results: list[EpochResult]) -> dict[str, dict[str, Points]]:
-    """Return the curves of each panel, by name. The value of an epoch is at its last step."""
+    """Return the curves of each panel, by name. An epoch's value is plotted at its last step."""
     curves: dict[str, dict[str, Points]] = {}
     for label, value_of in PANELS.items():
         steps = [(record.step, value_of(record)) for record in records]

@@ -1,6 +1,6 @@
-"""Checkpoints, which hold the state that a training run needs to resume, and the directory of a run.
+"""Checkpoints, which hold the state that a training run needs to resume, and a run's directory.
 
-A checkpoint is one file, which is written atomically.
+A checkpoint is one file, written atomically.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PARTS: dict[str, type] = {
 """The parts of a run's checkpoint, and their types."""
 
 _SEED, _GENERATORS = "_base_seed", "_generators"
-"""Keys in the states of shardio's loaders; torchdata's loaders have the first one."""
+"""Keys in the states of shardio's loaders. The states of torchdata's loaders have only the first one."""
 
 _LOADABLE = {
     *(type(None), bool, int, float, complex, str, bytes, bytearray),
@@ -77,7 +77,7 @@ def random_states(device: torch.device) -> dict[str, Any]:
     return {
         "torch": torch.get_rng_state(),
         "device": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
-        # A plain list: reading a checkpoint must not execute code.
+        # A plain list, because loading a checkpoint must not execute code.
         "numpy": {**numpy_state, "state": {"key": state["key"].tolist(), "pos": int(state["pos"])}},
         "python": random.getstate(),
     }
@@ -95,7 +95,7 @@ def load_random_states(states: dict[str, Any], device: torch.device) -> None:
 
 @contextmanager
 def algorithms(*, deterministic: bool, tf32: bool = False) -> Iterator[None]:
-    """Restrict torch to deterministic algorithms, or let it find the fastest for each size; optionally allow TF32."""
+    """Use only deterministic algorithms, or enable cuDNN's search for the fastest ones; optionally allow TF32."""
     was_deterministic = torch.are_deterministic_algorithms_enabled()
     warned_only, was_benchmark = torch.is_deterministic_algorithms_warn_only_enabled(), torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = not deterministic
@@ -113,11 +113,11 @@ def algorithms(*, deterministic: bool, tf32: bool = False) -> Iterator[None]:
 
 @contextmanager
 def _tf32_products() -> Iterator[None]:
-    """In the block, CUDA rounds the inputs of float32 matrix products to TF32."""
+    """Round the inputs of float32 matrix products on CUDA to TF32 within the block."""
     allowed, set_precision = "high", torch.set_float32_matmul_precision
     try:
         before = torch.get_float32_matmul_precision()
-    except RuntimeError:  # The user has chosen precisions by torch's newer settings, which exclude this one.
+    except RuntimeError:  # The user set precisions through torch's newer settings, which exclude this one.
         matmul: Any = torch.backends.cuda.matmul
         before, allowed, set_precision = matmul.fp32_precision, "tf32", partial(setattr, matmul, "fp32_precision")
     set_precision(allowed)
@@ -128,7 +128,9 @@ def _tf32_products() -> Iterator[None]:
 
 
 def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
-    """Write a state to a file. It may contain tensors, numpy arrays, numbers, strings, and containers of these.
+    """Write a state to a file.
+
+    The state may contain tensors, numpy arrays, numbers, strings, and containers of these.
 
     Raises:
         OSError: If the file cannot be written, for example because the disk is full. The previous file is kept.
@@ -204,7 +206,7 @@ def _find_safe_globals() -> list[Any]:
     """Return the functions and types that load numpy's arrays and scalars, which users' states may contain."""
     functions = {"_reconstruct": np.empty(0).__reduce__()[0], "scalar": np.float64(0).__reduce__()[0]}
     named = [
-        (function, f"numpy.{core}.multiarray.{name}")  # numpy 2 has renamed the module.
+        (function, f"numpy.{core}.multiarray.{name}")  # numpy 2 renamed the module.
         for name, function in functions.items()
         for core in ("core", "_core")
     ]
@@ -259,7 +261,7 @@ def are_equal(one: Any, other: Any) -> bool:
 def find_shared_state(states: Sequence[Any]) -> Any:
     """Return the state that loaders of any number of ranks can load to begin an epoch; None if there is none.
 
-    Without shardio's order, the states of ranks differ in seeds and in the states of generators, which the epoch drew.
+    Without shardio's order, the ranks' states differ in their seeds and generators, which are left out.
 
     Args:
         states: The states of all ranks at the end of an epoch.
@@ -275,7 +277,7 @@ def _leave_out_draws(state: Any, *, keeps_generators: bool) -> Any:
         return state
     changed = {key: _leave_out_draws(part, keeps_generators=keeps_generators) for key, part in state.items()}
     if _SEED in state and (_GENERATORS in state or not keeps_generators):
-        changed[_SEED] = None  # shardio's loader draws another one. torchdata's needs one.
+        changed[_SEED] = None  # shardio's loader then draws a new one; torchdata's loader needs one.
     if not keeps_generators and isinstance(generators := state.get(_GENERATORS), dict):
         changed[_GENERATORS] = generators.get("own")
     return changed
@@ -290,10 +292,10 @@ _log = logging.getLogger("shardio")
 def claimed(directory: Path | None) -> Iterator[None]:
     """Hold the lock of a run's directory, and create the directory if it is missing.
 
-    Without a directory, do nothing. Rank 0 holds the lock for all ranks, which fail together. The lock ends with its
-    process. Worker processes that torch forks close their copy of the lock's descriptor, so a killed run can be resumed
-    while its workers still exist. On NFS, the lock works between machines if the server has a lock service. On a file
-    system without locks, a warning is logged.
+    Without a directory, do nothing. Rank 0 holds the lock for all ranks. If it cannot take the lock, all ranks raise
+    the error. The lock ends with its process. Worker processes that torch forks close their copy of the lock's
+    descriptor, so a killed run can be resumed while its workers still exist. On NFS, the lock works between machines if
+    the server has a lock service. On a file system without locks, a warning is logged.
 
     Raises:
         BusyError: If another run holds the lock.
@@ -381,7 +383,8 @@ def _prepare(directory: Path, config: TrainConfig) -> bool:
 def _may_start_over(best: Path, config: TrainConfig, last_epoch: int | None) -> bool:
     """Return whether a run without its last checkpoint was killed in its first epoch, before it could write one.
 
-    Its log then ends in epoch 0. Its best checkpoint, which is written first, has that epoch and the same settings.
+    Its log then ends in epoch 0. Its best checkpoint, which is written first, contains only that epoch and has the same
+    settings.
     """
     if not best.exists():
         return not last_epoch

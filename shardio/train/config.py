@@ -19,7 +19,7 @@ OptimizerName = Literal["adamw", "adam", "sgd", "rmsprop"]
 ScheduleName = Literal["onecycle", "cosine", "cyclic", "step", "plateau", "constant"]
 
 MAY_CHANGE = ("epochs", "steps_per_epoch", "patience", "device", "directory", "resume", "log_every", "checkpoint_every")
-"""Settings that may differ when a run resumes. New ``epochs`` change later learning rates."""
+"""Settings that may differ when a run resumes. A new value of ``epochs`` changes later learning rates."""
 
 RANGES: dict[tuple[str, ...], tuple[str, Callable[[float], bool]]] = {
     ("lr", "period", "clip_norm", "clip_value"): ("positive and finite", lambda value: 0 < value < math.inf),
@@ -28,12 +28,12 @@ RANGES: dict[tuple[str, ...], tuple[str, Callable[[float], bool]]] = {
     ("weight_decay", "momentum"): ("at least 0", lambda value: value >= 0),
     ("warmup",): ("a share of the steps, at least 0 and below 1", lambda value: 0 <= value < 1),
 }
-"""The settings that are numbers, the description of their range, and a test for it."""
+"""The numeric settings, each with a description of its range and a function that tests it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """The settings of a training run. ``shardio train`` takes options and help texts from here.
+    """The settings of a training run. ``shardio train`` gets its options and help texts from here.
 
     Attributes:
         epochs: Number of epochs.
@@ -52,11 +52,12 @@ class TrainConfig:
         steps_per_epoch: Steps per epoch that the schedule assumes, for loaders without a length.
             It does not limit the epochs, which must be equally long on all ranks.
         precision: bf16 and fp16 compute under autocast. fp16 needs CUDA and uses a GradScaler.
-        tf32: Let GPUs round the float32 inputs of matrix products to TF32, which is faster. In convolutions, torch does
+        tf32: Round the float32 inputs of matrix products to TF32 on GPUs, which is faster. In convolutions, torch does
             this by default.
         clip_norm: Clip the gradients to this total norm (default: no clipping).
         clip_value: Clip each gradient element to this magnitude (default: no clipping).
-        label_smoothing: The share of each training label that is spread evenly over all classes. Validation has none.
+        label_smoothing: The share of each training label that is spread evenly over all classes. Validation labels are
+            not smoothed.
         mixup: The alpha of MixUp, which blends the images of a training batch and their labels; 0 disables it. If
             both mixup and cutmix are set, one of them is chosen at random for each batch.
         cutmix: The alpha of CutMix, which replaces boxes of images and blends their labels; 0 disables it.
@@ -151,7 +152,7 @@ class TrainConfig:
     def find_differences(self, saved: Mapping[str, Any]) -> list[str]:
         """Describe settings that differ from a checkpoint's, which may lack some of ``data``.
 
-        A setting that an earlier version did not have had the effect of its default.
+        A setting that is missing from a checkpoint of an earlier version counts as its default.
         """
         saved = {**{one.name: one.default for one in dataclasses.fields(self)}, **saved}
         return [

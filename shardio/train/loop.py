@@ -1,4 +1,4 @@
-"""The training loop: a run's assembly, its progress, and its measurements."""
+"""The training loop, which assembles a run, tracks its progress and measures it."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ def train(
     Under torchrun, ranks average their gradients, and the loader gives each rank its own part of the data.
 
     With a ``directory``, the same call resumes an interrupted run, on any number of ranks. On the same number of ranks,
-    the resumed run equals an uninterrupted one, with two exceptions: in datasets that are not shardio's, transforms
-    draw different numbers if they use the generators of torch, numpy or Python; and results are bit-identical only on a
-    CPU with ``deterministic``. On a different number of ranks, each sample is still used once per epoch; without
-    shardio's order, such a run must resume after an epoch. Callbacks resume if they have a ``state_dict``.
+    the resumed run equals an uninterrupted one, with two exceptions. In datasets that are not shardio's, transforms
+    that use the generators of torch, numpy or Python draw different numbers. Results are bit-identical only on a CPU
+    with ``deterministic``. On a different number of ranks, each sample is still used once per epoch. Without shardio's
+    order, a run can change its number of ranks only between epochs. Callbacks resume if they have a ``state_dict``.
 
     Args:
         model: A module that maps images, float [N, C, H, W], to outputs [N, classes]. It is moved to the device and
@@ -131,11 +131,11 @@ def _train(
     callbacks: Sequence[Callback],
     world: World,
 ) -> list[EpochResult]:
-    # A function of its own: its return frees everything that refers to other ranks.
-    batches.start_workers()  # They start while the model is moved and the optimizer is made.
+    # A separate function, because its return frees all objects that refer to other ranks.
+    batches.start_workers()  # They start while the model is moved and the optimiser is created.
     val_batches = None if val_loader is None else prefetch(val_loader, config, batches.device)
     run = TrainRun(config, model, batches, world, callbacks)
-    network = unwrap(run.step.model)  # Ranks may have different numbers of validation batches.
+    network = unwrap(run.step.model)  # Unwrapped, because ranks may have different numbers of validation batches.
     run.start()
     for epoch in run.epochs():
         model.train()
@@ -321,7 +321,7 @@ class TrainRun:
             callback.on_log(record)
 
     def end_epoch(self, validation: Score | None) -> None:
-        """Summarise the epoch, with its score on validation data, and save."""
+        """Add the epoch's result, given its validation score, and save checkpoints."""
         score = self._score.over_ranks()
         if not score.num_images:
             raise ValueError(
@@ -407,7 +407,7 @@ class TrainRun:
         try:
             self.model.load_state_dict(state["model"])
             self.step.load_state_dict(state["step"])
-        except (RuntimeError, ValueError) as error:  # ValueError: other weights are frozen.
+        except (RuntimeError, ValueError) as error:  # ValueError: different weights are frozen.
             raise StateError(
                 f"{path} is from a run with another model: use that model or another directory, or start a new run "
                 f"with resume=False (--fresh). torch reports: {error}"
@@ -438,9 +438,9 @@ class TrainRun:
         if shared is not None:
             return shared
         before, now = len(states), self.world.world_size
-        why, until = "datasets, samplers or generators of its loader have a state of their own on each rank", ""
+        why, until = "datasets, samplers or generators of its loader have a separate state on each rank", ""
         if state["is_within_epoch"]:
-            why = "it was saved within an epoch, where each rank has its own samples left"
+            why = "it was saved within an epoch, when each rank has different samples left"
             until = ", at least to the end of the epoch"
         raise StateError(
             f"{path} is from a run with a world size of {before}, and cannot be resumed with {now}: {why}. Use a world "
@@ -455,8 +455,8 @@ class TrainRun:
                 callbacks[name].load_state_dict(state)
             elif self.world.rank == 0:
                 warnings.warn(
-                    f"{path} holds the state of a callback {name}, which this run does not have: it is not loaded, and "
-                    "later checkpoints will lack it",
+                    f"{path} holds the state of a callback {name}, which this run does not have: the state is neither "
+                    "loaded nor saved again",
                     RuntimeWarning,
                     stacklevel=2,
                 )
@@ -513,7 +513,7 @@ def memory_difference(
 class LogInterval:
     """The steps since the last line of the log: their time, and the losses of their microbatches, on the device.
 
-    The losses are read together, because reading waits.
+    The losses are read together, because each read waits for the device.
 
     Args:
         batches: The prefetcher, which measures the time that the device waits for data.
@@ -561,13 +561,13 @@ class LogInterval:
 
 
 def _first_not_finite(own: tuple[int, float, Sequence[str] | None] | None) -> NonFiniteLossError:
-    # The first one on any rank also makes later losses on other ranks NaN.
+    # The first such loss on any rank also makes later losses on other ranks NaN.
     found = [(first, rank) for rank, first in enumerate(gather(own)) if first is not None]
     (step, value, keys), rank = min(found, key=lambda one: one[0][0])
     where = f" on rank {rank}" if len(found) > 1 or rank else ""
     if keys is None:
         samples = (
-            "samples unknown, because the batch has no keys: to have them named, train on shards with "
+            "samples unknown, because the batch has no keys: to name them, train on shards with "
             'fields=("image", "label", "key")'
         )
     else:

@@ -41,8 +41,8 @@ def make_model(name: str, *, num_classes: int, image_size: int, pretrained: bool
     ======================================  ======================================================================
 
     A pretrained model keeps its head if the head has ``num_classes`` outputs, and gets a new one otherwise. Models of
-    timm and torchvision that need a fixed image size are made for ``image_size``. With pretrained weights,
-    torchvision's fixed-size models accept only the size that they were trained on.
+    timm and torchvision with a fixed image size are built for ``image_size``. With pretrained weights, torchvision's
+    fixed-size models accept only the size that they were trained on.
 
     Your own function is called with those of the keyword arguments ``num_classes``, ``image_size`` and ``pretrained``
     that it has parameters for. With ``**kwargs``, it also gets ``num_classes``. It may return a scripted or a compiled
@@ -213,7 +213,7 @@ def _errors_name_the_model(name: str, image_size: int, pretrained: bool) -> Iter
 START, END = 1 / 25, 1 / 25e4
 """The first and last rates of onecycle, as shares of the highest.
 
-torch's ``OneCycleLR`` sets them by ``div_factor`` and ``final_div_factor``.
+In torch's ``OneCycleLR``, they are set through ``div_factor`` and ``final_div_factor``.
 """
 
 LOWEST = 1 / 10
@@ -316,7 +316,7 @@ class LrSchedule:
         self.plan = make_plan(config, steps_per_epoch)
         self._optimizer, self._factor = optimizer, FACTORS[config.schedule]
         self._is_plateau = config.schedule == "plateau"
-        self._scheduler: Any  # Torch's.
+        self._scheduler: Any  # From torch.
         if self._is_plateau:
             patience = max(round(self.plan.period / steps_per_epoch), 1) - 1
             self._scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=CUT, patience=patience)
@@ -342,7 +342,7 @@ class LrSchedule:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state at the same share of training. More ranks take fewer steps."""
+        """Continue from a state at the same share of training. With more ranks, an epoch has fewer steps."""
         saved, share = dict(state["torch"]), self.plan.steps_per_epoch / state["steps_per_epoch"]
         # The period stays as saved even if the run now has more epochs: a rate that was cut must not rise again.
         self.plan = dataclasses.replace(self.plan, period=max(round(state["period"] * share), 1))
@@ -361,7 +361,7 @@ OPTIMIZERS: dict[OptimizerName, tuple[type[torch.optim.Optimizer], tuple[str, ..
     "sgd": (torch.optim.SGD, ("lr", "weight_decay", "momentum")),
     "rmsprop": (torch.optim.RMSprop, ("lr", "weight_decay", "momentum")),
 }
-"""The classes of the optimisers, and the settings that they take.
+"""The classes of the optimisers, and the settings that they accept.
 
 To add an optimiser, add a line here, and its name to ``config.OptimizerName``.
 """
@@ -370,8 +370,9 @@ To add an optimiser, add a line here, and its name to ``config.OptimizerName``.
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
     """Return an optimiser of a model's parameters, without those that are frozen.
 
-    On CUDA, one kernel updates all parameters, where torch has one. Not with fp16: torch calls a fused optimiser even
-    if a gradient is not finite, so the scale would have to be read after each step.
+    On CUDA, the optimiser is fused if torch supports that: one kernel updates all parameters. With fp16, it is not
+    fused. torch calls a fused optimiser even if a gradient is not finite, so the scale would have to be read after each
+    step.
     """
     kind, settings = OPTIMIZERS[config.optimizer]
     weights = [weight for weight in model.parameters() if weight.requires_grad]

@@ -1,4 +1,4 @@
-"""TrainStep, which turns microbatches into steps of the optimiser on all ranks, and the evaluation of a model."""
+"""TrainStep, which turns microbatches into optimiser steps on all ranks, and the evaluation of a model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from shardio.world import World, find_local_rank, find_world
 Value = TypeVar("Value")
 
 _joins = itertools.count()
-"""Numbers for process groups. The store still holds addresses under earlier numbers."""
+"""Numbers for process groups. Each group needs a new one, because the store keeps addresses under earlier numbers."""
 
 
 def use_device(name: str | None) -> torch.device:
@@ -59,9 +59,9 @@ def joined_ranks(device: torch.device) -> Iterator[World]:
         world_size=world_size,
     )
     yield world
-    # After an error, the rank just ends. The launcher and the other ranks notice that, and nothing waits.
-    # The last owner of the group waits for its threads. Here, it waits without the GIL, which they may need. If
-    # DistributedDataParallel is the last owner, it deadlocks (pytorch/pytorch#154976), so collect it first.
+    # After an error, this code does not run: the process ends, the launcher and the other ranks detect that, and
+    # nothing waits. The last owner of the group waits for its threads. Here, it waits without the GIL, which they may
+    # need. If DistributedDataParallel is the last owner, it deadlocks (pytorch/pytorch#154976), so collect it first.
     gc.collect()
     dist.destroy_process_group()
 
@@ -79,9 +79,9 @@ def reported_failures() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # An error of communication may follow from the failure of another rank. Gloo's errors have no special type.
+        # A failure of another rank may cause a communication error on this one. Gloo's errors have no special type.
         if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "/gloo/" in str(error)):
-            time.sleep(1)  # torchrun compares whole seconds, and takes the lowest rank if they are equal.
+            time.sleep(1)  # torchrun compares whole seconds, and chooses the lowest rank if they are equal.
         handler.record_exception(error)
         raise
 
@@ -161,7 +161,7 @@ class LossHook(Protocol):
 
 
 class TrainStep:
-    """Optimiser steps on one or more microbatches, with the gradients of one large batch.
+    """A callable that takes optimiser steps on groups of microbatches, with the gradients of one large batch.
 
     >>> model = nn.Linear(2, 3)
     >>> step = TrainStep(model, torch.optim.SGD(model.parameters(), 0.1), accumulate=2)
@@ -335,8 +335,8 @@ def in_groups(batches: Iterable[Any], size: int) -> Iterator[tuple[Any, bool]]:
     """Yield each batch, and whether it ends its group of ``size``. The last group may be shorter.
 
     The iterator looks one batch ahead within a group, but not past a full one. The state of a shardio loader, or of a
-    :class:`shardio.DevicePrefetcher` of any loader, is always as of the last batch that was yielded: the batch after it
-    and the end of the epoch count when you receive them.
+    :class:`shardio.DevicePrefetcher` of any loader, always reflects the last batch that was yielded. The batch after it
+    and the end of the epoch count only when you receive them.
     """
     iterator, nothing = iter(batches), object()
 
@@ -410,7 +410,7 @@ class Score:
     ) -> None:
         """Add losses [N], outputs [N, classes] and labels, [N] or [N, classes], where ``valid`` [N] is True.
 
-        The right class of a soft label is that with the largest share.
+        The correct class of a soft label is the one with the largest share.
         """
         classes = labels.argmax(1) if labels.is_floating_point() else labels
         valid = torch.ones_like(classes, dtype=torch.bool) if valid is None else valid

@@ -1,4 +1,4 @@
-"""Image transforms with torchvision's names and defaults, for uint8 [height, width, 3] arrays.
+"""Transform images, uint8 [height, width, 3] arrays, with torchvision's names and defaults.
 
 Each image's parameters are a pure function of (seed, epoch, sample), whichever process decodes the image.
 """

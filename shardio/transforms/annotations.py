@@ -1,4 +1,4 @@
-"""Move a sample's annotations with its image: other images, masks, boxes, points, and labels of boxes."""
+"""Transform a sample's annotations with its image: other images, masks, boxes, points, and labels of boxes."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ _NUM_CHANNELS = 3
 class Mask:
     """A mask: an array [height, width] or [height, width, channels], as large as the image.
 
-    Its values are never mixed: it is resized as by Pillow's NEAREST.
+    Its values are never mixed: it is resized like Pillow's NEAREST.
 
     Attributes:
-        fill: The value where the result shows nothing of the image, such as 255 for pixels that the loss ignores.
+        fill: The value of pixels outside the image, such as 255 for pixels that the loss ignores.
     """
 
     fill: int = 0
@@ -53,12 +53,12 @@ class Mask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundingBoxes:
-    """Boxes [k, 4] in pixels of the image. They are clipped to the part of the image that is left.
+    """Boxes [k, 4] in pixels of the image. They are clipped to the remaining part of the image.
 
     Attributes:
-        format: Their four numbers: "xyxy" for left, top, right, bottom; "xywh" for left, top, width, height; "cxcywh"
-            for the centre and the size.
-        min_size: Boxes with a shorter side, after they were clipped, are dropped; 0 keeps all boxes.
+        format: The four numbers of each box: "xyxy" for left, top, right, bottom; "xywh" for left, top, width, height;
+            "cxcywh" for the centre and the size.
+        min_size: Clipped boxes with a shorter side are dropped; 0 keeps all boxes.
         min_area: Boxes with a smaller area are dropped; 0 keeps all boxes.
     """
 
@@ -80,12 +80,13 @@ class BoundingBoxes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyPoints:
-    """Points [..., 2] or more numbers: x, y in pixels of the image, and others that stay, such as visibility.
+    """Points [..., 2 or more]: x and y in pixels of the image, and numbers that do not change, such as visibility.
 
-    Points may leave the image. Left and right are not exchanged where the image is mirrored.
+    Points may leave the image. Left and right points are not exchanged when the image is mirrored.
 
     Attributes:
-        boxes: The boxes to which the points [k, ...] belong: the points of dropped boxes are dropped. None keeps all.
+        boxes: The boxes to which the points [k, ...] belong. The points of dropped boxes are dropped. None keeps all
+            points.
     """
 
     boxes: str | None = None
@@ -93,10 +94,10 @@ class KeyPoints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Labels:
-    """Numbers [k, ...] of the k boxes, such as classes or areas. Those of dropped boxes are dropped.
+    """Labels [k, ...] of k boxes: numbers such as classes or areas. The labels of dropped boxes are dropped.
 
     Attributes:
-        boxes: The boxes to which they belong; by default, the only ones.
+        boxes: The boxes to which the labels belong; by default, the only boxes.
     """
 
     boxes: str | None = None
@@ -111,7 +112,7 @@ class Ragged(np.ndarray[Any, Any]):
 
 
 class AnnotationError(ValueError):
-    """The error for a value that cannot be transformed. Its message begins after the value's name, ``name``."""
+    """The error for a value that cannot be transformed. Its message continues a sentence that begins with ``name``."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(message)
@@ -125,7 +126,7 @@ _KINDS: dict[str, FieldKind] = {
     "keypoints": KeyPoints(),
     "labels": Labels(),
 }
-"""The short names of kinds with default settings."""
+"""The kinds with default settings, by their short names."""
 
 
 def check_field_kinds(fields: object) -> dict[str, FieldKind]:
@@ -176,8 +177,8 @@ def move_annotations(
         history: The steps that render the image.
 
     Returns:
-        The transformed values: masks of their own dtype; boxes and points as Ragged float32, or float64 if they were a
-        float64 array; labels as Ragged of their own dtype.
+        The transformed values: masks of their own dtype; boxes and points as Ragged float32, or float64 if the given
+        value was a float64 array; labels as Ragged of their own dtype.
 
     Raises:
         AnnotationError: If a value does not fit its kind.
@@ -219,7 +220,7 @@ def _move_mask(kind: Mask, value: Any, size: tuple[int, int], history: History) 
 
 
 def _move_boxes(kind: BoundingBoxes, value: Any, history: History) -> tuple[Ragged, NDArray[np.bool_]]:
-    """Return the boxes that are kept, and a mask of them among the given boxes, bool [k]."""
+    """Return the kept boxes, and which of the given boxes are kept, bool [k]."""
     given = _as_numbers(value, "boxes [k, 4]", 4)
     if given.ndim != 2 or given.shape[1] != 4:
         raise ValueError(f"must be boxes [k, 4], got {given.dtype} {list(given.shape)}")
@@ -257,7 +258,7 @@ def _keep(values: NDArray[Any], boxes: str | None, kept: Mapping[str, NDArray[np
 
 
 def _as_numbers(value: Any, what: str, *widths: int) -> NDArray[Any]:
-    """Return a value as an array of numbers; an empty list as int64 [0, *widths]."""
+    """Return a value as an array of numbers. An empty list becomes int64 [0, *widths]."""
     try:
         numbers = np.asarray(value)
     except (TypeError, ValueError) as error:  # Rows of different lengths, for example.
@@ -342,7 +343,7 @@ def move_mask(mask: NDArray[Any], step: PlanRow, fill: int) -> NDArray[Any]:
     Args:
         mask: [height, width, ...], as large as the image.
         step: The step.
-        fill: The value where the result shows nothing of the image. It must fit in the mask's dtype.
+        fill: The value of pixels outside the image. It must fit in the mask's dtype.
 
     Returns:
         [height, width, ...], of the same dtype.
@@ -366,8 +367,7 @@ def move_points(points: Places, step: PlanRow) -> Places:
 def move_boxes(boxes: Places, step: PlanRow) -> Places:
     """Return boxes after one step of rendering, float64 [n, 4]: left, top, right, bottom.
 
-    The boxes are clipped to the visible part of the image. A turned box becomes the smallest upright box around
-    it.
+    The boxes are clipped to the visible part of the image. A rotated box becomes the smallest upright box around it.
     """
     rows, columns = _sides_of(step)
     left, right = columns.move_intervals(boxes[:, 0], boxes[:, 2])
@@ -384,7 +384,7 @@ def move_boxes(boxes: Places, step: PlanRow) -> Places:
 
 
 def _moving_operations(step: PlanRow) -> Operations:
-    """Return the operations of a step that move pixels, OPERATION [k], without those in mixtures."""
+    """Return the operations of a step that move pixels, OPERATION [k], without operations in mixtures."""
     plan, row = step
     if plan.operations is None:
         return np.empty(0, np.void)
@@ -407,7 +407,7 @@ def _move_by(operation: np.void, points: Places) -> Places:
 def _edit_mask(mask: NDArray[Any], operations: Operations, fill: int) -> NDArray[Any]:
     """Apply operations that move pixels to a mask.
 
-    Operations move whole pixels, so the bytes of a value move as if they were colours, three at a time.
+    Operations move whole pixels, so a value's bytes can be moved as if they were colours, three at a time.
     """
     height, width = mask.shape[:2]
     fill_bytes = np.full(mask.shape[2:], fill, mask.dtype).reshape(-1).view(np.uint8)
@@ -429,10 +429,10 @@ class _Side(NamedTuple):
 
     Attributes:
         start: The start of the box.
-        length: Its length.
-        new_length: The length that it is resized to.
+        length: The length of the box.
+        new_length: The length that the box is resized to.
         window_start: The start of the window in the resized box.
-        window_length: Its length.
+        window_length: The length of the window.
         is_mirrored: Whether the window is mirrored.
     """
 
@@ -458,7 +458,7 @@ class _Side(NamedTuple):
         return np.pad(taken, widths, constant_values=fill)
 
     def _find_nearest(self) -> NDArray[np.int64]:
-        """Return the row or column of the box for each one of the resized box, int64 [new_length].
+        """Return the row or column of the box for each row or column of the resized box, int64 [new_length].
 
         Like Pillow, this adds up the steps in float64 (ImagingScaleAffine in Geometry.c).
         """
@@ -467,7 +467,7 @@ class _Side(NamedTuple):
         return np.cumsum(steps).astype(np.int64)
 
     def move(self, places: Places) -> Places:
-        """Return the places in the window, before it is mirrored, of places in the image."""
+        """Convert places in the image to places in the window before it is mirrored."""
         return (places - self.start) * (self.new_length / self.length) - self.window_start
 
     def move_points(self, places: Places) -> Places:

@@ -1,4 +1,4 @@
-"""Automatic augmentation with torchvision's names, magnitudes and distributions, and the pixels of Pillow.
+"""Augment images automatically, with torchvision's names, magnitudes and distributions, and the pixels of Pillow.
 
 AutoAugment: arxiv.org/abs/1805.09501. RandAugment: arxiv.org/abs/1909.13719. TrivialAugment: arxiv.org/abs/2103.10158.
 """
@@ -46,7 +46,7 @@ MAX_DEPTH = 3
 """The largest depth of an AugMix chain whose depth is random."""
 
 Space = Mapping[str, Strength | None]
-"""The operations to choose from, by torchvision's names; None for those without a magnitude."""
+"""The operations to choose from, by their names in torchvision; None for an operation without a magnitude."""
 
 
 def _moves(shear: float, shift: float, angle: float, *, is_relative: bool = True) -> Space:
@@ -126,9 +126,10 @@ def make_named_operations(
 def space_evenly(
     first: float, lasts: NDArray[np.float64], num_numbers: int, chosen: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Return numbers of torch.linspace(first, last, num_numbers), which computes with 32 bits, for n last numbers.
+    """Return one number of torch.linspace(first, last, num_numbers) for each of n last numbers.
 
-    torch counts from the nearer end and rounds once. A threshold such as 255 × 0.8 depends on that.
+    torch computes with 32 bits, counts from the nearer end and rounds once. A threshold such as 255 × 0.8 depends on
+    these details.
 
     Args:
         first: The first number of all n sequences.
@@ -214,11 +215,11 @@ class TrivialAugmentWide(Augmentation):
 
 
 class RandAugment(Augmentation):
-    """Apply some random operations of one strength to each image.
+    """Apply several random operations of the same strength to each image.
 
     Args:
         num_ops: The number of operations.
-        magnitude: The number of the strength, from 0.
+        magnitude: The index of the strength, from 0.
         num_magnitude_bins: The number of different strengths.
         interpolation: "nearest", "bilinear" or "bicubic", or a torchvision or Pillow constant.
         fill: The colour of pixels outside the image: one number or three; black by default.
@@ -246,7 +247,7 @@ class RandAugment(Augmentation):
 
 
 PolicyStep = tuple[str, float, int | None]
-"""An operation, its probability, and the number of its strength; None if it has no strengths."""
+"""An operation, its probability, and the index of its strength; None if it has no strengths."""
 
 _POLICIES = {
     "imagenet": """
@@ -295,7 +296,7 @@ _POLICIES = {
         ShearX 0.7 2, Invert 0.1
     """,
 }
-"""The pairs of operations of each policy: their names, probabilities, and the numbers of their strengths, if any."""
+"""The pairs of operations of each policy: their names, probabilities, and the indices of their strengths, if any."""
 
 
 def read_policy(name: str) -> list[tuple[PolicyStep, PolicyStep]]:
@@ -310,7 +311,7 @@ def read_policy(name: str) -> list[tuple[PolicyStep, PolicyStep]]:
 
 
 class AutoAugment(Augmentation):
-    """Apply a random pair of operations from a learned policy, each with its own probability.
+    """Apply a random pair of operations from a learned policy. Each operation has its own probability.
 
     Args:
         policy: "imagenet", "cifar10" or "svhn", or torchvision's AutoAugmentPolicy.
@@ -349,7 +350,7 @@ class AugMix(Augmentation):
         severity: The largest strength of an operation, from 1 to 10.
         mixture_width: The number of chains.
         chain_depth: The number of operations in a chain; 1 to 3 at random if it is not positive.
-        alpha: The chains' weights come from Dirichlet(alpha, …), the image's weight from Beta(alpha, alpha).
+        alpha: The chains' weights come from Dirichlet(alpha, …), and the image's weight from Beta(alpha, alpha).
         all_ops: Whether to also change brightness, colour, contrast and sharpness.
         interpolation: "nearest", "bilinear" or "bicubic", or a torchvision or Pillow constant.
         fill: The colour of pixels outside the image: one number or three; black by default.

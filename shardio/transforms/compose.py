@@ -50,14 +50,14 @@ __all__ = ["Combination", "Compose", "MultiCrop", "RandomApply", "RandomChoice",
 __all__ += ["count_crops", "field_kinds_of", "is_builtin", "others_in", "plan_crops", "plan_transform", "refuse_pillow"]
 
 MAX_RENDERED_BYTES = 2**25
-"""The most bytes of pixels to render at a time for user callables, unless three images take more.
+"""The maximum number of bytes of pixels to render at a time for user callables, unless three images need more.
 
 The kernel decodes three images side by side, and is fastest if it can choose three that take equally long.
 """
 
 
 class Combination:
-    """The base class of transforms that consist of others. Subclasses cannot override ``__call__``.
+    """The base class of transforms that consist of other transforms. Subclasses cannot override ``__call__``.
 
     Args:
         transforms: The transforms.
@@ -99,8 +99,8 @@ class Compose(Combination):
     Args:
         transforms: shardio's transforms, which draw from the samples' rng keys, and any other callables, which use
             their own randomness. torchvision's transforms and other ``torch.nn.Module`` objects get a uint8 tensor
-            [3, H, W]. Albumentations' transforms get the array as ``image=``. All others get the array, or the
-            previous transform's result. The last transform's result is the sample's image.
+            [3, H, W]. Albumentations' transforms get the array as ``image=``. All other callables get the array, or
+            the previous transform's result. The last transform's result is the sample's image.
         fields: The fields of a sample to transform together, and the kind of each: "image", "mask", "boxes",
             "keypoints", "labels", or an object with settings, such as ``Mask(fill=255)``. ``json.boxes`` is the entry
             ``boxes`` of the field ``json``. All images of a sample have one size, and get the same geometry and
@@ -128,9 +128,9 @@ class Compose(Combination):
 
 
 class MultiCrop(Combination):
-    """Several results for each image, such as the two views of SimCLR or the ten crops of DINO.
+    """Make several results for each image, such as the two views of SimCLR or the ten crops of DINO.
 
-    Each transform gets the image, and draws parameters of its own. The file is read once. The kernel also decodes it
+    Each transform gets the image, and draws its own parameters. The file is read once. The kernel also decodes it
     once, for the crops of all transforms that consist of shardio's own. Images that the kernel does not decode (other
     formats, and JPEGs whose crops together cover more than a million pixels) are decoded for each crop. A sample's
     image is a tuple of results, in the order of the transforms. A batch's images are a list of tensors, one for each
@@ -174,7 +174,7 @@ class Choice(Combination, ABC):
 
     @abstractmethod
     def choose(self, rng_keys: Words) -> NDArray[np.int64]:
-        """Return the numbers of the transforms to apply to n images, in order, int64 [n, k]; -1 for none."""
+        """Return the indices of the transforms to apply to n images, in order, int64 [n, k]; -1 for none."""
 
 
 class RandomApply(Choice):
@@ -220,7 +220,7 @@ class RandomChoice(Choice):
 
     def choose(self, rng_keys: Words) -> NDArray[np.int64]:
         bounds = np.cumsum(self.p)
-        # The sum may be slightly below 1. A number above it chooses the last transform with a weight.
+        # The sum may be slightly below 1. A number above the sum chooses the last transform with a weight.
         last = int(np.flatnonzero(self.p)[-1])
         return np.minimum(np.searchsorted(bounds, draw_units(rng_keys, 1), side="right"), last)
 
@@ -264,12 +264,12 @@ def parts_of(transform: Any) -> Sequence[Any] | None:
 
 
 def keys_of_inner(rng_keys: Words, number: int) -> Words:
-    """Return the rng keys, uint64 [n], of one of a transform's inner transforms."""
+    """Return the rng keys of one of a transform's inner transforms, uint64 [n]."""
     return derive_rng_key(rng_keys, np.array([number], dtype=np.uint64))
 
 
 def consists_of_operations(transform: Any) -> bool:
-    """Return whether a transform only draws operations on pixels, as do all of its parts."""
+    """Return whether a transform and all of its parts only draw operations on pixels."""
     if (parts := parts_of(transform)) is not None:
         return all(map(consists_of_operations, parts))
     return isinstance(transform, PixelTransform) and transform.is_planned
@@ -323,7 +323,7 @@ def render_each(images: list[Any], plan: CropPlan | None, calls: Calls) -> Itera
 
 
 def render_some(images: list[Any], plan: CropPlan, rows: NDArray[np.int64]) -> tuple[list[Any], CropPlan]:
-    """Render only these rows: the pixels of the other images must not depend on them."""
+    """Render only these rows. The pixels of the other images must not depend on them."""
     if not rows.size:
         return images, plan
     pictures, images = render_rows_as_pictures(images, plan, rows), list(images)
@@ -333,12 +333,12 @@ def render_some(images: list[Any], plan: CropPlan, rows: NDArray[np.int64]) -> t
 
 
 def count_crops(transform: Callable[[Any], Any] | None) -> int | None:
-    """Return the number of results of each image, or None for a transform that is not a MultiCrop."""
+    """Return the number of results for each image, or None for a transform that is not a MultiCrop."""
     return len(transform.transforms) if isinstance(transform, MultiCrop) else None
 
 
 def is_builtin(transform: Callable[[Any], Any] | None) -> bool:
-    """Return whether a transform runs only shardio's code, as None does. Subclasses elsewhere may run other code."""
+    """Return whether a transform, or None, runs only shardio's code. Subclasses elsewhere may run other code."""
     if isinstance(transform, Combination) and _is_ours(transform):
         return all(map(is_builtin, transform.transforms))
     return transform is None or _is_ours(transform)
@@ -373,7 +373,7 @@ def _is_ours(step: Any) -> bool:
 
 
 def refuse_pillow(transform: Callable[[Any], Any] | None) -> None:
-    """Raise TypeError if the first transform is one of shardio's, which do not accept Pillow images."""
+    """Raise TypeError if the first transform is shardio's own: these do not accept Pillow images."""
     for step in [next(_steps(each), None) for each in _crops_of(transform)]:
         if not isinstance(step, Transform):
             continue
@@ -422,7 +422,7 @@ def plan_transform(
         transform: One of shardio's transforms, any other callable, or None.
         images: Pictures, uint8 [height, width, 3] arrays, or any objects that other callables accept.
         rng_keys: uint64 [n], one rng key for each image. Each transform of a Compose derives its own keys.
-        calls: Calls the other callables. By default, it leaves their random generators as they are.
+        calls: Calls the other callables. By default, their random generators are left as they are.
 
     Returns:
         The images and the plan that renders them; None instead of a plan if the images are finished.
@@ -437,7 +437,7 @@ def plan_transform(
     for kind, group in groupby(steps, key=lambda step_and_keys: _kind_of(step_and_keys[0])):
         if kind == "other":
             callables, keys = zip(*group, strict=True)
-            # Rendered one after the other: whole images are large, but a callable's results may be small.
+            # Render one image after the other: whole images are large, but a callable's results may be small.
             images, plan = calls.call(callables, render_each(images, plan, calls), keys[0]), None
             continue
         for step, step_keys in group:

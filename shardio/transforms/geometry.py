@@ -1,9 +1,9 @@
-"""Crops, resizes, flips and padding, with torchvision's names, arguments and distributions.
+"""Crop, resize, flip and pad images, with torchvision's names, arguments and distributions.
 
 Parameters follow torchvision's definitions (torchvision.transforms.v2). Images are resized bilinearly. By default, each
-new pixel is computed from the nearest four, as in OpenCV; if both sides shrink to half or less, from all pixels nearby.
-``antialias=True`` always does the latter. It takes about 15 % longer and gives the pixels of Pillow and torchvision:
-see :mod:`shardio.images.crop_plan`.
+new pixel is computed from the nearest four pixels, as in OpenCV. If both sides shrink to half or less, it is computed
+from all nearby pixels. With ``antialias=True``, it always is: this takes about 15 % longer and gives the pixels of
+Pillow and torchvision. See :mod:`shardio.images.crop_plan`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Colour = tuple[int, int, int]
 """Red, green and blue."""
 
 INTERPOLATIONS = {"nearest": codes.NEAREST, "bilinear": codes.BILINEAR, "bicubic": codes.BICUBIC}
-"""The numbers of interpolations by their names."""
+"""The number of each interpolation, by name."""
 
 Interpolation = Literal["bilinear", "bicubic"]
 
@@ -50,7 +50,7 @@ PaddingMode = Literal["constant", "edge", "reflect", "symmetric"]
 Corner = Literal["top left", "top right", "bottom left", "bottom right"]
 
 NUM_TRIES = 10
-"""The number of random boxes that RandomResizedCrop tries before it takes a central one, as in torchvision."""
+"""The number of random boxes that RandomResizedCrop tries before it uses a central box, as in torchvision."""
 
 
 class _Resizing(Geometry):
@@ -200,8 +200,8 @@ class CenterCrop(_Cropping):
     """Crop the image's centre.
 
     Args:
-        size: The result's size in pixels: one number for a square, or (height, width). In a dimension
-            in which the image is smaller, it is padded with black on both sides.
+        size: The result's size in pixels: one number for a square, or (height, width). If the image is smaller in a
+            dimension, it is padded with black on both sides.
     """
 
     def __init__(self, size: int | Sequence[int]) -> None:
@@ -274,9 +274,9 @@ class Pad(_Padding):
     Args:
         padding: The number of pixels: one number; two, for left and right, and for top and bottom; or four, for left,
             top, right and bottom.
-        fill: The colour of these pixels, if it is constant: one number or three.
-        padding_mode: Their content: "constant"; "edge" repeats the border's pixels; "reflect" mirrors the image at
-            their centres; "symmetric" mirrors it at the border.
+        fill: The colour of the added pixels, if it is constant: one number or three.
+        padding_mode: The content of the added pixels: "constant"; "edge" repeats the border's pixels; "reflect" mirrors
+            the image at the centres of these pixels; "symmetric" mirrors it at the border.
     """
 
     def __init__(self, padding: int | Sequence[int], fill: Fill = 0, padding_mode: PaddingMode = "constant") -> None:
@@ -284,7 +284,7 @@ class Pad(_Padding):
         self.padding = _check_padding(padding)
 
     def draw(self, sizes: Sizes, rng_keys: Words) -> Boxes:
-        """Return the part of each image's plane that its result shows, int64 [n, 4]: top, left, height, width."""
+        """Return the part of each image's plane that the result shows, int64 [n, 4]: top, left, height, width."""
         left, top, right, bottom = self.padding
         corners = np.broadcast_to(np.array([-top, -left], dtype=np.int64), sizes.shape)
         return np.concatenate([corners, sizes + np.array([top + bottom, left + right])], axis=1)
@@ -296,10 +296,10 @@ class RandomCrop(_Padding):
     Args:
         size: The crop's size in pixels: one number for a square, or (height, width).
         padding: The number of pixels to add on the sides first, as in :class:`Pad`; None for none.
-        pad_if_needed: Whether to also pad images that are smaller than the crop, on both sides by what is missing.
-            If false, they are an error.
+        pad_if_needed: Whether to also pad images that are smaller than the crop, on both sides by the missing length.
+            If false, such images are an error.
         fill: The colour of the added pixels, if it is constant: one number or three.
-        padding_mode: Their content; see :class:`Pad`.
+        padding_mode: The content of the added pixels; see :class:`Pad`.
     """
 
     def __init__(
@@ -336,7 +336,7 @@ class RandomCrop(_Padding):
     def from_torchvision(cls, theirs: Any) -> RandomCrop:
         padding = theirs.padding
         if padding is not None and ".v2." in type(theirs).__module__:
-            left, right, top, bottom = padding  # v2 stores them in another order than it takes them.
+            left, right, top, bottom = padding  # v2 stores the numbers in another order than its argument has them.
             padding = left, top, right, bottom
         return cls(theirs.size, padding, theirs.pad_if_needed, theirs.fill, theirs.padding_mode)
 
@@ -365,13 +365,14 @@ class CornerCrop(_Cropping):
 
 
 class FiveCrop(MultiCrop):
-    """The four corners of an image and its centre, such as for evaluation by several crops.
+    """Crop the four corners of an image and its centre, such as for evaluation on several crops.
 
-    torchvision's is a step of a pipeline. A MultiCrop is a dataset's whole transform, so it takes the other steps.
+    torchvision's FiveCrop is a step of a pipeline. A MultiCrop is a dataset's whole transform, so this class accepts
+    the other steps.
 
     Args:
         size: The crops' size in pixels: one number for a square, or (height, width).
-        before: The transforms before the crops. They draw other parameters for each crop, if they are random.
+        before: The transforms before the crops. Random transforms draw different parameters for each crop.
         after: The transforms of each crop.
 
     Example:
@@ -422,11 +423,13 @@ def check_part(scale: Bounds, ratio: Bounds) -> tuple[Bounds, Bounds]:
 def draw_sides(
     sizes: Sizes, unit: NDArray[np.float64], scale: Bounds, log_ratio: Bounds
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the sides of random parts of n images, first the one that grows with the ratio, int64 [n, NUM_TRIES] each.
+    """Return the sides of random parts of n images: two arrays int64 [n, NUM_TRIES].
+
+    The first side grows with the ratio.
 
     Args:
         sizes: int64 [n, 2].
-        unit: float64 [n, 2 * NUM_TRIES or more], numbers from 0 to below 1.
+        unit: float64 [n, 2 * NUM_TRIES or more], numbers in [0, 1).
         scale: The bounds of a part's share of the image's area.
         log_ratio: The bounds of the logarithm of the ratio of its sides.
     """
@@ -437,7 +440,7 @@ def draw_sides(
 
 
 def take_first(fits: NDArray[np.bool_], heights: NDArray[np.int64], widths: NDArray[np.int64]) -> Sizes:
-    """Return the first sides that fit, int64 [n, 2]: height, width. Those of an image without any are arbitrary."""
+    """Return the first sides that fit, int64 [n, 2]: height, width. If none fit an image, its result is arbitrary."""
     rows, first = np.arange(len(fits)), np.argmax(fits, axis=1)
     return np.stack([heights[rows, first], widths[rows, first]], axis=1)
 
@@ -480,7 +483,7 @@ def _refuse_smaller(step: Geometry, sizes: Sizes, crop: tuple[int, int], remedy:
 
 
 def _paint_outside(boxes: Boxes, sizes: Sizes, colour: tuple[int, int, int]) -> Operations:
-    """Return operations that paint the pixels of n boxes that are beyond images of these sizes, OPERATION [n, 4]."""
+    """Return operations that paint the pixels of n boxes outside images of these sizes, OPERATION [n, 4]."""
     height, width = boxes[:, 2], boxes[:, 3]
     top, left = np.clip(-boxes[:, 0], 0, height), np.clip(-boxes[:, 1], 0, width)
     bottom = np.clip(sizes[:, 0] - boxes[:, 0], 0, height)

@@ -1,9 +1,10 @@
-"""Colours, blur, erasing, warps and conversion, with torchvision's names, arguments and distributions.
+"""Recolour, blur, erase, warp and convert images, with torchvision's names, arguments and distributions.
 
 The pixels equal Pillow's, as in torchvision on Pillow images. torchvision rounds differently for tensors.
 
 A warp is a rotation, an affine or a perspective transform. Its matrix maps each place (x, y) of the result to the place
-of the original that it shows. It has six numbers; the matrix of a perspective transform has two more, for the divisor.
+of the original image that appears there. The matrix has six numbers. The matrix of a perspective transform has two
+more, for the divisor.
 
 Most programs need no conversion: DevicePrefetcher converts and normalises on the device, so images cross the bus as
 uint8, which is a quarter of the bytes.
@@ -49,7 +50,7 @@ __all__ += ["RandomEqualize", "RandomErasing", "RandomGrayscale", "RandomInvert"
 __all__ += ["RandomPosterize", "RandomRotation", "RandomSolarize", "ToDtype"]
 
 MAX_FACTOR = 4096.0
-"""The largest factor. Larger ones give the same pixels: all that they change is black or white."""
+"""The largest factor. Larger factors give the same pixels, because every value that they change is 0 or 255."""
 
 Matrix = list[float]
 
@@ -63,8 +64,8 @@ class ColorJitter(PixelTransform):
     Args:
         brightness: The factor is drawn from ``max(0, 1 - brightness)`` to ``1 + brightness``, or from given bounds
             (low, high). None or 0 changes nothing.
-        contrast: The same.
-        saturation: The same.
+        contrast: The same for contrast.
+        saturation: The same for saturation.
         hue: The shift is drawn from ``-hue`` to ``hue``, or from given bounds, within -0.5 to 0.5 of the circle.
     """
 
@@ -111,7 +112,7 @@ def _check_range(
 
 
 class RandomGrayscale(RandomPixelTransform):
-    """Make images grey, each with probability ``p``. They keep three colours."""
+    """Make images gray, each with probability ``p``. They keep three channels."""
 
     code = codes.GRAYSCALE
 
@@ -126,7 +127,7 @@ class RandomInvert(RandomPixelTransform):
 
 
 class RandomAutocontrast(RandomPixelTransform):
-    """Stretch each colour of images to 0 to 255, each with probability ``p``."""
+    """Stretch each colour to the range from 0 to 255, in each image with probability ``p``."""
 
     code = codes.AUTOCONTRAST
 
@@ -194,8 +195,8 @@ class RandomAdjustSharpness(RandomPixelTransform):
 class GaussianBlur(PixelTransform):
     """Blur images by a Gaussian of random width.
 
-    Some pixels may differ by 1 from torchvision's, which adds up in another order. Images may be smaller than the
-    kernel, which torchvision refuses.
+    Some pixels may differ by 1 from torchvision's, because torchvision adds the products in another order. Images may
+    be smaller than the kernel; torchvision refuses such images.
 
     Args:
         kernel_size: The size of the kernel in pixels: an odd number, or two, for the width and the height.
@@ -224,9 +225,9 @@ class GaussianBlur(PixelTransform):
 
 
 class RandomErasing(PixelTransform):
-    """Make a random part of an image one colour, with probability ``p``.
+    """Fill a random part of an image with one colour, with probability ``p``.
 
-    This acts on bytes. torchvision's recipes erase normalised images instead, where 0 is the mean colour: use
+    This transform acts on bytes. torchvision's recipes erase normalised images instead, where 0 is the mean colour: use
     ``shardio.BatchRandomErasing`` for that, or the mean colour as ``value``.
 
     Args:
@@ -283,7 +284,7 @@ class ToDtype(_Conversion):
 
     Args:
         dtype: float32: torch's, numpy's, or the name.
-        scale: True. For values from 0 to 255, use ``DevicePrefetcher(dtype=torch.float32)``.
+        scale: Must be True. For values from 0 to 255, use ``DevicePrefetcher(dtype=torch.float32)``.
     """
 
     def __init__(self, dtype: Any = "float32", scale: bool = False) -> None:
@@ -309,7 +310,7 @@ class Normalize(_Conversion):
 
     Args:
         mean: The mean of red, green and blue, for pixels from 0 to 1.
-        std: Their standard deviation.
+        std: The standard deviation of red, green and blue.
         inplace: Accepted as in torchvision, without effect: the input is never changed.
     """
 
@@ -322,7 +323,7 @@ class Normalize(_Conversion):
         self._mean, self._std = np.array(mean, np.float32), np.array(std, np.float32)
 
     def as_input(self, image: Any) -> Any:
-        """Return a float image, such as from ToDtype, as it is, and any other image as pixels."""
+        """Return a float image, such as a result of ToDtype, as it is, and any other image as pixels."""
         return image if _is_float_image(image) else as_pixels(self, image)
 
     def apply(self, image: Any, parameters: Any) -> Any:
@@ -338,8 +339,7 @@ class RandomRotation(PixelTransform):
     """Rotate images by random angles.
 
     Args:
-        degrees: The angle is drawn from ``-degrees`` to ``degrees``, or from given bounds (low, high). It is
-            counterclockwise.
+        degrees: The counterclockwise angle is drawn from ``-degrees`` to ``degrees``, or from given bounds (low, high).
         interpolation: "nearest", "bilinear" or "bicubic", or a torchvision or Pillow constant.
         expand: Whether to enlarge each image so that all of it stays visible. Such images differ in size. Pillow
             rotates them, which is slower.
@@ -394,9 +394,9 @@ class RandomAffine(PixelTransform):
     """Rotate, move, scale and shear images at random. The centre of an image is the fixed point.
 
     Args:
-        degrees: The angle is drawn from ``-degrees`` to ``degrees``, or from given bounds (low, high). It is clockwise.
+        degrees: The clockwise angle is drawn from ``-degrees`` to ``degrees``, or from given bounds (low, high).
         translate: The largest shifts to the right and downwards, as shares of the image's width and height, 0 to 1.
-        scale: The bounds of the factor of the size.
+        scale: The bounds of the scale factor.
         shear: The angle of the shear along x is drawn from ``-shear`` to ``shear``, or from given bounds (low, high).
             With four bounds, the last two are for the shear along y.
         interpolation: "nearest", "bilinear" or "bicubic", or a torchvision or Pillow constant.
@@ -449,7 +449,7 @@ class RandomPerspective(PixelTransform):
     """Move the corners of images inwards at random, each image with probability ``p``.
 
     An image stays as it is if three of its moved corners are on a line, as in an image of one row. torchvision raises
-    an error then.
+    an error for such images.
 
     Args:
         distortion_scale: The largest move of a corner, as a share of half the width and height, 0 to 1.
@@ -471,7 +471,7 @@ class RandomPerspective(PixelTransform):
         self.fill = check_fill("fill", fill)
 
     def draw(self, sizes: Sizes, rng_keys: Words) -> Operations:
-        """Return the operations on n images, OPERATION [n, 1]; those of unchanged images do nothing."""
+        """Return the operations on n images, OPERATION [n, 1]. Operations on unchanged images do nothing."""
         unit = draw_units(rng_keys, 9)
         counts = (self.distortion_scale * (sizes[:, ::-1] // 2)).astype(np.int64) + 1
         moves = (unit[:, 1:].reshape(-1, 4, 2) * counts[:, np.newaxis]).astype(np.int64)  # [n, corner, x and y]
@@ -532,7 +532,7 @@ def make_affine_matrix(
         center: The fixed point, x and y in pixels.
         angle: The angle of the rotation in degrees, clockwise.
         translate: The shift to the right and downwards in pixels.
-        scale: The factor of the size.
+        scale: The scale factor.
         shear: The angles of the shears along x and y in degrees.
     """
     rotation, shear_x, shear_y = math.radians(angle), math.radians(shear[0]), math.radians(shear[1])
@@ -570,11 +570,11 @@ def make_rotation_matrix(height: int, width: int, angle: float, center: Point | 
 def make_perspective_matrix(height: int, width: int, corners: Sequence[tuple[int, int]]) -> Matrix | None:
     """Return the matrix of torchvision's ``perspective``; None if three corners are on a line.
 
-    torchvision solves eight equations and rounds the solution to 32 bits. This is the exact solution, rounded in the
-    same way. The only difference is that numbers that should be 0 are around 1e-14 in torchvision.
+    torchvision solves eight equations and rounds the solution to 32 bits. This function rounds the exact solution in
+    the same way. The only difference is that numbers that should be 0 are around 1e-14 in torchvision.
 
     The matrix from a unit square to the corners has a formula with integers (Heckbert, Fundamentals of Texture Mapping
-    and Image Warping, 1989, section 2.2.3). Its adjugate is the inverse matrix, times a number.
+    and Image Warping, 1989, section 2.2.3). Its adjugate is a multiple of the inverse matrix.
 
     Args:
         height: The image's height.

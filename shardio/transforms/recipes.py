@@ -1,4 +1,4 @@
-"""Well-known pipelines by name, to use as they are or to copy and change.
+"""Build well-known pipelines by name, to use as they are or to copy and change.
 
 >>> from shardio.transforms import recipes
 >>> transform = recipes.trivial_augment()
@@ -21,12 +21,12 @@ IMAGENET_MEAN = (124, 116, 104)
 
 
 def imagenet_train(size: int = 224) -> Compose:
-    """Return random crops and flips, the usual training pipeline for ImageNet."""
+    """Return the usual training pipeline for ImageNet: random crops and flips."""
     return Compose([RandomResizedCrop(size, antialias=True), RandomHorizontalFlip()])
 
 
 def imagenet_eval(size: int = 224, resize: int | None = None) -> Compose:
-    """Return the central crop of a resized image; by default, of one whose shorter side is 8/7 of the crop."""
+    """Return a pipeline that crops the centre of resized images. By default, the shorter side is 8/7 of ``size``."""
     return Compose([Resize(size * 8 // 7 if resize is None else resize, antialias=True), CenterCrop(size)])
 
 
@@ -42,18 +42,18 @@ def trivial_augment(size: int = 176) -> Compose:
             RandomResizedCrop(size, antialias=True),
             RandomHorizontalFlip(),
             TrivialAugmentWide(),
-            RandomErasing(0.1, value=IMAGENET_MEAN),  # torchvision erases to 0 after normalising: the mean colour.
+            RandomErasing(0.1, value=IMAGENET_MEAN),  # torchvision normalises first: 0 is the mean colour.
         ]
     )
 
 
 def randaugment(size: int = 224, num_ops: int = 2, magnitude: int = 9) -> Compose:
-    """Return random crops, flips and RandAugment (arxiv.org/abs/1909.13719)."""
+    """Return a training pipeline of random crops, flips and RandAugment (arxiv.org/abs/1909.13719)."""
     return Compose([RandomResizedCrop(size, antialias=True), RandomHorizontalFlip(), RandAugment(num_ops, magnitude)])
 
 
 def simclr(size: int = 224, strength: float = 1.0) -> MultiCrop:
-    """Return the two views of SimCLR (arxiv.org/abs/2002.05709, appendix A).
+    """Return a pipeline with the two views of SimCLR (arxiv.org/abs/2002.05709, appendix A).
 
     Args:
         size: The size of both views in pixels.
@@ -72,7 +72,7 @@ def simclr(size: int = 224, strength: float = 1.0) -> MultiCrop:
 
 
 def dino(size: int = 224, small_size: int = 96, num_small: int = 8) -> MultiCrop:
-    """Return the two large and the small crops of DINO (arxiv.org/abs/2104.14294).
+    """Return a pipeline with the two large crops and the small crops of DINO (arxiv.org/abs/2104.14294).
 
     Args:
         size: The size of the large crops in pixels.
@@ -97,12 +97,12 @@ def dino(size: int = 224, small_size: int = 96, num_small: int = 8) -> MultiCrop
 
 
 def cifar(size: int = 32) -> Compose:
-    """Return random crops of padded images and flips, the usual training pipeline for CIFAR."""
+    """Return the usual training pipeline for CIFAR: random crops of padded images, and flips."""
     return Compose([RandomCrop(size, padding=size // 8), RandomHorizontalFlip()])
 
 
 def cifar_eval(size: int = 32) -> Compose:
-    """Return the evaluation pipeline of CIFAR: images as they are, or the centre of larger ones."""
+    """Return the evaluation pipeline for CIFAR: it leaves images as they are, and crops the centre of larger images."""
     return Compose([CenterCrop(size)])
 
 
@@ -110,7 +110,7 @@ RECIPES: dict[str, Callable[[int], Compose | MultiCrop]] = {
     recipe.__name__: recipe
     for recipe in (imagenet_train, imagenet_eval, trivial_augment, randaugment, simclr, dino, cifar, cifar_eval)
 }
-"""The pipelines by their names on the command line. Each takes the size of its images."""
+"""The pipelines by their names on the command line. Each accepts the size of its images."""
 
 
 def _odd(size: int) -> int:

@@ -1,12 +1,13 @@
 """Replace the leading steps of another library's pipeline by shardio's transforms, which extend crop plans.
 
-They draw from the same distribution, as a function of the sample, and give the same pixels:
+shardio's transforms draw from the same distribution, as a function of the sample, and give the same pixels:
 
 - torchvision, on Pillow images: crops, resizes, flips, rotations, colours and automatic augmentations. torchvision
   resizes such images by Pillow, whose pixels shardio gives with ``antialias=True``. (Pillow 13 resizes some crops down
   first and then across. shardio always resizes as earlier versions do, so these crops may differ by 1: see
-  docs/decisions/pixels.md.) Not on tensors, where torchvision's own resize differs from Pillow's by 1 in 4 % of the
-  values. Some pixels of GaussianBlur and RandomPerspective differ by 1, so these are not replaced.
+  docs/decisions/pixels.md.) Steps on tensors are not replaced, because torchvision's own resize differs from Pillow's
+  by 1 in 4 % of the values. Some pixels of GaussianBlur and RandomPerspective differ by 1, so these are not replaced
+  either.
 - Albumentations, on arrays: it resizes by OpenCV's INTER_LINEAR, which never averages.
 """
 
@@ -30,7 +31,7 @@ _NAMED = {name: vars(module)[name] for module in (automatic, geometry, pixels) f
 _EQUAL: dict[str, type[Transform]] = {
     name: kind for name, kind in _NAMED.items() if issubclass(kind, Transform) and kind.equals_torchvisions
 }
-"""shardio's equals of torchvision's transforms, by name."""
+"""shardio's equivalents of torchvision's transforms, by name."""
 
 _CHOICES: dict[str, type[Choice]] = {kind.__name__: kind for kind in (RandomApply, RandomChoice, RandomOrder)}
 
@@ -40,7 +41,7 @@ _TORCHVISION_MODULES = frozenset(
         *(f"torchvision.transforms.{name}" for name in ("autoaugment", "transforms")),
     }
 )
-"""The modules in which torchvision defines these transforms. Subclasses elsewhere may do anything."""
+"""The modules in which torchvision defines these transforms. Subclasses in other modules may do anything."""
 
 _ALBUMENTATIONS = "albumentations.augmentations."
 
@@ -54,11 +55,11 @@ _INTER_LINEAR = 1
 
 
 def replace_leading(transform: Callable[[Any], Any] | None, decode: Decode) -> Compose | None:
-    """Return a pipeline that replaces the leading steps of another library's by shardio's transforms, and takes arrays.
+    """Replace the leading steps of another library's pipeline by shardio's transforms. The result accepts arrays.
 
     Args:
         transform: A dataset's transform.
-        decode: Whether it takes arrays or Pillow images.
+        decode: Whether the transform accepts arrays or Pillow images.
 
     Returns:
         The pipeline; None if shardio does not recognise the transform's first step.
@@ -78,7 +79,7 @@ def is_made_for_pillow(transform: Callable[[Any], Any] | None) -> bool:
     """Return whether a pipeline of torchvision or timm was made for the Pillow images of torchvision's datasets.
 
     Such a pipeline converts the image to a tensor in a later step. A pipeline that never does so may expect tensors,
-    and shardio's own transforms do not take Pillow images.
+    and shardio's own transforms do not accept Pillow images.
     """
     steps = list(_flatten(transform))
     if any(isinstance(step, Transform | Compose) for step in steps):
@@ -99,7 +100,7 @@ def _flatten(transform: Any) -> Iterator[Any]:
 
 
 def _is_mere_sequence(transform: Any) -> bool:
-    """Return whether this is Albumentations' Compose, without boxes or points, which calls transforms in order."""
+    """Return whether this is Albumentations' Compose without boxes or points, which only calls transforms in order."""
     kind = type(transform)
     return bool(
         f"{kind.__module__}.{kind.__qualname__}" == "albumentations.core.composition.Compose"
@@ -110,7 +111,7 @@ def _is_mere_sequence(transform: Any) -> bool:
 
 
 def recognise(theirs: Any, decode: Decode) -> Callable[[Any], Any] | None:
-    """Return shardio's equal of another library's transform; None if there is none."""
+    """Return shardio's equivalent of another library's transform; None if there is none."""
     kind = type(theirs)
     try:
         if decode == "pil":

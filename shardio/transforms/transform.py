@@ -1,9 +1,9 @@
-"""Transforms: shardio's base classes, and the calls of other libraries' transforms and user callables.
+"""Define the base classes of shardio's transforms, and call other libraries' transforms and user callables.
 
 torchvision's v2 transforms silently return numpy arrays unchanged. Albumentations' transforms accept only arrays, as
-the keyword argument ``image``, and timm's only Pillow images. The module names of a transform's classes show which
-library it comes from, so shardio imports none of these libraries. Callables draw from random generators that are seeded
-from each sample's rng key.
+the keyword argument ``image``, and timm's accept only Pillow images. The module names of a transform's classes show
+which library it comes from, so shardio imports none of these libraries. Callables draw from random generators that are
+seeded from each sample's rng key.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ Bounds = tuple[float, float]
 """The lowest and the highest value of a parameter."""
 
 MAX_SEARCHED = 10_000
-"""The most objects in which to search for generators."""
+"""The maximum number of objects to search for generators."""
 
 
 class Transform(ABC):
     """A transform of uint8 [height, width, 3] arrays.
 
     Subclasses draw their parameters for n images at once, as a function of the images' sizes and one rng key for each
-    image, and apply them to one image at a time. They keep each argument of their constructor in an attribute of the
-    same name. When called with an image, a transform draws its rng key from torch's global generator, as torchvision's
-    transforms do. Subclasses cannot override ``__call__``. :mod:`shardio.testing.transform` has tests of all this.
+    image. They apply the parameters to one image at a time. They keep each argument of their constructor in an
+    attribute of the same name. When called with an image, a transform draws its rng key from torch's global generator,
+    like torchvision's. Subclasses cannot override ``__call__``. :mod:`shardio.testing.transform` tests these rules.
 
     Attributes:
         equals_torchvisions: Whether torchvision's transform of the same name has the same distribution and, on Pillow
@@ -76,7 +76,7 @@ class Transform(ABC):
         """Return this transform with the settings of torchvision's, or None if it has no such settings.
 
         Raises:
-            AttributeError, TypeError, ValueError: If some settings do not exist here.
+            AttributeError, TypeError, ValueError: If this transform lacks some of the settings.
         """
         make: Any = cls
         settings = {name: True if name == "antialias" else getattr(theirs, name) for name in _settings_of(cls)}
@@ -94,7 +94,7 @@ class Transform(ABC):
         return self.apply(pixels, parameters)
 
     def as_input(self, image: Any) -> Any:
-        """Return an image in the form that :meth:`apply` takes."""
+        """Return an image in the form that :meth:`apply` accepts."""
         return as_pixels(self, image)
 
     @abstractmethod
@@ -102,7 +102,7 @@ class Transform(ABC):
         """Return the parameters of n images.
 
         Args:
-            sizes: int64 [n, 2], their heights and widths.
+            sizes: int64 [n, 2], the images' heights and widths.
             rng_keys: uint64 [n], one rng key for each image.
 
         Returns:
@@ -156,7 +156,7 @@ class PixelTransform(Transform):
 
     @property
     def is_planned(self) -> bool:
-        """Whether crop plans can end in its operations. If not, :meth:`apply` is called for each image."""
+        """Whether crop plans can end with its operations. If not, :meth:`apply` is called for each image."""
         return type(self).apply is PixelTransform.apply
 
     def apply(self, image: Pixels, parameters: Any) -> Pixels:
@@ -184,7 +184,7 @@ class RandomPixelTransform(PixelTransform):
         return ()
 
     def draw(self, sizes: Sizes, rng_keys: Words) -> Operations:
-        """Return the operations on n images, OPERATION [n, 1]; those of unchanged images do nothing."""
+        """Return the operations on n images, OPERATION [n, 1]. Operations on unchanged images do nothing."""
         operations = make_operations(len(sizes), self.code, *self.numbers)
         operations["code"][~draw_chance(rng_keys, self.p)] = 0
         return operations
@@ -194,7 +194,7 @@ def as_pixels(transform: Transform, image: Any) -> Pixels:
     """Convert an image to the array that a transform accepts, uint8 [height, width, 3].
 
     Raises:
-        TypeError: If it is neither such an array nor a tensor uint8 [3, height, width].
+        TypeError: If the image is neither such an array nor a tensor uint8 [3, height, width].
     """
     if not is_pillow_image(image):
         image = as_array(image)  # torchvision's transforms return tensors.
@@ -215,12 +215,12 @@ def rng_keys_from_torch(num_keys: int) -> Words:
 
 
 def draw_units(rng_keys: Words, num_numbers: int) -> NDArray[np.float64]:
-    """Return random numbers from 0 to below 1 for each of n rng keys, float64 [n, num_numbers]."""
+    """Return random numbers in [0, 1) for each of n rng keys, float64 [n, num_numbers]."""
     return to_unit(random_words(rng_keys[:, None], np.arange(num_numbers, dtype=np.uint64)))
 
 
 def draw_chance(rng_keys: Words, p: float) -> NDArray[np.bool_]:
-    """Return true with probability p for each of n rng keys, bool [n]."""
+    """Return bool [n], true with probability p for each of n rng keys."""
     return np.asarray(draw_units(rng_keys, 1)[:, 0] < p)
 
 
@@ -232,13 +232,13 @@ def check_probability(p: float) -> float:
 
 
 def between(bounds: Sequence[Any], unit: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return numbers between two bounds, for numbers from 0 to below 1."""
+    """Return numbers between two bounds, for numbers in [0, 1)."""
     low, high = bounds
     return np.asarray(low + (high - low) * unit)
 
 
 def to_integers(unit: NDArray[np.float64], counts: int | NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return integers from 0 to below ``counts`` for numbers from 0 to below 1."""
+    """Return integers from 0 to ``counts`` - 1 for numbers in [0, 1)."""
     integers: NDArray[np.int64] = np.minimum((unit * counts).astype(np.int64), np.asarray(counts) - 1)
     return integers
 
@@ -252,7 +252,7 @@ _FAMILIES: dict[str, Family] = {
     "timm.data.": "timm",
     "torch.nn.modules.module.": "module",
 }
-"""The family of a class by the beginning of a base's module, with a dot at its end. The first one counts."""
+"""The family of a class, by the beginning of a base class's module name with a final dot. The first match counts."""
 
 _SEQUENCES = frozenset(
     {
@@ -261,7 +261,7 @@ _SEQUENCES = frozenset(
         "torch.nn.modules.container.Sequential",
     }
 )
-"""Classes that only call other transforms in order."""
+"""The classes that only call other transforms in order."""
 
 
 def steps_of(transform: Any) -> Sequence[Any] | None:
@@ -353,7 +353,7 @@ def as_array(image: Any) -> Any:
 def _choose_form(transform: Any, image: Any) -> Any:
     """Return an image in a form that a torchvision transform, and all transforms that it calls, act on.
 
-    If they act on different forms, return one that the first of them acts on: it may convert the image.
+    If these act on different forms, return a form that the first of them acts on: it may convert the image.
     """
     leaves = list(_leaves(transform))
     for called in (leaves, leaves[:1]):
@@ -365,7 +365,7 @@ def _choose_form(transform: Any, image: Any) -> Any:
 
 
 def _forms(image: Any) -> Iterator[Any]:
-    """Yield an image in the forms that transforms may accept, likely ones first: a tensor before an array."""
+    """Yield an image in the forms that transforms may accept, the likeliest first: a tensor before an array."""
     import torch
 
     if not isinstance(image, np.ndarray):
@@ -429,7 +429,7 @@ def _acts_on(transform: Any, image: Any) -> bool:
                 return isinstance(image, np.ndarray) or is_pillow_image(image)
             return not isinstance(image, np.ndarray)
         case "albumentations":
-            return False  # They accept the image only as a keyword argument.
+            return False  # These transforms accept the image only as a keyword argument.
         case _:
             return True
 
@@ -437,8 +437,8 @@ def _acts_on(transform: Any, image: Any) -> bool:
 def _refuse_ignored(transform: Any, kind: type) -> AbstractContextManager[Any]:
     """Raise TypeError inside the ``with`` block if a v2 transform is called with an object of a type that it ignores.
 
-    Only the call shows which transforms a function uses. The result does not, because a transform that is applied with
-    some probability may also return the image unchanged.
+    Only the call shows which transforms a function uses. The result does not: a transform that is applied with some
+    probability may also return the image unchanged.
     """
     if "torchvision.transforms.v2" not in sys.modules:
         return nullcontext()
@@ -464,10 +464,10 @@ _INCREMENT = 0xDA3E39CB94B95BDB
 
 
 class Generators:
-    """The random generators of transforms: the global ones, and those of Albumentations' transforms.
+    """The random generators of transforms: the global generators, and those of Albumentations' transforms.
 
-    Each transform of Albumentations has its own generators. The constructor replaces these by new ones, for good. It
-    finds the transforms in sequences, closures, attributes, and globals that a function names.
+    Each Albumentations transform has its own generators. The constructor replaces them permanently. It finds the
+    transforms in sequences, closures, attributes, and globals that a function names.
 
     Args:
         transforms: The transforms, and any other callables.
@@ -504,7 +504,7 @@ def _reachable(transforms: object) -> Iterator[Any]:
     while queue and len(seen) < MAX_SEARCHED:
         found = queue.popleft()
         if id(found) not in seen:
-            seen[id(found)] = found  # Kept, so that no other object gets its id.
+            seen[id(found)] = found  # Keep a reference: no other object may get its id.
             yield found
             queue.extend(_referents(found))
 
@@ -536,7 +536,7 @@ def _referents(found: Any) -> Iterator[Any]:
 def _contents(cell: Any) -> Iterator[Any]:
     try:
         yield cell.cell_contents
-    except ValueError:  # It is empty.
+    except ValueError:  # The cell is empty.
         return
 
 
@@ -548,7 +548,7 @@ class Calls:
 
     Attributes:
         elapsed_s: The duration of all calls, in seconds.
-        decoder_names: The decoder of each image that is rendered so far.
+        decoder_names: The decoder of each image that has been rendered so far.
         failed_row: The row of the image with which a callable raised an error; None if none did.
     """
 

@@ -3,8 +3,9 @@
 import lazy_loader
 
 DEFAULT_THRESHOLD = 4
-"""The default threshold of near duplicates, in bits. Of 285 photographs, it misses at most 2 % after resizing or
-compressing again, and 8 % after cutting 1 % off each side. Different photographs differ in at least 14 bits."""
+"""The default threshold of near duplicates, in bits. It misses at most 2 % of 285 photographs after resizing or
+recompression, and 8 % after 1 % is cropped from each side. Different photographs differ in at least 14 bits.
+"""
 
 MAX_THRESHOLD = 16
 """The maximum threshold. Different pictures differ in 32 bits on average."""

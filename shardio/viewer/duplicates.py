@@ -1,14 +1,14 @@
 """Find images that occur several times, in one source or in several.
 
 The hash is pHash, as Krawetz describes it ("Looks Like It", 2011, https://www.hackerfactor.com/blog) and the Python
-package ImageHash computes it: the picture is reduced to 32×32 grey pixels, and each bit says whether one of the 8×8
-lowest frequencies of its discrete cosine transform exceeds their median. The hash of the same name by Zauner
+package ImageHash computes it. The picture is reduced to 32×32 grey pixels. Each bit says whether one of the 8×8 lowest
+frequencies of the discrete cosine transform exceeds their median. The hash of the same name by Zauner
 (https://www.phash.org, 2010) leaves out the constant frequencies, which makes the hash less stable.
 
 To find near pairs, the bits are split into bands. If two hashes differ in at most t bits, and there are t + k bands,
-then at least k bands are equal, because each differing bit spoils one band at most (the pigeonhole principle). So all
-pairs agree on some choice of k bands; sorting by these bands finds them. Manku, Jain and Das Sarma, "Detecting
-Near-Duplicates for Web Crawling", 2007, search one table for each choice in the same way.
+then at least k bands are equal: each differing bit changes only one band (the pigeonhole principle). So all pairs agree
+on some choice of k bands; sorting by these bands finds them. Manku, Jain and Das Sarma, "Detecting Near-Duplicates for
+Web Crawling", 2007, search one table for each choice in the same way.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from shardio.viewer.overview import (
 from shardio.viewer.sources import ImageColumns, ImageSource, Place, Unreadable, map_images, read_small
 
 SIDE = 32
-"""The sides of the reduced picture in pixels."""
+"""The side of the reduced picture, in pixels."""
 
 NUM_FREQUENCIES = 8
 """The number of frequencies in each direction."""
 
 MIN_CONTRAST = 2.0
-"""The least standard deviation of the kept frequencies for a hash, in grey levels of 0 to 255.
+"""The smallest standard deviation of the kept frequencies at which a picture gets a hash, in grey levels from 0 to 255.
 
-The bits of an even picture, such as a black one, would depend on noise alone.
+The bits of a uniform picture, such as a black one, would depend on noise alone.
 """
 
 _GREY = np.array([0.299, 0.587, 0.114], np.float32)
@@ -65,7 +65,7 @@ MAX_KEPT_BANDS = 4
 """The largest number of bands that must agree."""
 
 SORT_COST = 20
-"""The ratio of the time to sort a hash to that to compare a pair."""
+"""The time to sort one hash, as a multiple of the time to compare one pair."""
 
 Floats = NDArray[np.float32]
 
@@ -157,7 +157,7 @@ class DuplicateReport:
         return len(repeated), sum(repeated) - len(repeated)
 
     def list_between(self) -> list[list[int]]:
-        """Return the two sources of each pair, their number of common groups, and these groups' samples of each."""
+        """Return each pair of sources, their number of shared groups, and each source's number of samples in them."""
         found = list[list[int]]()
         for first, second in combinations(range(len(self.num_images)), 2):
             shared = [group for group in self.groups if {first, second} <= set(group.source_indices)]
@@ -180,8 +180,8 @@ def find_duplicates(
 ) -> DuplicateReport:
     """Find the groups of samples that have the same image.
 
-    Near duplicates are grouped transitively: two samples of a group may differ more than the threshold, if other
-    samples are between them.
+    Near duplicates are grouped transitively: two samples of a group may differ by more than the threshold if other
+    samples link them.
 
     Args:
         sources: The sources of the samples.
@@ -235,7 +235,7 @@ class _Table:
         source_indices: The source of each row, int64 [n].
         indices: The sample's index in its source, int64 [n].
         content: The xxh3-64 of each image's bytes, uint64 [n].
-        has_content: Whether it is known, bool [n].
+        has_content: Whether the hash of the bytes is known, bool [n].
         perceptual: The perceptual hash of each image, uint64 [n].
         has_perceptual: Whether there is one, bool [n].
         unreadable: The rows of the images that cannot be read or decoded, and the reasons.
@@ -290,7 +290,7 @@ class _Table:
 
 
 def _choose_images(columns: Sequence[ImageColumns], *, reads_all: bool) -> list[Indices]:
-    """Return the indices of the images to read, of each source.
+    """Return the indices of the images to read in each source.
 
     To compare bytes, it is enough to read files without a known hash whose size occurs several times.
     """
@@ -308,8 +308,8 @@ def _group_rows(table: _Table, content_ids: Indices, threshold: int | None) -> I
     """Return the group of each row, int64 [n]; -1 if the content of its image is unknown."""
     if threshold is None or not table.has_perceptual.any():
         return content_ids
-    # Equal contents have equal perceptual hashes. So the groups are those of the distinct perceptual hashes, and those
-    # of the other contents.
+    # Equal contents have equal perceptual hashes. So each group is a set of near perceptual hashes, or one content
+    # without a perceptual hash.
     groups = np.where(content_ids < 0, -1, content_ids + len(content_ids))
     distinct, ids = np.unique(table.perceptual[table.has_perceptual], return_inverse=True)
     groups[table.has_perceptual] = join_groups(len(distinct), find_near_pairs(distinct, threshold))[ids]
@@ -370,7 +370,7 @@ def _reduce_image(content: bytes) -> _Reduced:
 def reduce_picture(content: bytes) -> Floats:
     """Return the grey pixels that determine an image's hash, float32 [32, 32].
 
-    Each pixel is an average. A JPEG's pixels are decoded at a smaller scale, which changes their averages little.
+    Each pixel is an average. A JPEG's pixels are decoded at a smaller scale, which hardly changes the averages.
 
     Raises:
         ValueError: If the image cannot be decoded.
@@ -442,8 +442,7 @@ def find_near_pairs(hashes: NDArray[np.uint64], threshold: int) -> Iterator[tupl
         hashes: uint64 [n], all different.
         threshold: At most :data:`shardio.viewer.MAX_THRESHOLD`.
 
-    Yields:
-        The indices of the first and the second hashes of some pairs. A pair may come several times.
+    Yields: The indices of the first and the second hashes of some pairs. A pair may occur several times.
     """
     num_kept = _choose_num_kept(len(hashes), threshold)
     num_bands = threshold + num_kept
@@ -501,7 +500,7 @@ def _pairs_in_runs(key: NDArray[np.uint64]) -> Iterator[tuple[Indices, Indices]]
 
 
 def make_duplicates_page(report: DuplicateReport, sources: Sequence[ImageSource]) -> bytes:
-    """Return the page that shows the images of each group side by side, an HTML file."""
+    """Return an HTML page that shows the images of each group side by side."""
     shown = report.groups[:MAX_GROUPS]
     thumbnails = _make_thumbnails(shown, sources)
     names = [source.name for source in sources]

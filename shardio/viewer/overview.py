@@ -37,13 +37,13 @@ MAX_BINS = 24
 """The maximum number of bins."""
 
 BINS_PER_OCTAVE = (4.0, 2.0, 1.0, 0.5, 0.25)
-"""The possible numbers of bins for each doubling, the largest first."""
+"""The possible numbers of bins per doubling of the value, largest first."""
 
 MAX_HEADERS = 2000
 """The maximum number of images whose headers are read. In a larger source, they are evenly spaced."""
 
 THUMBNAIL_SIDE = 256
-"""The maximum side of a thumbnail in pixels. Pages show them at up to half of it, for screens with fine pixels."""
+"""The maximum side of a thumbnail in pixels. Pages show them at up to half this side, for high-resolution screens."""
 
 THUMBNAIL_QUALITY = 80
 
@@ -129,7 +129,7 @@ class Overview:
 
     Attributes:
         name: The name of the source.
-        facts: The facts about it as a whole.
+        facts: Facts about the whole source.
         num_images: The number of samples with an image.
         num_image_bytes: The size of all images together.
         fields: The uses of its fields or, in a directory, of its files by suffix.
@@ -172,7 +172,7 @@ class Overview:
 
 
 def look_at(source: ImageSource, *, num_thumbnails: int, seed: int | None = None) -> Overview:
-    """Return an overview of a source. The time and memory for images do not grow with the source.
+    """Return an overview of a source. The time and memory for images do not depend on its size.
 
     Args:
         source: The source.
@@ -279,7 +279,7 @@ def _read_header(content: bytes) -> tuple[tuple[int, int], str]:
 def make_log_histogram(values: NDArray[np.int64]) -> Histogram:
     """Return a histogram of positive integers whose bins are equally wide on a logarithmic scale.
 
-    The bounds are powers of two with simple exponents, rounded up. Smaller values than 1 count as 1.
+    The bounds are powers of two with simple exponents, rounded up. Values below 1 count as 1.
 
     >>> make_log_histogram(np.array([1, 2, 3, 8, 1000]))
     Histogram(edges=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024), counts=(1, 2, 0, 1, 0, 0, 0, 0, 0, 1))
@@ -313,7 +313,7 @@ def describe_imbalance(counts: Sequence[int]) -> str:
 
 
 def make_overview_page(overview: Overview) -> bytes:
-    """Return the page that shows the contents of a source, an HTML file."""
+    """Return an HTML page that shows the contents of a source."""
     parts = [
         _make_overview_tiles(overview),
         element(
@@ -427,7 +427,7 @@ def escape(text: object) -> Markup:
 
 
 def join(parts: Iterable[str]) -> Markup:
-    """Return parts one after the other, with text escaped."""
+    """Return the parts as lines, with text escaped."""
     return Markup("\n".join(map(escape, parts)))
 
 
@@ -466,7 +466,7 @@ def tiles(facts: Iterable[tuple[str, str]]) -> Markup:
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Markup:
     """Return a table. The first cell of each row is its header, and numbers are aligned to the right.
 
-    Markup among the headings and the other cells is a whole cell.
+    A heading or another cell that is Markup must be a complete cell element.
     """
     rows = list(rows)
     styles = ["number" if all(isinstance(row[i], int) for row in rows) else None for i in range(len(headings))]
@@ -498,7 +498,7 @@ def bar_table(headings: tuple[str, str], counts: Sequence[tuple[str, int]]) -> M
 
 
 def column_chart(histogram: Histogram, noun: str, form: Callable[[float], str]) -> Markup:
-    """Return a histogram as vertical bars, with a table of its numbers to open.
+    """Return a histogram as vertical bars, with a collapsible table of its numbers.
 
     Args:
         histogram: The histogram.
@@ -529,7 +529,7 @@ def column_chart(histogram: Histogram, noun: str, form: Callable[[float], str]) 
 
 
 def scatter_plot(points: Sequence[tuple[tuple[int, int], int]], label: str) -> Markup:
-    """Return a plot of (height, width) pairs. The area of a circle shows the number of such pairs."""
+    """Return a plot of (height, width) pairs. The area of a circle shows the number of equal pairs."""
     (width, height), margin = SCATTER_SIZE, SCATTER_MARGIN
     end = _round_up(max((max(size) for size, _ in points), default=1))
     most = max((count for _, count in points), default=1)
@@ -573,7 +573,7 @@ def figure(thumbnail: Thumbnail, label: str | None, *lines: str) -> Markup:
 
 
 def _round_up(value: int) -> int:
-    """Return the end of an axis with 5 round marks, the next such end that is not below a positive value.
+    """Return the end of an axis with five round marks: the smallest such number that is not below a positive value.
 
     >>> _round_up(500), _round_up(1030), _round_up(7)
     (600, 1200, 8)

@@ -29,7 +29,7 @@ IMAGES_PER_TASK = 16
 """The number of images that a thread reads at a time."""
 
 SAMPLES_PER_LOOKUP = 512
-"""The number of samples to look up in an index at a time. The index reads as many together."""
+"""The number of samples to look up in an index at a time. The index reads entries in parts of this size."""
 
 MAX_LABELS = 100_000
 """The maximum number of labels whose names are read. Rarer labels share one name."""
@@ -44,7 +44,7 @@ OTHER_LABEL, UNREADABLE_LABEL = "other", "unreadable"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldUse:
-    """The number of samples with a field, or of files with a suffix, and the size of all these contents in bytes."""
+    """The number of samples with a field, or of files with a suffix, and their total size in bytes."""
 
     name: str
     num_samples: int
@@ -82,7 +82,7 @@ class ImageColumns:
 
 
 def choose_evenly(indices: NDArray[np.int64], num_chosen: int) -> NDArray[np.int64]:
-    """Return evenly spaced elements, the first of each of as many equal parts; all elements if there are fewer.
+    """Return evenly spaced elements: the first of each of ``num_chosen`` equal parts; all elements if there are fewer.
 
     >>> choose_evenly(np.arange(10), 4).tolist()
     [0, 2, 5, 7]
@@ -92,7 +92,7 @@ def choose_evenly(indices: NDArray[np.int64], num_chosen: int) -> NDArray[np.int
 
 
 class Place(NamedTuple):
-    """The place of a sample's image: the name of its shard and the offset in it; "" and None for a file of its own."""
+    """The place of a sample's image: the name of its shard and the offset in it; "" and None for a separate file."""
 
     shard: str
     offset: int | None
@@ -187,8 +187,8 @@ def holds_shards(folder: Location) -> bool:
     if (image := next(images, None)) is None:
         return True
     raise FormatError(
-        f"{folder} holds both tars, such as {tar}, and images, such as {image}: move one or the other to a folder of "
-        "their own, or name the tars themselves, in brace notation if they are several"
+        f"{folder} holds both tars, such as {tar}, and images, such as {image}: move the images or the tars to "
+        "another folder, or name the tars themselves, in brace notation if they are several"
     )
 
 
@@ -397,7 +397,7 @@ class ShardImages(ImageSource):
 
 
 def read_small(picture: Picture, min_side: int) -> tuple[Pixels, int]:
-    """Decode a picture, and a JPEG as small as possible with both sides at least ``min_side`` pixels.
+    """Decode a picture; a JPEG at the smallest scale at which both sides have at least ``min_side`` pixels.
 
     Returns:
         The pixels, uint8 [height, width, 3], valid until the same thread decodes the next picture; and the factor by
@@ -415,7 +415,7 @@ def read_small(picture: Picture, min_side: int) -> tuple[Pixels, int]:
 def map_images(
     source: ImageSource, indices: NDArray[np.int64], use: Callable[[bytes], Result]
 ) -> Iterator[tuple[NDArray[np.int64], list[Result | Unreadable]]]:
-    """Call a function with the image files of some samples, in threads. Few images are in memory at a time.
+    """Call a function with the image files of some samples, in threads. Only a few images are in memory at a time.
 
     Args:
         source: The source of the images.

@@ -171,7 +171,7 @@ def test_standard_error_says_how_to_store_uncompressed_and_unread_images(tmp_pat
         write_images(tmp_path / "in", classes=1, per_class=1 + i, suffix=suffix)
         (tmp_path / "in" / "class-0" / "name-000.jpg").unlink(missing_ok=True)
         done = run("pack", tmp_path / "in", tmp_path / f"out-{suffix}")
-        others = " and convert all others, too\n" if i else "\n"
+        others = " and also convert all other images\n" if i else "\n"
         assert f".bmp images are uncompressed: --convert-to png would store them in less space{others}" in done.stderr
     (tmp_path / "in" / "class-0" / "x.gif").write_bytes(b"x")
     done = run("pack", tmp_path / "in", tmp_path / "out", "--convert-to", "png")

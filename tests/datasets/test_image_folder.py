@@ -172,7 +172,7 @@ def test_a_class_folder_of_images_that_are_not_read_says_what_to_do(tmp_path: Pa
         ImageFolder(tmp_path / "in")
     for source in (tmp_path / "in", tmp_path / "in" / "other"):
         with pytest.raises(
-            PackError, match=r"holds no images that can be packed \(.*--convert-to .* takes avif, .*gif"
+            PackError, match=r"holds no images that can be packed \(.*--convert-to .* accepts avif, .*gif"
         ):
             pack(source, tmp_path / "out")
 

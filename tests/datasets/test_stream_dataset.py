@@ -235,7 +235,7 @@ def test_what_cannot_be_read_is_refused_at_once(tmp_path: Path, tars: list[Path]
     for options in ({"buffer": 0}, {"retries": -1}, {"timeout_s": 0}, {"seed": -1}, {"shuffle": "no"}):
         with pytest.raises((TypeError, ValueError), match=next(iter(options))):
             StreamDataset(tars, **options)
-    with pytest.raises(ValueError, match=r"2 tars cannot be dealt to 3 ranks.*shardio index"):
+    with pytest.raises(ValueError, match=r"2 tars cannot be split over 3 ranks.*shardio index"):
         iter(streams(tars[:2], rank=0, world_size=3))
 
 

@@ -57,15 +57,15 @@ def read_until_error(dataset: StreamDataset) -> tuple[list[str], ShardioError]:
         (
             "false",
             StoreError,
-            r"from its beginning .*at attempt 3\): the command ended with exit status 1 and said noth",
+            r"from its beginning .*at attempt 3\): the command ended with exit status 1 and printed no err",
         ),
-        ("cat {tar}; echo lost >&2; exit 3", StoreError, r"first 19 samples.* sample-18 .*status 3 and said: lost"),
+        ("cat {tar}; echo lost >&2; exit 3", StoreError, r"first 19 samples.* sample-18 .*status 3 and printed: lost"),
         ("cat {tar} | (cat; kill -PIPE $$)", StoreError, r"ended by signal 13"),
         ("cat {tar}; exit 141", StoreError, r"exit status 141"),
         (
             "no-such-program {tar}",
             StoreError,
-            r"at attempt 1\): the command ended with exit status 127 and said.*found",
+            r"at attempt 1\): the command ended with exit status 127 and printed.*found",
         ),
         ("head -c 9000 {tar}", FormatError, r"first 4 samples.*\(near byte 9000, at attempt 3\): it is not a complete"),
         ("head -c 8192 {tar}", FormatError, r"not a complete tar"),

@@ -235,7 +235,7 @@ BAD_FILES: dict[str, tuple[str, bytes, str]] = {
     "a damaged second picture": ("right.jpg", b"no JPEG", "the image 'right.jpg' of sample 002 in .* cannot be"),
     "one that is damaged inside": (
         "right.jpg",
-        make_sample(2)["right.jpg"][:-200] + b"\xff\xd9",
+        make_sample(2)["right.jpg"][:-700] + b"\xff\xd9",
         r"the image 'right.jpg' of sample 002 in .*a.tar",
     ),
 }
@@ -267,7 +267,7 @@ REFUSED: list[tuple[dict[str, str], dict[str, Any], str]] = [
     ({"json.boxes": "image"}, {}, r"has the image 'json\.boxes', but an image is"),
     (LEFT, {"decoders": {"left.jpg": bytes}}, r"'left\.jpg', but an image is 'image' or a field that shardio decodes"),
     (LEFT, {"decode": "pil"}, "needs decode='array'"),
-    (LEFT, {"fields": ("left.jpg", "image")}, "names 'image', but those of the transform do not"),
+    (LEFT, {"fields": ("left.jpg", "image")}, "names 'image', but the transform's fields do not"),
 ]
 
 

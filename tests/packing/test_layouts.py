@@ -165,7 +165,7 @@ def test_no_layout_packs_splits_as_one_dataset_unless_that_is_chosen(
 
 def test_a_split_must_be_there_and_must_not_be_a_class(tmp_path: Path) -> None:
     write(tmp_path / "in", folders("train/cat", "val/cat", "train/dog"))
-    with pytest.raises(PackError, match=r"is called 'dev', as --source-split says: .* splits train/ and val/"):
+    with pytest.raises(PackError, match=r"has the name 'dev' \(--source-split\): .* splits train/ and val/"):
         shardio.pack(tmp_path / "in", tmp_path / "out", source_split="dev")
     for layout in ("auto", "classes"):
         with pytest.raises(PackError, match=r"\n  shardio pack \S+/in/train ") as caught:

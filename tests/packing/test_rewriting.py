@@ -145,7 +145,7 @@ def test_a_split_depends_on_keys_alone(packed: Path, tmp_path: Path) -> None:
         ([1.0], ["a"], "at least 2"),
         ([0.5, 0.5], ["a"], "same length"),
         ([0.5, 0.5], ["a", "a"], "must differ"),
-        ([0.5, 0.5], ["a", "../b"], "directory's name"),
+        ([0.5, 0.5], ["a", "../b"], "directory name"),
         (["half", 0.5], ["a", "b"], "must be numbers such as"),
         (["0.999999", "0.000001"], ["a", "b"], r"none of the 21 samples .* in b"),
     ],

@@ -226,9 +226,9 @@ CIRCLE = kind(answer_path=lambda self, path: self.answer(302, b"", ("Location", 
     ("server", "error", "message"),
     [
         (CIRCLE, StoreError, r"the server redirects in a circle\. Check the URL"),
-        (answering(302), StoreError, r"the server redirects to nowhere \(no Location\)\. Check the URL"),
-        (NoLength, StoreError, r"does not say how long the file is \(no Content-Length\)\. Let it send files as they"),
-        (kind(answer_file=compress), StoreError, r"sent 99 bytes, .*, because it compresses .*gzip\)\. Let it send fi"),
+        (answering(302), StoreError, r"the server's redirect has no target \(no Location\)\. Check the URL"),
+        (NoLength, StoreError, r"not say how long the file is \(no Content-Length\)\. Configure it to send files"),
+        (kind(answer_file=compress), StoreError, r"sent 99 bytes, .*, because it compresses .*gzip\)\. Configure"),
         (
             kind(describe=lambda self, content: [("Last-Modified", "yesterday")]),
             StoreError,

@@ -92,7 +92,7 @@ def test_right_crops_and_operations_pass_and_a_wrong_pixel_is_found(
         return is_rendered
 
     monkeypatch.setattr(rendering, "render_by_kernel", change_one)
-    with pytest.raises(AssertionError, match="other pixels by CropPlan"):
+    with pytest.raises(AssertionError, match="wrong pixels by CropPlan"):
         crop_campaign.main(tmp_path, crops=200, seed=1)
     monkeypatch.setattr(transform_campaign, "edit_compiled", lambda pixels, _: np.zeros_like(pixels))
     with pytest.raises(typer.Exit):

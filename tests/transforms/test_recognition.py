@@ -175,7 +175,8 @@ def test_only_the_crop_is_decoded_and_the_log_says_so(packed: Path, caplog: pyte
     assert sum(len(batch) for batch in loader) == len(dataset)
     assert loader.stats().num_images_by_decoder["kernel"] > 0
     (said,) = [record.getMessage() for record in caplog.records]
-    assert said.startswith("shardio's transforms replace what this dataset's transform begins with: RandomResizedCrop(")
+    replaced = "shardio's transforms replace the first steps of this dataset's transform: "
+    assert said.startswith(f"{replaced}RandomResizedCrop(")
 
 
 SETTINGS: dict[str, Any] = {"scale": (0.2, 0.9), "ratio": (0.5, 1.5)}

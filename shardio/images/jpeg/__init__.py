@@ -1,23 +1,24 @@
-"""JPEG files: cut a smaller JPEG out of a JPEG, and tell damaged files from good ones.
+"""Cut a smaller JPEG out of a JPEG, and tell damaged JPEGs from intact ones.
 
 The smaller file consists of a frame header with another size, the tables, and the restart intervals that the part
 touches. Without tiles, it contains the whole scan, but its frame ends below the part.
 
-A pixel depends on its own blocks. Where chroma is subsampled, it also depends on the adjacent chroma samples, from
-which libjpeg's "fancy" upsampling interpolates (libjpeg-turbo, jdsample.c). So a part is cut out with a margin of one
-chroma sample. At the image's own borders, no margin is needed.
+A pixel depends on the blocks that contain it. Where chroma is subsampled, it also depends on the adjacent chroma
+samples, from which libjpeg's "fancy" upsampling interpolates (libjpeg-turbo, jdsample.c). So a part is cut out with a
+margin of one chroma sample. At the image's own borders, no margin is needed.
 
-libjpeg-turbo warns of data that it ignores, guesses or makes up, and continues. Pillow and OpenCV ignore all warnings.
+libjpeg-turbo warns about data that it ignores, guesses or makes up, and continues. Pillow and OpenCV ignore all
+warnings.
 A warning is harmless if no pixel depends on the damage:
 
 =========================  ===========================================================================================
 damage to metadata         an incomplete ICC profile; a JFIF version other than 1; an unknown Adobe colour
-                           transform, for which libjpeg takes YCbCr; spectral parameters that a sequential scan ignores
-padding                    bytes before a restart marker or the end-of-image marker that no code needed: at most
+                           transform, which libjpeg treats as YCbCr; spectral parameters that a sequential scan ignores
+padding                    bytes before a restart marker or the end-of-image marker that no code needs: at most
                            three, which encoders write to align data to 16 or 32 bits, or one byte repeated. libjpeg
-                           counts only what its bit buffer does not hold already
+                           counts only bytes that its bit buffer does not hold already
 damage to pixels           everything else: data that ends early, unknown codes, wrong restart markers, scans in an
-                           impossible order, and other bytes that no code needed. A flipped bit leaves such bytes
+                           impossible order, and other bytes that no code needs. A flipped bit leaves such bytes
                            behind: the codes after it mean something else, and end before the data does
 =========================  ===========================================================================================
 
@@ -41,12 +42,12 @@ _KEPT = frozenset({APP0, APP14, DQT, DHT, DRI, SOS})
 colour space. All other metadata is left out."""
 
 MIN_SCALED_SIDE = 8
-"""In pixels. simplejpeg takes a minimal size, not a scale. For sides of at least this length, it implies the scale."""
+"""In pixels. simplejpeg accepts a minimum size, not a scale. From this length on, the size determines the scale."""
 
 _SIZE = struct.Struct(">HH")
 
 MAX_ALIGNMENT = 3
-"""The maximum number of bytes of any value that count as padding."""
+"""The maximum number of surplus bytes that count as padding whatever their values are."""
 
 _SURPLUS = re.compile(r"Corrupt JPEG data: ([0-9]+) extraneous bytes before marker 0x(d[0-9])")
 
@@ -82,7 +83,7 @@ class Box(NamedTuple):
 
 def has_tiles(content: bytes) -> bool:
     """Return whether a JPEG has a tile table that matches it."""
-    if not _may_have_tiles(content):  # This is nearly always so, and much faster than reading the segments.
+    if not _may_have_tiles(content):  # Nearly all JPEGs end here. Reading the segments is much slower.
         return False
     try:
         return read_tiles(content, read_head(content)) is not None
@@ -111,7 +112,7 @@ def cut_tiles(content: bytes, head: JpegHead, tiles: Tiles, box: Box, scale: int
         head: Its head.
         tiles: The positions of its restart intervals.
         box: The part whose pixels must be exact.
-        scale: The image will be decoded at 1/scale of its size: 1, 2, 4 or 8.
+        scale: 1, 2, 4 or 8. The result is to be decoded at 1/scale of its size.
     """
     mcu_height, mcu_width = head.mcu_size
     margin, margin_down = _margin(head, scale)
@@ -140,7 +141,7 @@ def cut_tiles(content: bytes, head: JpegHead, tiles: Tiles, box: Box, scale: int
 def cut_rows(content: bytes, head: JpegHead, box: Box, scale: int) -> tuple[bytes, Box]:
     """Return a JPEG whose frame ends below ``box``, and the part of the image that it shows.
 
-    It keeps the whole scan, so data is left over after the last row.
+    The JPEG keeps the whole scan, so data is left over after the last row.
     """
     mcu_height, _ = head.mcu_size
     _, stop_row = _cover(box.top, box.height, mcu_height, head.height, _margin(head, scale)[1], 1)
@@ -164,7 +165,7 @@ def _cover(start: int, length: int, unit: int, total: int, margin: int, min_leng
         unit: The length of a unit; the last unit ends with the row.
         total: The length of the row.
         margin: The length to cover on both sides of the part, within the row.
-        min_length: The minimal length of all units together, unless the row is shorter.
+        min_length: The minimum length of all units together, unless the row is shorter.
 
     Returns:
         The first unit, and the one after the last.
@@ -190,7 +191,7 @@ def write_head(content: bytes, head: JpegHead, height: int, width: int) -> list[
 def write_harmless(content: bytes, head: JpegHead) -> bytes | None:
     """Return a JPEG with the same pixels as one that libjpeg-turbo complained about; None if its pixels are damaged.
 
-    libjpeg-turbo may still warn of padding, but of nothing else: ignore warnings when reading the result.
+    libjpeg-turbo may still warn about padding, but about nothing else: ignore warnings when reading the result.
     """
     clean = _write_clean_head(content, head, head.height, head.width) + content[head.scan_start :]
     return clean if _is_harmless(clean, content, head) else None
@@ -250,7 +251,12 @@ def _mend(segment: bytes, head: JpegHead) -> bytes:
 
 
 def _find_end(content: bytes, start: int) -> int | None:
-    """Return the offset of the marker that ends an image, given that of its first scan; None if there is none."""
+    """Return the offset of the marker that ends an image, or None if there is none.
+
+    Args:
+        content: The file.
+        start: The offset of the first scan.
+    """
     while (found := _MARKER.search(content, start)) is not None:
         marker = found[1][0]
         if marker == EOI:
@@ -263,7 +269,7 @@ def _find_end(content: bytes, start: int) -> int | None:
 
 def _is_padding(data: bytes, num_surplus: int) -> bool:
     """Return whether the surplus bytes at the end of a scan or an interval are padding."""
-    surplus = data.replace(b"\xff\0", b"\xff")[-num_surplus:]  # A stuffed zero may count or not.
+    surplus = data.replace(b"\xff\0", b"\xff")[-num_surplus:]  # A stuffed zero may or may not count.
     return num_surplus <= MAX_ALIGNMENT or len(set(surplus)) == 1 or set(data[-num_surplus:]) == {0xFF, 0}
 
 

@@ -1,4 +1,4 @@
-"""The head of a JPEG file: its segments up to the entropy-coded data (annex B)."""
+"""Read the head of a JPEG file: its segments up to the entropy-coded data (annex B)."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def why_irregular(head: JpegHead) -> str | None:
     """Return why parts of an image cannot be decoded on their own, or None if they can.
 
     This requires baseline or extended sequential Huffman coding, 8 bits per sample, and 1 or 3 components in one scan.
-    There are few different answers, all short, so that a caller can count them.
+    There are only a few different answers, and they are short, so a caller can count them.
     """
     if head.process not in (SOF0, SOF1):
         return "progressive" if head.process == SOF2 else f"coded by process SOF{head.process - SOF0}"

@@ -1,9 +1,9 @@
-"""The kernel: shardio's own JPEG code, above all its decoder, compiled for the processor.
+"""Provide the kernel: shardio's JPEG decoder and image operations, compiled for the processor.
 
 The functions are in :mod:`compiled`. numba compiles them (:mod:`compiling`) when shardio is built, for several
-processors (:mod:`targets`), or else on the user's machine (:mod:`building`). There its pixels are checked once
-(:mod:`checking`), in the background. Processes that decode load the machine code without numba (:mod:`loading`), and
-:mod:`finding` decides which code that is, if any.
+processors (:mod:`targets`), or else on the user's machine (:mod:`building`). A background process on that machine
+checks the kernel's pixels once (:mod:`checking`). Processes that decode load the machine code without numba
+(:mod:`loading`). :mod:`finding` decides which code they load, if any.
 """
 
 from shardio.images.kernel.finding import (

@@ -1,8 +1,8 @@
 """``python -m shardio.images.kernel``: prepare the kernel now, for instance while building a container image.
 
-If shardio was built without a kernel for this processor, this compiles it. It also checks the kernel's pixels. By
-default, this is done for this user. With ``--system``, it is done for all users of the machine or the image, in the
-cache folder that they share: ``/var/cache/shardio`` on Linux, which usually only root may write to.
+If shardio was built without a kernel for this processor, this command compiles one. It also checks the kernel's pixels.
+By default, the results are stored for the current user. With ``--system``, they are stored for all users of the machine
+or the image, in a shared cache folder: ``/var/cache/shardio`` on Linux, which usually only root may write to.
 """
 
 import argparse
@@ -18,7 +18,7 @@ if __name__ == "__main__":
         prog="python -m shardio.images.kernel",
         description="Compile the JPEG kernel, if shardio was built without it, and check its pixels on this machine.",
     )
-    parser.add_argument("--system", action="store_true", help="do it for all users of this machine or container image")
+    parser.add_argument("--system", action="store_true", help="prepare it for all users of this machine or image")
     folder = system_folder() if parser.parse_args().system else user_folder()
     try:
         build(folder)

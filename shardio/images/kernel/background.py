@@ -40,7 +40,7 @@ class BackgroundBuild:
     The process inherits the lock and holds it until it ends, however it ends.
 
     Args:
-        lock: The descriptor that holds the lock. It is closed here.
+        lock: The descriptor that holds the lock. The constructor closes it.
         log: The file for its standard output and error.
     """
 
@@ -77,7 +77,7 @@ class BackgroundBuild:
 
 
 def can_keep_outcome() -> bool:
-    """Return whether this user has a cache folder that only they can write to. It is created if necessary."""
+    """Return whether this user has a cache folder that only they can write to. Create the folder if necessary."""
     try:
         make_folder(user_folder())
     except (UntrustedError, OSError):
@@ -88,7 +88,7 @@ def can_keep_outcome() -> bool:
 def build_in_background(functions: Functions | None) -> BackgroundBuild | None:
     """Start a process that compiles the functions unless they are given, and checks them.
 
-    Return None if another process does it or has just done it, or if it cannot be done.
+    Return None if another process is doing this or has just done it, or if a file cannot be written.
     """
     untrusted = why_untrusted_file(object_name()) if functions is None else None
     try:
@@ -108,7 +108,7 @@ def build_in_background(functions: Functions | None) -> BackgroundBuild | None:
     if lock is None:
         return None
     done = read_object() if functions is None else read_check(functions.name)
-    if done is not None:  # By another process, just now.
+    if done is not None:  # Another process has just finished.
         os.close(lock)
         return None
     if functions is None:

@@ -13,19 +13,20 @@ from shardio.images.kernel.loading import can_compile, load_built, load_object
 from shardio.images.kernel.source import hash_source
 
 PATIENCE_S = 180.0
-"""How long to wait for another process that compiles, in seconds: several times as long as that takes."""
+"""The maximum wait for another process to compile the functions, in seconds: several times as long as that takes."""
 
 _log = logging.getLogger("shardio")
 
 
 def build(folder: Path | None = None) -> None:
-    """Compile the functions unless there are some for this processor, and check them unless that was done.
+    """Compile the functions unless this processor has them already, and check them unless they have been checked.
 
     Several processes may call this at the same time: one works, the others wait. If the functions' pixels differ from
-    the libraries', a file records that, and the kernel is not used. All users may read the files, whatever the umask.
+    the libraries', a file records the difference, and the kernel is not used. All users may read the files, whatever
+    the umask.
 
     Args:
-        folder: Where to write; by default the user's cache folder.
+        folder: The folder to write to; by default, the user's cache folder.
 
     Raises:
         ImportError: If there are no functions for this processor, and numba is not installed.
@@ -39,7 +40,7 @@ def build(folder: Path | None = None) -> None:
 
 
 def build_locked(folder: Path) -> None:
-    """Do what :func:`build` does. The process must hold the lock."""
+    """Compile and check the functions like :func:`build`. The process must hold the lock."""
     functions, new_code = load_built(), None
     if functions is None:
         if not can_compile():
@@ -62,7 +63,7 @@ def build_locked(folder: Path) -> None:
 
 
 def compile_here() -> Functions:
-    """Compile the functions for this process alone.
+    """Compile the functions for this process only.
 
     Raises:
         ImportError: If numba is not installed.

@@ -1,4 +1,4 @@
-"""The files in a cache folder of this machine: functions that were compiled here, and the outcome of the check."""
+"""Name and read the files in a cache folder: functions compiled on this machine, and the outcomes of their checks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def lock_path() -> Path:
 
 
 def log_path() -> Path:
-    """Return the path of the output of the process that compiles or checks them in the background."""
+    """Return the path of the log of the background process that compiles or checks functions for this user."""
     return user_folder() / f"{hash_source()}.log"
 
 
@@ -61,27 +61,27 @@ def read_object(*folders: Path) -> bytes | None:
     """Return the object file for this processor, or None if there is no intact, trusted one.
 
     Args:
-        folders: Where to look; by default in the user's folder, and then in that for all users.
+        folders: The folders to search; by default, the user's folder, then the folder for all users.
     """
     return _read(object_name(), folders)
 
 
 @cache
 def check_name(functions_name: str) -> str:
-    """Return the name of the file with the outcome of the check of functions with this name.
+    """Return the name of the file that holds the outcome of checking the functions.
 
-    The name is a hash of all that the outcome depends on: the functions, the processor and the reference libraries.
+    It is a hash of everything that the outcome depends on: the functions, the processor and the reference libraries.
     """
     checked = repr((functions_name, describe_processor(), simplejpeg.__version__, PIL.__version__))
     return f"{xxhash.xxh3_64_hexdigest(checked.encode())}.check"
 
 
 def read_check(functions_name: str, *folders: Path) -> str | None:
-    """Return how the functions' pixels differ on this machine; "" if they do not; None if that was not checked.
+    """Return how the functions' pixels differ on this machine; "" if they do not; None if they were not checked.
 
     Args:
         functions_name: The functions' name.
-        folders: Where to look, as for :func:`read_object`.
+        folders: The folders to search, as for :func:`read_object`.
     """
     found = _read(check_name(functions_name), folders)
     return None if found is None else found.decode()

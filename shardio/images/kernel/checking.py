@@ -1,7 +1,7 @@
 """Check that the kernel's pixels on this machine are those of the libraries that decode all other images.
 
-The kernel follows the code of libjpeg-turbo and Pillow. They have different code for other processors, and other
-versions may round differently. A crop's pixels would then depend on the decoder.
+The kernel follows the code of libjpeg-turbo and Pillow. These libraries have different code for other processors, and
+other versions of them may round differently. A crop's pixels would then depend on the decoder.
 """
 
 from __future__ import annotations

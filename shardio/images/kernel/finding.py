@@ -1,4 +1,4 @@
-"""Find the compiled functions, and start to compile or check them in the background if that was not done yet.
+"""Find the compiled functions. If there are none, or they are unchecked, compile or check them in the background.
 
 Without compiled functions and without numba, there is no kernel and no error.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shardio.images.kernel.functions import Functions, Kernel
 
 LOOK_AGAIN_S = 0.1
-"""The interval at which a decoding process looks whether the functions are compiled and checked by now."""
+"""The interval, in seconds, at which a decoding process looks for functions that have been compiled and checked."""
 
 
 class _Finder:
@@ -27,7 +27,7 @@ class _Finder:
         self._functions: Functions | None = None
         self._kernel: Kernel | None = None
         self._look_at = 0.0
-        self._difference: str | None = None  # Found in this process; usually a file says.
+        self._difference: str | None = None  # Found in this process. Usually, a file contains it.
         self._is_registered = False
         self._build: BackgroundBuild | None = None
 
@@ -73,7 +73,7 @@ class _Finder:
 
         try:
             build()
-        except (UntrustedError, OSError):  # The outcome cannot be kept.
+        except (UntrustedError, OSError):  # The outcome cannot be stored.
             self._check_here(functions)
 
     def adopt(self, functions: Functions) -> None:
@@ -81,14 +81,14 @@ class _Finder:
             self._functions, self._look_at = functions, 0.0
 
     def difference(self) -> str | None:
-        """Return the outcome of the check: how pixels differ, "" if they do not, None if it was not made."""
+        """Return the outcome of the check: how pixels differ, "" if they do not, None if they were not checked."""
         from shardio.images.kernel.cache_files import read_check
 
         functions = self.functions()
         return self._difference or (None if functions is None else read_check(functions.name))
 
     def _check_here(self, functions: Functions) -> None:
-        """Check the functions' pixels in this process, because there is no place to keep the outcome."""
+        """Check the functions' pixels in this process, because the outcome cannot be stored."""
         from shardio.images.kernel.building import warn_of_difference
         from shardio.images.kernel.checking import find_difference
         from shardio.images.kernel.functions import Kernel
@@ -132,7 +132,7 @@ def find_functions() -> Functions | None:
 
 
 def compiled_functions() -> Functions:
-    """Return the compiled functions. Compile them if that was not done yet, which takes half a minute.
+    """Return the compiled functions. Compile them first if necessary, which takes half a minute.
 
     Raises:
         ImportError: If shardio was built without them for this processor, and numba is not installed.
@@ -143,7 +143,7 @@ def compiled_functions() -> Functions:
 
     try:
         build()
-    except (UntrustedError, OSError):  # They cannot be kept, so each process compiles them for itself.
+    except (UntrustedError, OSError):  # The functions cannot be stored, so each process compiles its own.
         adopt(compile_here())
     functions = _finder.functions()
     assert functions is not None, "they have just been compiled"
@@ -179,10 +179,10 @@ def why_no_kernel() -> str | None:
 
 
 def check_kernel() -> None:
-    """Check the kernel that shardio was built with, unless that was done; it takes 0.1 s. Compile nothing."""
+    """Check the kernel that shardio was built with, unless it has been checked. This takes 0.1 s. Compile nothing."""
     _finder.check()
 
 
 def prepare_kernel() -> None:
-    """Start to compile or check the kernel in the background if necessary. One process does it."""
+    """Start compiling or checking the kernel in the background if necessary. Only one process does so."""
     _finder.prepare()

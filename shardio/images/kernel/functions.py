@@ -1,4 +1,4 @@
-"""The compiled functions as methods that take arrays."""
+"""Call the compiled functions by methods that take arrays."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ RESAMPLINGS: dict[Resampling, int] = {
     "antialiased bilinear": PILLOW_BILINEAR,
     "antialiased bicubic": PILLOW_BICUBIC,
 }
-"""The numbers that a PLAN has for them."""
+"""The number that a PLAN holds for each way to resize."""
 
 Rows = Pixels | Sequence[Pixels]
 """uint8 [n, height, width, 3], or n uint8 [height, width, 3] arrays."""
@@ -58,7 +58,7 @@ class Functions:
 
     Args:
         name: Identifies the machine code.
-        find: Returns the function of a name of :data:`shardio.images.kernel.compiled.entry.ENTRIES`.
+        find: Returns the function with a name of :data:`shardio.images.kernel.compiled.entry.ENTRIES`.
     """
 
     def __init__(self, name: str, find: Callable[[str], Function]) -> None:
@@ -75,7 +75,7 @@ class Functions:
 
         Args:
             rows: The images, in contiguous arrays.
-            operations: OPERATION [n, k], those of each image, in order.
+            operations: OPERATION [n, k], the operations on each image, in order.
         """
         assert operations.dtype == OPERATION, "the operations are read as raw memory"
         assert operations.flags.c_contiguous, "the operations are read as raw memory"
@@ -133,7 +133,7 @@ class Functions:
         """Return the number of codes of each length from 1 to 16, and the symbols in the order of their codes.
 
         Args:
-            counts: int64 [256], how often each symbol occurs.
+            counts: int64 [256], the number of occurrences of each symbol.
         """
         work = np.empty(1, BEST_TABLE)
         work["counts"] = counts
@@ -146,8 +146,8 @@ class Functions:
 class Kernel:
     """The decoder.
 
-    Any number of threads may call it at the same time. It runs in only as many of them as there are processors. So
-    waiting threads take no memory, and running threads find theirs in the processor's caches.
+    Any number of threads may call it at the same time, but only as many of them run as there are processors. So waiting
+    threads need no workspace, and the workspaces of running threads stay in the processor's caches.
 
     Args:
         functions: The compiled functions.
@@ -168,7 +168,7 @@ class Kernel:
         rows: Rows,
         turns: NDArray[np.uint8] | None = None,
     ) -> NDArray[np.bool_]:
-        """Decode, crop, resize and mirror some JPEGs; see :func:`shardio.images.kernel.compiled.chunk.decode_chunk`.
+        """Decode, crop, resize and mirror JPEGs; see :func:`shardio.images.kernel.compiled.chunk.decode_chunk`.
 
         Args:
             contents: The bytes of n files.
@@ -209,7 +209,7 @@ class Kernel:
 
 
 def _find_destinations(rows: Rows) -> NDArray[np.void]:
-    """Return where rows are in memory, ROW [n]."""
+    """Return the addresses and sizes of rows, ROW [n]."""
     destinations = np.empty(len(rows), ROW)
     if isinstance(rows, np.ndarray):
         assert len(rows) == 0 or rows[0].flags.c_contiguous, "the kernel writes rows as raw memory"
@@ -223,7 +223,7 @@ def _find_destinations(rows: Rows) -> NDArray[np.void]:
 
 
 def _make_workspace() -> NDArray[np.void]:
-    """Return a workspace. Untouched pages take no memory. They are small, as only a little of each array is used."""
+    """Return a workspace. Unused pages take no memory. Pages are small, because only a little of each array is used."""
     memory = mmap.mmap(-1, WORKSPACE.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         with suppress(OSError):  # The operating system has no huge pages.

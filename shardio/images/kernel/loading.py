@@ -27,7 +27,7 @@ def load_functions() -> Functions | None:
 
 
 def load_built() -> Functions | None:
-    """Load the functions that shardio was built with. Return None if it was not, or if its source has changed since."""
+    """Load the functions that shardio was built with. Return None if there are none, or if the source has changed."""
     for target in find_targets():
         if (path := built_path(target)).exists():
             return Functions(path.name, partial(_find, ctypes.CDLL(str(path))))
@@ -55,7 +55,7 @@ def load_object(name: str, code: bytes) -> Functions:
 
     def find(function_name: str) -> Function:
         function = ctypes.CFUNCTYPE(None, ctypes.c_int64)(engine.get_function_address(function_name))
-        function.owner = engine  # type: ignore[attr-defined]  # It is freed with its functions.
+        function.owner = engine  # type: ignore[attr-defined]  # The engine is freed with its functions.
         return function
 
     return Functions(name, find)

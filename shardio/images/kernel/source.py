@@ -1,4 +1,4 @@
-"""The version of the compiled functions: a hash of their source; and where a build of shardio puts them."""
+"""Hash the source of the compiled functions, and locate the files that a build of shardio makes of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COMPILED_IN = ("jpeg/standard.py", "jpeg/tile_table.py", "kernel/compiling.py")
 
 @cache
 def hash_source() -> str:
-    """Return a hash of all that determines what the functions do, in hexadecimal."""
+    """Return a hash of everything that determines what the functions do, in hexadecimal."""
     images = Path(__file__).parents[1]
     hasher = xxhash.xxh3_64()
     for path in (*sorted(images.glob("kernel/compiled/*.py")), *(images / name for name in _COMPILED_IN)):

@@ -1,4 +1,4 @@
-"""The processors that wheels hold compiled functions for, and which of them this machine has."""
+"""List the processors that wheels contain compiled functions for, and find those that match this machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TARGETS: dict[str, dict[str, frozenset[str]]] = {
     "x86_64": {"x86-64-v4": _V4, "x86-64-v3": _V3, "x86-64-v2": _V2},
     "aarch64": {"aarch64": frozenset()},
 }
-"""By machine: the targets, fastest first, and the flags that the operating system lists for such processors.
+"""For each machine type: the targets, fastest first, and the flags that the operating system lists for them.
 
 The levels of x86-64 are those of its ABI (x86-64 psABI, table 3.1: Micro-Architecture Levels).
 """
@@ -24,7 +24,10 @@ _VARYING = ("processor", "cpu mhz", "core id", "apicid", "initial apicid", "phys
 
 
 def find_targets() -> list[str]:
-    """Return the names of the targets whose code this processor runs, fastest first; none if Linux does not say."""
+    """Return the names of the targets whose code this processor can run, fastest first.
+
+    On x86-64, there are none if Linux does not list the processor's flags.
+    """
     words = {*_read_cpuinfo().get("flags", "").split(), *_read_cpuinfo().get("features", "").split()}
     return [name for name, flags in TARGETS.get(platform.machine(), {}).items() if flags <= words]
 
@@ -36,7 +39,7 @@ def describe_processor() -> str:
 
 @cache
 def _read_cpuinfo() -> dict[str, str]:
-    """Return what Linux says of the first processor, without what differs between processors of a machine."""
+    """Return the first processor's entry in /proc/cpuinfo, without values that differ between processors."""
     found: dict[str, str] = {}
     try:
         with _CPUINFO.open(encoding="utf-8", errors="replace") as lines:

@@ -1,1 +1,1 @@
-"""The sources of packing: directories, and the datasets of other tools."""
+"""Scan and read the sources of a pack: directories and other tools' datasets."""

@@ -1,4 +1,4 @@
-"""Scan a directory of images, and refuse one that looks different from its layout. No file is opened."""
+"""Scan a directory of images without opening files, and refuse a directory that does not look like its layout."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ COMPANIONS = re.compile(
 )
 
 _NOISE = {"bit", "coarse", "dir", "fine", "folder", "left", "right", "tr", "ts"}
-"""Words that may stand beside these: img_dir, leftImg8bit, gtFine, imagesTr."""
+"""Words that may accompany the words above: img_dir, leftImg8bit, gtFine, imagesTr."""
 
 COPIES = {"s3": "aws s3 sync {} {}", "gs": "gcloud storage rsync --recursive {} {}"}
 """The command that copies a directory from a URL, by the URL's scheme."""
@@ -83,7 +83,7 @@ def scan_directory(src: Path, dst: Location, options: PackOptions) -> SourceScan
     """Find the samples in ``src/class/…/name.jpg``, or in a flat directory ``src/name.jpg``.
 
     Error messages name the file that prevents the pack, and commands that pack into ``dst``. Without class names, the
-    sorted names of the class folders, or those in the file of labels, define the labels.
+    sorted names of the class folders, or the names in the label file, define the labels.
     """
     if not src.is_dir():
         raise PackError(f"the source {src} {'is not a directory' if src.exists() else 'does not exist'}")
@@ -151,7 +151,7 @@ def _refuse_splits(
         _refuse_merged_splits(src, dst, folders, options.main_fields, text, has_classes=has_classes)
     elif has_classes and all(folder.path.partition("/")[0] == name for folder in folders):
         raise PackError(
-            f"the split {name!r} of {src} would be a class, because its folder is where those of classes are. Pack "
+            f"the split {name!r} of {src} would be a class, because its folder is at the level of class folders. Pack "
             f"this folder:\n  shardio pack {quote(src / name)} {quote(dst)}"
         )
 
@@ -210,7 +210,7 @@ def _check_sizes(table: FileTable) -> None:
         row = int(np.searchsorted(table.first_files, file_index, side="right")) - 1
         for file in table.sample(row).files.values():
             if file.size < 0:
-                os.stat(file.path)  # noqa: PTH116  # It raises the error.
+                os.stat(file.path)  # noqa: PTH116  # This call raises the error.
             elif file.size > MAX_MEMBER:
                 raise PackError(f"{file.path} has {file.size} bytes, {TOO_LARGE}")
 
@@ -245,7 +245,7 @@ def _select_split(
     if not any(_has_main(folder, main) for folder in found):
         _, splits = _find_splits(folders, main)
         there = f"it holds the splits {_join(splits)}" if splits else "it holds no splits: omit the option"
-        raise PackError(f"no folder of {src} with files to pack is called {name!r}, as --source-split says: {there}")
+        raise PackError(f"no folder of {src} with files to pack has the name {name!r} (--source-split): {there}")
     return found
 
 
@@ -290,7 +290,7 @@ def _refuse_merged_splits(
 ) -> None:
     """Raise PackError, with the right commands, if splits of a dataset would become one dataset."""
     parent, splits = _find_splits(folders, main)
-    if not splits or (not parent and has_classes):  # Then the splits would be classes, which is another error.
+    if not splits or (not parent and has_classes):  # Splits as classes are another error.
         return
     options = f" {options}" if options else ""
     lines = [
@@ -312,7 +312,7 @@ def _refuse_ambiguous_layouts(
     """Raise PackError, with the right command, if the files look like a layout other than class folders.
 
     Images in different class folders may have the same names, so files count as pairs only if the names of their
-    folders also suggest it.
+    folders also suggest pairs.
     """
     _refuse_splits_as_classes(src, dst, folders, main)
     _refuse_companions_of_split(src, folders, main)
@@ -442,13 +442,13 @@ def _refuse_companions_of_split(src: Path, folders: Sequence[FolderFiles], main:
             if other.startswith(split) and _is_named(COMPANIONS, other):
                 raise PackError(
                     f"{src} holds {_join([split, other])}: these look like two files for each sample, not two classes. "
-                    f"Move them into a folder of their own, rename {split}/ to images/ and {other}/ to masks/ there, "
+                    f"Move them into a separate folder, rename {split}/ to images/ and {other}/ to masks/ there, "
                     f"and pass --layout pairs. {OR_CONFIRM}"
                 )
 
 
 def _are_common_numbers(stems: frozenset[str], others: Sequence[set[str]]) -> bool:
-    """Return whether stems differ only in numbers and most other folders have them, so that they do not show pairs."""
+    """Return whether stems differ only in numbers and occur in most other folders. They do not indicate pairs."""
     num_with_same = sum(2 * len(stems & other) >= min(len(stems), len(other)) for other in others)
     return len({re.sub(r"[0-9]+", "", stem) for stem in stems}) == 1 and 2 * num_with_same > len(others)
 

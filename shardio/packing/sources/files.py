@@ -1,4 +1,4 @@
-"""Samples whose fields are files: the table of them, and how the files of a directory are grouped into samples."""
+"""Group the files of a directory into samples, and keep them in a table."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ PART = 4096
 """The number of samples whose names are hashed together."""
 
 JSON_FIELD = "json"
-"""The field of a table's columns that are neither paths nor labels nor keys."""
+"""The field for those columns of a table that are not paths, labels or keys."""
 
 _AS_FIELDS = (
-    "If they are fields of one sample, as an image and its mask are, name their suffixes, that of the image first, "
-    "such as --fields jpg,png (fields=['jpg', 'png'])"
+    "If they are fields of one sample, such as an image and its mask, list their suffixes, starting with the image's: "
+    "--fields jpg,png (fields=['jpg', 'png'])"
 )
 """The remedy for images with the same stem that belong together."""
 
 
 class FileName(NamedTuple):
-    """The field of a file, and the prefix and the suffix that make its path of its sample's stem."""
+    """The field of a file, and the prefix and the suffix that turn its sample's stem into its path."""
 
     field: str
     prefix: str
@@ -73,17 +73,17 @@ class FileTable:
 
     Attributes:
         root: The directory of the source, as a string that ends in a slash.
-        home: The start of all files' paths: ``root``, or nothing.
-        keys: Their keys.
-        stems: Their files' paths after ``home``, without prefix and suffix. They usually equal the keys.
+        home: The prefix of all files' paths: ``root``, or nothing.
+        keys: The keys of the samples.
+        stems: The paths of their files after ``home``, without prefix and suffix. Stems usually equal the keys.
         kinds: The kinds of samples: for each, the names of its files, sorted by field.
         kind_ids: int32 [n], the kind of each sample.
         first_files: int64 [n + 1], the place of each sample's first file in ``sizes`` and ``mtimes_ns``.
         sizes: int64 [m], the sizes of all files in bytes.
         mtimes_ns: int64 [m], their modification times in nanoseconds.
         labels: int64 [n], the label of each sample; None if the samples have none.
-        json: The contents of the fields ``json`` that are not files, end to end; None if the samples have none.
-        json_bounds: int64 [n + 1], the offsets in ``json`` at which they start and stop.
+        json: The concatenated contents of the ``json`` fields that are not files; None if the samples have none.
+        json_bounds: int64 [n + 1], the offsets in ``json`` at which the contents start and stop.
     """
 
     root: str
@@ -107,7 +107,7 @@ class FileTable:
         return int(self.sizes.sum()) + len(self.json or b"")
 
     def select(self, rows: NDArray[np.int64]) -> FileTable:
-        """Return some samples of a directory, int64 [k], without labels."""
+        """Return the given rows, int64 [k], of a table without labels."""
         counts = np.diff(self.first_files)[rows]
         first_files = np.concatenate([[0], np.cumsum(counts)])
         files = np.arange(first_files[-1]) + np.repeat(self.first_files[rows] - first_files[:-1], counts)
@@ -190,7 +190,7 @@ def header_sizes(keys: Sequence[str], field: str, sizes: NDArray[np.int64]) -> N
 
 
 class Pairing:
-    """Finds the sample of each file by means of the images.
+    """Matches each file to the sample of its image.
 
     A name may contain the name of its top folder, and more words after it, as in Cityscapes:
     ``leftImg8bit/x_leftImg8bit.png`` and ``gtFine/x_gtFine_labelIds.png`` belong to ``x``. Companions may be in folders
@@ -218,7 +218,7 @@ class Pairing:
         self.stems = frozenset(inner + (_cut(stem, images)[0] if self._cuts_images else stem) for inner, stem in found)
 
     def match(self, folder: str, name: str) -> tuple[str, FileName]:
-        """Return the stem of a file's sample, and the file's name in it. The field is empty without a suffix.
+        """Return the stem of a file's sample, and the file's name in that sample. The field is empty without a suffix.
 
         If the sample has no image, its stem is not among ``stems``.
         """
@@ -244,19 +244,19 @@ class Pairing:
 
 
 def split_suffix(name: str) -> tuple[str, str]:
-    """Split a file's name before its last dot. Like a path's suffix, it is empty if the name ends with the dot."""
+    """Split a file's name before its last dot. The suffix is empty if the name ends with a dot, as in pathlib."""
     stem, dot, suffix = name.rpartition(".")
     return (stem, dot + suffix) if stem and suffix else (name, "")
 
 
 def _inner(folder: str) -> str:
-    """Return the part of a folder's path below its top folder, with a slash at its end if there is any."""
+    """Return the part of a folder's path below its top folder, with a trailing slash unless it is empty."""
     inner = folder.partition("/")[2]
     return f"{inner}/" if inner else ""
 
 
 def _cut(stem: str, top: str) -> tuple[str, str]:
-    """Split a stem before the name of the top folder. The second part is empty without that name."""
+    """Split a stem before the name of the top folder. The second part is empty if the stem lacks that name."""
     found = _pattern(top).search(stem)
     return (stem[: found.start()], stem[found.start() :]) if found is not None and found.start() else (stem, "")
 
@@ -279,19 +279,19 @@ def is_main(name: str, main: Collection[str]) -> bool:
 
 
 def find_main_stems(folder: FolderFiles, main: Collection[str]) -> frozenset[str]:
-    """Return the stems of a folder's main files without a dot in their stem: a.mask.png can belong to a.jpg."""
+    """Return the stems of a folder's main files, except stems with a dot: a.mask.png can belong to a.jpg."""
     stems = (split_suffix(name)[0] for name in folder.names if is_main(name, main))
     return frozenset(stem for stem in stems if "." not in stem)
 
 
 _File = tuple[FileName, int, int]
-"""A file of a sample: its name, size and time. (A NamedTuple takes seven times as long to make.)"""
+"""A file of a sample: its name, size and time. (Creating a NamedTuple takes seven times as long.)"""
 
 
 def group_files(
     src: Path, folders: Sequence[FolderFiles], images: str | None, options: PackOptions
 ) -> tuple[FileTable, list[str], list[str]]:
-    """Group the files of a source into samples. ``images`` is the folder of images in the layout ``pairs``, if any.
+    """Group the files of a source into samples. ``images`` is the image folder of layout ``pairs``, if any.
 
     Returns:
         The samples that have a main field; the paths of all other files, relative to ``src``; and the keys that end in
@@ -418,7 +418,7 @@ class _Grouping:
             self._mtimes.append(mtime_ns)
 
     def _make_name(self, suffix: str) -> FileName:
-        # Files with one suffix share the object.
+        # All files with this suffix share the object.
         return self._names.setdefault(suffix, FileName(suffix[1:].lower(), "", suffix))
 
     def _make_key(

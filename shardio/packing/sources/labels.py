@@ -30,7 +30,7 @@ from shardio.storage import parse_location
 from shardio.values import parse_json
 
 ALL_SPLITS = "all"
-"""The choice of a split that packs all splits as one dataset."""
+"""The value of ``source_split`` that packs all splits as one dataset."""
 
 Row = dict[str, Any]
 """The values of a row by column. In CSV, all values are text."""
@@ -44,8 +44,8 @@ _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*|\.[0-9]+[eE][+-]?[0-9]+)?")
 def split_of(column: str, value: Any) -> str | None:
     """Return the split that a value of a column names: "" if the value is missing, None if it names no split.
 
-    A column such as ``is_train`` has 0 and 1, or false and true. Rows that are not for training are for tests. Rows
-    that are not for tests, or not for validation, are for training.
+    A column such as ``is_train`` has 0 and 1, or false and true. Rows that are not for training count as test rows.
+    Rows that are not for testing, or not for validation, count as training rows.
 
     >>> split_of("set", "val"), split_of("is_train", 1), split_of("is_train", "0"), split_of("is_val", False)
     ('val', 'train', 'test', 'train')
@@ -76,7 +76,7 @@ def select_files(
         may_be_column: Whether files without splits in their names may have a column of splits.
 
     Raises:
-        PackError: If the files are of several splits, and none is chosen, or there is no such split.
+        PackError: If the files belong to several splits and none is chosen, or the chosen split does not exist.
     """
     splits = group_by_split(path.name for path in paths)
     if chosen is None and len(splits) > 1:
@@ -85,12 +85,12 @@ def select_files(
         return paths
     if chosen not in splits:
         there = f"it holds the splits {', '.join(sorted(splits))}" if splits else "omit the option"
-        raise PackError(f"no file of {src} has {chosen!r} in its name, as --source-split says: {there}")
+        raise PackError(f"no file of {src} has the split {chosen!r} (--source-split) in its name: {there}")
     return [path for path in paths if path.name in splits[chosen]]
 
 
 class SplitColumn:
-    """Finds the column of a table whose values are the names of splits, and selects the rows of one.
+    """Finds the column of a table whose values are the names of splits, and selects the rows of one split.
 
     Args:
         src: The table.
@@ -125,7 +125,7 @@ class SplitColumn:
             has_selected_files: Whether the choice may have selected files rather than rows.
 
         Raises:
-            PackError: If they do not.
+            PackError: If the rows belong to several splits, or the choice does not select rows.
         """
         found = self._find_values()
         if self._chosen is None:
@@ -140,10 +140,10 @@ class SplitColumn:
                 raise PackError(f"--source-split {self._chosen} does not select rows of {self._src}: {there}")
 
     def describe_mixture(self) -> str | None:
-        """Return a description of a column that says that the rows are of several splits; None if there is none."""
+        """Return a message about a column that assigns the rows to several splits; None if there is none."""
         for name, splits in self._find_values().items():
             if len(splits) > 1:
-                return f"the column {name!r} of {self._src} says that rows are of the splits {', '.join(splits)}"
+                return f"the column {name!r} of {self._src} says that rows belong to the splits {', '.join(splits)}"
         return None
 
     def _find_values(self) -> dict[str, list[str]]:
@@ -152,13 +152,13 @@ class SplitColumn:
 
 def _explain_choice(what: str) -> PackError:
     return PackError(
-        f"{what}. Pack each one, such as by --source-split train (source_split='train'), or all of them as one dataset "
-        f"by --source-split {ALL_SPLITS}"
+        f"{what}. Pack each split with an option such as --source-split train (source_split='train'), or all splits as "
+        f"one dataset with --source-split {ALL_SPLITS}"
     )
 
 
 class Described(Protocol):
-    """A dataset whose records have names in messages."""
+    """A dataset that describes its records for messages."""
 
     def describe(self, row: int) -> str: ...
 
@@ -174,7 +174,7 @@ def make_keys(
     """Return the keys of records, given the values of the key column.
 
     Args:
-        records: Names the records in messages.
+        records: Describes the records for messages.
         values: Keys (``cats/0001``) or paths of images (``cats/0001.jpg``), one for each record.
         rename_dots: Whether each dot in the last part of a key becomes an underscore.
         where: The place of the values, for messages.
@@ -207,7 +207,7 @@ def without_image_suffix(path: str) -> str:
 
 
 def separate_equal_stems(paths: Sequence[str]) -> dict[str, str]:
-    """Return the keys, by path, of images whose paths differ only in the suffix: a_jpg of a.jpg, a_png of a.png."""
+    """Return the keys, by path, of images whose paths differ only in the suffix: a_jpg for a.jpg, a_png for a.png."""
     groups = defaultdict[str, set[str]](set)
     for path in paths:
         groups[without_image_suffix(path)].add(path)
@@ -267,7 +267,7 @@ def _split_csv(text: str) -> Iterator[list[str]]:
 
 
 def _read_some(reader: Iterator[list[str]], longest: int) -> list[list[str]]:
-    """Return the next rows. Python's limit of a field's size holds for the whole process, so it is raised only here."""
+    """Return the next rows. The csv module's limit on field sizes is process-wide, so it is raised only here."""
     with _limit_lock():
         limit = csv.field_size_limit(longest)
         try:
@@ -309,7 +309,7 @@ def _read_parquet(path: Path, columns: Sequence[str] | None) -> Iterator[Row]:
 def holds_contents(path: Path) -> bool:
     """Return whether a Parquet file has a column with the contents of files: bytes, or bytes with a path.
 
-    A file that cannot be read may have one.
+    Return True if the file cannot be read.
     """
     try:
         import pyarrow.parquet
@@ -341,14 +341,14 @@ TABLE_SUFFIXES = tuple(_READERS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelFile:
-    """A file of labels.
+    """A label file.
 
     Attributes:
         path: The file: ``.csv``, ``.jsonl`` or ``.parquet``.
         key_column: The column with keys (``cats/0001``) or paths (``cats/0001.jpg``) below the source; None for the
             first of two columns.
         label_column: The column with labels: class names, or integers; None for the second of two columns.
-        may_mix_splits: Whether the samples may be of several splits, according to a further column.
+        may_mix_splits: Whether the samples may belong to several splits, according to another column.
     """
 
     path: Path
@@ -365,9 +365,9 @@ def find_labels(
     Args:
         file: The file. Rows for other samples are allowed: one file may label several directories.
         keys: The keys of the samples. Each sample needs a label.
-        classes: The class names that define the labels; by default, the sorted names in the file. Integers are labels
-            by themselves.
-        names: The keys by other names of samples, which the file may have instead.
+        classes: The class names that define the labels; by default, the sorted names in the file. Integers are used as
+            labels directly.
+        names: The keys of samples by other names that the file may use.
 
     Returns:
         int64 [n], and the class names by label; none if the file has integers.
@@ -393,7 +393,7 @@ def number_labels(
 
     Args:
         path: The source of the labels.
-        values: All labels there: class names, or integers, which are labels by themselves.
+        values: All labels in that source: class names, or integers, which are used directly.
         wanted: The labels of the samples.
         classes: The class names that define the labels; by default, the sorted names among ``values``.
 
@@ -420,7 +420,7 @@ def number_labels(
         if _NUMBER.fullmatch(name) and (number := Decimal(name)) in integers and number != label:
             raise PackError(
                 f"{path} has the label {number}, but the class {name!r} has the label {label}: omit --classes "
-                "(classes=…) to take the numbers as labels, or use class names that are not numbers"
+                "(classes=…) to use the numbers as labels, or use class names that are not numbers"
             )
     try:
         numbers = number_classes(names, classes or names, str(path))
@@ -432,7 +432,7 @@ def number_labels(
 
 def _read_labels(file: LabelFile, names: Mapping[str, str], wanted: Collection[str]) -> dict[str, str | int]:
     if file.path.suffix.lower() not in TABLE_SUFFIXES:
-        raise PackError(f"{file.path} is not a file of labels: pass a {', '.join(TABLE_SUFFIXES)} file")
+        raise PackError(f"{file.path} is not a label file: pass a {', '.join(TABLE_SUFFIXES)} file")
     labels, rows = dict[str, str | int](), dict[str, int]()
     key_column, label_column = file.key_column, file.label_column
     split: SplitColumn | None = None
@@ -462,7 +462,7 @@ def _read_labels(file: LabelFile, names: Mapping[str, str], wanted: Collection[s
                 split = split or SplitColumn(file.path, None, (key_column, label_column))
                 split.selects(row)
     except (OSError, ValueError, csv.Error) as error:
-        raise PackError(f"{file.path} cannot be read as a file of labels: {error}") from error
+        raise PackError(f"{file.path} cannot be read as a label file: {error}") from error
     if not labels:
         raise PackError(f"{file.path} has no rows")
     if split is not None and (mixture := split.describe_mixture()) is not None:
@@ -477,18 +477,18 @@ def _choose_columns(file: LabelFile, names: Sequence[str]) -> tuple[str, str]:
     if len(names) == 2 and file.key_column is None and file.label_column is None:
         return names[0], names[1]
     raise PackError(
-        f"{file.path} has the columns {', '.join(map(str, names))}: name the one with the images and the one with the "
-        "labels by --key-column and --label-column (key_column, label_column)"
+        f"{file.path} has the columns {', '.join(map(str, names))}: specify the columns of images and labels with "
+        "--key-column and --label-column (key_column, label_column)"
     )
 
 
 def read_label(value: Any) -> str | int | None:
     """Return a label: an integer, a class name without spaces around it, or None if it is missing.
 
-    A label may be an integer of any type, or as text (``3``, ``3.0``). Empty text and NaN are missing labels.
+    An integer may be of any numeric type, or text (``3``, ``3.0``). Empty text and NaN are missing labels.
 
     Raises:
-        ValueError: If it is another number, or of another type. The message continues "row 7 has …".
+        ValueError: If the value is not an integer, or has another type. The message continues "row 7 has …".
     """
     if type(value) is int or value is None:
         return value

@@ -1,4 +1,4 @@
-"""Chunks of Lightning's LitData (the package ``litdata``), which reads them."""
+"""Pack the chunks of Lightning's LitData, which the package ``litdata`` reads."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ CONTENTS = dict.fromkeys(("bytes", "file", "image", "mesh", "pil"), "") | {
     "tifffile": "tif",
     "video": "mp4",
 }
-"""The formats of contents, and the suffix of each if the format does not name one, as in ``image:png``."""
+"""The formats of file contents, and their default suffixes. A format such as ``image:png`` names another suffix."""
 
 LISTS = ("jpeg_array",)
-"""The formats of several images."""
+"""The formats of lists of images."""
 
 ARRAYS = ("no_header_numpy", "no_header_tensor", "numpy", "tensor")
 """The formats of arrays."""
@@ -80,7 +80,7 @@ class _Leaf:
 
     @property
     def suffix(self) -> str:
-        """The suffix of a content, "" if it is unknown."""
+        """The suffix of the content, "" if it is unknown."""
         return self.format.partition(":")[2].lower() or CONTENTS[self.kind]
 
     def get(self, sample: Any) -> Any:
@@ -117,11 +117,11 @@ def _find_leaves(src: Path, config: Mapping[str, Any]) -> tuple[_Leaf, ...]:
 
 
 def _find_keys(src: Path, spec: Mapping[str, Any], keys: tuple[Hashable, ...]) -> Iterator[tuple[Hashable, ...]]:
-    """Yield the keys of each value in a specification of LitData (``TreeSpec``)."""
+    """Yield the keys of each value in a LitData specification (``TreeSpec``)."""
     if spec["type"] is None:
         yield keys
         return
-    if spec["type"] not in _NODES:  # LitData imports a module that the specification of some types names.
+    if spec["type"] not in _NODES:  # LitData would import the module that a specification of another type names.
         raise PackError(
             f"samples of {src} contain a {spec['type']}: only dictionaries, lists and tuples can be packed. Read the "
             "samples with LitData, and pack an iterable of them"
@@ -133,7 +133,7 @@ def _find_keys(src: Path, spec: Mapping[str, Any], keys: tuple[Hashable, ...]) -
 
 
 def find_labels(leaves: Sequence[_Leaf]) -> list[str]:
-    """Return the names of labels: an integer or text with a usual name, or the second value in (image, label)."""
+    """Return the names of possible labels: plain values with a usual name, or the second value of (image, label)."""
     found = [leaf.name for leaf in leaves if leaf.name in _LABELS and leaf.kind in PLAIN]
     if [leaf.keys for leaf in leaves] == [(0,), (1,)] and leaves[0].kind in CONTENTS and leaves[1].kind == "int":
         found = [leaves[1].name]
@@ -192,9 +192,9 @@ class _Reader:
 
 
 class _Items:
-    """The items of LitData's own reader.
+    """Reads items with LitData's ``PyTreeLoader``.
 
-    It is not ``StreamingDataset``, which replaces compressed chunks by decompressed ones in their folder.
+    LitData's ``StreamingDataset`` would replace compressed chunks with decompressed ones in their folder.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class _Items:
         except Exception as error:  # LitData checks little.
             let_through(error)
             raise PackError(f"{path / INDEX} is invalid: {describe_error(error)}. Create it again") from error
-        # Otherwise it reads whole chunks: LitData expects an order in which their samples are neighbours.
+        # By default, LitData reads whole chunks: it expects all samples of a chunk to be read in turn.
         self._loader.set_mmap_allowed_chunks(set(range(len(series.names))))
         self._loader.set_posix_fast(True, keep=_NUM_MAPPED, willneed=False)
 
@@ -316,7 +316,7 @@ def _read_values(records: _Chunks) -> dict[str, list[Any]]:
             sample = items.load(row)
             for leaf in wanted:
                 found[leaf.name].append(_as_plain(leaf.get(sample)))
-    except Exception as error:  # LitData has no class of errors for damaged samples.
+    except Exception as error:  # LitData has no error class for damaged samples.
         let_through(error)
         raise PackError(
             f"{records.describe(row)} of {records.path} cannot be read: {describe_error(error)}. Download or create "

@@ -1,4 +1,4 @@
-"""LMDB environments whose entries are files: named images with fields, or pairs for text recognition."""
+"""Pack LMDB environments whose entries are files: named images with fields, or pairs for text recognition."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _MAGIC = b"\xde\xc0\xef\xbe"
 """LMDB's magic number, at byte 16 of its file."""
 
 _PROBED = 100
-"""The number of values without a suffix in their name that are examined before packing starts."""
+"""The maximum number of entries without a suffix whose values are examined before packing starts."""
 
 _PICKLE = re.compile(rb"\x80[\x02-\x05].*\.", re.DOTALL)
 """A pickle of protocol 2 or later. No image has this signature."""
@@ -62,7 +62,7 @@ class _Entries:
     Attributes:
         keys: The keys of the samples.
         sizes: int64 [n], the size of each sample's values in bytes.
-        names: The names of all entries, end to end.
+        names: The concatenated names of all entries.
         bounds: int64 [m + 1], the offsets in ``names`` at which the names start and stop.
         first_entries: int64 [n + 1], the place of each sample's first entry.
         fields: The names of all fields.
@@ -167,7 +167,7 @@ class _EntryNames:
         return self.finish()
 
     def _end_group(self) -> None:
-        """Add the samples whose names begin with the same stem up to its first dot."""
+        """Add the samples of the entries whose names are equal up to the first dot."""
         group, self._group = self._group, []
         if not group:
             return
@@ -212,7 +212,7 @@ class _EntryNames:
         try:
             check_key(key)
             for _, field in entries:
-                if field and field not in self._fields:  # The others have been checked.
+                if field and field not in self._fields:  # Known fields have been checked.
                     check_name(key, field)
         except ValueError as error:
             self._errors.append(f"{entries[0][0].name!r} cannot be packed: {error}")
@@ -292,7 +292,7 @@ class LmdbEnvironment(PackSource):
         return Evidence(src) if is_lmdb else None
 
     def scan(self, src: Path, options: PackOptions) -> SourceScan:
-        """Scan an LMDB environment. Names become keys, and their suffixes fields; values are not decoded.
+        """Scan an LMDB environment. Names become keys, their suffixes become fields, and values are not decoded.
 
         Raises:
             PackError: If it cannot be read, or holds values that are not files.

@@ -1,4 +1,4 @@
-"""Datasets in the format MDS of MosaicML Streaming (the package ``mosaicml-streaming``), which reads them."""
+"""Pack datasets in the MDS format of MosaicML Streaming, which the package ``mosaicml-streaming`` reads."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ INDEX = "index.json"
 _SPLITS = ("train", "val", "valid", "validation", "test")
 
 _CONTENTS = {"bytes": "", "jpeg": "jpg", "pil": "", "png": "png"}
-"""The encodings of contents, and the suffix of each."""
+"""The encodings of file contents, and the suffix of each."""
 
 _LISTS = {"jpeg_array": 0, "jpegarray": 0, "list[jpeg]": 4, "list[pil]": 4, "list[png]": 4}
-"""The encodings of several images, and the number of bytes before their count."""
+"""The encodings of lists of images, and the number of bytes before the count of images."""
 
 _PLAIN = (
     *("json", "str", "str_decimal", "str_float", "str_int", "int", "float16", "float32", "float64"),
@@ -44,17 +44,17 @@ _PLAIN = (
 """The encodings of values for the ``json`` field."""
 
 _LABELS = ("label", "class", "y")
-"""The columns with labels in the documentation of Streaming and in its datasets for images."""
+"""The usual names of label columns, from Streaming's documentation and image datasets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexKind:
-    """The signs of a tool's ``index.json``.
+    """The features that identify a tool's ``index.json``.
 
     Attributes:
         entries: The name of the list of files in the JSON object.
         key: A key of each object in that list.
-        pattern: The pattern of files that stand beside an ``index.json``, by which a damaged one is recognised.
+        pattern: The pattern of the files beside ``index.json``. They identify the tool if ``index.json`` is damaged.
     """
 
     entries: str
@@ -68,7 +68,7 @@ _KIND = IndexKind(entries="shards", key="column_encodings", pattern="*.mds*")
 def split_contents(value: bytes) -> list[bytes]:
     """Return the contents in a value that MosaicML Streaming and LitData write for a list of images.
 
-    The value has the number of contents and the size of each one, as uint32, and then the contents.
+    The value consists of the number of contents and the size of each content, as uint32, and then the contents.
 
     Raises:
         ValueError: If the sizes do not match.
@@ -111,7 +111,7 @@ def read_index(src: Path, kind: IndexKind) -> Mapping[str, Any]:
 
 @contextmanager
 def invalid_index_is_an_error(src: Path) -> Iterator[None]:
-    """Raise PackError if the block finds that a value of ``index.json`` is missing or has another type."""
+    """Raise PackError if the block finds that a value of ``index.json`` is missing or has the wrong type."""
     try:
         yield
     except (AttributeError, KeyError, TypeError) as error:
@@ -148,7 +148,7 @@ def find_files(
 ) -> tuple[tuple[SourceFile, ...], TemporaryFolder | None]:
     """Return the files of a dataset, and the folder with decompressed files if there are any.
 
-    Both tools leave decompressed files beside the compressed ones. These are used.
+    Both tools leave decompressed files beside the compressed files. This function uses them.
 
     Args:
         src: The dataset.
@@ -207,10 +207,10 @@ def _matches(folder: Path, kind: IndexKind) -> bool:
 class TemporaryFolder:
     """A folder that is removed with this object, or when the process that made it ends.
 
-    Worker processes receive a copy of this object, which leaves the folder alone.
+    Worker processes receive copies of this object, which do not remove the folder.
 
     Args:
-        num_bytes: The size of the files that it will hold.
+        num_bytes: The total size of the files that the folder has to hold.
         src: The source of these files, for messages.
 
     Attributes:
@@ -257,7 +257,7 @@ def _unpack(src: Path, dst: Path, num_bytes: int, decompress: Callable[[bytes], 
 
 
 def _remove(path: Path, process: int) -> None:
-    if os.getpid() == process:  # A fork of the process must not remove it.
+    if os.getpid() == process:  # A forked process must not remove the folder.
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -270,7 +270,7 @@ class IndexedRecords:
         files: Its files.
         series: Its files of samples.
         columns: The roles of its columns.
-        unpacked: The folder of the files that are decompressed.
+        unpacked: The folder of decompressed files; None if there are none.
     """
 
     path: Path
@@ -286,7 +286,7 @@ class IndexedRecords:
 
 @contextmanager
 def any_error_is_a_value_error() -> Iterator[None]:
-    """Raise ValueError for any error of the block: neither tool has a class of errors for damaged samples."""
+    """Raise ValueError for any error in the block: neither tool has an error class for damaged samples."""
     try:
         yield
     except Exception as error:

@@ -1,7 +1,7 @@
-"""Samples that are records of another tool's dataset: a row of a table, an entry of a database, a sample of a tar.
+"""Pack the records of another tool's dataset: rows of a table, entries of a database, samples of a tar.
 
-The adapters in this folder share the steps from a scan to samples, the encoding of values, the choice of columns, and
-the ``index.json`` that LitData and MosaicML Streaming write.
+This module holds the code that the adapters in this folder share: the steps from a scan to samples, the choice of
+columns, and the names of fields.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from shardio.sample import Sample
 from shardio.shards import BLOCK, LABEL_FIELD
 
 IMAGE = ""
-"""The name of a record's field that holds an image. The field gets the name of the image's format."""
+"""A placeholder for the name of a field that holds an image. The image's format determines the stored name."""
 
 
 class RecordReader(Protocol):
     """Reads records in one process."""
 
     def read(self, row: int) -> Mapping[str, bytes]:
-        """Return the fields of a record, without the label. The name ``IMAGE`` stands for that of an image's format.
+        """Return the fields of a record, without the label. ``IMAGE`` is a placeholder for the image's format.
 
         Raises:
             OSError, ValueError: If the record cannot be read.
@@ -52,7 +52,7 @@ class RecordReader(Protocol):
 
 
 class Records(Protocol):
-    """A dataset of another tool. It holds only paths and names: worker processes receive it and open the dataset."""
+    """Another tool's dataset. It holds only paths and names: worker processes receive it and open the dataset."""
 
     @property
     def path(self) -> Path:
@@ -60,7 +60,7 @@ class Records(Protocol):
 
     @property
     def files(self) -> tuple[SourceFile, ...]:
-        """Its files at the time of the scan."""
+        """The dataset's files at the time of the scan."""
 
     def open(self) -> RecordReader:
         """Open the dataset in this process. It stays open until another dataset is opened, or the process ends."""
@@ -108,7 +108,7 @@ class _RecordSample:
             found = _opened.get(self.records).read(self.row)
             fields = {name or find_field(content): content for name, content in found.items()}
             for name in fields:
-                check_field(self.key, name)  # It comes from the name of a column.
+                check_field(self.key, name)  # The name comes from a column.
         except (OSError, ValueError) as error:
             what = self.records.describe(self.row)
             raise PackError(f"{what} of {self.records.path} cannot be read: {error}") from error
@@ -122,14 +122,14 @@ class _RecordSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordTable:
-    """The records of a dataset in its order: see :class:`~shardio.packing.sources.source.SourceTable`.
+    """The records of a dataset in order: see :class:`~shardio.packing.sources.source.SourceTable`.
 
     Attributes:
         records: The dataset.
         keys: The keys of the records.
         sizes: int64 [n], the size of each record's fields in bytes.
         tar_sizes: int64 [n], the size of each record in a tar in bytes.
-        labels: int64 [n]; None if the records have none, or have them among their fields.
+        labels: int64 [n], the labels; None if the records have no labels, or have a label field.
     """
 
     records: Records
@@ -173,10 +173,10 @@ class RecordTable:
 
 
 def scan_records(found: RecordScan, options: PackOptions) -> SourceScan:
-    """Convert the result of an adapter to the scan of a source.
+    """Convert an adapter's scan to the scan of a source.
 
     Raises:
-        PackError: If keys or labels are missing, equal or invalid.
+        PackError: If keys or labels are missing or invalid, or two records have the same key.
     """
     path, num_records = found.records.path, len(found.sizes)
     if not num_records:
@@ -214,19 +214,19 @@ def number_labels_of_records(
     keys: Sequence[str],
     other_names: Mapping[str, str] | None = None,
 ) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
-    """Return the labels of selected records, int64 [k], and the class names; no labels if no selected one has a label.
+    """Return the labels of selected records, int64 [k], and the class names; no labels if no selected record has one.
 
-    Without given class names, they are those of all records, so that all splits number their classes in the same way.
+    By default, the class names come from all records, and all splits number their classes in the same way.
 
     Args:
         path: The dataset, for messages.
-        records: Names the records in messages.
+        records: Describes the records for messages.
         values: The label of each record, an integer or a class name; None if the records have none.
         names: The class names by label, if the dataset has them.
-        options: The options of the pack: a file of labels, and class names.
-        is_selected: bool [n], the records.
-        keys: The keys of the selected records, which a file of labels names.
-        other_names: The keys by other names of records, which a file of labels may have instead.
+        options: The options of the pack, including a label file and class names.
+        is_selected: bool [n], whether each record is selected.
+        keys: The keys of the selected records, for the label file.
+        other_names: The keys of records by other names that a label file may use.
 
     Raises:
         PackError: If a label is missing or invalid, or class names and integers are mixed.
@@ -245,8 +245,8 @@ def number_labels_of_records(
         raise PackError(f"{records.describe(len(labels))} of {path} has {error}") from error
     rows = np.flatnonzero(is_selected).tolist()
     if all(labels[row] in (None, -1) for row in rows):
-        return None, ()  # Hugging Face's mark of a missing label is -1, which test sets have in all rows.
-    if names:  # Integers have names there, which may have other numbers here.
+        return None, ()  # Hugging Face marks a missing label with -1, as in all rows of a test set.
+    if names:  # The dataset names its integers. This pack may number the names differently.
         labels = [_name_label(names, label) for label in labels]
     wanted = list[int | str]()
     for row in rows:
@@ -270,15 +270,15 @@ def close_records() -> None:
 
 
 class _Opened:
-    """The dataset that is open in this process: opening one for each sample would be slow."""
+    """Keeps a dataset open in this process: opening it for each sample would be slow."""
 
     def __init__(self) -> None:
         self._records: Records | None = None
         self._reader: RecordReader | None = None
 
     def get(self, records: Records) -> RecordReader:
-        """Return the reader of a dataset, which is opened unless it is open already."""
-        # The samples of a shard share the object. Comparing the values takes long for thousands of files.
+        """Return the reader of a dataset. Open the dataset if it is not open."""
+        # The samples of a shard share this object. Comparing the values of thousands of files is slow.
         if self._reader is None or (records is not self._records and records != self._records):
             self.close()
             for file in records.files:
@@ -300,7 +300,7 @@ class Columns:
 
     Attributes:
         contents: The columns whose values are contents of files.
-        image: The column of images, whose field has only the name of the format, such as ``jpg``. The fields of other
+        image: The column of images. Its field is named after the format alone, such as ``jpg``. The fields of other
             contents have names such as ``depth.png``.
         label: The column with labels.
         key: The column with keys.
@@ -324,11 +324,12 @@ def choose_columns(
         names: The names of all columns.
         contents: The names of columns whose values are contents of files.
         labels: The names of columns that are labels by their type.
-        options: The columns that the caller has chosen. Without a choice, the images are in the only column of contents
-            or in ``image``, the labels are in the only column of labels or in ``label``, and samples are numbered.
+        options: The columns that the caller has chosen. By default, the images are in the only column of contents or in
+            ``image``, and the labels in the only column of labels or in ``label``. Without a key column, samples are
+            numbered.
 
     Raises:
-        PackError: If there is no such column, or the choice is not clear.
+        PackError: If a chosen column does not exist, or the choice is ambiguous.
     """
     chosen = {option: options.column_of_source(option) for option in COLUMNS}
     for option, name in chosen.items():
@@ -355,7 +356,7 @@ def choose_columns(
 
 
 def name_field(columns: Columns, name: str, content: bytes, suffix: str) -> str:
-    """Return the name of the field for a content; ``IMAGE`` if it is the sample's image.
+    """Return the name of the field for a file's content; ``IMAGE`` if it is the sample's image.
 
     Args:
         columns: The columns of the table.
@@ -375,7 +376,7 @@ def _choose(path: Path, candidates: Sequence[str], usual: str, option: str, what
         return usual
     if len(candidates) > 1:
         raise PackError(
-            f"several columns of {path} may hold the {what} ({', '.join(candidates)}): choose one by "
+            f"several columns of {path} may hold the {what} ({', '.join(candidates)}): choose one with "
             f"{describe_option(option)}"
         )
     return candidates[0] if candidates else None

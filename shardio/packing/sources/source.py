@@ -1,4 +1,4 @@
-"""The interface of a pack source: recognise and scan it, its samples and files, and the table of all kinds."""
+"""Define the interface of pack sources, of their samples and of their files, and list all kinds of sources."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SOURCES: Mapping[SourceKind, str] = {
     "lmdb": "lmdb:LmdbEnvironment",
     "files": "directory:Directory",
 }
-"""The module in this folder and the :class:`PackSource` of each kind, in the order in which they are looked for."""
+"""The module in this folder and the :class:`PackSource` of each kind, in the order of the search."""
 
 COLUMNS = ("image_column", "label_column", "key_column")
 
@@ -50,7 +50,7 @@ def describe_option(name: str) -> str:
 
 
 class Evidence(NamedTuple):
-    """A file that shows the kind of a source, and whether it holds samples. If not, the caller must choose the kind."""
+    """A file that shows the kind of a source, and whether it holds samples. If not, the user must choose the kind."""
 
     file: Path
     holds_samples: bool = True
@@ -59,13 +59,13 @@ class Evidence(NamedTuple):
 class PackSource(ABC):
     """A kind of dataset that can be packed: the interface that each module in this folder implements.
 
-    To add one, write a module with a subclass, and add its name to :data:`SourceKind` and :data:`SOURCES`.
-    :class:`shardio.testing.pack_source.PackSourceTests` checks it.
+    To add a kind, write a module with a subclass, and add its name to :data:`SourceKind` and :data:`SOURCES`.
+    :class:`shardio.testing.pack_source.PackSourceTests` checks the subclass.
 
     Attributes:
         what: Its name in messages, such as ``MDS shards``.
-        takes: The options that apply to it, among those that apply only to some kinds: see
-            :data:`OPTIONS_OF_KINDS`. A pack with another of these options is refused.
+        takes: The options in :data:`OPTIONS_OF_KINDS` that apply to it. A pack with another of these options is
+            refused.
     """
 
     what: ClassVar[str]
@@ -73,9 +73,9 @@ class PackSource(ABC):
 
     @abstractmethod
     def find(self, src: Path) -> Evidence | None:
-        """Return a file that shows that a path is such a dataset; None if it is another.
+        """Return a file that shows that a path is a dataset of this kind; None if it is not.
 
-        It must be quick, and must not fail if the path does not exist, or its files are damaged.
+        This method must be quick, and must not fail if the path does not exist or its files are damaged.
 
         Args:
             src: A file, a directory, or a pattern of files.
@@ -89,11 +89,11 @@ class PackSource(ABC):
         return :func:`~shardio.packing.sources.records.scan_records` of their records.
 
         Args:
-            src: The dataset, which ``find`` has recognised.
+            src: A dataset that ``find`` recognises.
             options: The options of the pack.
 
         Raises:
-            PackError: If it cannot be packed. The message says what the user can do.
+            PackError: If the dataset cannot be packed. The message tells the user what to do.
         """
 
 
@@ -102,7 +102,7 @@ class SourceSample(Protocol):
 
     @property
     def key(self) -> str:
-        """Its key."""
+        """The sample's key."""
 
     def read(self) -> Sample:
         """Return the sample with its fields.
@@ -113,7 +113,7 @@ class SourceSample(Protocol):
         """
 
     def problem(self, field: str, what: str) -> FileProblem:
-        """Return a problem of a field, with the place in the source that the field comes from."""
+        """Return a problem of a field, with the field's place in the source."""
 
 
 class SourceTable(Protocol):
@@ -125,7 +125,7 @@ class SourceTable(Protocol):
 
     @property
     def keys(self) -> Sequence[str]:
-        """Their keys, all different."""
+        """The keys of the samples. No two keys are equal."""
 
     @property
     def num_bytes(self) -> int:
@@ -137,7 +137,7 @@ class SourceTable(Protocol):
         """Return the size of each sample in a tar, in bytes, int64 [n]. It may be an estimate."""
 
     def digest(self) -> bytes:
-        """Return a hash of everything that decides the output: keys, labels, and the state of the source's files."""
+        """Return a hash of everything that determines the output: keys, labels, and the state of the source's files."""
 
     def take(self, rows: NDArray[np.int64]) -> Sequence[SourceSample]:
         """Return some samples.
@@ -152,7 +152,7 @@ class SourceTable(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceScan:
-    """The contents of a source.
+    """The result of scanning a source.
 
     Attributes:
         samples: The samples to pack.
@@ -169,7 +169,7 @@ class SourceScan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Selection:
-    """Rows of a table: see :class:`~shardio.packing.sources.source.SourceTable`.
+    """Selected rows of a table: see :class:`~shardio.packing.sources.source.SourceTable`.
 
     Attributes:
         table: The table.
@@ -246,7 +246,7 @@ class FileChangedError(Exception):
     """A file has changed since the scan."""
 
     def __init__(self, path: Path | Location, what: str) -> None:
-        super().__init__(path, what)  # All arguments, so that the error can be pickled.
+        super().__init__(path, what)  # The error can be pickled only with all arguments.
         self.problem = FileProblem(path, what)
 
     def __str__(self) -> str:
@@ -254,7 +254,7 @@ class FileChangedError(Exception):
 
 
 def stat_file(path: str) -> SourceFile:
-    """Return a file in its present state.
+    """Return a file with its current size and modification time.
 
     Raises:
         OSError: If it does not exist, or is a directory.
@@ -268,7 +268,7 @@ def stat_file(path: str) -> SourceFile:
 def read_unchanged(file: SourceFile) -> bytes:
     """Return a file's content if the file has not changed since the scan.
 
-    The open file's status is checked after the read, which detects writes by other programs up to then.
+    The open file's status is checked after the read, to detect writes by other programs until then.
 
     Raises:
         FileChangedError: If its size or modification time differs, or it is missing or unreadable.

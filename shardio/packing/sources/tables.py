@@ -1,4 +1,4 @@
-"""Tables that name image files: CSV, JSON Lines or Parquet with a column of paths."""
+"""Pack tables: CSV, JSON Lines and Parquet files with a column of paths, and Parquet files with contents."""
 
 from __future__ import annotations
 
@@ -49,26 +49,27 @@ _USUAL_NAMES = ("file", "file_name", "file_path", "filename", "filepath", "image
 
 
 class TableOfPaths(PackSource):
-    """A CSV or JSON Lines file, or a Parquet file, with a column of paths."""
+    """A CSV, JSON Lines or Parquet file with a column of paths."""
 
     what = "a table of paths"
     takes = (*COLUMNS, "source_split")
 
     def find(self, src: Path) -> Evidence | None:
-        """Recognise the table. A Parquet file with columns of contents must be chosen."""
+        """Recognise a table. For a Parquet file with columns of contents, the user must choose this kind."""
         suffix = src.suffix.lower()
         if not src.is_file() or suffix not in TABLE_SUFFIXES:
             return None
         return Evidence(src, suffix != ".parquet" or not holds_contents(src))
 
     def scan(self, src: Path, options: PackOptions) -> SourceScan:
-        """Find the samples of a table of paths. Each file's size and time are read.
+        """Find the samples of a table of paths. Read each file's size and modification time.
 
-        Paths are absolute, or relative to the table's folder. Without a key column, they are the keys, without
+        Paths are absolute, or relative to the table's folder. Without a key column, the keys are the paths without
         suffixes.
 
         Raises:
-            PackError: If the table cannot be read, files are missing, or keys or labels are missing, equal or invalid.
+            PackError: If the table cannot be read, a file is missing, a key or a label is missing or invalid, or two
+                samples have the same key.
         """
         rows, other_labels = _Rows(src, options.main_fields), list[Any]()
         columns: Columns | None = None
@@ -157,7 +158,7 @@ class _Rows:
             [separated.get(path, path) for path in self._keys],
             rename_dots=rename_dots,
             where=f"in the column {columns.image if columns.key is None else columns.key!r}",
-            remedy="Name a column with other keys by --key-column (key_column)",
+            remedy="Specify another column with --key-column (key_column)",
         )
         if columns.key is None:
             pairs = zip(self._keys, keys, strict=True)
@@ -203,7 +204,7 @@ class _Rows:
         return None
 
     def _key_of(self, path: str) -> str:
-        """Return a path relative to the table's folder if it is below it; otherwise, without its first slash."""
+        """Return a path relative to the table's folder, or without its leading slash if it is not in that folder."""
         if without_image_suffix(path) == path:  # Another suffix, such as .jfif, or none.
             path = self._stems[-1]
         if path.startswith(("/", ".")) or "//" in path or "/." in path:
@@ -219,14 +220,14 @@ def _choose_columns(src: Path, names: Sequence[str], options: PackOptions) -> Co
     columns = choose_columns(src, names, contents=[name for name in candidates if name], labels=(), options=options)
     if columns.image is None:
         raise PackError(
-            f"{src} has the columns {', '.join(map(str, names))}: name the one with the paths of the images by "
+            f"{src} has the columns {', '.join(map(str, names))}: specify the column of image paths with "
             "--image-column (image_column)"
         )
     return columns
 
 
 def _find_field(path: str) -> str:
-    """Return the field of an image without an image suffix, such as .jfif; "" if the file is not an image."""
+    """Return the field of an image with another suffix, such as .jfif; "" if the file is not an image."""
     if (found := read_format(Path(path))) is None:
         return ""
     return next((suffix for suffix, name in IMAGE_FORMATS.items() if name == found), "image")
@@ -301,7 +302,7 @@ class SavedDataset(PackSource):
 
 
 class ParquetFiles(PackSource):
-    """Parquet files: one, a pattern, or in a directory. They hold samples if a column holds the contents of files."""
+    """A Parquet file, a pattern of files, or a directory of files. Samples need a column with the contents of files."""
 
     what = "Parquet files with contents"
     takes = (*COLUMNS, "source_split")
@@ -317,7 +318,7 @@ class ParquetFiles(PackSource):
         """Scan Parquet files, in the order of their names.
 
         Raises:
-            PackError: If they are of several splits, or their columns cannot be packed.
+            PackError: If the files belong to several splits, or their columns cannot be packed.
         """
         paths, others = [src], list[Path]()
         if src.is_dir():
@@ -337,7 +338,7 @@ class ParquetFiles(PackSource):
         selected = select_files(src, paths, options.source_split, may_be_column=True)
         if missing := find_gaps([path.name for path in selected]) if len(paths) > 1 or src.is_dir() else ():
             warnings.warn(
-                f"{src} lacks {len(missing)} Parquet files, such as {missing[0]}, as the names of the others say: "
+                f"{src} lacks {len(missing)} Parquet files, such as {missing[0]}, judging by the others' names: "
                 "check whether a download is unfinished, or two versions are mixed",
                 RuntimeWarning,
                 stacklevel=2,
@@ -348,7 +349,7 @@ class ParquetFiles(PackSource):
 
 def _find_in_folder(src: Path) -> tuple[list[Path], list[Path]]:
     others = list[Path]()
-    for folder in (src, src / "data"):  # The second is Hugging Face's own.
+    for folder in (src, src / "data"):  # Hugging Face uses the second folder.
         with_contents = list[Path]()
         for path in sorted(folder.glob("*.parquet")):
             (with_contents if holds_contents(path) else others).append(path)
@@ -396,7 +397,7 @@ def _scan(
 def _select_rows(
     src: Path, dataset: Any, columns: Columns, options: PackOptions, *, has_selected_files: bool
 ) -> NDArray[np.bool_] | None:
-    """Return which rows are of the chosen split, bool [n]; None for all."""
+    """Return which rows belong to the chosen split, bool [n]; None for all."""
     small = [name for name in columns.others if getattr(dataset.features[name], "dtype", "") in _SMALL_TYPES]
     first = dataset.select_columns(small)[:1] if small else {}
     candidates = [name for name, values in first.items() if all(split_of(name, value) is not None for value in values)]
@@ -421,7 +422,7 @@ def _load(kind: Literal["parquet", "saved"], src: Path, files: Sequence[SourceFi
             else:
                 paths = [file.path for file in files]
                 dataset = datasets.load_dataset("parquet", data_files=paths, split="train")
-        except Exception as error:  # Of pyarrow, or of datasets itself.
+        except Exception as error:  # From pyarrow, or from datasets itself.
             raise PackError(f"{src} cannot be read by the package datasets: {error}") from error
     for name, feature in dataset.features.items():
         if type(feature).__name__ in ("Audio", "Image", "Pdf", "Video"):
@@ -456,7 +457,7 @@ def _sizes_of(src: Path, column: Any) -> NDArray[np.int64]:
 
     is_struct = types.is_struct(column.type)
     contents = pc.struct_field(column, "bytes") if is_struct else column
-    if types.is_null(contents.type):  # All of them are missing.
+    if types.is_null(contents.type):  # All contents are missing.
         contents = contents.cast(pyarrow.binary())
     sizes = pc.binary_length(contents)
     paths = pc.struct_field(column, "path") if is_struct and sizes.null_count else None
@@ -475,7 +476,7 @@ def _sizes_of(src: Path, column: Any) -> NDArray[np.int64]:
 
 
 def _read_content(value: Any) -> tuple[bytes, str]:
-    """Return a content and the suffix of its file, "" if that is unknown. A missing content is empty."""
+    """Return a file's content, and its suffix, "" if that is unknown. Missing content is empty."""
     if value is None or isinstance(value, bytes):
         return value or b"", ""
     content, path = value["bytes"], value["path"]

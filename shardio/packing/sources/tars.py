@@ -1,6 +1,6 @@
-"""Tars of WebDataset and packed datasets as a source, to check, tile, re-encode, label or join their samples.
+"""Pack WebDataset's tars and packed datasets, to check, tile, re-encode, label or join their samples.
 
-:class:`CopySource` serves :mod:`shardio.packing.rewriting` as well.
+:mod:`shardio.packing.rewriting` also uses :class:`CopySource`.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ MAX_BYTES = 32 * 2**20
 """The maximum number of bytes that are read together, unless one sample has more."""
 
 _TAR = re.compile(r".+\.(tar(\.\w+)?|tgz)", re.IGNORECASE)
-"""The names of tars, including compressed ones, for which an error tells the remedy."""
+"""The pattern of the names of tars, including compressed tars, which cause an error with a remedy."""
 
 
 def refuse_duplicates(tables: Sequence[ShardTable]) -> None:
-    """Raise PackError if two samples of some datasets have the same key."""
+    """Raise PackError if two samples of the datasets have the same key."""
     if found := find_duplicate(tables):
         key, first, second = found
         prefix = "" if first == second else ", or put the tar's name before each key: shardio pack --prefix-keys"
         raise PackError(
             f"two samples have the key {key!r}: one in {first}, one in {second}. Keys must differ, because readers "
-            f"take adjacent members with one key for one sample: rename or remove one of them{prefix}"
+            f"combine adjacent members with the same key into one sample: rename or remove one of them{prefix}"
         )
 
 
@@ -70,7 +70,7 @@ def describe(table: ShardTable) -> str:
 
 
 class CopySource:
-    """The samples of one or more datasets, numbered through. A context manager closes their shards.
+    """Reads the samples of datasets by consecutive numbers. The context manager closes the shards.
 
     Args:
         tables: The datasets.
@@ -86,10 +86,10 @@ class CopySource:
         return int(self._stops[-1])
 
     def read(self, order: NDArray[np.int64] | None = None) -> Iterator[Sample]:
-        """Yield samples with all their fields, sorted by name. Memory is bounded.
+        """Yield samples with all their fields, sorted by name. Memory use is bounded.
 
         Args:
-            order: int64 [n], the samples' numbers; by default, all in their order.
+            order: int64 [n], the numbers of the samples to read; by default, all in order.
 
         Raises:
             SampleError: If a sample is damaged or cannot be read.
@@ -159,7 +159,7 @@ class _Tars:
     """The samples of tars: see :class:`~shardio.packing.sources.records.Records`."""
 
     path: Path
-    digest: str  # A hash of all that follows: comparing thousands of tars for each sample would take time.
+    digest: str  # A hash of the fields below: comparing thousands of tars for each sample is slow.
     files: tuple[SourceFile, ...] = field(compare=False)
     indexes: tuple[str, ...] = field(compare=False)
     series: FileSeries = field(compare=False)
@@ -207,9 +207,9 @@ class Tars(PackSource):
     takes = ("prefix_keys", "source_split")
 
     def find(self, src: Path) -> Evidence | None:
-        """Find a tar or a manifest: the source itself, a pattern of tars, or in a directory.
+        """Find a tar or a manifest: the source itself, a pattern of tars, or a file in a directory.
 
-        A compressed tar does not count as samples: other files beside it probably come from it.
+        A compressed tar does not count as samples: other files in the directory probably come from it.
         """
         if not src.is_dir():
             return Evidence(src) if src.name == MANIFEST_NAME or _TAR.fullmatch(src.name) is not None else None
@@ -225,8 +225,8 @@ class Tars(PackSource):
     def scan(self, src: Path, options: PackOptions) -> SourceScan:
         """Find the samples of tars, in their order. Tars without an index are indexed first.
 
-        Labels and class names stay as they are, unless a file of labels or other class names are given. The file must
-        have the packed keys, with prefixes.
+        Labels and class names stay unchanged unless the options have a label file or other class names. The label file
+        must contain the packed keys, including prefixes.
 
         Raises:
             PackError: If a tar is compressed, damaged or missing, two samples have the same key, or labels do not fit.

@@ -173,10 +173,10 @@ BAD = {
     "a fraction": (ALL + "q,1.5\n", "row 5 has the label '1.5', which is not an integer below 2"),
     "too large": (ALL + "q,1.0e400\n", "row 5 has the label '1.0e400', which is not an integer below 2"),
     "two columns with a name": ("key, label,label\nx/a,1,2\n", "two columns have the name 'label'"),
-    "columns": ("a,b,c\n1,2,3\n", "has the columns a, b, c: name the one with the images"),
+    "columns": ("a,b,c\n1,2,3\n", "has the columns a, b, c: specify the columns of images"),
     "no rows": ("key,label\n", "has no rows"),
-    "quotes": ('key,label\n"x/a,1\n', "cannot be read as a file of labels"),
-    "not UTF-8": ("key,label\nx/a,\udcff\n", "cannot be read as a file of labels"),
+    "quotes": ('key,label\n"x/a,1\n', "cannot be read as a label file"),
+    "not UTF-8": ("key,label\nx/a,\udcff\n", "cannot be read as a label file"),
 }
 
 
@@ -191,7 +191,7 @@ def test_bad_files_of_labels_are_refused(source: Path, tmp_path: Path, text: str
 
 
 MISTAKES: list[tuple[dict[str, Any], str]] = [
-    ({"labels": "t.txt"}, r"t\.txt is not a file of labels: pass a \.csv, \.tsv, \.jsonl, \.parq"),
+    ({"labels": "t.txt"}, r"t\.txt is not a label file: pass a \.csv, \.tsv, \.jsonl, \.parq"),
     ({"labels": None, "key_column": "key"}, r"--key-column \(key_column\) does not apply to .*: omit it"),
     ({"key_column": "name", "label_column": "label"}, r"row 1 of .* has no 'name'"),
     ({"classes": ["only"]}, r"labels from 1 to 1: they must be at least 0 and below 1, the number of classes"),
@@ -218,7 +218,7 @@ def test_images_that_a_column_assigns_to_several_splits_are_not_merged_without_a
         "key_column": "file",
         "label_column": "label",
     }
-    with pytest.raises(PackError, match=r"column 'split' of .*t\.csv .* of the splits test, train, but .* one dataset"):
+    with pytest.raises(PackError, match=r"column 'split' of .*t\.csv .* to the splits test, train, but .* one dataset"):
         shardio.pack(source, tmp_path / "out", **options)
     assert shardio.pack(source, tmp_path / "all", source_split="all", **options).num_samples == 4
     for number in (1, 3):
@@ -316,7 +316,7 @@ def test_keys_are_chosen(folder: Path, tmp_path: Path) -> None:
     assert set(read_packed(tmp_path / "renamed")) == {key_of(0), "photos 0/a_b"}
     shardio.pack(source, tmp_path / "numbers", key_column="id")
     assert set(read_packed(tmp_path / "numbers")) == {"7", "8"}
-    with pytest.raises(PackError, match=r"row 1 and row 2 have the same key 'photos 0/ö000'. Name a column with"):
+    with pytest.raises(PackError, match=r"row 1 and row 2 have the same key 'photos 0/ö000'. Specify another column"):
         shardio.pack(write_table(folder, [rows[0], rows[0]]), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -349,7 +349,7 @@ def test_files_with_other_suffixes_are_recognised_by_their_content(folder: Path,
 
 P0, P1 = {"path": path_of(0)}, {"path": path_of(1)}
 UNCLEAR: list[tuple[list[dict[str, Any]] | str, str]] = [
-    ([{"kind": 3}], r"has the columns kind: name the one with the paths of the images by --image"),
+    ([{"kind": 3}], r"has the columns kind: specify the column of image paths with --image"),
     ([P0, {"file": path_of(1)}], r"row 2 has None in the column 'path', which must be a path"),
     ([P0 | {"label": 1}, P1], r"row 2 of .* has no label, but others have one"),
     (f"path,label\n{path_of(0)},1\n{path_of(1)}\n", r"row 2 has more or fewer values than the header"),
@@ -361,7 +361,9 @@ UNCLEAR: list[tuple[list[dict[str, Any]] | str, str]] = [
 
 def test_columns_must_be_clear(folder: Path, tmp_path: Path) -> None:
     source = write_table(folder, [{"path": path_of(0), "file": path_of(1), "kind": 3}])
-    assert_refused(r"several columns of .* may hold the images \(path, file\): choose one by", source, tmp_path / "out")
+    assert_refused(
+        r"several columns of .* may hold the images \(path, file\): choose one with", source, tmp_path / "out"
+    )
     shardio.pack(source, tmp_path / "chosen", image_column="file", label_column="kind")
     expected = {"jpg": IMAGES[1], "cls": b"3", "json": json.dumps({"path": path_of(0)}, ensure_ascii=False).encode()}
     assert read_packed(tmp_path / "chosen") == {key_of(1): expected}
@@ -410,7 +412,7 @@ def test_rows_of_several_splits_are_refused_and_a_split_selects_rows(folder: Pat
             (folder / row["path"]).unlink()
     rows[0]["label"] = "aardvark"  # In train alone: val's labels count it all the same.
     source = write_table(folder, rows, name)
-    with pytest.raises(PackError, match=r"column 'Subset' of .* of the splits test, train, val\..*--source-split all"):
+    with pytest.raises(PackError, match=r"column 'Subset' of .* to the splits test, train, val\..*--source-split all"):
         shardio.pack(source, tmp_path / "out")
     for split in ("train", "val"):
         manifest = shardio.pack(source, tmp_path / split, source_split=split)
@@ -456,7 +458,7 @@ def test_flags_name_splits(folder: Path, tmp_path: Path, name: str, column: str,
     is_training = "train" in column
     rows = [row | {column: (number % 3 > 0) is is_training} for number, row in enumerate(make_rows())]
     source = write_table(folder, rows, name)
-    assert_refused(f"the column {column!r} of .* of the splits (test, train|train, val)", source, tmp_path / "out")
+    assert_refused(f"the column {column!r} of .* to the splits (test, train|train, val)", source, tmp_path / "out")
     for split in ("train", others):
         shardio.pack(source, tmp_path / split, source_split=split)
         wanted = {row["path"].rpartition(".")[0] for n, row in enumerate(rows) if (n % 3 > 0) == (split == "train")}
