@@ -1,4 +1,4 @@
-"""The benchmark of the way to a GPU: what it computes from a profile, and that it runs where there is none."""
+"""The device benchmark computes its figures from profiles, and runs without a GPU."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_overlaps_are_those_that_are_counted_cell_by_cell() -> None:
 
 
 def test_a_trace_says_what_was_copied_and_computed() -> None:
-    """In the form in which torch's profiler exports it."""
+    """In the format of torch's profiler."""
     pinned, pageable = "Memcpy HtoD (Pinned -> Device)", "Memcpy HtoD (Pageable -> Device)"
     events = [
         {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "python"}},
@@ -118,7 +118,7 @@ def test_all_feeds_give_the_same_and_another_one_is_refused() -> None:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Let torch use one thread: several take very long where others have the processors."""
+    """Use one torch thread: several are very slow on busy processors."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

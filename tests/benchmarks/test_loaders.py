@@ -42,7 +42,7 @@ def test_each_turn_is_told_with_case_round_and_candidate(images: Path, temporary
     assert list(temporary.iterdir()) == []
 
 
-def test_each_round_begins_with_another_candidate(
+def test_each_round_rotates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(rounds, "_prepare", lambda case, result, settings: tmp_path)

@@ -114,25 +114,9 @@ class TestCodecs(FieldCodecTests):
     def codec(self, request: pytest.FixtureRequest) -> Any:
         return CODECS[request.param]
 
-    @pytest.fixture
-    def field(self, codec: Any) -> Any:
-        return codec[0]
-
-    @pytest.fixture
-    def settings(self, codec: Any) -> Any:
-        return codec[1]
-
-    @pytest.fixture
-    def content(self, codec: Any) -> Any:
-        return codec[2]
-
-    @pytest.fixture
-    def value(self, codec: Any) -> Any:
-        return codec[3]
-
-    @pytest.fixture
-    def damaged(self, codec: Any) -> Any:
-        return codec[4]
+    field, settings, content, value, damaged = (
+        pytest.fixture(lambda self, codec, number=number: codec[number]) for number in range(5)
+    )
 
 
 def test_every_codec_is_tested() -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter, UserDict, defaultdict
-from collections.abc import Iterator, MutableMapping
-from dataclasses import dataclass, field
+from collections import Counter, OrderedDict, UserDict, defaultdict
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -70,43 +70,62 @@ def pass_on(request: pytest.FixtureRequest) -> Any:
     return pass_batch
 
 
-def test_dataclasses_keep_their_type(pass_on: Any) -> None:
-    images = torch.arange(4)
-    batch = Frozen(images, Plain(images + 1, ["a"]))
+class Labelled(NamedTuple):
+    images: torch.Tensor
+    names: list[str]
+
+
+IMAGES, OTHERS = torch.arange(3), ("text", 3, None, b"bytes", object())
+NESTED: list[Any] = [
+    Frozen(IMAGES, Plain(IMAGES + 1, ["a"])),
+    Labelled(IMAGES, ["a", "b"]),
+    (IMAGES, *OTHERS, [IMAGES, [1.5, (IMAGES,)]]),
+    *(kind({"b": IMAGES, "a": "text"}) for kind in (dict, OrderedDict, UserDict, MappingProxyType)),
+]
+
+
+def assert_same(passed: Any, given: Any) -> None:
+    """Check that two batches have the same types, tensors and other values throughout."""
+    assert type(passed) is type(given)
+    if isinstance(given, torch.Tensor):
+        assert torch.equal(passed, given)
+    elif is_dataclass(given):
+        for each in fields(given):
+            assert_same(getattr(passed, each.name), getattr(given, each.name))
+    elif isinstance(given, Mapping):
+        assert list(passed) == list(given)
+        assert_same([*passed.values()], [*given.values()])
+    elif isinstance(given, list | tuple):
+        for one, other in zip(passed, given, strict=True):
+            assert_same(one, other)
+    else:
+        assert passed == given
+
+
+@pytest.mark.parametrize("batch", NESTED, ids=lambda batch: type(batch).__name__)
+def test_nested_batches_keep_their_types_and_values(batch: Any, pass_on: Any) -> None:
     passed = pass_on(batch)
-    assert (type(passed), type(passed.inner)) == (Frozen, Plain)
+    assert_same(passed, batch)
     assert passed is not batch
-    assert torch.equal(passed.images, images)
-    assert torch.equal(passed.inner.images, images + 1)
-    assert (passed.inner.names, passed.inner.count) == (["a"], 3)
-
-
-@pytest.mark.parametrize("kind", [dict, UserDict, MappingProxyType])
-def test_mappings_keep_their_type(kind: Any, pass_on: Any) -> None:
-    passed = pass_on(kind({"b": torch.arange(3), "a": "text"}))
-    assert type(passed) is kind
-    assert list(passed) == ["b", "a"]
-    assert torch.equal(passed["b"], torch.arange(3))
 
 
 def test_the_mappings_of_the_loader_stay_unchanged(pass_on: Any) -> None:
-    counter, closed = Counter({"cat": 2, "dog": 1}), Closed({"a": torch.arange(3)})
-    before = closed["a"]
-    passed = pass_on((counter, defaultdict(list, {"images": [torch.arange(3)]}), closed))
+    counter, closed, before = Counter({"cat": 2, "dog": 1}), Closed({"a": IMAGES}), IMAGES.clone()
+    passed = pass_on((counter, defaultdict(list, {"images": [IMAGES]}), closed))
     assert passed[0] == counter == {"cat": 2, "dog": 1}
+    assert_same(passed[1], defaultdict(list, {"images": [IMAGES]}))
     assert passed[1].default_factory is list
-    assert torch.equal(passed[1]["images"][0], torch.arange(3))
-    assert type(passed[2]) is Closed
-    plain = {"a": before}
+    plain = {"a": closed["a"]}
     doubled = map_tensors((plain, closed), lambda tensor: tensor * 2)
-    assert all(torch.equal(mapping["a"], before * 2) for mapping in doubled)
-    assert closed["a"] is plain["a"] is before
+    assert_same(doubled, ({"a": before * 2}, Closed({"a": before * 2})))
+    assert_same(passed[2], closed)
+    assert closed["a"] is plain["a"] is IMAGES
+    assert torch.equal(IMAGES, before)
 
 
 def test_an_object_that_moves_itself_moves_once(pass_on: Any) -> None:
-    graph, sequence = pass_on((Graph(torch.arange(5)), pack_sequence([torch.arange(3.0), torch.arange(2.0)])))
-    assert graph.moves == 1
-    assert torch.equal(graph.nodes, torch.arange(5))
+    graph, sequence = pass_on((Graph(IMAGES), pack_sequence([torch.arange(3.0), torch.arange(2.0)])))
+    assert_same([graph.moves, graph.nodes], [1, IMAGES])
     assert type(sequence) is PackedSequence
     assert sequence.batch_sizes.tolist() == [2, 2, 1]
     assert map_tensors([graph], torch.clone)[0] is graph, "there is no function for it"

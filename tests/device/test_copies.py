@@ -58,7 +58,7 @@ class SpoilingLoader:
 
 @pytest.fixture(params=[True, False], ids=["pinned", "not pinned"])
 def is_pinned(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether the loader's tensors are in pinned memory, so that the device copies from them directly."""
+    """Put the loader's tensors into pinned memory, from which the device copies directly, or not."""
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _: request.param)
     return bool(request.param)
 
@@ -69,35 +69,21 @@ def assert_whole(loader: SpoilingLoader, number: int, batch: Batch) -> None:
 
 
 @pytest.mark.usefixtures("is_pinned")
+@pytest.mark.parametrize("is_kept", [False, True])
 @pytest.mark.parametrize("laziness", [0, 0.9, 1])
 @pytest.mark.parametrize("depth", [1, 2, 5])
-def test_batches_are_whole_and_in_order_whenever_they_are_copied(depth: int, laziness: float) -> None:
+def test_batches_are_whole_and_in_order_whenever_they_are_copied(depth: int, laziness: float, is_kept: bool) -> None:
     loader = SpoilingLoader()
     prefetcher, _ = prefetch_late(loader, depth=depth, laziness=laziness)
     count = 0
-    for number, batch in enumerate(prefetcher):
+    for number, batch in enumerate(list(prefetcher) if is_kept else prefetcher):
+        assert laziness or is_kept or loader.num_alive <= depth + 1, "one more than in flight may be copied"
         assert_whole(loader, number, batch)
         batch[0].zero_()  # The consumer may write to its batch.
         count += 1
     assert count == NUM_BATCHES
     gc.collect()
     assert loader.num_alive == 0
-
-
-@pytest.mark.usefixtures("is_pinned")
-def test_batches_that_are_kept_stay_as_they_were() -> None:
-    loader = SpoilingLoader(200)
-    prefetcher, _ = prefetch_late(loader, depth=3)
-    for number, batch in enumerate(list(prefetcher)):
-        assert_whole(loader, number, batch)
-
-
-@pytest.mark.usefixtures("is_pinned")
-def test_the_loaders_memory_is_released_after_its_copy() -> None:
-    loader = SpoilingLoader(50)
-    prefetcher, _ = prefetch_late(loader, depth=3, laziness=0)
-    for _ in prefetcher:
-        assert loader.num_alive <= 3 + 1, "three are in flight, and one more may be copied"
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
@@ -110,7 +96,6 @@ def test_depth_limits_the_batches_in_flight_and_the_work_ahead_of_the_device(dep
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
 def test_the_device_holds_only_what_is_in_flight_and_what_the_user_has(depth: int) -> None:
-    """A float32 batch of 256 images takes 154 MB."""
     alive = set[int]()
 
     def note(batch: Any) -> Any:
@@ -146,8 +131,7 @@ def test_leaving_early_releases_everything_after_its_copy(end: str) -> None:
     elif end == "close":
         prefetcher.close()
     else:
-        with prefetcher:
-            pass
+        prefetcher.__exit__(None, None, None)
     gc.collect()
     assert loader.num_alive == 0
     assert not stream._steps or stream.num_steps % 2 == 1, "no copy still reads the loader's memory"
@@ -157,15 +141,14 @@ def test_leaving_early_releases_everything_after_its_copy(end: str) -> None:
 
 
 def test_setting_the_epoch_during_an_epoch_does_not_change_it(packed: Path) -> None:
-    loader = DataLoader(ShardDataset(packed, fields="key"), batch_size=4)
+    loader, plain = (DataLoader(ShardDataset(packed, fields="key"), batch_size=4) for _ in range(2))
     prefetcher, _ = prefetch_late(loader, depth=2)
-    plain = DataLoader(ShardDataset(packed, fields="key"), batch_size=4)
     batches, expected = iter(prefetcher), iter(plain)
-    for _ in range(2):
+    for number in range(3):
+        if number == 2:
+            prefetcher.set_epoch(5)
+            assert prefetcher.state_dict() == plain.state_dict()
         assert next(batches) == next(expected)
-    prefetcher.set_epoch(5)
-    assert prefetcher.state_dict() == plain.state_dict()
-    assert next(batches) == next(expected)
     assert prefetcher.state_dict() == plain.state_dict()
 
 
@@ -178,11 +161,11 @@ def test_buffers_are_not_reused_before_they_are_copied(packed: Path, laziness: f
     for epoch in range(3):
         prefetcher.set_epoch(epoch)
         plain.set_epoch(epoch)
-        count = 0
         for batch, expected in zip(prefetcher, plain, strict=True):
             assert all(map(torch.equal, batch, expected))
-            count += 1
-        assert count == len(loader)
+
+
+# Buffers.
 
 
 class Packed:
@@ -198,31 +181,22 @@ class Packed:
         return Packed(f"{self.where}, moved")
 
 
-@pytest.mark.parametrize("is_available", [True, False])
-def test_objects_that_can_pin_themselves_do(monkeypatch: pytest.MonkeyPatch, is_available: bool) -> None:
+@pytest.mark.parametrize(("is_available", "where"), [(True, "here, pinned, moved"), (False, "here, moved")])
+def test_objects_that_can_pin_themselves_do(monkeypatch: pytest.MonkeyPatch, is_available: bool, where: str) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: is_available)
-    prefetcher, _ = prefetch_late([{"text": Packed()}])
-    ((batch),) = prefetcher
-    assert batch["text"].where == ("here, pinned, moved" if is_available else "here, moved")
+    (batch,) = prefetch_late([{"text": Packed()}])[0]
+    assert batch["text"].where == where
 
 
 @pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta state")
-@pytest.mark.parametrize("layout", ["coo", "csr", "csc", "bsr", "bsc", "strided"])
-def test_the_stream_is_noted_on_the_memory_of_sparse_tensors(layout: str) -> None:
-    """Only dense tensors know streams."""
-    dense = torch.eye(4)
-    if layout == "strided":
-        assert _find_dense_parts(dense) == [dense]
-        return
+@pytest.mark.parametrize(("layout", "num_parts"), [("coo", 2), ("csr", 3), ("csc", 3), ("bsr", 3), ("bsc", 3)])
+def test_the_stream_is_noted_on_the_dense_parts_of_sparse_tensors(layout: str, num_parts: int) -> None:
     block: dict[str, Any] = {"blocksize": (2, 2)} if layout.startswith("b") else {}
-    sparse = dense.to_sparse(layout=getattr(torch, f"sparse_{layout}"), **block)
-    parts = _find_dense_parts(sparse)
-    assert all(part.layout == torch.strided for part in parts)
-    assert len(parts) == (2 if layout == "coo" else 3)
-    assert sum(float(part.double().sum()) for part in parts[-1:]) == 4, "the values are last"
+    parts = _find_dense_parts(torch.eye(4).to_sparse(layout=getattr(torch, f"sparse_{layout}"), **block))
+    assert [part.layout for part in parts] == [torch.strided] * num_parts
+    assert float(parts[-1].double().sum()) == 4, "the values are last"
+    assert _find_dense_parts(dense := torch.eye(4)) == [dense]
 
-
-# Buffers.
 
 PERSISTENT: dict[str, Any] = {"batch_size": 2, "num_workers": 2, "persistent_workers": True}
 
@@ -315,7 +289,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.mark.parametrize("status", [0, 1])
-def test_the_error_of_a_refused_registration_is_cleared(
+def test_a_refused_registration_leaves_no_error(
     launched: list[Any], monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
     monkeypatch.setattr(torch.cuda, "cudart", lambda: Cudart(status))

@@ -64,9 +64,7 @@ def _normalised(images: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("is_pinned", [False, True])
 @pytest.mark.parametrize(("depth", "has_own_stream"), [(1, False), (2, False), (4, False), (2, True)])
-def test_a_slow_consumer_that_frees_batches_at_once_gets_whole_batches(
-    depth: int, has_own_stream: bool, is_pinned: bool
-) -> None:
+def test_a_slow_consumer_that_frees_batches_gets_whole_ones(depth: int, has_own_stream: bool, is_pinned: bool) -> None:
     """The consumer's stream computes the sums after slow work, when Python has already freed the batch."""
     loader, sums = _Batches(is_pinned=is_pinned), []
     stream = torch.cuda.Stream() if has_own_stream else torch.cuda.current_stream()
@@ -132,7 +130,7 @@ def test_each_buffer_is_pinned_once_and_copied_from_directly(packed: Path) -> No
 
 @pytest.mark.parametrize(("is_wrapped", "pin_memory"), [(True, False), (True, True), (False, True)])
 def test_a_loader_that_is_iterated_plainly_is_never_torn(packed: Path, is_wrapped: bool, pin_memory: bool) -> None:
-    """A loader that was wrapped once does not pin its batches, unless they lie in torch's memory, which waits.
+    """A loader that was wrapped once pins only batches in torch's memory, which is not reused too early.
 
     The buffer of a dropped batch must not be reused while a copy of it waits in a stream.
     """

@@ -93,11 +93,10 @@ def test_several_epochs_left_anywhere(packed: Path, num_workers: int) -> None:
         state = loader.state_dict()
         assert (state["epoch"], state["position"]) == (epoch, len(received))
         assert prefetcher.state_dict() == state
-        resumed = make_sharded(packed)
+        resumed, twin = make_sharded(packed), make_sharded(packed)
         resumed.load_state_dict(state)
-        resumed.set_epoch(epoch)
-        twin = make_sharded(packed)
-        twin.set_epoch(epoch)
+        for each in (resumed, twin):
+            each.set_epoch(epoch)
         assert received + keys_of(resumed) == keys_of(twin)
 
 
@@ -113,10 +112,8 @@ def draw(batch: Any, *, generator: torch.Generator) -> Any:
     return batch, int(torch.randint(1 << 40, (), generator=generator))
 
 
-def make_drawing(packed: Path, *, is_late: bool = False, **options: Any) -> DevicePrefetcher:
-    dataset_options = {name: options.pop(name) for name in ("rank", "world_size", "seed") if name in options}
-    dataset = ShardDataset(packed, fields="key", shuffle=True, **dataset_options)
-    loader = DataLoader(dataset, 4, **options)
+def make_drawing(packed: Path, *, is_late: bool = False, of_dataset: Any = (), **options: Any) -> DevicePrefetcher:
+    loader = DataLoader(ShardDataset(packed, fields="key", shuffle=True, **dict(of_dataset)), 4, **options)
     if is_late:
         return prefetch_late(loader, depth=3, transform=draw)[0]
     return DevicePrefetcher(loader, "cpu", transform=draw)
@@ -142,8 +139,19 @@ def test_a_resumed_run_draws_the_same(packed: Path, is_late: bool, checks: bool,
 
 def test_ranks_and_seeds_draw_different_numbers(packed: Path) -> None:
     every: list[dict[str, Any]] = [{"rank": 0, "world_size": 2}, {"rank": 1, "world_size": 2}, {"seed": 1}]
-    drawn = [number for options in every for _, number in make_drawing(packed, **options)]
+    drawn = [number for options in every for _, number in make_drawing(packed, of_dataset=options)]
     assert len(set(drawn)) == len(drawn)
+
+
+class Drawing(torch.nn.Module):
+    def forward(self, batch: Any, *, generator: torch.Generator) -> Any:
+        return draw(batch, generator=generator)
+
+
+def test_modules_receive_the_generator_and_functions_without_one_do_not(packed: Path) -> None:
+    dataset = ShardDataset(packed, fields="key", shuffle=True)
+    assert list(DevicePrefetcher(DataLoader(dataset, 4), "cpu", transform=Drawing())) == list(make_drawing(packed))
+    assert list(DevicePrefetcher([torch.tensor(1)], "cpu", transform=torch.neg)) == [torch.tensor(-1)]
 
 
 def test_without_shardios_order_the_global_generator_seeds_it() -> None:
@@ -155,19 +163,8 @@ def test_without_shardios_order_the_global_generator_seeds_it() -> None:
     assert len(set(run())) == 3
 
 
-class Drawing(torch.nn.Module):
-    def forward(self, batch: Any, *, generator: torch.Generator) -> Any:
-        return draw(batch, generator=generator)
-
-
-def test_modules_receive_the_generator_as_well(packed: Path) -> None:
-    dataset = ShardDataset(packed, fields="key", shuffle=True)
-    assert list(DevicePrefetcher(DataLoader(dataset, 4), "cpu", transform=Drawing())) == list(make_drawing(packed))
-
-
 @pytest.mark.parametrize("persistent_workers", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_prefetcher_that_is_dropped_frees_its_loader(packed: Path, persistent_workers: bool) -> None:
-    """Although the loader told it the rng key of a batch that it never received."""
     prefetcher = make_drawing(packed, num_workers=1, persistent_workers=persistent_workers, is_late=True)
     loader = weakref.ref(prefetcher.loader)
     batches = iter(prefetcher)
@@ -175,7 +172,3 @@ def test_a_prefetcher_that_is_dropped_frees_its_loader(packed: Path, persistent_
     del prefetcher, batches
     gc.collect()
     assert loader() is None
-
-
-def test_a_transform_without_a_generator_gets_none() -> None:
-    assert list(DevicePrefetcher([torch.tensor(1)], "cpu", transform=torch.neg)) == [torch.tensor(-1)]

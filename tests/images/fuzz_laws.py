@@ -27,7 +27,7 @@ MAX_PIXELS = 2**17
 """More than any undamaged file here has; files that claim more must be refused."""
 
 TILING_SHARE = 1.0
-"""The share of files that are tiled, too, which takes much longer than reading."""
+"""The share of files that are also tiled, which takes much longer than reading."""
 
 MARKER_OF_NO_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 

@@ -321,7 +321,6 @@ def _segments(
     huffman: Mapping[TableKey, HuffmanTable],
     options: JpegOptions,
 ) -> Iterator[bytes]:
-    """Yield the segments before the first scan."""
     height, width = samples.shape[:2]
     size = (0 if options.dnl else height).to_bytes(2, "big") + width.to_bytes(2, "big")
     components = zip(options.component_ids, options.factors, options.quantisation_ids, strict=False)

@@ -107,7 +107,6 @@ SpanEdit = Callable[[bytearray, Span, Original, random.Random], None]
 
 
 def _edit(name: str, content: bytearray, other: Original, rng: random.Random) -> None:
-    """Damage a file at any offset."""
     if name == "cut":
         del content[rng.randrange(len(content) + 1) :]
         return
@@ -148,7 +147,6 @@ EDITS: tuple[Edit, ...] = tuple(
 
 
 def _edit_segment(name: str, content: bytearray, span: Span, other: Original, rng: random.Random) -> None:
-    """Damage a segment of a JPEG."""
     start, stop = span
     match name:
         case "length":

@@ -84,7 +84,6 @@ def write_tiff(
 
 
 def write_pnm(values: NDArray[Any], white: int, *, is_plain: bool = False) -> bytes:
-    """Return a PGM or PPM whose largest value is ``white``."""
     kind = (2 if is_plain else 5) + (values.ndim == 3)
     head = b"P%d\n# a comment\n%d %d\n%d\n" % (kind, values.shape[1], values.shape[0], white)
     raster = values.astype(">u2" if white > 255 else np.uint8).tobytes()

@@ -13,16 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from shardio.images import (
-    CropPlan,
-    DecodedPicture,
-    DecodeError,
-    Picture,
-    Pixels,
-    Resampling,
-    open_image,
-    render_chunk,
-)
+from shardio.images import CropPlan, DecodedPicture, DecodeError, Picture, Pixels, Resampling, open_image, render_chunk
 from shardio.images.jpeg import Box
 from shardio.images.tiling import tile_jpeg
 from shardio.transforms import (
@@ -95,7 +86,7 @@ def test_random_plans_give_the_pixels_of_cropped_resized_and_cropped_arrays(resa
 
 @pytest.fixture
 def _small_boxes_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let boxes of eight by eight pixels be too large to be averaged."""
+    """Treat boxes of eight by eight pixels as too large to average."""
     monkeypatch.setattr("shardio.images.crop_plan.MAX_AVERAGED_PIXELS", 63)
 
 
@@ -127,10 +118,12 @@ def _sample(smaller: Array, box: Box, size: tuple[int, int], scale: int) -> NDAr
 MAX_ERROR = 10
 """OpenCV's error when it samples noise: it rounds points to 1/32 of a pixel. A wrong scale differs far more."""
 
-
-def _assert_near(result: Array, expected: NDArray[np.float64], name: str) -> None:
-    error = float(np.abs(result - expected).max())
-    assert error <= MAX_ERROR, f"{name}: {error}"
+LIMITS = [
+    *((Box(0, 0, *size), (8, 8)) for size in ((64, 64), (64, 63), (63, 64))),
+    *((Box(3, 5, *size), (8, 8)) for size in ((31, 60), (32, 90))),
+    (Box(91, 124, 8, 8), (1, 1)),
+]
+"""Boxes whose sides just reach, or do not reach, a multiple of their new sizes."""
 
 
 class _SpyPicture(Picture):
@@ -158,6 +151,7 @@ def test_a_large_box_at_least_twice_its_new_size_is_resized_from_the_largest_sca
     random = np.random.default_rng(subsampling)
     drawn = [_draw(random, 24) for _ in range(300)]
     drawn = [each for each in drawn if _scale_of(*each[:2]) > 1 and min(each[0].height, each[0].width) >= 8]
+    drawn += [(box, size, Box(0, 0, *size), False) for box, size in LIMITS]
     assert {_scale_of(*each[:2]) for each in drawn} == {2, 4, 8}
     boxes, sizes, windows, flips = (list(column) for column in zip(*drawn, strict=True))
     plan, pictures = _plan(boxes, sizes, windows=windows, flips=flips), map(open_image, (original, tile_jpeg(original)))
@@ -165,33 +159,17 @@ def test_a_large_box_at_least_twice_its_new_size_is_resized_from_the_largest_sca
     for (box, size, window, flip), result in zip(drawn * 2, results, strict=True):
         scale = _scale_of(box, size)
         sampled = naive.crop(_sample(scaled[scale], box, size, scale), window)[:, :: -1 if flip else 1]
-        _assert_near(result, sampled, f"{box}, {size}, {window}, {flip}, scale {scale}")
+        error = float(np.abs(result - sampled).max())
+        assert error <= MAX_ERROR, f"{box}, {size}, {window}, {flip}, scale {scale}: {error}"
 
 
 @pytest.mark.usefixtures("_small_boxes_are_large")
-@pytest.mark.parametrize(
-    ("box", "size", "scale"),
-    [
-        (Box(0, 0, 64, 64), (8, 8), 8),
-        (Box(0, 0, 64, 63), (8, 8), 4),
-        (Box(0, 0, 63, 64), (8, 8), 4),
-        (Box(3, 5, 31, 60), (8, 8), 2),
-        (Box(3, 5, 32, 90), (8, 8), 4),
-        (Box(3, 5, 15, 90), (8, 8), 1),
-        (Box(3, 5, 7, 7), (1, 1), 1),
-        (Box(91, 124, 8, 8), (1, 1), 8),
-    ],
-)
-def test_the_scale_is_the_largest_that_fits_in_both_directions(box: Box, size: tuple[int, int], scale: int) -> None:
+@pytest.mark.parametrize(("box", "size"), [(Box(3, 5, 15, 90), (8, 8)), (Box(3, 5, 7, 7), (1, 1))])
+def test_other_boxes_are_resized_from_the_full_picture(box: Box, size: tuple[int, int]) -> None:
     content = by_pillow(noise(*SIZE), subsampling=0)
-    for picture in (_SpyPicture(content), _SpyPicture(tile_jpeg(content))):
-        (result,) = render_chunk([picture], _plan([box], [size])).images
-        assert [scale for _, scale in picture.parts] == [scale]
-        if scale == 1:
-            whole = part(full_decode(content, SIZE), box).copy()
-            np.testing.assert_array_equal(result, naive.resize(whole, *size, resampling="bilinear"))
-        else:
-            _assert_near(result, _sample(full_decode(content, SIZE, scale), box, size, scale), str(box))
+    expected = naive.resize(part(full_decode(content, SIZE), box).copy(), *size, resampling="bilinear")
+    for each in (content, tile_jpeg(content)):
+        np.testing.assert_array_equal(render_chunk([open_image(each)], _plan([box], [size])).images[0], expected)
 
 
 @pytest.mark.usefixtures("_small_boxes_are_large")
@@ -217,10 +195,10 @@ def test_only_what_a_window_needs_is_read(side: int) -> None:
 
 @pytest.mark.usefixtures("_small_boxes_are_large")
 def test_pngs_and_arrays_are_not_scaled() -> None:
+    expected = naive.resize(noise(*SIZE)[:96, :96].copy(), 12, 12, resampling="bilinear")
     for picture in (open_image(save(noise(*SIZE), "PNG")), DecodedPicture(noise(*SIZE))):
         assert not picture.can_scale
         (result,) = render_chunk([picture], _plan([Box(0, 0, 96, 96)], [(12, 12)])).images
-        expected = naive.resize(noise(*SIZE)[:96, :96].copy(), 12, 12, resampling="bilinear")
         np.testing.assert_array_equal(result, expected)
 
 
@@ -350,10 +328,7 @@ def test_plans_of_whole_images_and_of_none() -> None:
     ],
     ids=str,
 )
-def test_an_image_does_not_depend_on_which_others_need_pixels_first(
-    steps: list[Geometry], sizes: list[tuple[int, int]]
-) -> None:
-    """Padded or resized images are resized from full-size pixels; other JPEGs may be decoded at a smaller scale."""
+def test_images_do_not_depend_on_which_others_need_pixels(steps: list[Geometry], sizes: list[tuple[int, int]]) -> None:
     files = [tile_jpeg(by_pillow(make_picture(*size))) for size in sizes]
     rng_keys = make_rng_keys(len(files))
     together = apply_transform(Compose(steps), [open_image(file) for file in files], rng_keys)

@@ -61,13 +61,11 @@ CASES = [(name, source) for name, (_, sources) in IMAGES.items() for source in s
 
 
 def values_of(image: Image.Image) -> NDArray[Any]:
-    """Return an image's values in native byte order."""
     values = np.asarray(image)
     return values.astype(values.dtype.newbyteorder("="))
 
 
 def replace_chunk(content: bytes, name: bytes, data: bytes) -> bytes:
-    """Return a PNG with other data in its first chunk of a name."""
     start = content.index(name) - 4
     stop = start + 12 + int.from_bytes(content[start : start + 4], "big")
     chunk = len(data).to_bytes(4, "big") + name + data + zlib.crc32(name + data).to_bytes(4, "big")
@@ -84,7 +82,6 @@ def to_png(content: bytes, **options: Any) -> Image.Image:
 
 @pytest.mark.parametrize(("name", "source"), CASES)
 def test_values_are_those_that_pillow_decodes(name: str, source: str) -> None:
-    """JPEG and WebP are encoded from them: an encoder of the same library is the oracle."""
     content = save(IMAGES[name][0], source)
     stored, found = open_by_pillow(content), to_png(content)
     assert found.format == "PNG"
@@ -149,24 +146,24 @@ def test_alpha_is_dropped_if_it_is_opaque_and_the_format_can_do_without(to: Conv
         assert same(open_by_pillow(convert(content, to)).getchannel("A"), opaque[..., 0])
 
 
-@pytest.mark.parametrize(("source", "transparency"), [("gray", 130), ("RGB", (1, 2, 3))])
-def test_a_transparent_colour_is_kept(source: str, transparency: Any) -> None:
-    pixels = np.asarray(IMAGES[source][0]).copy()
-    pixels[4:9] = transparency
-    content = save(pixels, "PNG", transparency=transparency)
-    found = to_png(content)
-    assert found.mode == Image.fromarray(pixels).mode
-    assert same(found.convert("RGBA"), open_by_pillow(content).convert("RGBA"))
-    assert not np.asarray(found.convert("RGBA"))[4:9, :, 3].any()
-    with pytest.raises(ValueError, match="has transparent pixels"):
-        convert(content, "jpeg")
-
-
-def test_indices_beyond_the_palette_keep_their_colours() -> None:
+def test_transparent_colours_indices_beyond_the_palette_and_the_first_picture_are_kept() -> None:
+    for source, transparency in (("gray", 130), ("RGB", (1, 2, 3))):
+        pixels = np.asarray(IMAGES[source][0]).copy()
+        pixels[4:9] = transparency
+        content = save(pixels, "PNG", transparency=transparency)
+        found = to_png(content)
+        assert found.mode == Image.fromarray(pixels).mode
+        assert same(found.convert("RGBA"), open_by_pillow(content).convert("RGBA"))
+        assert not np.asarray(found.convert("RGBA"))[4:9, :, 3].any()
+        with pytest.raises(ValueError, match="has transparent pixels"):
+            convert(content, "jpeg")
     content = save(make_palette(), "PNG")  # Seven colours, in four bits per pixel.
     two_colours = replace_chunk(content, b"PLTE", make_picture(1, 2, seed=3).tobytes())
     assert np.asarray(open_by_pillow(two_colours)).max() == 6
     assert same(to_png(two_colours).convert("RGB"), open_by_pillow(two_colours).convert("RGB"))
+    content = save(PIXELS, "MPO", save_all=True, append_images=[Image.fromarray(SMOOTH)])
+    assert getattr(Image.open(io.BytesIO(content)), "n_frames", 1) == 2
+    assert same(to_png(content), open_by_pillow(content))
 
 
 def cut_jpeg() -> bytes:
@@ -197,12 +194,6 @@ def test_what_cannot_be_converted_is_an_error(to: ConvertedFormat) -> None:
     if (limit := {"jpeg": 65_536, "webp": 16_384}.get(to)) is not None:
         with pytest.raises(ValueError, match=r".+"):
             convert(save(Image.new("L", (limit, 1)), "PNG"), to)
-
-
-def test_the_first_image_of_a_multi_picture_jpeg_is_converted() -> None:
-    content = save(PIXELS, "MPO", save_all=True, append_images=[Image.fromarray(SMOOTH)])
-    assert getattr(Image.open(io.BytesIO(content)), "n_frames", 1) == 2
-    assert same(to_png(content), open_by_pillow(content))
 
 
 @pytest.mark.parametrize("source", [*SOURCES, "BMP", "GIF"])

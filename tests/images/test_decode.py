@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import resource
 import struct
@@ -41,30 +40,6 @@ from tests.images.jpeg_files import by_cv2, noise, patch
 from tests.images.pictures import SIZES, Array, exif_of, make_picture, read_by_pillow, save
 from tests.images.stored_values import chunk
 
-SEQUENTIAL = base64.b64decode(
-    "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAA0JCgsKCA0LCgsODg0PEyAVExISEyccHhcgLikxMC4pLSwzOko+MzZGNywtQFdBRkxOUlNSMj5aYV"
-    "pQYEpRUk//2wBDAQ4ODhMREyYVFSZPNS01T09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT0//yQARCAAY"
-    "ACgDASIAAhEBAxEB/8wACgAQEAUBEBEF/9oADAMBAAIRAxEAPwD/AHLIlVMDR89zX8jlrEwTgMgAGPRfUWYNKAASIjpE9/k8Gng+x4aohwCZmv"
-    "jEc7AMP1y0pV1sTKUsOyS+UehIeSfW3lbkLVBxU+WkcGimSFrIJ4fO6f8Agn0x+V3LOOPPO4jzrhplGBweOYMEURaD2I7lonGhtUZcWmzUfRGC"
-    "pd8tFzjm7RHJeGMOJoe3StqHrKcyZHVivkFFJX40jt/ZaH85k+Jp+qb7Ui9OHmR6+cFvREfy7zzRyBcwcLt7TujmkZ4/iqW+hAz1YmlEqutPkQ"
-    "WZvENW5ipvZvVK6fij4j5WtKQsse9gZa2Tihk0+I9Q07CNXu5bqDq9lLI9qShy1Vs6GCIOrW+96iLoupiZe6+800JLm+RUs63x4oLabDbqc6Jj"
-    "gpRBBiRT3L9eOkS9Bm480JHCvgkg1f/Z"
-)
-"""Process SOF9."""
-
-PROGRESSIVE = base64.b64decode(
-    "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAA0JCgsKCA0LCgsODg0PEyAVExISEyccHhcgLikxMC4pLSwzOko+MzZGNywtQFdBRkxOUlNSMj5aYV"
-    "pQYEpRUk//2wBDAQ4ODhMREyYVFSZPNS01T09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT0//ygARCAAY"
-    "ACgDASIAAhEBAxEB/8wABgAQARD/2gAMAwEAAhADEAAAAf7l5LDdCsAaXZXujD7bRh1kG6/r5Zad/wD225Fy4P/MAAQQBf/aAAgBAQABBQIYDt"
-    "lpppMw3r/kRgUJbNSx1R2+QS5Mc7MkqBJFMP/MAAQRBf/aAAgBAwEBPwGJZfLHhJyYkcVaMv8Ah+MiSg7+ApWUC3ZA/8wABBEF/9oACAECAQE/"
-    "AT0hagzQyawNQ0FpayrMb313CePtXnstIID/zAAEEAX/2gAIAQEABj8C2IXQAqOclV8j7NEuNh3jPwmhkpZg/8wABBAF/9oACAEBAAE/IUxjwB"
-    "4VTnTCjj5PmvDlUYwhcaz63/A3Z3XBkT5M1Ckw+lxMHScmWnz/2gAMAwEAAgADAAAAEEoCjyrg/8wABBEF/9oACAEDAQE/ENlM4TttPlkZffCa"
-    "njK5Ee7g7//MAAQRBf/aAAgBAgEBPxDdK4mHgKIVcIaaoJzpq1gX4FOmPhicovQMBYBuYMD/zAAEEAX/2gAIAQEAAT8QJ1qdcSp115XhKCqT66"
-    "5olztd/Mli0aOnmScPr7MSWpRaC/8AG6BfF8fKoLc0birja8QFRIFM0K8IQDlQwJZxfe5ZTjGawb18i6GdHwCoZOVgpCXD1NaA/9k="
-)
-"""Process SOF10."""
-
-
 JPEGS: dict[str, dict[str, Any]] = {
     "4:4:4": {"subsampling": 0},
     "4:2:2": {"subsampling": 1},
@@ -100,9 +75,10 @@ def test_jpegs_decode_to_the_pixels_of_pillow_and_of_opencv(size: tuple[int, int
         np.testing.assert_array_equal(decode_image(save(picture, file_format)), picture, file_format)
 
 
-@pytest.mark.parametrize("content", [SEQUENTIAL, PROGRESSIVE], ids=["sequential", "progressive"])
-def test_arithmetic_coding_needs_no_pillow(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["sequential", "progressive"])  # Processes SOF9 and SOF10.
+def test_arithmetic_coding_needs_no_pillow(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pillow may be built without it, and the kernel does not support it."""
+    content = Path(__file__).with_name(f"arithmetic-{name}.jpg").read_bytes()
     expected = simplejpeg.decode_jpeg(content)
     monkeypatch.setattr(Image, "open", None)
     picture = open_image(content)
@@ -113,8 +89,9 @@ def test_arithmetic_coding_needs_no_pillow(content: bytes, monkeypatch: pytest.M
     assert str(why_not_by_kernel(content)).startswith("coded by process SOF")
 
 
-def test_every_decoder_has_a_description() -> None:
+def test_every_decoder_has_a_description_and_the_default_limit_is_pillows() -> None:
     assert set(DECODER_DESCRIPTIONS) == set(get_args(DecoderName))
+    assert 2 * (PIL.Image.MAX_IMAGE_PIXELS or 0) == DEFAULT_MAX_PIXELS, "Pillow warns of half as many"
 
 
 # PNGs, by OpenCV or by Pillow, and other formats.
@@ -196,7 +173,6 @@ def _decode_or_say_why(content: bytes) -> Array | str:
 
 
 def test_a_damaged_image_has_pillows_pixels_or_error(capfd: pytest.CaptureFixture[str]) -> None:
-    """OpenCV refuses more files than Pillow, but never decodes one that Pillow refuses."""
     random, content = np.random.default_rng(0), BY_OPENCV["PNG"]
     for number in range(300):
         damaged = bytearray(content)
@@ -317,9 +293,7 @@ def _bombs(height: int, width: int) -> dict[str, bytes]:
     ("side", "options", "message"),
     [(65500, {}, TOO_LARGE), (4000, {"max_pixels": 10**6}, "4000×4000 pixels, more than max_pixels=1000000")],
 )
-def test_a_small_file_that_claims_to_be_huge_is_refused(
-    side: int, options: dict[str, Any], message: str, orientation: Orientation
-) -> None:
+def test_small_files_of_huge_claims(side: int, options: dict[str, Any], message: str, orientation: Orientation) -> None:
     for content in _bombs(side, side).values():
         tracemalloc.start()
         try:
@@ -345,9 +319,3 @@ def _refuse_all(contents: list[bytes]) -> None:
 def test_no_memory_is_allocated_for_the_claimed_size() -> None:
     code = "from tests.images import test_decode as t; t._refuse_all(list(t._bombs(65500, 65500).values()))"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=Path(__file__).parents[2])
-
-
-def test_the_default_limit_is_pillows() -> None:
-    warning_limit = PIL.Image.MAX_IMAGE_PIXELS
-    assert warning_limit is not None
-    assert 2 * warning_limit == DEFAULT_MAX_PIXELS

@@ -43,7 +43,7 @@ class TestFormats(ImageFormatTests):
 
 
 @pytest.mark.parametrize("file_format", ["GIF", "TGA", "JPEG2000", "JPEG", "PNG", "WEBP"])
-def test_formats_without_a_suffix_are_named_and_the_header_of_common_ones_suffices(
+def test_formats_without_a_suffix_are_named_and_headers_of_common_ones_suffice(
     tmp_path: Path, file_format: str
 ) -> None:
     content = save(make_picture(60, 80), file_format)

@@ -133,7 +133,7 @@ positions = st.floats(0, 1, exclude_max=True)
     positions,
     st.binary(),
 )
-def test_damaged_heads_are_an_error_or_a_head_that_lies_within_the_content(
+def test_damaged_heads_are_errors_or_lie_within(
     real: bytes, changes: list[tuple[float, int]], cut: float, inserted: bytes
 ) -> None:
     content = bytearray(real)

@@ -7,7 +7,7 @@ import io
 import random
 import struct
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
 import numpy as np
@@ -111,7 +111,6 @@ def test_files_are_tiled_without_loss_if_they_can_be_and_if_a_decoder_reads_them
 
 
 def test_all_images_of_a_kind_are_refused_for_the_same_reason() -> None:
-    """The message about damage says more than the reason."""
     found = defaultdict[str, set[str]](set)
     for height, width in ((20, 30), (9, 15)):
         for file in untileable_jpegs([(height, width)]):
@@ -137,9 +136,7 @@ def test_a_file_truncated_anywhere_is_damaged_even_if_it_ends_in_eoi(name: str, 
             assert _refusal(cut).reason in (ENDS_EARLY, WRONG_MARKER), f"cut at {stop} of {len(content)}"
 
 
-def test_a_file_with_wrong_bytes_is_refused_or_keeps_the_pixels_that_decoders_read(
-    small_files: dict[str, bytes],
-) -> None:
+def test_a_file_with_wrong_bytes_is_refused_or_keeps_its_pixels(small_files: dict[str, bytes]) -> None:
     rng = random.Random(0)
     contents = [content for name, content in small_files.items() if name != "tiled"]
     outcomes = set()
@@ -151,27 +148,11 @@ def test_a_file_with_wrong_bytes_is_refused_or_keeps_the_pixels_that_decoders_re
     assert {TILED, "damaged header", ENDS_EARLY} <= outcomes
 
 
-@pytest.mark.parametrize("rewrite", [tile_jpeg, untile_jpeg], ids=["tile", "untile"])
-def test_an_image_of_width_0_is_refused_even_if_it_has_no_data(rewrite: Callable[[bytes], bytes]) -> None:
-    content = write_jpeg(flat(8, 8), JpegOptions())
-    narrow = patch(patch(content, 0xC0, 3, 0), 0xC0, 4, 0)
-    with pytest.raises(NotTileable):
-        rewrite(narrow[: scan_start(narrow)] + b"\xff\xd9")
-
-
-@pytest.mark.parametrize("payload", [b"", b"\0", b"\0\1\0", b"\0\1\0\0"], ids=len)
-def test_a_restart_interval_of_another_length_is_damage(payload: bytes) -> None:
-    content = write_jpeg(make_picture(8, 8), JpegOptions(parts=(segment(0xDD, payload), "header", "dqt", "sof", "dht")))
-    assert _refusal(content).reason == "damaged header"
-
-
 def test_the_last_byte_of_an_interval_is_filled_with_ones() -> None:
     # A block of the middle gray is a DC difference and an end of block, each the only symbol of its table: code 0.
-    gray = np.full((8, 40), 128, np.uint8)
     options = JpegOptions(factors=SAMPLINGS["gray"], padding=0)
-    assert take_apart(tile_jpeg(write_jpeg(gray, options))).scan == b"\x00\x3f"
-    assert take_apart(tile_jpeg(write_jpeg(gray[:, :24], options))).scan == b"\x03"
-    assert take_apart(tile_jpeg(write_jpeg(gray[:, :8], options))).intervals == [b"\x3f"]
+    for width, scan in ((40, b"\x00\x3f"), (24, b"\x03"), (8, b"\x3f")):
+        assert take_apart(tile_jpeg(write_jpeg(np.full((8, width), 128, np.uint8), options))).scan == scan
     wide = write_jpeg(np.full((8, 88), 128, np.uint8), options)
     assert take_apart(tile_by(wide, 1)).intervals == [b"\x3f"] * 11
     assert take_apart(untile_jpeg(tile_by(wide, 1))).intervals == [b"\x00\x00\x03"]
@@ -179,16 +160,13 @@ def test_the_last_byte_of_an_interval_is_filled_with_ones() -> None:
 
 def test_a_huffman_table_with_a_code_of_all_ones_is_damage() -> None:
     content = write_jpeg(np.full((8, 8), 128, np.uint8), JpegOptions(factors=SAMPLINGS["gray"]))
-    two_codes = HuffmanTable(counts=bytes([2, *[0] * 15]), symbols=b"\x00\x01")
-    two_lengths = HuffmanTable(counts=bytes([1, 1, *[0] * 14]), symbols=b"\x00\x01")
-    for table, is_damaged in ((two_codes, True), (two_lengths, False)):
-        dht = dht_segment({(0, 0): table, (1, 0): table})
-        start = scan_start(content)
-        file = content[: start - 10] + dht + content[start - 10 : start] + b"\x3f\xff\xd9"
-        if is_damaged:
-            assert _refusal(file).reason == "damaged header"
-        else:
-            assert check_file("a table of two codes", file) == TILED
+    files = []
+    for counts in ([2], [1, 1]):
+        table = HuffmanTable(counts=bytes(counts).ljust(16, b"\0"), symbols=b"\x00\x01")
+        dht, start = dht_segment({(0, 0): table, (1, 0): table}), scan_start(content)
+        files.append(content[: start - 10] + dht + content[start - 10 : start] + b"\x3f\xff\xd9")
+    assert _refusal(files[0]).reason == "damaged header"
+    assert check_file("a table of two codes", files[1]) == TILED
 
 
 def test_metadata_that_pillow_reads_is_kept() -> None:
@@ -203,33 +181,40 @@ def test_metadata_that_pillow_reads_is_kept() -> None:
         assert after.quantization == before.quantization  # type: ignore[attr-defined]  # of JPEG images only
 
 
-def test_a_smooth_photograph_becomes_no_larger() -> None:
-    content = write_jpeg(make_picture(64, 96), JpegOptions(factors=SAMPLINGS["4:2:0"], quality=95))
-    assert len(untile_jpeg(content)) < len(content)
+WIDTHS = {
+    (32, 16): 4,
+    (21, 16): 3,
+    (10, 16): 5,
+    (22, 16): 2,
+    (64, 8): 8,
+    (63, 8): 9,
+    (20, 32): 2,
+    (7, 32): 1,
+    (1, 8): 1,
+}
+"""The intervals of rows of so many MCUs of a width."""
+NO_DIVISOR = {(31, 16): 1, (62, 8): 62, (47, 8): 47}
+"""No divisor is 32 to 128 pixels wide: the MCU if it is wide enough, or else the row."""
 
 
-@pytest.mark.parametrize(
-    ("row_mcus", "mcu_width", "interval"),
-    [
-        (32, 16, 4),  # 64 pixels
-        (21, 16, 3),
-        (10, 16, 5),
-        (22, 16, 2),
-        (31, 16, 1),  # No divisor; an MCU is wide enough.
-        (64, 8, 8),
-        (63, 8, 9),
-        (62, 8, 62),  # No divisor of 32 to 128 pixels; an MCU is too narrow: the row.
-        (47, 8, 47),
-        (20, 32, 2),
-        (7, 32, 1),
-        (1, 8, 1),
-    ],
-)
-def test_an_interval_is_about_64_pixels_wide(row_mcus: int, mcu_width: int, interval: int) -> None:
-    assert choose_interval(row_mcus, mcu_width) == interval
+def test_an_interval_is_about_64_pixels_wide() -> None:
+    cases = WIDTHS | NO_DIVISOR
+    assert {row: choose_interval(*row) for row in cases} == cases
 
 
 # Whether a tiled file can be decoded.
+
+
+def test_heads_that_no_image_has_are_damage() -> None:
+    content = write_jpeg(flat(8, 8), JpegOptions())
+    narrow = patch(patch(content, 0xC0, 3, 0), 0xC0, 4, 0)
+    for rewrite in (tile_jpeg, untile_jpeg):
+        with pytest.raises(NotTileable):
+            rewrite(narrow[: scan_start(narrow)] + b"\xff\xd9")
+    for payload in (b"", b"\0", b"\0\1\0", b"\0\1\0\0"):  # Restart intervals of other lengths.
+        parts = (segment(0xDD, payload), "header", "dqt", "sof", "dht")
+        assert _refusal(write_jpeg(make_picture(8, 8), JpegOptions(parts=parts))).reason == "damaged header"
+
 
 PICTURE = make_picture(40, 72)
 GOOD = by_pillow(PICTURE)
@@ -256,23 +241,6 @@ def _outcome(content: bytes) -> str:
     return "certain" if is_certain else "uncertain, but decodable"
 
 
-def test_undamaged_files_of_common_encoders_are_certain() -> None:
-    files = [
-        *(make_jpeg(name, PICTURE, factors=factors).content for name, factors in SAMPLINGS.items()),
-        by_pillow(PICTURE, icc_profile=PROFILE, exif=exif_of(6), comment=b"a comment", dpi=(300, 300)),
-        by_pillow(PICTURE, keep_rgb=True),
-        by_pillow(PICTURE[..., 0].copy(), icc_profile=PROFILE[:500]),
-        tile_jpeg(GOOD),
-    ]
-    assert {_outcome(content) for content in files} == {"certain"}
-
-
-def test_no_file_of_the_corpus_is_certain_but_not_decodable() -> None:
-    outcomes = Counter(_outcome(file.content) for file in small_corpus())
-    assert outcomes["certain"] > 140
-    assert set(outcomes) <= RIGHT
-
-
 def test_no_file_with_random_damage_is_certain_but_not_decodable() -> None:
     originals = write_originals()
     contents = (make_damaged_file(seed, originals)[0] for seed in range(900))
@@ -294,30 +262,37 @@ def test_no_flipped_bit_in_a_head_makes_a_certain_file_undecodable() -> None:
 
 
 def _without(content: bytes, marker: int) -> bytes:
-    for found, start, end in segments_of(content):
-        if found == marker:
-            return content[:start] + content[end:]
-    raise AssertionError("there is no such segment")
+    start, end = next((start, end) for found, start, end in segments_of(content) if found == marker)
+    return content[:start] + content[end:]
 
 
-UNDECODABLE = {
-    "no quantisation table": _without(GOOD, 0xDB),
-    "too wide": make_jpeg("", np.zeros((8, 65_528, 3), np.uint8), factors=((1, 1),)).content,
+CERTAINTY = {
+    "certain": [
+        *(make_jpeg(name, PICTURE, factors=factors).content for name, factors in SAMPLINGS.items()),
+        by_pillow(PICTURE, icc_profile=PROFILE, exif=exif_of(6), comment=b"a comment", dpi=(300, 300)),
+        by_pillow(PICTURE, keep_rgb=True),
+        by_pillow(PICTURE[..., 0].copy(), icc_profile=PROFILE[:500]),
+        tile_jpeg(GOOD),
+    ],
+    "uncertain and not decodable": [  # They can be tiled all the same.
+        _without(GOOD, 0xDB),
+        make_jpeg("too wide", np.zeros((8, 65_528, 3), np.uint8), factors=((1, 1),)).content,
+    ],
+    "uncertain, but decodable": [  # libjpeg warns of them. Their pixels are right, which takes a second look.
+        GOOD.replace(b"JFIF\0\1", b"JFIF\0\2"),
+        GOOD[:2] + segment(0xEE, b"Adobe\0\x64\0\0\0\0\7") + _without(GOOD, 0xE0)[2:],
+        _without(by_pillow(PICTURE, icc_profile=PROFILE), 0xE2),
+        GOOD[:2] + segment(0xE2, b"ICC_PROFILE\0\1\1") + GOOD[2:],
+    ],
 }
-"""Files that can be tiled, but not decoded."""
-
-UNCERTAIN = {
-    "JFIF 2": GOOD.replace(b"JFIF\0\1", b"JFIF\0\2"),
-    "unknown Adobe transform": GOOD[:2] + segment(0xEE, b"Adobe\0\x64\0\0\0\0\7") + _without(GOOD, 0xE0)[2:],
-    "a part of a profile": _without(by_pillow(PICTURE, icc_profile=PROFILE), 0xE2),
-    "an empty profile": GOOD[:2] + segment(0xE2, b"ICC_PROFILE\0\1\1") + GOOD[2:],
-}
-"""Files that libjpeg warns of. Their pixels are right, which takes a second look at them."""
 
 
-def test_some_files_can_be_tiled_but_not_decoded_and_some_are_not_certain() -> None:
-    assert {_outcome(content) for content in UNDECODABLE.values()} == {"uncertain and not decodable"}
-    assert {_outcome(content) for content in UNCERTAIN.values()} == {"uncertain, but decodable"}
+def test_undamaged_files_of_common_encoders_are_certain_and_no_file_of_the_corpus_is_wrongly() -> None:
+    for expected, contents in CERTAINTY.items():
+        assert {_outcome(content) for content in contents} == {expected}
+    outcomes = Counter(_outcome(file.content) for file in small_corpus())
+    assert outcomes["certain"] > 140
+    assert set(outcomes) <= RIGHT
 
 
 def test_the_limit_of_pixels_is_that_of_decoding() -> None:

@@ -1,4 +1,4 @@
-"""The check for machines with a GPU runs its stages within their limits, whatever some of them do."""
+"""The check for machines with a GPU runs its stages within their limits, even if some fail or hang."""
 
 from __future__ import annotations
 
@@ -76,9 +76,7 @@ def test_a_stage_that_hangs_and_one_that_fails_do_not_stop_the_next(
 
 
 @pytest.mark.slow
-def test_limits_follow_the_shares_and_what_is_left_of_the_budget(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_limits_follow_the_shares_and_the_rest_of_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tools.gpu_check.END_S", 0.1)
     sleep = "import time; time.sleep(60)"
     stages = [make_stage(name, sleep, share) for name, share in (("first", 2), ("second", 1))]

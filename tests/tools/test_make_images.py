@@ -37,7 +37,7 @@ def _small_textures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_small_textures")
-def test_the_command_gives_each_class_a_folder_and_the_same_files_as_another_process(
+def test_the_command_writes_the_files_of_every_other_process(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "images"

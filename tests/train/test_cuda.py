@@ -78,9 +78,7 @@ def test_gradients_of_accumulated_batches_are_those_of_one_large_batch() -> None
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_a_deterministic_run_that_is_resumed_equals_an_uninterrupted_one(
-    packed: Path, tmp_path: Path, precision: Any
-) -> None:
+def test_a_resumed_deterministic_run_equals_an_uninterrupted_one(packed: Path, tmp_path: Path, precision: Any) -> None:
     options = {"checkpoint_every": 1, "device": DEVICE, "precision": precision}
     assert_resumes(lambda: make_loader(packed), tmp_path, [StopAfter(3), StopAfter(8)], **options)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from torch import nn
 
 import shardio
 from shardio import BatchRandomErasing, CutMix, MixUp, OneOf
-from shardio.train import Callback, EpochResult, Score, StepRecord, TrainConfig, evaluate, small_resnet, train
+from shardio.train import Callback, Score, StepRecord, TrainConfig, evaluate, small_resnet, train
 from shardio.train.step import make_transforms, warn_of_repeats
 from shardio.transforms import CenterCrop
 from shardio.world import World
@@ -66,7 +66,7 @@ class Collect(Callback):
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize(("num_micro", "accumulate"), [(8, 1), (8, 2), (8, 8), (5, 2), (7, 3), (3, 8)])
 def test_accumulated_microbatches_train_as_one_big_batch(num_micro: int, accumulate: int, optimizer: str) -> None:
-    """Each sample has the same weight, whatever the sizes. An incomplete last group counts as a smaller batch."""
+    """All samples have the same weight. An incomplete last group counts as a smaller batch."""
     micro = make_batches([4, 2, 7, 1, 4, 5, 3, 4][:num_micro])
     big = [join(micro[start : start + accumulate]) for start in range(0, num_micro, accumulate)]
     model = make_network()
@@ -112,7 +112,6 @@ def test_linearly_separable_classes_are_learned(optimizer: str, lr: float, preci
 
 
 def test_the_figures_of_an_epoch_are_means_over_its_samples() -> None:
-    """Larger batches weigh more."""
     batches, val_batches = make_batches([4, 4, 3]), make_batches([5, 2], seed=1)
     model = make_linear()
     expected = [*loss_and_accuracy(model, join(batches)), *loss_and_accuracy(model, join(val_batches))]
@@ -135,45 +134,35 @@ def test_a_line_of_the_log_has_the_mean_of_its_samples() -> None:
     assert [record.loss for record in collect.records] == pytest.approx(expected, abs=1e-6)
     assert [(record.epoch, record.step) for record in collect.records] == [(0, 2), (0, 3)]
     for record in collect.records:
-        assert record.images_per_s > 0
-        assert record.step_s > 0
+        assert min(record.images_per_s, record.step_s) > 0
         assert 0 <= record.data_wait_share <= 1
         assert record.scale == 1
-        assert record.memory_allocated is not None
-        assert record.memory_allocated > 2**20
+        assert (record.memory_allocated or 0) > 2**20
 
 
 class Calls(Callback):
+    """Notes each call with what tells it from others."""
+
     def __init__(self) -> None:
-        self.made: list[tuple[str, int]] = []
-        self.results: list[EpochResult] = []
-
-    def on_start(self, num_epochs: int, num_steps: int) -> None:
-        self.made.append(("start", num_steps))
-
-    def on_batch(self, batch: Any) -> None:
-        self.made.append(("batch", len(batch[1])))
-
-    def on_log(self, record: StepRecord) -> None:
-        self.made.append(("log", record.step))
-
-    def on_epoch(self, result: EpochResult) -> None:
-        self.results.append(result)
-        self.made.append(("epoch", result.epoch))
-
-    def on_end(self, results: list[EpochResult]) -> None:
-        self.made.append(("end", len(results)))
+        self.made: list[tuple[str, Any]] = []
+        notes: dict[str, Callable[..., Any]] = {
+            "on_start": lambda num_epochs, num_steps: num_steps,
+            "on_batch": lambda batch: len(batch[1]),
+            "on_log": lambda record: record.step,
+            "on_epoch": lambda result: result,
+            "on_end": lambda results: results,
+        }
+        for name, note in notes.items():
+            setattr(self, name, lambda *given, name=name, note=note: self.made.append((name, note(*given))))
 
 
 def test_callbacks_are_called_for_every_microbatch_line_of_the_log_and_epoch_in_order() -> None:
-    """A line of the log comes every ``log_every`` steps, and at the end of an epoch for the remaining steps."""
-    calls, two = Calls(), [("batch", 4)] * 2
+    calls, two = Calls(), [("on_batch", 4)] * 2
     config = make_config(epochs=2, accumulate=2, log_every=2)
     results = train(make_linear(), make_batches([4, 4, 4, 4, 3]), config, callbacks=[calls])
-    first = [*two, *two, ("log", 2), ("batch", 3), ("log", 3), ("epoch", 0)]
-    second = [*two, ("log", 4), *two, ("batch", 3), ("log", 6), ("epoch", 1)]
-    assert calls.made == [("start", 0), *first, *second, ("end", 2)]
-    assert calls.results == results
+    first = [*two, *two, ("on_log", 2), ("on_batch", 3), ("on_log", 3), ("on_epoch", results[0])]
+    second = [*two, ("on_log", 4), *two, ("on_batch", 3), ("on_log", 6), ("on_epoch", results[1])]
+    assert calls.made == [("on_start", 0), *first, *second, ("on_end", results)]
 
 
 @pytest.mark.parametrize(
@@ -189,7 +178,7 @@ def test_batches_that_do_not_start_with_images_and_labels_are_refused(batch: Any
         train(make_linear(), [batch], make_config())
 
 
-def test_a_loader_without_a_length_needs_steps_per_epoch() -> None:
+def test_a_loader_needs_batches_and_a_length_or_steps_per_epoch() -> None:
     class Endless:
         def __iter__(self) -> Iterator[Any]:
             return iter(make_batches([4, 4, 4]))
@@ -199,10 +188,6 @@ def test_a_loader_without_a_length_needs_steps_per_epoch() -> None:
     (result,) = train(make_linear(), Endless(), make_config(steps_per_epoch=3))
     (expected,) = train(make_linear(), make_batches([4, 4, 4]), make_config())
     assert (result.loss, result.lr) == (expected.loss, expected.lr)
-
-
-def test_a_loader_without_batches_is_an_error() -> None:
-    """Such as a generator, which is exhausted after an epoch."""
     with pytest.raises(ValueError, match="epoch 1 had no batches: pass a loader that yields"):
         train(make_linear(), iter(make_batches([4, 4])), make_config(epochs=2, steps_per_epoch=2))
     images, labels = make_batches([3])[0]
@@ -272,7 +257,6 @@ def test_soft_labels_of_one_class_train_as_its_number() -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_model_learns_from_mixed_batches(packed: Path, precision: str) -> None:
-    """The labels of each sample are shares of at most two classes. The dataset tells how many there are."""
     collect, config = Collect(), TrainConfig(**{**OPTIONS, "precision": precision}, mixup=0.2, cutmix=1.0)
     (result,) = train(make_model(), make_loader(packed), config, callbacks=[collect])
     assert 0 <= result.accuracy <= 1
@@ -336,20 +320,15 @@ REPEATS = (
 )
 
 
-def test_each_sample_counts_once() -> None:
+def test_each_sample_counts_once_and_repeated_ones_do_not() -> None:
     model, batches = make_linear(), make_batches([5, 5, 1])
-    score = evaluate(model, batches, make_config())
-    assert score.num_images == 11
-    assert [score.loss, score.accuracy] == pytest.approx(loss_and_accuracy(model, join(batches)), abs=1e-6)
-
-
-def test_samples_that_are_marked_as_repeated_do_not_count() -> None:
-    model, (images, labels) = make_linear(), make_batches([6])[0]
-    valid = torch.tensor([True, True, False, True, False, True])
-    score = evaluate(model, [(images, labels, valid)], make_config())
-    assert score.num_images == 4
-    expected = loss_and_accuracy(model, (images[valid], labels[valid]))
-    assert [score.loss, score.accuracy] == pytest.approx(expected, abs=1e-6)
+    marks = [torch.tensor([True, False, True, True, False])] * 2 + [torch.tensor([True])]
+    marked = [(*batch, mark) for batch, mark in zip(batches, marks, strict=True)]
+    valid = [(images[mark], labels[mark]) for images, labels, mark in marked]
+    for given, counted in ((batches, batches), (marked, valid)):
+        score = evaluate(model, given, make_config())
+        assert score.num_images == len(join(counted)[1])
+        assert [score.loss, score.accuracy] == pytest.approx(loss_and_accuracy(model, join(counted)), abs=1e-6)
 
 
 @pytest.mark.parametrize("mode", [True, False])
@@ -378,40 +357,42 @@ def sample(remainder: Any) -> shardio.EpochSampler:
 
 def test_loaders_that_repeat_samples_cause_a_warning_and_others_none(packed: Path) -> None:
     shards, numbers = make_shards(packed, "pad"), (data := range(22))[:21]
-    torch_loader: Any = torchs.DataLoader
+    ours, theirs = shardio.DataLoader, cast(Any, torchs.DataLoader)
     for loader in (
-        shardio.DataLoader(shards, 4),
-        torch_loader(shards, 4),
-        shardio.DataLoader(numbers, 4, sampler=sample("pad")),
-        torch_loader(numbers, 4, sampler=share()),
-        torch_loader(numbers, batch_sampler=torchs.BatchSampler(share(), 4, drop_last=False)),
-        shardio.DevicePrefetcher(shardio.DataLoader(shards, 4), "cpu"),
+        ours(shards, 4),
+        theirs(shards, 4),
+        ours(numbers, 4, sampler=sample("pad")),
+        theirs(numbers, 4, sampler=share()),
+        theirs(numbers, batch_sampler=torchs.BatchSampler(share(), 4, drop_last=False)),
+        shardio.DevicePrefetcher(ours(shards, 4), "cpu"),
     ):
         with pytest.warns(RuntimeWarning, match=REPEATS):
             warn_of_repeats(loader, RANK, stacklevel=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for loader in (
-            *(shardio.DataLoader(make_shards(packed, remainder), 4) for remainder in ("mask", "keep", "drop")),
-            shardio.DataLoader(shards, 4, drop_last=True),
-            shardio.DataLoader(shardio.ShardDataset(packed), 4),
-            *(shardio.DataLoader(numbers, 4, sampler=sample(remainder)) for remainder in ("mask", "keep", "drop")),
-            shardio.DataLoader(numbers, 4),
-            torch_loader(data, 4, sampler=share(22)),
-            torch_loader(numbers, 4, sampler=share(drop_last=True)),
+            *(ours(make_shards(packed, remainder), 4) for remainder in ("mask", "keep", "drop")),
+            *(ours(numbers, 4, sampler=sample(remainder)) for remainder in ("mask", "keep", "drop")),
+            ours(shards, 4, drop_last=True),
+            ours(shardio.ShardDataset(packed), 4),
+            ours(numbers, 4),
+            theirs(data, 4, sampler=share(22)),
+            theirs(numbers, 4, sampler=share(drop_last=True)),
             [],
         ):
             warn_of_repeats(loader, RANK, stacklevel=1)
-        warn_of_repeats(shardio.DataLoader(shards, 4), World(rank=1, world_size=2), stacklevel=1)  # Rank 0 warns.
+        warn_of_repeats(ours(shards, 4), World(rank=1, world_size=2), stacklevel=1)  # Rank 0 warns.
 
 
 def test_training_and_evaluation_warn_at_the_users_line(packed: Path) -> None:
     model, config = make_model(), TrainConfig(**{**OPTIONS, "epochs": 2})
     padded = shardio.DataLoader(make_shards(packed, "pad"), 4)
-    with pytest.warns(RuntimeWarning, match=REPEATS) as caught:
-        train(model, make_loader(packed), config, val_loader=padded)
-    assert [warning.filename for warning in caught] == [__file__]
-    with pytest.warns(RuntimeWarning, match=REPEATS) as caught:
-        evaluate(model, padded, config)
-    assert [warning.filename for warning in caught] == [__file__]
+    runs: list[Callable[[], Any]] = [
+        lambda: train(model, make_loader(packed), config, val_loader=padded),
+        lambda: evaluate(model, padded, config),
+    ]
+    for run in runs:
+        with pytest.warns(RuntimeWarning, match=REPEATS) as caught:
+            run()
+        assert [warning.filename for warning in caught] == [__file__]
     assert evaluate(model, shardio.DataLoader(make_shards(packed, "mask"), 4), config).num_images == 11

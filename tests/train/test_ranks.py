@@ -11,6 +11,7 @@ import os
 import shutil
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,10 @@ class Launch:
     failure: str = ""
 
 
-def _launch(num_ranks: int, directory: Path, runs: list[dict[str, Any]]) -> Launch:
+def _launch(num_ranks: int, directory: Path, runs: list[dict[str, Any]], *, by_torchrun: bool = False) -> Launch:
+    if by_torchrun:
+        done = run_by_torchrun("tests.train.rank_script:train_runs", runs, num_ranks=num_ranks)
+        return Launch(directory=directory, failure=done.stderr if done.returncode else "")
     try:
         run_launched_ranks(train_as_rank, runs, num_ranks=num_ranks)
     except (ProcessRaisedException, ProcessExitedException) as error:
@@ -50,9 +54,15 @@ def _launch(num_ranks: int, directory: Path, runs: list[dict[str, Any]]) -> Laun
     return Launch(directory=directory)
 
 
-def _launch_by_torchrun(num_ranks: int, directory: Path, runs: list[dict[str, Any]]) -> Launch:
-    done = run_by_torchrun("tests.train.rank_script:train_runs", runs, num_ranks=num_ranks)
-    return Launch(directory=directory, failure=done.stderr if done.returncode else "")
+PLAIN: dict[str, Any] = {
+    "config": {"epochs": 1, "optimizer": "sgd", "accumulate": 2, "checkpoint_every": None},
+    "remainder": "drop",
+    "is_plain": True,
+}
+"""A run with full steps alone, and a model whose outputs depend on each sample alone, without random numbers."""
+
+RESUMABLE: dict[str, Any] = {"schedule": "constant", "checkpoint_every": None}
+UNEQUAL: dict[str, Any] = {"accumulate": 2, "checkpoint_every": None}
 
 
 def _run(packed: Path, directory: Path, **options: Any) -> dict[str, Any]:
@@ -86,7 +96,7 @@ def by_torchrun(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Launc
         _run(packed, root / "again", config={"epochs": 1, "resume": False}, repeat=2),
         _run(packed, root / "failed", fail=(1, 3), config={"epochs": 1}),
     ]
-    return _launch_by_torchrun(2, root, runs)
+    return _launch(2, root, runs, by_torchrun=True)
 
 
 @pytest.fixture(scope="module")
@@ -103,28 +113,11 @@ def two_ranks(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Launch:
         _run(packed, root / "from_one_rank", launch=1, config={"checkpoint_every": 1}),
         _run(packed, root / "plain", **PLAIN, batch_size=2),
         _run(packed, root / "torchs", is_torchs=True, config={"epochs": 1, **RESUMABLE}),
-        _run(
-            packed,
-            root / "sizes",
-            config={"accumulate": 2, "checkpoint_every": None},
-            sizes=[[4, 4, 4, 4], [4, 4, 4, 2]],
-            is_plain=True,
-        ),
+        _run(packed, root / "sizes", config=UNEQUAL, sizes=[[4, 4, 4, 4], [4, 4, 4, 2]], is_plain=True),
         _run(packed, root / "nan", nan=(1, 3), config={"log_every": 10, "checkpoint_every": None}),
     ]
     with claimed(root / "busy"):
         return _launch(2, root, runs)
-
-
-PLAIN: dict[str, Any] = {
-    "config": {"epochs": 1, "optimizer": "sgd", "accumulate": 2, "checkpoint_every": None},
-    "remainder": "drop",
-    "is_plain": True,
-}
-"""A run with full steps alone, and a model whose outputs depend on each sample alone, without random numbers."""
-
-
-RESUMABLE: dict[str, Any] = {"schedule": "constant", "checkpoint_every": None}
 
 
 def _read_keys(directory: Path, launch: int) -> list[dict[str, Any]]:
@@ -134,13 +127,6 @@ def _read_keys(directory: Path, launch: int) -> list[dict[str, Any]]:
 
 def _read_ends(directory: Path, num_ranks: int = 2) -> list[dict[str, Any]]:
     return [json.loads((directory / f"end-{rank}.json").read_text()) for rank in range(num_ranks)]
-
-
-def _read_errors(directory: Path) -> list[str]:
-    """Return the errors of the ranks. When a rank ends, the launcher may end the other one before it writes its own."""
-    errors = [path.read_text() for path in directory.glob("error-*.txt")]
-    assert errors
-    return errors
 
 
 def _weights(directory: Path) -> dict[str, torch.Tensor]:
@@ -182,11 +168,15 @@ def test_ranks_resume_after_a_kill_to_the_last_bit(killed: Launch, resumed: Laun
     assert _read_ends(run, 3) == _read_ends(whole, 3)
 
 
-def _assert_all_samples_are_seen(packed: Path, directory: Path, num_steps: int, before: int, after: int) -> None:
-    """Check the keys of a run that was resumed on another number of ranks after this many steps.
-
-    Padding repeats the first of the remaining samples, and no more than needed for equal ranks.
-    """
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "num_steps", "after"), [(3, 6, 1), (1, 3, 2)])
+def test_another_number_of_ranks_resumes_a_run_and_sees_each_sample_once(
+    packed: Path, killed: Launch, two_ranks: Launch, before: int, num_steps: int, after: int
+) -> None:
+    """Padding repeats the first of the remaining samples, and no more than needed for equal ranks."""
+    directory = killed.directory / "on_one_rank" if after == 1 else two_ranks.directory / "from_one_rank"
+    if after == 1:
+        train_as(Settings(**_run(packed, directory, launch=1)))
     dataset = ShardMapDataset(packed, fields="key")
     expected = {dataset[index] for index in range(SAMPLES)}
     for epoch in range(EPOCHS):
@@ -198,18 +188,6 @@ def _assert_all_samples_are_seen(packed: Path, directory: Path, num_steps: int, 
 
 
 @pytest.mark.slow
-def test_one_rank_resumes_a_run_of_three_and_sees_each_sample_once(packed: Path, killed: Launch) -> None:
-    directory = killed.directory / "on_one_rank"
-    train_as(Settings(**_run(packed, directory, launch=1)))
-    _assert_all_samples_are_seen(packed, directory, num_steps=6, before=3, after=1)
-
-
-@pytest.mark.slow
-def test_two_ranks_resume_a_run_of_one_and_see_each_sample_once(packed: Path, two_ranks: Launch) -> None:
-    _assert_all_samples_are_seen(packed, two_ranks.directory / "from_one_rank", num_steps=3, before=1, after=2)
-
-
-@pytest.mark.slow
 def test_one_rank_resumes_a_run_of_two_in_torchs_order_after_an_epoch(packed: Path, two_ranks: Launch) -> None:
     directory = two_ranks.directory / "torchs"
     state = load_checkpoint(directory / "last.pt")
@@ -217,24 +195,20 @@ def test_one_rank_resumes_a_run_of_two_in_torchs_order_after_an_epoch(packed: Pa
     assert one != other
     assert find_shared_state([one, {**other, "_sampler_epoch": 7}]) is None
     settings = Settings(**_run(packed, directory, launch=1, is_torchs=True, config=RESUMABLE))
-    save_checkpoint(directory / "last.pt", {**state, "is_within_epoch": True})
     message = r"from a run with a world size of 2, and cannot be resumed with 1: it was saved within an epoch"
-    with pytest.raises(StateError, match=message):
-        train_as(settings)
-    save_checkpoint(directory / "last.pt", {**state, "is_within_epoch": True, "ranks": [state["ranks"][0]] * 2})
-    with pytest.raises(StateError, match=message):  # Equal states do not say that the rest is the same for all.
-        train_as(settings)
+    for ranks in (state["ranks"], [state["ranks"][0]] * 2):  # Equal states do not say that the rest is the same.
+        save_checkpoint(directory / "last.pt", {**state, "is_within_epoch": True, "ranks": ranks})
+        with pytest.raises(StateError, match=message):
+            train_as(settings)
     save_checkpoint(directory / "last.pt", state)
     train_as(settings)
     dataset = ShardMapDataset(packed, fields="key")
     sampler: Any = DistributedSampler(dataset, 1, 0)
-    for epoch, launch in ((0, 0), (1, 1)):
+    orders: list[Callable[[Any], list[str]]] = [sorted, list]  # Two ranks made the first epoch, in their own order.
+    for epoch, order in enumerate(orders):
         sampler.set_epoch(epoch)
-        lines = _read_keys(directory, launch)
-        keys = [key for line in lines if line["epoch"] == epoch for key in line["keys"]]
-        if epoch == 1:
-            assert keys == [dataset[index] for index in sampler]
-        assert set(keys) == {dataset[index] for index in sampler}
+        keys = [key for line in _read_keys(directory, epoch) if line["epoch"] == epoch for key in line["keys"]]
+        assert order(set(keys) if epoch == 0 else keys) == order([dataset[index] for index in sampler])
 
 
 @pytest.mark.slow
@@ -248,7 +222,6 @@ def test_two_ranks_learn_what_one_learns_from_batches_twice_as_large(two_ranks: 
 
 @pytest.mark.slow
 def test_a_rank_that_fails_ends_the_job_with_its_own_error(by_torchrun: Launch) -> None:
-    """The other rank, which waits for its gradients, does not have to time out."""
     cause = by_torchrun.failure[by_torchrun.failure.index("Root Cause") :]
     assert "ArithmeticError: rank 1 fails on purpose" in cause
     assert "rank      : 1" in cause
@@ -279,34 +252,40 @@ def test_a_rank_that_lost_another_one_reports_that_in_a_later_second(
     assert int(written["extraInfo"]["timestamp"]) == (101 if waits else 100)
 
 
+def _assert_all_ranks_raise(directory: Path, message: str) -> None:
+    """When a rank ends, the launcher may end the other one before it writes its own error."""
+    errors = [path.read_text() for path in directory.glob("error-*.txt")]
+    assert errors
+    assert all(error.startswith(message) for error in errors), errors
+
+
 @pytest.mark.slow
 def test_ranks_with_unequal_numbers_of_batches_are_refused_before_they_wait_for_each_other(two_ranks: Launch) -> None:
     """21 samples, which remainder='keep' does not pad, are 11 batches of one sample and 10."""
-    for error in _read_errors(two_ranks.directory / "unequal"):
-        assert error.startswith("ValueError: all ranks must have the same number of batches, got [11, 10]")
+    message = "ValueError: all ranks must have the same number of batches, got [11, 10]"
+    _assert_all_ranks_raise(two_ranks.directory / "unequal", message)
 
 
 @pytest.mark.slow
 def test_all_ranks_say_which_process_uses_their_directory(two_ranks: Launch) -> None:
     directory = two_ranks.directory / "busy"
     holder = f"process {os.getpid()} on {socket.gethostname()}"
-    for error in _read_errors(directory):
-        assert error.startswith(f"BusyError: {directory} is in use by {holder}, which is training there")
+    _assert_all_ranks_raise(directory, f"BusyError: {directory} is in use by {holder}, which is training there")
     assert {path.name for path in directory.iterdir()} == {LOCK, "error-0.txt", "error-1.txt"}
 
 
 @pytest.mark.slow
 def test_ranks_can_train_again_and_evaluate(by_torchrun: Launch) -> None:
-    """They leave each other after each run, and join again at different times; the score is that of all ranks."""
-    ends = _read_ends(by_torchrun.directory / "again")
-    assert ends[0] == ends[1]
-    assert ends[0]["num_images"] == SAMPLES
+    """They leave the group after each run and join again at different times; the score is that of all ranks."""
+    one, other = _read_ends(by_torchrun.directory / "again")
+    assert one == other
+    assert one["num_images"] == SAMPLES
 
 
 @pytest.mark.slow
 def test_ranks_with_batches_of_different_sizes_keep_equal_weights(two_ranks: Launch) -> None:
-    ends = _read_ends(two_ranks.directory / "sizes")
-    assert ends[0]["weights"] == ends[1]["weights"]
+    one, other = _read_ends(two_ranks.directory / "sizes")
+    assert one["weights"] == other["weights"]
 
 
 @pytest.mark.slow
@@ -315,6 +294,5 @@ def test_a_nan_loss_is_named_by_the_rank_that_has_it(two_ranks: Launch) -> None:
     directory = two_ranks.directory / "nan"
     assert "NonFiniteLossError" in two_ranks.failure
     (keys,) = [line["keys"] for line in _read_keys(directory, 0) if line["step"] == 3 and line["rank"] == 1]
-    for error in _read_errors(directory):
-        named = f"the loss of step 3 on rank 1 is nan (samples: {', '.join(keys)}"
-        assert error.startswith(f"NonFiniteLossError: {named}")
+    named = f"the loss of step 3 on rank 1 is nan (samples: {', '.join(keys)}"
+    _assert_all_ranks_raise(directory, f"NonFiniteLossError: {named}")

@@ -7,6 +7,7 @@ import importlib
 import io
 import json
 import sys
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from PIL import Image, ImageColor
 
 from shardio.train import Callback, EpochResult, StepRecord, TrainConfig, train
 from shardio.train.callbacks import COLUMNS, LOOKS, RatePlot, make_curves, plot_rates, read_figures, write_report
+from tests.files import read_files
 from tests.processes import assert_passes_in_fresh_process
 from tests.train.runs import PLAIN, make_linear, make_separable_batches
 
@@ -104,6 +106,12 @@ def size_and_curves(png: bytes) -> tuple[tuple[int, int], set[str]]:
     return (pixels.shape[1], pixels.shape[0]), found
 
 
+def read_number(cell: str) -> float | None:
+    if cell == "–":
+        return None
+    return float(cell[:-1]) / 100 if cell.endswith("%") else float(cell.replace(",", ""))
+
+
 def change_log(directory: Path, name: str, values: list[Any]) -> None:
     lines = [json.loads(line) for line in (directory / "log.jsonl").read_text().splitlines()]
     epochs = [line for line in lines if line["kind"] == "epoch"]
@@ -118,9 +126,7 @@ def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("has_validation", [True, False])
-def test_the_page_shows_all_epochs_and_the_curves_the_figures_that_callbacks_get(
-    tmp_path: Path, has_validation: bool
-) -> None:
+def test_the_page_and_the_curves_show_the_figures_that_callbacks_get(tmp_path: Path, has_validation: bool) -> None:
     config, listener = make_config(tmp_path), Listener()
     results = run(config, listener, has_validation=has_validation)
     page, png = Page(tmp_path / "report.html"), (tmp_path / "report.png").read_bytes()
@@ -130,19 +136,18 @@ def test_the_page_shows_all_epochs_and_the_curves_the_figures_that_callbacks_get
     assert heading == list(COLUMNS)
     assert len(rows) == len(results) == 3
     for result, row in zip(results, rows, strict=True):
-        cells = dict(zip(heading, row, strict=True))
-        percent = {name: float(cell[:-1]) / 100 for name, cell in cells.items() if cell.endswith("%")}
-        assert int(cells["epoch"]) == result.epoch
-        assert float(cells["loss"]) == pytest.approx(result.loss, abs=1e-4)
-        assert percent["accuracy"] == pytest.approx(result.accuracy, abs=1e-3)
-        assert float(cells["images/s"].replace(",", "")) == pytest.approx(result.num_images / result.train_s, abs=1)
-        assert percent["waiting for data"] == pytest.approx(result.data_wait_s / result.train_s, abs=1e-3)
-        assert float(cells["learning rate"]) == pytest.approx(result.lr, rel=1e-2)
-        if has_validation:
-            assert float(cells["validation loss"]) == pytest.approx(result.val_loss, abs=1e-4)
-            assert percent["validation accuracy"] == pytest.approx(result.val_accuracy, abs=1e-3)
-        else:
-            assert cells["validation loss"] == cells["validation accuracy"] == "–"
+        shown = {name: read_number(cell) for name, cell in zip(heading, row, strict=True)}
+        expected = {
+            "epoch": result.epoch,
+            "loss": pytest.approx(result.loss, abs=1e-4),
+            "accuracy": pytest.approx(result.accuracy, abs=1e-3),
+            "validation loss": pytest.approx(result.val_loss, abs=1e-4) if has_validation else None,
+            "validation accuracy": pytest.approx(result.val_accuracy, abs=1e-3) if has_validation else None,
+            "images/s": pytest.approx(result.num_images / result.train_s, abs=1),
+            "waiting for data": pytest.approx(result.data_wait_s / result.train_s, abs=1e-3),
+            "learning rate": pytest.approx(result.lr, rel=1e-2),
+        }
+        assert shown == expected
     losses = [result.judged_by for result in results]
     assert page.best == [losses.index(min(losses))]
     assert page.texts["h1"] == page.texts["title"] == [f"Training run {tmp_path.name}"]
@@ -175,7 +180,6 @@ def test_the_page_shows_all_epochs_and_the_curves_the_figures_that_callbacks_get
 
 @pytest.mark.usefixtures("no_report", "no_matplotlib")
 def test_the_page_marks_only_the_last_best_epoch(tmp_path: Path) -> None:
-    """The log marks each epoch that was the best so far."""
     run(make_config(tmp_path, epochs=4))
     change_log(tmp_path, "is_best", [True, False, True, False])
     assert write_report(tmp_path) == tmp_path / "report.html"
@@ -196,18 +200,15 @@ def test_names_and_settings_are_escaped(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_report")
-def test_the_same_log_gives_the_same_report_without_matplotlib_the_table(
-    tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_the_same_log_gives_the_same_report(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     run(make_config(tmp_path))
     change_log(tmp_path, "val_loss", [float("nan"), float("inf"), 0.5])  # Those of validation do not stop a run.
-    names = {path.name for path in tmp_path.iterdir()}
-    seen = set()
+    seen, before = list[dict[str, bytes]](), read_files(tmp_path)
     for _ in range(2):
         write_report(tmp_path)
-        seen.add(((tmp_path / "report.html").read_bytes(), (tmp_path / "report.png").read_bytes()))
-    assert len(seen) == 1
-    assert {path.name for path in tmp_path.iterdir()} == names | {"report.html", "report.png"}
+        seen.append(read_files(tmp_path))
+    assert seen[0] == seen[1]
+    assert seen[0].keys() == before.keys() | {"report.html", "report.png"}
     page = Page(tmp_path / "report.html")
     assert [row[3] for row in page.rows[1:]] == ["nan", "inf", "0.5000"]
     assert "validation" in size_and_curves(page.pictures[0])[1]
@@ -241,9 +242,7 @@ def test_an_empty_log_gives_an_empty_report_and_no_log_gives_none(tmp_path: Path
     write_report(tmp_path)
     page = Page(tmp_path / "report.html")
     assert page.texts["p"] == ["Complete epochs: 0. Steps: 0.", "Nothing was logged."]
-    assert not page.pictures
-    assert not page.rows
-    assert not (tmp_path / "report.png").exists()
+    assert (page.pictures, page.rows, (tmp_path / "report.png").exists()) == ([], [], False)
 
 
 @pytest.mark.slow
@@ -281,14 +280,17 @@ def test_a_failed_picture_leaves_no_partial_file(tmp_path: Path, monkeypatch: py
         raise OSError("no space left")
 
     run(make_config(tmp_path, epochs=1))
-    before = {path.name for path in tmp_path.iterdir()}
+    before = read_files(tmp_path).keys()
     monkeypatch.setattr(Figure, "savefig", fail)
-    with pytest.raises(OSError, match="no space left"):
-        write_report(tmp_path)
-    with pytest.raises(OSError, match="no space left"):
-        plot_rates(tmp_path / "lr.png", [(0, 1.0)], [])
+    draws: list[Callable[[], Any]] = [
+        lambda: write_report(tmp_path),
+        lambda: plot_rates(tmp_path / "lr.png", [(0, 1.0)], []),
+    ]
+    for draw in draws:
+        with pytest.raises(OSError, match="no space left"):
+            draw()
     # The old picture would belong to another page.
-    assert {path.name for path in tmp_path.iterdir()} == before - {"report.png"}
+    assert read_files(tmp_path).keys() == before - {"report.png"}
 
 
 # Rates.
@@ -296,7 +298,6 @@ def test_a_failed_picture_leaves_no_partial_file(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("schedule", ["onecycle", "cosine", "cyclic", "step", "constant", "plateau"])
 def test_actual_rates_equal_planned_ones(tmp_path: Path, schedule: str) -> None:
-    """The plateau has no plan."""
     config, is_planned = make_config(None, schedule=schedule), schedule != "plateau"
     plot = RatePlot(tmp_path / "pictures" / "lr.png", config, STEPS_PER_EPOCH)
     run(config, plot)
@@ -337,8 +338,11 @@ def test_only_rank_0_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.usefixtures("no_matplotlib")
 def test_without_matplotlib_the_plot_fails_before_the_training(tmp_path: Path) -> None:
-    with pytest.raises(ImportError, match="pip install matplotlib"):
-        RatePlot(tmp_path / "lr.png", make_config(None), STEPS_PER_EPOCH)
-    with pytest.raises(ImportError, match="pip install matplotlib"):
-        plot_rates(tmp_path / "lr.png", None, [(0, 1.0)])
+    path = tmp_path / "lr.png"
+    for draw in (
+        lambda: RatePlot(path, make_config(None), STEPS_PER_EPOCH),
+        lambda: plot_rates(path, None, [(0, 1.0)]),
+    ):
+        with pytest.raises(ImportError, match="pip install matplotlib"):
+            draw()
     assert not list(tmp_path.iterdir())

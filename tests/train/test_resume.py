@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from shardio import ShardMapDataset
 from shardio.errors import StateError
 from shardio.train import Callback, EpochResult, TrainConfig, load_checkpoint, train
 from shardio.train.callbacks import read_log
+from shardio.train.checkpoint import LOCK
 from shardio.transforms import RandomResizedCrop
+from tests.files import read_files
 from tests.train.runs import (
     BATCH_SIZE,
     EPOCHS,
@@ -33,6 +36,7 @@ from tests.train.runs import (
 )
 
 pytestmark = pytest.mark.usefixtures("no_report")
+
 
 MIXED = {"mixup": 0.4, "cutmix": 1.0, "random_erasing": 0.5, "label_smoothing": 0.1}
 
@@ -73,28 +77,27 @@ def assert_resumes(make: Any, folder: Path, stops: Sequence[Callback], val_loade
 
 
 @pytest.mark.parametrize(
-    ("options", "stops"),
+    ("options", "stops", "num_workers"),
     [
-        ({"checkpoint_every": 1}, [0, 3, 8]),
-        ({"checkpoint_every": 2, "schedule": "plateau"}, [1, 6, 11]),
-        ({"checkpoint_every": 1, **MIXED}, [3, 10]),
-        ({}, [0, 5, 17]),
-        pytest.param({"checkpoint_every": 1}, range(2, EPOCHS * 6, 5), marks=pytest.mark.slow),
+        ({"checkpoint_every": 1}, [0, 3, 8], [0]),
+        ({"checkpoint_every": 2, "schedule": "plateau"}, [1, 6, 11], [0]),
+        ({"checkpoint_every": 1, **MIXED}, [3, 10], [0]),
+        ({}, [0, 5, 17], [0]),
+        pytest.param({"checkpoint_every": 1}, range(2, EPOCHS * 6, 5), [0], marks=pytest.mark.slow),
+        pytest.param({"checkpoint_every": 1}, [8], [0, 2, 1], marks=pytest.mark.slow),
     ],
 )
 def test_stopped_anywhere_and_resumed_equals_uninterrupted(
-    packed: Path, tmp_path: Path, options: dict[str, Any], stops: Sequence[int]
+    packed: Path, tmp_path: Path, options: dict[str, Any], stops: Sequence[int], num_workers: list[int]
 ) -> None:
-    """Losses, rates, weights and validation are bit-identical, no matter how many steps were lost.
-
-    ``tools/train_campaign.py`` kills runs at random moments.
-    """
-    callbacks = [StopAfter(num_batches) for num_batches in stops]
-    assert_resumes(lambda: make_loader(packed), tmp_path, callbacks, make_batches([5, 2], side=16), **options)
+    """``tools/train_campaign.py`` kills runs at random moments."""
+    callbacks, numbers = [StopAfter(num_batches) for num_batches in stops], cycle(num_workers)
+    make = lambda: make_loader(packed, num_workers=next(numbers))  # noqa: E731  # its arguments are long
+    assert_resumes(make, tmp_path, callbacks, make_batches([5, 2], side=16), **options)
 
 
 @pytest.mark.parametrize(("num_workers", "options"), [(0, {}), (0, MIXED), pytest.param(2, {}, marks=pytest.mark.slow)])
-def test_torchs_loader_resumes_at_the_start_of_an_epoch(
+def test_torchs_loader_resumes_at_an_epoch(
     packed: Path, tmp_path: Path, num_workers: int, options: dict[str, Any]
 ) -> None:
     """It has no state, but its order depends only on torch's random numbers, which are restored."""
@@ -149,13 +152,6 @@ def test_checkpoints_within_an_epoch_need_a_loader_with_a_state(packed: Path, tm
             train(make_model(), other, make_config(tmp_path / "other", checkpoint_every=2))
 
 
-@pytest.mark.slow
-def test_the_number_of_workers_may_change(packed: Path, tmp_path: Path) -> None:
-    numbers = iter([0, 2, 1])
-    make = lambda: make_loader(packed, num_workers=next(numbers))  # noqa: E731
-    assert_resumes(make, tmp_path, [StopAfter(8)], checkpoint_every=1)
-
-
 def test_a_finished_run_does_nothing_until_more_epochs_are_wanted(packed: Path, tmp_path: Path) -> None:
     config = make_config(tmp_path, schedule="constant")
     first = train(make_model(), make_loader(packed), config)
@@ -180,7 +176,6 @@ def test_without_resume_a_run_starts_over(packed: Path, tmp_path: Path) -> None:
 
 
 def test_the_best_checkpoint_has_the_lowest_validation_loss(packed: Path, tmp_path: Path) -> None:
-    """The labels are random: the model soon gets worse on them, and best.pt stays."""
     val_loader, config = make_batches([20], side=16), make_config(tmp_path, epochs=6, lr=0.1)
     results = train(make_model(), make_loader(packed), config, val_loader=val_loader)
     best = min(results, key=lambda result: result.judged_by)
@@ -192,26 +187,24 @@ def test_the_best_checkpoint_has_the_lowest_validation_loss(packed: Path, tmp_pa
 def test_other_settings_another_model_and_another_order_are_refused(packed: Path, tmp_path: Path) -> None:
     train(make_model(), make_loader(packed), make_config(tmp_path, epochs=1))
     before = (tmp_path / "last.pt").read_bytes()
-    others: list[tuple[dict[str, Any], str]] = [
-        ({"lr": 0.03}, r"lr was 0\.02 and is now 0\.03"),
-        ({"optimizer": "sgd", "seed": 4}, r"optimizer was 'adamw' and is now 'sgd'; seed was 0 and is now 4"),
-        ({"accumulate": 1}, "accumulate was 2 and is now 1"),
-        ({"mixup": 0.2}, r"mixup was 0\.0 and is now 0\.2"),
-    ]
-    for options, message in others:
-        with pytest.raises(StateError, match=message):
-            train(make_model(), make_loader(packed), make_config(tmp_path, **options))
-    with pytest.raises(StateError, match=r"last\.pt is from a run with another model"):
-        train(make_linear(side=16), make_loader(packed), make_config(tmp_path))
     dataset = ShardMapDataset(packed, fields=("image", "label", "key"), transform=RandomResizedCrop(16))
-    loader = shardio.DataLoader(dataset, BATCH_SIZE, sampler=shardio.EpochSampler(dataset, seed=2))
-    with pytest.raises(StateError, match="seed"):
-        train(make_model(), loader, make_config(tmp_path))
+    other_order = shardio.DataLoader(dataset, BATCH_SIZE, sampler=shardio.EpochSampler(dataset, seed=2))
+    model, loader = make_model(), make_loader(packed)
+    others: list[tuple[Any, Any, dict[str, Any], str]] = [
+        (model, loader, {"lr": 0.03}, r"lr was 0\.02 and is now 0\.03"),
+        (model, loader, {"optimizer": "sgd", "seed": 4}, r"was 'adamw' and is now 'sgd'; seed was 0 and is now 4"),
+        (model, loader, {"accumulate": 1}, "accumulate was 2 and is now 1"),
+        (model, loader, {"mixup": 0.2}, r"mixup was 0\.0 and is now 0\.2"),
+        (make_linear(side=16), loader, {}, r"last\.pt is from a run with another model"),
+        (model, other_order, {}, "seed"),
+    ]
+    for own, batches, options, message in others:
+        with pytest.raises(StateError, match=message):
+            train(own, batches, make_config(tmp_path, **options))
     assert (tmp_path / "last.pt").read_bytes() == before
 
 
 def test_more_epochs_do_not_raise_a_rate_that_was_cut(packed: Path, tmp_path: Path) -> None:
-    """The period, by default a third of the epochs, stays as it was at the start."""
     train(make_model(), make_loader(packed), make_config(tmp_path, schedule="step"))
     results = train(make_model(), make_loader(packed), make_config(tmp_path, schedule="step", epochs=6))
     rates = [result.lr for result in results]
@@ -266,13 +259,14 @@ def test_the_log_of_another_tool_is_refused_and_nothing_is_removed(tmp_path: Pat
     for name in ("last.pt", "best.pt", "log.jsonl"):
         (tmp_path / "log.jsonl").write_bytes(b"\n" + content)
         (tmp_path / ".last.pt.1.partial").write_bytes(b"")
-        before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name != ".run.lock"}
+        (tmp_path / LOCK).unlink(missing_ok=True)
+        before = read_files(tmp_path)
         for resume in (True, False):
-            with pytest.raises(StateError, match=r"log\.jsonl is not the log .*, because line 2 ") as caught:
+            message = r"log\.jsonl is not the log .*, because line 2 .*move the file, or use another directory"
+            with pytest.raises(StateError, match=message):
                 train_logged(tmp_path, resume=resume)
-            assert "move the file, or use another directory" in str(caught.value)
-            (tmp_path / ".run.lock").unlink()
-            assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+            (tmp_path / LOCK).unlink()
+            assert read_files(tmp_path) == before
         (tmp_path / name).unlink()  # It is refused with one checkpoint and without any as well.
 
 

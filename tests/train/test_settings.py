@@ -78,7 +78,6 @@ def test_settings_out_of_bounds_are_refused(options: dict[str, Any], message: st
 
 
 def test_each_setting_is_described_once_and_in_order() -> None:
-    """The command line takes the help of its options from here."""
     described = re.findall(r"^ {4}(\w+): ", str(inspect.getdoc(TrainConfig)), re.MULTILINE)
     assert described == [setting.name for setting in fields(TrainConfig)]
 
@@ -90,7 +89,6 @@ def test_every_choice_of_a_setting_is_implemented() -> None:
 
 
 def test_all_public_names_can_be_loaded_and_the_settings_without_torch() -> None:
-    """So the command line can show its options at once."""
     assert all(getattr(shardio.train, name) is not None for name in shardio.train.__all__)
     assert dir(shardio.train) == shardio.train.__all__
     with pytest.raises(AttributeError, match=r"No shardio\.train attribute nothing"):
@@ -131,18 +129,23 @@ def test_settings_and_data_become_pythons_types_which_a_checkpoint_can_be_read_w
     assert TrainConfig(**settings, data=data).find_differences(saved) == ["Python's was 7 and is now 8"]
 
 
-@pytest.mark.parametrize("value", [None, [1], b"a", 1j, np.array([1.0]), torch.ones(2), Path("a")], ids=repr)
-def test_data_of_other_types_are_refused_by_name(value: Any) -> None:
-    with pytest.raises(TypeError, match=r"data\['crop'\] must be a number or a string, got "):
-        TrainConfig(data={"crop": value})
+BAD_DATA: list[tuple[dict[Any, Any], type[Exception], str]] = [
+    *(
+        ({"crop": value}, TypeError, r"data\['crop'\] must be a number or a string, got ")
+        for value in (None, [1], b"a", 1j, np.array([1.0]), torch.ones(2), Path("a"))
+    ),
+    ({3: 1}, TypeError, "data must have strings as names, got 3"),
+    *(
+        ({each.name: 1}, ValueError, f"data must not hold {each.name!r}, which is a setting of TrainConfig")
+        for each in fields(TrainConfig)
+    ),
+]
 
 
-def test_names_in_data_must_be_strings_and_not_those_of_settings() -> None:
-    with pytest.raises(TypeError, match="data must have strings as names, got 3"):
-        TrainConfig(data={3: 1})  # type: ignore[dict-item]  # what is tested
-    for name in [field.name for field in fields(TrainConfig)]:
-        with pytest.raises(ValueError, match=f"data must not hold {name!r}, which is a setting of TrainConfig"):
-            TrainConfig(data={name: 1})
+@pytest.mark.parametrize(("data", "error", "message"), BAD_DATA)
+def test_data_of_other_types_or_names_are_refused(data: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        TrainConfig(data=data)
 
 
 def test_settings_that_an_earlier_version_lacked_had_their_defaults() -> None:
@@ -214,105 +217,89 @@ def take(optimizer: torch.optim.Optimizer, schedule: Any, num_steps: int) -> lis
     return rates
 
 
-def make_one_cycle(optimizer: torch.optim.SGD, warmup: float) -> Any:
-    return OneCycleLR(optimizer, LR, total_steps=NUM_STEPS, pct_start=warmup, cycle_momentum=False)
-
-
-def make_cosine(optimizer: torch.optim.SGD, warmup: float) -> Any:
+def make_cosine(optimizer: Any, warmup: float) -> Any:
     num_warm = round(warmup * NUM_STEPS)
     rise = LinearLR(optimizer, 1 / (num_warm + 1), total_iters=num_warm)
     return SequentialLR(optimizer, [rise, CosineAnnealingLR(optimizer, NUM_STEPS - num_warm)], [num_warm])
 
 
-def make_step(optimizer: torch.optim.SGD, period: float) -> Any:
-    return StepLR(optimizer, round(period * STEPS_PER_EPOCH), 0.1)
+def steps_of(period: float) -> int:
+    return round(period * STEPS_PER_EPOCH)
 
 
-def make_cyclic(optimizer: torch.optim.SGD, period: float) -> Any:
-    return CyclicLR(optimizer, LR / 10, LR, round(period * STEPS_PER_EPOCH) // 2, cycle_momentum=False)
+FIXED: dict[str, Any] = {"cycle_momentum": False}
+ORACLES: dict[str, tuple[Callable[[Any, float], Any], str, tuple[float, ...]]] = {
+    "onecycle": (
+        lambda optimizer, warmup: OneCycleLR(optimizer, LR, total_steps=NUM_STEPS, pct_start=warmup, **FIXED),
+        "warmup",
+        (0.05, 0.3, 0.5),
+    ),
+    "cosine": (make_cosine, "warmup", (0.05, 0.3, 0.5)),
+    "step": (lambda optimizer, period: StepLR(optimizer, steps_of(period), 0.1), "period", (2, 2.5, 4)),
+    "cyclic": (
+        lambda optimizer, period: CyclicLR(optimizer, LR / 10, LR, steps_of(period) // 2, **FIXED),
+        "period",
+        (2, 2.5, 4),
+    ),
+    "plateau": (lambda optimizer, period: ReduceLROnPlateau(optimizer, patience=period - 1), "period", (1, 2, 3)),  # type: ignore[arg-type]  # whole epochs
+}
+LOSSES = [3.0, 2.0, 2.0, 2.1, 2.2, 1.9, 2.0, 2.0, 2.0, 2.0, 2.0]
 
 
 @pytest.mark.filterwarnings("ignore:The epoch parameter in:UserWarning")  # SequentialLR of torch 2.6 passes it.
-@pytest.mark.parametrize(
-    ("name", "make", "setting", "values"),
-    [
-        ("onecycle", make_one_cycle, "warmup", (0.05, 0.3, 0.5)),
-        ("cosine", make_cosine, "warmup", (0.05, 0.3, 0.5)),
-        ("step", make_step, "period", (2, 2.5, 4)),
-        ("cyclic", make_cyclic, "period", (2, 2.5, 4)),
-    ],
-)
-def test_rates_equal_those_of_torchs_schedulers(
-    name: str, make: Callable[[torch.optim.SGD, float], Any], setting: str, values: tuple[float, ...]
-) -> None:
+@pytest.mark.parametrize("name", ORACLES)
+def test_rates_equal_those_of_torchs_schedulers(name: str) -> None:
+    make, setting, values = ORACLES[name]
     for value in values:
         optimizer, other = make_sgd(), make_sgd()
         schedule = LrSchedule(optimizer, make_config(schedule=name, **{setting: value}), STEPS_PER_EPOCH)
-        expected = take(other, make(other, value), NUM_STEPS)
-        assert take(optimizer, schedule, NUM_STEPS) == pytest.approx(expected, rel=1e-9)
-
-
-@pytest.mark.parametrize("period", [1, 2, 3])
-def test_plateau_is_torchs_and_depends_on_the_losses_of_epochs(period: int) -> None:
-    losses = [3.0, 2.0, 2.0, 2.1, 2.2, 1.9, 2.0, 2.0, 2.0, 2.0, 2.0]
-    optimizer, other = make_sgd(), make_sgd()
-    schedule = LrSchedule(optimizer, make_config(schedule="plateau", period=period), STEPS_PER_EPOCH)
-    oracle = ReduceLROnPlateau(other, factor=0.1, patience=period - 1)
-    rates = []
-    for loss in losses:
-        take(optimizer, schedule, 3)
-        schedule.end_epoch(loss)
-        oracle.step(loss)
-        rates.append(float(optimizer.param_groups[0]["lr"]))
-        assert rates[-1] == pytest.approx(other.param_groups[0]["lr"])
-    assert min(rates) < LR / 5
+        oracle = make(other, value)
+        if name != "plateau":
+            expected = take(other, oracle, NUM_STEPS)
+            assert take(optimizer, schedule, NUM_STEPS) == pytest.approx(expected, rel=1e-9)
+            continue
+        for loss in LOSSES:
+            take(optimizer, schedule, 3)
+            schedule.end_epoch(loss)
+            oracle.step(loss)
+            assert optimizer.param_groups[0]["lr"] == pytest.approx(other.param_groups[0]["lr"])
+        assert optimizer.param_groups[0]["lr"] < LR / 5
 
 
 @pytest.mark.parametrize("name", PLANNED)
-def test_the_plan_predicts_the_actual_rates(name: str) -> None:
-    optimizer, config = make_sgd(), make_config(schedule=name)
-    taken = take(optimizer, LrSchedule(optimizer, config, STEPS_PER_EPOCH), NUM_STEPS)
-    assert plan_rates(config, STEPS_PER_EPOCH) == list(enumerate(taken))
-    assert (set(taken) == {LR}) == (name == "constant")
+def test_the_plan_predicts_the_actual_rates_also_of_the_shortest_runs(name: str) -> None:
+    """No rate of a planned step is 0. Steps after the plan, which a longer epoch may have, are not an error."""
+    for epochs, steps_per_epoch in ((1, 1), (1, 2), (2, 1), (3, 1), (EPOCHS, STEPS_PER_EPOCH)):
+        optimizer, config = make_sgd(), make_config(epochs=epochs, schedule=name)
+        rates = take(optimizer, LrSchedule(optimizer, config, steps_per_epoch), epochs * steps_per_epoch + 2)
+        planned = list(enumerate(rates[:-2]))
+        assert plan_rates(config, steps_per_epoch) == planned
+        assert all(0 < rate <= LR for rate in rates[:-2])
+        assert all(0 <= rate <= LR for rate in rates)
+    assert (set(rates[:-2]) == {LR}) == (name == "constant")
     sparse = plan_rates(config, STEPS_PER_EPOCH, max_points=10)
     assert len(sparse) <= 10
-    assert set(sparse) <= set(enumerate(taken))
-
-
-@pytest.mark.parametrize("name", PLANNED)
-def test_the_shortest_runs_have_valid_rates(name: str) -> None:
-    """No rate of a planned step is 0. Steps after the plan, which a longer epoch may have, are not an error."""
-    for epochs, steps_per_epoch in ((1, 1), (1, 2), (2, 1), (3, 1)):
-        optimizer = make_sgd()
-        schedule = LrSchedule(optimizer, make_config(epochs=epochs, schedule=name), steps_per_epoch)
-        rates = take(optimizer, schedule, epochs * steps_per_epoch + 2)
-        assert all(0 < rate <= LR for rate in rates[: epochs * steps_per_epoch])
-        assert all(0 <= rate <= LR for rate in rates)
+    assert set(sparse) <= set(planned)
 
 
 @pytest.mark.parametrize("name", [*PLANNED, "plateau"])
 def test_stopped_and_resumed_equals_uninterrupted(name: str) -> None:
-    def make() -> tuple[torch.optim.SGD, LrSchedule]:
-        optimizer = make_sgd()
-        return optimizer, LrSchedule(optimizer, make_config(schedule=name, period=1), STEPS_PER_EPOCH)
-
-    def drive(optimizer: torch.optim.SGD, schedule: LrSchedule, steps: range) -> list[float]:
-        rates = []
+    def drive(steps: range, states: Any = None) -> tuple[list[float], Any]:
+        optimizer, rates = make_sgd(), []
+        schedule = LrSchedule(optimizer, make_config(schedule=name, period=1), STEPS_PER_EPOCH)
+        if states is not None:
+            optimizer.load_state_dict(states[0])
+            schedule.load_state_dict(states[1])
         for step in steps:
             rates += take(optimizer, schedule, 1)
             if (step + 1) % STEPS_PER_EPOCH == 0:
                 schedule.end_epoch(1.0)
-        return rates
+        return rates, copy.deepcopy((optimizer.state_dict(), schedule.state_dict()))
 
-    whole = drive(*make(), range(NUM_STEPS))
+    whole, _ = drive(range(NUM_STEPS))
     for num_before in (0, 1, 20, NUM_STEPS - 1):
-        optimizer, schedule = make()
-        drive(optimizer, schedule, range(num_before))
-        states = copy.deepcopy((optimizer.state_dict(), schedule.state_dict()))
-        optimizer, schedule = make()
-        optimizer.load_state_dict(states[0])
-        schedule.load_state_dict(states[1])
-        assert drive(optimizer, schedule, range(num_before, NUM_STEPS)) == whole[num_before:]
+        _, states = drive(range(num_before))
+        assert drive(range(num_before, NUM_STEPS), states)[0] == whole[num_before:]
 
 
 @pytest.mark.parametrize("name", ["onecycle", "cosine", "cyclic", "step"])
@@ -329,10 +316,9 @@ def test_on_another_number_of_ranks_the_same_share_of_the_plan_remains(name: str
 
 
 def test_parameter_groups_keep_their_own_highest_rates() -> None:
-    weights = [nn.Parameter(torch.zeros(1)) for _ in range(2)]
-    optimizer = torch.optim.SGD([{"params": [weights[0]], "lr": 1.0}, {"params": [weights[1]], "lr": 0.01}])
+    groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr": lr} for lr in (1.0, 0.01)]
+    optimizer = torch.optim.SGD(groups)
     schedule = LrSchedule(optimizer, make_config(schedule="cosine"), STEPS_PER_EPOCH)
     for _ in range(20):
-        optimizer.step()
-        schedule.step()
+        take(optimizer, schedule, 1)
         assert optimizer.param_groups[0]["lr"] == pytest.approx(100 * optimizer.param_groups[1]["lr"])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import math
 import random
+import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from operator import length_hint
 from pathlib import Path
 from typing import Any
@@ -61,7 +63,6 @@ def test_each_gradient_is_clipped_by_its_magnitude() -> None:
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_half_precision_skips_a_step_whose_gradients_overflow_and_lowers_its_scale(fused: bool) -> None:
-    """A skipped step is counted, and does not change weights, optimiser and schedule."""
     model, (batch,) = make_network(), _floats([4])
     optimizer = torch.optim.AdamW(model.parameters(), 0.01, fused=fused)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
@@ -81,42 +82,36 @@ def test_half_precision_skips_a_step_whose_gradients_overflow_and_lowers_its_sca
 
 
 def test_gradients_are_unscaled_before_they_are_clipped() -> None:
-    model, (batch,) = make_network(), _floats([4])
-    other = copy.deepcopy(model)
-    scaled = TrainStep(model, _sgd(model), precision="fp16", clip_norm=1e-3)
-    plain = TrainStep(other, _sgd(other), clip_norm=1e-3)
-    scaled(*batch)
-    plain(*batch)
-    assert scaled.scaler.get_scale() > 1000
-    assert scaled.grad_norm is not None
-    assert plain.grad_norm is not None
-    assert float(scaled.grad_norm) == pytest.approx(float(plain.grad_norm), rel=0.02)
+    norms, (batch,) = list[float](), _floats([4])
+    for precision in ("fp16", "fp32"):
+        model = make_network()
+        step = TrainStep(model, _sgd(model), precision=precision, clip_norm=1e-3)
+        step(*batch)
+        assert step.grad_norm is not None
+        norms.append(float(step.grad_norm))
+        assert (step.scaler.get_scale() > 1000) == (precision == "fp16")
+    assert norms[0] == pytest.approx(norms[1], rel=0.02)
 
 
-@pytest.mark.parametrize(
-    ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
-)
-def test_the_model_computes_in_the_precision_and_keeps_its_weights(precision: Any, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", "float32"), ("bf16", "bfloat16"), ("fp16", "float16")])
+def test_the_model_computes_in_the_precision_and_keeps_its_weights(precision: Any, dtype: str) -> None:
     model, (batch,) = make_network(), _floats([4])
     outputs, loss = TrainStep(model, _sgd(model), precision=precision)(*batch)
-    assert outputs.dtype == dtype
-    assert not outputs.requires_grad
-    assert not loss.requires_grad
-    assert all(weight.dtype == torch.float32 for weight in model.parameters())
+    assert (outputs.dtype, outputs.requires_grad, loss.requires_grad) == (getattr(torch, dtype), False, False)
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
 
 
 def test_an_optimiser_stays_as_fused_as_it_was_made() -> None:
     """A checkpoint may come from another device."""
     (batch,) = _floats([4])
-    steps = list[TrainStep]()
-    for fused in (True, False):
-        model = make_network()
-        steps.append(TrainStep(model, torch.optim.AdamW(model.parameters(), 0.01, fused=fused)))
-    steps[0](*batch)
-    for one, other in ((0, 1), (1, 0)):
-        steps[other].load_state_dict(steps[one].state_dict())
-        assert steps[other].optimizer.param_groups[0]["fused"] == (other == 0)
-        steps[other](*batch)
+    models = make_network(), make_network()
+    optimizers = [torch.optim.AdamW(each.parameters(), 0.01, fused=each is models[0]) for each in models]
+    fused, plain = steps = [TrainStep(*each) for each in zip(models, optimizers, strict=True)]
+    fused(*batch)
+    for one, other in ((fused, plain), (plain, fused)):
+        other.load_state_dict(one.state_dict())
+        other(*batch)
+        assert [step.optimizer.param_groups[0]["fused"] for step in steps] == [True, False]
 
 
 def test_a_step_leaves_no_hook_on_the_optimiser() -> None:
@@ -134,64 +129,45 @@ def test_a_step_continues_from_its_state() -> None:
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
         return TrainStep(model, optimizer, schedule=schedule, precision="fp16")
 
-    batches = _floats([4] * 6)
-    whole, first, second = make(), make(), make()
+    batches, (whole, first, second) = _floats([4] * 6), (make() for _ in range(3))
     losses = [float(whole(*batch)[1]) for batch in batches]
     assert [float(first(*batch)[1]) for batch in batches[:3]] == losses[:3]
-    state, weights = copy.deepcopy(first.state_dict()), copy.deepcopy(first.model.state_dict())
-    second.load_state_dict(state)
-    second.model.load_state_dict(weights)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    second.model.load_state_dict(first.model.state_dict())
     assert [float(second(*batch)[1]) for batch in batches[3:]] == losses[3:]
     assert (second.num_steps, second.lr) == (whole.num_steps, whole.lr)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 10])
-def test_groups_contain_all_batches_in_order_and_the_last_batch_ends_a_group(size: int) -> None:
-    """No batch is taken past the end of a group."""
+def test_groups_contain_all_batches_in_order_and_none_is_taken_past_their_ends(size: int) -> None:
     for num_batches in range(8):
-        batches, ends, left = list[int](), list[int](), iter(range(num_batches))
-        for batch, ends_step in in_groups(left, size):
-            batches.append(batch)
-            if ends_step:
-                ends.append(batch)
-                assert length_hint(left) == num_batches - len(batches)
-        assert batches == list(range(num_batches))
-        expected = [number for number in range(num_batches) if (number + 1) % size == 0 or number + 1 == num_batches]
-        assert ends == expected
+        left, expected = iter(range(num_batches)), list[tuple[int, bool]]()
+        for number, (batch, ends_step) in enumerate(in_groups(left, size)):
+            expected.append((number, (number + 1) % size == 0 or number + 1 == num_batches))
+            assert (batch, ends_step) == expected[-1]
+            assert not ends_step or length_hint(left) == num_batches - len(expected)
+        assert len(expected) == num_batches
 
 
 def test_hooks_change_the_loss_that_gradients_are_computed_from() -> None:
-    model, (batch,) = make_network(), _floats([4])
-    other = copy.deepcopy(model)
-
-    def doubled(loss: torch.Tensor, step: TrainStep) -> torch.Tensor:
-        return loss * 2
-
-    _, loss = TrainStep(model, _sgd(model, 0.1), hooks=[doubled])(*batch)
+    model, other, (batch,) = make_network(), make_network(), _floats([4])
+    _, loss = TrainStep(model, _sgd(model, 0.1), hooks=[lambda loss, step: loss * 2])(*batch)
     _, plain_loss = TrainStep(other, _sgd(other, 0.2))(*batch)
     assert float(loss) == float(plain_loss)
-    for one, expected in zip(weights_of(model), weights_of(other), strict=True):
-        torch.testing.assert_close(one, expected)
     assert math.isfinite(float(loss))
+    torch.testing.assert_close(weights_of(model), weights_of(other))
 
 
 def _draw() -> tuple[list[float], float, float]:
     return torch.rand(3).tolist(), float(np.random.rand()), random.random()
 
 
-def test_different_words_give_different_numbers() -> None:
-    """Even if their sums, or their digits, are the same."""
-    drawn = set()
-    for words in [(1,), (2,), (1, 0), (1, 2), (2, 1), (12,), (0, 3), (3, 0)]:
+def test_different_words_give_different_numbers_and_restored_states_repeat_them() -> None:
+    drawn, device = set[str](), torch.device("cpu")
+    for words in [(1,), (2,), (1, 0), (1, 2), (2, 1), (12,), (0, 3), (3, 0)]:  # Some have equal sums or digits.
         seed_everything(*words)
         drawn.add(str(_draw()))
     assert len(drawn) >= 7  # SeedSequence treats (1,) and (1, 0) as equal.
-
-
-def test_restored_states_repeat_the_same_numbers() -> None:
-    device = torch.device("cpu")
-    seed_everything(5)
-    _draw()
     states = random_states(device)
     expected = [_draw() for _ in range(3)]
     load_random_states(states, device)
@@ -204,15 +180,11 @@ def test_deterministic_algorithms_are_used_only_within_the_block() -> None:
         return torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark, precision
 
     before = settings()
-    with algorithms(deterministic=True):
-        assert settings() == (True, False, before[2])
-    assert settings() == before
-    with algorithms(deterministic=False, tf32=True):
-        assert settings() == (False, True, "high")
-    assert settings() == before
-    with pytest.raises(LookupError), algorithms(deterministic=True):
-        raise LookupError
-    assert settings() == before
+    for deterministic, tf32, precision in ((True, False, before[2]), (False, True, "high")):
+        with suppress(LookupError), algorithms(deterministic=deterministic, tf32=tf32):
+            assert settings() == (deterministic, not deterministic, precision)
+            raise LookupError
+        assert settings() == before
 
 
 def test_precisions_that_the_user_set_by_torchs_newer_names_are_kept() -> None:
@@ -244,9 +216,9 @@ def _measure_a_large_tensor() -> None:
     assert after.allocated - before.allocated > 0.9 * tensor.nbytes
     assert after.reserved >= after.allocated
     (line,) = said
-    assert line.startswith("a tensor: allocated +")
-    figure = float(line.split("+")[1].split()[0])
-    assert 0.9 * tensor.nbytes < figure * 2**20 < 2 * tensor.nbytes
+    found = re.match(r"a tensor: allocated \+(\S+) ", line)
+    assert found is not None
+    assert 0.9 * tensor.nbytes < float(found[1]) * 2**20 < 2 * tensor.nbytes
 
 
 pytestmark = [

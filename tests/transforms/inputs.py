@@ -5,12 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 NUM_DRAWS = 20_000
 
-THRESHOLD = 1.95 * (2 / NUM_DRAWS) ** 0.5
-"""Two samples of one distribution exceed it once in a thousand cases (Kolmogorov-Smirnov). Seeds are fixed."""
+
+def ks_limit(num_draws: int) -> float:
+    """Return what two samples of one distribution exceed once in 1,000 cases (Kolmogorov-Smirnov); seeds are fixed."""
+    return float(1.95 * (2 / num_draws) ** 0.5)
+
+
+THRESHOLD = ks_limit(NUM_DRAWS)
 
 
 def make_noise(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
@@ -25,8 +30,9 @@ def repeat_size(height: int, width: int, times: int) -> NDArray[np.int64]:
     return np.tile(np.array([height, width], dtype=np.int64), (times, 1))
 
 
-def ks_distance(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
+def ks_distance(a: ArrayLike, b: ArrayLike) -> float:
     """Return the largest difference of the two cumulative distributions."""
+    a, b = np.asarray(a), np.asarray(b)
     values = np.unique(np.concatenate([a, b]))
     shares = [np.searchsorted(np.sort(sample), values, side="right") / len(sample) for sample in (a, b)]
     return float(np.abs(shares[0] - shares[1]).max())
@@ -39,7 +45,6 @@ def assert_uniform(values: Any, low: float, high: float, limit: float = 0.015) -
 
 
 def chi_square(values: Any, count: int) -> float:
-    """Return how much the frequencies of integers below ``count`` differ from equal ones."""
     frequencies, expected = np.bincount(values.reshape(-1), minlength=count), values.size / count
     assert len(frequencies) == count
     return float(((frequencies - expected) ** 2 / expected).sum())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import math
 import random
 from functools import cache
@@ -29,34 +28,23 @@ def resized_size(height: int, width: int, size: int) -> Size:
 
 
 @given(height=st.integers(1, 5000), width=st.integers(1, 5000), size=st.integers(1, 1000))
-def test_one_number_is_the_shorter_side_and_the_longer_keeps_the_proportions_rounded_down(
-    height: int, width: int, size: int
-) -> None:
+def test_one_number_is_the_shorter_side_and_the_longer_is_rounded_down(height: int, width: int, size: int) -> None:
     new_size = Resize(size).draw(repeat_size(height, width, 1), make_rng_keys(1))[0]
     assert tuple(new_size.tolist()) == resized_size(height, width, size)
 
 
-class InterpolationMode(enum.Enum):
-    """As torchvision's."""
-
-    BILINEAR = "bilinear"
-    BICUBIC = "bicubic"
-
-
-@pytest.mark.parametrize("mode", InterpolationMode)
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("kind", [Resize, RandomResizedCrop])
-def test_an_antialiased_resize_has_pillows_pixels(kind: Any, mode: InterpolationMode) -> None:
+def test_an_antialiased_resize_has_pillows_pixels(kind: Any, mode: str) -> None:
     """No crop here shrinks its height more than its width, so all versions of Pillow agree."""
     image, size = make_noise(60, 90), (40, 51)
     whole: dict[str, Any] = {"scale": (1, 1), "ratio": (1.5, 1.5)} if kind is RandomResizedCrop else {}
-    expected = Image.fromarray(image).resize(size[::-1], Image.Resampling[mode.name])
-    for interpolation in (mode, mode.value):
-        transform = kind(size, interpolation=interpolation, antialias=True, **whole)
-        np.testing.assert_array_equal(transform(image), np.asarray(expected))
-    with pytest.raises(ValueError, match="'bilinear' or 'bicubic', got 'nearest'"):
-        kind(8, interpolation="nearest")
-    with pytest.raises(ValueError, match="interpolation='bicubic' requires antialias=True"):
-        kind(8, interpolation=InterpolationMode.BICUBIC)
+    expected = Image.fromarray(image).resize(size[::-1], Image.Resampling[mode.upper()])
+    transform = kind(size, interpolation=mode, antialias=True, **whole)
+    np.testing.assert_array_equal(transform(image), np.asarray(expected))
+    for bad, message in (("nearest", "'bilinear' or 'bicubic', got 'nearest'"), ("bicubic", "requires antialias=True")):
+        with pytest.raises(ValueError, match=message):
+            kind(8, interpolation=bad)
 
 
 sides = st.integers(1, 40)
@@ -69,15 +57,6 @@ def test_center_crop_is_torchvisions_pad_and_crop(height: int, width: int, rows:
     top, left = round((len(padded) - rows) / 2), round((padded.shape[1] - columns) / 2)
     result = CenterCrop((rows, columns))(image)
     np.testing.assert_array_equal(result, padded[top : top + rows, left : left + columns], strict=True)
-
-
-@pytest.mark.parametrize(
-    ("length", "size", "corner"), [(10, 4, 3), (10, 5, 2), (11, 4, 4), (12, 5, 4), (9, 9, 0), (10, 9, 0), (12, 9, 2)]
-)
-def test_half_of_an_odd_difference_is_rounded_to_even(length: int, size: int, corner: int) -> None:
-    """2.5 becomes 2, 3.5 becomes 4, 0.5 becomes 0, 1.5 becomes 2."""
-    boxes = CenterCrop(size).draw(repeat_size(length, length, 1), make_rng_keys(1))
-    assert boxes.tolist() == [[corner, corner, size, size]]
 
 
 # RandomResizedCrop.
@@ -113,7 +92,7 @@ lengths = st.one_of(st.integers(1, 40), st.integers(1, 5000))
 
 
 @given(lengths, lengths, bounds(0.001, 1), bounds(0.05, 20), st.integers(0, 2**32))
-def test_boxes_lie_inside_the_image_and_keep_the_bounds_or_are_the_central_fallback(
+def test_boxes_keep_the_bounds_or_are_the_fallback(
     height: int, width: int, scale: Bounds, ratio: Bounds, seed: int
 ) -> None:
     boxes = RandomResizedCrop(8, scale, ratio).draw(repeat_size(height, width, 20), make_rng_keys(20, seed)).tolist()
@@ -189,7 +168,6 @@ def test_crops_have_torchvisions_distribution(case: str) -> None:
 
 
 def test_every_corner_of_a_box_is_equally_likely() -> None:
-    """A box of 2x2 pixels in 6x5: its corner is in rows 0 to 4 and columns 0 to 3, both inclusive."""
     crop = RandomResizedCrop(8, scale=(4 / 30, 4 / 30), ratio=(1.0, 1.0))
     boxes = crop.draw(repeat_size(6, 5, NUM_DRAWS), make_rng_keys(NUM_DRAWS))
     assert (boxes[:, 2:] == 2).all()
