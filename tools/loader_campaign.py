@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are no
 
 import shardio
 from shardio.libraries import import_library
-from shardio.loader import fork_server, pool as pool_module
+from shardio.loader import chunk_pool as pool_module, fork_server
 from shardio.loader.fork_server import end_kept
 from shardio.transforms import Compose
 from tests.buffers import find_buffers, find_fork_servers

@@ -33,7 +33,6 @@ from torch.utils.data.dataloader import (
 from shardio.bad_samples import BadSamples
 from shardio.datasets import EpochSampler, ShardDataset
 from shardio.errors import find_user_level
-from shardio.loader.epochs import Epochs, Indices, draw_seed
 from shardio.loader.executor import (
     BatchIterator,
     Executor,
@@ -42,9 +41,10 @@ from shardio.loader.executor import (
     Tally,
     TorchDataLoader,
 )
-from shardio.loader.fetch_workers import FetchProcesses, FetchThreads, FetchWorkers
+from shardio.loader.fetch_job import DatasetEndError, FetchJob, OrderedIndices, WorkerInit, is_iterable, make_fetcher
+from shardio.loader.fetch_pool import FetchProcesses, FetchThreads, FetchWorkers
 from shardio.loader.fetched_batches import CallerBatches, WorkerBatches
-from shardio.loader.fetchers import DatasetEndError, FetchJob, OrderedIndices, WorkerInit, is_iterable, make_fetcher
+from shardio.loader.sampler_epochs import Epochs, Indices, draw_seed
 from shardio.loader.saved_state import EpochPosition
 from shardio.loader.wire import Failure, describe_failure
 from shardio.order import Cursor, Split

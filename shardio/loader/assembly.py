@@ -23,9 +23,9 @@ from shardio.errors import SampleError, Stage, WorkerError, as_sample_error
 from shardio.images import DecoderName, holds_images
 from shardio.loader.batches import BatchPlan, Collation, SampleSource, collate_column
 from shardio.loader.buffers import Buffer, BufferPool, Column, Layout, Views, as_stored, is_image
+from shardio.loader.chunk_pool import Death, WorkerPool
 from shardio.loader.executor import Tally
 from shardio.loader.pickles import Pickle, put_memory_back
-from shardio.loader.pool import Death, WorkerPool
 from shardio.loader.wire import Chunk, Failed, Failure, Made, Outcome
 from shardio.process import let_through
 

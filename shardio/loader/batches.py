@@ -29,7 +29,7 @@ from shardio.datasets import (
 )
 from shardio.decoding import FieldDecoder, find_wide
 from shardio.epochs import hand_over
-from shardio.loader.epochs import Epochs, Indices
+from shardio.loader.sampler_epochs import Epochs, Indices
 from shardio.loader.saved_state import EpochPosition, SamplerPosition
 from shardio.order import Cursor, Split, Words, derive_rng_key, make_rng_key
 from shardio.reading import StoredSamples, read_batches_ahead, read_nothing_ahead

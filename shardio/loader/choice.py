@@ -50,7 +50,6 @@ from shardio.loader.batches import (
     yields_images,
 )
 from shardio.loader.buffers import BufferWatch
-from shardio.loader.epochs import Epochs
 from shardio.loader.executor import (
     Executor,
     ExecutorSettings,
@@ -58,8 +57,9 @@ from shardio.loader.executor import (
     find_decoder,
     find_override,
 )
-from shardio.loader.fetchers import WorkerMethod
+from shardio.loader.fetch_job import WorkerMethod
 from shardio.loader.pipeline import CallingProcess, WorkerProcesses
+from shardio.loader.sampler_epochs import Epochs
 from shardio.loader.wire import why_not_sendable
 from shardio.order import DROP_LAST, Split
 from shardio.sample import warn_of_other_classes

@@ -23,7 +23,7 @@ from shardio.loader.choice import OwnArguments, check_dataset, check_prefetch_fa
 from shardio.loader.epoch_iterator import is_preparing
 from shardio.loader.executor import LoaderStats
 from shardio.loader.extension import DeliveredBatches, Extension, Shown, extend, find_extension
-from shardio.loader.fetchers import WorkerMethod
+from shardio.loader.fetch_job import WorkerMethod
 from shardio.loader.saved_state import takes_arguments
 from shardio.order import check_epoch
 from shardio.values import check_integer, check_optional_integer

@@ -23,7 +23,7 @@ import torch.utils.data.dataloader
 from shardio.datasets import EpochSampler, ShardDataset, Transformed, unwrap
 from shardio.decoding import FieldDecoder
 from shardio.images import CLIPPED_ADVICE, DecoderName
-from shardio.loader.fetchers import WorkerMethod, is_iterable
+from shardio.loader.fetch_job import WorkerMethod, is_iterable
 from shardio.loader.wire import StageTimes
 from shardio.order import Cursor, EpochCounter, Split
 

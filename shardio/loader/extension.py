@@ -38,7 +38,6 @@ from shardio.loader.epoch_iterator import (
     check_parallelism,
     make_epoch_iterator,
 )
-from shardio.loader.epochs import Epochs
 from shardio.loader.executor import (
     SUPERSEDED,
     Executor,
@@ -49,6 +48,7 @@ from shardio.loader.executor import (
     find_order,
     find_override,
 )
+from shardio.loader.sampler_epochs import Epochs
 from shardio.order import DROP_LAST, Cursor, Progress, Split
 
 _READ = ("dataset", "batch_size", "sampler", "batch_sampler", "collate_fn", "num_workers")

@@ -27,7 +27,7 @@ from torch.utils.data._utils.collate import (
 
 from shardio.errors import WorkerError
 from shardio.loader.buffers import MIN_BYTES, MappedBuffers, make_memory, map_memory
-from shardio.loader.fetchers import DatasetEndError, Fetcher, FetchJob, make_fetcher
+from shardio.loader.fetch_job import DatasetEndError, Fetcher, FetchJob, make_fetcher
 from shardio.loader.pickles import (
     Arena,
     Memory,

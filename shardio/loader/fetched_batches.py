@@ -11,8 +11,9 @@ from itertools import cycle, islice
 from typing import Any
 
 from shardio.epochs import Count, find_held, hand_over
-from shardio.loader.epochs import Indices
 from shardio.loader.executor import IN_ANOTHER_PROCESS, BatchIterator, Tally
+from shardio.loader.fetch_job import DatasetEndError, FetchJob, make_fetcher
+from shardio.loader.fetch_pool import FetchWorkers
 from shardio.loader.fetch_worker import (
     Answer,
     BeginEpoch,
@@ -24,8 +25,7 @@ from shardio.loader.fetch_worker import (
     count_samples,
     measure_since,
 )
-from shardio.loader.fetch_workers import FetchWorkers
-from shardio.loader.fetchers import DatasetEndError, FetchJob, make_fetcher
+from shardio.loader.sampler_epochs import Indices
 from shardio.loader.saved_state import EpochPosition, SamplerPosition
 from shardio.loader.wire import Failure
 from shardio.process import let_through, no_end

@@ -33,7 +33,7 @@ from torch.storage import TypedStorage
 
 from shardio.errors import add_note
 from shardio.loader.buffers import MIN_BYTES, make_memory, map_memory
-from shardio.loader.fetchers import FetchJob, make_failing_job
+from shardio.loader.fetch_job import FetchJob, make_failing_job
 from shardio.loader.wire import MAX_DESCRIPTORS, receive_all, write_all
 from shardio.process import let_through
 

@@ -25,10 +25,10 @@ from shardio.loader.assembly import (
 )
 from shardio.loader.batches import BatchPlan, PlannedEpoch, Planner, repeat_error
 from shardio.loader.buffers import BufferPool, BufferWatch, Layout, Views
+from shardio.loader.chunk_pool import WorkerPool
 from shardio.loader.chunk_worker import ChunkBuilder
 from shardio.loader.executor import IN_ANOTHER_PROCESS, SUPERSEDED, BatchIterator, Executor, LoaderStats, Tally
 from shardio.loader.fork_server import ForkServer
-from shardio.loader.pool import WorkerPool
 from shardio.loader.wire import Failed, Failure, Outcome, WorkerSetup
 from shardio.order import Cursor, Split
 from shardio.process import let_through

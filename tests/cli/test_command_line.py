@@ -33,20 +33,44 @@ from tests.tars import write_tar
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]  # It is a group.
 README = Path(shardio.__file__).parents[1] / "README.md"
 
-SMOKE = {
-    "pack": ("images new", "packed 21 samples of 3 classes into 1 shard"),
-    "check": ("packed --world-size 2", "epoch 0: right: 21 samples: 20 delivered once, "),
-    "train": ("packed --epochs 1 --num-workers 0 --image-size 16 --device cpu", "epoch 0  loss "),
+SMOKE: dict[str, tuple[str, str]] = {
+    "pack": ("images packed/new", "packed 21 samples of 3 classes into 1 shard"),
+    "index": ("tars", "/a.tar: 1 sample"),
+    "repair": ("packed/old", "nothing to repair: 5 shards, 21 samples"),
+    "append": ("packed/old more --workers 1", "added 1 sample; now 22 samples in 6 shards"),
+    "merge": ("merged packed/old more", "merged: 22 samples in 1 shard"),
+    "split": ("packed/old parts", "parts/train: "),
+    "reshard": ("packed/old resharded", "resharded: 21 samples in 1 shard"),
+    "export-index": ("packed/old --format timm --out exported", "wrote 1 file to exported"),
+    "info": ("packed/old", "samples  21"),
+    "ls": ("packed/old --limit 1", "class-"),
+    "cat": ("tars x", "content"),
+    "extract": ("tars x extracted", "wrote 1 file"),
+    "view": ("packed/old -o view.html", "21 images of 21"),
+    "dups": ("packed/old", "0 groups"),
+    "verify": ("packed/old", "no problems in 5 shards, 21 samples"),
+    "check": ("packed/old --world-size 2", "epoch 0: right: 21 samples: 20 delivered once, "),
+    "order": ("packed/old", "0, seed 0: 21 samples in 5 shards"),
+    "doctor": ("packed/old --seconds 0.1", "ms for one byte"),
+    "augment": ("images --recipe cifar -o augmented.png", "augmented.png: "),
+    "bench": ("packed/old --num-workers 0", "epoch 0: 21 samples in 1 batch"),
+    "train": ("packed/old --epochs 1 --num-workers 0 --image-size 16 --device cpu", "epoch 0  loss "),
+    "tile": ("images/class-0/name-000.jpg", "48×32, no restart markers → "),
+    "untile": ("images/class-0/name-000.jpg", "48×32, no restart markers → "),
 }
-"""Arguments of commands in a directory of datasets, and what they print. Most tests run commands in their process."""
+"""Arguments of each command in a directory of datasets, and what it prints."""
 
 
 @pytest.mark.parametrize(
-    "command", ["pack", *(pytest.param(name, marks=pytest.mark.slow) for name in ("check", "train"))]
+    "command", [name if name == "pack" else pytest.param(name, marks=pytest.mark.slow) for name in COMMANDS]
 )
-def test_commands_run_in_a_process_of_their_own(images: Path, packed: Path, tmp_path: Path, command: str) -> None:
+def test_each_command_runs_in_a_process_of_its_own(images: Path, packed: Path, tmp_path: Path, command: str) -> None:
     shutil.copytree(images, tmp_path / "images")
-    shutil.copytree(packed, tmp_path / "packed")
+    shutil.copytree(packed, tmp_path / "packed" / "old")
+    (tmp_path / "tars").mkdir()
+    write_tar(tmp_path / "tars" / "a.tar", [("x.txt", b"content")])
+    with shardio.ShardWriter(tmp_path / "more") as writer:
+        writer.write({"__key__": "m", "txt": ""})
     arguments, printed = SMOKE[command]
     done = run_python("-m", "shardio", command, *arguments.split(), cwd=tmp_path)
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr

@@ -25,7 +25,7 @@ import torch
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from shardio import DataLoader, EpochSampler, ShardDataset, ShardWriter, StreamDataset, WorkerError
-from shardio.loader import fetch_workers
+from shardio.loader import fetch_pool
 from shardio.loader.buffers import ForgetBuffers
 from shardio.process import is_stopped
 from shardio.storage.client import client
@@ -222,8 +222,8 @@ def test_processes_that_are_threads_deliver_all_batches(keys: Path, monkeypatch:
 
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch_workers, "CHECK_S", 0.02)
-    monkeypatch.setattr(fetch_workers, "STOPPED_S", 0.1)
+    monkeypatch.setattr(fetch_pool, "CHECK_S", 0.02)
+    monkeypatch.setattr(fetch_pool, "STOPPED_S", 0.1)
 
 
 @pytest.mark.usefixtures("_impatient")
@@ -243,7 +243,7 @@ def test_a_worker_process_that_stays_stopped_is_an_error(executor: str) -> None:
 
 
 def test_a_worker_process_that_continues_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch_workers, "CHECK_S", 0.02)
+    monkeypatch.setattr(fetch_pool, "CHECK_S", 0.02)
     batches = iter(make("fetching: kill"))
     received = [next(batches).tolist()]
     (process,) = batches._workers
@@ -268,7 +268,7 @@ def test_a_stopped_worker_process_whose_socket_is_full_is_an_error() -> None:
 
 @pytest.mark.slow
 def test_no_worker_waits_forever_for_a_stopped_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch_workers, "STOPPED_S", 0.05)
+    monkeypatch.setattr(fetch_pool, "STOPPED_S", 0.05)
     loader = make("fetching, not forked: kill")
     assert receive(loader) == (WHOLE, None)
     server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]  # the only name that it has

@@ -20,7 +20,7 @@ import shardio
 from shardio import DataLoader, DevicePrefetcher, EpochSampler, ImageFolder, SampleError, ShardDataset, ShardMapDataset
 from shardio.epochs import find_held
 from shardio.images.formats import find_format
-from shardio.loader.pool import WorkerPool
+from shardio.loader.chunk_pool import WorkerPool
 from shardio.transforms import RandomHorizontalFlip, RandomResizedCrop
 from tests.device.late_stream import prefetch_late
 from tests.faults.damage import BAD, BATCH_SIZE, NUM_SAMPLES, Subject, fill_with_noise, order_of

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from shardio import WorkerError
-from shardio.loader import fork_server, pool as pool_module
+from shardio.loader import chunk_pool as pool_module, fork_server
 from shardio.transforms import Compose
 from tests.buffers import PROGRAM, buffer_of, buffers_of, find_buffers, find_fork_servers
 from tests.faults.worker_processes import (

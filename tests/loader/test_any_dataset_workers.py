@@ -26,8 +26,8 @@ from torch.utils.data import IterableDataset
 
 import shardio
 from shardio import DataLoader, StateError, WorkerError
-from shardio.loader import buffers, fetch_workers
-from shardio.loader.fetch_workers import describe_death
+from shardio.loader import buffers, fetch_pool
+from shardio.loader.fetch_pool import describe_death
 from shardio.process import describe_exit
 from tests.buffers import find_buffers
 from tests.files import count_open_files
@@ -84,7 +84,7 @@ def numbers(batches: Any) -> list[list[int]]:
 
 @workers_only
 def test_a_batch_may_take_as_long_as_the_timeout(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch_workers, "CHECK_S", 0.05)  # As if the batch took 100 times as long.
+    monkeypatch.setattr(fetch_pool, "CHECK_S", 0.05)  # As if the batch took 100 times as long.
     slow = make_numbers(partial(time.sleep, 0.5))
     assert numbers(DataLoader(slow, 2, timeout=60, **METHODS[method]))[2] == [4, 5]
     batches = iter(DataLoader(slow, 2, timeout=0.2, **METHODS[method]))
@@ -196,7 +196,7 @@ def test_threads_end_although_an_error_was_raised() -> None:
 
 
 def test_threads_are_awaited_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch_workers, "JOIN_S", 0.2)
+    monkeypatch.setattr(fetch_pool, "JOIN_S", 0.2)
     all_fetch, may_end = threading.Barrier(5), threading.Event()
 
     def block() -> None:

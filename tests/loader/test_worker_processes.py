@@ -26,13 +26,13 @@ from torch import nn
 from torch.utils.data import Subset
 
 from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
-from shardio.loader import epoch_iterator, pool as pool_module
+from shardio.loader import chunk_pool as pool_module, epoch_iterator
 from shardio.loader.assembly import Batch, BatchChunk, ChunkQueue, OutcomeHandler
 from shardio.loader.batches import BatchPlan
 from shardio.loader.choice import OwnArguments, find_settings
+from shardio.loader.chunk_pool import Death, WorkerPool, divide_threads
 from shardio.loader.executor import Tally
 from shardio.loader.fork_server import ForkServer, end_kept
-from shardio.loader.pool import Death, WorkerPool, divide_threads
 from shardio.loader.wire import Chunk, Made, StageTimes, WorkerSetup, make_pair, receive, send
 from shardio.train import Callback, TrainConfig, train
 from shardio.transforms import CenterCrop, Compose, RandomResizedCrop

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler
 
-from shardio.loader.fetchers import is_iterable
+from shardio.loader.fetch_job import is_iterable
 from shardio.loader.saved_state import (
     EpochPosition,
     OwnGenerators,

@@ -24,6 +24,7 @@ from typing import Any
 
 from shardio.errors import WorkerError
 from shardio.loader.buffers import Buffer, BufferPool, ForgetBuffers, Layout, NewBuffer, find_num_buffers, map_in_torch
+from shardio.loader.fetch_job import FetchJob
 from shardio.loader.fetch_worker import (
     Answer,
     BeginEpoch,
@@ -36,7 +37,6 @@ from shardio.loader.fetch_worker import (
     _run_thread,
     run_worker_process,
 )
-from shardio.loader.fetchers import FetchJob
 from shardio.loader.pickles import Memory, OutOfBandPickle, SharedJob, unpack
 from shardio.loader.wire import make_pair, receive_ready, send_within
 from shardio.process import Owned, call_at_fork, count_processors, describe_exit, is_stopped
