@@ -26,7 +26,7 @@ from shardio.packing.sources.source import COLUMNS, SourceKind, describe_option
 from shardio.sample import Classes, check_classes
 from shardio.shards import Manifest
 from shardio.storage import RemoteAccess, StorageOptions, make_direct_access, make_path
-from shardio.values import check_choice, check_flag, check_integer, parse_size
+from shardio.values import check_choice, check_flag, check_integer, check_text, parse_size
 
 DEFAULT_SHARD_SIZE = 256 * 2**20
 """The default maximum size of a shard in bytes."""
@@ -67,6 +67,13 @@ class Option:
 
 
 _deciding = partial(Option, decides_output=True)
+
+_ALWAYS_IDENTIFY = (
+    *("max_shard_size", "max_shard_samples", "shuffle_seed", "check", "jpeg", "convert_to", "max_side", "quality"),
+    *("to_srgb", "max_pixels"),
+)
+"""The options that identify an unfinished pack even at their defaults, as in earlier versions. Newer options identify it
+only at other values, so that a version with a new option resumes the packs of the version before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,8 +325,9 @@ class PackOptions:
 
     def identify(self, classes: Sequence[str]) -> bytes:
         """Return a text that differs for options or class names that give other bytes."""
-        deciding = {name: getattr(self, name) for name, (_, each) in kinds_of_options().items() if each.decides_output}
-        text = ", ".join(f"{name}={value!r}" for name, value in deciding.items())
+        deciding = [name for name, (_, each) in kinds_of_options().items() if each.decides_output]
+        given = [name for name in deciding if name in _ALWAYS_IDENTIFY or self.find_given([name])]
+        text = ", ".join(f"{name}={getattr(self, name)!r}" for name in given)
         return f"(PackSettings({text}), {tuple(classes)!r})".encode()  # As earlier versions, whose packs are resumed.
 
 
@@ -347,6 +355,8 @@ def _check(name: str, value: Any, kind: Any, option: Option) -> Any:
         return check_flag(name, value)
     if kind is int:
         return check_integer(name, value, at_least=option.at_least, below=option.below)
+    if kind is str:
+        return check_text(name, value)
     return check_choice(name, value, kind) if get_origin(kind) is Literal else value
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,10 @@ from shardio.errors import FormatError
 from shardio.reading import SampleReader
 from shardio.sample import Sample
 from shardio.shards import MANIFEST_NAME, Manifest, open_table, write_manifest, write_shard
-from shardio.storage import RemoteAccess, make_access, parse_location
-from shardio.testing.store import MakeRoot, StoreTests
+from shardio.storage import Location, RemoteAccess, make_access, parse_location
+from shardio.testing.store import Fill, MakeRoot, StoreTests
 from tests.memory_store import MemoryStore
+from tests.servers.fake_hub import FakeHub
 from tests.servers.server import Server
 from tests.storage.conftest import at_server, in_memory, put
 from tests.tars import write_tar
@@ -45,6 +47,21 @@ class TestMemoryOfTests(StoreTests):
     def make_root(self) -> MakeRoot:
         store = MemoryStore()
         return lambda folder: store.at(f"{uuid.uuid4().hex}/{folder.name}")
+
+
+class TestHub(StoreTests):
+    is_read_only = True
+
+    @pytest.fixture
+    def fill(self, fake_hub: FakeHub, tmp_path: Path) -> Fill:
+        def fill(contents: Mapping[str, bytes]) -> Location:
+            for key, content in contents.items():
+                put(parse_location(tmp_path / "files" / key), content)
+            name = uuid.uuid4().hex
+            fake_hub.commit(name, tmp_path / "files")
+            return at_server(fake_hub.server, name)
+
+        return fill
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from shardio.files import write_whole
-from shardio.storage import PIECE, Location, ReplacedError, parse_location, read_pieces, walk_files
+from shardio.storage import PIECE, Location, ReplacedError, find_url, parse_location, read_pieces, walk_files
 from shardio.storage.local import LIMITS, open_files
 from shardio.storage.store import read_runs
 from tests.files import count_open_files
@@ -132,6 +132,23 @@ def test_a_walk_is_sorted_within_each_directory_and_follows_links(tmp_path: Path
 
 
 # Paths
+
+
+@pytest.mark.parametrize(
+    ("name", "url"),
+    [
+        ("zip:///tmp/a", "zip:///tmp/a"),
+        ("zip://tmp/a", "zip://tmp/a"),
+        ("file:///tmp/a", "file:///tmp/a"),
+        ("S3:///bucket/a", "S3://bucket/a"),
+        (Path("https://server/a"), "https://server/a"),
+        (Path("zip:///tmp/a"), "zip://tmp/a"),
+        ("c:/a", None),
+        ("/tmp/a", None),
+    ],
+)
+def test_a_third_slash_is_kept_unless_the_url_needs_a_host(name: str | Path, url: str | None) -> None:
+    assert find_url(name) == url
 
 
 def test_paths_are_those_of_their_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,8 @@ SOURCES: Mapping[SourceKind, str] = {
     "lmdb": "lmdb:LmdbEnvironment",
     "files": "directory:Directory",
 }
-"""The module in this folder and the :class:`PackSource` of each kind, in the order in which they are looked for."""
+"""The module in this folder and the :class:`PackSource` of each kind. If the evidence of several kinds is the same file,
+the first kind is chosen, so special kinds precede general ones."""
 
 COLUMNS = ("image_column", "label_column", "key_column")
 
@@ -59,7 +60,8 @@ class Evidence(NamedTuple):
 class PackSource(ABC):
     """A kind of dataset that can be packed: the interface that each module in this folder implements.
 
-    To add one, write a module with a subclass, and add its name to :data:`SourceKind` and :data:`SOURCES`.
+    To add one, write a module with a subclass, and add its name to :data:`SourceKind` and :data:`SOURCES`: there,
+    before any kind that also recognises its files, such as ``table``, which recognises each ``.jsonl``.
     :class:`shardio.testing.pack_source.PackSourceTests` checks it.
 
     Attributes:
