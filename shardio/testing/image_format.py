@@ -95,6 +95,7 @@ class ImageFormatTests:
             (tmp_path / name).write_bytes(content)
             assert read_format(tmp_path / name) == IMAGE_FORMATS[suffix]
 
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Pillow deprecates some formats.
     def test_files_of_other_formats_keep_theirs(self, suffix: str) -> None:
         for other in Image.registered_extensions():
             try:

@@ -137,7 +137,13 @@ class TestCodecs(FieldCodecTests):
 
 @pytest.mark.parametrize(
     ("found", "value"),
-    [({"a": (1,)}, {"a": [1]}), ([1.0], [1]), ({True: 0}, {1: 0}), (({1.0},), ({1},)), ([np.eye(2)], [np.eye(2, 2, 0, int)])],
+    [
+        ({"a": (1,)}, {"a": [1]}),
+        ([1.0], [1]),
+        ({True: 0}, {1: 0}),
+        (({1.0},), ({1},)),
+        ([np.eye(2)], [np.eye(2, 2, 0, int)]),
+    ],
 )
 def test_the_suite_compares_the_types_of_parts(found: Any, value: Any) -> None:
     check_types(value, value)

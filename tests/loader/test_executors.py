@@ -12,9 +12,18 @@ import pytest
 from torch.utils.data import Dataset
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset, ShardWriter
+from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset
+from shardio.loader.executor import Executor
 from shardio.loader.extension import find_extension
-from shardio.testing.executor import BATCH_SIZE, NUM_SAMPLES, ExecutorTests, Samples, Start
+from shardio.testing.executor import (
+    BATCH_SIZE,
+    NUM_SAMPLES,
+    ExecutorTests,
+    FromText,
+    Samples,
+    Start,
+    write_samples,
+)
 
 PERSISTENT: dict[str, Any] = {"num_workers": 1, "persistent_workers": True}
 THREAD: dict[str, Any] = {"num_workers": 1, "worker_method": "thread"}
@@ -29,14 +38,6 @@ class Numbers(Dataset[int]):
 
     def __getitem__(self, index: int) -> int:
         return self.samples(index)
-
-
-class FromText:
-    def __init__(self, samples: Samples) -> None:
-        self.samples = samples
-
-    def __call__(self, sample: dict[str, Any]) -> int:
-        return self.samples(int(sample["txt"]))
 
 
 def do_nothing(worker_id: int) -> None:
@@ -94,51 +95,28 @@ CHUNKED = ("ordered shards", "ordered shards, threads")
 
 @pytest.fixture(scope="module")
 def numbers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("laws") / "packed"
-    with ShardWriter(folder) as writer:
-        for number in range(NUM_SAMPLES):
-            writer.write({"__key__": f"{number:02d}", "txt": str(number)})
-    return folder
-
-
-def start_executors(loader: DataLoader) -> Any:
-    extension = find_extension(loader)
-    assert extension is not None, "DataLoader's constructor has made it"
-    return extension.find_executor(loader).start(*extension._find_start(loader))
-
-
-def start_users(loader: DataLoader) -> Any:
-    loader.set_epoch(0)
-    return iter(loader)
+    return write_samples(tmp_path_factory.mktemp("laws") / "packed")
 
 
 class TestExecutors(ExecutorTests):
-    """The executors, and the user's iterators over them."""
+    """The executors."""
 
     @pytest.fixture(params=EXECUTORS)
     def name(self, request: pytest.FixtureRequest) -> str:
         name: str = request.param
         return name
 
-    @pytest.fixture(params=[start_executors, start_users])
-    def start(
-        self,
-        samples: Samples,
-        numbers: Path,
-        name: str,
-        request: pytest.FixtureRequest,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> Start:
+    @pytest.fixture
+    def loader(self, samples: Samples, numbers: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> DataLoader:
         if name.startswith("torch, ordered"):
             monkeypatch.delattr(os, "memfd_create")  # As outside of Linux.
-        loader = list[DataLoader]()  # Made after the test has changed the samples.
+        return EXECUTORS[name](numbers, samples)
 
-        def start() -> Any:
-            if not loader:
-                loader.append(EXECUTORS[name](numbers, samples))
-            return request.param(loader[0])
-
-        return start
+    @pytest.fixture
+    def executor(self, loader: DataLoader) -> Executor:
+        extension = find_extension(loader)
+        assert extension is not None, "DataLoader's constructor has made it"
+        return extension.find_executor(loader)
 
     @pytest.fixture
     def survives(self, name: str) -> bool:
@@ -147,3 +125,19 @@ class TestExecutors(ExecutorTests):
     @pytest.fixture
     def knows(self, name: str) -> bool:
         return not name.startswith("torch") and name not in NOT_KNOWING and name not in CHUNKED
+
+
+class TestIterators(TestExecutors):
+    """The user's iterators over the executors."""
+
+    @pytest.fixture
+    def start(self, loader: DataLoader) -> Start:
+        def start() -> Any:
+            loader.set_epoch(0)
+            return iter(loader)
+
+        return start
+
+    @pytest.fixture
+    def takes_split(self) -> bool:
+        return False
