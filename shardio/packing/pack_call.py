@@ -53,6 +53,7 @@ class Option:
         at_least: The least integer.
         below: The integer that it must be below.
         decides_output: Whether another value gives other bytes, so that an interrupted pack cannot be resumed with it.
+            A new option at its default must give the same bytes as before.
         of_iterables: Whether it applies to iterables of samples, as all do that decide the output.
     """
 
@@ -72,8 +73,8 @@ _ALWAYS_IDENTIFY = (
     *("max_shard_size", "max_shard_samples", "shuffle_seed", "check", "jpeg", "convert_to", "max_side", "quality"),
     *("to_srgb", "max_pixels"),
 )
-"""The options that identify an unfinished pack even at their defaults, as in earlier versions. Newer options identify it
-only at other values, so that a version with a new option resumes the packs of the version before."""
+"""The options that identify an unfinished pack even at their defaults. Other options identify it only if they are given,
+so a version with a new option resumes the packs of earlier versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,8 +36,8 @@ SOURCES: Mapping[SourceKind, str] = {
     "lmdb": "lmdb:LmdbEnvironment",
     "files": "directory:Directory",
 }
-"""The module in this folder and the :class:`PackSource` of each kind. If the evidence of several kinds is the same file,
-the first kind is chosen, so special kinds precede general ones."""
+"""The module in this folder and the :class:`PackSource` of each kind. If several kinds find the same file, the first is
+chosen, so special kinds precede general ones."""
 
 COLUMNS = ("image_column", "label_column", "key_column")
 
