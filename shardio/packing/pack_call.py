@@ -73,8 +73,8 @@ _ALWAYS_IDENTIFY = (
     *("max_shard_size", "max_shard_samples", "shuffle_seed", "check", "jpeg", "convert_to", "max_side", "quality"),
     *("to_srgb", "max_pixels"),
 )
-"""The options that identify an unfinished pack even at their defaults. Other options identify it only if they are given,
-so a version with a new option resumes the packs of earlier versions."""
+"""The options that identify an unfinished pack even at their defaults. Other options identify it only if given, so a
+version with a new option resumes the packs of earlier versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -486,7 +486,7 @@ def pack(
     from shardio.packing.packer import pack_iterable, pack_source  # They import this module.
 
     if isinstance(src, str | os.PathLike):
-        result = pack_source(make_path(src), make_path(dst), options)
+        result = pack_source(make_path(src), dst, options)
     else:
         result = pack_iterable(src, dst, options)
     result.warn(str(src) if isinstance(src, str | os.PathLike) else "the iterable")

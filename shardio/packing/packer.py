@@ -260,7 +260,9 @@ def _cut(sizes: NDArray[np.int64], options: PackOptions) -> list[int]:
     return stops
 
 
-def pack_source(src: Path, dst: Path, options: PackOptions, progress: WorkProgress | None = None) -> PackResult:
+def pack_source(
+    src: Path, dst: str | os.PathLike[str], options: PackOptions, progress: WorkProgress | None = None
+) -> PackResult:
     """Pack as :func:`~shardio.packing.pack` does, report to ``progress``, and return the manifest with details."""
     out = parse_location(dst, options.access)
     (result,) = _pack(src, out, [out], options, progress, lambda scan: [scan])

@@ -3,13 +3,12 @@
 Example:
     >>> import pytest
     >>> from shardio.loader.executor import Executor
-    >>> from shardio.loader.pipeline import CallingProcess
     >>> from shardio.testing.executor import ExecutorParts, ExecutorTests
     >>>
-    >>> class TestCallingProcess(ExecutorTests):
+    >>> class TestMyExecutor(ExecutorTests):
     ...     @pytest.fixture
     ...     def executor(self, parts: ExecutorParts) -> Executor:
-    ...         return CallingProcess(parts.planner, parts.batches)
+    ...         return MyExecutor(parts.planner, parts.batches)
 """
 
 from __future__ import annotations
@@ -131,13 +130,13 @@ def find_parts(loader: DataLoader) -> ExecutorParts:
     extension = find_extension(loader)
     assert extension is not None, "DataLoader's constructor has made it"
     settings = find_settings(loader, extension.arguments)
-    order, epochs = extension.order, extension.epochs
+    order, epochs, decoder = extension.order, extension.epochs, settings.decoder if settings.is_ours else None
     cursor, split = extension.find_start(loader)
     return ExecutorParts(
         settings=settings,
         source=make_source(loader, settings, order, epochs, None),
-        planner=make_planner(loader, settings, order, epochs) if settings.is_ours else None,
-        batches=make_batch_settings(settings, settings.decoder, None) if settings.is_ours else None,
+        planner=make_planner(loader, settings, order, epochs) if decoder else None,
+        batches=make_batch_settings(settings, decoder, None) if decoder else None,
         cursor=cursor,
         split=split,
     )

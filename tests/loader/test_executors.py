@@ -13,11 +13,14 @@ from torch.utils.data import Dataset
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset
+from shardio.loader.any_dataset import Fetching
 from shardio.loader.executor import Executor
 from shardio.loader.extension import find_extension
+from shardio.loader.pipeline import WorkerProcesses
 from shardio.testing.executor import (
     BATCH_SIZE,
     NUM_SAMPLES,
+    ExecutorParts,
     ExecutorTests,
     FromText,
     Samples,
@@ -141,3 +144,17 @@ class TestIterators(TestExecutors):
     @pytest.fixture
     def takes_split(self) -> bool:
         return False
+
+
+class TestParts(ExecutorTests):
+    """Executors that are made of the suite's parts."""
+
+    @pytest.fixture(params=["read", "fetched"])
+    def executor(self, parts: ExecutorParts, request: pytest.FixtureRequest) -> Executor:
+        if request.param == "fetched":
+            return Fetching(parts.settings, parts.source, None)
+        return WorkerProcesses(parts.planner, parts.batches, [], timeout_s=0, closes_workers=True)
+
+    @pytest.fixture
+    def knows(self, executor: Executor) -> bool:
+        return isinstance(executor, WorkerProcesses)  # Fetching reads the samples of several batches together.
