@@ -135,8 +135,8 @@ def find_parts(loader: DataLoader) -> ExecutorParts:
     return ExecutorParts(
         settings=settings,
         source=make_source(loader, settings, order, epochs, None),
-        planner=make_planner(loader, settings, order, epochs) if decoder else None,
-        batches=make_batch_settings(settings, decoder, None) if decoder else None,
+        planner=make_planner(loader, settings, order, epochs) if decoder is not None else None,
+        batches=make_batch_settings(settings, decoder, None) if decoder is not None else None,
         cursor=cursor,
         split=split,
     )

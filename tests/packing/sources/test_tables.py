@@ -23,9 +23,8 @@ from typer.testing import CliRunner
 import shardio
 from shardio.cli.main import app
 from shardio.errors import PackError
-from shardio.packing import PackOptions, packer
-from shardio.packing.sources.source import SourceScan
-from shardio.packing.sources.tables import TableOfPaths
+from shardio.packing import PackOptions, PackSource, packer
+from shardio.packing.sources.source import SOURCES, Evidence, SourceScan
 from tests.files import read_files
 from tests.packing.packs import Change, assert_refused, pack, read_packed, write_files
 from tests.sources import encode
@@ -63,16 +62,21 @@ def write_table(folder: Path, rows: Rows, name: str = "t.jsonl") -> Path:
 def test_of_two_kinds_that_recognise_a_file_the_first_is_chosen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Encoded(TableOfPaths):
+    class Encoded(PackSource):
         """A JSON Lines file with images in base64."""
 
+        what = "a table of encoded images"
         takes = ("label_column",)
+
+        def find(self, src: Path) -> Evidence | None:
+            return Evidence(src) if src.suffix == ".jsonl" else None
 
         def scan(self, src: Path, options: PackOptions) -> SourceScan:
             raise PackError("it is encoded")
 
     monkeypatch.setitem(sys.modules, "shardio.packing.sources.encoded", SimpleNamespace(Encoded=Encoded))
-    monkeypatch.setattr(packer, "SOURCES", {"encoded": "encoded:Encoded", **packer.SOURCES})
+    sources: dict[Any, str] = {"encoded": "encoded:Encoded", **SOURCES}
+    monkeypatch.setattr(packer, "SOURCES", sources)
     table = write_table(tmp_path, [{"image": "aGFsbG8="}])
     with pytest.raises(PackError, match="it is encoded"):
         shardio.pack(table, tmp_path / "out")
