@@ -108,6 +108,12 @@ class ImageFormatTests:
         for content in (b"", bytes(16), b"no image at all"):
             assert find_format(content) is None, f"the signature of {suffix} may match {content!r}"
 
+    def test_its_signature_depends_on_at_least_three_bytes(self, suffix: str, content: bytes) -> None:
+        if find_format(content[:16]) != IMAGE_FORMATS[suffix]:
+            pytest.skip("it has no signature")
+        changed = [content[:i] + bytes([content[i] ^ 0xFF]) + content[i + 1 : 16] for i in range(16)]
+        assert sum(find_format(each) != IMAGE_FORMATS[suffix] for each in changed) >= 3
+
     @pytest.mark.parametrize("orientation", ["ignore", "apply"])
     def test_the_whole_image_is_a_writable_contiguous_array_or_a_pillow_image(
         self, content: bytes, pixels: Pixels, orientation: Orientation
