@@ -24,8 +24,8 @@ from shardio.errors import FormatError
 # A Path keeps only one of a URL's slashes. A single letter before the colon is a Windows drive.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/+)(.*)", re.DOTALL)
 
-_WITH_HOST = frozenset(("s3", "gs", "az", "http", "https", "hf", "memory"))
-"""The schemes whose URLs name a host or a bucket after two slashes, so that a third slash is a typing error."""
+_WITH_AUTHORITY = frozenset(("s3", "gs", "az", "http", "https", "hf", "memory"))
+"""The schemes whose URLs name a host or a bucket after two slashes (RFC 3986, 3.2): a third slash is a typing error."""
 
 
 def make_path(name: str | os.PathLike[str]) -> Path:
@@ -77,7 +77,9 @@ def find_url(name: str | os.PathLike[str]) -> str | None:
     if (match := _URL.fullmatch(os.fspath(name))) is None:
         return None
     scheme, slashes, rest = match.groups()
-    return f"{scheme}://{rest}" if scheme.lower() in _WITH_HOST or len(slashes) < 3 else f"{scheme}:{slashes}{rest}"
+    return (
+        f"{scheme}://{rest}" if scheme.lower() in _WITH_AUTHORITY or len(slashes) < 3 else f"{scheme}:{slashes}{rest}"
+    )
 
 
 def read_as_utf8(name: str) -> str:
