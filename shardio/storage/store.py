@@ -77,9 +77,8 @@ def find_url(name: str | os.PathLike[str]) -> str | None:
     if (match := _URL.fullmatch(os.fspath(name))) is None:
         return None
     scheme, slashes, rest = match.groups()
-    return (
-        f"{scheme}://{rest}" if scheme.lower() in _WITH_AUTHORITY or len(slashes) < 3 else f"{scheme}:{slashes}{rest}"
-    )
+    keeps = len(slashes) > 2 and scheme.lower() not in _WITH_AUTHORITY
+    return f"{scheme}:{slashes if keeps else '//'}{rest}"
 
 
 def read_as_utf8(name: str) -> str:
