@@ -65,7 +65,7 @@ class Samples:
     def __init__(self, gate: Path) -> None:
         self.gate, self.fails, self.waits = gate, -1, NUM_SAMPLES
         self.callers = gate.with_name("callers")
-        self.callers.mkdir()
+        self.callers.mkdir(exist_ok=True)
 
     def __call__(self, number: int) -> int:
         """Return ``number``.
