@@ -68,6 +68,17 @@ def check_flag(name: str, value: object) -> bool:
     return bool(value)
 
 
+def check_text(name: str, value: object) -> str:
+    """Return a string as a Python str.
+
+    Raises:
+        TypeError: If the value is not a string.
+    """
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a string, got {value!r}")
+    return str.__str__(value)
+
+
 def check_plain(name: str, value: object) -> float | str:
     """Return a number or a string of any library as a Python int, float, bool or str.
 

@@ -322,32 +322,15 @@ def make_executor(
         if replacements := settings.decoder.replacements:
             names = ", ".join(map(repr, replacements))
             _log.info("shardio's transforms replace the first steps of this dataset's transform: %s", names)
-        planner = _make_planner(loader, settings, order, epochs)
-        collation = _make_collation(settings, settings.decoder)
-        sizing = ChunkSizing(
-            num_threads=max(settings.num_workers, 1),
-            chunk_size=settings.decoder.chunk_size,
-            prefetch=None if isinstance(settings.prefetch_factor, DefaultPrefetch) else settings.prefetch_factor,
-            keeps_whole=collation is not None,
-        )
-        batches = BatchSettings(
-            batch_size=settings.batch_size,
-            sizing=sizing,
-            bad_samples=bad_samples,
-            pins=settings.pins,
-            collation=collation,
-        )
+        planner = make_planner(loader, settings, order, epochs)
+        batches = make_batch_settings(settings, settings.decoder, bad_samples)
         if not settings.num_workers:
             return CallingProcess(planner, batches)
         return WorkerProcesses(
             planner, batches, watches, timeout_s=settings.timeout_s, closes_workers=not settings.persistent_workers
         )
     _log.info("the dataset's own methods make the samples of this loader: %s", fallback_reason(loader))
-    source: FetchSource
-    if order is None:
-        source = SamplerSource(loader, epochs, bad_samples)
-    else:
-        source = OrderSource(settings, order.ordered, bad_samples)
+    source = make_source(loader, settings, order, epochs, bad_samples)
     if _can_fetch(loader, settings.worker_method, has_order=order is not None):
         return Fetching(settings, source, bad_samples)
     _log.info("torch's own iterators make the batches of this loader")
@@ -365,6 +348,35 @@ def _can_fetch(loader: Any, worker_method: WorkerMethod, *, has_order: bool) -> 
     return hasattr(os, "memfd_create")
 
 
+def make_source(
+    loader: Any, settings: ExecutorSettings, order: LoaderOrder | None, epochs: Epochs, bad_samples: BadSamples | None
+) -> FetchSource:
+    """Return the source of the samples of an executor that calls the dataset. See :func:`make_executor`."""
+    if order is None:
+        return SamplerSource(loader, epochs, bad_samples)
+    return OrderSource(settings, order.ordered, bad_samples)
+
+
+def make_batch_settings(
+    settings: ExecutorSettings, decoder: FieldDecoder, bad_samples: BadSamples | None
+) -> BatchSettings:
+    """Return the settings of the batches that shardio's own code makes. See :func:`make_executor`."""
+    collation = _make_collation(settings, decoder)
+    sizing = ChunkSizing(
+        num_threads=max(settings.num_workers, 1),
+        chunk_size=decoder.chunk_size,
+        prefetch=None if isinstance(settings.prefetch_factor, DefaultPrefetch) else settings.prefetch_factor,
+        keeps_whole=collation is not None,
+    )
+    return BatchSettings(
+        batch_size=settings.batch_size,
+        sizing=sizing,
+        bad_samples=bad_samples,
+        pins=settings.pins,
+        collation=collation,
+    )
+
+
 def _make_collation(settings: ExecutorSettings, decoder: FieldDecoder) -> Collation | None:
     """Return the builder of whole batches; None if shardio can make them column by column."""
     is_own = settings.collate_fn is not collate_channels_last
@@ -373,7 +385,8 @@ def _make_collation(settings: ExecutorSettings, decoder: FieldDecoder) -> Collat
     return Collation(settings.collate_fn, is_seeded=is_own and decoder.seed_transforms)
 
 
-def _make_planner(loader: Any, settings: ExecutorSettings, order: LoaderOrder | None, epochs: Epochs) -> Planner:
+def make_planner(loader: Any, settings: ExecutorSettings, order: LoaderOrder | None, epochs: Epochs) -> Planner:
+    """Return the planner of the batches that shardio's own code makes. See :func:`make_executor`."""
     dataset = unwrap(settings.dataset)
     if order is not None:
         return OrderPlanner(dataset, order.ordered)

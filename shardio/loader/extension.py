@@ -231,7 +231,7 @@ class Extension:
         dataset, order = loader.dataset, self.order
         with own_tensors():
             check_samplers_dataset(dataset, _find_drawing_sampler(loader))
-            cursor, split = self._find_start(loader)
+            cursor, split = self.find_start(loader)
             executor = self.find_executor(loader)
         self.epochs.keeps_seed = made is not None
         if self.is_in_accelerate and split is not None:
@@ -272,7 +272,7 @@ class Extension:
             counter.progress = progress
         return epoch
 
-    def _find_start(self, loader: Any) -> tuple[Cursor | None, Split | None]:
+    def find_start(self, loader: Any) -> tuple[Cursor | None, Split | None]:
         """Return the next epoch's start and this rank's share; both are None if the order is not shardio's."""
         if self.order is None:
             self._warn_of_sampler(loader)

@@ -26,7 +26,7 @@ from shardio.packing.sources.source import COLUMNS, SourceKind, describe_option
 from shardio.sample import Classes, check_classes
 from shardio.shards import Manifest
 from shardio.storage import RemoteAccess, StorageOptions, make_direct_access, make_path
-from shardio.values import check_choice, check_flag, check_integer, parse_size
+from shardio.values import check_choice, check_flag, check_integer, check_text, parse_size
 
 DEFAULT_SHARD_SIZE = 256 * 2**20
 """The default maximum size of a shard in bytes."""
@@ -53,7 +53,7 @@ class Option:
         at_least: The minimum of an integer.
         below: The exclusive upper bound of an integer.
         decides_output: Whether the value affects the packed bytes. An interrupted pack cannot be resumed with another
-            value.
+            value. A new option at its default must give the same bytes as before.
         of_iterables: Whether it applies to iterables of samples. All options that decide the output apply to them.
     """
 
@@ -68,6 +68,13 @@ class Option:
 
 
 _deciding = partial(Option, decides_output=True)
+
+_ALWAYS_IDENTIFY = (
+    *("max_shard_size", "max_shard_samples", "shuffle_seed", "check", "jpeg", "convert_to", "max_side", "quality"),
+    *("to_srgb", "max_pixels"),
+)
+"""The options that identify an unfinished pack even at their defaults. Other options identify it only if given, so a
+version with a new option resumes the packs of earlier versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,11 +327,11 @@ class PackOptions:
 
     def identify(self, classes: Sequence[str]) -> bytes:
         """Return a text that differs between options or class names that give different bytes."""
-        deciding = {name: getattr(self, name) for name, (_, each) in kinds_of_options().items() if each.decides_output}
-        text = ", ".join(f"{name}={value!r}" for name, value in deciding.items())
-        return (
-            f"(PackSettings({text}), {tuple(classes)!r})".encode()
-        )  # Earlier versions wrote this text: their packs can be resumed.
+        deciding = [name for name, (_, each) in kinds_of_options().items() if each.decides_output]
+        given = [name for name in deciding if name in _ALWAYS_IDENTIFY or self.find_given([name])]
+        text = ", ".join(f"{name}={getattr(self, name)!r}" for name in given)
+        # Earlier versions wrote this text: their packs can be resumed.
+        return f"(PackSettings({text}), {tuple(classes)!r})".encode()
 
 
 @cache
@@ -351,6 +358,8 @@ def _check(name: str, value: Any, kind: Any, option: Option) -> Any:
         return check_flag(name, value)
     if kind is int:
         return check_integer(name, value, at_least=option.at_least, below=option.below)
+    if kind is str:
+        return check_text(name, value)
     return check_choice(name, value, kind) if get_origin(kind) is Literal else value
 
 
@@ -479,7 +488,7 @@ def pack(
     from shardio.packing.packer import pack_iterable, pack_source  # They import this module.
 
     if isinstance(src, str | os.PathLike):
-        result = pack_source(make_path(src), make_path(dst), options)
+        result = pack_source(make_path(src), dst, options)
     else:
         result = pack_iterable(src, dst, options)
     result.warn(str(src) if isinstance(src, str | os.PathLike) else "the iterable")

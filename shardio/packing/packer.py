@@ -180,6 +180,8 @@ def _choose_kind(src: Path, options: PackOptions) -> SourceKind:
     found = found or {kind: evidence.file for kind, evidence in all_found.items()} or {"files": src}
     if len(found) > 1:  # An option that applies to only one kind selects it.
         found = {kind: file for kind, file in found.items() if _find_other_option(kind, options) is None} or found
+    first_kinds = {file: kind for kind, file in reversed(found.items())}  # Of the kinds that read a file, the first.
+    found = {kind: file for kind, file in found.items() if first_kinds[file] == kind}
     if len(found) > 1:
         lines = [
             f"  {_load_source(kind).what}, such as {file}: --source-kind {kind} (source_kind={kind!r})"
@@ -258,7 +260,9 @@ def _cut(sizes: NDArray[np.int64], options: PackOptions) -> list[int]:
     return stops
 
 
-def pack_source(src: Path, dst: Path, options: PackOptions, progress: WorkProgress | None = None) -> PackResult:
+def pack_source(
+    src: Path, dst: str | os.PathLike[str], options: PackOptions, progress: WorkProgress | None = None
+) -> PackResult:
     """Pack as :func:`~shardio.packing.pack` does, report to ``progress``, and return the manifest with details."""
     out = parse_location(dst, options.access)
     (result,) = _pack(src, out, [out], options, progress, lambda scan: [scan])

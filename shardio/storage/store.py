@@ -21,8 +21,11 @@ from numpy.typing import NDArray
 
 from shardio.errors import FormatError
 
-# A Path keeps only one of a URL's two slashes. A single letter before the colon is a Windows drive.
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)
+# A Path keeps only one of a URL's slashes. A single letter before the colon is a Windows drive.
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/+)(.*)", re.DOTALL)
+
+_WITH_AUTHORITY = frozenset(("s3", "gs", "az", "http", "https", "hf", "memory"))
+"""The schemes whose URLs name a host or a bucket after two slashes (RFC 3986, 3.2): a third slash is a typing error."""
 
 
 def make_path(name: str | os.PathLike[str]) -> Path:
@@ -61,12 +64,21 @@ def absolute_path(path: Path) -> Path:
 def find_url(name: str | os.PathLike[str]) -> str | None:
     """Return a name's URL, even if the name passed through a Path. Return None if the name is a path.
 
+    In a Path, ``zip:///a`` and ``zip://a`` are the same, so pass a URL with three slashes as a string.
+
     >>> find_url("s3:/bucket/images")
     's3://bucket/images'
+    >>> find_url("s3:///bucket/images")
+    's3://bucket/images'
+    >>> find_url("zip:///data/images.zip")
+    'zip:///data/images.zip'
     >>> find_url("images")
     """
-    match = _URL.fullmatch(os.fspath(name))
-    return match and f"{match[1]}://{match[2]}"
+    if (match := _URL.fullmatch(os.fspath(name))) is None:
+        return None
+    scheme, slashes, rest = match.groups()
+    keeps = len(slashes) > 2 and scheme.lower() not in _WITH_AUTHORITY
+    return f"{scheme}:{slashes if keeps else '//'}{rest}"
 
 
 def read_as_utf8(name: str) -> str:
@@ -182,8 +194,9 @@ class Store(Protocol):
 
     A store is a frozen value that can be compared, hashed and pickled. A folder is a key prefix that ends before a
     slash; it need not be created. Methods that read an object raise FileNotFoundError if it does not exist,
-    NotADirectoryError if a parent of the key is an object, and IsADirectoryError if the key names a folder. A subclass
-    may override the methods that are not abstract.
+    NotADirectoryError if a parent of the key is an object, and IsADirectoryError if the key names a folder. In a
+    read-only store, the methods that write raise LocationError, and ``can_write`` returns False. A subclass may
+    override the methods that are not abstract.
     """
 
     __slots__ = ()

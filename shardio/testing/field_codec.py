@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,24 @@ from shardio.reading import StoredSamples
 
 MAX_WASTED_BYTES = 10 * 2**20
 """The maximum memory that decoding a damaged field may use."""
+
+
+def check_types(found: Any, value: Any) -> None:
+    """Raise AssertionError if two equal values, or equal parts of them, have different types."""
+    assert type(found) is type(value)
+    if isinstance(value, np.ndarray):
+        assert found.dtype == value.dtype.newbyteorder("="), "torch accepts no other byte order"
+        if value.dtype == object:
+            check_types(found.tolist(), value.tolist())
+    elif isinstance(value, Mapping):
+        check_types(set(found), set(value))
+        for key in value:
+            check_types(found[key], value[key])
+    elif isinstance(value, Set):
+        assert {(type(each), each) for each in found} == {(type(each), each) for each in value}
+    elif isinstance(value, list | tuple):
+        for one, other in zip(found, value, strict=True):
+            check_types(one, other)
 
 
 class FieldCodecTests:
@@ -81,9 +99,7 @@ class FieldCodecTests:
     ) -> None:
         for found in decode(content, bytes(bytearray(content)), content):
             np.testing.assert_equal(found, value)
-            assert type(found) is type(value)
-            if isinstance(value, np.ndarray):
-                assert found.dtype == value.dtype.newbyteorder("="), "torch accepts no other byte order"
+            check_types(found, value)
 
     def test_a_missing_field_is_an_error_or_none(
         self, decode: Callable[..., list[Any]], field: str, content: bytes, value: Any

@@ -65,16 +65,17 @@ class ImageFormatTests:
 
     @pytest.fixture
     def content(self, suffix: str) -> bytes:
-        """A file with an image of at least 16×16 pixels."""
+        """A file with an image of at least 16×16 pixels, from a writer that does not read ``formats.py``."""
         coarse = np.random.default_rng(0).integers(0, 256, (5, 7, 3), np.uint8)
         return self.write(Image.fromarray(coarse).resize((47, 33), Image.Resampling.BICUBIC), suffix)
 
     def write(self, image: Image.Image, suffix: str, orientation: int | None = None) -> bytes:
-        """Return a file of the format, with an EXIF orientation if one is given."""
+        """Return a file in the format that Pillow writes for a suffix, with an EXIF orientation if one is given."""
         file, exif = io.BytesIO(), Image.Exif()
         if orientation is not None:
             exif[0x0112] = orientation
-        image.save(file, IMAGE_FORMATS[suffix], **({} if orientation is None else {"exif": exif}))
+        pillow_format = Image.registered_extensions()[f".{suffix}"]
+        image.save(file, pillow_format, **({} if orientation is None else {"exif": exif}))
         return file.getvalue()
 
     @pytest.fixture
@@ -86,11 +87,32 @@ class ImageFormatTests:
     def test_the_format_is_found_by_the_content_whatever_the_name(
         self, suffix: str, content: bytes, tmp_path: Path
     ) -> None:
+        with Image.open(io.BytesIO(content)) as image:
+            assert image.format == IMAGE_FORMATS[suffix], "the format's name is Pillow's"
         assert find_format(content) == IMAGE_FORMATS[suffix]
         assert IMAGE_FORMATS[find_field(content)] == IMAGE_FORMATS[suffix]
         for name in ("a", "a.txt", "a.png", "a.jpg"):
             (tmp_path / name).write_bytes(content)
             assert read_format(tmp_path / name) == IMAGE_FORMATS[suffix]
+
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Pillow deprecates some formats.
+    def test_files_of_other_formats_keep_theirs(self, suffix: str) -> None:
+        for other in Image.registered_extensions():
+            try:
+                content = self.write(Image.new("RGB", (16, 16)), other[1:])
+                with Image.open(io.BytesIO(content)) as image:
+                    expected = image.format
+            except (KeyError, OSError, ValueError):
+                continue  # Pillow does not write this format, or cannot read what it writes.
+            assert find_format(content) == expected, f"the signature of {suffix} may match {other} files"
+        for content in (b"", bytes(16), b"no image at all"):
+            assert find_format(content) is None, f"the signature of {suffix} may match {content!r}"
+
+    def test_its_signature_depends_on_at_least_three_bytes(self, suffix: str, content: bytes) -> None:
+        if find_format(content[:16]) != IMAGE_FORMATS[suffix]:
+            pytest.skip("it has no signature")
+        changed = [content[:i] + bytes([content[i] ^ 0xFF]) + content[i + 1 : 16] for i in range(16)]
+        assert sum(find_format(each) != IMAGE_FORMATS[suffix] for each in changed) >= 3
 
     @pytest.mark.parametrize("orientation", ["ignore", "apply"])
     def test_the_whole_image_is_a_writable_contiguous_array_or_a_pillow_image(
@@ -134,6 +156,8 @@ class ImageFormatTests:
 
     def test_apply_turns_the_image_upright(self, suffix: str) -> None:
         """Pillow turns TIFFs when it loads them, so shardio always applies their orientation."""
+        if Image.registered_extensions().get(f".{suffix}") not in Image.SAVE:
+            pytest.skip("Pillow cannot write this format")
         image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (18, 25, 3), np.uint8))
         stored = decode_image(self.write(image, suffix))
         for orientation, turns in TURNS.items():

@@ -7,14 +7,15 @@ import re
 import shutil
 import tarfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-import shardio
 from shardio.errors import PackError
 from shardio.packing import PackOptions, PackSource
+from shardio.packing.packer import pack_source
 from shardio.packing.samples import check_name
 from shardio.packing.sources.records import close_records
 from shardio.packing.sources.source import OPTIONS_OF_KINDS, FileChangedError, SourceTable
@@ -149,7 +150,7 @@ class PackSourceTests:
         for sample in read_all(source.scan(dataset, options).samples):
             expected |= {join_name(sample.key, name): content for name, content in sample.fields.items()}
         close_records()
-        shardio.pack(dataset, tmp_path / "out", check=False, num_workers=1, max_shard_samples=2)
+        pack_source(dataset, tmp_path / "out", replace(options, num_workers=1, max_shard_samples=2))
         found = dict[str, bytes]()
         for path in (tmp_path / "out").glob("*.tar"):
             with tarfile.open(path) as tar:

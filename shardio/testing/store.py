@@ -9,7 +9,7 @@ import pickle
 import random
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
@@ -21,6 +21,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from numpy.typing import NDArray
 
+from shardio.errors import LocationError
 from shardio.storage import Location, ReplacedError, StoredFile
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
@@ -38,6 +39,8 @@ READS: dict[str, Callable[[StoredFile, int, int], object]] = {
 }
 
 MakeRoot = Callable[[Path], Location]
+
+Fill = Callable[[Mapping[str, bytes]], Location]
 
 
 def put(location: Location, content: bytes = CONTENT) -> Location:
@@ -63,17 +66,37 @@ class StoreTests:
             def make_root(self):
                 return lambda folder: Location(store=MyStore("bucket"), key=uuid.uuid4().hex)
 
+    If the store cannot write, set ``is_read_only`` and override the fixture ``fill`` instead. It returns a function
+    that puts objects in place by other means, and returns their folder::
+
+        class TestZipStore(StoreTests):
+            is_read_only = True
+
+            @pytest.fixture
+            def fill(self, tmp_path):
+                def fill(contents):
+                    with zipfile.ZipFile(tmp_path / "a.zip", "w") as file:
+                        for key, content in contents.items():
+                            file.writestr(key, content)
+                    return Location(store=ZipStore(str(tmp_path / "a.zip")), key="")
+
+                return fill
+
     Attributes:
+        is_read_only: Whether the store cannot write. The tests of writing are then skipped.
         keys: Keys of objects that the store must accept, relative to a folder.
         max_examples: The number of random sequences of operations to compare with those of a dict.
     """
 
+    is_read_only: ClassVar[bool] = False
     keys: ClassVar[Sequence[str]] = KEYS
     max_examples: ClassVar[int] = 20
 
     @pytest.fixture
     def make_root(self) -> MakeRoot:
         """Return a function that returns an empty folder of the store, given an empty local directory."""
+        if self.is_read_only:
+            pytest.skip("the store is read-only")
         raise NotImplementedError("override the fixture make_root")
 
     @pytest.fixture
@@ -81,10 +104,28 @@ class StoreTests:
         """Return an empty folder of the store."""
         return make_root(tmp_path)
 
-    def test_what_was_written_is_read(self, root: Location) -> None:
+    @pytest.fixture
+    def fill(self, request: pytest.FixtureRequest) -> Fill:
+        """Return a function that puts objects into an empty folder of the store, given their contents by key.
+
+        The function returns the folder. A test calls it once.
+        """
+        if self.is_read_only:
+            raise NotImplementedError("override the fixture fill")
+        root: Location = request.getfixturevalue("root")
+
+        def fill(contents: Mapping[str, bytes]) -> Location:
+            for key, content in contents.items():
+                put(root / key, content)
+            return root
+
+        return fill
+
+    def test_what_was_written_is_read(self, fill: Fill) -> None:
+        root = fill({f"{number}/{key}": CONTENT for number, key in enumerate(self.keys)} | {"empty": b""})
         for number, key in enumerate(self.keys):
             here = root / str(number)
-            location = put(here / key)
+            location = here / key
             assert location.exists()
             assert location.read_whole() == CONTENT
             assert location.stat().size == len(CONTENT)
@@ -94,13 +135,13 @@ class StoreTests:
                 assert file.is_local == root.store.is_local
                 assert file.read(0, file.size) == CONTENT
             assert list(here.walk()) == [location.key]
-        empty = put(root / "empty", b"")
+        empty = root / "empty"
         assert (empty.exists(), empty.stat().size, empty.read_whole()) == (True, 0, b"")
         with closing(empty.open()) as file:
             assert file.read(0, 0) == b""
 
-    def test_a_missing_object_is_not_found_and_the_error_names_it(self, root: Location) -> None:
-        put(root / "a")
+    def test_a_missing_object_is_not_found_and_the_error_names_it(self, fill: Fill) -> None:
+        root = fill({"a": CONTENT})
         for key in ["missing", "no/such/folder", "a/below/an/object", "日本語"]:
             assert not (root / key).exists()
             assert not (root / key).is_folder()
@@ -109,16 +150,19 @@ class StoreTests:
                     access(root / key)
         for key in ["missing", "no/such/folder", "a"]:
             assert ((root / key).list(), list((root / key).walk())) == ([], [])
-        (root / "no" / "such").remove()
 
     @pytest.mark.parametrize("access", ACCESS)
-    def test_a_folder_is_not_an_object(self, root: Location, access: Callable[[Location], object]) -> None:
-        put(root / "folder" / "a")
+    def test_a_folder_is_not_an_object(self, fill: Fill, access: Callable[[Location], object]) -> None:
+        root = fill({"folder/a": CONTENT})
         assert (root / "folder").is_folder()
         assert not (root / "folder").exists()
         assert not (root / "folder" / "a").is_folder()
         with pytest.raises((*NOT_THERE, IsADirectoryError), match="folder"):
             access(root / "folder")
+
+    def test_a_missing_object_can_be_removed(self, root: Location) -> None:
+        (root / "no" / "such").remove()
+        assert root.list() == []
 
     def test_an_object_is_created_only_if_there_is_none(self, root: Location) -> None:
         assert (root / "a").create(b"first")
@@ -137,9 +181,9 @@ class StoreTests:
 
     @pytest.mark.parametrize("read", READS.values(), ids=READS.keys())
     def test_a_range_past_the_end_is_an_error_that_names_object_and_size(
-        self, root: Location, read: Callable[[StoredFile, int, int], object]
+        self, fill: Fill, read: Callable[[StoredFile, int, int], object]
     ) -> None:
-        location = put(root / "folder" / "ü.tar")
+        location = fill({"folder/ü.tar": CONTENT}) / "folder" / "ü.tar"
         with closing(location.open()) as file:
             for start in [len(CONTENT) - 5, len(CONTENT), len(CONTENT) + 10**9]:
                 with pytest.raises(EOFError) as caught:
@@ -148,8 +192,8 @@ class StoreTests:
                 assert message.startswith(f"{location} ends at byte {len(CONTENT)}, but bytes ")
                 assert f"to {start + 10} were requested" in message
 
-    def test_many_ranges_equal_single_ones_in_their_order(self, root: Location) -> None:
-        with closing(put(root / "a").open()) as file:
+    def test_many_ranges_equal_single_ones_in_their_order(self, fill: Fill) -> None:
+        with closing((fill({"a": CONTENT}) / "a").open()) as file:
             for start, stop in [(0, 0), (0, 1), (255, 70_000), (len(CONTENT) - 1, len(CONTENT)), (len(CONTENT),) * 2]:
                 assert file.read(start, stop) == CONTENT[start:stop]
             for count in [0, 1, 2, 70, 5000]:
@@ -163,9 +207,11 @@ class StoreTests:
             file.read_into([100, 7, 8], [whole[30:40], whole[5:10], whole[10:10]])
         assert bytes(whole) == b"." * 5 + CONTENT[7:12] + b"." * 20 + CONTENT[100:110], "nothing else is written"
 
-    def test_a_listing_is_sorted_and_marks_folders_and_a_walk_leaves_out_what_is_hidden(self, root: Location) -> None:
+    def test_a_listing_is_sorted_and_marks_folders_and_a_walk_leaves_out_what_is_hidden(self, fill: Fill) -> None:
         keys = ["b/2", "b/1", "a", "b.x", ".hidden", ".git/config", "b/.cache/z", "b/c/d/deep", "Z", "é 1", "ba/c%20"]
-        stats = {(root / key).key: put(root / key, CONTENT[:size]).stat() for size, key in enumerate(keys)}
+        root = fill({key: CONTENT[:size] for size, key in enumerate(keys)})
+        stats = {(root / key).key: (root / key).stat() for key in keys}
+        assert [stat.size for stat in stats.values()] == list(range(len(keys)))
         assert root.list() == [".git/", ".hidden", "Z", "a", "b.x", "b/", "ba/", "é 1"]
         assert (root / "b").list() == [".cache/", "1", "2", "c/"]
         assert (root / "b" / "c").list() == ["d/"]
@@ -173,6 +219,18 @@ class StoreTests:
         assert sorted(root.walk()) == sorted((root / key).key for key in visible)
         assert dict(root.walk_stats()) == {(root / key).key: stats[(root / key).key] for key in visible}
         assert sorted((root / "b").walk()) == [(root / key).key for key in ["b/1", "b/2", "b/c/d/deep"]]
+
+    def test_a_read_only_store_refuses_writes(self, fill: Fill) -> None:
+        if not self.is_read_only:
+            pytest.skip("the store can write")
+        root = fill({"a": CONTENT})
+        for key in ("a", "b"):
+            assert not (root / key).can_write()
+            with pytest.raises((LocationError, OSError), match=key):
+                put(root / key, b"new")
+            with pytest.raises((LocationError, OSError), match=key):
+                (root / key).create(b"new")
+        assert [root.list(), (root / "a").read_whole()] == [["a"], CONTENT]
 
     def test_an_object_is_replaced_and_gets_another_version(self, root: Location) -> None:
         location = put(root / "a")
@@ -216,10 +274,11 @@ class StoreTests:
             except ReplacedError as error:
                 assert str(location) in str(error)  # noqa: PT017  # Both are right.
 
-    def test_locations_are_values_and_objects_have_identities(self, root: Location) -> None:
-        first, second = put(root / "ü" / "a.tar"), put(root / "b")
+    def test_locations_are_values_and_objects_have_identities(self, fill: Fill) -> None:
+        root = fill({"ü/a.tar": CONTENT, "b": CONTENT})
+        first, second = root / "ü" / "a.tar", root / "b"
         assert (first.name, first.folder, first.folder.folder) == ("a.tar", root / "ü", root)
-        assert str(first) == f"{root}/ü/a.tar"
+        assert str(first) == f"{str(root).rstrip('/')}/ü/a.tar"
         assert first.stat().identity == first.stat().identity != second.stat().identity
         assert first.resolve() == first.resolve() != second.resolve()
         copy: Location = pickle.loads(pickle.dumps(first))
@@ -227,8 +286,8 @@ class StoreTests:
         assert len({copy, first, root}) == 2
         assert copy.read_whole() == CONTENT
 
-    def test_threads_share_an_open_object(self, root: Location) -> None:
-        with closing(put(root / "a").open()) as file, ThreadPoolExecutor(8) as pool:
+    def test_threads_share_an_open_object(self, fill: Fill) -> None:
+        with closing((fill({"a": CONTENT}) / "a").open()) as file, ThreadPoolExecutor(8) as pool:
 
             def read_randomly(seed: int) -> bool:
                 generator = random.Random(seed)

@@ -17,7 +17,7 @@ import shardio
 from shardio import ShardDataset
 from shardio.decoding.codecs import DECODERS, TRUSTED_DECODERS, decode_npy, extension_of
 from shardio.images import encode_png
-from shardio.testing.field_codec import FieldCodecTests
+from shardio.testing.field_codec import FieldCodecTests, check_types
 from tests.sources import write_images
 
 
@@ -117,6 +117,22 @@ class TestCodecs(FieldCodecTests):
     field, settings, content, value, damaged = (
         pytest.fixture(lambda self, codec, number=number: codec[number]) for number in range(5)
     )
+
+
+@pytest.mark.parametrize(
+    ("found", "value"),
+    [
+        ({"a": (1,)}, {"a": [1]}),
+        ([1.0], [1]),
+        ({True: 0}, {1: 0}),
+        (({1.0},), ({1},)),
+        ([np.eye(2)], [np.eye(2, 2, 0, int)]),
+    ],
+)
+def test_the_suite_compares_the_types_of_parts(found: Any, value: Any) -> None:
+    check_types(value, value)
+    with pytest.raises(AssertionError):
+        check_types(found, value)
 
 
 def test_every_codec_is_tested() -> None:

@@ -1,16 +1,14 @@
-"""Iterators have the interface of torch's, private names included, and obey the laws of executors."""
+"""Iterators have the interface of torch's, private names included."""
 
 from __future__ import annotations
 
 import copy
 import gc
 import multiprocessing
-import os
 import pickle
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +24,11 @@ from torch.utils.data.dataloader import (
 )
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset, ShardWriter
-from shardio.loader.extension import find_extension
-from shardio.testing.executor import BATCH_SIZE, NUM_SAMPLES, ExecutorTests, Samples, Start
+from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset
 from shardio.transforms import CenterCrop
 from tests.buffers import find_worker_processes, wait_until, without_collector
 from tests.faults.worker_processes import is_alive
-from tests.loader.programs import Called, Shares, do_nothing
+from tests.loader.programs import Called, Shares
 from tests.processes import run_python
 
 ONE: dict[str, Any] = {"num_workers": 1}
@@ -282,106 +278,3 @@ def test_persistent_workers_end_with_their_loader_and_their_settings() -> None:
 def test_libraries_use_the_loader_that_is_swapped_in(packed: Path) -> None:
     run = run_python(Path(__file__).with_name("swapped_in.py"), packed)
     assert (run.stdout.splitlines()[-1:], run.stderr, run.returncode) == (["all is well"], "", 0)
-
-
-THREAD: dict[str, Any] = {"num_workers": 1, "worker_method": "thread"}
-
-
-def over_shards(packed: Path, samples: Samples, kind: Any = ShardDataset, **options: Any) -> DataLoader:
-    dataset = kind(packed, fields=("txt",), transform_sample=lambda sample: samples(int(sample["txt"])))
-    return DataLoader(dataset, BATCH_SIZE, **options)
-
-
-def over_any(packed: Path, samples: Samples, has_order: bool = False, **options: Any) -> DataLoader:
-    dataset = Called(samples, NUM_SAMPLES)
-    return DataLoader(
-        dataset, BATCH_SIZE, sampler=EpochSampler(dataset, shuffle=False) if has_order else None, **options
-    )
-
-
-in_order = partial(over_any, has_order=True)
-
-
-def from_pipe(packed: Path, samples: Samples, **options: Any) -> DataLoader:
-    return DataLoader(IterableWrapper(range(NUM_SAMPLES)).map(samples), BATCH_SIZE, **options)
-
-
-EXECUTORS: dict[str, Callable[[Path, Samples], DataLoader]] = {
-    "calling process": over_shards,
-    "worker processes": partial(over_shards, num_workers=1),
-    "worker processes, persistent": partial(over_shards, **PERSISTENT),
-    "sampled": partial(over_shards, kind=ShardMapDataset, num_workers=1),
-    "fetching, caller": over_any,
-    "fetching, processes": partial(over_any, num_workers=1),
-    "fetching, persistent": partial(over_any, **PERSISTENT),
-    "fetching, threads": partial(over_any, **THREAD),
-    "ordered shards": partial(over_shards, worker_init_fn=do_nothing, num_workers=1),
-    "ordered shards, threads": partial(over_shards, worker_init_fn=do_nothing, **THREAD),
-    "ordered indices, caller": in_order,
-    "ordered indices": partial(in_order, num_workers=1),
-    "ordered indices, persistent": partial(in_order, **PERSISTENT),
-    "torch": from_pipe,
-    "torch, workers": partial(from_pipe, num_workers=1),
-    "torch, ordered shards": partial(over_shards, **PERSISTENT),
-    "torch, ordered indices": partial(in_order, **PERSISTENT),
-}
-NOT_KNOWING = ("calling process", "fetching, caller", "ordered indices, caller")
-"""Those that do not know whether a batch is there, besides torch's."""
-
-CHUNKED = ("ordered shards", "ordered shards, threads")
-"""Those that read the samples of several batches together."""
-
-
-@pytest.fixture(scope="module")
-def numbers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("laws") / "packed"
-    with ShardWriter(folder) as writer:
-        for number in range(NUM_SAMPLES):
-            writer.write({"__key__": f"{number:02d}", "txt": str(number)})
-    return folder
-
-
-def start_executors(loader: DataLoader) -> Any:
-    extension = find_extension(loader)
-    assert extension is not None, "DataLoader's constructor has made it"
-    return extension.find_executor(loader).start(*extension._find_start(loader))
-
-
-def start_users(loader: DataLoader) -> Any:
-    loader.set_epoch(0)
-    return iter(loader)
-
-
-class TestExecutors(ExecutorTests):
-    @pytest.fixture(params=EXECUTORS)
-    def name(self, request: pytest.FixtureRequest) -> str:
-        name: str = request.param
-        return name
-
-    @pytest.fixture(params=[start_executors, start_users])
-    def start(
-        self,
-        samples: Samples,
-        numbers: Path,
-        name: str,
-        request: pytest.FixtureRequest,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> Start:
-        if name.startswith("torch, ordered"):
-            monkeypatch.delattr(os, "memfd_create")  # As outside of Linux.
-        loader = list[DataLoader]()  # Made after the test has changed the samples.
-
-        def start() -> Any:
-            if not loader:
-                loader.append(EXECUTORS[name](numbers, samples))
-            return request.param(loader[0])
-
-        return start
-
-    @pytest.fixture
-    def survives(self, name: str) -> bool:
-        return name not in ("torch", "torch, workers")
-
-    @pytest.fixture
-    def knows(self, name: str) -> bool:
-        return not name.startswith("torch") and name not in NOT_KNOWING and name not in CHUNKED

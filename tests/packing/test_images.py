@@ -207,6 +207,7 @@ def test_without_compiled_functions_and_numba_the_error_says_what_to_install_and
         *(({name: "no"}, f"{name} must be one of .*, got 'no'") for name in ("layout", "on_changed", "source_kind")),
         *(({name: 0}, f"{name} must be at least 1") for name in ("max_shard_size", "max_shard_samples", "num_workers")),
         ({"shuffle_seed": -1}, "shuffle_seed must be at least 0"),
+        *(({name: 3}, f"{name} must be a string, got 3") for name in ("source_split", "key_column", "ray_address")),
         ({"jpeg": "reencode", "max_side": 0}, "max_side must be at least 1"),
         ({"jpeg": "reencode", "quality": 101}, "quality must be at least 1 and below 101"),
         ({"jpeg": "tile", "max_side": 400}, r"\(max_side\) applies only with .*\(jpeg='reencode'\)"),
@@ -222,7 +223,7 @@ def test_without_compiled_functions_and_numba_the_error_says_what_to_install_and
 def test_invalid_options_are_refused_first(
     source: Path, tmp_path: Path, settings: dict[str, Any], message: str
 ) -> None:
-    assert_raises(ValueError, message, shardio.pack, source, tmp_path / "out", **settings)
+    assert_raises((TypeError, ValueError), message, shardio.pack, source, tmp_path / "out", **settings)
     assert not (tmp_path / "out").exists()
 
 

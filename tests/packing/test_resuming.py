@@ -22,7 +22,7 @@ import pytest
 import shardio
 from shardio.errors import PackError
 from shardio.files import find_target
-from shardio.packing import JpegMode, executors
+from shardio.packing import JpegMode, PackOptions, executors, pack_call
 from shardio.packing.folders import JOURNAL_NAME
 from shardio.sample import Sample
 from shardio.shards import write_shard
@@ -34,6 +34,18 @@ from tests.packing.packs import Change, Interrupt, assert_refused, exit_code_if_
 from tests.raising import assert_raises
 from tests.sources import write_images
 from tests.tars import read_members, write_tar
+
+
+def test_an_option_at_its_default_leaves_packs_of_earlier_versions_resumable(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert PackOptions().identify(["cat"]) == (
+        b"(PackSettings(max_shard_size=268435456, max_shard_samples=None, shuffle_seed=0, check=True, jpeg='copy', "
+        b"convert_to=None, max_side=None, quality=None, to_srgb=False, max_pixels=None), ('cat',))"
+    )
+    monkeypatch.setattr(pack_call, "_ALWAYS_IDENTIFY", ("jpeg", "check"))
+    assert PackOptions().identify([]) == b"(PackSettings(check=True, jpeg='copy'), ())"
+    assert PackOptions(jpeg="reencode", quality=9).identify([]) == (
+        b"(PackSettings(check=True, jpeg='reencode', quality=9), ())"
+    )
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import mmap
 import os
 import random
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from shardio.storage import (
     Location,
     RemoteAccess,
     ReplacedError,
+    find_url,
     make_access,
     parse_location,
     read_pieces,
@@ -31,10 +32,11 @@ from shardio.storage import (
 )
 from shardio.storage.local import LIMITS, open_files
 from shardio.storage.store import read_runs
-from shardio.testing.store import MakeRoot, StoreTests
+from shardio.testing.store import Fill, MakeRoot, StoreTests
 from tests.files import count_open_files
 from tests.memory_store import MemoryStore
 from tests.raising import assert_raises
+from tests.servers.fake_hub import FakeHub
 from tests.servers.server import Server
 from tests.storage.conftest import at_server, in_memory, put
 from tests.tars import write_tar
@@ -65,6 +67,22 @@ class TestMemoryOfTests(StoreTests):
     def make_root(self) -> MakeRoot:
         store = MemoryStore()
         return lambda folder: store.at(f"{uuid.uuid4().hex}/{folder.name}")
+
+
+class TestHub(StoreTests):
+    keys = tuple(key.replace("[]", "") for key in StoreTests.keys)  # The Hub refuses these characters.
+    is_read_only = True
+
+    @pytest.fixture
+    def fill(self, fake_hub: FakeHub, tmp_path: Path) -> Fill:
+        def fill(contents: Mapping[str, bytes]) -> Location:
+            for key, content in contents.items():
+                put(parse_location(tmp_path / "files" / key), content)
+            name = uuid.uuid4().hex
+            fake_hub.commit(name, tmp_path / "files")
+            return at_server(fake_hub.server, name)
+
+        return fill
 
 
 @pytest.mark.slow
@@ -226,6 +244,23 @@ def test_a_walk_is_sorted_within_each_directory_and_follows_links(tmp_path: Path
 
 
 # Paths
+
+
+@pytest.mark.parametrize(
+    ("name", "url"),
+    [
+        ("zip:///tmp/a", "zip:///tmp/a"),
+        ("zip://tmp/a", "zip://tmp/a"),
+        ("file:///tmp/a", "file:///tmp/a"),
+        ("S3:///bucket/a", "S3://bucket/a"),
+        (Path("https://server/a"), "https://server/a"),
+        (Path("zip:///tmp/a"), "zip://tmp/a"),
+        ("c:/a", None),
+        ("/tmp/a", None),
+    ],
+)
+def test_a_third_slash_is_kept_unless_the_url_needs_a_host(name: str | Path, url: str | None) -> None:
+    assert find_url(name) == url
 
 
 def test_paths_are_those_of_their_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,8 @@ SOURCES: Mapping[SourceKind, str] = {
     "lmdb": "lmdb:LmdbEnvironment",
     "files": "directory:Directory",
 }
-"""The module in this folder and the :class:`PackSource` of each kind, in the order of the search."""
+"""The module in this folder and the :class:`PackSource` of each kind, in the order of the search. If several kinds find
+the same file, the first is chosen, so special kinds precede general ones."""
 
 COLUMNS = ("image_column", "label_column", "key_column")
 
@@ -59,7 +60,8 @@ class Evidence(NamedTuple):
 class PackSource(ABC):
     """A kind of dataset that can be packed: the interface that each module in this folder implements.
 
-    To add a kind, write a module with a subclass, and add its name to :data:`SourceKind` and :data:`SOURCES`.
+    To add a kind, write a module with a subclass, and add its name to :data:`SourceKind` and :data:`SOURCES`: there,
+    before any kind that also recognises its files, such as ``table``, which recognises each ``.jsonl``.
     :class:`shardio.testing.pack_source.PackSourceTests` checks the subclass.
 
     Attributes:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import os
+import sys
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from itertools import cycle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow
@@ -19,6 +21,8 @@ import pytest
 
 import shardio
 from shardio.errors import PackError
+from shardio.packing import PackOptions, PackSource, packer
+from shardio.packing.sources.source import SOURCES, Evidence, SourceScan
 from tests.cli.commands import run
 from tests.files import read_files
 from tests.packing.packs import Change, assert_refused, pack, read_packed, write_files
@@ -53,6 +57,33 @@ WRITERS: dict[str, Callable[[Path, Rows], None]] = {
 def write_table(folder: Path, rows: Rows, name: str = "t.jsonl") -> Path:
     WRITERS[name](folder / name, rows)
     return folder / name
+
+
+def test_of_two_kinds_that_recognise_a_file_the_first_is_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Encoded(PackSource):
+        """A JSON Lines file with images in base64."""
+
+        what = "a table of encoded images"
+        takes = ("label_column",)
+
+        def find(self, src: Path) -> Evidence | None:
+            return Evidence(src) if src.suffix == ".jsonl" else None
+
+        def scan(self, src: Path, options: PackOptions) -> SourceScan:
+            raise PackError("it is encoded")
+
+    monkeypatch.setitem(sys.modules, "shardio.packing.sources.encoded", SimpleNamespace(Encoded=Encoded))
+    sources: dict[Any, str] = {"encoded": "encoded:Encoded", **SOURCES}
+    monkeypatch.setattr(packer, "SOURCES", sources)
+    table = write_table(tmp_path, [{"image": "aGFsbG8="}])
+    with pytest.raises(PackError, match="it is encoded"):
+        shardio.pack(table, tmp_path / "out")
+    with pytest.raises(PackError, match="does not exist"):
+        shardio.pack(table, tmp_path / "out", source_kind="table")
+    with pytest.raises(PackError, match="does not exist"):
+        shardio.pack(table, tmp_path / "out", image_column="image")  # It applies only to tables of paths.
 
 
 @pytest.fixture

@@ -1,0 +1,160 @@
+"""Every executor's iterators obey the laws, and so do those that the user gets over each executor."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import Dataset
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset
+from shardio.loader.any_dataset import Fetching
+from shardio.loader.executor import Executor
+from shardio.loader.extension import find_extension
+from shardio.loader.pipeline import WorkerProcesses
+from shardio.testing.executor import (
+    BATCH_SIZE,
+    NUM_SAMPLES,
+    ExecutorParts,
+    ExecutorTests,
+    FromText,
+    Samples,
+    Start,
+    write_samples,
+)
+
+PERSISTENT: dict[str, Any] = {"num_workers": 1, "persistent_workers": True}
+THREAD: dict[str, Any] = {"num_workers": 1, "worker_method": "thread"}
+
+
+class Numbers(Dataset[int]):
+    def __init__(self, samples: Samples) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitem__(self, index: int) -> int:
+        return self.samples(index)
+
+
+def do_nothing(worker_id: int) -> None:
+    pass
+
+
+def over_shards(packed: Path, samples: Samples, **options: Any) -> DataLoader:
+    dataset = ShardDataset(packed, fields=("txt",), transform_sample=FromText(samples))
+    return DataLoader(dataset, BATCH_SIZE, **options)
+
+
+def sampled(packed: Path, samples: Samples, **options: Any) -> DataLoader:
+    dataset = ShardMapDataset(packed, fields=("txt",), transform_sample=FromText(samples))
+    return DataLoader(dataset, BATCH_SIZE, **options)
+
+
+def over_any(packed: Path, samples: Samples, **options: Any) -> DataLoader:
+    return DataLoader(Numbers(samples), BATCH_SIZE, **options)
+
+
+def in_order(packed: Path, samples: Samples, **options: Any) -> DataLoader:
+    dataset = Numbers(samples)
+    return DataLoader(dataset, BATCH_SIZE, sampler=EpochSampler(dataset, shuffle=False), **options)
+
+
+def from_pipe(packed: Path, samples: Samples, **options: Any) -> DataLoader:
+    return DataLoader(IterableWrapper(range(NUM_SAMPLES)).map(samples), BATCH_SIZE, **options)
+
+
+EXECUTORS: dict[str, Callable[[Path, Samples], DataLoader]] = {
+    "calling process": over_shards,
+    "worker processes": partial(over_shards, num_workers=1),
+    "worker processes, persistent": partial(over_shards, **PERSISTENT),
+    "sampled": partial(sampled, num_workers=1),
+    "fetching, caller": over_any,
+    "fetching, processes": partial(over_any, num_workers=1),
+    "fetching, persistent": partial(over_any, **PERSISTENT),
+    "fetching, threads": partial(over_any, **THREAD),
+    "ordered shards": partial(over_shards, worker_init_fn=do_nothing, num_workers=1),
+    "ordered shards, threads": partial(over_shards, worker_init_fn=do_nothing, **THREAD),
+    "ordered indices, caller": in_order,
+    "ordered indices": partial(in_order, num_workers=1),
+    "ordered indices, persistent": partial(in_order, **PERSISTENT),
+    "torch": from_pipe,
+    "torch, workers": partial(from_pipe, num_workers=1),
+    "torch, ordered shards": partial(over_shards, **PERSISTENT),
+    "torch, ordered indices": partial(in_order, **PERSISTENT),
+}
+NOT_KNOWING = ("calling process", "fetching, caller", "ordered indices, caller")
+"""Those that do not know whether a batch is there, besides torch's."""
+
+CHUNKED = ("ordered shards", "ordered shards, threads")
+"""Those that read the samples of several batches together."""
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_samples(tmp_path_factory.mktemp("laws") / "packed")
+
+
+class TestExecutors(ExecutorTests):
+    """The executors."""
+
+    @pytest.fixture(params=EXECUTORS)
+    def name(self, request: pytest.FixtureRequest) -> str:
+        name: str = request.param
+        return name
+
+    @pytest.fixture
+    def loader(self, samples: Samples, numbers: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> DataLoader:
+        if name.startswith("torch, ordered"):
+            monkeypatch.delattr(os, "memfd_create")  # As outside of Linux.
+        return EXECUTORS[name](numbers, samples)
+
+    @pytest.fixture
+    def executor(self, loader: DataLoader) -> Executor:
+        extension = find_extension(loader)
+        assert extension is not None, "DataLoader's constructor has made it"
+        return extension.find_executor(loader)
+
+    @pytest.fixture
+    def survives(self, name: str) -> bool:
+        return name not in ("torch", "torch, workers")
+
+    @pytest.fixture
+    def knows(self, name: str) -> bool:
+        return not name.startswith("torch") and name not in NOT_KNOWING and name not in CHUNKED
+
+
+class TestIterators(TestExecutors):
+    """The user's iterators over the executors."""
+
+    @pytest.fixture
+    def start(self, loader: DataLoader) -> Start:
+        def start() -> Any:
+            loader.set_epoch(0)
+            return iter(loader)
+
+        return start
+
+    @pytest.fixture
+    def takes_split(self) -> bool:
+        return False
+
+
+class TestParts(ExecutorTests):
+    """Executors that are made of the suite's parts."""
+
+    @pytest.fixture(params=["read", "fetched"])
+    def executor(self, parts: ExecutorParts, request: pytest.FixtureRequest) -> Executor:
+        if request.param == "fetched":
+            return Fetching(parts.settings, parts.source, None)
+        return WorkerProcesses(parts.planner, parts.batches, [], timeout_s=0, closes_workers=True)
+
+    @pytest.fixture
+    def knows(self, executor: Executor) -> bool:
+        return isinstance(executor, WorkerProcesses)  # Fetching reads the samples of several batches together.
