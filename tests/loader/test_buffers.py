@@ -115,6 +115,29 @@ def test_batches_may_be_freed_by_other_threads_while_the_loader_is_iterated(pict
     assert len(buffers) <= NUM_BUFFERS + 2 + 4 + 1
 
 
+def test_batches_may_be_freed_by_many_threads_at_once(pictures: Path) -> None:
+    loader, oracle = make_loader(pictures, persistent_workers=True), make_oracle(pictures)
+    before, batches = find_buffers(), [batch for _ in range(3) for batch in loader]
+    barrier = threading.Barrier(9)
+
+    def free(share: list[Any]) -> None:
+        barrier.wait()
+        share.clear()
+
+    threads = [threading.Thread(target=free, args=(batches[number::8],)) for number in range(8)]
+    batches.clear()
+    for thread in threads:
+        thread.start()
+    barrier.wait()
+    oracle.set_epoch(3)
+    assert_same(list(loader), list(oracle))
+    for thread in threads:
+        thread.join()
+    del threads
+    buffers_of(loader)
+    assert len(find_buffers() - before) <= NUM_BUFFERS + 1
+
+
 def test_images_cannot_grow_in_place(pictures: Path) -> None:
     loader, oracle = make_loader(pictures, persistent_workers=True), make_oracle(pictures)
     (images, *_), (expected, *_) = next(iter(loader)), next(iter(oracle))

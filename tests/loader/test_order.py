@@ -78,6 +78,39 @@ def test_every_iter_is_the_next_epoch_or_the_one_that_is_set(packed: Path, persi
     assert batches_of(loader) == epochs[1]
 
 
+def test_images_are_uint8_in_channels_last_memory(packed: Path, images: Path) -> None:
+    datasets = [
+        ShardDataset(packed, transform=CROP),
+        ShardMapDataset(packed, transform=CROP),
+        ImageFolder(images, transform=CROP),
+    ]
+    for dataset, num_workers in [(datasets[0], 1), *((dataset, 0) for dataset in datasets)]:
+        pictures, labels = next(iter(DataLoader(dataset, batch_size=4, num_workers=num_workers)))
+        assert (pictures.shape, pictures.dtype) == ((4, 3, 16, 16), torch.uint8)
+        assert pictures.is_contiguous(memory_format=torch.channels_last)
+        assert labels.dtype == torch.int64
+    pictures, _ = next(iter(TorchLoader(datasets[0], batch_size=4)))  # type: ignore[arg-type]  # a dataset
+    assert pictures.is_contiguous(), "as usual in torch's loader"
+
+
+def test_map_style_crops_are_pure_and_loaders_do_not_interfere(images: Path) -> None:
+    folder = ImageFolder(images, transform=CROP)
+
+    def make() -> DataLoader:
+        return DataLoader(folder, batch_size=4, sampler=EpochSampler(folder, seed=3), num_workers=1)
+
+    expected = [batches_of(loader := make()), batches_of(loader)]
+    assert expected[0] != expected[1]
+    one, other = make(), make()
+    ahead = iter(one)
+    first = next(ahead)
+    other.set_epoch(1)
+    assert batches_of(other) == expected[1]
+    assert batches_of([first, *ahead]) == expected[0]
+    # torch's own loader knows no epoch, whatever ran before: torch draws the crops, and they differ.
+    assert batches_of(TorchLoader(folder, batch_size=21)) != batches_of(TorchLoader(folder, batch_size=21))
+
+
 def test_set_epoch_reaches_persistent_workers_of_torchs_loader(packed: Path) -> None:
     dataset = make_dataset(packed, batch_size=4)
     loader = TorchLoader(dataset, batch_size=4, num_workers=2, persistent_workers=True)
