@@ -92,6 +92,10 @@ class StoreTests:
     keys: ClassVar[Sequence[str]] = KEYS
     max_examples: ClassVar[int] = 20
 
+    def __init_subclass__(cls) -> None:
+        if cls.is_read_only and cls.fill is StoreTests.fill:
+            raise TypeError(f"{cls.__name__}.is_read_only is true: override the fixture fill")
+
     @pytest.fixture
     def make_root(self) -> MakeRoot:
         """Return a function that returns an empty folder of the store, given an empty local directory."""
@@ -105,14 +109,11 @@ class StoreTests:
         return make_root(tmp_path)
 
     @pytest.fixture
-    def fill(self, request: pytest.FixtureRequest) -> Fill:
+    def fill(self, root: Location) -> Fill:
         """Return a function that puts objects into an empty folder of the store, given their contents by key.
 
         The function returns the folder. A test calls it once.
         """
-        if self.is_read_only:
-            raise NotImplementedError("override the fixture fill")
-        root: Location = request.getfixturevalue("root")
 
         def fill(contents: Mapping[str, bytes]) -> Location:
             for key, content in contents.items():

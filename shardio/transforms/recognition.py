@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-from shardio.transforms import automatic, geometry, pixels
+from shardio.transforms import automatic, geometry, pixels, warps
 from shardio.transforms.compose import Choice, Compose, RandomApply, RandomChoice, RandomOrder
 from shardio.transforms.geometry import PlainRandomResizedCrop, PlainResize, RandomHorizontalFlip
 from shardio.transforms.transform import Transform, as_pillow, steps_of
@@ -26,7 +26,7 @@ __all__ = ["Decode", "is_made_for_pillow", "replace_leading"]
 Decode = Literal["array", "pil"]
 """The input of a dataset's transform: arrays or Pillow images."""
 
-_NAMED = {name: vars(module)[name] for module in (automatic, geometry, pixels) for name in module.__all__}
+_NAMED = {name: vars(module)[name] for module in (automatic, geometry, pixels, warps) for name in module.__all__}
 
 _EQUAL: dict[str, type[Transform]] = {
     name: kind for name, kind in _NAMED.items() if issubclass(kind, Transform) and kind.equals_torchvisions
