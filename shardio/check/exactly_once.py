@@ -294,7 +294,7 @@ def judge(
 def judge_epoch(coverage: Coverage, expected: ExpectedSamples, *, allow: bool = True) -> CoverageReport:
     """Return the report of one epoch, with its problems and likely causes."""
     report = make_report(coverage, expected.allow(coverage.allowance) if allow else expected)
-    causes = find_causes(report)  # Problems are added later: they explain themselves.
+    causes = find_causes(report)  # Problems that are added later need no causes.
     report.problems += _find_problems(coverage, report, allow=allow)
     if not report.is_right:
         known = {epoch.cause: None for epoch in coverage.rank_epochs.values() if epoch.cause}

@@ -366,7 +366,7 @@ class SampleIterator(TolerantIterator[Value]):
         return value
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in this share: a small JSON-serializable dict."""
+        """Return the position in this share: a small JSON-serialisable dict."""
         return {
             **self._order.dump_cursor(self._cursor),
             "share": self._share(),

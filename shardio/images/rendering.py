@@ -362,7 +362,7 @@ def define_operation(name: str, edit: Edit) -> int:
 
     Args:
         name: A name that no other operation has.
-        edit: Applies the operation to an image, given at most twelve numbers.
+        edit: Applies the operation to an image, with at most twelve numbers as parameters.
 
     Raises:
         ValueError: If another operation has the name.

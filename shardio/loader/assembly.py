@@ -296,7 +296,7 @@ class ChunkQueue:
 
     @property
     def _tries_suspect(self) -> bool:
-        _, chunk = next(iter(self._in_flight.values()))  # A suspect is the only entry.
+        _, chunk = next(iter(self._in_flight.values()))  # If a suspect is in flight, it is the only entry.
         return chunk.is_suspect
 
     def _redo(self, death: Death) -> None:

@@ -95,7 +95,7 @@ def find_scattered(starts: Ints) -> NDArray[np.bool_]:
     """Return which samples of a tar are scattered: members of other samples are between their members.
 
     Args:
-        starts: int64 [F, n], the offset of each content in the tar; negative if the sample lacks the field.
+        starts: int64 [F, n], the offset of each field's content in the tar; negative if the sample lacks the field.
 
     Returns:
         bool [n].
@@ -520,9 +520,9 @@ class IndexColumns:
     Attributes:
         header: The index's metadata.
         keys: The keys.
-        starts: int64 [F, n], the offset of each content in the tar; negative if the sample lacks the field.
-        sizes: int64 [F, n], the size of each content in bytes.
-        hashes: uint64 [F, n], the xxh3-64 of each content.
+        starts: int64 [F, n], the offset of each field's content in the tar; negative if the sample lacks the field.
+        sizes: int64 [F, n], the size of each field's content in bytes.
+        hashes: uint64 [F, n], the xxh3-64 of each field's content.
     """
 
     header: IndexHeader

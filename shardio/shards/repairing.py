@@ -62,7 +62,7 @@ class _Part:
 def find_complete(file: StoredFile, columns: IndexColumns | None) -> TruncatedTar | None:
     """Return which samples of a truncated tar are complete; None if the tar is intact, or damaged in another way.
 
-    A tar is truncated if it has intact members up to its end, where a header, a content or the end mark is cut off. The
+    A tar is truncated if it has intact members up to its end, where a header, a member or the end mark is cut off. The
     result is also None if the members of a sample are not adjacent, because any sample may then lack some.
 
     Args:

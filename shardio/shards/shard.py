@@ -128,7 +128,7 @@ class Shard:
             self._raise_too_large(samples, there, starts, stops)
         present = starts >= 0
         range_starts, range_stops = starts[present], stops[present]
-        if unseen is not None:  # Most tar headers are next to a small content, so both are read together.
+        if unseen is not None:  # Most tar headers precede a small file, so both are read together.
             compared = present & unseen[:, None]
             range_starts = np.concatenate([range_starts, starts[compared] - BLOCK])
             range_stops = np.concatenate([range_stops, starts[compared]])
@@ -160,7 +160,7 @@ class Shard:
         return self.index.key(sample), describe_offset(self.tar, int(found.min()) if len(found) else 0)
 
     def _let_store_errors_through(self, error: OSError | EOFError) -> None:
-        # No sample causes errors such as those of a failing store or of a cache that cannot be written.
+        # A failing store, or a cache that cannot be written, is not the fault of a sample.
         if not self.tar.is_local and not isinstance(error, FileNotFoundError | EOFError):
             raise error
 

@@ -112,7 +112,7 @@ def open_table(source: DatasetSource, access: RemoteAccess | None = None) -> Sha
             tar, a pattern in brace notation such as ``shard-{000000..000012}.tar``, or a list of tars and patterns.
             Tars without a manifest are indexed on first use. A RuntimeWarning reports tars with equal contents, gaps
             in the numbers of a directory's tars, and samples whose members are not adjacent.
-        access: How remote shards are reached.
+        access: The access to remote shards.
 
     Raises:
         FileNotFoundError: If the source does not exist or holds no tars, or a list names a directory.

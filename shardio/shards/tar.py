@@ -83,7 +83,7 @@ def _make_header_by_tarfile(name: str, num_bytes: int) -> bytes:
 
 
 def make_padding(num_bytes: int) -> bytes:
-    """Return the zeros that fill the last block of a content of ``num_bytes`` bytes."""
+    """Return the zeros that fill the last block of a member of ``num_bytes`` bytes."""
     return bytes(-num_bytes % BLOCK)
 
 

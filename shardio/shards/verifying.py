@@ -37,7 +37,7 @@ from shardio.shards.tar_scan import TAR_ERRORS, WITHOUT_CONTENT, ForwardFile, ch
 from shardio.storage import Location, RemoteAccess, StoredFile, parse_location, read_pieces
 
 ContentCheck = Callable[[str, bytes], str | None]
-"""A function that returns what is wrong with a content, given its field's name; None if nothing is wrong."""
+"""A function that returns what is wrong with a field's content, given the field's name; None if nothing is wrong."""
 
 
 MEMBERS_AT_ONCE = 512
@@ -69,7 +69,7 @@ missing        a tar or its index does not exist, or cannot be read
 index          an index is damaged
 stale          an index does not match the size, version or layout of its tar
 header         the tar header of a member is damaged or has another name or size, or data follows the end
-content        a content does not have the hash in the index, or is outside the tar
+content        a member's content does not have the hash in the index, or is outside the tar
 digest         a tar does not have the digest in its index
 unindexed      a member is not in the index
 duplicate      a key occurs twice

@@ -64,7 +64,8 @@ UNREACHED_RETRIES = 3
 KIND_RETRIES = {"unclear": 7, "unknown_size": 4}
 """The number of times to repeat a request whose answers do not fit it, or do not state the object's size.
 
-Damage in transit ends sooner. A server's cache has the whole object after a second if it is a few megabytes large.
+Damage in transit needs fewer repeats. A server's cache has the whole object after a second if it is a few megabytes
+large.
 """
 
 MIN_RANKS, MAX_START_DELAY_S, DELAY_PER_RANK_S = 16, 2.0, 0.002
@@ -171,7 +172,7 @@ class Attempts:
         if self.root.startswith("http"):
             if failure.kind == "expired":  # There are no credentials that could be read again.
                 failure = replace(failure, kind="denied")
-        elif failure.kind == "no_ranges":  # Object stores send parts of all objects.
+        elif failure.kind == "no_ranges":  # Object stores can send a part of any object.
             failure = replace(failure, kind="unclear")
         match failure.kind:
             case "missing":

@@ -376,7 +376,7 @@ REMOTE_PIECE = 8 * 2**20
 for the latency of the store more often. Larger requests would save nothing, and delay other requests."""
 
 ALIGNED_FROM = 2**17
-"""The size in bytes from which memory is aligned to pages. The C library takes smaller memory from its heap."""
+"""The size in bytes from which memory is aligned to pages. The C library takes smaller blocks from its heap."""
 
 
 def read_pieces(file: StoredFile, start: int = 0, num_bytes: int | None = None) -> Iterator[memoryview]:

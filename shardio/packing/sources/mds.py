@@ -488,7 +488,7 @@ def _find_columns(shard: Any, file: StoredFile, offsets: NDArray[np.int64]) -> N
 
 def _decode(streaming: _Streaming, encoding: str, value: bytes) -> Any:
     if encoding == "str_decimal":
-        encoding = "str"  # JSON has no decimal numbers.
+        encoding = "str"  # JSON has no type for Python's Decimal.
     found = streaming.decode(encoding, value)
     return found.item() if isinstance(found, np.generic) else found
 
