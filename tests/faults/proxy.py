@@ -109,6 +109,8 @@ class FaultProxy:
         return self
 
     def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):  # A fork that has the socket may live on: it would never end.
+            self._control.send(("end", None))
         self._control.close()
         try:
             self._process.wait(END_TIMEOUT_S)
@@ -466,6 +468,6 @@ def main(control_fd: int, server: tuple[str, int]) -> None:
     threading.Thread(target=proxy.accept, args=(listener,), daemon=True).start()
     control.send(listener.getsockname()[1])
     with contextlib.suppress(EOFError):
-        while True:
-            control.send(proxy.obey(*control.recv()))
+        while (command := control.recv())[0] != "end":
+            control.send(proxy.obey(*command))
     os._exit(0)  # Threads may wait forever.

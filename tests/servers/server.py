@@ -31,7 +31,7 @@ wait "$server"; status=$?
 kill "$reader" 2>/dev/null
 exit "$status"
 """
-"""A shell script that runs a server until its own standard input ends, even if the test process is killed."""
+"""A shell script that runs a server until its own standard input has a line or ends, even if the tests are killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,9 @@ def run_server(command: Sequence[str | Path], folder: Path, is_ready: Callable[[
         _wait_until_ready(is_ready, supervisor, folder / "server.log")
         yield
     finally:
-        supervisor.stdin.close()
+        with contextlib.suppress(OSError):  # The server may have ended by itself.
+            supervisor.stdin.write(b"\n")  # A fork that has the pipe may live on: it would never end.
+            supervisor.stdin.close()
         try:
             supervisor.wait(10)
         except subprocess.TimeoutExpired:
