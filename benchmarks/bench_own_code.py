@@ -52,8 +52,8 @@ class Case:
         make: Makes a sample of a whole image, for loaders that decode whole images.
         takes_pillow: Whether the image is a Pillow image rather than an array.
         collate: Makes a batch.
-        of_dataset: Arguments of shardio's dataset.
-        of_loader: Arguments of shardio's loader.
+        of_dataset: Arguments for shardio's dataset.
+        of_loader: Arguments for shardio's loader.
     """
 
     goal: float

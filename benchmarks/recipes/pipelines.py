@@ -27,7 +27,7 @@ BLUR = {SIZE: 23, SMALL: 9}
 
 
 def make_torchvision(recipe: str, *, takes_tensors: bool) -> Make:
-    """Return a recipe of torchvision's transforms, for Pillow images or for tensors, uint8 [3, height, width]."""
+    """Return a recipe built from torchvision transforms, for Pillow images or for tensors, uint8 [3, height, width]."""
     import_library("torchvision")
     v2: Any = importlib.import_module("torchvision.transforms.v2")
     finish = [] if takes_tensors else [v2.PILToTensor()]

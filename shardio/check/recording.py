@@ -235,7 +235,7 @@ def find_cursor(loader: Iterable[Any]) -> Cursor | None:
     holder: Any = loader if hasattr(loader, "calls_dataset") else None if found is None else found[0]
     if found is None or not callable(getattr(holder, "state_dict", None)):
         return None
-    if not getattr(holder, "has_order", True):  # A subclass of shardio's sampler with its own __iter__.
+    if not getattr(holder, "has_order", True):  # It subclasses EpochSampler and has its own __iter__.
         return None
     state = holder.state_dict()
     return Cursor(epoch=state["epoch"], position=state["position"])
@@ -287,7 +287,7 @@ def find_allowance(loader: Iterable[Any], before: Cursor | None = None) -> Allow
 
 @runtime_checkable
 class HasWorkers(Protocol):
-    """A loader with the attributes of torch's DataLoader."""
+    """A loader with the same attributes as torch's DataLoader."""
 
     collate_fn: Callable[[Any], Any]
     num_workers: int

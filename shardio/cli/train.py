@@ -159,7 +159,7 @@ def train(
     ] = 0,
     threads: Annotated[
         int | None,
-        in_run(min=1, help="Number of torch's CPU threads (default on a CPU: processors minus workers, at least 1)."),
+        in_run(min=1, help="Number of CPU threads for torch (default on a CPU: processors minus workers, at least 1)."),
     ] = None,
     quiet: Annotated[bool, in_run("--quiet", help="Show no progress bar.")] = False,
     **settings: Any,
@@ -299,7 +299,7 @@ def leave_processors_to_workers(num_workers: int, device: torch.device, num_befo
     Args:
         num_workers: The number of the loader's workers.
         device: The device on which torch computes.
-        num_before: The number of torch's threads when the process started. A different number now is the user's choice.
+        num_before: torch's number of threads when the process started. If it differs now, the user has changed it.
 
     Returns:
         A message about the change; None if nothing changed.

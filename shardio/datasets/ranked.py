@@ -8,6 +8,7 @@ for it among the callers.
 from __future__ import annotations
 
 import sys
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -329,8 +330,8 @@ class TolerantIterator(Iterator[Value], Generic[Value]):
             raise value.error
         return value
 
-    def _take(self) -> Value:
-        raise NotImplementedError
+    @abstractmethod
+    def _take(self) -> Value: ...
 
 
 class SampleIterator(TolerantIterator[Value]):

@@ -315,7 +315,7 @@ class _Sender:
         with suppress(OSError):
             while True:
                 self.send(("report", 0, 0))
-                time.sleep(ALIVE_EVERY_S)
+                time.sleep(ALIVE_EVERY_S)  # A silent worker counts as suspended: see SILENT_S.
 
 
 class _Reporter:

@@ -151,6 +151,7 @@ class Attempts:
                 if elapsed_s >= self.options.deadline_s or self._gives_up(number, kinds):
                     raise self._give_up(what, error.failure, number, elapsed_s) from None
             wait_s = random.uniform(0, min(MAX_WAIT_S, FIRST_WAIT_S * 2 ** min(number - 1, 30)))
+            # Random waits spread the retries of many ranks, whose requests failed at the same time.
             time.sleep(min(wait_s, max(0.0, self.options.deadline_s - elapsed_s)))
 
     def _make_once(self, what: str, request: Callable[[Backend], Result], purpose: Purpose) -> Result:

@@ -351,7 +351,8 @@ def test_launcher_variables_that_name_no_rank_are_wrong_usage(
 
 def test_a_last_batch_of_one_small_image_can_be_trained_on(packed: Path) -> None:
     """17 of 21 samples are for training: a batch of 16, and one of a single sample."""
-    train_here(packed, "--epochs", 1, "--batch-size", 16, "--image-size", 16, "--num-workers", 0)
+    done = train_here(packed, "--epochs", 1, "--batch-size", 16, "--image-size", 16, "--num-workers", 0)
+    assert "epoch 0  loss " in done.stdout
 
 
 def test_a_bad_image_is_an_error_that_names_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -254,7 +254,7 @@ def answer(batches: Any, may_look: Any, digests: Any) -> None:
     digests.put(digest(held))
 
 
-def batches_that_another_process_received_do_not_change(packed: Path, method: str = "fork") -> None:
+def assert_received_batches_do_not_change(packed: Path, method: str = "fork") -> None:
     context: Any = multiprocessing.get_context("fork") if method == "fork" else forkserver_context()
     loader, oracle = make_loader(packed, persistent_workers=True), make_oracle(packed)
     buffers_of(loader)
@@ -286,7 +286,7 @@ def batches_that_another_process_received_do_not_change(packed: Path, method: st
 
 @pytest.mark.slow
 def test_batches_that_a_process_of_a_fork_server_received_do_not_change(pictures: Path) -> None:
-    batches_that_another_process_received_do_not_change(pictures, "forkserver")
+    assert_received_batches_do_not_change(pictures, "forkserver")
 
 
 def a_child_iterates_with_its_own_worker_processes(packed: Path) -> None:
@@ -393,7 +393,7 @@ def workers_that_call_the_dataset_are_forked_without_a_warning_beside_a_loader(p
                 a_thread_may_fork_while_another_one_iterates,
                 a_batch_that_another_thread_receives_during_a_fork_does_not_change,
                 what_a_child_holds_and_frees_does_not_affect_its_parent,
-                batches_that_another_process_received_do_not_change,
+                assert_received_batches_do_not_change,
                 a_child_iterates_with_its_own_worker_processes,
                 a_child_does_not_use_worker_processes_that_the_parent_started_ahead,
                 worker_processes_survive_the_end_of_a_child,
