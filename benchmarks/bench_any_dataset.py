@@ -19,7 +19,7 @@ import torch.utils.data
 import typer
 
 import shardio
-from benchmarks.timing import ratios, summarise
+from benchmarks.timing import ratios, summarize
 
 LOADERS: dict[str, Any] = {"torch": torch.utils.data.DataLoader, "shardio": shardio.DataLoader}
 
@@ -134,9 +134,9 @@ def main(
                 del candidate.wall_ms[0], candidate.cpu_ms[0]
             reference, shardios = candidates["torch"], candidates["shardio"]
             print(
-                f"| {name} | {num_workers} | {summarise(reference.wall_ms, 2)} | {summarise(shardios.wall_ms, 2)} "
-                f"| {summarise(ratios(reference.wall_ms, shardios.wall_ms), 2)} "
-                f"| {summarise(ratios(reference.cpu_ms, shardios.cpu_ms), 2)} |",
+                f"| {name} | {num_workers} | {summarize(reference.wall_ms, 2)} | {summarize(shardios.wall_ms, 2)} "
+                f"| {summarize(ratios(reference.wall_ms, shardios.wall_ms), 2)} "
+                f"| {summarize(ratios(reference.cpu_ms, shardios.cpu_ms), 2)} |",
                 flush=True,
             )
 

@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.bench_images PHOTOS``: CPU time on one thread from a JPEG's bytes to a crop of 224×224 pixels
 in a batch's row, for shardio and its peers. There are random crops (RandomResizedCrop's defaults, the same boxes for
-all) and evaluation crops (shorter side to 256, then the centre). All outputs are compared first.
+all) and evaluation crops (shorter side to 256, then the center). All outputs are compared first.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from benchmarks.photographs import (
     without_kernel,
 )
 from benchmarks.stages import box_share, decoded_share, profile
-from benchmarks.timing import Rounds, alternate, ratios, summarise
+from benchmarks.timing import Rounds, alternate, ratios, summarize
 from shardio.images import DEFAULT_MAX_PIXELS, Pixels, use_one_thread
 from shardio.images.kernel.building import build
 from shardio.images.tiling import reencode_jpeg, tile_jpeg
@@ -117,13 +117,13 @@ def print_speed(times: dict[str, Rounds], pixels: dict[str, str]) -> dict[str, A
     for name, rounds in times.items():
         shares = ratios(rounds, times[REFERENCE])
         print(
-            f"| {name} | {summarise(rounds)} | {summarise(shares, 2)} | {1e6 / statistics.median(rounds):,.0f} | "
+            f"| {name} | {summarize(rounds)} | {summarize(shares, 2)} | {1e6 / statistics.median(rounds):,.0f} | "
             f"{pixels[name]} |"
         )
         figures[name] = {"us_per_image": rounds, "of_opencv": shares}
     price = ratios(times[ANTIALIASED], times[TILED])
     against = ratios(times[ANTIALIASED], times[PILLOW])
-    print(f"\nAntialiasing: {summarise(price, 2)} of tiled without it, {summarise(against, 2)} of Pillow's.")
+    print(f"\nAntialiasing: {summarize(price, 2)} of tiled without it, {summarize(against, 2)} of Pillow's.")
     return figures
 
 
@@ -133,7 +133,7 @@ def print_stages(candidates: dict[str, Candidate], rounds: int) -> dict[str, Any
     profiles = profile({name: (candidates[name].load, candidates[name].chunks) for name in names}, rounds)
     print(f"\n| µs per image | {' | '.join(names)} |\n|---|---|---|---|")
     for stage in next(iter(profiles.values())):
-        cells = (summarise(profiles[name][stage], 1) if any(profiles[name][stage]) else "" for name in names)
+        cells = (summarize(profiles[name][stage], 1) if any(profiles[name][stage]) else "" for name in names)
         print(f"| {stage} | {' | '.join(cells)} |")
     shares = {name: decoded_share(candidates[name].load, candidates[name].chunks) for name in names[:2]}
     for label, which in (("bytes that libjpeg reads, of the files'", 0), ("pixels decoded, of the images'", 1)):

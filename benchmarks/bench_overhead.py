@@ -32,7 +32,7 @@ from benchmarks.photographs import (
     read_photographs,
     without_kernel,
 )
-from benchmarks.timing import Rounds, alternate, summarise
+from benchmarks.timing import Rounds, alternate, summarize
 from shardio.images import Pixels, use_one_thread
 from shardio.images.tiling import tile_jpeg
 from shardio.transforms import RandomHorizontalFlip
@@ -97,7 +97,7 @@ def time_threads(load: Load, chunks: list[Chunk], rounds: int) -> Rounds:
 def print_row(name: str, times: Rounds) -> None:
     """Print a row of the table."""
     median = statistics.median(times)
-    print(f"| {name} | {summarise(times, 1)} | {1e6 / median:,.0f} | {median / GOAL_US:.2f} |", flush=True)
+    print(f"| {name} | {summarize(times, 1)} | {1e6 / median:,.0f} | {median / GOAL_US:.2f} |", flush=True)
 
 
 def main(

@@ -139,7 +139,7 @@ def make_cases() -> dict[str, Case]:
             of_dataset={"transform": crop},
             of_loader={"collate_fn": mix},
         ),
-        "a tokenising transform_sample": Case(
+        "a tokenizing transform_sample": Case(
             goal=1.0,
             make=lambda image: tokenize({"image": as_tensor(crop_and_flip(image)), "label": 3}),
             of_dataset={"transform": crop, "transform_sample": tokenize},

@@ -22,7 +22,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.timing import ratios, summarise
+from benchmarks.timing import ratios, summarize
 from shardio.libraries import import_library
 from shardio.storage import walk_files
 
@@ -147,8 +147,8 @@ def main(
     reference = [run.cpu_us for run in runs["tar cf"]]
     for candidate, measured in runs.items():
         cpu, speed = [run.cpu_us for run in measured], [1e6 / run.wall_us for run in measured]
-        ratio = summarise(ratios(cpu, reference), 2)
-        print(f"{candidate:30} {summarise(cpu)} CPU µs/image, {ratio} × tar; {summarise(speed)} images/s")
+        ratio = summarize(ratios(cpu, reference), 2)
+        print(f"{candidate:30} {summarize(cpu)} CPU µs/image, {ratio} × tar; {summarize(speed)} images/s")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ import typer
 import shardio
 from benchmarks.bench_pack import write_mosaic
 from benchmarks.remote_loaders import PACKED, RAW, write_litdata
-from benchmarks.timing import ratios, summarise
+from benchmarks.timing import ratios, summarize
 from shardio.storage import walk_files
 from tests.faults.proxy import FaultProxy, Script
 from tests.servers.server import Server, upload
@@ -94,11 +94,11 @@ def _compare(names: list[str], folder: Path, server: Server, rounds: int, num_im
     print()
     for (name, place, what), found in figures.items():
         unit, digits = ("images/s", 0) if what.startswith("epoch") else ("s", 2)
-        print(f"{name}, {place}, {what}: {summarise(found, digits)} {unit}")
+        print(f"{name}, {place}, {what}: {summarize(found, digits)} {unit}")
     for name in names:
         for what in ("epoch 1", "epoch 2"):
             compared = ratios(figures[name, "store", what], figures[name, "local", what])
-            print(f"{name}, {what}: store / local {summarise(compared, 2)}")
+            print(f"{name}, {what}: store / local {summarize(compared, 2)}")
 
 
 def _run(name: str, source: str, options: dict[str, str], server: Server, cache: Path) -> dict[str, float]:

@@ -20,7 +20,7 @@ from shardio.cli.terminal import count
 from shardio.order import EpochOrder, OrderQuality, choose_settings, measure_quality
 
 HEADER = """\
-| order | moved by | neighbours apart | same shard, × ideal | shards open, mean (max) | bytes read, × share |
+| order | moved by | neighbors apart | same shard, × ideal | shards open, mean (max) | bytes read, × share |
 |---|---|---|---|---|---|"""
 
 Choice = tuple[int | None, int | None]

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.timing import summarise
+from benchmarks.timing import summarize
 from shardio import DataLoader, ImageFolder, ShardDataset
 from shardio.transforms import RandomResizedCrop
 
@@ -71,7 +71,7 @@ def main(
             name = f"{Path(source).name}, {num_workers} worker processes"
             times.setdefault(name, []).append(start_in_new_program(source, num_workers))
     for name, found in times.items():
-        print(f"{name}: {summarise(found, 0)} ms of CPU time")
+        print(f"{name}: {summarize(found, 0)} ms of CPU time")
 
 
 if __name__ == "__main__":

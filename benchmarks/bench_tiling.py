@@ -30,7 +30,7 @@ from benchmarks.photographs import (
     read_photographs,
 )
 from benchmarks.stages import decoded_share
-from benchmarks.timing import alternate, ratios, summarise
+from benchmarks.timing import alternate, ratios, summarize
 from shardio.cli.terminal import count
 from shardio.images import DEFAULT_MAX_PIXELS, Pixels, decode_image, tiling, use_one_thread
 from shardio.images.jpeg.head import read_head
@@ -106,7 +106,7 @@ def tell_intervals(photographs: list[bytes], intervals: tuple[int, ...], rounds:
         for interval in intervals:
             if len(cells[interval]) == 2:
                 cells[interval].append(f"{decoded_share(load, chunks[interval])[1]:.0%}")
-            cells[interval].append(summarise(ratios(times[str(interval)], times["OpenCV"]), 3))
+            cells[interval].append(summarize(ratios(times[str(interval)], times["OpenCV"]), 3))
     for row in cells.values():
         print(f"| {' | '.join(row)} |", flush=True)
 
@@ -130,7 +130,7 @@ def tell_rates(photographs: list[bytes], rounds: int) -> None:
     times = alternate(candidates, chunks=[1] * len(photographs), rounds=rounds)
     print("| | µs per image | images/s |\n|---|---|---|")
     for name, figures in times.items():
-        print(f"| {name} | {summarise(figures)} | {1e6 / statistics.median(figures):,.0f} |")
+        print(f"| {name} | {summarize(figures)} | {1e6 / statistics.median(figures):,.0f} |")
     print()
 
 

@@ -11,7 +11,7 @@ import sys
 
 import numpy as np
 
-from benchmarks.timing import alternate, summarise
+from benchmarks.timing import alternate, summarize
 from shardio import DataLoader, ShardDataset
 from shardio.reading import SampleReader, Verify
 from shardio.shards import open_table
@@ -49,9 +49,9 @@ def main() -> None:
         rounds=ROUNDS,
     )
     for name, rounds in times.items():
-        print(f"{name}: {summarise(rounds, 1)} µs per image")
+        print(f"{name}: {summarize(rounds, 1)} µs per image")
     shares = [100 * (first - off) / whole for first, off, whole in zip(*times.values(), strict=True)]
-    print(f"comparing: {summarise(shares, 1)} % of loading")
+    print(f"comparing: {summarize(shares, 1)} % of loading")
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def random_crops(*, antialias: bool = False, size: int = TARGET) -> list[Geometr
 
 
 def evaluation_crop(*, antialias: bool = False) -> list[Geometry]:
-    """Return the transforms of evaluation: the centre of the resized image."""
+    """Return the transforms of evaluation: the center of the resized image."""
     return [Resize(SHORTER_SIDE, antialias=antialias), CenterCrop(TARGET)]
 
 

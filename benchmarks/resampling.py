@@ -102,7 +102,7 @@ def measure(crops: list[Pixels], reference: list[Pixels]) -> str:
 
 
 def make_zone_plate(height: int, width: int) -> Pixels:
-    """Return rings whose frequency grows from the centre to half a cycle per pixel at the corners."""
+    """Return rings whose frequency grows from the center to half a cycle per pixel at the corners."""
     row, column = np.mgrid[:height, :width].astype(np.float64)
     row, column = row - height / 2, column - width / 2
     radius = np.hypot(row, column)

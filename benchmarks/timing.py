@@ -44,7 +44,7 @@ def ratios(times: Rounds, reference: Rounds) -> Rounds:
     return [time_us / other for time_us, other in zip(times, reference, strict=True)]
 
 
-def summarise(figures: Rounds, digits: int = 0) -> str:
+def summarize(figures: Rounds, digits: int = 0) -> str:
     """Return the median of some rounds and their spread: ``512 (508 to 530)``."""
     median, low, high = statistics.median(figures), min(figures), max(figures)
     return f"{median:,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f})"

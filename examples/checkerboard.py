@@ -3,7 +3,7 @@
     python examples/checkerboard.py               # with train()
     python examples/checkerboard.py --own-loop    # with TrainStep, in a custom loop
 
-A small network receives coordinates (x, y) and predicts the colour of the square. ``train`` accepts any loader of
+A small network receives coordinates (x, y) and predicts the color of the square. ``train`` accepts any loader of
 (inputs, labels), here torch's own. AMP needs only ``precision=``: bf16 on a CPU, fp16 with a GradScaler on CUDA. AMP
 speeds up large matrix products on GPUs, but on few CPUs, so the network is wide on GPUs only.
 """
@@ -39,7 +39,7 @@ class Network(nn.Module):
         )
 
     def forward(self, points: torch.Tensor) -> torch.Tensor:
-        # Autocast keeps these in fp32: half precision could not distinguish neighbouring points.
+        # Autocast keeps these in fp32: half precision could not distinguish neighboring points.
         angles = torch.cat([points * math.pi * 2**octave for octave in range(4)], dim=1)
         outputs: torch.Tensor = self.layers(torch.cat([angles.sin(), angles.cos()], dim=1))
         return outputs
@@ -55,10 +55,10 @@ class Outcome:
 
 
 def make_loader(num_points: int, seed: int) -> DataLoader[tuple[torch.Tensor, ...]]:
-    """Return a loader of random points on the board and the colours of their squares."""
+    """Return a loader of random points on the board and the colors of their squares."""
     points = torch.rand(num_points, 2, generator=torch.Generator().manual_seed(seed))
-    colours = (points * NUM_SQUARES).long().sum(dim=1) % 2
-    dataset = TensorDataset(points, colours)
+    colors = (points * NUM_SQUARES).long().sum(dim=1) % 2
+    dataset = TensorDataset(points, colors)
     # Samples this small are indexed a batch at a time rather than collated one by one.
     sampler = BatchSampler(RandomSampler(dataset), BATCH_SIZE, drop_last=False)
     return DataLoader(dataset, sampler=sampler, batch_size=None)
@@ -87,8 +87,8 @@ def run_own_loop(model: nn.Module, config: TrainConfig, seed: int) -> Outcome:
     times = []
     for _ in range(config.epochs):
         start = time.perf_counter()
-        for (points, colours), ends_step in in_groups(batches, step.accumulate):
-            _, loss = step(points, colours, ends_step=ends_step)
+        for (points, colors), ends_step in in_groups(batches, step.accumulate):
+            _, loss = step(points, colors, ends_step=ends_step)
         loss.item()  # Waits for the device.
         times.append(time.perf_counter() - start)
     score = evaluate(model, make_loader(NUM_POINTS // 8, 2 * seed + 1), config)

@@ -24,14 +24,14 @@ IMAGE_SIZE = 32
 
 
 def render_images(folder: Path) -> None:
-    """Write 100 images of each of three classes: coloured noise with more red, green or blue."""
+    """Write 100 images of each of three classes: colored noise with more red, green or blue."""
     random = np.random.default_rng(0)
     for label, name in enumerate(("red", "green", "blue")):
         (folder / name).mkdir(parents=True, exist_ok=True)
         for i in range(100):
-            colour = random.integers(0, 80, 3)
-            colour[label] += 50
-            pixels = (random.integers(0, 126, (60, 80, 3)) + colour).astype(np.uint8)
+            color = random.integers(0, 80, 3)
+            color[label] += 50
+            pixels = (random.integers(0, 126, (60, 80, 3)) + color).astype(np.uint8)
             Image.fromarray(pixels).save(folder / name / f"{i:03d}.jpg", quality=90)
 
 

@@ -27,7 +27,7 @@ from shardio.transforms import recipes
 
 
 def render_images(folder: Path) -> None:
-    """Write 100 images of each of three classes: stripes across, stripes down, and a chessboard, in random colours."""
+    """Write 100 images of each of three classes: stripes across, stripes down, and a chessboard, in random colors."""
     random = np.random.default_rng(0)
     y, x = np.arange(48)[:, np.newaxis], np.arange(64)
     patterns = {"across": y + 0 * x, "down": x + 0 * y, "chessboard": x // 8 + y // 8 << 3}
@@ -35,8 +35,8 @@ def render_images(folder: Path) -> None:
         (folder / name).mkdir(parents=True, exist_ok=True)
         for i in range(100):
             is_first = pattern // 8 % 2 == random.integers(2)
-            colours = random.integers(0, 256, (2, 3))
-            pixels = np.where(is_first[..., np.newaxis], colours[0], colours[1]).astype(np.uint8)
+            colors = random.integers(0, 256, (2, 3))
+            pixels = np.where(is_first[..., np.newaxis], colors[0], colors[1]).astype(np.uint8)
             Image.fromarray(pixels).save(folder / name / f"{i:03d}.jpg", quality=90)
 
 

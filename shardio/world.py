@@ -132,7 +132,7 @@ def has_asked() -> bool:
 class CarriedWorld:
     """The world that a process found, to pass to the workers that it starts.
 
-    torch.distributed is not initialised in spawned workers, so each would find rank 0 of 1. Only workers that the
+    torch.distributed is not initialized in spawned workers, so each would find rank 0 of 1. Only workers that the
     process itself starts use its world: a launcher's world does not apply to the workers of its ranks.
     """
 

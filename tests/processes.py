@@ -26,7 +26,7 @@ TIMEOUT_S = 300.0
 IMPORTED = [
     "torch.distributed",
     "torch.utils.data",
-    "torch._dynamo",  # Every optimiser imports it.
+    "torch._dynamo",  # Every optimizer imports it.
     "matplotlib.figure",
     "platformdirs",
     "pydantic.dataclasses",  # With it, a manifest is read.

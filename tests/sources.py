@@ -15,7 +15,7 @@ PILLOW_FORMATS = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "webp": "WEBP", "
 def encode(
     seed: int, *, width: int = 48, height: int = 32, suffix: str = "jpg", mode: str = "RGB", **options: Any
 ) -> bytes:
-    """Return an image file of random smooth colours; equal seeds give equal files."""
+    """Return an image file of random smooth colors; equal seeds give equal files."""
     random = np.random.default_rng(seed)
     coarse = Image.fromarray(random.integers(0, 256, (4, 6, 3), dtype=np.uint8))
     file = io.BytesIO()

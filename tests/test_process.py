@@ -30,7 +30,7 @@ import json, os, sys
 
 def report():
     inherited = [number for number in map(int, sys.argv[2:]) if is_open(number)]
-    print(json.dumps([sys.argv[1], os.getcwd(), os.environ["COLOUR"], sys.stdin.read(), inherited, os.getsid(0)]))
+    print(json.dumps([sys.argv[1], os.getcwd(), os.environ["COLOR"], sys.stdin.read(), inherited, os.getsid(0)]))
 
 def is_open(number):
     try:
@@ -48,7 +48,7 @@ def test_a_process_gets_what_it_is_given_and_nothing_else(tmp_path: Path, monkey
     monkeypatch.setattr(sys, "path", [*sys.path, "modules"])
     passed, kept = os.pipe()
     try:
-        arguments, environment = ["a b", passed, kept], {"COLOUR": "blue"}
+        arguments, environment = ["a b", passed, kept], {"COLOR": "blue"}
         options = {"environment": environment, "descriptors": [passed], "cwd": "/", "stdout": subprocess.PIPE}
         started = start_process("reports:report", arguments, **options)  # type: ignore[arg-type]  # of many types
         output, _ = started.communicate(timeout=60)

@@ -106,10 +106,10 @@ def product(sizes: Sizes) -> Iterator[JpegFile]:
 
 
 def _pillow_of(picture: Array, sampling: str, quality: int) -> bytes:
-    optimise = quality % 2 == 0
+    optimize = quality % 2 == 0
     if sampling == "gray":
-        return by_pillow(picture[..., 0].copy(), quality=quality, optimize=optimise)
-    return by_pillow(picture, quality=quality, optimize=optimise, subsampling=PILLOW_SAMPLINGS[sampling])
+        return by_pillow(picture[..., 0].copy(), quality=quality, optimize=optimize)
+    return by_pillow(picture, quality=quality, optimize=optimize, subsampling=PILLOW_SAMPLINGS[sampling])
 
 
 def _cv2_of(picture: Array, sampling: str, quality: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Measure what needs a GPU: transfers, pinning, stalls, normalisation. ``python -m tools.gpu_facts [--device cpu]``.
+"""Measure what needs a GPU: transfers, pinning, stalls, normalization. ``python -m tools.gpu_facts [--device cpu]``.
 
 Each fact is measured separately: if a measurement fails, its error is the result. ``--device cpu`` measures those that
 need no GPU, as a rehearsal. The results are printed and, with ``--results DIR``, written to ``DIR/facts.json`` after
@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from shardio.device import DevicePrefetcher
-from shardio.device.prefetcher import normalise
+from shardio.device.prefetcher import normalize
 from shardio.device.streams import Registration
 
 Facts = dict[str, Any]
@@ -109,18 +109,18 @@ def check_plain_iteration(device: torch.device) -> Facts:
     return {"pinned_batches": num_pinned}
 
 
-def measure_normalisation(device: torch.device) -> Facts:
-    """Time both ways to normalise a batch, in microseconds, and compare their results."""
+def measure_normalization(device: torch.device) -> Facts:
+    """Time both ways to normalize a batch, in microseconds, and compare their results."""
     shape = BATCH if device.type == "cuda" else (16, *BATCH[1:])
     images = torch.randint(0, 256, shape, dtype=torch.uint8, device=device).to(memory_format=torch.channels_last)
     mean, std = (torch.tensor(values, device=device).reshape(3, 1, 1) for values in NORMALIZE)
     facts: Facts = {}
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         arguments = (images, 1 / (255 * std), -mean / std, dtype, torch.channels_last)
-        one, other = (normalise(*arguments, in_one_kernel=is_one) for is_one in (True, False))
+        one, other = (normalize(*arguments, in_one_kernel=is_one) for is_one in (True, False))
         facts[str(dtype).removeprefix("torch.")] = {
-            "one_kernel_us": 1e6 * _time(lambda a=arguments: normalise(*a, in_one_kernel=True), device),  # type: ignore[misc]
-            "steps_us": 1e6 * _time(lambda a=arguments: normalise(*a, in_one_kernel=False), device),  # type: ignore[misc]
+            "one_kernel_us": 1e6 * _time(lambda a=arguments: normalize(*a, in_one_kernel=True), device),  # type: ignore[misc]
+            "steps_us": 1e6 * _time(lambda a=arguments: normalize(*a, in_one_kernel=False), device),  # type: ignore[misc]
             "largest_difference": float((one.double() - other.double()).abs().max()),
         }
     return facts
@@ -222,7 +222,7 @@ FACTS: dict[str, Callable[[torch.device], Facts]] = {
     "refused_registration": check_refused_registration,
     "plain_iteration": check_plain_iteration,
     "registration": measure_registration,
-    "normalisation": measure_normalisation,
+    "normalization": measure_normalization,
     "stalls": measure_stalls,
     "waiting": measure_waiting,
     "overhead": measure_overhead,

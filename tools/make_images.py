@@ -2,7 +2,7 @@
 
 Each image is noise with the spectrum of natural images, so JPEG files have the sizes of real photographs (about 70 KB
 at 500x375). The amplitude falls roughly as 1 / frequency (Field, "Relations between the statistics of natural images
-and the response properties of cortical cells", 1987). Each class has its own colour of blobs and its own direction of
+and the response properties of cortical cells", 1987). Each class has its own color of blobs and its own direction of
 stripes, so a small network can learn it. The same seed produces the same files.
 """
 
@@ -70,16 +70,16 @@ def make_image(job: Job, textures: NDArray[np.float32], random: np.random.Genera
     image = 118 + 44 * image + random.normal(0, 14, 3).astype(np.float32)
 
     share = job.class_id / job.num_classes
-    colour = cv2.cvtColor(np.array([[[180 * share, 170, 210]]], np.uint8), cv2.COLOR_HSV2RGB)[0, 0]
+    color = cv2.cvtColor(np.array([[[180 * share, 170, 210]]], np.uint8), cv2.COLOR_HSV2RGB)[0, 0]
     row, column = np.mgrid[: job.height, : job.width].astype(np.float32)
     angle = np.pi * share + random.normal(0, 0.08)
     period = random.uniform(26, 40)
     stripes = np.sin((np.cos(angle) * column + np.sin(angle) * row) * (2 * np.pi / period) + random.uniform(0, 7))
     for _ in range(random.integers(2, 5)):
-        centre = random.uniform(0.1, 0.9, 2) * (job.height, job.width)
+        center = random.uniform(0.1, 0.9, 2) * (job.height, job.width)
         radius = random.uniform(0.12, 0.28) * min(job.height, job.width)
-        blob = np.exp(-(((row - centre[0]) ** 2 + (column - centre[1]) ** 2) / (2 * radius**2)))[..., None]
-        image += 0.6 * blob * (colour.astype(np.float32) - 118 + 30 * stripes[..., None])
+        blob = np.exp(-(((row - center[0]) ** 2 + (column - center[1]) ** 2) / (2 * radius**2)))[..., None]
+        image += 0.6 * blob * (color.astype(np.float32) - 118 + 30 * stripes[..., None])
     return np.clip(image, 0, 255).astype(np.uint8)
 
 

@@ -2,7 +2,8 @@
 
 ``python tools/mutation_campaign.py choose 60 --seed 1 > changes.json`` chooses changes, the same number in each folder.
 ``python tools/mutation_campaign.py run changes.json`` applies one change at a time to this checkout, which must have no
-uncommitted changes. It runs the tests of the change's folder, then all tests, until one fails. ``--checkout`` uses
+uncommitted changes. It runs the tests of the change's folder, then all others, until one fails. All tests must pass
+first. ``--checkout`` uses
 another checkout, for comparison. A change is found there by its function and its statement, in any file.
 """
 
@@ -120,10 +121,12 @@ def apply(checkout: Path, wanted: Change) -> Path | None:
 
 
 def is_noticed(checkout: Path, folder: str) -> bool:
-    """Run the tests of a folder, or of the modules outside folders, then all tests. Return whether one fails."""
+    """Run the tests of a folder, or of the modules outside folders, then all others. Return whether one fails."""
     tests = checkout / "tests"
     first = [tests / folder] if (tests / folder).exists() else sorted(tests.glob("test_*.py"))
-    return run_tests(checkout, first) or run_tests(checkout, [tests])
+    others = [path for path in sorted(tests.iterdir()) if path not in first]
+    others = [path for path in others if path.is_dir() or path.match("test_*.py")]
+    return run_tests(checkout, first) or run_tests(checkout, others)
 
 
 def run_tests(checkout: Path, paths: Sequence[Path]) -> bool:
@@ -148,6 +151,8 @@ def run_tests(checkout: Path, paths: Sequence[Path]) -> bool:
 
 def run(checkout: Path, changes: Sequence[Change]) -> None:
     """Apply changes one at a time, and print whether a test noticed each one."""
+    if run_tests(checkout, [checkout / "tests"]):
+        raise SystemExit("error: tests fail without a change: mend them first")
     found = defaultdict[str, int](int)
     for number, wanted in enumerate(changes):
         path = apply(checkout, wanted)

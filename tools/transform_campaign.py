@@ -1,7 +1,7 @@
 """Compare operations on pixels with torchvision and Pillow, on many more cases than the tests.
 
     python -m tools.transform_campaign operations --cases 100000 --seed 1   random images, operations and sequences
-    python -m tools.transform_campaign hues                                 all 2^24 colours, each of 256 shifts
+    python -m tools.transform_campaign hues                                 all 2^24 colors, each of 256 shifts
     python -m tools.transform_campaign blurs --cases 20000 --seed 1         random images and Gaussian blurs
 
 The exit code is 1 if any pixel differs. For blurs, it is 1 if a pixel differs from the definition, or by more than 1
@@ -49,14 +49,14 @@ def operations(cases: int = 100_000, seed: int = 0) -> None:
 
 @app.command()
 def hues() -> None:
-    """Shift the hues of all colours by all shifts."""
+    """Shift the hues of all colors by all shifts."""
     began, num_different = time.monotonic(), 0
     for shift in range(256):
         turn = as_operations([(codes.HUE, [shift], lambda image: image)])
         for blue in range(256):
             pixels = np.concatenate([PLANE, np.full((256, 256, 1), blue, np.uint8)], axis=2)
             num_different += int((edit_compiled(pixels, turn) != edit_by_pillow(pixels, turn)).any(axis=2).sum())
-    _report(f"{num_different} of {1 << 32} colours and shifts differ", num_different, began)
+    _report(f"{num_different} of {1 << 32} colors and shifts differ", num_different, began)
 
 
 @app.command()

@@ -1,6 +1,6 @@
 """The feeds: ways to bring a source's batches to the device, by shardio, torch and timm.
 
-Every feed yields normalised images, bfloat16 [n, 3, 224, 224] in channels_last memory, and labels, int64 [n], both on
+Every feed yields normalized images, bfloat16 [n, 3, 224, 224] in channels_last memory, and labels, int64 [n], both on
 the device. Images are copied to it as uint8.
 """
 
@@ -178,7 +178,7 @@ def check_feed(feed: Iterable[Batch], source: Source, device: torch.device, batc
         and images.is_contiguous(memory_format=torch.channels_last)
         and (labels.shape, labels.dtype, labels.device.type) == ((batch_size,), torch.int64, device.type)
         and bool(images.isfinite().all())
-        and float(images.float().std()) > 0.1  # Not a single colour.
+        and float(images.float().std()) > 0.1  # Not a single color.
     )
     if not is_right:
         raise ValueError(f"wrong batch: {images.shape}, {images.dtype}, {images.stride()}, {labels}")

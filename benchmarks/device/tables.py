@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from benchmarks.device.feeds import RESIDENT, SHARDIO, TITLES
 from benchmarks.device.rounds import Group
-from benchmarks.timing import ratios, summarise
+from benchmarks.timing import ratios, summarize
 
 OF_RESIDENT, HIDDEN, OF_PINNED = 0.98, 0.95, 0.95
 """Targets: the speed of (b) over (a), the hidden share of copy time, the bandwidth over that of plain copies."""
@@ -26,17 +26,17 @@ def make_table(group: Group) -> str:
             lines.append(f"| {TITLES[name]} | failed: {group.problems[name].splitlines()[0]} | | | | |")
             continue
         speeds, hidden, bandwidth = (figures[key] for key in ("images_per_s", "hidden_share", "copy_gb_per_s"))
-        cells = [TITLES[name], summarise(speeds), summarise(ratios(speeds, resident), 3)]
+        cells = [TITLES[name], summarize(speeds), summarize(ratios(speeds, resident), 3)]
         cells += [_cell(hidden, 3), _cell(bandwidth, 1), _cell(_of_pinned(group, bandwidth), 3)]
         lines.append(f"| {' | '.join(cells)} |")
     for name, speeds in group.loaders_alone.items():
         if name in group.problems:
             continue
         lines.append(
-            f"| {name}'s loader alone | {summarise(speeds)} | {summarise(ratios(speeds, resident), 2)} | | | |"
+            f"| {name}'s loader alone | {summarize(speeds)} | {summarize(ratios(speeds, resident), 2)} | | | |"
         )
     if group.pinned_gb_per_s:
-        lines.append(f"| plain pinned copies | | | | {summarise(group.pinned_gb_per_s, 1)} | |")
+        lines.append(f"| plain pinned copies | | | | {summarize(group.pinned_gb_per_s, 1)} | |")
     return "\n".join(lines) + "\n"
 
 
@@ -68,10 +68,10 @@ def _judge(what: str, rounds: Sequence[float | None], target: float) -> str:
     if not seen:
         return f"{what}, at least {target}: not measured"
     return (
-        f"{what}, at least {target}: {summarise(seen, 3)}, {'met' if statistics.median(seen) >= target else 'missed'}"
+        f"{what}, at least {target}: {summarize(seen, 3)}, {'met' if statistics.median(seen) >= target else 'missed'}"
     )
 
 
 def _cell(rounds: Sequence[float | None], digits: int) -> str:
     seen = [figure for figure in rounds if figure is not None]
-    return summarise(seen, digits) if seen else ""
+    return summarize(seen, digits) if seen else ""

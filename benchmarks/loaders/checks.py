@@ -65,7 +65,7 @@ class ImageCheck:
             raise ContentError(f"images are {images.dtype} {images.shape}")
         flat = images.reshape(len(images), -1)
         if (flat.max(axis=1) - flat.min(axis=1) < 8).mean() > 0.05:  # A crop may show clear sky.
-            raise ContentError("images have a single colour")
+            raise ContentError("images have a single color")
 
 
 class BytesCheck:

@@ -20,7 +20,7 @@ RATIO = (3 / 4, 4 / 3)
 """Range of a random crop's width / height."""
 
 Crop = Literal["train", "eval"]
-"""``train``: a random crop, resized, and a flip; ``eval``: the centre of the resized image."""
+"""``train``: a random crop, resized, and a flip; ``eval``: the center of the resized image."""
 
 Batch = Any
 """Images uint8 [n, 224, 224, 3] or [n, 3, 224, 224] and n labels; or a list of n bytes objects."""

@@ -73,7 +73,7 @@ def draw_chart(path: Path, results: Sequence[Result], machine: Mapping[str, Any]
         medians = [statistics.median(result.figures(name)) for result in measured]
         low = [median - min(result.figures(name)) for median, result in zip(medians, measured, strict=True)]
         high = [max(result.figures(name)) - median for median, result in zip(medians, measured, strict=True)]
-        axis.barh(range(len(measured)), medians, xerr=(low, high), color=[_colour(r) for r in measured], ecolor="#444")
+        axis.barh(range(len(measured)), medians, xerr=(low, high), color=[_color(r) for r in measured], ecolor="#444")
         for row, (median, above) in enumerate(zip(medians, high, strict=True)):
             axis.text(median + above, row, f" {median:,.0f}", va="center", fontsize=8)
         axis.set_xlabel(label)
@@ -96,7 +96,7 @@ def _chart_title(result: Result) -> str:
     return result.candidate.title + sizes.get(result.candidate.stored, "")
 
 
-def _colour(result: Result) -> str:
+def _color(result: Result) -> str:
     if result.candidate.is_shardio:
         return "#1f6fb4"
     return "#9a9a9a" if result.candidate.is_peer else "#cfe0ef"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from benchmarks.loaders.registry import PIXELS_CHANGED, PIXELS_KEPT, PIXELS_SMALL, SMALL
 from benchmarks.loaders.rounds import Result
-from benchmarks.timing import ratios, summarise
+from benchmarks.timing import ratios, summarize
 
 Column = tuple[str, Callable[[Result], str]]
 
@@ -23,7 +23,7 @@ def make_tables(case: str, results: Sequence[Result]) -> str:
                 parts.append(f"**{case}: {stored}**\n\n" + _throughput_table(group))
         if measured:
             others = [cores for result in measured for cores in result.figures("others_cores")]
-            parts.append(f"CPUs that other programs used at the same time: {summarise(others, 2)}.")
+            parts.append(f"CPUs that other programs used at the same time: {summarize(others, 2)}.")
     elif measured:
         names = list(measured[0].rounds[0])
         columns = [(_HEADS[name], _figure(name, *_DIGITS[name])) for name in names]
@@ -52,7 +52,7 @@ def _throughput_table(results: Sequence[Result]) -> str:
         if reference is None:
             return ""
         speeds, others = result.figures("samples_per_s"), reference.figures("samples_per_s")
-        return summarise(ratios(speeds, others), 2)
+        return summarize(ratios(speeds, others), 2)
 
     head = "ratio to the fastest peer" + ("" if reference is None else f", {reference.candidate.title}")
     columns = [
@@ -65,7 +65,7 @@ def _throughput_table(results: Sequence[Result]) -> str:
 
 
 def _figure(name: str, digits: int = 0, factor: float = 1) -> Callable[[Result], str]:
-    return lambda result: summarise([factor * figure for figure in result.figures(name)], digits)
+    return lambda result: summarize([factor * figure for figure in result.figures(name)], digits)
 
 
 _HEADS = {

@@ -1,7 +1,7 @@
 """The recipes in torchvision (on Pillow images and on tensors) and in Albumentations, as in typical user code.
 
-All of them make uint8 images, so the loaders do equal work. In torchvision's own recipe, images are normalised before a
-part is erased to 0; here the part gets the mean colour.
+All of them make uint8 images, so the loaders do equal work. In torchvision's own recipe, images are normalized before a
+part is erased to 0; here the part gets the mean color.
 """
 
 from __future__ import annotations

@@ -454,9 +454,9 @@ def _is_shuffled(epochs: Sequence[Coverage]) -> bool:
 
 
 def _differ(first: Ids, second: Ids) -> bool:
-    """Return whether many neighbours in ``first`` are not neighbours in ``second``.
+    """Return whether many neighbors in ``first`` are not neighbors in ``second``.
 
-    Many means at least ten, and a quarter of all. Most neighbours stay together if batches arrive as workers finish
+    Many means at least ten, and a quarter of all. Most neighbors stay together if batches arrive as workers finish
     them, or if only shards are shuffled. Such orders may repeat by chance.
     """
     before, after = (ids[:-1] * np.uint64(3) + ids[1:] for ids in (first, second))  # uint64 [n - 1], wraps around

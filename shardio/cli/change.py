@@ -38,7 +38,7 @@ def reporting(*, as_json: bool, doing: str = "copying") -> Iterator[WorkProgress
 def print_datasets(datasets: Mapping[Path, Manifest], *, as_json: bool) -> None:
     """Print the size of the dataset that was written to each directory."""
     if as_json:
-        values = [summarise(out, manifest) for out, manifest in datasets.items()]
+        values = [summarize(out, manifest) for out, manifest in datasets.items()]
         echo(json.dumps(values[0] if len(values) == 1 else values, indent=1))
         return
     for out, manifest in datasets.items():
@@ -46,7 +46,7 @@ def print_datasets(datasets: Mapping[Path, Manifest], *, as_json: bool) -> None:
         echo(f"{name_of(out)}: {count(manifest.num_samples, 'sample')} in {size}")
 
 
-def summarise(out: Path, manifest: Manifest) -> dict[str, Any]:
+def summarize(out: Path, manifest: Manifest) -> dict[str, Any]:
     """Return the summary of a dataset as a JSON object."""
     return {
         "out": name_of(out),
@@ -100,7 +100,7 @@ def append(
         )
     num_added = manifest.num_samples - num_before
     if as_json:
-        echo(json.dumps({**summarise(out, manifest), "added": num_added}, indent=1))
+        echo(json.dumps({**summarize(out, manifest), "added": num_added}, indent=1))
     else:
         now = f"{count(manifest.num_samples, 'sample')} in {count(len(manifest.shards), 'shard')}"
         echo(f"{name_of(out)}: added {count(num_added, 'sample')}; now {now}")

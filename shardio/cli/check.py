@@ -523,8 +523,8 @@ def _describe_stages(stats: LoaderStats, stored: DatasetFormat, *, is_first: boo
     for stage, seconds in times.items():
         us_per_sample = 1e6 * seconds / max(stats.num_samples, 1)
         lines.append(f"{STAGES[stage]:<40} {seconds:>9.3f} {seconds / total_s:>6.0%} {us_per_sample:>12.1f}")
-    if stats.recognised:
-        lines.append(f"replaced by shardio's own transforms: {', '.join(stats.recognised)}")
+    if stats.recognized:
+        lines.append(f"replaced by shardio's own transforms: {', '.join(stats.recognized)}")
     if stats.in_python:
         lines.append(f"run in Python: {', '.join(stats.in_python)}")
     return [*lines, advise(stats, stored, count_processors(), is_first=is_first)]

@@ -435,7 +435,7 @@ def order(
         "window": count(settings.window, "sample"),
         "read by": f"{count(world_size, 'rank')}, batches of {batch_size}",
         "moved by": f"{quality.displacement:.3f} of the epoch on average (ideal {IDEAL_DISTANCE:.3f})",
-        "neighbours": f"in a shard are {quality.separation:.3f} of the epoch apart (ideal {IDEAL_DISTANCE:.3f})",
+        "neighbors": f"in a shard are {quality.separation:.3f} of the epoch apart (ideal {IDEAL_DISTANCE:.3f})",
         "same shard": f"probability {same:.3g} for two samples of a global batch (ideal {ideal_same:.3g})",
         "shards open": f"{quality.mean_open:.1f} per rank on average, {quality.max_open} at most",
         "bytes read": f"{quality.read_factor:.2f} times a rank's share if it fetches whole shards",
@@ -448,7 +448,7 @@ def order(
 
 
 def _plot_epoch(path: Path, samples: NDArray[np.int64], sizes: NDArray[np.int64], lanes: int, title: str) -> None:
-    """Plot the shard, and the index in the shard, against the position; the colour shows the lane."""
+    """Plot the shard, and the index in the shard, against the position; the color shows the lane."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -467,7 +467,7 @@ def _plot_epoch(path: Path, samples: NDArray[np.int64], sizes: NDArray[np.int64]
     for axes, values, label in zip(
         figure.subplots(2, 1, sharex=True), (shards, indices), ("shard", "index in the shard"), strict=True
     ):
-        # With these margins of the colour scale, even a single lane has a bright colour.
+        # With these margins of the color scale, even a single lane has a bright color.
         axes.scatter(
             positions,
             values,
@@ -480,6 +480,6 @@ def _plot_epoch(path: Path, samples: NDArray[np.int64], sizes: NDArray[np.int64]
         )
         axes.set_ylabel(label)
         axes.margins(x=0.01)
-    axes.set_xlabel("position in the epoch (colour: lane)")
+    axes.set_xlabel("position in the epoch (color: lane)")
     figure.suptitle(title)
     figure.savefig(path, format="png")

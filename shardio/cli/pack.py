@@ -58,7 +58,7 @@ def report(
         as_json: Whether to print JSON: an object, or a list of objects if there are several datasets.
         quiet: Whether to print nothing, unless ``as_json``.
     """
-    summaries = [summarise(result, out, seconds) for out, result in results.items()]
+    summaries = [summarize(result, out, seconds) for out, result in results.items()]
     if as_json:
         echo(json.dumps(summaries if len(summaries) > 1 else summaries[0], indent=1))
     elif not quiet:
@@ -74,7 +74,7 @@ def report(
             echo(timing)
 
 
-def summarise(result: PackResult, out: Path, seconds: float) -> dict[str, Any]:
+def summarize(result: PackResult, out: Path, seconds: float) -> dict[str, Any]:
     """Return the summary as JSON values."""
     manifest, jpegs = result.manifest, result.jpegs
     return {

@@ -360,7 +360,7 @@ def dups(
     """Find images that occur several times in a dataset, or in several, such as training and validation data.
 
     A group is a set of samples with the same image, or with similar images. The report points out groups whose samples
-    have different classes. Only the brightness of images is compared, not their colours: check the groups on the page
+    have different classes. Only the brightness of images is compared, not their colors: check the groups on the page
     before you remove anything.
 
     The exit code is 0 if there are no duplicates, and 1 if there are any, or if the command fails.

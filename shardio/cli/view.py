@@ -22,7 +22,7 @@ from shardio.cli.terminal import check_png_path, count, echo, printable, value_e
 from shardio.errors import SampleError
 from shardio.files import write_whole
 from shardio.images import IMAGE_FIELDS
-from shardio.reading import FileReader, LabelledFile
+from shardio.reading import FileReader, LabeledFile
 from shardio.storage import StorageOptions, absolute_path, find_path, find_url, make_access, parse_location, walk_files
 from shardio.values import format_bytes
 from shardio.viewer import choose_evenly, holds_shards
@@ -57,10 +57,10 @@ TITLE_SIZE, TITLE_HEIGHT = 20, 34
 CAPTION_SIZE, CAPTION_HEIGHT = 13, 20
 """The font sizes of title and captions, and the heights of their lines, in pixels."""
 
-PAPER, INK, GREY = "white", "black", (96, 96, 96)
+PAPER, INK, GRAY = "white", "black", (96, 96, 96)
 
 CHANNELS = (1, 3, 4)
-"""The numbers of channels that can be shown: grey, RGB, and RGB with an alpha channel, which is ignored."""
+"""The numbers of channels that can be shown: gray, RGB, and RGB with an alpha channel, which is ignored."""
 
 Transform = Callable[[Any], Any]
 
@@ -160,7 +160,7 @@ def _show_thumbnail(thumbnail: Thumbnail) -> Image.Image:
     if thumbnail.jpeg is not None:
         return fit_cell(Image.open(io.BytesIO(thumbnail.jpeg)))
     placeholder = Image.new("RGB", (CELL, CELL // 2), (235, 235, 235))
-    ImageDraw.Draw(placeholder).text((CELL // 2, CELL // 4), "cannot be decoded", GREY, anchor="mm")
+    ImageDraw.Draw(placeholder).text((CELL // 2, CELL // 4), "cannot be decoded", GRAY, anchor="mm")
     return placeholder
 
 
@@ -287,7 +287,7 @@ def open_images(
             super().__init__(decoder, FileReader(parse_location(root), IMAGE_FIELDS[0]))
             self.samples = [(str(path), 0) for path in paths]
 
-        def locate(self, indices: NDArray[np.int64]) -> list[LabelledFile]:
+        def locate(self, indices: NDArray[np.int64]) -> list[LabeledFile]:
             return [self.samples[index] for index in indices.tolist()]
 
         def __len__(self) -> int:
@@ -319,7 +319,7 @@ def open_images(
 def make_row(dataset: MapDataset, index: int, num_epochs: int, seed: int) -> SheetRow:
     """Return the row of one sample: the original image, and its images in the first epochs.
 
-    Values that are not uint8, such as normalised ones, are stretched to 0..255. One range applies to the whole row, to
+    Values that are not uint8, such as normalized ones, are stretched to 0..255. One range applies to the whole row, to
     keep differences between epochs visible.
 
     Args:
@@ -440,7 +440,7 @@ def make_sheet(title: str, captions: Sequence[str], rows: Sequence[SheetRow]) ->
     title_font, font = ImageFont.load_default(TITLE_SIZE), ImageFont.load_default(CAPTION_SIZE)
     pen.text((MARGIN, MARGIN), _shorten(title, title_font, right - MARGIN), INK, title_font)
     for caption, group in zip(captions, columns, strict=True):
-        pen.text((group[0].left, MARGIN + TITLE_HEIGHT), caption, GREY, font)
+        pen.text((group[0].left, MARGIN + TITLE_HEIGHT), caption, GRAY, font)
     for row, top in zip(rows, tops, strict=True):
         height = _height_of(row)
         for group, images in zip(columns, row.groups, strict=False):
@@ -449,7 +449,7 @@ def make_sheet(title: str, captions: Sequence[str], rows: Sequence[SheetRow]) ->
                 sheet.paste(image, (x, top + (height - image.height) // 2))
         for name, group, images in zip(row.names, columns, row.groups, strict=False):
             name_top = top + (height + images[0].height) // 2 + GAP
-            pen.text((group[0].left, name_top), _shorten(name, font, group[0].width), GREY, font)
+            pen.text((group[0].left, name_top), _shorten(name, font, group[0].width), GRAY, font)
     return sheet
 
 

@@ -34,7 +34,7 @@ from shardio.libraries import own_tensors
 from shardio.order import Words, check_epoch
 from shardio.reading import (
     FileReader,
-    LabelledFile,
+    LabeledFile,
     Reader,
     RemoteFiles,
     RemoteSamples,
@@ -186,7 +186,7 @@ class FolderSettings(RemoteSettings, SampleSettings, FolderRoot):
 
 
 class ImageFolder(MapDataset):
-    """A map-style dataset of the images in ``root/class/…``, labelled by class folder.
+    """A map-style dataset of the images in ``root/class/…``, labeled by class folder.
 
     Attributes:
         root: The directory as a Path, or the URL.
@@ -253,7 +253,7 @@ class ImageFolder(MapDataset):
         paths = "\n".join(path.removeprefix(root) for path, _ in self.samples)
         return xxhash.xxh3_128_hexdigest(paths.encode(errors="surrogateescape"))
 
-    def locate(self, indices: NDArray[np.int64]) -> list[LabelledFile]:
+    def locate(self, indices: NDArray[np.int64]) -> list[LabeledFile]:
         return [self.samples[index] for index in indices.tolist()]
 
     def remote_samples(self) -> RemoteSamples | None:

@@ -97,7 +97,7 @@ class EpochSettings(RankSettings):
             which uses its own batch size.
         lanes: With ``shuffle``, the number of lanes. The shuffled shards, laid end to end, are cut into this many equal
             parts. Consecutive samples come from each part in turn.
-        window: With ``shuffle``, the number of neighbouring samples that are shuffled together.
+        window: With ``shuffle``, the number of neighboring samples that are shuffled together.
     """
 
     shuffle: bool = False
@@ -253,7 +253,7 @@ class Ordered(Ranked):
 
     @property
     def window(self) -> int:
-        """The number of neighbouring samples that are shuffled together."""
+        """The number of neighboring samples that are shuffled together."""
         return self.settings.window
 
     def dump_cursor(self, cursor: Cursor) -> dict[str, Any]:
@@ -367,7 +367,7 @@ class SampleIterator(TolerantIterator[Value]):
         return value
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in this share: a small JSON-serialisable dict."""
+        """Return the position in this share: a small JSON-serializable dict."""
         return {
             **self._order.dump_cursor(self._cursor),
             "share": self._share(),

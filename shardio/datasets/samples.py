@@ -91,7 +91,7 @@ class SampleSettings:
             same way.
         decode: ``array`` passes uint8 [height, width, 3] arrays to the transform, but Pillow images to torchvision and
             timm pipelines that convert Pillow images; ``pil`` always passes Pillow images.
-        orientation: ``apply`` honours the EXIF orientation; ``ignore``, the default, does not.
+        orientation: ``apply`` honors the EXIF orientation; ``ignore``, the default, does not.
         max_pixels: The maximum number of pixels in an image; a larger image is an error, because a small file can
             hold a huge image.
         classes: Class names, or another dataset that has them: labels follow this list instead of the dataset's own.
@@ -133,8 +133,8 @@ class FieldedSettings(SampleSettings):
             bare value. ``json``, ``txt``, ``cls``, ``npy``, ``npz``, ``safetensors`` and ``msgpack`` are decoded, also
             as the last of several extensions; ``npz`` and ``safetensors`` become dicts of arrays. Pickles are decoded
             only with ``trusted=True``. ``jpg``, ``png``, ``webp``, ``bmp``, ``ppm``, ``pgm`` and ``tiff`` become
-            exactly what the file stores, or an error. Indices and grey values of any type, as in masks and depth maps,
-            have the shape [height, width]. Colours of 8 bits become uint8 tensors [3, height, width], and other colours
+            exactly what the file stores, or an error. Indices and gray values of any type, as in masks and depth maps,
+            have the shape [height, width]. Colors of 8 bits become uint8 tensors [3, height, width], and other colors
             become arrays [height, width, 3] of their type. All other fields are bytes.
         trusted: Whether pickled fields may be unpickled, which can run arbitrary code.
         decoders: Your own decoders: a function from bytes to the value, for each field that shardio should not decode.

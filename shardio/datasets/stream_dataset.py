@@ -47,7 +47,7 @@ class StreamSettings(RankSettings, FieldedSettings):
             WebDataset knows (``https://``, ``gs://``, …) need WebDataset: ``pip install
             'shardio-loader[webdataset]'``. Tars may be compressed with gzip. The shell runs commands: pass only those
             that you trust.
-        shuffle: Whether to shuffle the tars and, in each worker, neighbouring samples, differently in each epoch. Call
+        shuffle: Whether to shuffle the tars and, in each worker, neighboring samples, differently in each epoch. Call
             ``set_epoch`` before each epoch.
         seed: The seed of the order and of the transforms.
         buffer: With ``shuffle``, the number of samples that a worker reads and shuffles together. The worker holds this
@@ -78,7 +78,7 @@ class StreamDataset(Iterated):
     tars as there are workers on all ranks, preferably several times as many, of equal sizes.
 
     **The ranks get different numbers of samples**, because the sizes of the tars are unknown. A training loop that
-    synchronises its ranks must end the epoch after the same number of batches on all of them: use
+    synchronizes its ranks must end the epoch after the same number of batches on all of them: use
     ``itertools.islice(loader, num_batches)``, for example, or torch's ``Join``. To give all ranks the same number of
     samples, index the tars (``shardio index``) or pack them, and use ShardDataset.
 

@@ -275,7 +275,7 @@ class FieldDecoder:
         transform: The transform of the image, or None.
         decode: ``array`` passes uint8 [height, width, 3] arrays to the transform, unless it is made for Pillow images;
             ``pil`` passes Pillow images.
-        orientation: ``apply`` honours the EXIF orientation; ``ignore`` does not.
+        orientation: ``apply`` honors the EXIF orientation; ``ignore`` does not.
         max_pixels: The maximum number of pixels in an image; a larger image is an error.
         trusted: Whether fields may be unpickled, which can run code.
         labels: The label to return for each stored label, or None to return the stored labels.
@@ -410,7 +410,7 @@ class FieldDecoder:
 
     @property
     def pipeline(self) -> tuple[Callable[[Any], Any] | None, Decode]:
-        """The transform and its input: arrays, if shardio recognised the leading steps, or Pillow images.
+        """The transform and its input: arrays, if shardio recognized the leading steps, or Pillow images.
 
         It is computed once for each chunk, because users change the settings of their transforms between epochs.
         """

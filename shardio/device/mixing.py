@@ -150,7 +150,7 @@ class BatchRandomErasing:
         scale: The lower and upper bounds of the box's share of the image's area.
         ratio: The lower and upper bounds of the box's height / width, drawn uniformly on a logarithmic scale.
         value: The value of the box's pixels: a number, one number for each channel, or "random" for noise from the
-            normal distribution. It replaces pixels that are already normalised, as in torchvision's recipes.
+            normal distribution. It replaces pixels that are already normalized, as in torchvision's recipes.
     """
 
     def __init__(
@@ -411,6 +411,6 @@ def _blend(tensor: torch.Tensor, rows: torch.Tensor | None, share: float) -> tor
 
 
 def _draw_span(numbers: random.Random, length: int, half_side: float) -> tuple[int, int]:
-    """Return the start and the stop of a side of a box around a random centre, clipped to the image."""
+    """Return the start and the stop of a side of a box around a random center, clipped to the image."""
     center, half = numbers.randrange(length), int(half_side * length)
     return max(center - half, 0), min(center + half, length)

@@ -57,10 +57,10 @@ _NO_STATE = (
 
 
 class DevicePrefetcher:
-    """A wrapper that delivers a loader's batches on a device and, with ``normalize``, normalises images.
+    """A wrapper that delivers a loader's batches on a device and, with ``normalize``, normalizes images.
 
     On CUDA, up to ``depth`` batches are copied ahead, from pinned memory and on a separate stream. Images are copied as
-    uint8; they are cast and normalised on the device. Other devices get the same results without streams.
+    uint8; they are cast and normalized on the device. Other devices get the same results without streams.
 
     >>> normalize = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     >>> for images, labels in DevicePrefetcher(loader, "cuda", normalize=normalize): ...  # doctest: +SKIP
@@ -82,7 +82,7 @@ class DevicePrefetcher:
             ``normalize``, values are cast but not scaled.
         channels_last: Whether images have the channels_last memory format on the device.
         transform: A function that takes and returns a batch, such as :class:`MixUp`, or a list of such functions to
-            apply in turn. They are called on the device after normalisation; on CUDA, on the prefetcher's stream. A
+            apply in turn. They are called on the device after normalization; on CUDA, on the prefetcher's stream. A
             function that has a parameter ``generator`` receives a torch.Generator of the device. With shardio's order,
             the generator is seeded from seed, epoch, position and rank, so a resumed run draws the same numbers. With
             other loaders, it is seeded from torch's global generator.
@@ -288,10 +288,10 @@ class ImagePreparation:
         if self._affine is None:
             return tensor.to(self._dtype or tensor.dtype).contiguous(memory_format=self._memory_format)
         dtype, layout = self._dtype or torch.float32, self._memory_format
-        return normalise(tensor, *self._affine, dtype, layout, in_one_kernel=tensor.is_cuda)
+        return normalize(tensor, *self._affine, dtype, layout, in_one_kernel=tensor.is_cuda)
 
 
-def normalise(
+def normalize(
     images: torch.Tensor,
     scale: torch.Tensor,
     shift: torch.Tensor,

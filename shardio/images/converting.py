@@ -1,7 +1,7 @@
-"""Convert images of any format that Pillow reads to JPEG, PNG or WebP, and their colours to sRGB.
+"""Convert images of any format that Pillow reads to JPEG, PNG or WebP, and their colors to sRGB.
 
 The rendering intent is perceptual, as in browsers and by default in Pillow. A profile that defines only relative
-colorimetry, as most profiles of cameras and screens do, gives the same colours for both intents.
+colorimetry, as most profiles of cameras and screens do, gives the same colors for both intents.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shardio.images.opening import decode_image, decode_unconverted
 from shardio.images.pictures import DEFAULT_MAX_PIXELS, check_size, read_turn, turn_pillow
 
 _MODELS = {"RGB ": "RGB", "GRAY": "L", "CMYK": "CMYK"}
-"""Pillow's mode for the values that a profile describes, by the colour space in its header (ICC.1:2022, 7.2.6)."""
+"""Pillow's mode for the values that a profile describes, by the color space in its header (ICC.1:2022, 7.2.6)."""
 
 _ALPHA = {"LA": "L", "RGBA": "RGB"}
 
@@ -65,7 +65,7 @@ def convert_image(
     ``webp``  lossy, 8 bits, RGB or RGBA
     ========  =======================================================================================================
 
-    CMYK, YCbCr, LAB and HSV become RGB. Pillow decodes the pixels. It keeps 8 bits of colour; ``png`` keeps all
+    CMYK, YCbCr, LAB and HSV become RGB. Pillow decodes the pixels. It keeps 8 bits of color; ``png`` keeps all
     16. All metadata except the ICC profile is dropped. The same bytes always give the same result. An image that
     already has the requested format is encoded again.
 
@@ -75,7 +75,7 @@ def convert_image(
         quality: 1 to 100, of JPEGs (on libjpeg's scale) and WebPs. PNGs ignore it.
         max_side: The largest permitted side in pixels, or None for no limit. Larger images are shrunk by averaging over
             areas.
-        to_srgb: Whether to convert the colours from the image's ICC profile to sRGB. If so, the profile is dropped,
+        to_srgb: Whether to convert the colors from the image's ICC profile to sRGB. If so, the profile is dropped,
             and a palette becomes RGB or RGBA. Otherwise, the profile stays embedded, unless it no longer fits because
             the image changes between gray, RGB and others.
         max_pixels: The largest permitted number of pixels.
@@ -92,7 +92,7 @@ def convert_image(
             raise ValueError(f"stores {stored.describe()}, which neither JPEG nor WebP supports: leave it out")
     image, profile = _read_upright(content, max_pixels, needs_profile=to_srgb)
     if profile is not None and to_srgb:
-        image, profile = _convert_colours(image, profile), None
+        image, profile = _convert_colors(image, profile), None
     converted = _CONVERSIONS[to].prepare(_shrink(_simplify(image), max_side))
     if _find_model(converted) != _find_model(image):
         profile = None
@@ -101,7 +101,7 @@ def convert_image(
 
 
 def _read_upright(content: bytes, max_pixels: int, *, needs_profile: bool) -> tuple[PIL.Image.Image, bytes | None]:
-    """Return an image and its ICC profile. The image is upright, without metadata except its transparent colour."""
+    """Return an image and its ICC profile. The image is upright, without metadata except its transparent color."""
     with opened_by_pillow(content) as stored:
         check_size(stored.height, stored.width, max_pixels)
         _check_frames(stored)
@@ -133,9 +133,9 @@ def _convert_wide(
         _check_frames(image)
         profile, transparency = image.info.get("icc_profile"), image.info.get("transparency")
     if to_srgb and profile is not None:
-        raise ValueError("colour of more than 8 bits cannot be converted to sRGB: leave out to_srgb")
+        raise ValueError("color of more than 8 bits cannot be converted to sRGB: leave out to_srgb")
     if max_side is not None and max(stored.shape[:2]) > max_side:
-        raise ValueError("colour of more than 8 bits cannot be shrunk: leave out max_side")
+        raise ValueError("color of more than 8 bits cannot be shrunk: leave out max_side")
     values = decode_unconverted(content, orientation="apply", max_pixels=max_pixels)
     return encode_png(stored.scale(values), icc_profile=profile, transparency=transparency)
 
@@ -150,8 +150,8 @@ def _check_frames(image: PIL.Image.Image) -> None:
         raise ValueError(f"has {num_frames} frames: split it into one file for each frame, or leave it out")
 
 
-def _convert_colours(image: PIL.Image.Image, profile: bytes) -> PIL.Image.Image:
-    if image.mode == "LAB":  # Its colours do not depend on a device. Pillow converts them to sRGB.
+def _convert_colors(image: PIL.Image.Image, profile: bytes) -> PIL.Image.Image:
+    if image.mode == "LAB":  # Its colors do not depend on a device. Pillow converts them to sRGB.
         return _simplify(image)
     if image.mode == "I;16" or image.mode in _INTEGERS or image.mode == "F":
         raise ValueError(f"gray of more than 8 bits (mode {image.mode}) cannot be converted to sRGB: leave out to_srgb")
@@ -196,8 +196,8 @@ def _find_model(image: PIL.Image.Image) -> str:
 
 def _prepare_png(image: PIL.Image.Image) -> PIL.Image.Image:
     if image.mode == "P":
-        num_colours = len(image.getpalette() or ()) // 3
-        if image.getextrema()[1] >= num_colours:  # type: ignore[operator]  # Pillow would cut off these indices.
+        num_colors = len(image.getpalette() or ()) // 3
+        if image.getextrema()[1] >= num_colors:  # type: ignore[operator]  # Pillow would cut off these indices.
             return image.convert("RGBA" if image.has_transparency_data else "RGB")
     return image
 
@@ -250,7 +250,7 @@ def read_profile(image: PIL.Image.Image) -> bytes | None:
 
 
 def convert_to_srgb(image: PIL.Image.Image, profile: bytes) -> PIL.Image.Image:
-    """Convert an image from the colours of its profile to sRGB.
+    """Convert an image from the colors of its profile to sRGB.
 
     Args:
         image: An image of mode L, LA, RGB, RGBA or CMYK.
@@ -262,8 +262,8 @@ def convert_to_srgb(image: PIL.Image.Image, profile: bytes) -> PIL.Image.Image:
     Raises:
         ValueError: If the profile is damaged, or made for other images.
     """
-    colours = image.convert(_ALPHA.get(image.mode, image.mode))
-    converted = _apply_profile(colours, profile)
+    colors = image.convert(_ALPHA.get(image.mode, image.mode))
+    converted = _apply_profile(colors, profile)
     if image.mode == "L" or image.mode == "LA":
         converted = converted.convert("L")
     if image.mode in _ALPHA:
@@ -296,7 +296,7 @@ def _make_srgb_transform(profile: bytes) -> tuple[str, PIL.ImageCms.ImageCmsTran
     source = PIL.ImageCms.ImageCmsProfile(io.BytesIO(profile))
     model = _MODELS.get(source.profile.xcolor_space)
     if model is None:
-        raise ValueError(f"its colour space is {source.profile.xcolor_space!r}, expected RGB, gray or CMYK")
+        raise ValueError(f"its color space is {source.profile.xcolor_space!r}, expected RGB, gray or CMYK")
     target = PIL.ImageCms.createProfile("sRGB")
     return model, PIL.ImageCms.buildTransform(source, target, model, "RGB", PIL.ImageCms.Intent.PERCEPTUAL)
 

@@ -306,7 +306,7 @@ def _prepare_scaled(picture: Picture, box: Box, height: int, width: int, visible
 
 
 class _Samples(NamedTuple):
-    """Evenly spaced points along a side of a scaled picture, in its pixels, from the centre of the first pixel."""
+    """Evenly spaced points along a side of a scaled picture, in its pixels, from the center of the first pixel."""
 
     first: float
     step: float
@@ -437,7 +437,7 @@ class Points(NamedTuple):
         """Return the points at these positions.
 
         Args:
-            positions: Float [n], in pixels from the centre of the first pixel.
+            positions: Float [n], in pixels from the center of the first pixel.
             length: The length of the side in pixels, if the border's pixel gets all the weight beyond the border;
                 None if both pixels are the border's pixel there, which rounds differently.
         """
@@ -463,7 +463,7 @@ def sample(image: Pixels, corner: tuple[float, float], step: tuple[float, float]
 
     Args:
         image: uint8 [rows, columns, 3]. Beyond its border, the border's pixels are repeated.
-        corner: The position of the first sample, down and across, in pixels from the centre of the first pixel.
+        corner: The position of the first sample, down and across, in pixels from the center of the first pixel.
         step: The distance between samples, down and across, in pixels.
         height: The number of samples down.
         width: The number of samples across.
@@ -494,7 +494,7 @@ def _sample_at(image: Pixels, rows: Points, columns: Points) -> Pixels:
     top, stop = (int(bound) for bound in np.clip([rows.first[0], rows.first[-1] + 2], 0, len(image)))
     image = image[min(top, len(image) - 1) : max(stop, 1)]  # Only these rows are needed.
     left, right = (image.take(np.clip(columns.first + i, 0, image.shape[1] - 1), axis=1) for i in range(2))
-    near, far = np.repeat(columns.weights, 3, axis=1)  # All colours of a row are computed together.
+    near, far = np.repeat(columns.weights, 3, axis=1)  # All colors of a row are computed together.
     across = left.reshape(len(image), -1) * near + right.reshape(len(image), -1) * far >> 4
     upper, lower = (across.take(np.clip(rows.first - top + i, 0, len(image) - 1), axis=0) for i in range(2))
     near, far = rows.weights[:, :, np.newaxis]

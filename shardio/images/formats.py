@@ -1,6 +1,6 @@
 """Describe image formats: their names, suffixes and signatures, and the values that files store.
 
-Pillow's images hold colours of at most 8 bits, or gray values: 16-bit integers, signed 32-bit integers or 32-bit
+Pillow's images hold colors of at most 8 bits, or gray values: 16-bit integers, signed 32-bit integers or 32-bit
 floats. Pillow cuts, wraps or refuses other values. OpenCV reads more of the types that PNGs and TIFFs store. shardio
 uses OpenCV only for kinds of files that it decodes exactly, and checks that the result has the declared type and shape.
 
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 IHDR = struct.Struct(">IIBBBBB")
-"""The data of the first chunk: width, height, bit depth, colour type, compression, filter, interlace (11.2.1)."""
+"""The data of the first chunk: width, height, bit depth, color type, compression, filter, interlace (11.2.1)."""
 
-COLOUR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}
-"""The colour types of gray, gray with alpha, RGB and RGBA, by number of channels."""
+COLOR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}
+"""The color types of gray, gray with alpha, RGB and RGBA, by number of channels."""
 
 _CHUNK_HEAD = struct.Struct(">I4s")
 
@@ -217,7 +217,7 @@ def opened_by_pillow(content: bytes) -> Iterator[PIL.Image.Image]:
 def strip_png(content: bytes) -> bytes | None:
     """Return a PNG with only its critical chunks, without profiles and the like; None if any chunk is damaged.
 
-    libpng prints warnings about the other chunks, and OpenCV adds an alpha channel for a transparent colour. libpng
+    libpng prints warnings about the other chunks, and OpenCV adds an alpha channel for a transparent color. libpng
     also prints errors for damaged chunks, so this function compares the checksums.
     """
     view, offset = memoryview(content), len(PNG_SIGNATURE)
@@ -240,17 +240,17 @@ def encode_png(
 ) -> bytes:
     """Encode values without loss as a 16-bit PNG.
 
-    Pillow cannot do this: its images have at most 8 bits of colour.
+    Pillow cannot do this: its images have at most 8 bits of color.
 
     Args:
         values: uint16 [height, width] or [height, width, channels], 1 to 4 channels.
-        icc_profile: The colour profile.
-        transparency: The transparent colour, one value for each channel.
+        icc_profile: The color profile.
+        transparency: The transparent color, one value for each channel.
     """
     height, width = values.shape[:2]
     num_channels = values.shape[2] if values.ndim == 3 else 1
     big_endian = np.ascontiguousarray(values.reshape(height, width * num_channels), ">u2")
-    head = IHDR.pack(width, height, 16, COLOUR_TYPES[num_channels], 0, 0, 0)
+    head = IHDR.pack(width, height, 16, COLOR_TYPES[num_channels], 0, 0, 0)
     chunks = [_write_chunk(b"IHDR", head)]
     if icc_profile is not None:
         chunks.append(_write_chunk(b"iCCP", b"ICC Profile\0\0" + zlib.compress(icc_profile)))
@@ -363,14 +363,14 @@ def read_value_format(content: bytes) -> ValueFormat | None:
 def find_clipped_type(content: bytes) -> str | None:
     """Return the type of an image's gray values if they are clipped when the image becomes RGB; otherwise None.
 
-    Pillow keeps the upper 8 bits of colour, but clips gray of more than 8 bits, and treats signed bytes as unsigned.
+    Pillow keeps the upper 8 bits of color, but clips gray of more than 8 bits, and treats signed bytes as unsigned.
     """
     stored = read_value_format(content)
     return stored.dtype.name if stored is not None and stored.num_channels == 1 and stored.dtype != np.uint8 else None
 
 
 def is_for_opencv(image: PIL.Image.Image, content: bytes) -> bool:
-    """Return whether OpenCV decodes an image to the same pixels as Pillow. It does so for PNGs with 8-bit colours."""
+    """Return whether OpenCV decodes an image to the same pixels as Pillow. It does so for PNGs with 8-bit colors."""
     if image.format != "PNG" or image.mode not in ("RGB", "RGBA") or getattr(image, "is_animated", False):
         return False
     return content[_PNG_DEPTH] == 8 and "interlace" not in image.info
@@ -414,8 +414,8 @@ def _read_png(content: bytes) -> ValueFormat | None:
     start = len(PNG_SIGNATURE) + 8
     if len(content) < start + IHDR.size:
         return None
-    width, height, depth, colour_type, *_ = IHDR.unpack_from(content, start)
-    num_channels = {colour: number for number, colour in COLOUR_TYPES.items()}.get(colour_type)
+    width, height, depth, color_type, *_ = IHDR.unpack_from(content, start)
+    num_channels = {color: number for number, color in COLOR_TYPES.items()}.get(color_type)
     if depth != 16 or num_channels is None:
         return None
     return _make_format(np.uint16, height, width, num_channels, is_in_pillow=num_channels == 1, decode=_decode_png)
@@ -426,7 +426,7 @@ def _decode_png(content: bytes) -> NDArray[Any]:
     values = None if stripped is None else decode_unchanged(stripped)
     if values is None:
         raise ValueError("the PNG is truncated or damaged")
-    is_gray_with_alpha = content[len(PNG_SIGNATURE) + 8 + 9] == COLOUR_TYPES[2]
+    is_gray_with_alpha = content[len(PNG_SIGNATURE) + 8 + 9] == COLOR_TYPES[2]
     return values[..., [0, 3]] if is_gray_with_alpha else values  # OpenCV copies gray to three channels.
 
 
@@ -501,7 +501,7 @@ def _decode_tiff(content: bytes) -> NDArray[Any]:
 
 _PNM_GAP = rb"(?:\s|#[^\n]*\n)+"
 _PNM_HEAD = re.compile(rb"P([2356])" + (_PNM_GAP + rb"(\d{1,9})") * 3 + rb"\s")
-"""The head of a Netpbm image, gray or colour: its kind, width, height and largest value."""
+"""The head of a Netpbm image, gray or color: its kind, width, height and largest value."""
 
 
 def _read_pnm(content: bytes) -> ValueFormat | None:
@@ -555,7 +555,7 @@ _AVIF_HIGH_DEPTH = 0x40
 
 
 def _read_avif(content: bytes) -> ValueFormat | None:
-    """Recognise AVIFs of 10 or 12 bits by their configuration (AV1 in ISOBMFF, 2.3.3)."""
+    """Recognize AVIFs of 10 or 12 bits by their configuration (AV1 in ISOBMFF, 2.3.3)."""
     start = content.find(b"av1C")
     if start < 0 or len(content) < start + 8 or not content[start + 6] & _AVIF_HIGH_DEPTH:
         return None

@@ -411,9 +411,9 @@ def _kernels_operations() -> dict[int, Edit]:
         return image.transform(image.size, method, matrix, interpolation, fillcolor=fill)
 
     def erase(image: Image.Image, numbers: Sequence[float]) -> Image.Image:
-        top, left, height, width, *colour = map(int, numbers[:7])
+        top, left, height, width, *color = map(int, numbers[:7])
         erased = image.copy()
-        erased.paste(tuple(colour), (left, top, left + width, top + height))
+        erased.paste(tuple(color), (left, top, left + width, top + height))
         return erased
 
     return {
@@ -439,15 +439,15 @@ def _kernels_operations() -> dict[int, Edit]:
 def blur(image: Pixels, radius_down: float, ratio_down: float, radius_across: float, ratio_across: float) -> Pixels:
     """Return an image after a Gaussian blur, down and then across. GAUSSIAN_BLUR describes the numbers.
 
-    Beyond the border, the image is mirrored at the centre of the border's pixels.
+    Beyond the border, the image is mirrored at the center of the border's pixels.
     """
-    down = _add_neighbours(image, _weigh(int(radius_down), ratio_down))
-    across = _add_neighbours(down.swapaxes(0, 1), _weigh(int(radius_across), ratio_across)).swapaxes(0, 1)
+    down = _add_neighbors(image, _weigh(int(radius_down), ratio_down))
+    across = _add_neighbors(down.swapaxes(0, 1), _weigh(int(radius_across), ratio_across)).swapaxes(0, 1)
     pixels: Pixels = np.rint(across).astype(np.uint8)
     return pixels
 
 
-def _add_neighbours(image: NDArray[np.generic], weights: NDArray[np.float32]) -> NDArray[np.float32]:
+def _add_neighbors(image: NDArray[np.generic], weights: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the weighted sums of the pixels above and below each pixel, float32, from the middle outwards."""
     radius, height = len(weights) - 1, len(image)
     padded = np.pad(image.astype(np.float32), ((radius, radius), (0, 0), (0, 0)), mode="reflect")
@@ -459,7 +459,7 @@ def _add_neighbours(image: NDArray[np.generic], weights: NDArray[np.float32]) ->
 
 
 def _weigh(radius: int, ratio: float) -> NDArray[np.float32]:
-    """Return the weights of a pixel and of its neighbours up to a radius, without negligible ones."""
+    """Return the weights of a pixel and of its neighbors up to a radius, without negligible ones."""
     total, weight, step = 1.0, 1.0, ratio
     for _ in range(radius):
         weight, step = weight * step, step * (ratio * ratio)

@@ -5,7 +5,7 @@ So a crop can be decoded without the rest of the image. To tile a JPEG, shardio 
 counts determine the best Huffman tables. Then it writes the tokens.
 
 :func:`tile_jpeg` reads every code of the scan, and refuses all scans that libjpeg would complain about. It does not
-check the other data that libjpeg needs: quantisation tables, and the segments that determine how to convert colours. If
+check the other data that libjpeg needs: quantization tables, and the segments that determine how to convert colors. If
 these are faulty, libjpeg refuses the file or warns about it (:mod:`shardio.images.jpeg`). :func:`decodes_if_tileable`
 tests conditions under which libjpeg does neither. Other files may or may not be decodable.
 """
@@ -97,9 +97,9 @@ class NotTileable(ValueError):  # noqa: N818  # It names the finding: the image 
 
 
 def tile_jpeg(content: bytes) -> bytes:
-    """Rewrite a JPEG without loss, with restart intervals, a tile table and optimised Huffman tables.
+    """Rewrite a JPEG without loss, with restart intervals, a tile table and optimized Huffman tables.
 
-    All coefficients, quantisation tables and metadata segments stay as they are. Tiling a tiled file changes nothing.
+    All coefficients, quantization tables and metadata segments stay as they are. Tiling a tiled file changes nothing.
 
     Raises:
         NotTileable: If the image is progressive, damaged, or of another kind that cannot be tiled.
@@ -109,7 +109,7 @@ def tile_jpeg(content: bytes) -> bytes:
 
 
 def untile_jpeg(content: bytes) -> bytes:
-    """Rewrite a JPEG without loss, with optimised Huffman tables and no restart intervals or tile table.
+    """Rewrite a JPEG without loss, with optimized Huffman tables and no restart intervals or tile table.
 
     Raises:
         NotTileable: If the image is progressive, damaged, or of another kind that cannot be tiled.
@@ -404,21 +404,21 @@ def decodes_if_tileable(content: bytes, *, max_pixels: int) -> bool:
     head = read_head(content)
     if not (max(head.height, head.width) <= MAX_SIDE and head.height * head.width <= max_pixels):
         return False
-    ids, quantisers = _read_components(content, head)
+    ids, quantizers = _read_components(content, head)
     if len(set(ids)) < len(ids) or (len(ids) > 1 and head.factors not in USUAL_FACTORS):
         return False
-    return quantisers <= _read_quantiser_ids(content, head) and _has_known_colours(content, head)
+    return quantizers <= _read_quantizer_ids(content, head) and _has_known_colors(content, head)
 
 
 def _read_components(content: bytes, head: JpegHead) -> tuple[bytes, set[int]]:
-    """Return the identifiers of the components, and the numbers of their quantisation tables (B.2.2)."""
+    """Return the identifiers of the components, and the numbers of their quantization tables (B.2.2)."""
     first = head.frame_start + 10
     stop = first + 3 * len(head.factors)
     return content[first:stop:3], set(content[first + 2 : stop : 3])
 
 
-def _read_quantiser_ids(content: bytes, head: JpegHead) -> set[int]:
-    """Return the numbers of the quantisation tables that the file defines; none if a segment is damaged (B.2.4.1)."""
+def _read_quantizer_ids(content: bytes, head: JpegHead) -> set[int]:
+    """Return the numbers of the quantization tables that the file defines; none if a segment is damaged (B.2.4.1)."""
     ids = set[int]()
     for segment in _find_segments(head, DQT):
         offset = segment.payload_start
@@ -431,7 +431,7 @@ def _read_quantiser_ids(content: bytes, head: JpegHead) -> set[int]:
     return ids
 
 
-def _has_known_colours(content: bytes, head: JpegHead) -> bool:
+def _has_known_colors(content: bytes, head: JpegHead) -> bool:
     for segment in _find_segments(head, APP0, APP14):
         payload = content[segment.payload_start : segment.stop]
         if payload.startswith(JFIF) and payload[JFIF_MAJOR : JFIF_MAJOR + 1] != b"\1":
@@ -442,7 +442,7 @@ def _has_known_colours(content: bytes, head: JpegHead) -> bool:
 
 
 def has_whole_profile(content: bytes, head: JpegHead) -> bool:
-    """Return whether a JPEG's colour profile is complete or missing. libjpeg warns about other profiles."""
+    """Return whether a JPEG's color profile is complete or missing. libjpeg warns about other profiles."""
     start = len(ICC_SIGNATURE)
     parts = [content[segment.payload_start + start : segment.stop] for segment in _find_profile(content, head)]
     # Each part begins with its number, from 1, and the number of parts (ICC.1:2022, B.4).
@@ -464,7 +464,7 @@ def reencode_jpeg(
 ) -> bytes:
     """Decode a JPEG, turn it upright, shrink it, and encode it as a tiled JPEG.
 
-    Colour is stored as 4:2:0, and gray stays gray. CMYK becomes RGB without its colour profile; other images keep
+    Color is stored as 4:2:0, and gray stays gray. CMYK becomes RGB without its color profile; other images keep
     theirs. All other metadata is dropped.
 
     Args:
@@ -473,7 +473,7 @@ def reencode_jpeg(
             areas.
         quality: 1 to 100, on libjpeg's scale.
         max_pixels: The largest permitted number of pixels.
-        to_srgb: Whether to convert the colours from the profile to sRGB, before shrinking, and to drop the profile.
+        to_srgb: Whether to convert the colors from the profile to sRGB, before shrinking, and to drop the profile.
 
     Raises:
         ValueError: If the image is damaged or too large, or if its profile is needed, but damaged.

@@ -129,7 +129,7 @@ class BatchSettings:
             num_workers=num_workers,
             began=began,
             in_python=tuple(getattr(step, "__qualname__", type(step).__name__) for step in steps),
-            recognised=tuple(map(repr, decoder.replacements)),
+            recognized=tuple(map(repr, decoder.replacements)),
         )
 
 

@@ -44,7 +44,7 @@ class LoaderStats:
             own code if there is any, summed over all workers.
         python_s: The time in your own code: transforms, decoders and ``collate_fn``, summed over all workers.
         in_python: The names of your transforms, decoders and ``collate_fn``.
-        recognised: The names of shardio's transforms that replace the first steps of another library's pipeline.
+        recognized: The names of shardio's transforms that replace the first steps of another library's pipeline.
         decode_s: The time for decoding, cropping and resizing, summed over all workers.
         idle_s: The time that workers waited for a chunk, summed over all workers. They wait while the loader is ahead
             of the training.
@@ -79,7 +79,7 @@ class LoaderStats:
     num_images_by_decoder: dict[DecoderName, int] = field(default_factory=dict)
     python_s: float = 0.0
     in_python: tuple[str, ...] = ()
-    recognised: tuple[str, ...] = ()
+    recognized: tuple[str, ...] = ()
 
     @property
     def samples_per_s(self) -> float:
@@ -93,7 +93,7 @@ class Tally:
 
     num_workers: int
     in_python: tuple[str, ...] = ()
-    recognised: tuple[str, ...] = ()
+    recognized: tuple[str, ...] = ()
     began: float = field(default_factory=time.perf_counter)
     last: float = 0.0
     first_batch_s: float | None = None
@@ -143,7 +143,7 @@ class Tally:
             num_worker_restarts=self.num_worker_restarts,
             python_s=self.times.python_s,
             in_python=self.in_python,
-            recognised=self.recognised,
+            recognized=self.recognized,
             num_images_by_decoder={
                 "kernel": self.num_images_by_decoder["kernel"],
                 "libjpeg": self.num_images_by_decoder["libjpeg"],

@@ -45,7 +45,7 @@ visibly uneven (chi-square over keys at n = 5 and 6). A short window needs more 
 
 
 def mix64(words: Words) -> Words:
-    """Scramble each word with SplitMix64's finaliser, a bijection on 64 bits."""
+    """Scramble each word with SplitMix64's finalizer, a bijection on 64 bits."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))
@@ -164,7 +164,7 @@ class OrderSettings:
         shuffle: Whether the epoch is shuffled. If not, position p holds sample p.
         seed: The user's seed, 0 <= seed < 2**63.
         lanes: L, the number of equal pieces of the tape between which positions alternate.
-        window: The number of neighbouring samples of a lane that are shuffled together.
+        window: The number of neighboring samples of a lane that are shuffled together.
     """
 
     shuffle: bool

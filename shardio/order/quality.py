@@ -94,9 +94,9 @@ def mean_displacement(order: NDArray[np.int64]) -> float:
 
 
 def mean_separation(order: NDArray[np.int64], shard_sizes: NDArray[np.int64]) -> float:
-    """Return the mean of abs(p - q) / N over all pairs of neighbours in a shard, where p and q are their positions.
+    """Return the mean of abs(p - q) / N over all pairs of neighbors in a shard, where p and q are their positions.
 
-    It shows the separation of neighbours on disk, which may belong to the same class or video. It is 1 / N for shards
+    It shows the separation of neighbors on disk, which may belong to the same class or video. It is 1 / N for shards
     that are read in sequence, about 1/3 for a global shuffle, and NaN if no shard has two samples.
 
     Args:

@@ -273,7 +273,7 @@ class _RemoteJournal:
 class _RemoteFolder:
     """A folder in an object store: see :class:`~shardio.packing.folders.DatasetFolder`.
 
-    Finished shards are recognised by the store's versions of their tars and indexes. Their content was verified when it
+    Finished shards are recognized by the store's versions of their tars and indexes. Their content was verified when it
     was uploaded.
     """
 
@@ -451,7 +451,7 @@ def are_ending(folders: Sequence[DatasetFolder]) -> bool:
 
 
 def end(digests: Mapping[DatasetFolder, str]) -> list[Manifest]:
-    """Finish a pack that :func:`are_ending` recognised, given the digests of its plans, and return the manifests.
+    """Finish a pack that :func:`are_ending` recognized, given the digests of its plans, and return the manifests.
 
     Raises:
         PackError: If the pack had another plan.

@@ -137,7 +137,7 @@ class PackOptions:
     ] = None
     to_srgb: Annotated[
         bool,
-        _deciding("Convert the colours of re-encoded or converted images from their ICC profiles to sRGB."),
+        _deciding("Convert the colors of re-encoded or converted images from their ICC profiles to sRGB."),
     ] = False
     max_pixels: Annotated[
         int | None,
@@ -159,7 +159,7 @@ class PackOptions:
     source_kind: Annotated[
         SourceKind,
         Option(
-            "Kind of SOURCE, if it holds samples of several kinds, such as images and tars. auto recognises the kind; "
+            "Kind of SOURCE, if it holds samples of several kinds, such as images and tars. auto recognizes the kind; "
             "files is a directory of images; saved is a dataset that Hugging Face's datasets saved; table is a table "
             "of paths."
         ),
@@ -167,7 +167,7 @@ class PackOptions:
     layout: Annotated[
         Layout,
         Option(
-            "Layout of the files. auto recognises class folders and flat directories; classes makes each folder "
+            "Layout of the files. auto recognizes class folders and flat directories; classes makes each folder "
             "a class; flat makes no classes; pairs makes one sample of images/a.jpg and masks/a.png, or of a.jpg and "
             "a.mask.png."
         ),
@@ -431,7 +431,7 @@ def pack(
             as ``mask.png`` stay unchanged.
         max_side: With ``reencode`` or ``convert_to``, the maximum length of an encoded image's longer side, in pixels.
         quality: With ``reencode`` or ``convert_to``, the quality of encoded JPEGs and WebPs, 1 to 100; by default, 90.
-        to_srgb: With ``reencode`` or ``convert_to``, whether to convert the colours of encoded images from their ICC
+        to_srgb: With ``reencode`` or ``convert_to``, whether to convert the colors of encoded images from their ICC
             profiles to sRGB. Otherwise, the profiles are kept.
         max_pixels: The maximum number of pixels of an image. Larger images are rejected. By default, Pillow's limit for
             decompression bombs.
@@ -439,7 +439,7 @@ def pack(
             affect the output.
         source_kind: The kind of ``src``, if it holds samples of several kinds: ``files`` for a directory of images, or
             ``lmdb``, ``litdata``, ``mds``, ``parquet``, ``saved`` (by Hugging Face's ``datasets``), ``table`` (of
-            paths) or ``tars``. ``auto`` recognises it. A table that only names or labels images is not a source.
+            paths) or ``tars``. ``auto`` recognizes it. A table that only names or labels images is not a source.
         layout: ``auto`` accepts class folders or a flat directory, and refuses a source that looks different: one
             with splits, or with images and masks. ``classes`` makes each folder a class, regardless of its name.
             ``flat`` makes no classes. ``pairs`` turns matching files into fields of one sample: ``images/a.jpg`` and

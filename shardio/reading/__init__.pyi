@@ -1,7 +1,7 @@
 from .read_ahead import (
     FileReader as FileReader,
     JoinedReader as JoinedReader,
-    LabelledFile as LabelledFile,
+    LabeledFile as LabeledFile,
     LocatedSample as LocatedSample,
     Reader as Reader,
     RemoteFiles as RemoteFiles,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from shardio.storage.listing import CachedFiles
 
 
-LabelledFile = tuple[str, int]
+LabeledFile = tuple[str, int]
 """An image's path or, if it is in a remote store, its URL; and its label."""
 
 Value = TypeVar("Value")
@@ -63,7 +63,7 @@ SHARE_OF_CACHE = 4
 time."""
 
 FIRST = 128
-"""The number of samples in the first window, if the order is shuffled. Few of them are neighbours, so their requests
+"""The number of samples in the first window, if the order is shuffled. Few of them are neighbors, so their requests
 are small, and the first batches need not wait until most of the order's window has arrived."""
 
 START_RANGE = 2**20
@@ -75,7 +75,7 @@ UNSHUFFLED = 256 * 2**20
 
 
 class FileReader:
-    """A reader of labelled image files. Each file is a sample, and its path or URL is the sample's key.
+    """A reader of labeled image files. Each file is a sample, and its path or URL is the sample's key.
 
     Args:
         root: The directory that contains the files.
@@ -86,7 +86,7 @@ class FileReader:
     def __init__(self, root: Location, image_field: str, files: CachedFiles | None = None) -> None:
         self._root, self._image_field, self.files = root, image_field, files
 
-    def read(self, samples: Sequence[LabelledFile], fields: Sequence[str]) -> StoredSamples:
+    def read(self, samples: Sequence[LabeledFile], fields: Sequence[str]) -> StoredSamples:
         """Read some files.
 
         Args:
@@ -111,7 +111,7 @@ class FileReader:
             list_keys=lambda: [path for path, _ in samples],
         )
 
-    def describe(self, sample: LabelledFile, fields: Sequence[str]) -> tuple[str, str]:
+    def describe(self, sample: LabeledFile, fields: Sequence[str]) -> tuple[str, str]:
         """Return a sample's key and the root directory, for messages."""
         return sample[0], str(self._root)
 
@@ -129,7 +129,7 @@ class FileReader:
             let_through(error)
             raise self._unreadable(row, path, str(error)) from error
 
-    def _read_remote(self, files: CachedFiles, samples: Sequence[LabelledFile]) -> list[bytes]:
+    def _read_remote(self, files: CachedFiles, samples: Sequence[LabeledFile]) -> list[bytes]:
         keys = [self.find_key(path) for path, _ in samples]
         present = [files.read_present(key) for key in keys]
         missing = [key for key, content in zip(keys, present, strict=True) if content is None]
@@ -421,7 +421,7 @@ class _Range(NamedTuple):
 
 
 def _join(file: StoredFile, starts: Ints, stops: Ints, rows: Ints, max_bytes: int) -> list[_Range]:
-    """Join neighbouring ranges of one tar.
+    """Join neighboring ranges of one tar.
 
     Args:
         file: The tar.

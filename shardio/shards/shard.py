@@ -107,7 +107,7 @@ class Shard:
     def read_many(
         self, samples: Ints, fields: Sequence[str], unseen: NDArray[np.bool_] | None = None
     ) -> list[list[bytes | None]]:
-        """Read fields of samples. Neighbouring ranges are read together.
+        """Read fields of samples. Neighboring ranges are read together.
 
         Args:
             samples: int64 [n], indices in this shard.

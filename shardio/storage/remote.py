@@ -35,7 +35,7 @@ from shardio.storage.store import (
 )
 
 REMOTE_LIMITS = RunLimits(max_gap=4096, max_small=2**40, max_run=REMOTE_PIECE)
-"""Neighbouring ranges are read together, because each request costs as much as some 300 kB of content."""
+"""Neighboring ranges are read together, because each request costs as much as some 300 kB of content."""
 
 MAX_TOGETHER = 64
 """The maximum number of ranges in one message to the storage process."""
@@ -311,7 +311,7 @@ class CachedFile(ObjectFile):
 
 
 def _join(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join neighbouring ranges, such as an image and its label, because each range is a request."""
+    """Join neighboring ranges, such as an image and its label, because each range is a request."""
     joined = list[tuple[int, int]]()
     for start, stop in sorted(ranges):
         if joined and start - joined[-1][1] <= LIMITS.max_gap:

@@ -410,7 +410,7 @@ class RunLimits:
     """The limits of runs: ranges that are read together.
 
     Attributes:
-        max_gap: The size in bytes of the largest gap to read along with its neighbours.
+        max_gap: The size in bytes of the largest gap to read along with its neighbors.
         max_small: The size in bytes of the largest range to read with others.
         max_run: The approximate maximum size of a run in bytes.
     """
@@ -426,7 +426,7 @@ def read_runs(
     stops: NDArray[np.int64],
     limits: RunLimits,
 ) -> list[bytes]:
-    """Read many ranges of a file. Neighbouring ranges are read together.
+    """Read many ranges of a file. Neighboring ranges are read together.
 
     Args:
         read: A function that returns the bytes [start, stop) for each start and stop.

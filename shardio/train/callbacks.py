@@ -1,4 +1,4 @@
-"""Callbacks, which add logs, plots, a report or custom behaviour to a training run, and the metrics that they receive.
+"""Callbacks, which add logs, plots, a report or custom behavior to a training run, and the metrics that they receive.
 
 Plots need matplotlib (shardio's extra ``plot``). They do not use pyplot, whose state belongs to the user.
 """

@@ -37,10 +37,10 @@ class TrainConfig:
 
     Attributes:
         epochs: Number of epochs.
-        accumulate: Batches to accumulate for each optimiser step.
+        accumulate: Batches to accumulate for each optimizer step.
         lr: The highest learning rate.
-        optimizer: The optimiser, from torch.optim.
-        weight_decay: Weight decay of the optimiser.
+        optimizer: The optimizer, from torch.optim.
+        weight_decay: Weight decay of the optimizer.
         decay_all: Apply weight decay to all weights, including norms and biases.
         momentum: Momentum of sgd and rmsprop.
         schedule: How the learning rate changes: onecycle, cosine (after a linear warm-up),
@@ -61,12 +61,12 @@ class TrainConfig:
         mixup: The alpha of MixUp, which blends the images of a training batch and their labels; 0 disables it. If
             both mixup and cutmix are set, one of them is chosen at random for each batch.
         cutmix: The alpha of CutMix, which replaces boxes of images and blends their labels; 0 disables it.
-        random_erasing: The probability that a random box of a training image is filled with 0, after normalisation.
+        random_erasing: The probability that a random box of a training image is filled with 0, after normalization.
         num_classes: The number of classes, which mixup and cutmix need (default: that of the loader's dataset).
         patience: Stop after this many epochs without improvement of the validation loss, or of the training loss if
             there is no validation (default: never).
         channels_last: Use the channels_last memory format for images and weights.
-        mean: The mean of each channel, for pixels scaled to [0, 1]. Only uint8 images are normalised.
+        mean: The mean of each channel, for pixels scaled to [0, 1]. Only uint8 images are normalized.
         std: The standard deviation of each channel, for pixels scaled to [0, 1].
         checkpoint_every: Steps between checkpoints within an epoch (default: only at the end of each epoch).
         log_every: Steps between lines of the log. Losses are read from the device, and checked for

@@ -90,7 +90,7 @@ def train(
         model: A module that maps images, float [N, C, H, W], to outputs [N, classes]. It is moved to the device and
             trained in place.
         loader: An iterable of batches that start with images [N, …] and labels: integers [N] or floats [N, classes].
-            Images that are uint8 [N, C, H, W] are normalised.
+            Images that are uint8 [N, C, H, W] are normalized.
         config: The settings.
         val_loader: Batches to evaluate the model on after each epoch, as :func:`evaluate` does.
         callbacks: Additions to the loop.
@@ -132,7 +132,7 @@ def _train(
     world: World,
 ) -> list[EpochResult]:
     # A separate function, because its return frees all objects that refer to other ranks.
-    batches.start_workers()  # They start while the model is moved and the optimiser is created.
+    batches.start_workers()  # They start while the model is moved and the optimizer is created.
     val_batches = None if val_loader is None else prefetch(val_loader, config, batches.device)
     run = TrainRun(config, model, batches, world, callbacks)
     network = unwrap(run.step.model)  # Unwrapped, because ranks may have different numbers of validation batches.

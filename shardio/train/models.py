@@ -1,4 +1,4 @@
-"""The models, the optimisers and the learning rate schedules, by name.
+"""The models, the optimizers and the learning rate schedules, by name.
 
 A rate depends only on the step, so a run can resume anywhere, and its rates are known in advance. They equal those of
 torch's ``OneCycleLR``, ``CyclicLR``, ``StepLR``, and ``CosineAnnealingLR`` after ``LinearLR``. Only ``plateau``, which
@@ -304,10 +304,10 @@ def plan_rates(config: TrainConfig, steps_per_epoch: int, max_points: int = 2000
 
 
 class LrSchedule:
-    """The learning rates of an optimiser, updated after each step and each epoch.
+    """The learning rates of an optimizer, updated after each step and each epoch.
 
     Args:
-        optimizer: The optimiser. The initial rate of each parameter group is its highest rate.
+        optimizer: The optimizer. The initial rate of each parameter group is its highest rate.
         config: The schedule and its settings.
         steps_per_epoch: Steps in a full epoch.
     """
@@ -361,17 +361,17 @@ OPTIMIZERS: dict[OptimizerName, tuple[type[torch.optim.Optimizer], tuple[str, ..
     "sgd": (torch.optim.SGD, ("lr", "weight_decay", "momentum")),
     "rmsprop": (torch.optim.RMSprop, ("lr", "weight_decay", "momentum")),
 }
-"""The classes of the optimisers, and the settings that they accept.
+"""The classes of the optimizers, and the settings that they accept.
 
-To add an optimiser, add a line here, and its name to ``config.OptimizerName``.
+To add an optimizer, add a line here, and its name to ``config.OptimizerName``.
 """
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """Return an optimiser of a model's parameters, without those that are frozen.
+    """Return an optimizer of a model's parameters, without those that are frozen.
 
-    On CUDA, the optimiser is fused if torch supports that: one kernel updates all parameters. With fp16, it is not
-    fused. torch calls a fused optimiser even if a gradient is not finite, so the scale would have to be read after each
+    On CUDA, the optimizer is fused if torch supports that: one kernel updates all parameters. With fp16, it is not
+    fused. torch calls a fused optimizer even if a gradient is not finite, so the scale would have to be read after each
     step.
     """
     kind, settings = OPTIMIZERS[config.optimizer]

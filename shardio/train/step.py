@@ -1,4 +1,4 @@
-"""TrainStep, which turns microbatches into optimiser steps on all ranks, and the evaluation of a model."""
+"""TrainStep, which turns microbatches into optimizer steps on all ranks, and the evaluation of a model."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class LrScheduler(Protocol):
-    """A learning rate schedule, like torch's, that is stepped after each step of the optimiser."""
+    """A learning rate schedule, like torch's, that is stepped after each step of the optimizer."""
 
     def step(self) -> None: ...
 
@@ -161,7 +161,7 @@ class LossHook(Protocol):
 
 
 class TrainStep:
-    """A callable that takes optimiser steps on groups of microbatches, with the gradients of one large batch.
+    """A callable that takes optimizer steps on groups of microbatches, with the gradients of one large batch.
 
     >>> model = nn.Linear(2, 3)
     >>> step = TrainStep(model, torch.optim.SGD(model.parameters(), 0.1), accumulate=2)
@@ -173,7 +173,7 @@ class TrainStep:
 
     Args:
         model: A module that maps inputs to outputs. It may be compiled, scripted or wrapped in DistributedDataParallel.
-        optimizer: The optimiser of the model's parameters.
+        optimizer: The optimizer of the model's parameters.
         schedule: The learning rate schedule, stepped after each step that is not skipped.
         precision: ``bf16`` and ``fp16`` compute under autocast. ``fp16`` also uses a GradScaler.
         accumulate: Microbatches per full step. It does not decide where a step ends (``ends_step`` does) and does not
@@ -270,7 +270,7 @@ class TrainStep:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state that :meth:`state_dict` returned."""
         own, saved = self.optimizer.param_groups, state["optimizer"]
-        # This device decides whether the optimiser is fused, not the one that the state was saved on.
+        # This device decides whether the optimizer is fused, not the one that the state was saved on.
         groups = [
             {**group, "fused": mine["fused"]} if "fused" in mine else group
             for group, mine in zip(saved["param_groups"], own, strict=False)
@@ -301,8 +301,8 @@ class TrainStep:
             self.schedule.step()
 
     def _step_optimizer(self) -> bool:
-        """Step the optimiser through the scaler, unless a gradient is not finite; return whether it was stepped."""
-        # A fused optimiser is called in any case, and skips the step on the device. A lower scale then shows the skip.
+        """Step the optimizer through the scaler, unless a gradient is not finite; return whether it was stepped."""
+        # A fused optimizer is called in any case, and skips the step on the device. A lower scale then shows the skip.
         # Reading the scale waits for the device.
         is_fused = self.scaler.is_enabled() and getattr(self.optimizer, "_step_supports_amp_scaling", False)
         calls, scale = list[bool](), self.scale if is_fused else 0.0
@@ -450,7 +450,7 @@ def evaluate(model: nn.Module, loader: Iterable[Any], config: TrainConfig) -> Sc
     Args:
         model: A module on the device that maps images to outputs [N, classes].
         loader: An iterable of batches that start with images and labels.
-        config: The settings: device, precision, and the normalisation of images.
+        config: The settings: device, precision, and the normalization of images.
 
     Returns:
         The score over all ranks.
@@ -490,7 +490,7 @@ def measure(model: nn.Module, batches: DevicePrefetcher, config: TrainConfig) ->
 def prefetch(
     loader: Iterable[Any], config: TrainConfig, device: torch.device, transforms: Sequence[BatchTransform] = ()
 ) -> DevicePrefetcher:
-    """Return a loader whose images arrive on the device, normalised, in the dtype that the model computes in.
+    """Return a loader whose images arrive on the device, normalized, in the dtype that the model computes in.
 
     The transforms are then applied to each batch.
     """

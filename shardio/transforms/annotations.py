@@ -27,7 +27,7 @@ __all__ = ["AnnotationError", "BoundingBoxes", "FieldKind", "KeyPoints", "Labels
 __all__ += ["render_like"]
 
 BoxFormat = Literal["xyxy", "xywh", "cxcywh"]
-"""The four numbers of a box: two corners; a corner and the size; the centre and the size."""
+"""The four numbers of a box: two corners; a corner and the size; the center and the size."""
 
 History = Sequence[PlanRow]
 """The steps that render an image."""
@@ -57,7 +57,7 @@ class BoundingBoxes:
 
     Attributes:
         format: The four numbers of each box: "xyxy" for left, top, right, bottom; "xywh" for left, top, width, height;
-            "cxcywh" for the centre and the size.
+            "cxcywh" for the center and the size.
         min_size: Clipped boxes with a shorter side are dropped; 0 keeps all boxes.
         min_area: Boxes with a smaller area are dropped; 0 keeps all boxes.
     """
@@ -281,7 +281,7 @@ def _from_size(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
 
 
-def _from_centre(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
+def _from_center(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.concatenate([boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2], axis=1)
 
 
@@ -289,13 +289,13 @@ def _to_size(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], axis=1)
 
 
-def _to_centre(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
+def _to_center(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.concatenate([(boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]], axis=1)
 
 
 _Conversion = Callable[[NDArray[np.float64]], NDArray[np.float64]]
-_TO_CORNERS: dict[BoxFormat, _Conversion] = {"xyxy": np.copy, "xywh": _from_size, "cxcywh": _from_centre}
-_FROM_CORNERS: dict[BoxFormat, _Conversion] = {"xyxy": np.copy, "xywh": _to_size, "cxcywh": _to_centre}
+_TO_CORNERS: dict[BoxFormat, _Conversion] = {"xyxy": np.copy, "xywh": _from_size, "cxcywh": _from_center}
+_FROM_CORNERS: dict[BoxFormat, _Conversion] = {"xyxy": np.copy, "xywh": _to_size, "cxcywh": _to_center}
 
 
 def render_like(images: list[Any], others: Sequence[Picture]) -> list[Any]:
@@ -407,7 +407,7 @@ def _move_by(operation: np.void, points: Places) -> Places:
 def _edit_mask(mask: NDArray[Any], operations: Operations, fill: int) -> NDArray[Any]:
     """Apply operations that move pixels to a mask.
 
-    Operations move whole pixels, so a value's bytes can be moved as if they were colours, three at a time.
+    Operations move whole pixels, so a value's bytes can be moved as if they were colors, three at a time.
     """
     height, width = mask.shape[:2]
     fill_bytes = np.full(mask.shape[2:], fill, mask.dtype).reshape(-1).view(np.uint8)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from shardio.images import Operations, Sizes, make_operations
 from shardio.images.kernel.compiled import operation_records as codes
 from shardio.order import Words, derive_rng_key, random_words, to_unit
-from shardio.transforms.geometry import Colour, Fill, check_fill, check_interpolation
+from shardio.transforms.geometry import Color, Fill, check_fill, check_interpolation
 from shardio.transforms.pixels import mask_of
 from shardio.transforms.transform import PixelTransform, draw_units, to_integers
 from shardio.transforms.warps import Matrix, make_affine_matrix, make_rotation_matrix, make_warps
@@ -100,7 +100,7 @@ _CODES_WITHOUT_MAGNITUDE = {
 
 
 def make_named_operations(
-    name: str, magnitudes: NDArray[np.float64], sizes: Sizes, interpolation: str, fill: Colour
+    name: str, magnitudes: NDArray[np.float64], sizes: Sizes, interpolation: str, fill: Color
 ) -> Operations:
     """Return one operation of automatic augmentation for each of n images, OPERATION [n, 1].
 
@@ -109,7 +109,7 @@ def make_named_operations(
         magnitudes: float64 [n], the operation's strength for each image.
         sizes: int64 [n, 2].
         interpolation: The name of the interpolation.
-        fill: The colour of pixels outside the image.
+        fill: The color of pixels outside the image.
     """
     if name in _CODES_WITHOUT_MAGNITUDE:
         return make_operations(len(sizes), _CODES_WITHOUT_MAGNITUDE[name])
@@ -202,7 +202,7 @@ class TrivialAugmentWide(Augmentation):
     Args:
         num_magnitude_bins: The number of different strengths.
         interpolation: "nearest", "bilinear" or "bicubic", or a torchvision or Pillow constant.
-        fill: The colour of pixels outside the image: one number or three; black by default.
+        fill: The color of pixels outside the image: one number or three; black by default.
     """
 
     def __init__(self, num_magnitude_bins: int = 31, interpolation: object = "nearest", fill: Fill = None) -> None:
@@ -223,7 +223,7 @@ class RandAugment(Augmentation):
         magnitude: The index of the strength, from 0.
         num_magnitude_bins: The number of different strengths.
         interpolation: "nearest", "bilinear" or "bicubic", or a torchvision or Pillow constant.
-        fill: The colour of pixels outside the image: one number or three; black by default.
+        fill: The color of pixels outside the image: one number or three; black by default.
     """
 
     def __init__(
@@ -317,7 +317,7 @@ class AutoAugment(Augmentation):
     Args:
         policy: "imagenet", "cifar10" or "svhn", or torchvision's AutoAugmentPolicy.
         interpolation: "nearest", "bilinear" or "bicubic", or a torchvision or Pillow constant.
-        fill: The colour of pixels outside the image: one number or three; black by default.
+        fill: The color of pixels outside the image: one number or three; black by default.
     """
 
     def __init__(self, policy: object = "imagenet", interpolation: object = "nearest", fill: Fill = None) -> None:
@@ -352,9 +352,9 @@ class AugMix(Augmentation):
         mixture_width: The number of chains.
         chain_depth: The number of operations in a chain; 1 to 3 at random if it is not positive.
         alpha: The chains' weights come from Dirichlet(alpha, …), and the image's weight from Beta(alpha, alpha).
-        all_ops: Whether to also change brightness, colour, contrast and sharpness.
+        all_ops: Whether to also change brightness, color, contrast and sharpness.
         interpolation: "nearest", "bilinear" or "bicubic", or a torchvision or Pillow constant.
-        fill: The colour of pixels outside the image: one number or three; black by default.
+        fill: The color of pixels outside the image: one number or three; black by default.
     """
 
     equals_torchvisions = False
@@ -400,7 +400,7 @@ class AugMix(Augmentation):
 
     def _draw_weights(self, rng_keys: Words) -> NDArray[np.float64]:
         """Return the weights of n images and of their chains, float64 [n, 1 + mixture_width]."""
-        # Normalised gamma variates follow a Dirichlet distribution.
+        # Normalized gamma variates follow a Dirichlet distribution.
         gammas = draw_gammas(derive_rng_key(rng_keys, np.array([0], np.uint64)), self.alpha, 2 + self.mixture_width)
         own, chains = gammas[:, :2], gammas[:, 2:]
         own, chains = (each / each.sum(axis=1, keepdims=True) for each in (own, chains))

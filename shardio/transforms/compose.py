@@ -104,7 +104,7 @@ class Compose(Combination):
         fields: The fields of a sample to transform together, and the kind of each: "image", "mask", "boxes",
             "keypoints", "labels", or an object with settings, such as ``Mask(fill=255)``. ``json.boxes`` is the entry
             ``boxes`` of the field ``json``. All images of a sample have one size, and get the same geometry and
-            colours. All transforms must be shardio's own. By default, only the field ``image`` is transformed.
+            colors. All transforms must be shardio's own. By default, only the field ``image`` is transformed.
 
     Raises:
         TypeError: If ``transforms`` is a single transform, or one of the transforms is not callable.

@@ -35,9 +35,9 @@ __all__ = ["CenterCrop", "CornerCrop", "FiveCrop", "Pad", "RandomCrop", "RandomH
 __all__ += ["RandomVerticalFlip", "Resize"]
 
 Fill = float | Sequence[float] | None
-"""One number for all colours, or three; None for black."""
+"""One number for all colors, or three; None for black."""
 
-Colour = tuple[int, int, int]
+Color = tuple[int, int, int]
 """Red, green and blue."""
 
 INTERPOLATIONS = {"nearest": codes.NEAREST, "bilinear": codes.BILINEAR, "bicubic": codes.BICUBIC}
@@ -197,7 +197,7 @@ class _Cropping(Geometry):
 
 
 class CenterCrop(_Cropping):
-    """Crop the image's centre.
+    """Crop the image's center.
 
     Args:
         size: The result's size in pixels: one number for a square, or (height, width). If the image is smaller in a
@@ -245,7 +245,7 @@ class _Padding(_Cropping):
 
     def __init__(self, fill: Fill, padding_mode: PaddingMode) -> None:
         self.fill, self.padding_mode = fill, check_choice("padding_mode", padding_mode, PaddingMode)
-        self._colour = check_fill("fill", fill)
+        self._color = check_fill("fill", fill)
 
     @property
     def is_planned(self) -> bool:
@@ -253,9 +253,9 @@ class _Padding(_Cropping):
 
     def extend(self, plan: CropPlan, parameters: Boxes) -> CropPlan:
         extended = super().extend(plan, parameters)
-        if not any(self._colour):
+        if not any(self._color):
             return extended
-        return extended.edit(_paint_outside(parameters, plan.output_size, self._colour))
+        return extended.edit(_paint_outside(parameters, plan.output_size, self._color))
 
     def apply(self, image: Pixels, parameters: Any) -> Pixels:
         if self.padding_mode == "constant":
@@ -274,9 +274,9 @@ class Pad(_Padding):
     Args:
         padding: The number of pixels: one number; two, for left and right, and for top and bottom; or four, for left,
             top, right and bottom.
-        fill: The colour of the added pixels, if it is constant: one number or three.
+        fill: The color of the added pixels, if it is constant: one number or three.
         padding_mode: The content of the added pixels: "constant"; "edge" repeats the border's pixels; "reflect" mirrors
-            the image at the centres of these pixels; "symmetric" mirrors it at the border.
+            the image at the centers of these pixels; "symmetric" mirrors it at the border.
     """
 
     def __init__(self, padding: int | Sequence[int], fill: Fill = 0, padding_mode: PaddingMode = "constant") -> None:
@@ -298,7 +298,7 @@ class RandomCrop(_Padding):
         padding: The number of pixels to add on the sides first, as in :class:`Pad`; None for none.
         pad_if_needed: Whether to also pad images that are smaller than the crop, on both sides by the missing length.
             If false, such images are an error.
-        fill: The colour of the added pixels, if it is constant: one number or three.
+        fill: The color of the added pixels, if it is constant: one number or three.
         padding_mode: The content of the added pixels; see :class:`Pad`.
     """
 
@@ -365,7 +365,7 @@ class CornerCrop(_Cropping):
 
 
 class FiveCrop(MultiCrop):
-    """Crop the four corners of an image and its centre, such as for evaluation on several crops.
+    """Crop the four corners of an image and its center, such as for evaluation on several crops.
 
     torchvision's FiveCrop is a step of a pipeline. A MultiCrop is a dataset's whole transform, so this class accepts
     the other steps.
@@ -445,8 +445,8 @@ def take_first(fits: NDArray[np.bool_], heights: NDArray[np.int64], widths: NDAr
     return np.stack([heights[rows, first], widths[rows, first]], axis=1)
 
 
-def check_fill(name: str, fill: Fill) -> Colour:
-    """Return a colour as red, green and blue, or raise ValueError."""
+def check_fill(name: str, fill: Fill) -> Color:
+    """Return a color as red, green and blue, or raise ValueError."""
     values = [0.0] * 3 if fill is None else [float(fill)] * 3 if isinstance(fill, int | float) else list(fill)
     values = values * 3 if len(values) == 1 else values
     if len(values) != 3 or not all(0 <= value <= 255 for value in values):
@@ -482,7 +482,7 @@ def _refuse_smaller(step: Geometry, sizes: Sizes, crop: tuple[int, int], remedy:
         raise DecodeError(row, message)
 
 
-def _paint_outside(boxes: Boxes, sizes: Sizes, colour: tuple[int, int, int]) -> Operations:
+def _paint_outside(boxes: Boxes, sizes: Sizes, color: tuple[int, int, int]) -> Operations:
     """Return operations that paint the pixels of n boxes outside images of these sizes, OPERATION [n, 4]."""
     height, width = boxes[:, 2], boxes[:, 3]
     top, left = np.clip(-boxes[:, 0], 0, height), np.clip(-boxes[:, 1], 0, width)
@@ -494,4 +494,4 @@ def _paint_outside(boxes: Boxes, sizes: Sizes, colour: tuple[int, int, int]) -> 
         (0, 0, height, left),
         (0, right, height, width - right),
     ]
-    return np.concatenate([make_operations(len(boxes), codes.ERASE, *part, *colour) for part in parts], axis=1)
+    return np.concatenate([make_operations(len(boxes), codes.ERASE, *part, *color) for part in parts], axis=1)

@@ -1,8 +1,8 @@
-"""Recolour, blur, erase and convert images, with torchvision's names, arguments and distributions.
+"""Recolor, blur, erase and convert images, with torchvision's names, arguments and distributions.
 
 The pixels equal Pillow's, as in torchvision on Pillow images. torchvision rounds differently for tensors.
 
-Most programs need no conversion: DevicePrefetcher converts and normalises on the device, so images cross the bus as
+Most programs need no conversion: DevicePrefetcher converts and normalizes on the device, so images cross the bus as
 uint8, which is a quarter of the bytes.
 """
 
@@ -109,19 +109,19 @@ class RandomGrayscale(RandomPixelTransform):
 
 
 class RandomInvert(RandomPixelTransform):
-    """Invert the colours of images, each with probability ``p``."""
+    """Invert the colors of images, each with probability ``p``."""
 
     code = codes.INVERT
 
 
 class RandomAutocontrast(RandomPixelTransform):
-    """Stretch each colour to the range from 0 to 255, in each image with probability ``p``."""
+    """Stretch each color to the range from 0 to 255, in each image with probability ``p``."""
 
     code = codes.AUTOCONTRAST
 
 
 class RandomEqualize(RandomPixelTransform):
-    """Make all values of each colour equally frequent, in each image with probability ``p``."""
+    """Make all values of each color equally frequent, in each image with probability ``p``."""
 
     code = codes.EQUALIZE
 
@@ -213,16 +213,16 @@ class GaussianBlur(PixelTransform):
 
 
 class RandomErasing(PixelTransform):
-    """Fill a random part of an image with one colour, with probability ``p``.
+    """Fill a random part of an image with one color, with probability ``p``.
 
-    This transform acts on bytes. torchvision's recipes erase normalised images instead, where 0 is the mean colour: use
-    ``shardio.BatchRandomErasing`` for that, or the mean colour as ``value``.
+    This transform acts on bytes. torchvision's recipes erase normalized images instead, where 0 is the mean color: use
+    ``shardio.BatchRandomErasing`` for that, or the mean color as ``value``.
 
     Args:
         p: The probability that an image is changed.
         scale: The lower and upper bounds of the part's share of the image's area.
         ratio: The lower and upper bounds of the part's height / width, drawn uniformly on a logarithmic scale.
-        value: The colour: one number from 0 to 255, or three.
+        value: The color: one number from 0 to 255, or three.
         inplace: Accepted as in torchvision, without effect: the input is never changed.
     """
 
@@ -239,9 +239,9 @@ class RandomErasing(PixelTransform):
         self.p = check_probability(p)
         self.scale, self.ratio = check_part(scale, ratio)
         if isinstance(value, str):
-            raise ValueError(f"value must be a colour, got {value!r}: shardio.BatchRandomErasing has random values")
+            raise ValueError(f"value must be a color, got {value!r}: shardio.BatchRandomErasing has random values")
         self.value = value
-        self._colour = check_fill("value", value)
+        self._color = check_fill("value", value)
 
     def draw(self, sizes: Sizes, rng_keys: Words) -> Operations:
         """Return the operations on n images, OPERATION [n, 1]."""
@@ -250,7 +250,7 @@ class RandomErasing(PixelTransform):
         fits = (heights < sizes[:, :1]) & (widths < sizes[:, 1:])
         parts = take_first(fits, heights, widths)
         corners = to_integers(unit[:, -3:-1], np.maximum(sizes - parts + 1, 1))
-        operations = make_operations(len(sizes), codes.ERASE, *corners.T, *parts.T, *self._colour)
+        operations = make_operations(len(sizes), codes.ERASE, *corners.T, *parts.T, *self._color)
         operations["code"][~((unit[:, -1] < self.p) & fits.any(axis=1))] = codes.NONE
         return operations
 
@@ -292,7 +292,7 @@ class ToDtype(_Conversion):
 
 
 class Normalize(_Conversion):
-    """Normalise images to (image - mean) / std, float32 [3, height, width].
+    """Normalize images to (image - mean) / std, float32 [3, height, width].
 
     Pixels, uint8 [height, width, 3], are scaled to 0 to 1 first. A batch is a tensor float32 [N, 3, height, width].
 

@@ -4,7 +4,7 @@
 >>> transform = recipes.trivial_augment()
 
 The pipelines resize by averaging (``antialias=True``), which gives the pixels of torchvision and Pillow. They return
-uint8 images: normalise these on the device, with ``DevicePrefetcher(normalize=...)``.
+uint8 images: normalize these on the device, with ``DevicePrefetcher(normalize=...)``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shardio.transforms.geometry import CenterCrop, RandomCrop, RandomHorizontal
 from shardio.transforms.pixels import ColorJitter, GaussianBlur, RandomErasing, RandomGrayscale, RandomSolarize
 
 IMAGENET_MEAN = (124, 116, 104)
-"""The mean colour of ImageNet, rounded: 255 × (0.485, 0.456, 0.406)."""
+"""The mean color of ImageNet, rounded: 255 × (0.485, 0.456, 0.406)."""
 
 
 def imagenet_train(size: int = 224) -> Compose:
@@ -26,7 +26,7 @@ def imagenet_train(size: int = 224) -> Compose:
 
 
 def imagenet_eval(size: int = 224, resize: int | None = None) -> Compose:
-    """Return a pipeline that crops the centre of resized images. By default, the shorter side is 8/7 of ``size``."""
+    """Return a pipeline that crops the center of resized images. By default, the shorter side is 8/7 of ``size``."""
     return Compose([Resize(size * 8 // 7 if resize is None else resize, antialias=True), CenterCrop(size)])
 
 
@@ -42,7 +42,7 @@ def trivial_augment(size: int = 176) -> Compose:
             RandomResizedCrop(size, antialias=True),
             RandomHorizontalFlip(),
             TrivialAugmentWide(),
-            RandomErasing(0.1, value=IMAGENET_MEAN),  # torchvision normalises first: 0 is the mean colour.
+            RandomErasing(0.1, value=IMAGENET_MEAN),  # torchvision normalizes first: 0 is the mean color.
         ]
     )
 
@@ -57,7 +57,7 @@ def simclr(size: int = 224, strength: float = 1.0) -> MultiCrop:
 
     Args:
         size: The size of both views in pixels.
-        strength: The strength of the colour jitter.
+        strength: The strength of the color jitter.
     """
     view = Compose(
         [
@@ -102,7 +102,7 @@ def cifar(size: int = 32) -> Compose:
 
 
 def cifar_eval(size: int = 32) -> Compose:
-    """Return the evaluation pipeline for CIFAR: it leaves images as they are, and crops the centre of larger images."""
+    """Return the evaluation pipeline for CIFAR: it leaves images as they are, and crops the center of larger images."""
     return Compose([CenterCrop(size)])
 
 

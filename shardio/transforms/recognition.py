@@ -2,7 +2,7 @@
 
 shardio's transforms draw from the same distribution, as a function of the sample, and give the same pixels:
 
-- torchvision, on Pillow images: crops, resizes, flips, rotations, colours and automatic augmentations. torchvision
+- torchvision, on Pillow images: crops, resizes, flips, rotations, colors and automatic augmentations. torchvision
   resizes such images by Pillow, whose pixels shardio gives with ``antialias=True``. (Pillow 13 resizes some crops down
   first and then across. shardio always resizes as earlier versions do, so these crops may differ by 1: see
   docs/decisions/pixels.md.) Steps on tensors are not replaced, because torchvision's own resize differs from Pillow's
@@ -62,12 +62,12 @@ def replace_leading(transform: Callable[[Any], Any] | None, decode: Decode) -> C
         decode: Whether the transform accepts arrays or Pillow images.
 
     Returns:
-        The pipeline; None if shardio does not recognise the transform's first step.
+        The pipeline; None if shardio does not recognize the transform's first step.
     """
     steps = list(_flatten(transform))
     own = list[Callable[[Any], Any]]()
     for step in steps:
-        if (found := recognise(step, decode)) is None:
+        if (found := recognize(step, decode)) is None:
             break
         own.append(found)
     if not own:
@@ -110,7 +110,7 @@ def _is_mere_sequence(transform: Any) -> bool:
     )
 
 
-def recognise(theirs: Any, decode: Decode) -> Callable[[Any], Any] | None:
+def recognize(theirs: Any, decode: Decode) -> Callable[[Any], Any] | None:
     """Return shardio's equivalent of another library's transform; None if there is none."""
     kind = type(theirs)
     try:

@@ -21,7 +21,7 @@ from shardio.images.kernel.compiled import operation_records as codes
 from shardio.order import Words
 from shardio.transforms.geometry import (
     INTERPOLATIONS,
-    Colour,
+    Color,
     Fill,
     check_fill,
     check_interpolation,
@@ -50,8 +50,8 @@ class RandomRotation(PixelTransform):
         interpolation: "nearest", "bilinear" or "bicubic", or a torchvision or Pillow constant.
         expand: Whether to enlarge each image so that all of it stays visible. Such images differ in size. Pillow
             rotates them, which is slower.
-        center: The fixed point, x and y in pixels; the image's centre by default.
-        fill: The colour of pixels outside the image: one number or three.
+        center: The fixed point, x and y in pixels; the image's center by default.
+        fill: The color of pixels outside the image: one number or three.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class RandomRotation(PixelTransform):
 
 
 class RandomAffine(PixelTransform):
-    """Rotate, move, scale and shear images at random. The centre of an image is the fixed point.
+    """Rotate, move, scale and shear images at random. The center of an image is the fixed point.
 
     Args:
         degrees: The clockwise angle is drawn from ``-degrees`` to ``degrees``, or from given bounds (low, high).
@@ -107,8 +107,8 @@ class RandomAffine(PixelTransform):
         shear: The angle of the shear along x is drawn from ``-shear`` to ``shear``, or from given bounds (low, high).
             With four bounds, the last two are for the shear along y.
         interpolation: "nearest", "bilinear" or "bicubic", or a torchvision or Pillow constant.
-        fill: The colour of pixels outside the image: one number or three.
-        center: The fixed point, apart from the shift, x and y in pixels; the image's centre by default.
+        fill: The color of pixels outside the image: one number or three.
+        center: The fixed point, apart from the shift, x and y in pixels; the image's center by default.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class RandomPerspective(PixelTransform):
         distortion_scale: The largest move of a corner, as a share of half the width and height, 0 to 1.
         p: The probability that an image is changed.
         interpolation: "nearest", "bilinear" or "bicubic", or a torchvision or Pillow constant.
-        fill: The colour of pixels outside the image: one number or three.
+        fill: The color of pixels outside the image: one number or three.
     """
 
     equals_torchvisions = False
@@ -193,13 +193,13 @@ class RandomPerspective(PixelTransform):
         return make_warps(matrices, self.interpolation, self.fill)
 
 
-def make_warps(matrices: Sequence[Matrix | None], interpolation: str, fill: Colour) -> Operations:
+def make_warps(matrices: Sequence[Matrix | None], interpolation: str, fill: Color) -> Operations:
     """Return an affine or perspective transform for each of n images, OPERATION [n, 1].
 
     Args:
         matrices: The matrix for each image; None if it stays as it is.
         interpolation: The name of the interpolation.
-        fill: The colour of pixels outside the images.
+        fill: The color of pixels outside the images.
     """
     operations = make_operations(len(matrices), codes.NONE)
     for operation, matrix in zip(operations[:, 0], matrices, strict=True):
@@ -263,7 +263,7 @@ def make_rotation_matrix(height: int, width: int, angle: float, center: Point | 
         height: The image's height.
         width: The image's width.
         angle: The angle in degrees, counterclockwise.
-        center: The fixed point, x and y in pixels; the image's centre by default.
+        center: The fixed point, x and y in pixels; the image's center by default.
     """
     angle %= 360.0
     if angle == 0:

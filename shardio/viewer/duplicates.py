@@ -1,7 +1,7 @@
 """Find images that occur several times, in one source or in several.
 
 The hash is pHash, as Krawetz describes it ("Looks Like It", 2011, https://www.hackerfactor.com/blog) and the Python
-package ImageHash computes it. The picture is reduced to 32×32 grey pixels. Each bit says whether one of the 8×8 lowest
+package ImageHash computes it. The picture is reduced to 32×32 gray pixels. Each bit says whether one of the 8×8 lowest
 frequencies of the discrete cosine transform exceeds their median. The hash of the same name by Zauner
 (https://www.phash.org, 2010) leaves out the constant frequencies, which makes the hash less stable.
 
@@ -50,12 +50,12 @@ NUM_FREQUENCIES = 8
 """The number of frequencies in each direction."""
 
 MIN_CONTRAST = 2.0
-"""The smallest standard deviation of the kept frequencies at which a picture gets a hash, in grey levels from 0 to 255.
+"""The smallest standard deviation of the kept frequencies at which a picture gets a hash, in gray levels from 0 to 255.
 
 The bits of a uniform picture, such as a black one, would depend on noise alone.
 """
 
-_GREY = np.array([0.299, 0.587, 0.114], np.float32)
+_GRAY = np.array([0.299, 0.587, 0.114], np.float32)
 """The weights of red, green and blue (ITU-R BT.601), as in Pillow's mode L."""
 
 NUM_BITS = 64
@@ -368,7 +368,7 @@ def _reduce_image(content: bytes) -> _Reduced:
 
 
 def reduce_picture(content: bytes) -> Floats:
-    """Return the grey pixels that determine an image's hash, float32 [32, 32].
+    """Return the gray pixels that determine an image's hash, float32 [32, 32].
 
     Each pixel is an average. A JPEG's pixels are decoded at a smaller scale, which hardly changes the averages.
 
@@ -380,8 +380,8 @@ def reduce_picture(content: bytes) -> Floats:
     height, width = picture.size
     rows, columns = _make_averages(len(pixels), height / scale), _make_averages(pixels.shape[1], width / scale)
     red, green, blue = (rows @ pixels[..., channel].astype(np.float32) for channel in range(3))
-    grey: Floats = (_GREY[0] * red + _GREY[1] * green + _GREY[2] * blue) @ columns.T
-    return grey
+    gray: Floats = (_GRAY[0] * red + _GRAY[1] * green + _GRAY[2] * blue) @ columns.T
+    return gray
 
 
 def hash_pictures(reduced: Floats) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
@@ -489,7 +489,7 @@ def _choose_num_kept(num_hashes: int, threshold: int) -> int:
 
 
 def _pairs_in_runs(key: NDArray[np.uint64]) -> Iterator[tuple[Indices, Indices]]:
-    """Yield all pairs of equal elements of a sorted array: first neighbours, then pairs two apart, and so on."""
+    """Yield all pairs of equal elements of a sorted array: first neighbors, then pairs two apart, and so on."""
     first, distance = np.arange(len(key)), 0
     while len(first):
         distance += 1

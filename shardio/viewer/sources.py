@@ -376,13 +376,13 @@ class ShardImages(ImageSource):
     ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
         """Return a number for each label, -1 for none, with the most frequent label first; and the labels' names."""
         label_ids = np.full(len(labels), -1, np.int64)
-        labelled = np.flatnonzero(has_label)
-        _, firsts, ids, counts = np.unique(labels[labelled], return_index=True, return_inverse=True, return_counts=True)
+        labeled = np.flatnonzero(has_label)
+        _, firsts, ids, counts = np.unique(labels[labeled], return_index=True, return_inverse=True, return_counts=True)
         order = np.argsort(-counts, kind="stable")
         ranks = np.empty_like(order)
         ranks[order] = np.arange(len(order))
-        label_ids[labelled] = np.minimum(ranks[ids], MAX_LABELS)
-        contents = self._read(labelled[firsts[order[:MAX_LABELS]]], (LABEL_FIELD,)) if len(labelled) else []
+        label_ids[labeled] = np.minimum(ranks[ids], MAX_LABELS)
+        contents = self._read(labeled[firsts[order[:MAX_LABELS]]], (LABEL_FIELD,)) if len(labeled) else []
         names = [*map(self._name_label, contents), *[OTHER_LABEL] * (len(order) > MAX_LABELS)]
         return label_ids, tuple(names)
 

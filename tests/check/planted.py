@@ -127,7 +127,7 @@ wrong("indices by random.choices", "sampled with replacement", cut(random.Random
 FIFTY = RandomSampler(NUMBERS, num_samples=50)
 wrong("too few indices", "has 50 indices, but the dataset has 96", numbers(sampler=FIFTY), None)
 wrong("a retry delivers the sample again", "1 more than once", cut([*range(50), 49, *range(50, N)]), NUMBERS)
-wrong("a bad sample's neighbour instead", REPEATED, cut([n - (n == 40) for n in NUMBERS]))
+wrong("a bad sample's neighbor instead", REPEATED, cut([n - (n == 40) for n in NUMBERS]))
 wrong("a cache is one sample late", REPEATED, cut([max(n - 1, 0) for n in NUMBERS]), NUMBERS)
 wrong("parts that share ten", "10 more than once", load(ConcatDataset([NUMBERS[:50], NUMBERS[40:]])), NUMBERS)
 wrong("one dataset twice in a chain", "96 more than once", load(ChainDataset([Shares(lambda *_: NUMBERS)] * 2)))

@@ -278,7 +278,7 @@ def test_order_prints_the_settings_and_the_measurements(packed: Path) -> None:
     assert found["epoch"] == "0, seed 0: 21 samples in 5 shards"
     assert (found["lanes"], found["window"], found["read by"]) == ("1", "21 samples", "1 rank, batches of 256")
     assert found["moved by"].endswith("of the epoch on average (ideal 0.333)")
-    assert found["neighbours"].endswith("of the epoch apart (ideal 0.333)")
+    assert found["neighbors"].endswith("of the epoch apart (ideal 0.333)")
     # One batch has all 21 samples, so its probability is the ideal one.
     probability, ideal = (found["same shard"].split()[i] for i in (1, -1))
     assert f"{probability})" == ideal
@@ -303,7 +303,7 @@ def test_the_plot_is_a_png(packed: Path, tmp_path: Path, monkeypatch: pytest.Mon
     with Image.open(path) as picture:
         assert picture.format == "PNG"
         pixels = np.asarray(picture.convert("RGB"))
-    # There are points of the lane's colour, not only axes and text.
+    # There are points of the lane's color, not only axes and text.
     assert np.ptp(pixels.astype(int), axis=2).max() > 50
     assert "must end in .png" in usage_error("order", packed, "--plot", tmp_path / "order.jpg")
     done = run_main("order", packed, "--plot", missing)

@@ -230,7 +230,7 @@ class Rotation:
 instance = Inversion()
 make = lambda flipped=False: (lambda image: image) if flipped else invert
 enlarged = lambda size: lambda image: np.full((size, size, 3), 7, np.uint8)
-normalised = lambda image: (image / 255 - 0.5).astype(np.float32).transpose(2, 0, 1)
+normalized = lambda image: (image / 255 - 0.5).astype(np.float32).transpose(2, 0, 1)
 incomplete = lambda image: np.where(image == image.max(), np.nan, image)
 boxes = lambda image: {"boxes": []}
 wrong = lambda: 3
@@ -264,7 +264,7 @@ def test_functions_that_take_a_size_get_it(photo: Path, own: Path, tmp_path: Pat
 def test_other_values_than_bytes_are_stretched(photo: Path, own: Path, tmp_path: Path) -> None:
     with Image.open(photo) as image:
         image.point(lambda level: level // 2 + 40).save(photo)
-    sheet = make_sheet(photo, tmp_path / "sheet.png", "--transform", f"{own}:normalised", "--draws", 1)
+    sheet = make_sheet(photo, tmp_path / "sheet.png", "--transform", f"{own}:normalized", "--draws", 1)
     original = cell(sheet, 0, 0).astype(int)
     low, high = original.min(), original.max()
     assert 0 < low < high < 255
@@ -293,7 +293,7 @@ def test_functions_may_take_pillow_images(photo: Path, own: Path, tmp_path: Path
     assert "use decode='array'" in error
 
 
-def write_grey(path: Path, level: int) -> None:
+def write_gray(path: Path, level: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", (8, 8), (level, level, level)).save(path)
 
@@ -302,7 +302,7 @@ def write_grey(path: Path, level: int) -> None:
 def test_images_are_found_in_any_folders_and_evenly_spaced(tmp_path: Path, folders: list[str]) -> None:
     source = tmp_path / "images"
     for number in range(8):  # Images in the directory itself are found before those in its folders.
-        write_grey(source / folders[number * len(folders) // 8] / f"{number}.png", 10 * number)
+        write_gray(source / folders[number * len(folders) // 8] / f"{number}.png", 10 * number)
     if "" in folders:
         (source / "without images").mkdir()
     sheet = make_sheet(source, tmp_path / "sheet.png", "--recipe", "cifar", "--size", 8, "--images", 4, "--draws", 1)
@@ -311,7 +311,7 @@ def test_images_are_found_in_any_folders_and_evenly_spaced(tmp_path: Path, folde
 
 @pytest.mark.parametrize("source", [".", "../images", "images/0.png"])
 def test_the_source_may_be_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
-    write_grey(tmp_path / "images" / "0.png", 30)
+    write_gray(tmp_path / "images" / "0.png", 30)
     monkeypatch.chdir(tmp_path if "/0" in source else tmp_path / "images")
     sheet = make_sheet(Path(source), tmp_path / "sheet.png", "--recipe", "cifar", "--size", 8)
     assert (cell(sheet, 0, 0) == 30).all()
@@ -319,7 +319,7 @@ def test_the_source_may_be_a_relative_path(tmp_path: Path, monkeypatch: pytest.M
 
 def test_names_may_contain_any_bytes(tmp_path: Path) -> None:
     source = tmp_path / "images"
-    write_grey(source / os.fsdecode(b"line\nbreak \x1b[2J \xff" + b"long" * 20 + b".png"), 9)
+    write_gray(source / os.fsdecode(b"line\nbreak \x1b[2J \xff" + b"long" * 20 + b".png"), 9)
     sheet = make_sheet(source, tmp_path / "sheet.png", "--recipe", "cifar", "--size", 8, "--draws", 1)
     name = sheet[-MARGIN - CAPTION_HEIGHT : -MARGIN]
     assert name[:, :MARGIN].min() == name[:, MARGIN + CELL :].min() == 255 > name.min()

@@ -223,7 +223,7 @@ def test_an_item_is_the_picture_as_a_tensor_and_its_label(images: Path) -> None:
             folder[index]
 
 
-def test_orientation_is_honoured_by_choice(tmp_path: Path) -> None:
+def test_orientation_is_honored_by_choice(tmp_path: Path) -> None:
     file = io.BytesIO()
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -290,7 +290,7 @@ def test_pictures_that_are_left_out_are_counted(tmp_path: Path, caplog: pytest.L
 PIXELS = (np.arange(24 * 16 * 3).reshape(24, 16, 3) * 56 % 65536).astype(np.uint16)
 
 NETPBM = {
-    "colour.ppm": b"P6\n16 24\n255\n" + (PIXELS >> 8).astype(np.uint8).tobytes(),
+    "color.ppm": b"P6\n16 24\n255\n" + (PIXELS >> 8).astype(np.uint8).tobytes(),
     "commented.PPM": b"P6 # by hand\n16 24 255\n" + (PIXELS & 255).astype(np.uint8).tobytes(),
     "gray.pgm": b"P5\n16 24\n255\n" + (PIXELS[..., 0] >> 8).astype(np.uint8).tobytes(),
     "few-levels.pgm": b"P5\n16 24\n15\n" + (PIXELS[..., 0] >> 12).astype(np.uint8).tobytes(),

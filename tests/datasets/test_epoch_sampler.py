@@ -58,7 +58,7 @@ def test_ranks_cover_the_dataset(
         assert counts.total() == num_samples + (-num_samples % world_size if remainder == "pad" else 0)
 
 
-def test_frameworks_recognise_it() -> None:
+def test_frameworks_recognize_it() -> None:
     sampler = EpochSampler(range(10), rank=1, world_size=3)
     assert isinstance(sampler, DistributedSampler)
     assert (sampler.rank, sampler.num_replicas, sampler.num_samples, sampler.total_size) == (1, 3, 4, 12)

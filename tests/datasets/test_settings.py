@@ -70,8 +70,8 @@ def test_every_argument_is_documented_and_errors_name_the_class(kind: type) -> N
     described = inspect.getdoc(vars(kind)["__init__"]) or ""
     for name in inspect.signature(kind).parameters:
         assert re.search(rf"^ {{4}}{name}: [A-Z`].+[.]$", re.sub(r"\n {8}", " ", described), re.MULTILINE), name
-    with pytest.raises(TypeError, match=rf"^{kind.__name__}\.__init__\(\) got an unexpected keyword argument 'colour'"):
-        kind("source", colour="blue")
+    with pytest.raises(TypeError, match=rf"^{kind.__name__}\.__init__\(\) got an unexpected keyword argument 'color'"):
+        kind("source", color="blue")
 
 
 @pytest.mark.parametrize("flag", ["False", "", 2, None, 0.0, [], np.array([True, False])], ids=repr)

@@ -70,7 +70,7 @@ def pass_on(request: pytest.FixtureRequest) -> Any:
     return pass_batch
 
 
-class Labelled(NamedTuple):
+class Labeled(NamedTuple):
     images: torch.Tensor
     names: list[str]
 
@@ -78,7 +78,7 @@ class Labelled(NamedTuple):
 IMAGES, OTHERS = torch.arange(3), ("text", 3, None, b"bytes", object())
 NESTED: list[Any] = [
     Frozen(IMAGES, Plain(IMAGES + 1, ["a"])),
-    Labelled(IMAGES, ["a", "b"]),
+    Labeled(IMAGES, ["a", "b"]),
     (IMAGES, *OTHERS, [IMAGES, [1.5, (IMAGES,)]]),
     *(kind({"b": IMAGES, "a": "text"}) for kind in (dict, OrderedDict, UserDict, MappingProxyType)),
 ]

@@ -57,7 +57,7 @@ def _work_slowly(size: int = 2048) -> torch.Tensor:
     return matrix.sum()
 
 
-def _normalised(images: torch.Tensor) -> torch.Tensor:
+def _normalized(images: torch.Tensor) -> torch.Tensor:
     mean, std = (torch.tensor(figures, dtype=torch.float64).reshape(3, 1, 1) for figures in NORMALIZE)
     return (images.double() / 255 - mean) / std
 
@@ -89,7 +89,7 @@ def test_batches_equal_a_synchronous_copy() -> None:
         assert images.is_cuda
         assert labels.is_cuda
         assert images.is_contiguous(memory_format=torch.channels_last)
-        torch.testing.assert_close(images.cpu().double(), _normalised(expected_images), rtol=0, atol=1e-6)
+        torch.testing.assert_close(images.cpu().double(), _normalized(expected_images), rtol=0, atol=1e-6)
         assert torch.equal(labels.cpu(), expected_labels)
 
 

@@ -14,7 +14,7 @@ import torch.utils.data
 import shardio
 from shardio import DataLoader
 from shardio.device import DevicePrefetcher, choose_device
-from shardio.device.prefetcher import normalise
+from shardio.device.prefetcher import normalize
 from shardio.libraries import import_library
 from shardio.train import TrainConfig
 from tests.device.late_stream import prefetch_late
@@ -35,7 +35,7 @@ def pass_on(batch: Any, **options: Any) -> Any:
 
 @pytest.mark.parametrize("channels_last", [True, False])
 @pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16, torch.float64])
-def test_every_value_is_normalised_by_the_formula(dtype: torch.dtype | None, channels_last: bool) -> None:
+def test_every_value_is_normalized_by_the_formula(dtype: torch.dtype | None, channels_last: bool) -> None:
     values = torch.arange(256, dtype=torch.uint8).reshape(1, 1, 16, 16).repeat(2, 3, 1, 1)
     before = values.clone()
     images = pass_on(values, **NORMALIZE, dtype=dtype, channels_last=channels_last)
@@ -67,13 +67,13 @@ def test_images_have_the_requested_memory_format(options: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_one_kernel_normalises_as_several_steps_do(dtype: torch.dtype, memory_format: torch.memory_format) -> None:
+def test_one_kernel_normalizes_as_several_steps_do(dtype: torch.dtype, memory_format: torch.memory_format) -> None:
     generator = torch.Generator().manual_seed(1)
     images = torch.randint(0, 256, (3, 3, 20, 30), dtype=torch.uint8, generator=generator)
     scale, shift = torch.rand(3, 1, 1, generator=generator), torch.rand(3, 1, 1, generator=generator)
     for given in (images, images.to(memory_format=torch.channels_last), images[..., ::2]):
         arguments = given, scale, shift, dtype, memory_format
-        one, other = (normalise(*arguments, in_one_kernel=is_one) for is_one in (True, False))
+        one, other = (normalize(*arguments, in_one_kernel=is_one) for is_one in (True, False))
         assert one.dtype == other.dtype == dtype
         assert one.stride() == other.stride()
         tolerance = 0 if dtype in (torch.bfloat16, torch.float16) else 1e-6

@@ -44,7 +44,7 @@ def test_batches_are_those_of_torchvisions_folder(images: Path, is_training: boo
     assert all(torch.equal(one, other) for one, other in zip(got, expected, strict=True))
 
 
-def as_grey(image: Any) -> Any:
+def as_gray(image: Any) -> Any:
     return image.convert("L").convert("RGB")  # A method of Pillow's.
 
 
@@ -58,7 +58,7 @@ PIPELINES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         lambda: v2.Compose([v2.CenterCrop(32), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]),
         ("CenterCrop(size=(32, 32))",),
     ),
-    "own code for Pillow images": (lambda: v1.Compose([as_grey, v1.Resize((9, 9)), v1.ToTensor()]), ()),
+    "own code for Pillow images": (lambda: v1.Compose([as_gray, v1.Resize((9, 9)), v1.ToTensor()]), ()),
     "a conversion first": (lambda: v1.Compose([v1.ToTensor(), v1.CenterCrop(24)]), ()),
 }
 
@@ -68,8 +68,8 @@ PIPELINES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     [*((name, 0) for name in PIPELINES), pytest.param("own code for Pillow images", 1, marks=pytest.mark.slow)],
 )
 def test_torchvisions_transforms_work_when_only_the_dataset_changes(images: Path, name: str, num_workers: int) -> None:
-    make, recognised = PIPELINES[name]
+    make, recognized = PIPELINES[name]
     expected = torch.stack([torch.as_tensor(image) for image, _ in datasets.ImageFolder(images, make())])
     loader = DataLoader(ImageFolder(images, make()), 4, num_workers=num_workers)
     assert torch.equal(torch.cat([batch for batch, _ in loader]), expected)
-    assert loader.stats().recognised == recognised
+    assert loader.stats().recognized == recognized

@@ -48,7 +48,7 @@ def run(folder: Path, packed: str) -> dict[str, Any]:
     for kind, make in MAKERS.items():
         for name, options in CONFIGURATIONS.items():
             found["batches"][f"{kind}-{name}"] = deliver(folder / f"{kind}-{name}", make, packed, options)
-        found[f"sync-{kind}"] = synchronised(make(packed, num_workers=1))
+        found[f"sync-{kind}"] = synchronized(make(packed, num_workers=1))
         found[f"metrics-{kind}"] = gathered(make(packed))
     return found
 
@@ -92,8 +92,8 @@ def saved_and_loaded(folder: Path, packed: str) -> Iterator[Any]:
     yield from resumed
 
 
-def synchronised(loader: DataLoader) -> list[list[bool]]:
-    """Return after which batches of each epoch gradients are synchronised, with accumulation over two batches."""
+def synchronized(loader: DataLoader) -> list[list[bool]]:
+    """Return after which batches of each epoch gradients are synchronized, with accumulation over two batches."""
     accelerator = Accelerator(gradient_accumulation_steps=2)
     model, loader = accelerator.prepare(torch.nn.Linear(1, 1), loader)
     epochs = list[list[bool]]()

@@ -120,7 +120,7 @@ def _judge(
 ) -> str:
     """Return what confirms the pixels, usually a full decode of the same bytes by libjpeg or Pillow.
 
-    If restart markers are damaged elsewhere, libjpeg may lose synchronisation, while the tile table does not. Then the
+    If restart markers are damaged elsewhere, libjpeg may lose synchronization, while the tile table does not. Then the
     pixels are those from before the damage.
     """
     if pixels.shape != (box.height, box.width, 3):
@@ -158,7 +158,7 @@ def _before_damage(content: bytes, made_of: list[Original]) -> Iterator[bytes]:
 
 
 def _without_foreign_markers(content: bytes) -> Iterator[bytes]:
-    """Yield a tiled file without the markers inside its intervals, at which libjpeg loses synchronisation."""
+    """Yield a tiled file without the markers inside its intervals, at which libjpeg loses synchronization."""
     with contextlib.suppress(ValueError):
         head = read_head(content)
         tiles = read_tiles(content, head)

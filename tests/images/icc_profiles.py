@@ -1,4 +1,4 @@
-"""ICC profiles, written byte by byte (ICC.1:2001-04, version 2), and the colours that they mean."""
+"""ICC profiles, written byte by byte (ICC.1:2001-04, version 2), and the colors that they mean."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _encode_srgb(linear: Floats) -> Array:
     return np.asarray(np.rint(255 * encoded), np.uint8)
 
 
-def _profile(colours: str, connection: str, tags: dict[str, bytes]) -> bytes:
+def _profile(colors: str, connection: str, tags: dict[str, bytes]) -> bytes:
     tags = {"wtpt": _xyz(*_D50), **tags}
     offset, entries, body = 128 + 4 + 12 * len(tags), b"", b""
     for name, content in tags.items():
@@ -65,8 +65,8 @@ def _profile(colours: str, connection: str, tags: dict[str, bytes]) -> bytes:
         body += content + bytes(-len(content) % 4)
     header = struct.pack(
         ">I4sI4s4s4s12s4s4sI4sI8sI12s48x",
-        *(offset + len(body), b"", 0x02400000, b"mntr" if colours != "CMYK" else b"prtr"),
-        *(colours.encode(), connection.encode(), struct.pack(">6H", 2024, 1, 1, 0, 0, 0)),
+        *(offset + len(body), b"", 0x02400000, b"mntr" if colors != "CMYK" else b"prtr"),
+        *(colors.encode(), connection.encode(), struct.pack(">6H", 2024, 1, 1, 0, 0, 0)),
         *(b"acsp", b"", 0, b"", 0, b"", 0, _xyz(*_D50)[8:]),
     )
     return header + struct.pack(">I", len(tags)) + entries + body

@@ -239,16 +239,16 @@ TABLES: dict[str, dict[str, Any]] = {
     "flat": {"huffman": "flat"},
     "one dht, one dqt": {"one_dht": True, "one_dqt": True},
     "one huffman table for all": {"huffman": "best", **ONE_TABLE},
-    "one quantisation table for all": {"quantisation_ids": (0, 0, 0)},
+    "one quantization table for all": {"quantization_ids": (0, 0, 0)},
     "shared ac tables": {"huffman": "best", "ac_ids": (1, 1, 1)},
-    "swapped ids": {"dc_ids": (1, 0, 0), "ac_ids": (1, 0, 0), "quantisation_ids": (3, 2, 2)},
+    "swapped ids": {"dc_ids": (1, 0, 0), "ac_ids": (1, 0, 0), "quantization_ids": (3, 2, 2)},
     "crossed ids": {"dc_ids": (0, 1, 0), "ac_ids": (1, 0, 1)},
     "sof1": {"sof": 0xC1},
-    "sof1, ids 2 and 3": {"sof": 0xC1, "dc_ids": (2, 3, 3), "ac_ids": (3, 2, 2), "quantisation_ids": (2, 3, 3)},
+    "sof1, ids 2 and 3": {"sof": 0xC1, "dc_ids": (2, 3, 3), "ac_ids": (3, 2, 2), "quantization_ids": (2, 3, 3)},
     "sof1, three tables": {"sof": 0xC1, "dc_ids": (0, 1, 2), "ac_ids": (1, 3, 0), "huffman": "best"},
-    "sof1, wide quantisation": {"sof": 0xC1, "quality": 2, "wide_quantisation": True},
+    "sof1, wide quantization": {"sof": 0xC1, "quality": 2, "wide_quantization": True},
     "huffman tables redefined": {"parts": (FLAT_TABLES, "header", "dqt", "sof", "dht")},
-    "quantisation redefined": {"parts": ("header", dqt_segment({0: [9] * 64, 1: [7] * 64}), "dqt", "sof", "dht")},
+    "quantization redefined": {"parts": ("header", dqt_segment({0: [9] * 64, 1: [7] * 64}), "dqt", "sof", "dht")},
     "unused tables": {"parts": ("header", UNUSED_TABLES, "dqt", FLAT_TABLES, "sof", "dht"), **ONE_TABLE},
     "empty segments": {"parts": ("header", segment(0xC4), segment(0xDB), "dqt", "sof", "dht")},
     "tables first": {"parts": ("dht", "dqt", "dri", "header", "sof")},
@@ -283,13 +283,13 @@ def real_encoders(sizes: Sizes, quality: int = 85) -> Iterator[JpegFile]:
         for name, number in PILLOW_SAMPLINGS.items():
             files[f"pillow {name}"] = by_pillow(picture, subsampling=number, quality=quality)
         files["pillow gray"] = by_pillow(gray, quality=quality)
-        files["pillow optimised"] = by_pillow(picture, quality=quality, optimize=True)
-        files["pillow gray optimised"] = by_pillow(gray, quality=quality, optimize=True)
+        files["pillow optimized"] = by_pillow(picture, quality=quality, optimize=True)
+        files["pillow gray optimized"] = by_pillow(gray, quality=quality, optimize=True)
         files["pillow rgb"] = by_pillow(picture, quality=quality, keep_rgb=True)
         files["pillow web preset"] = by_pillow(picture, quality="web_low")
         files["pillow restart blocks"] = by_pillow(picture, quality=quality, restart_marker_blocks=3)
         files["pillow restart rows"] = by_pillow(picture, quality=quality, restart_marker_rows=1)
-        files["cv2 optimised"] = by_cv2(picture, cv2.IMWRITE_JPEG_OPTIMIZE, 1, *quality_option)
+        files["cv2 optimized"] = by_cv2(picture, cv2.IMWRITE_JPEG_OPTIMIZE, 1, *quality_option)
         files["cv2 restarts"] = by_cv2(picture, cv2.IMWRITE_JPEG_RST_INTERVAL, 2, *quality_option)
         for name, content in files.items():
             yield JpegFile(name=f"{name}, quality {quality}, {width}x{height}", content=content)

@@ -73,13 +73,13 @@ def readers_of(factors: Factors) -> tuple[str, ...]:
     return BOTH if known else ("pillow",)
 
 
-def gray_or_colour(factors: Factors, picture: Array) -> Array:
+def gray_or_color(factors: Factors, picture: Array) -> Array:
     return np.ascontiguousarray(picture[..., 0] if len(factors) == 1 else picture)
 
 
 def make_jpeg(name: str, picture: Array, *, tileable: bool = True, **options: Any) -> JpegFile:
     chosen = JpegOptions(**options)
-    content = write_jpeg(gray_or_colour(chosen.factors, picture), chosen)
+    content = write_jpeg(gray_or_color(chosen.factors, picture), chosen)
     return JpegFile(name=name, content=content, tileable=tileable, readers=readers_of(chosen.factors))
 
 
@@ -136,7 +136,7 @@ def chessboard(height: int, width: int) -> Array:
 
 
 def split_picture(height: int, width: int) -> Array:
-    """Return noise next to one colour, so that blocks of very unequal length follow each other."""
+    """Return noise next to one color, so that blocks of very unequal length follow each other."""
     picture = flat(height, width)
     picture[:, width // 2 :] = noise(height, width)[:, width // 2 :]
     return picture

@@ -74,7 +74,7 @@ FLAT = {
 
 
 def _read_standard_tables() -> tuple[dict[int, list[int]], dict[tuple[int, bool], HuffmanTable]]:
-    """Return the tables of Annex K from a file of libjpeg: quantisation (K.1 and K.2), and Huffman (K.3 to K.6)."""
+    """Return the tables of Annex K from a file of libjpeg: quantization (K.1 and K.2), and Huffman (K.3 to K.6)."""
     file = io.BytesIO()
     Image.new("RGB", (8, 8)).save(file, "JPEG", quality=50)
     content, start, huffman = file.getvalue(), 0, {}
@@ -83,11 +83,11 @@ def _read_standard_tables() -> tuple[dict[int, list[int]], dict[tuple[int, bool]
         symbols = content[start + 21 : start + 21 + sum(counts)]
         huffman[key >> 4, bool(key & 15)] = HuffmanTable(counts=counts, symbols=symbols)
         start += 21
-    quantisation: dict[int, list[int]] = Image.open(file).quantization  # type: ignore[attr-defined]  # of JPEG images
-    return quantisation, huffman
+    quantization: dict[int, list[int]] = Image.open(file).quantization  # type: ignore[attr-defined]  # of JPEG images
+    return quantization, huffman
 
 
-QUANTISATION, STANDARD = _read_standard_tables()
+QUANTIZATION, STANDARD = _read_standard_tables()
 
 Array = NDArray[np.uint8]
 TableKey = tuple[int, int]
@@ -101,9 +101,9 @@ class JpegOptions:
     """The options of a file; it has as many components as there are factors.
 
     Args:
-        quality: Scale of the quantisation tables, 1 to 100, as libjpeg understands it.
-        quantisation: Tables to write in place of the standard ones, 64 values row by row, by identifier.
-        wide_quantisation: Whether the tables are of 16 bits, unclipped; only SOF1 allows them.
+        quality: Scale of the quantization tables, 1 to 100, as libjpeg understands it.
+        quantization: Tables to write in place of the standard ones, 64 values row by row, by identifier.
+        wide_quantization: Whether the tables are of 16 bits, unclipped; only SOF1 allows them.
         huffman: Tables of Annex K, the best ones, those with the longest codes or those with codes of equal length.
         restart_interval: Number of MCUs between restart markers; 0 writes a DRI that switches them off.
         precision: The number of bits that the frame header claims; samples always have 8 bits.
@@ -117,9 +117,9 @@ class JpegOptions:
     component_ids: tuple[int, ...] = (1, 2, 3, 4)
     rgb: bool = False
     quality: int = 90
-    quantisation: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    wide_quantisation: bool = False
-    quantisation_ids: tuple[int, ...] = (0, 1, 1, 1)
+    quantization: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    wide_quantization: bool = False
+    quantization_ids: tuple[int, ...] = (0, 1, 1, 1)
     huffman: Literal["standard", "best", "deep", "flat"] = "standard"
     dc_ids: tuple[int, ...] = (0, 1, 1, 1)
     ac_ids: tuple[int, ...] = (0, 1, 1, 1)
@@ -156,15 +156,15 @@ def dqt_segment(tables: Mapping[int, Sequence[int]], *, wide: bool = False) -> b
 def write_jpeg(picture: Array, options: JpegOptions) -> bytes:
     """Encode a picture, uint8 [height, width] or [height, width, component]."""
     samples = picture.reshape(*picture.shape[:2], -1)
-    quantisation = _quantisation(options)
+    quantization = _quantization(options)
     blocks = [
-        _blocks(plane, quantisation[number])
-        for plane, number in zip(_planes(samples, options), options.quantisation_ids, strict=False)
+        _blocks(plane, quantization[number])
+        for plane, number in zip(_planes(samples, options), options.quantization_ids, strict=False)
     ]
     scans = options.scans or (tuple(range(len(blocks))),)
     events = [[list(_events(blocks, mcus, options)) for mcus in _intervals(samples, scan, options)] for scan in scans]
     huffman = _huffman(events, options)
-    segments = _segments(samples, quantisation, huffman, options)
+    segments = _segments(samples, quantization, huffman, options)
     codes = {key: table.codes() for key, table in huffman.items()}
     file = bytearray(b"\xff\xd8")
     for content in segments:
@@ -197,7 +197,7 @@ def _mcu_counts(samples: Array, options: JpegOptions) -> tuple[int, int]:
 
 
 def _planes(samples: Array, options: JpegOptions) -> list[NDArray[np.float64]]:
-    """Return each component, centred and at its size with the padding of the last MCUs."""
+    """Return each component, centerd and at its size with the padding of the last MCUs."""
     values = samples.astype(np.float64) - 128
     if samples.shape[2] == 3 and not options.rgb:  # JFIF 1.02
         weights = [[0.299, -0.168736, 0.5], [0.587, -0.331264, -0.418688], [0.114, 0.5, -0.081312]]
@@ -214,28 +214,28 @@ def _planes(samples: Array, options: JpegOptions) -> list[NDArray[np.float64]]:
     return planes
 
 
-def _quantisation(options: JpegOptions) -> dict[int, Sequence[int]]:
+def _quantization(options: JpegOptions) -> dict[int, Sequence[int]]:
     scale = 5000 // options.quality if options.quality < 50 else 200 - 2 * options.quality
     tables: dict[int, Sequence[int]] = {}
-    for number in options.quantisation_ids[: len(options.factors)]:
-        base = np.array(QUANTISATION[number != options.quantisation_ids[0]], np.int64)
-        scaled = np.clip((base * scale + 50) // 100, 1, 32767 if options.wide_quantisation else 255)
-        tables[number] = options.quantisation.get(number, scaled.tolist())
+    for number in options.quantization_ids[: len(options.factors)]:
+        base = np.array(QUANTIZATION[number != options.quantization_ids[0]], np.int64)
+        scaled = np.clip((base * scale + 50) // 100, 1, 32767 if options.wide_quantization else 255)
+        tables[number] = options.quantization.get(number, scaled.tolist())
     return tables
 
 
-def _blocks(plane: NDArray[np.float64], quantisation: Sequence[int]) -> list[list[list[int]]]:
-    """Return quantised coefficients [row][column][zigzag]."""
+def _blocks(plane: NDArray[np.float64], quantization: Sequence[int]) -> list[list[list[int]]]:
+    """Return quantized coefficients [row][column][zigzag]."""
     frequency, position = np.mgrid[:8, :8]
     cosines = np.cos((2 * position + 1) * frequency * np.pi / 16) * np.where(frequency == 0, np.sqrt(1 / 8), 0.5)
     rows, columns = plane.shape[0] // 8, plane.shape[1] // 8
     blocks = plane.reshape(rows, 8, columns, 8).swapaxes(1, 2)  # [row, column, y, x]
-    coefficients = (cosines @ blocks @ cosines.T).reshape(rows, columns, 64) / np.array(quantisation)
+    coefficients = (cosines @ blocks @ cosines.T).reshape(rows, columns, 64) / np.array(quantization)
     rounded = np.trunc(coefficients + np.copysign(0.5, coefficients))  # halves away from zero, as libjpeg does
     # Baseline has no codes for larger ones (tables F.1 and F.2).
     lowest = np.where(np.arange(64) == 0, -1024, -1023)
-    quantised: list[list[list[int]]] = np.clip(rounded, lowest, 1023).astype(int)[..., ZIGZAG].tolist()
-    return quantised
+    quantized: list[list[list[int]]] = np.clip(rounded, lowest, 1023).astype(int)[..., ZIGZAG].tolist()
+    return quantized
 
 
 def _intervals(
@@ -317,15 +317,15 @@ def _entropy_coded(events: list[Event], codes: Mapping[TableKey, Mapping[int, tu
 
 def _segments(
     samples: Array,
-    quantisation: Mapping[int, Sequence[int]],
+    quantization: Mapping[int, Sequence[int]],
     huffman: Mapping[TableKey, HuffmanTable],
     options: JpegOptions,
 ) -> Iterator[bytes]:
     height, width = samples.shape[:2]
     size = (0 if options.dnl else height).to_bytes(2, "big") + width.to_bytes(2, "big")
-    components = zip(options.component_ids, options.factors, options.quantisation_ids, strict=False)
+    components = zip(options.component_ids, options.factors, options.quantization_ids, strict=False)
     frame = b"".join(bytes([number, h << 4 | v, table]) for number, (h, v), table in components)
-    quantisations = [quantisation] if options.one_dqt else [{key: table} for key, table in quantisation.items()]
+    quantizations = [quantization] if options.one_dqt else [{key: table} for key, table in quantization.items()]
     huffmans = [huffman] if options.one_dht else [{key: table} for key, table in huffman.items()]
     transform = len(options.factors) == 3 and not options.rgb
     headers = {
@@ -336,7 +336,7 @@ def _segments(
     interval = options.restart_interval
     known = {
         "header": headers[options.header],
-        "dqt": [dqt_segment(tables, wide=options.wide_quantisation) for tables in quantisations],
+        "dqt": [dqt_segment(tables, wide=options.wide_quantization) for tables in quantizations],
         "sof": [segment(options.sof, bytes([options.precision]) + size + bytes([len(options.factors)]) + frame)],
         "dht": [dht_segment(tables) for tables in huffmans],
         "dri": [] if interval is None else [segment(0xDD, interval.to_bytes(2, "big"))],

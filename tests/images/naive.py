@@ -29,11 +29,11 @@ from shardio.transforms.geometry import Interpolation, PaddingMode
 from tests.images.pictures import Array
 
 
-def crop(image: NDArray[Any], box: Box, mode: Any = "constant", colour: float = 0) -> NDArray[Any]:
+def crop(image: NDArray[Any], box: Box, mode: Any = "constant", color: float = 0) -> NDArray[Any]:
     height, width = image.shape[:2]
     above, left = max(-box.top, 0), max(-box.left, 0)
     below, right = max(box.top + box.height - height, 0), max(box.left + box.width - width, 0)
-    constant = {"constant_values": colour} if mode == "constant" else {}
+    constant = {"constant_values": color} if mode == "constant" else {}
     padded = np.pad(image, ((above, below), (left, right), (0, 0)), mode, **constant)
     top, first = box.top + above, box.left + left
     return padded[top : top + box.height, first : first + box.width].copy()

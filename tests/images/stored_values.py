@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_PNG_COLOURS = {1: 0, 2: 4, 3: 2, 4: 6}
+_PNG_COLORS = {1: 0, 2: 4, 3: 2, 4: 6}
 _TIFF_KINDS = {"u": 1, "i": 2, "f": 3, "c": 6}
 _SHORT, _LONG = 3, 4
 
@@ -31,7 +31,7 @@ def write_png(values: NDArray[Any], *extra: bytes) -> bytes:
     height, width = values.shape[:2]
     num_channels = values.shape[2] if values.ndim == 3 else 1
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
-    head = struct.pack(">IIBBBBB", width, height, 16, _PNG_COLOURS[num_channels], 0, 0, 0)
+    head = struct.pack(">IIBBBBB", width, height, 16, _PNG_COLORS[num_channels], 0, 0, 0)
     data = chunk(b"IDAT", zlib.compress(rows))
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + b"".join(extra) + data + chunk(b"IEND", b"")
 

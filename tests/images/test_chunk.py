@@ -97,19 +97,19 @@ def _scale_of(box: Box, size: tuple[int, int]) -> int:
 
 
 def _sample(smaller: Array, box: Box, size: tuple[int, int], scale: int) -> NDArray[np.float64]:
-    """Return a box resized from a picture at 1/scale, by bilinear interpolation between the centres of its pixels.
+    """Return a box resized from a picture at 1/scale, by bilinear interpolation between the centers of its pixels.
 
     The box has the same borders as in the full picture, in fractions of pixels. Only pixels that it touches count.
     """
 
-    def neighbours(start: int, length: int, num_after: int) -> tuple[NDArray[np.int64], NDArray[np.int64], Any]:
+    def neighbors(start: int, length: int, num_after: int) -> tuple[NDArray[np.int64], NDArray[np.int64], Any]:
         point = (start + (np.arange(num_after) + 0.5) * length / num_after) / scale - 0.5
         first, last = start // scale, -(-(start + length) // scale) - 1
         before = np.floor(point).astype(np.int64)
         return before.clip(first, last), (before + 1).clip(first, last), point - before
 
-    above, below, down = neighbours(box.top, box.height, size[0])
-    left, right, across = neighbours(box.left, box.width, size[1])
+    above, below, down = neighbors(box.top, box.height, size[0])
+    left, right, across = neighbors(box.left, box.width, size[1])
     pixels = smaller.astype(np.float64)
     rows = pixels[above] * (1 - down)[:, None, None] + pixels[below] * down[:, None, None]
     return np.asarray(rows[:, left] * (1 - across)[:, None] + rows[:, right] * across[:, None])

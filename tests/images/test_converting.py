@@ -1,6 +1,6 @@
 """Converted images have the pixels that Pillow decodes, upright; what a format cannot store is an error.
 
-They keep their ICC profile, or have the colours that it defines, in sRGB.
+They keep their ICC profile, or have the colors that it defines, in sRGB.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ each_format = pytest.mark.parametrize("to", FORMATS)
 
 
 def make_palette(transparency: int | None = None) -> Image.Image:
-    """Return an image of seven colours, one of which may be transparent."""
+    """Return an image of seven colors, one of which may be transparent."""
     image = Image.fromarray(GRAY % 7, "P")
     image.putpalette(make_picture(1, 7, seed=3).tobytes())
     if transparency is not None:
@@ -146,7 +146,7 @@ def test_alpha_is_dropped_if_it_is_opaque_and_the_format_can_do_without(to: Conv
         assert same(open_by_pillow(convert(content, to)).getchannel("A"), opaque[..., 0])
 
 
-def test_transparent_colours_indices_beyond_the_palette_and_the_first_picture_are_kept() -> None:
+def test_transparent_colors_indices_beyond_the_palette_and_the_first_picture_are_kept() -> None:
     for source, transparency in (("gray", 130), ("RGB", (1, 2, 3))):
         pixels = np.asarray(IMAGES[source][0]).copy()
         pixels[4:9] = transparency
@@ -157,10 +157,10 @@ def test_transparent_colours_indices_beyond_the_palette_and_the_first_picture_ar
         assert not np.asarray(found.convert("RGBA"))[4:9, :, 3].any()
         with pytest.raises(ValueError, match="has transparent pixels"):
             convert(content, "jpeg")
-    content = save(make_palette(), "PNG")  # Seven colours, in four bits per pixel.
-    two_colours = replace_chunk(content, b"PLTE", make_picture(1, 2, seed=3).tobytes())
-    assert np.asarray(open_by_pillow(two_colours)).max() == 6
-    assert same(to_png(two_colours).convert("RGB"), open_by_pillow(two_colours).convert("RGB"))
+    content = save(make_palette(), "PNG")  # Seven colors, in four bits per pixel.
+    two_colors = replace_chunk(content, b"PLTE", make_picture(1, 2, seed=3).tobytes())
+    assert np.asarray(open_by_pillow(two_colors)).max() == 6
+    assert same(to_png(two_colors).convert("RGB"), open_by_pillow(two_colors).convert("RGB"))
     content = save(PIXELS, "MPO", save_all=True, append_images=[Image.fromarray(SMOOTH)])
     assert getattr(Image.open(io.BytesIO(content)), "n_frames", 1) == 2
     assert same(to_png(content), open_by_pillow(content))
@@ -229,7 +229,7 @@ def test_conversion_is_a_function_of_the_pixels_and_the_quality_and_drops_metada
         assert sorted(similarity) == similarity
 
 
-# Colour profiles.
+# Color profiles.
 
 
 @each_format
@@ -263,7 +263,7 @@ def assert_near(found: Image.Image, expected: Array) -> None:
 
 
 @each_source
-def test_to_srgb_has_the_colours_of_the_profile(source: str) -> None:
+def test_to_srgb_has_the_colors_of_the_profile(source: str) -> None:
     profile = wide_rgb_profile()
     content = save(PIXELS, source, icc_profile=profile)
     found, stored = to_png(content, to_srgb=True), open_by_pillow(content)

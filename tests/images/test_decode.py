@@ -45,7 +45,7 @@ JPEGS: dict[str, dict[str, Any]] = {
     "4:2:2": {"subsampling": 1},
     "4:2:0": {"subsampling": 2},
     "progressive": {"progressive": True},
-    "optimised": {"optimize": True},
+    "optimized": {"optimize": True},
     "restarts": {"restart_marker_blocks": 3},
     "low quality": {"quality": 10},
     "stored as RGB": {"keep_rgb": True, "quality": 95},
@@ -109,7 +109,7 @@ BY_OPENCV = {
     "PNG": save(RGB, "PNG"),
     "smooth PNG": save(make_picture(60, 50), "PNG", optimize=True),
     "PNG with transparency": save(RGBA, "PNG"),
-    "PNG with a transparent colour": save(RGB, "PNG", transparency=tuple(RGB[0, 0].tolist())),
+    "PNG with a transparent color": save(RGB, "PNG", transparency=tuple(RGB[0, 0].tolist())),
     "PNG with gamma": _with_chunk(b"gAMA", struct.pack(">I", 100_000)),
     "PNG with sRGB": _with_chunk(b"sRGB", b"\0"),
     "PNG with few significant bits": _with_chunk(b"sBIT", b"\5\6\5"),
@@ -117,7 +117,7 @@ BY_OPENCV = {
     "PNG with an unknown chunk": _with_chunk(b"abCd", b"hello"),
     "turned PNG": save(RGB, "PNG", exif=exif_of(6)),
     "PNG with chromaticities": _with_chunk(b"cHRM", struct.pack(">8I", *range(1, 9))),
-    "PNG with a colour profile": save(RGB, "PNG", icc_profile=b"abc" * 50),
+    "PNG with a color profile": save(RGB, "PNG", icc_profile=b"abc" * 50),
 }
 BY_PILLOW = {
     **{f"PNG of mode {mode}": save(IMAGE.convert(mode), "PNG") for mode in ("L", "LA", "P", "1")},
@@ -157,7 +157,7 @@ def test_pillow_decodes_all_others(name: str) -> None:
         np.testing.assert_array_equal(decode_image(content), read_by_pillow(content))
 
 
-def test_colours_of_16_bits_and_interlaced_pngs_are_left_to_pillow() -> None:
+def test_colors_of_16_bits_and_interlaced_pngs_are_left_to_pillow() -> None:
     rows = b"".join(b"\0" + row.tobytes() for row in noise(6, 10))
     for depth, interlace in [(16, 0), (8, 1)]:
         head = chunk(b"IHDR", struct.pack(">IIBBBBB", 5, 6, depth, 2, 0, 0, interlace))

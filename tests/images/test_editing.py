@@ -31,7 +31,7 @@ Step = tuple[int, list[float], Callable[[Image.Image], Image.Image]]
 
 
 def make_image(random: np.random.Generator) -> Pixels:
-    """Return noise, one colour, few colours or a ramp, of any size from 1×1 on."""
+    """Return noise, one color, few colors or a ramp, of any size from 1×1 on."""
     height, width = random.integers(1, 70, 2)
     kinds: list[Callable[[], Any]] = [
         lambda: random.integers(0, 256, (height, width, 3)),
@@ -86,9 +86,9 @@ def make_steps(random: np.random.Generator) -> dict[str, Step]:
     }
 
 
-def paint(image: Image.Image, part: tuple[int, int, int, int], colour: list[int]) -> Image.Image:
+def paint(image: Image.Image, part: tuple[int, int, int, int], color: list[int]) -> Image.Image:
     painted = image.copy()
-    painted.paste(tuple(colour), part)
+    painted.paste(tuple(color), part)
     return painted
 
 
@@ -168,19 +168,19 @@ def test_sequences_of_operations_give_torchvisions_pixels(edit: Callable[..., Pi
         np.testing.assert_array_equal(edit(pixels, as_operations(steps)), expected, [step[:2] for step in steps])
 
 
-def test_hues_of_all_kinds_of_colours_are_turned_as_by_pillow() -> None:
-    """Colours with every difference of their lowest and middle value from the highest."""
+def test_hues_of_all_kinds_of_colors_are_turned_as_by_pillow() -> None:
+    """Colors with every difference of their lowest and middle value from the highest."""
     low, middle = (part.reshape(256, 256) for part in np.meshgrid(np.arange(256), np.arange(256), indexing="ij"))
     random = np.random.default_rng(0)
     for _ in range(12):
-        colours = np.stack([low, middle, np.full_like(low, random.integers(256))], axis=2)[..., random.permutation(3)]
-        pixels, shift = np.ascontiguousarray(colours).astype(np.uint8), int(random.integers(256))
+        colors = np.stack([low, middle, np.full_like(low, random.integers(256))], axis=2)[..., random.permutation(3)]
+        pixels, shift = np.ascontiguousarray(colors).astype(np.uint8), int(random.integers(256))
         operations = make_operations(1, codes.HUE, shift)[0]
         np.testing.assert_array_equal(edit_compiled(pixels, operations), edit_by_pillow(pixels, operations))
 
 
 def test_autocontrast_of_all_lowest_and_highest_values_is_pillows() -> None:
-    """Images of one row, in which the lowest value of all colours is the same and the highest ones are adjacent."""
+    """Images of one row, in which the lowest value of all colors is the same and the highest ones are adjacent."""
     operations = make_operations(1, codes.AUTOCONTRAST)[0]
     for low in range(0, 255, 10):
         for high in range(low, 256, 7):
@@ -233,7 +233,7 @@ def test_blurred_pixels_are_torchvisions_or_rarely_differ_by_1() -> None:
     assert num_different < num_values / 10_000
 
 
-def test_weights_are_a_gaussian_and_a_single_colour_stays() -> None:
+def test_weights_are_a_gaussian_and_a_single_color_stays() -> None:
     line = np.zeros((1, 61, 3), np.uint8)
     line[0, 30] = 255
     blurred = blur(line, 0, 0.5, 15, math.exp(-0.5 / 4.0**2))[0, :, 0]

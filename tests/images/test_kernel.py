@@ -232,9 +232,9 @@ def test_images_that_do_not_fit_into_one_group_are_rendered_in_several() -> None
 
 
 @pytest.mark.slow
-def test_colours_are_libjpegs() -> None:
+def test_colors_are_libjpegs() -> None:
     """Check all combinations of samples: jdcolor.c, build_ycc_rgb_table and ycc_rgb_convert."""
-    convert_row = pytest.importorskip("shardio.images.kernel.compiled.colour", exc_type=ImportError).convert_row
+    convert_row = pytest.importorskip("shardio.images.kernel.compiled.color", exc_type=ImportError).convert_row
     luma, cr = np.repeat(np.arange(256, dtype=np.uint8), 256), np.tile(np.arange(256, dtype=np.uint8), 256)
     columns = 4, 1 << 14
     rows, places = np.zeros(columns[::-1], np.uint32), np.arange(0, 1 << 16, 4)  # The columns of an MCU are adjacent.
@@ -245,8 +245,8 @@ def test_colours_are_libjpegs() -> None:
         convert_row(luma.reshape(columns), constant, cr.reshape(columns), True, rows.reshape(-1), places, 0)
         pixels = rows.T.reshape(-1)
         added: list[NDArray[np.int64]] = [91881 * red, -22554 * blue - 46802 * red, np.full_like(y, 116130 * blue)]
-        for i, colour in enumerate(added):
-            expected = np.clip(y + ((colour + 32768) >> 16), 0, 255)
+        for i, color in enumerate(added):
+            expected = np.clip(y + ((color + 32768) >> 16), 0, 255)
             np.testing.assert_array_equal(pixels >> 8 * i & 255, expected)
 
 

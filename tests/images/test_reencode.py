@@ -1,4 +1,4 @@
-"""Reencoded JPEGs are smaller, upright and tiled, and keep no metadata but the colour profile."""
+"""Reencoded JPEGs are smaller, upright and tiled, and keep no metadata but the color profile."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_gray_stays_gray_and_cmyk_becomes_rgb_and_loses_its_profile(max_side: in
     assert "icc_profile" not in written.info
 
 
-def test_the_colour_profile_is_kept() -> None:
+def test_the_color_profile_is_kept() -> None:
     for num_bytes, picture in itertools.product((1, 500, 150_000), (_smooth(40, 60), _smooth(40, 60)[..., 0].copy())):
         profile = np.random.default_rng(num_bytes).bytes(num_bytes)
         content = by_pillow(picture, icc_profile=profile)
@@ -126,7 +126,7 @@ def test_all_other_metadata_is_dropped() -> None:
 
 @pytest.mark.parametrize("max_side", [None, 60])
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
-def test_to_srgb_converts_the_colours_and_drops_the_profile(mode: str, max_side: int | None) -> None:
+def test_to_srgb_converts_the_colors_and_drops_the_profile(mode: str, max_side: int | None) -> None:
     profile = {"RGB": wide_rgb_profile(), "L": gray_profile(1.4), "CMYK": cmyk_profile()}[mode]
     four = np.dstack([_smooth(80, 120), _smooth(80, 120, seed=1)[..., :1] // 4])
     picture = {"RGB": four[..., :3].copy(), "L": four[..., 0].copy(), "CMYK": four}[mode]

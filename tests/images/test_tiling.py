@@ -88,13 +88,13 @@ def small_files() -> dict[str, bytes]:
     """Files of 400 to 2,500 bytes: one and three components, with and without restarts, and tiled."""
     picture = make_picture(40, 48)
     subsampled = SAMPLINGS["4:2:0"]
-    colour = write_jpeg(picture, JpegOptions(factors=subsampled, quality=60, huffman="best"))
+    color = write_jpeg(picture, JpegOptions(factors=subsampled, quality=60, huffman="best"))
     return {
         "gray": write_jpeg(picture[..., 0].copy(), JpegOptions(factors=SAMPLINGS["gray"], quality=60)),
-        "colour": colour,
-        "colour with restarts": write_jpeg(picture, JpegOptions(factors=subsampled, quality=60, restart_interval=2)),
+        "color": color,
+        "color with restarts": write_jpeg(picture, JpegOptions(factors=subsampled, quality=60, restart_interval=2)),
         "one block": write_jpeg(flat(8, 8)[..., 0].copy(), JpegOptions(factors=SAMPLINGS["gray"], huffman="best")),
-        "tiled": tile_jpeg(colour),
+        "tiled": tile_jpeg(color),
     }
 
 
@@ -125,7 +125,7 @@ def test_all_images_of_a_kind_are_refused_for_the_same_reason() -> None:
     assert {_refusal(file.content).reason for file in not_jpegs()} == {"damaged header"}
 
 
-@pytest.mark.parametrize("name", ["gray", "colour", "colour with restarts", "one block", "tiled"])
+@pytest.mark.parametrize("name", ["gray", "color", "color with restarts", "one block", "tiled"])
 def test_a_file_truncated_anywhere_is_damaged_even_if_it_ends_in_eoi(name: str, small_files: dict[str, bytes]) -> None:
     content = small_files[name]
     start = scan_start(content)

@@ -23,7 +23,7 @@ from tests.images.test_converting import CASES, IMAGES, make_palette
 
 SIZE = (9, 14)
 TYPES = ["int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64"]
-COLOURS = [(*SIZE, 3), (*SIZE, 4)]
+COLORS = [(*SIZE, 3), (*SIZE, 4)]
 NARROW = {"uint8", "int8"}
 
 
@@ -38,18 +38,18 @@ def _tiff(dtype: str, shape: tuple[int, ...], **options: Any) -> tuple[bytes, ND
 
 EXACT: dict[str, tuple[bytes, NDArray[Any]]] = {
     f"PNG {shape}": (write_png(make_values("uint16", *shape)), make_values("uint16", *shape))
-    for shape in [SIZE, (*SIZE, 2), *COLOURS]
+    for shape in [SIZE, (*SIZE, 2), *COLORS]
 }
 for dtype, order in itertools.product(TYPES, "<>"):
-    for shape in [SIZE, *(COLOURS if dtype not in NARROW else COLOURS[:1])]:
+    for shape in [SIZE, *(COLORS if dtype not in NARROW else COLORS[:1])]:
         EXACT[f"TIFF {dtype} {shape} {order}"] = _tiff(dtype, shape, order=order)
-for white, shape, is_plain in itertools.product((20, 255, 1000, 65535), (SIZE, COLOURS[0]), (False, True)):
+for white, shape, is_plain in itertools.product((20, 255, 1000, 65535), (SIZE, COLORS[0]), (False, True)):
     EXACT[f"PNM up to {white}{', plain' * is_plain} {shape}"] = _pnm(white, shape, is_plain=is_plain)
 EXACT |= {
-    "TIFF, deflated": _tiff("uint32", COLOURS[0], deflates=True),
-    "TIFF of 8 bits, unspecified fourth channel": _tiff("uint8", COLOURS[1], extra=(0,)),
-    "TIFF of 8 bits, multiplied by alpha": _tiff("uint8", COLOURS[1], extra=(1,)),
-    "TIFF of 16 bits, unspecified fourth channel": _tiff("uint16", COLOURS[1], extra=(0,)),
+    "TIFF, deflated": _tiff("uint32", COLORS[0], deflates=True),
+    "TIFF of 8 bits, unspecified fourth channel": _tiff("uint8", COLORS[1], extra=(0,)),
+    "TIFF of 8 bits, multiplied by alpha": _tiff("uint8", COLORS[1], extra=(1,)),
+    "TIFF of 16 bits, unspecified fourth channel": _tiff("uint16", COLORS[1], extra=(0,)),
 }
 
 
@@ -209,7 +209,7 @@ def test_a_conversion_to_png_keeps_16_bits(name: str) -> None:
 
 
 @pytest.mark.parametrize("to", ["jpeg", "webp"])
-def test_lossy_formats_take_the_upper_8_bits_of_colour_and_refuse_other_numbers(to: ConvertedFormat) -> None:
+def test_lossy_formats_take_the_upper_8_bits_of_color_and_refuse_other_numbers(to: ConvertedFormat) -> None:
     values = make_values("uint16", *SIZE, 3)
     upper = (values >> 8).astype(np.uint8)
     assert convert(write_tiff(values), to) == convert(save(upper, "PNG"), to)
@@ -218,7 +218,7 @@ def test_lossy_formats_take_the_upper_8_bits_of_colour_and_refuse_other_numbers(
             convert(write_tiff(make_values(dtype, *SIZE)), to)
 
 
-def test_a_conversion_keeps_the_profile_and_the_transparent_colour_of_16_bits() -> None:
+def test_a_conversion_keeps_the_profile_and_the_transparent_color_of_16_bits() -> None:
     values = make_values("uint16", *SIZE, 3)
     other = save(Image.new("RGB", (2, 2)), "PNG", icc_profile=b"profile")
     profile = other[other.index(b"iCCP") - 4 : other.index(b"IDAT") - 4]
@@ -234,7 +234,7 @@ def test_a_conversion_keeps_the_profile_and_the_transparent_colour_of_16_bits() 
         convert(content, "png", to_srgb=True)
 
 
-def test_colour_of_more_bits_in_jpeg_2000_and_avif_is_refused_where_it_would_lose_bits() -> None:
+def test_color_of_more_bits_in_jpeg_2000_and_avif_is_refused_where_it_would_lose_bits() -> None:
     for file_format in ("JPEG2000", "AVIF"):
         content = bytearray(save(make_values("uint8", 40, 40, 3), file_format))
         assert decode_unconverted(bytes(content)).shape == (40, 40, 3)

@@ -279,7 +279,7 @@ HEIGHT, WIDTH = 80, 96
 
 def test_values_of_every_type_arrive_whole_and_cropped(tmp_path: Path) -> None:
     shapes: dict[str, tuple[str, int]] = {
-        **dict.fromkeys(("flow.png", "colour.tif", "npy"), ("uint16", 3)),
+        **dict.fromkeys(("flow.png", "color.tif", "npy"), ("uint16", 3)),
         "ids.tif": ("uint32", 1),
         "height.tif": ("float64", 1),
         "change.tif": ("int8", 1),

@@ -504,7 +504,7 @@ def test_an_error_names_the_sample(packed: Path, images: Path, tmp_path: Path, n
     assert caught.value.key == str(tmp_path / "bad.jpg")
 
 
-class Labelled(ImageFolder):
+class Labeled(ImageFolder):
     names = "a member of its own"
 
     def __init__(self, root: Path, label: int, **options: Any) -> None:
@@ -513,7 +513,7 @@ class Labelled(ImageFolder):
 
 
 def test_shardios_worker_processes_read_subclasses_that_only_choose(images: Path) -> None:
-    folder = Labelled(images, 1, transform=CenterCrop(16))
+    folder = Labeled(images, 1, transform=CenterCrop(16))
     loader = DataLoader(folder, 4, num_workers=1)
     assert not loader.calls_dataset
     labels = torch.cat([labels for _, labels in loader])

@@ -77,7 +77,7 @@ def test_the_lists_name_all_that_torch_reads_on_a_loader() -> None:
             found |= read_on(node, "self")
         elif isinstance(node, ast.ClassDef):
             found |= read_on(node, "loader")
-    assert found - {"_reset"} == HOOKS | set(ATTRIBUTES), "torch reads something else: honour it, then list it"
+    assert found - {"_reset"} == HOOKS | set(ATTRIBUTES), "torch reads something else: honor it, then list it"
 
 
 def override(base: Any, name: str, value: Any) -> tuple[Any, list[str]]:

@@ -160,7 +160,7 @@ def test_a_transforms_batches_are_those_of_the_dataset_itself(few_pictures: Path
     assert name not in IN_BUFFERS or buffer_of(images) is not None
 
 
-def test_a_tokenising_transform_sample(captioned: Path) -> None:
+def test_a_tokenizing_transform_sample(captioned: Path) -> None:
     options: dict[str, Any] = {"transform_sample": tokenize, "missing": None}
     batch, *_ = assert_batches_are_the_oracles(
         lambda: ShardMapDataset([captioned], fields=("npy", "txt", "key"), **options)
@@ -448,7 +448,7 @@ def test_samples_with_which_user_code_fails_are_left_out_if_they_say_so(
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_statistics_say_what_was_recognised_and_what_runs_in_python(images: Path, num_workers: int) -> None:
+def test_statistics_say_what_was_recognized_and_what_runs_in_python(images: Path, num_workers: int) -> None:
     def find_stats(transform: Any, **options: Any) -> Any:
         loader = DataLoader(ImageFolder(images, transform=transform), 8, num_workers=num_workers, **options)
         list(loader)
@@ -457,13 +457,13 @@ def test_statistics_say_what_was_recognised_and_what_runs_in_python(images: Path
     crop = albumentations.RandomResizedCrop((16, 16))
     pipeline = albumentations.Compose([crop, albumentations.HorizontalFlip(), albumentations.GaussNoise()])
     stats = find_stats(pipeline, collate_fn=default_collate)
-    assert [each.partition("(")[0] for each in stats.recognised] == ["RandomResizedCrop", "RandomHorizontalFlip"]
+    assert [each.partition("(")[0] for each in stats.recognized] == ["RandomResizedCrop", "RandomHorizontalFlip"]
     assert stats.in_python == ("GaussNoise", "default_collate")
     assert 0 < stats.python_s == stats.transform_s
     stats = find_stats(mean)
-    assert (stats.recognised, stats.in_python) == ((), ("mean",))
+    assert (stats.recognized, stats.in_python) == ((), ("mean",))
     stats = find_stats(RandomResizedCrop(16))
-    assert (stats.recognised, stats.in_python, stats.python_s) == ((), (), 0)
+    assert (stats.recognized, stats.in_python, stats.python_s) == ((), (), 0)
 
 
 @pytest.mark.parametrize(

@@ -323,7 +323,7 @@ def deviation(counts: NDArray[np.int64], freedom: int, scale: float = 1.0) -> fl
 
 
 @pytest.mark.parametrize("size", [7, 8, 16, 33])
-def test_elements_and_neighbours_land_evenly(size: int) -> None:
+def test_elements_and_neighbors_land_evenly(size: int) -> None:
     images = images_over_keys(size, 20_000)
     counts = np.stack([np.bincount(images[:, i], minlength=size) for i in range(size)])
     # The counts of a permutation are bound in rows and columns: (n-1)^2 degrees of freedom, after this scale.

@@ -69,7 +69,7 @@ def test_files_are_fields_or_ignored(tmp_path: Path, names: str, ignored: str, f
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff"])
-def test_image_suffixes_are_recognised_in_any_letter_case(tmp_path: Path, suffix: str) -> None:
+def test_image_suffixes_are_recognized_in_any_letter_case(tmp_path: Path, suffix: str) -> None:
     names = [f"c/{i}.{name}" for i, name in enumerate((suffix, suffix.upper(), suffix.title()))]
     source = write(tmp_path / "in", names)
     result = pack(source, tmp_path / "out")

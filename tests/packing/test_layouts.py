@@ -141,12 +141,12 @@ SPLIT_SOURCES: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("names", "options", "keys"), SPLIT_SOURCES.values(), ids=SPLIT_SOURCES)
-@pytest.mark.parametrize("labelled", [False, True])
+@pytest.mark.parametrize("labeled", [False, True])
 def test_splits_are_packed_apart_unless_chosen(
-    tmp_path: Path, names: str, options: dict[str, Any], keys: str, labelled: bool
+    tmp_path: Path, names: str, options: dict[str, Any], keys: str, labeled: bool
 ) -> None:
     source, out, all_keys = write(tmp_path / "in", names.split()), tmp_path / "out it", keys.split()
-    if labelled:
+    if labeled:
         (tmp_path / "labels.csv").write_text("key,label\n" + "".join(f"{key},1\n" for key in sorted(all_keys)))
         options = options | {"labels": tmp_path / "labels.csv"}
     with pytest.raises(PackError, match="look like the splits of a dataset, but would be packed as one") as caught:
@@ -155,7 +155,7 @@ def test_splits_are_packed_apart_unless_chosen(
     follow(str(caught.value))
     for path in sorted(out.iterdir()):
         assert set(fields_of(path)) == {key for key in all_keys if path.name in key.split("/")}
-        assert "cls" not in next(iter(fields_of(path).values())) or labelled or names.startswith("cat")
+        assert "cls" not in next(iter(fields_of(path).values())) or labeled or names.startswith("cat")
     shardio.pack(source, tmp_path / "all", source_split="all", **options)
     assert set(fields_of(tmp_path / "all")) == set(all_keys)
 
@@ -240,7 +240,7 @@ def test_pairs_become_fields_of_one_sample(tmp_path: Path, names: str, some: dic
 
 
 @pytest.mark.parametrize("mask", ["bridge.png", "bridge_mask.png", "bridge_other.png"])
-def test_incomplete_or_differently_named_masks_are_recognised(tmp_path: Path, mask: str) -> None:
+def test_incomplete_or_differently_named_masks_are_recognized(tmp_path: Path, mask: str) -> None:
     write(tmp_path / "in", [*folders("img"), f"mask/{mask}"])
     assert_refused(r"img/ and mask/: .* two files for each sample", tmp_path / "in")
     assert_refused(r"has no 'mask' file, but 1 of 4|holds no pairs", tmp_path / "in", layout="pairs")

@@ -421,7 +421,7 @@ def _join(header: bytes, data: bytes) -> bytes:
 
 
 def _set_number(layout: Layout, values: Layout, data: bytearray, rng: random.Random) -> None:
-    """Set one or some neighbouring elements of a tensor."""
+    """Set one or some neighboring elements of a tensor."""
     if len(data) < 8:
         return
     tensors = [name for name in layout if isinstance(layout[name], dict) and name not in ("__metadata__", "key_bytes")]

@@ -190,7 +190,7 @@ DAMAGES: dict[str, Damage] = {
     "fields-not-text": say("fields", [1, 2]),
     "samples-more": say("num_samples", 3),
     "samples-text": say("num_samples", "2"),
-    "header-unknown": say("colour", "red"),
+    "header-unknown": say("color", "red"),
     "header-incomplete": lambda _, header: header.pop("digest"),
 }
 
@@ -202,7 +202,7 @@ def test_an_index_with_wrong_values_is_refused(shard: Path, damage: Damage) -> N
 
 
 def test_another_format_is_named_whatever_else_differs(shard: Path) -> None:
-    rewrite(shard, lambda _, header: header.update({"format": 3, "colour": "red"}))
+    rewrite(shard, lambda _, header: header.update({"format": 3, "color": "red"}))
     with pytest.raises(FormatError, match="has format 3, but this version of shardio reads 1 and 2: use the version"):
         open_shard(shard)
 

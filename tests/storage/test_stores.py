@@ -310,9 +310,9 @@ def test_any_ranges_in_any_order_are_read(offsets: list[tuple[int, int]]) -> Non
     assert read(ranges)[0] == [RUN_CONTENT[start:stop] for start, stop in ranges]
 
 
-def test_neighbours_are_read_by_one_call() -> None:
-    neighbours = [(i * 1536, i * 1536 + 1024) for i in range(512)]
-    assert (read(neighbours)[1], read(neighbours[::-1])[1]) == ([511 * 1536 + 1024], [511 * 1536 + 1024])
+def test_neighbors_are_read_by_one_call() -> None:
+    neighbors = [(i * 1536, i * 1536 + 1024) for i in range(512)]
+    assert (read(neighbors)[1], read(neighbors[::-1])[1]) == ([511 * 1536 + 1024], [511 * 1536 + 1024])
 
 
 def test_large_ranges_distant_ones_and_long_runs_are_read_apart() -> None:

@@ -58,7 +58,7 @@ def test_no_text_recommends_installing_the_other_project() -> None:
         ("pip install numba, which shardio uses", False),
     ],
 )
-def test_the_test_above_recognises_wrong_commands(text: str, is_wrong: bool) -> None:
+def test_the_test_above_recognizes_wrong_commands(text: str, is_wrong: bool) -> None:
     assert bool(WRONG_INSTALL.search(text)) == is_wrong
 
 
@@ -75,7 +75,7 @@ def test_classifiers_name_the_supported_versions_and_systems() -> None:
     assert versions == {f"3.{minor}" for minor in range(10, 15)}
     assert project["requires-python"] == ">=3.10"
     assert {"Operating System :: POSIX :: Linux", "Operating System :: MacOS"} <= set(project["classifiers"])
-    # PEP 639: the licence is an expression, and there must not be a licence classifier as well.
+    # PEP 639: the license is an expression, and there must not be a license classifier as well.
     assert (project["license"], [line for line in project["classifiers"] if "License" in line]) == ("Apache-2.0", [])
 
 

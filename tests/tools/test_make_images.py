@@ -72,8 +72,8 @@ def test_files_are_as_large_as_those_of_photographs(tmp_path: Path) -> None:
         assert 50_000 < len(content) < 110_000
 
 
-def test_the_colour_of_a_class_is_visible(tmp_path: Path) -> None:
-    """The blobs shift the mean colour: two distant classes differ by more than chance."""
+def test_the_color_of_a_class_is_visible(tmp_path: Path) -> None:
+    """The blobs shift the mean color: two distant classes differ by more than chance."""
     means = []
     for class_id in range(2):
         contents = _write(tmp_path / str(class_id), class_id=class_id, num_images=60)

@@ -18,7 +18,7 @@ from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 PLAIN = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
-"""A normalisation that only divides by 255."""
+"""A normalization that only divides by 255."""
 
 
 def make_batches(sizes: Sequence[int], *, num_classes: int = 3, side: int = 6, seed: int = 0) -> list[Batch]:

@@ -42,7 +42,7 @@ def make_settings(**options: Any) -> TrainConfig:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "rmsprop"])
-def test_every_precision_and_optimiser_learns(precision: Any, optimizer: Any) -> None:
+def test_every_precision_and_optimizer_learns(precision: Any, optimizer: Any) -> None:
     model = make_network()
     results = train(model, make_separable_batches(20), make_settings(precision=precision, optimizer=optimizer, lr=0.02))
     assert results[-1].accuracy > 0.9

@@ -101,8 +101,8 @@ def size_and_curves(png: bytes) -> tuple[tuple[int, int], set[str]]:
     with Image.open(io.BytesIO(png)) as picture:
         assert picture.format == "PNG"
         pixels = np.asarray(picture.convert("RGB"))
-    colours = {name: np.array(ImageColor.getrgb(look["color"]), dtype=np.uint8) for name, look in LOOKS.items()}
-    found = {name for name, colour in colours.items() if (pixels == colour).all(axis=2).sum() >= 10}
+    colors = {name: np.array(ImageColor.getrgb(look["color"]), dtype=np.uint8) for name, look in LOOKS.items()}
+    found = {name for name, color in colors.items() if (pixels == color).all(axis=2).sum() >= 10}
     return (pixels.shape[1], pixels.shape[0]), found
 
 

@@ -1,4 +1,4 @@
-"""The settings of a run: what they refuse, and the optimisers and schedules that they name."""
+"""The settings of a run: what they refuse, and the optimizers and schedules that they name."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_settings_that_an_earlier_version_lacked_had_their_defaults() -> None:
     assert TrainConfig(tf32=True).find_differences(saved) == ["tf32 was False and is now True"]
 
 
-# Optimisers.
+# Optimizers.
 
 
 def make_network() -> nn.Module:
@@ -183,7 +183,7 @@ def test_weight_decay_spares_norms_and_biases_if_asked(name: Any) -> None:
     ("optimizer", "precision", "is_fused"),
     [("adamw", "bf16", True), ("sgd", "fp32", True), ("rmsprop", "bf16", None), ("adamw", "fp16", None)],
 )
-def test_optimisers_are_fused_on_a_gpu_where_they_can_be(
+def test_optimizers_are_fused_on_a_gpu_where_they_can_be(
     optimizer: Any, precision: str, is_fused: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, network = TrainConfig(optimizer=optimizer), make_network()

@@ -101,7 +101,7 @@ def test_the_model_computes_in_the_precision_and_keeps_its_weights(precision: An
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}
 
 
-def test_an_optimiser_stays_as_fused_as_it_was_made() -> None:
+def test_an_optimizer_stays_as_fused_as_it_was_made() -> None:
     """A checkpoint may come from another device."""
     (batch,) = _floats([4])
     models = make_network(), make_network()
@@ -114,7 +114,7 @@ def test_an_optimiser_stays_as_fused_as_it_was_made() -> None:
         assert [step.optimizer.param_groups[0]["fused"] for step in steps] == [True, False]
 
 
-def test_a_step_leaves_no_hook_on_the_optimiser() -> None:
+def test_a_step_leaves_no_hook_on_the_optimizer() -> None:
     model, (batch,) = make_network(), _floats([4])
     optimizer = _sgd(model)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Colours, blurs, floating-point images, padding, warps and erasing: drawn as torchvision's, and its pixels."""
+"""Colors, blurs, floating-point images, padding, warps and erasing: drawn as torchvision's, and its pixels."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_the_places_of_crops_are_torchvisions_and_uniform(size: Any, crop: Any, 
         assert chi_square(ours - ours.min(), count) < count + 5 * (2 * count) ** 0.5
 
 
-def test_corner_crops_and_the_centre_are_torchvisions_five_crops(packed: Path) -> None:
+def test_corner_crops_and_the_center_are_torchvisions_five_crops(packed: Path) -> None:
     image = make_noise(20, 31)
     expected = functional.five_crop(Image.fromarray(image), [7, 12])
     for crop, wanted in zip(tr.FiveCrop((7, 12))(image), expected, strict=True):
@@ -342,7 +342,7 @@ def test_parts_are_drawn_as_torchvision_draws_them(size: tuple[int, int]) -> Non
             assert ks_distance(parts[:, column], expected[:, column]) < limit
 
 
-def test_a_part_within_the_image_becomes_the_colour() -> None:
+def test_a_part_within_the_image_becomes_the_color() -> None:
     image, transform = make_noise(40, 60), tr.RandomErasing(1.0, value=(1, 2, 3))
     for key in make_rng_keys(20):
         (operation,) = transform.draw(repeat_size(40, 60, 1), np.array([key]))

@@ -18,7 +18,7 @@ from PIL import Image
 from shardio import DataLoader, ShardMapDataset, transforms
 from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, Resize
 from shardio.transforms.geometry import PlainRandomResizedCrop, PlainResize
-from shardio.transforms.recognition import recognise, replace_leading
+from shardio.transforms.recognition import recognize, replace_leading
 from tests.transforms.by_torchvision import tv_tensors, v1, v2
 from tests.transforms.inputs import make_rng_keys, repeat_size
 
@@ -29,7 +29,7 @@ class Subclass(v2.RandomHorizontalFlip):  # type: ignore[misc]  # torchvision ha
     """A subclass, which may do anything."""
 
 
-RECOGNISED = """
+RECOGNIZED = """
     RandomResizedCrop((20, 30), scale=(0.2, 0.9), ratio=(0.5, 1.5), antialias=True)
     RandomResizedCrop(24, interpolation=BICUBIC, antialias=True)
     Resize(25, antialias=True)
@@ -76,16 +76,16 @@ OTHERS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("expression", RECOGNISED.strip().splitlines())
+@pytest.mark.parametrize("expression", RECOGNIZED.strip().splitlines())
 def test_transforms_are_replaced_with_all_their_settings(expression: str) -> None:
     ours = make(expression.strip(), transforms)
     for library in (v1, v2):
-        assert repr(recognise(make(expression.strip(), library), "pil")) == repr(ours)
+        assert repr(recognize(make(expression.strip(), library), "pil")) == repr(ours)
 
 
 @pytest.mark.parametrize("transform", OTHERS, ids=repr)
 def test_what_may_do_something_else_is_not_replaced(transform: Any) -> None:
-    assert recognise(transform, "pil") is None
+    assert recognize(transform, "pil") is None
     assert replace_leading(v2.Compose([transform, v2.CenterCrop(20)]), "pil") is None
 
 
@@ -191,10 +191,10 @@ SETTINGS: dict[str, Any] = {"scale": (0.2, 0.9), "ratio": (0.5, 1.5)}
     ],
 )
 def test_albumentations_are_replaced_with_all_their_settings(theirs: Any, ours: Any) -> None:
-    found = recognise(theirs, "array")
+    found = recognize(theirs, "array")
     assert type(found) is type(ours)
     assert vars(found) == vars(ours)
-    assert recognise(theirs, "pil") is None
+    assert recognize(theirs, "pil") is None
 
 
 @pytest.mark.parametrize(

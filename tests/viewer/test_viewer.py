@@ -119,11 +119,11 @@ def test_thumbnails_are_evenly_spaced_or_random(images: Path) -> None:
 def test_names_are_text_on_the_page(tmp_path: Path) -> None:
     name = "<script>alert('1')</script>&\"x"
     members = [(f"{name}-{number}.jpg", encode(number)) for number in range(2)]
-    labelled = [
+    labeled = [
         (member[0].replace(".jpg", ".cls"), f"<img src=x onerror={number}>\"'".encode())
         for number, member in enumerate(members)
     ]
-    write_tar(tmp_path / "x.tar", [member for pair in zip(members, labelled, strict=True) for member in pair])
+    write_tar(tmp_path / "x.tar", [member for pair in zip(members, labeled, strict=True) for member in pair])
     page = Page(make_overview_page(look(tmp_path / "x.tar")))
     assert f"{name}-0" in page.text
     assert "<img src=x onerror=1>\"'" in page.text
@@ -300,10 +300,10 @@ def found_pairs(hashes: NDArray[np.uint64], threshold: int) -> set[tuple[int, in
 @pytest.mark.parametrize("num_hashes", [1, 2, 300])
 def test_the_pairs_are_those_of_comparing_all(threshold: int, num_hashes: int) -> None:
     random = np.random.default_rng(threshold)
-    centres = random.integers(0, 2**64, max(1, num_hashes // 6), dtype=np.uint64)
+    centers = random.integers(0, 2**64, max(1, num_hashes // 6), dtype=np.uint64)
     flips = np.uint64(1) << random.integers(0, 64, (num_hashes, 10), dtype=np.uint64)
     flips[random.random(flips.shape) < 0.6] = 0
-    hashes = np.unique(np.bitwise_xor.reduce(flips, axis=1) ^ random.choice(centres, num_hashes))
+    hashes = np.unique(np.bitwise_xor.reduce(flips, axis=1) ^ random.choice(centers, num_hashes))
     assert found_pairs(hashes, threshold) == all_pairs(hashes, threshold)
 
 
@@ -347,8 +347,8 @@ def test_a_reduced_picture_is_an_average(suffix: str) -> None:
     for width, height in ((32, 32), (37, 91), (501, 333)):
         content = encode(3, width=width, height=height, suffix=suffix)
         with Image.open(io.BytesIO(content)) as image:
-            grey = np.asarray(image.convert("L"), np.float32)
-        expected = cv2.resize(grey, (SIDE, SIDE), interpolation=cv2.INTER_AREA)
+            gray = np.asarray(image.convert("L"), np.float32)
+        expected = cv2.resize(gray, (SIDE, SIDE), interpolation=cv2.INTER_AREA)
         assert np.abs(reduce_picture(content) - expected).mean() < 0.7
 
 

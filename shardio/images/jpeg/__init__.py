@@ -12,7 +12,7 @@ warnings.
 A warning is harmless if no pixel depends on the damage:
 
 =========================  ===========================================================================================
-damage to metadata         an incomplete ICC profile; a JFIF version other than 1; an unknown Adobe colour
+damage to metadata         an incomplete ICC profile; a JFIF version other than 1; an unknown Adobe color
                            transform, which libjpeg treats as YCbCr; spectral parameters that a sequential scan ignores
 padding                    bytes before a restart marker or the end-of-image marker that no code needs: at most
                            three, which encoders write to align data to 16 or 32 bits, or one byte repeated. libjpeg
@@ -39,7 +39,7 @@ from shardio.images.jpeg.tile_table import SIGNATURE, Tiles, read_tiles, restart
 
 _KEPT = frozenset({APP0, APP14, DQT, DHT, DRI, SOS})
 """The segments that the smaller file keeps, besides the frame header. APP0 (JFIF) and APP14 (Adobe) determine the
-colour space. All other metadata is left out."""
+color space. All other metadata is left out."""
 
 MIN_SCALED_SIDE = 8
 """In pixels. simplejpeg accepts a minimum size, not a scale. From this length on, the size determines the scale."""
@@ -69,7 +69,7 @@ _PAYLOAD = 4
 
 
 _YCC, _YCCK = 1, 2
-"""Values of Adobe's colour transform."""
+"""Values of Adobe's color transform."""
 
 
 class Box(NamedTuple):

@@ -64,8 +64,8 @@ def _make_files() -> Iterator[tuple[str, bytes]]:
             coarse = random.integers(0, 256, (7, 9, 3), np.uint8)
             smooth = resize_bilinear(coarse, _HEIGHT, _WIDTH).astype(np.int64)
             image = (smooth + random.integers(-20, 21, smooth.shape)).clip(0, 255).astype(np.uint8)
-            pixels, colours = (image[..., :1].copy(), "GRAY") if sampling == "Gray" else (image, "RGB")
-            content = simplejpeg.encode_jpeg(pixels, quality, colours, sampling)
+            pixels, colors = (image[..., :1].copy(), "GRAY") if sampling == "Gray" else (image, "RGB")
+            content = simplejpeg.encode_jpeg(pixels, quality, colors, sampling)
             yield f"{sampling}, quality {quality}", content
             yield f"{sampling}, quality {quality}, tiled", tile_jpeg(content)
 

@@ -199,9 +199,9 @@ def _find_class_folders(src: Path, table: FileTable, options: PackOptions) -> tu
 
 
 def _refuse_label_fields(table: FileTable, why: str) -> None:
-    labelled = next((row for row, kind in enumerate(table.kinds) if LABEL_FIELD in {name.field for name in kind}), None)
-    if labelled is not None:
-        row = int(np.flatnonzero(table.kind_ids == labelled)[0])
+    labeled = next((row for row, kind in enumerate(table.kinds) if LABEL_FIELD in {name.field for name in kind}), None)
+    if labeled is not None:
+        row = int(np.flatnonzero(table.kind_ids == labeled)[0])
         raise PackError(f"{table.sample(row).files[LABEL_FIELD].path} is a label, but {why}: remove the file")
 
 

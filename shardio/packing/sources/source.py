@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SourceKind = Literal["auto", "files", "lmdb", "litdata", "mds", "parquet", "saved", "table", "tars"]
 """The kind of a source. ``files``: a directory of images, or of other files. ``saved``: a directory that
-``save_to_disk`` of ``datasets`` wrote. ``table``: a table of paths. ``auto``: recognised by its files."""
+``save_to_disk`` of ``datasets`` wrote. ``table``: a table of paths. ``auto``: recognized by its files."""
 
 SOURCES: Mapping[SourceKind, str] = {
     "saved": "tables:SavedDataset",
@@ -61,7 +61,7 @@ class PackSource(ABC):
     """A kind of dataset that can be packed: the interface that each module in this folder implements.
 
     To add a kind, write a module with a subclass, and add its name to :data:`SourceKind` and :data:`SOURCES`: there,
-    before any kind that also recognises its files, such as ``table``, which recognises each ``.jsonl``.
+    before any kind that also recognizes its files, such as ``table``, which recognizes each ``.jsonl``.
     :class:`shardio.testing.pack_source.PackSourceTests` checks the subclass.
 
     Attributes:
@@ -91,7 +91,7 @@ class PackSource(ABC):
         return :func:`~shardio.packing.sources.records.scan_records` of their records.
 
         Args:
-            src: A dataset that ``find`` recognises.
+            src: A dataset that ``find`` recognizes.
             options: The options of the pack.
 
         Raises:

@@ -55,7 +55,7 @@ class TableOfPaths(PackSource):
     takes = (*COLUMNS, "source_split")
 
     def find(self, src: Path) -> Evidence | None:
-        """Recognise a table. For a Parquet file with columns of contents, the user must choose this kind."""
+        """Recognize a table. For a Parquet file with columns of contents, the user must choose this kind."""
         suffix = src.suffix.lower()
         if not src.is_file() or suffix not in TABLE_SUFFIXES:
             return None

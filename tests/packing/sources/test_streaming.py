@@ -421,7 +421,7 @@ DAMAGES: dict[str, tuple[Kind, Callable[[Path], Any], str]] = {
     "no shard": (MDS, lambda source: (source / MDS.second).unlink(), r"00001\.mds, which .* cannot be read"),
     "a cut compressed shard": (MDS, cut_compressed_mds, r"shard\.00001\.mds\.gz cannot be decompressed: .*Download"),
     "a size": (MDS, change(MDS.second, -1, 8), r"00001\.mds cannot be read: .*columns of sample 0 do not have \d+ b"),
-    "a size, labelled": (
+    "a size, labeled": (
         MDS,
         change(MDS.second, -1, 8),
         r"sample 0 of shard\.00001\.mds of .* cannot be read: .*do no",
@@ -468,7 +468,7 @@ def test_a_damaged_dataset_is_an_error_that_says_where(
     source = kind.write(tmp_path / "in")
     damage(source)
     options: dict[str, Any] = {}
-    if "labelled" in request.node.name:
+    if "labeled" in request.node.name:
         (tmp_path / "labels.csv").write_text("key,label\n" + "".join(f"{row:08d},1\n" for row in range(12)))
         options["labels"] = tmp_path / "labels.csv"
     assert_refused(message, source, num_workers=1, **options)

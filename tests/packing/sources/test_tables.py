@@ -59,7 +59,7 @@ def write_table(folder: Path, rows: Rows, name: str = "t.jsonl") -> Path:
     return folder / name
 
 
-def test_of_two_kinds_that_recognise_a_file_the_first_is_chosen(
+def test_of_two_kinds_that_recognize_a_file_the_first_is_chosen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Encoded(PackSource):
@@ -165,7 +165,7 @@ def test_a_missing_label_is_refused_in_every_kind_of_table(source: Path, tmp_pat
     for src, labels in ((source, write_table(tmp_path, rows, name)), (write_table(source, rows, name), None)):
         assert_refused(r"row 2 of .* has no label", src, labels=labels)
     rows = [{"file": "x/a.jpg", "label": values[1]}, {"file": "x/b.JPG", "label": -1.0}]
-    assert shardio.pack(write_table(source, rows, name), tmp_path / "unlabelled").fields == ("jpg",)
+    assert shardio.pack(write_table(source, rows, name), tmp_path / "unlabeled").fields == ("jpg",)
 
 
 def test_numbers_that_may_be_names_of_other_classes_are_refused(source: Path, tmp_path: Path) -> None:
@@ -353,7 +353,7 @@ def test_all_files_that_cannot_be_packed_are_named(folder: Path, tmp_path: Path)
     assert not (tmp_path / "out").exists()
 
 
-def test_files_with_other_suffixes_are_recognised_by_their_content(folder: Path, tmp_path: Path) -> None:
+def test_files_with_other_suffixes_are_recognized_by_their_content(folder: Path, tmp_path: Path) -> None:
     write_files(folder, {"a.jfif": IMAGES[0], "b": IMAGES[3]})
     shardio.pack(write_table(folder, [{"path": "a.jfif"}, {"path": "b"}]), tmp_path / "out")
     assert read_packed(tmp_path / "out") == {"a": {"jpg": IMAGES[0]}, "b": {"png": IMAGES[3]}}
@@ -390,8 +390,8 @@ def test_labels_and_class_names_are_given(folder: Path, tmp_path: Path) -> None:
     assert read_packed(tmp_path / "out")[key_of(0)]["cls"] == b"3"
     labels = write_table(tmp_path, [{"file": path_of(row), "label": row} for row in range(NUM)], "t.csv")
     paths = [{"path": row["path"]} for row in rows]
-    assert shardio.pack(write_table(folder, paths), tmp_path / "labelled", labels=labels).classes == ()
-    assert read_packed(tmp_path / "labelled")[key_of(11)] == {"png": IMAGES[11], "cls": b"11"}
+    assert shardio.pack(write_table(folder, paths), tmp_path / "labeled", labels=labels).classes == ()
+    assert read_packed(tmp_path / "labeled")[key_of(11)] == {"png": IMAGES[11], "cls": b"11"}
     assert_refused(r"classes are given, but .* has no labels", write_table(folder, paths), classes=["a"])
     shardio.pack(write_table(folder, [row | {"label": ""} for row in rows], "t.csv"), tmp_path / "test")
     assert not any("cls" in sample for sample in read_packed(tmp_path / "test").values())

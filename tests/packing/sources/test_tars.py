@@ -263,9 +263,9 @@ def test_labels_are_replaced_or_renumbered(tmp_path: Path) -> None:
     with (tmp_path / "labels.csv").open("w", newline="") as file:
         rows = [(f"class-{i}/name-{j:03d}.jpg", f"odd {j % 2}") for i in range(3) for j in range(2)]
         csv.writer(file).writerows([("key", "label"), *rows])
-    manifest = shardio.pack(tmp_path / "packed", tmp_path / "labelled", labels=tmp_path / "labels.csv")
+    manifest = shardio.pack(tmp_path / "packed", tmp_path / "labeled", labels=tmp_path / "labels.csv")
     assert manifest.classes == ("odd 0", "odd 1")
-    for key, sample in read_packed(tmp_path / "labelled").items():
+    for key, sample in read_packed(tmp_path / "labeled").items():
         assert int(sample["cls"]) == int(key[-1]) % 2
 
 
@@ -276,8 +276,8 @@ def test_class_names_of_foreign_tars_name_their_labels(tmp_path: Path) -> None:
     assert read_packed(tmp_path / "out") == samples
     with pytest.raises(PackError, match=r"sample \d+ of train-00000\d\.tar of .*its label is b'4', .* integer below 4"):
         shardio.pack(tmp_path / "in", tmp_path / "bad", classes=names[:4])
-    write_tar(tmp_path / "unlabelled.tar", [("a.jpg", encode(0))])
-    assert_refused(r"classes are given, but .* has no labels", tmp_path / "unlabelled.tar", classes=names)
+    write_tar(tmp_path / "unlabeled.tar", [("a.jpg", encode(0))])
+    assert_refused(r"classes are given, but .* has no labels", tmp_path / "unlabeled.tar", classes=names)
 
 
 def test_a_damaged_tar_is_refused(tmp_path: Path) -> None:
