@@ -8,7 +8,7 @@ import multiprocessing
 import pickle
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +65,10 @@ def make(packed: Path, kind: str, loader_class: Any = DataLoader, **options: Any
     return loader_class(**{"batch_size": 2, **kinds(packed)[kind], **options})
 
 
-def count_workers() -> int:
-    return len(multiprocessing.active_children()) + len(find_worker_processes())
+@pytest.fixture
+def find_workers(no_process_of_other_tests: None) -> Callable[[], set[Any]]:
+    others = set(multiprocessing.active_children())  # Some servers of other tests run until the session ends.
+    return lambda: (set(multiprocessing.active_children()) - others) | find_worker_processes()
 
 
 @pytest.mark.parametrize(
@@ -152,22 +154,23 @@ def test_an_index_that_was_drawn_by_hand_is_not_delivered(packed: Path, kind: st
 
 
 @ENDING
-@pytest.mark.usefixtures("no_process_of_other_tests")
-def test_frameworks_end_its_workers(packed: Path, kind: str, options: dict[str, Any]) -> None:
+def test_frameworks_end_its_workers(
+    packed: Path, kind: str, options: dict[str, Any], find_workers: Callable[[], set[Any]]
+) -> None:
     loader = make(packed, kind)
     epochs = [str(list(loader)) for _ in range(3)]
     loader = make(packed, kind, **options)
     iterator = iter(loader)
     assert str(list(iterator)) == epochs[0]
     iterator._shutdown_workers()  # After the last batch, persistent workers wait for the next epoch.
-    wait_until(lambda: not count_workers())
+    wait_until(lambda: not find_workers())
     assert next(iterator, None) is None
     loader._iterator = None  # As Lightning does.
     iterator = iter(loader)
     next(iterator)
     iterator._shutdown_workers()
     iterator._shutdown_workers()
-    wait_until(lambda: not count_workers())
+    wait_until(lambda: not find_workers())
     if kind != "delivered":
         with pytest.raises(RuntimeError, match="its workers were shut down"):
             next(iterator)
@@ -177,7 +180,7 @@ def test_frameworks_end_its_workers(packed: Path, kind: str, options: dict[str, 
 
 @ENDING
 def test_a_loader_that_keeps_its_iterator_is_released_with_its_workers(
-    packed: Path, kind: str, options: dict[str, Any], no_process_of_other_tests: None
+    packed: Path, kind: str, options: dict[str, Any], find_workers: Callable[[], set[Any]]
 ) -> None:
     class Keeping(DataLoader[Any]):
         def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -188,10 +191,10 @@ def test_a_loader_that_keeps_its_iterator_is_released_with_its_workers(
         loader = make(packed, kind, Keeping, **options)
         next(loader.iterator)
         watched = weakref.ref(loader)
-        assert count_workers()
+        assert find_workers()
         del loader
         assert watched() is None
-        wait_until(lambda: not count_workers())
+        wait_until(lambda: not find_workers())
 
 
 class Stream(IterableDataset[int]):
