@@ -30,7 +30,7 @@ from shardio.storage.store import Location, absolute_path, make_path
 from shardio.values import parse_json
 
 FORMAT = "shardio listing 1"
-"""The format of a kept listing, which is its first value."""
+"""The format of a kept listing, which is stored as its first value."""
 
 PATIENCE_S = 300.0
 """The time in seconds to wait while another process lists the same folder. After this time, the folder is listed
@@ -379,7 +379,7 @@ class CachedFiles:
         self._begin()
 
     def _begin(self) -> None:
-        self._folder = None  # A private cache has another folder in each run.
+        self._folder = None  # A private cache has a different folder in each run.
         self._touched = np.full(len(self._bundles.names), -np.inf)
 
     def _touch(self, number: int, copy: CachedCopy) -> None:

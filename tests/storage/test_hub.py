@@ -359,7 +359,8 @@ def test_files_that_a_commit_leaves_unchanged_stay_in_the_cache(
     fake_hub.commit(name, folder)
     url, expected = f"{fake_hub.server.url}/{name}", list(read(folder / "train", fake_hub))
     _, proxy = proxies  # It counts what is fetched.
-    assert list(read(f"{url}/train", fake_hub, cache=tmp_path / "cache")) == expected
+    # All fields: reading ahead also fetches the bytes between two labels, if it is ahead at all.
+    list(ShardDataset(f"{url}/train", storage_options=fake_hub.server.options, cache=tmp_path / "cache"))
     assert proxy.counts().num_bytes
     proxy.reset()
     (folder / "README.md").write_text("new")
