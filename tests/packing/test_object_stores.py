@@ -132,9 +132,12 @@ def test_an_interrupted_pack_is_resumed_and_keeps_finished_shards(
     assert read_objects(out) == expected
 
 
-def test_a_shard_that_was_replaced_is_packed_again(source: Path, expected: dict[str, bytes], out: Location) -> None:
+@pytest.mark.parametrize("name", ["shard-000001.tar", "shard-000001.tar.idx"])
+def test_a_shard_that_was_replaced_is_packed_again(
+    source: Path, expected: dict[str, bytes], out: Location, name: str
+) -> None:
     interrupt(source, out)
-    put(out / "shard-000001.tar", (out / "shard-000001.tar").read_whole())
+    put(out / name, (out / name).read_whole())
     (out / "shard-000000.tar.idx").remove()
     first, second = pack_again(source, out).damaged_shards
     assert (str(first.path), str(second.path)) == (str(out / "shard-000000.tar"), str(out / "shard-000001.tar"))
