@@ -96,8 +96,8 @@ class SampleSettings:
             hold a huge image.
         classes: Class names, or another dataset that has them: labels follow this list instead of the dataset's own.
         seed_transforms: Whether a sample's rng key seeds the global generators of torch, numpy and Python, and those of
-            Albumentations, before your own transforms get its image. They then draw the same random numbers for it on
-            any number of workers, and in a resumed run.
+            Albumentations, before your own transforms get its image. The transforms then draw the same random
+            numbers for the sample on any number of workers and in a resumed run.
         transform_sample: A callable applied to each whole sample. It gets a dict of the values by field, and returns
             the sample. Images are arrays, or Pillow images with ``decode="pil"`` and no ``transform``. uint8 arrays
             [height, width, 3] in its result, also within dicts, lists and tuples, become tensors [3, height, width].
@@ -188,8 +188,8 @@ def check_indices(indices: Any, num_samples: int) -> NDArray[np.int64]:
         num_samples: The size of the dataset.
 
     Raises:
-        TypeError: If one of them is not an integer: a float would select the sample below it.
-        IndexError: If one of them is out of range.
+        TypeError: If an index is not an integer.
+        IndexError: If an index is out of range.
     """
     integers = check_integers(indices)
     outside = (integers < -num_samples) | (integers >= num_samples)
@@ -202,9 +202,9 @@ def check_integers(indices: Any) -> NDArray[Any]:
     """Return indices as an array [n] of signed integers, or of Python integers if 64 bits are not enough.
 
     Raises:
-        TypeError: If one of them is not an integer.
+        TypeError: If an index is not an integer.
     """
-    with suppress(ValueError):  # numpy raises it if the indices contain sequences.
+    with suppress(ValueError):  # numpy raises ValueError if the indices contain sequences.
         integers = np.asarray(indices)
         if integers.ndim == 1 and integers.dtype.kind == "i":
             return integers
@@ -227,7 +227,7 @@ class EpochCell:
     def __init__(self, cursor: Cursor = _BEGINNING) -> None:
         # The epoch and position of the next iteration, then the agreement between workers: see _agree.
         self._numbers = SharedNumbers([cursor.epoch, cursor.position, 0, 0, 0, 0, 0])
-        self._own = cursor  # Set by this process or, in a worker, by the process that started it.
+        self._own = cursor  # The latest start that this process knows: its own, or that of the process that started it.
         self._num_starts = 0
         self.num_sets = 0
 
@@ -342,7 +342,7 @@ class Transformed:
     def __init__(self, decoder: FieldDecoder) -> None:
         self.decoder = decoder
         self._num_sets = 0
-        self._shared_num_sets = SharedNumbers([0])  # Copies in workers compare it to notice an old transform.
+        self._shared_num_sets = SharedNumbers([0])  # Copies in workers compare this to detect an outdated transform.
 
     @property
     def transform(self) -> Transform | None:
@@ -369,7 +369,7 @@ class Transformed:
 
     @property
     def fields(self) -> Fields:
-        """The fields of a sample. Like the five settings below, they are fixed at construction."""
+        """The fields of a sample. Like all settings except ``transform``, they are fixed at construction."""
         return self.decoder.fields
 
     @property
