@@ -285,8 +285,8 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
 
     @takes(SamplerSettings)
     def __init__(self, options: SamplerSettings) -> None:
-        # DistributedSampler.__init__ queries torch.distributed immediately. This class reads the world when it is needed,
-        # so torch's attributes are properties below.
+        # DistributedSampler.__init__ queries torch.distributed immediately. This class reads the world when it is
+        # needed, so torch's attributes are properties below.
         Ordered.__init__(self, options)
         dataset = options.dataset
         self.dataset = dataset  # type: ignore[assignment]  # torch's type requires a Dataset; a length is enough
@@ -331,7 +331,7 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration.
 
-        If a state was loaded, setting its epoch resumes at the saved position. Any other epoch starts from the beginning.
+        If a state was loaded, setting its epoch resumes at the saved position. Any other epoch starts at its beginning.
 
         Raises:
             TypeError: If ``epoch`` is not an integer.

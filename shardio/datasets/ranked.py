@@ -341,7 +341,8 @@ class SampleIterator(TolerantIterator[Value]):
     of the batch.
 
     StatefulDataLoader saves the state of each worker's iterator after every batch and sends it with the batch. So a
-    state counts the samples that were received, not those that were prefetched. Only the same rank and worker can load it.
+    state counts the samples that were received, not those that were prefetched. Only the same rank and worker can load
+    it.
 
     Args:
         order: The order, which defines the share.

@@ -71,8 +71,8 @@ class StreamDataset(Iterated):
     """An iterable-style dataset over tars that are read as streams: sequentially, without an index.
 
     Use it for the output of commands (``pipe:``), for servers that do not support range requests, and for tars that
-    you cannot index. Prefer :class:`shardio.ShardDataset` where you can: it shuffles single samples, all ranks get the same
-    number of them, and a state fits any number of ranks and workers.
+    you cannot index. Otherwise, prefer :class:`shardio.ShardDataset`: it shuffles single samples, all ranks get the
+    same number of them, and a state fits any number of ranks and workers.
 
     In an epoch, exactly one worker of one rank reads each tar, from its beginning to its end. So use at least as many
     tars as there are workers on all ranks, preferably several times as many, of equal sizes.
@@ -269,7 +269,7 @@ class StreamIterator(TolerantIterator[Any]):
         self._position, self._cut_short_by = position, None
         # The generator does not refer to this iterator, so it is closed as soon as the iterator is freed.
         self._values = self._share.values(position)
-        weakref.finalize(self, _close, self._values)  # This also runs when Python exits, while commands can still be ended.
+        weakref.finalize(self, _close, self._values)  # Also runs at Python's exit, while commands can still be ended.
 
 
 class _Share:

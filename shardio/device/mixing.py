@@ -367,7 +367,8 @@ class OneOf:
     >>> transform = OneOf([MixUp(alpha=0.2, num_classes=1000), CutMix(num_classes=1000)])
 
     Args:
-        transforms: Functions that take and return a batch. Those with a parameter ``generator`` receive a torch.Generator.
+        transforms: Functions that take and return a batch. Those with a parameter ``generator`` receive a
+            torch.Generator.
     """
 
     def __init__(self, transforms: Sequence[BatchTransform]) -> None:

@@ -82,7 +82,7 @@ class DevicePrefetcher:
             ``normalize``, values are cast but not scaled.
         channels_last: Whether images have the channels_last memory format on the device.
         transform: A function that takes and returns a batch, such as :class:`MixUp`, or a list of such functions to
-            apply in turn. The functions are called on the device after normalization; on CUDA, on the prefetcher's stream. A
+            apply in turn. They run on the device after normalization; on CUDA, on the prefetcher's stream. A
             function that has a parameter ``generator`` receives a torch.Generator of the device. With shardio's order,
             the generator is seeded from seed, epoch, position and rank, so a resumed run draws the same numbers. With
             other loaders, it is seeded from torch's global generator.
@@ -505,7 +505,7 @@ class PrefetchIterator:
         return state
 
     def _note_state(self, state: dict[str, Any] | StateError | None) -> list[Count]:
-        """Return functions that set the state of the last batch that the user received, if the loader counts requests."""
+        """Return functions that record the state for the batch when the user receives it, if the loader is ahead."""
         return [partial(setattr, self._last_received, "state", state)] if self._is_ahead else []
 
     def _take(self) -> Any:

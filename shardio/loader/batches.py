@@ -297,8 +297,8 @@ def collate_column(values: Sequence[Any]) -> Any:
     """Collate the values of one field, as :func:`collate_channels_last` does.
 
     Args:
-        values: The values. As in torch, the result for strings is this sequence: a list if samples are strings or dicts,
-            a tuple if they are tuples.
+        values: The values. As in torch, the result for strings is this sequence: a list if samples are strings or
+            dicts, a tuple if they are tuples.
     """
     try:
         functions: Any = {

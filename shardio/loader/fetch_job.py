@@ -189,7 +189,7 @@ class MapFetcher:
             raise
 
     def skip(self, num_batches: int) -> None:
-        """Do nothing: the sampler skips."""
+        """Do nothing, because the sampler skips the batches."""
 
     def state(self) -> dict[str, Any] | None:
         dataset_state = dump_state(self._job.dataset) if self._job.keeps_state else None
