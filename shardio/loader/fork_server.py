@@ -205,7 +205,7 @@ class RunningServer:
         return self.surroundings is None or self.surroundings.are_current
 
     def close(self, patience_s: float) -> int:
-        """End the fork server and all worker processes; kill them after ``patience_s``. Return the server's exit code."""
+        """End this server and all worker processes; kill them after ``patience_s``. Return the server's exit code."""
         with suppress(OSError):  # The fork server has died.
             self.end.shutdown(socket.SHUT_RDWR)  # Closing has no effect while another process has a copy of the end.
         self.end.close()
