@@ -52,8 +52,8 @@ class ShardDataset(Ordered, Iterated):
     Raises:
         FileNotFoundError: If ``source`` does not exist.
         FormatError: If ``source`` is not a dataset.
-        ValueError: If an argument is out of range, or no sample has a requested field. XX
-            dataset has no classes, or has a class that is not in ``classes``.
+        ValueError: If an argument is out of range, if no sample has a requested field, or if ``classes`` is given and
+            the dataset has no classes or has one that is not listed.
         TypeError: If the transform is not callable, or requires arrays but ``decode`` is ``pil``.
     """
 
@@ -102,7 +102,7 @@ class ShardDataset(Ordered, Iterated):
     def __len__(self) -> int:
         """Return the number of samples that this rank yields in a full epoch.
 
-        If torch's DataLoader calls this but makes a different number of batches, this method warns with a
+        If torch's DataLoader calls this but makes a different number of batches, this method issues a
         RuntimeWarning.
         """
         split = self.own_split(Cursor(epoch=0))
@@ -134,7 +134,7 @@ class ShardDataset(Ordered, Iterated):
             bad_samples: The policy for unreadable samples; those that it leaves out are yielded as Skipped.
         """
         dataset = copy.copy(self)
-        dataset._shared_num_sets = self._shared_num_sets  # The copy must notice a transform that is set later.
+        dataset._shared_num_sets = self._shared_num_sets  # The copy must detect a transform that is set later.
         dataset.batch_size, dataset.remainder = split.batch_size, split.remainder
         dataset._world = World(rank=split.rank, world_size=split.world_size)
         dataset.reader = SampleReader(self.table, self._verify)
@@ -331,7 +331,8 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration.
 
-        If a state was loaded, setting its epoch resumes at the saved position. Any other epoch starts at its beginning.
+        If a state was loaded, setting its epoch resumes at the saved position; setting another epoch starts that one
+        from the beginning.
 
         Raises:
             TypeError: If ``epoch`` is not an integer.

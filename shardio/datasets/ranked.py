@@ -91,7 +91,7 @@ class EpochSettings(RankSettings):
             epoch.
         seed: The seed of the order and of the transforms.
         remainder: The treatment of the last samples if they do not fill a batch on every rank. ``pad`` repeats some
-            samples, so all ranks have the same number. ``mask`` does the same, and adds a last value ``valid``,
+            samples to give all ranks the same number. ``mask`` does the same, and adds a last value ``valid``,
             which is false for repeats. ``keep`` gives some ranks one more sample. ``drop`` leaves the samples out.
         batch_size: The batch size of torch's DataLoader. Set it to get the same batches as from shardio.DataLoader,
             which uses its own batch size.
@@ -142,7 +142,7 @@ class Ranked:
         """Return the rank and world size that the user set, or else the current ones.
 
         Raises:
-            RuntimeError: If the user set none, and a mesh makes it unclear which ranks read different samples.
+            RuntimeError: If the user set neither and a mesh makes it unclear which ranks read different samples.
         """
         return self._world or find_data_world(carried=self._carried_world)
 
@@ -323,7 +323,7 @@ class TolerantIterator(Iterator[Value], Generic[Value]):
             value = self._take()
         except StopIteration:
             raise
-        except BaseException as error:  # Even from a signal handler: it ends the generator, but not the epoch.
+        except BaseException as error:  # An error, even from a signal handler, ends the generator but not the epoch.
             self._cut_short_by = describe_error(error)
             raise
         if isinstance(value, Broken):
@@ -421,7 +421,7 @@ def find_callers() -> Iterator[Any]:
 
 
 def _num_parts(caller: Any) -> int:
-    if type(caller).__name__ == "DataLoaderDispatcher":  # Accelerate's dispatcher: rank 0 reads for all ranks.
+    if type(caller).__name__ == "DataLoaderDispatcher":  # With Accelerate's dispatcher, rank 0 reads for all ranks.
         return int(caller.state.num_processes)
     if isinstance(caller, DistributedSampler):
         return caller.num_replicas

@@ -92,7 +92,7 @@ class StreamDataset(Iterated):
     >>> loader = DataLoader(dataset, batch_size=128, num_workers=4)  # doctest: +SKIP
 
     Attributes:
-        sources: The sources of the streams. Their text shows no secrets.
+        sources: The sources of the streams. ``str`` of a source contains no secrets.
         digest: The identity of the list of streams. It does not depend on their contents.
 
     Raises:
@@ -131,7 +131,7 @@ class StreamDataset(Iterated):
         return StreamIterator(self, self._cell.start(self).epoch)
 
     def open_shard(self, shard: int, place: StreamPlace) -> ShardStream:
-        """Return the stream of a tar, starting at a place."""
+        """Return the stream of a tar, which begins at ``place``."""
         return ShardStream(
             self.sources[shard], self.decoder.stored_fields, place, retries=self.retries, timeout_s=self.timeout_s
         )
@@ -234,7 +234,7 @@ class StreamIterator(TolerantIterator[Any]):
         return value
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position: a small JSON-serializable dict without names of commands."""
+        """Return the position: a small JSON-serializable dict that contains no commands."""
         position = self._position
         return {
             "version": STATE_VERSION,
@@ -269,7 +269,7 @@ class StreamIterator(TolerantIterator[Any]):
         self._position, self._cut_short_by = position, None
         # The generator does not refer to this iterator, so it is closed as soon as the iterator is freed.
         self._values = self._share.values(position)
-        weakref.finalize(self, _close, self._values)  # Also runs at Python's exit, while commands can still be ended.
+        weakref.finalize(self, _close, self._values)  # Also run this at Python's exit: commands can still be ended.
 
 
 class _Share:
@@ -301,7 +301,7 @@ class _Share:
         }
 
     def values(self, start: StreamPosition) -> Generator[tuple[Any, StreamPosition], None, None]:
-        """Yield the values from a position on, each with the position after it. A Broken value holds an error."""
+        """Yield the values after a position, each with the position that follows it. A Broken value holds an error."""
         dataset, shuffles = self._dataset, self._order.shuffle
         chunk_size = dataset.decoder.chunk_size
         window_size = dataset.buffer if shuffles else chunk_size

@@ -51,7 +51,7 @@ def takes_generator(transform: BatchTransform) -> bool:
         transform = transform.forward  # The signature of a module's __call__ lacks forward's parameters.
     try:
         return "generator" in inspect.signature(transform).parameters
-    except ValueError:  # Functions in C may have no signature.
+    except ValueError:  # C functions may have no signature.
         return False
 
 
@@ -61,13 +61,13 @@ def call_transform(transform: BatchTransform, batch: Any, generator: torch.Gener
 
 
 def make_random(generator: torch.Generator) -> random.Random:
-    """Return a random number generator on the CPU, seeded from a torch generator of any device; advance that one.
+    """Return a random number generator on the CPU, seeded from a torch generator of any device, and advance the latter.
 
     This does not wait for the device, because the state of a torch generator is in host memory. Numbers drawn on the
     device could be read only after all queued work had finished.
     """
     numbers = random.Random(generator.get_state().numpy().tobytes())
-    torch.empty(1, device=generator.device).uniform_(generator=generator)  # Advance it for the next call.
+    torch.empty(1, device=generator.device).uniform_(generator=generator)  # Advance the torch generator.
     return numbers
 
 
@@ -190,7 +190,7 @@ class BatchRandomErasing:
         return replace_tensors(batch, (images, erased))
 
     def draw(self, numbers: random.Random, height: int, width: int) -> PixelBox | None:
-        """Return a random box in an image of this size, or None to leave the image alone."""
+        """Return a random box in an image of this size, or None to leave the image unchanged."""
         if numbers.random() >= self.p:
             return None
         for _ in range(NUM_TRIES):
@@ -214,8 +214,8 @@ class BatchRandomErasing:
     def _check_images(self, images: torch.Tensor) -> None:
         if self.value == "random" and not images.is_floating_point():
             raise TypeError(
-                f"BatchRandomErasing with value='random' needs images of floats, got {images.dtype}: pass normalize or "
-                "dtype to DevicePrefetcher"
+                f"BatchRandomErasing with value='random' needs floating-point images, got {images.dtype}: pass "
+                "normalize or dtype to DevicePrefetcher"
             )
         if self.value != "random" and len(self.value) not in (1, images.shape[1]):
             raise ValueError(f"value must be one number or {images.shape[1]}, one per channel, got {self.value}")
@@ -329,7 +329,7 @@ class MixUp(_Mixing[float]):
     def mix(self, images: torch.Tensor, rows: torch.Tensor | None, parameters: float) -> tuple[torch.Tensor, float]:
         if not images.is_floating_point():
             raise TypeError(
-                f"MixUp needs images of floats, got {images.dtype}: pass normalize or dtype to DevicePrefetcher"
+                f"MixUp needs floating-point images, got {images.dtype}: pass normalize or dtype to DevicePrefetcher"
             )
         return _blend(images, rows, parameters), parameters
 
@@ -392,7 +392,7 @@ def find_partners(valid: torch.Tensor) -> torch.Tensor:
         valid: bool [N], false for repeats.
 
     Returns:
-        int64 [N]. It is computed on the device, because reading ``valid`` would wait for the device.
+        int64 [N]. The result is computed on the device, because reading ``valid`` would wait for the device.
     """
     rows = torch.arange(len(valid), device=valid.device)
     last_up_to = torch.where(valid, rows, -1).cummax(0).values

@@ -140,7 +140,7 @@ class DevicePrefetcher:
         iterator = PrefetchIterator(
             self.loader, batches, depth, self._last_received, self._times, self._watch, is_ahead=is_ahead
         )
-        self._iterator = weakref.ref(iterator)  # Weak, to release an iterator that is left early.
+        self._iterator = weakref.ref(iterator)  # A weak reference releases an iterator that is left early.
         return iterator
 
     def start_workers(self) -> None:
@@ -224,7 +224,7 @@ class DevicePrefetcher:
         watch_memory = getattr(self.loader, "watch_memory", None)
         if self._stream is None or not callable(watch_memory):
             return nullcontext()
-        # One batch more than in flight: the memory of a batch is released when the next one is sent.
+        # One batch more than is in flight, because its memory is released only when the next one is sent.
         context: AbstractContextManager[object] = watch_memory(self._register, num_held=self.depth + 1)
         return context
 
@@ -450,8 +450,8 @@ class PrefetchIterator:
         """Return whether to request another batch of the loader before returning the next one in flight.
 
         While the device has work, this waits for the loader. As soon as the device is idle, it needs the batch in
-        flight rather than a later one. The method ``is_ready(timeout_s)`` of the loader's iterator returns whether it
-        has a batch.
+        flight rather than a later one. The method ``is_ready(timeout_s)`` of the loader's iterator returns whether
+        a batch is ready.
         """
         is_ready = getattr(self._batches, "is_ready", None)
         if not len(self._in_flight) or not callable(is_ready):
@@ -461,7 +461,7 @@ class PrefetchIterator:
             while not is_ready(CHECK_S):
                 if self._in_flight.is_consumer_idle():
                     return False
-        except Exception as error:  # It is raised after the batches in flight.
+        except Exception as error:  # The error is raised after the batches in flight.
             let_through(error)
             self._failure = _Failure(error, [], [])
             return False
@@ -489,7 +489,7 @@ class PrefetchIterator:
         try:
             with outside_of_inference_mode():
                 self._in_flight.send(batch, counts, rng_key)
-        except Exception as error:  # The user's transform or the device raised it.
+        except Exception as error:  # The user's transform or the device raised this.
             let_through(error)
             return _Failure(no_end(error), [], counts)
         return None

@@ -306,7 +306,7 @@ class WaitingTimes:
 
         Args:
             requested: The event after all work that was queued before the batch was requested.
-            received: The event before the work that is queued afterwards.
+            received: The event before all work that is queued after the batch was received.
         """
         self._unread.append((requested, received))
         self._read()
@@ -456,11 +456,11 @@ class SynchronousBatches:
         return self._sent.popleft()
 
     def is_consumer_idle(self) -> bool:
-        """Return True: the consumer is the program, which waits."""
+        """Return True, because the consumer is the program, which is waiting."""
         return True
 
     def request(self, max_batches: int) -> None:
-        """Do nothing: the consumer never runs ahead."""
+        """Do nothing, because the consumer never runs ahead."""
 
     def close(self) -> None:
         """Release everything."""

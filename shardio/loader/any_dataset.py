@@ -66,7 +66,7 @@ class FetchedEpoch:
         job: The settings that the workers need.
         position: The position at which it begins; it is updated with each batch that the user receives.
         indices: The indices of each batch.
-        length: The announced number of batches; None if there is none to check.
+        length: The number of batches that the loader announced; None if there is none to check.
     """
 
     job: FetchJob
@@ -84,7 +84,7 @@ class FetchSource(ABC):
 
     @abstractmethod
     def begin(self, cursor: Cursor | None, split: Split | None, *, has_new_workers: bool) -> FetchedEpoch:
-        """Begin the next epoch. ``has_new_workers`` is true without workers; see Executor.start for the others."""
+        """Begin the next epoch, as Executor.start does. ``has_new_workers`` is true without workers."""
 
     @abstractmethod
     def find_loader(self, cursor: Cursor | None, split: Split | None) -> Any:
@@ -104,7 +104,7 @@ class SamplerSource(FetchSource):
     """
 
     def __init__(self, loader: Any, epochs: Epochs, bad_samples: BadSamples | None) -> None:
-        self._loader = weakref.ref(loader)  # Weak: workers end as soon as the loader is released.
+        self._loader = weakref.ref(loader)  # A weak reference, so workers end when the loader is released.
         self._epochs, self._bad_samples = epochs, bad_samples
 
     def needs_new_workers(self, split: Split | None) -> bool:

@@ -112,7 +112,7 @@ class Planner(Protocol):
             split: This rank's share, from the cursor to the end; None if the order is not shardio's.
 
         Raises:
-            IndexError: If a sampler yields an empty batch or an index out of range. The iterator of plans raises it.
+            IndexError: If a sampler yields an empty batch or an index out of range; the iterator of plans raises it.
         """
 
 
@@ -159,7 +159,7 @@ class SamplerPlanner:
 
     def __init__(self, dataset: Unwrapped, loader: Any, epochs: Epochs) -> None:
         self.dataset, self._epochs = dataset, epochs
-        self._loader = weakref.ref(loader)  # Weak: workers end as soon as the loader is released.
+        self._loader = weakref.ref(loader)  # A weak reference, so workers end when the loader is released.
 
     def plan(self, cursor: Cursor | None, split: Split | None) -> PlannedEpoch:
         inner = self.dataset.dataset

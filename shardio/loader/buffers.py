@@ -46,7 +46,7 @@ def make_memory(num_bytes: int) -> int:
     descriptor = os.memfd_create("shardio", os.MFD_CLOEXEC)
     try:
         os.ftruncate(descriptor, num_bytes)
-    except BaseException:  # Ctrl-C must not leave it open either.
+    except BaseException:  # Close the descriptor even after Ctrl-C.
         os.close(descriptor)
         raise
     return descriptor
@@ -184,7 +184,7 @@ def as_stored(name: str, value: Any) -> NDArray[Any] | None:
         elif is_tensor and value.shape[2] == 3:
             return None  # An array of this shape would be an image, but this tensor is not one.
         elif not is_tensor and value.shape[2] != 3:
-            return None  # Without 3 channels, a batch holds images as [channels, height, width].
+            return None  # A batch holds images without 3 channels as [channels, height, width].
     return value if holds_images(name) or value.nbytes >= MIN_BYTES else None
 
 
@@ -198,7 +198,8 @@ def _as_array(tensor: Any) -> NDArray[Any] | None:
     torch = sys.modules["torch"]
     try:
         array: NDArray[Any] = tensor.as_subclass(torch.Tensor).numpy()
-    except (RuntimeError, TypeError):  # Sparse, on another device, with a gradient or a dtype that numpy lacks.
+    except (RuntimeError, TypeError):
+        # The tensor is sparse or on another device, requires a gradient, or has a dtype that numpy lacks.
         return None
     return array
 
@@ -419,7 +420,7 @@ class BufferPool:
         self.put_back(freed)
 
     def close(self) -> None:
-        """Release all buffers. Those that the user holds are freed with the user's tensors."""
+        """Release all buffers. Buffers that the user holds are freed with the user's tensors."""
         self._free = []
         self._taken.clear()
         self._held.clear()

@@ -100,7 +100,7 @@ class ForkServerProcess:
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
-        self._process_ids: dict[int, int] = {}  # By worker id, until the process has been waited for.
+        self._process_ids: dict[int, int] = {}  # Keyed by worker id; an entry is removed when its process has ended.
 
     def run(self, parent_id: int) -> None:
         """Start and end worker processes until the other end is closed, or the process ``parent_id`` has ended."""
@@ -242,7 +242,7 @@ class WorkerProcess:
         while True:
             began = time.perf_counter()
             chunk = self._chunks.get()
-            # A buffer may be forgotten at any time, but not before its chunks are cancelled.
+            # A buffer may be dropped at any time, but not before its chunks are cancelled.
             buffer = None if chunk.buffer_id is None else self._buffers.get(chunk.buffer_id)
             if chunk.chunk_id > self._cancelled:
                 self._report_memory()

@@ -292,8 +292,8 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
 
         Args:
             callback: Receives the memory as a uint8 [n] array, and must not keep a reference to it.
-            num_held: The number of batches that the caller holds at a time, besides those that it has passed on. The
-                loader then provides memory for this many more batches.
+            num_held: The number of batches that the caller holds at a time, in addition to those that it has passed on.
+                The loader then provides memory for this many more batches.
         """
         return _find_own(self).watch_memory(callback, num_held=num_held)
 

@@ -168,10 +168,10 @@ IN_ANOTHER_PROCESS = "this iterator belongs to the parent of this forked process
 
 
 class BatchIterator(ABC):
-    """The batches of one epoch, in their order.
+    """The batches of one epoch, in order.
 
-    The iterator that the user gets has the same methods: it raises the error of a Failure, and further batches may be
-    requested after its end. :class:`shardio.testing.executor.ExecutorTests` checks any executor and its iterators.
+    The iterator that the user gets has the same methods, but raises the error of a Failure, and may be called again
+    after its end. :class:`shardio.testing.executor.ExecutorTests` checks any executor and its iterators.
 
     If the loader has a state, a batch counts when the user receives it, as :mod:`shardio.epochs` reports. A failed
     batch counts when the next batch is requested. Neither :meth:`is_ready` nor :meth:`close` counts a batch.
@@ -254,7 +254,7 @@ class ExecutorSettings:
         datasets: The loader's dataset; for torch's Subsets and ConcatDatasets, also the datasets in them.
         decoder: The decoder of the dataset inside; None if the dataset is not shardio's.
         is_ours: Whether shardio's own code can make the batches.
-        batch_size: The number of samples in a full batch; None if a batch sampler decides, or for single samples.
+        batch_size: The number of samples in a full batch; None if a batch sampler determines it, or for single samples.
         batch_sampler: The sampler of the indices of each batch; None for an iterable dataset or single samples.
         num_workers: The number of workers.
         collate_fn: The function that makes a batch of samples.

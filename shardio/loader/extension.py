@@ -93,7 +93,7 @@ class Extension:
         self.is_in_accelerate = False
         self._latest: object = None  # A token for the latest epoch.
         self._persistent: Callable[[], EpochIterator | None] = _none  # The iterator whose workers persist.
-        self._warned_of = set[Split]()  # The splits without batches that a warning has named.
+        self._warned_of = set[Split]()  # The splits without batches that have caused a warning.
         self._made: tuple[ExecutorSettings, Executor] | None = None  # The latest executor, and its settings.
         self._watches: list[BufferWatch] = []  # The watches of the next epoch.
         check_samplers_dataset(loader.dataset, _find_drawing_sampler(loader), compares_digests=True)
@@ -201,7 +201,7 @@ class Extension:
         """Begin the next epoch at the position of a state.
 
         Raises:
-            StateError: If the state does not fit the loader.
+            StateError: If the state does not match the loader.
         """
         if self.order is None:
             self.epochs.load(loader, state)
@@ -382,7 +382,7 @@ class MadeBatches:
     counts_when_received = True
 
     def __init__(self, loader: Any, extension: Extension) -> None:
-        # Weak: workers end as soon as the loader is released.
+        # Hold weak references, so workers end as soon as the loader is released.
         self._loader, self._extension = weakref.ref(loader), weakref.ref(extension)
         self._attributes: dict[str, Any] = {}  # The loader's attributes, for an epoch that outlives it.
 

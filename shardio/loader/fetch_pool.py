@@ -415,7 +415,7 @@ class _Process:
         """
         if self.end is not None and self.is_open:
             with suppress(ConnectionError):
-                while not send_within(CHECK_S, self.end, message, descriptors):  # One batch may take long to fetch.
+                while not send_within(CHECK_S, self.end, message, descriptors):  # Fetching a batch may take long.
                     self.check_life()
 
     def check_life(self) -> None:
@@ -446,7 +446,7 @@ def _await_fork_server() -> None:
     Raises:
         WorkerError: If the fork server does not continue.
     """
-    # Python has no public name for its process id, which is None until the first process starts.
+    # Python has no public name for the fork server's process id, which is None until the first process starts.
     process_id = getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
     deadline = time.monotonic() + STOPPED_S
     while process_id is not None and is_stopped(process_id):

@@ -343,12 +343,12 @@ def run_worker_process(end: socket.socket, job: FetchJob | None, worker_id: int,
     torch.set_num_threads(1)
     if job is None and (job := receive_job(end)) is None:
         return
-    seed_process(base_seed, worker_id)  # Importing the dataset's modules, which is done, may also seed.
+    seed_process(base_seed, worker_id)  # Seed after importing the dataset's modules, which may also seed.
     # User code calls torch's get_worker_info, and torch has no public function to set its result.
     torch.utils.data._utils.worker._worker_info = torch.utils.data._utils.worker.WorkerInfo(
         id=worker_id, num_workers=job.num_workers, seed=base_seed + worker_id, dataset=job.dataset
     )
-    with suppress(KeyboardInterrupt):  # The training process also raises it.
+    with suppress(KeyboardInterrupt):  # The training process also raises this error.
         FetchWorker(worker_id, job, SocketChannel(end)).run()
 
 

@@ -99,7 +99,7 @@ class ForkServer:
                 request = StartWorker(worker_id=worker_id, num_threads=num_threads)
                 send_within(patience_s, running.end, request, [theirs.fileno()])
             ours.setblocking(False)
-        except BaseException:  # Ctrl-C must not leave it open either.
+        except BaseException:  # Close this end even after Ctrl-C.
             ours.close()
             raise
         return ours
@@ -292,7 +292,7 @@ def _start(setup: WorkerSetup) -> RunningServer:
             surroundings = find_surroundings() if setup.runs_user_code else None
             process = _start_process(theirs.fileno(), setup)
         end.setblocking(False)
-    except BaseException:  # Ctrl-C must not leave it open either.
+    except BaseException:  # Close this end even after Ctrl-C.
         end.close()
         raise
     return RunningServer(process=process, end=end, surroundings=surroundings)

@@ -171,7 +171,7 @@ def put_memory_back(pickled: Pickle, pieces: Sequence[torch.Tensor]) -> Any:
 
     Args:
         pickled: The pickle.
-        pieces: Its pieces, uint8 [n] each. The value's tensors are views of them; its arrays are copies.
+        pieces: Its pieces, uint8 [n] each. The value's tensors are views of the pieces; its arrays are copies.
     """
     return _Unpickler(pickled.content, _fill.__name__, partial(_fill_from, pickled.starts, pieces)).load()
 

@@ -111,7 +111,7 @@ class Epochs:
         self._latest = weakref.ref(batches)
 
     def dump(self, loader: Any) -> dict[str, Any]:
-        """Return the state, which describes the beginning of the next epoch after the last batch of an epoch."""
+        """Return the state; after an epoch's last batch, it describes the beginning of the next epoch."""
         if self._loaded is not None:
             return self._loaded.dump()
         position = self._position
@@ -132,7 +132,7 @@ class Epochs:
         """Begin the next epoch at the position of a state.
 
         Raises:
-            StateError: If the state does not fit the loader.
+            StateError: If the state does not match the loader.
         """
         loaded = self._loaded = load_position(state, is_iterable=is_iterable(loader)) if state else None
         self._position = None

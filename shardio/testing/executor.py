@@ -226,7 +226,7 @@ class ExecutorTests:
     ) -> None:
         if parts.settings.persistent_workers:
             pytest.skip("its workers persist")
-        receive(start(), asks=False)  # This starts threads that serve all epochs, such as those of a fork server.
+        receive(start(), asks=False)  # This starts whatever serves all epochs, such as a fork server.
         threads = set(threading.enumerate())
         batches = start()
         assert take(batches) == BATCHES[0]

@@ -385,7 +385,7 @@ class _StoreMachine(RuleBasedStateMachine):
         bounds = st.integers(0, len(content))
         ranges = np.array(data.draw(st.lists(st.tuples(bounds, bounds).map(sorted), max_size=9)), np.int64)
         starts, stops = ranges.reshape(-1, 2).T
-        with suppress(ReplacedError, FileNotFoundError):  # Otherwise, it reads the content as of opening.
+        with suppress(ReplacedError, FileNotFoundError):  # Otherwise, reads return the content at the time of opening.
             expected = [content[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
             assert file.read_many(starts, stops) == expected
 
