@@ -224,7 +224,7 @@ class DevicePrefetcher:
         watch_memory = getattr(self.loader, "watch_memory", None)
         if self._stream is None or not callable(watch_memory):
             return nullcontext()
-        # One batch more than is in flight, because its memory is released only when the next one is sent.
+        # Hold one batch more than is in flight, because memory is released only when the next batch is sent.
         context: AbstractContextManager[object] = watch_memory(self._register, num_held=self.depth + 1)
         return context
 

@@ -415,7 +415,7 @@ class _Process:
         """
         if self.end is not None and self.is_open:
             with suppress(ConnectionError):
-                while not send_within(CHECK_S, self.end, message, descriptors):  # Fetching a batch may take long.
+                while not send_within(CHECK_S, self.end, message, descriptors):  # Fetching a batch may be slow.
                     self.check_life()
 
     def check_life(self) -> None:

@@ -147,7 +147,7 @@ def read_state(state: dict[str, Any], settings: OrderSettings, digest: str, num_
     """Check that a state belongs to this dataset and order, and return its cursor.
 
     Raises:
-        StateError: If the state belongs to others; the message names the differences.
+        StateError: If the state belongs to another dataset or order; the message names the differences.
     """
     if not isinstance(state, dict):
         raise StateError(f"a state must be a dict from state_dict(), got {type(state).__name__}")

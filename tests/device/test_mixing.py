@@ -205,7 +205,7 @@ def test_bad_settings_are_refused(make: Callable[[], Any], error: type[Exception
         (IMAGES, TypeError, "got NoneType"),
         ({"image": IMAGES, "cls": LABELS}, TypeError, "a mapping with the key 'labels', or labels_getter"),
         ((IMAGES[0], LABELS), ValueError, r"exactly one tensor of images \[N, C, H, W\], got none"),
-        ((IMAGES, LABELS, IMAGES), ValueError, r"got \[4, 3, 8, 8\], \[4, 3, 8, 8\]: for other batches, write a function"),
+        ((IMAGES, LABELS, IMAGES), ValueError, r"got \[4, 3, 8, 8\], \[4, 3, 8, 8\]: for other batches, write"),
     ],
 )
 def test_bad_batches_are_refused(batch: Any, error: type[Exception], message: str) -> None:
