@@ -99,7 +99,7 @@ class MapDataset(Transformed, Dataset[Any]):
 
         Raises:
             TypeError: If ``index`` is not an integer.
-            IndexError: If it is out of range.
+            IndexError: If ``index`` is out of range.
             SampleError: If the sample cannot be read or decoded.
         """
         if self._owner("__getitem__") is MapDataset:
@@ -123,7 +123,7 @@ class MapDataset(Transformed, Dataset[Any]):
         return [self._get_single(row, index) for row, index in enumerate(indices)]
 
     def _owner(self, method: str) -> type:
-        # The class that defines a method for this dataset.
+        # Return the class that defines a method for this dataset.
         return next(kind for kind in type(self).__mro__ if method in vars(kind))
 
     def _get_single(self, row: int, index: int) -> Any:
@@ -152,7 +152,7 @@ class MapDataset(Transformed, Dataset[Any]):
                     values += decode_samples(self.decoder, stored, rng_keys[chunk])
             except SampleError as error:
                 raise error.at_row(start + error.row) from error
-            except Exception as error:  # An error of user code, re-raised here.
+            except Exception as error:  # User code may raise anything; the error is re-raised.
                 move_mark(error, start)
                 raise
         return values
@@ -181,7 +181,7 @@ class FolderSettings(RemoteSettings, SampleSettings, FolderRoot):
             again: delete the file after adding or removing images. By default, each process lists the folder.
     """
 
-    transform: Transform | None = field(default=None, kw_only=False)  # After the root, as in torchvision.
+    transform: Transform | None = field(default=None, kw_only=False)  # The argument after the root, as in torchvision.
     listing: str | os.PathLike[str] | None = None
 
 
@@ -192,14 +192,14 @@ class ImageFolder(MapDataset):
         root: The directory as a Path, or the URL.
         classes: The class names, by label.
         class_to_idx: The label of each class name.
-        samples: (absolute path or URL, label) of each image, in torchvision's order, as a SharedList. You can change it
-            or set another list; a label that is not an integer raises TypeError when it is read.
+        samples: (absolute path or URL, label) of each image, in torchvision's order, as a SharedList. You can modify
+            or replace this list; reading a label that is not an integer raises TypeError.
 
     Raises:
         FileNotFoundError: If the directory does not exist or has no class folders, or if a class folder has no
             images.
         ValueError: If a class folder is not in ``classes``.
-        FormatError: If ``listing`` is damaged, or the listing of another folder.
+        FormatError: If ``listing`` is damaged or belongs to another folder.
         StoreError: If a remote store keeps failing.
         TypeError: If the transform is not callable, or requires arrays but ``decode`` is ``pil``.
     """
@@ -234,7 +234,7 @@ class ImageFolder(MapDataset):
     def samples(self, samples: SharedList[tuple[str, int]] | list[tuple[str, int]]) -> None:
         try:
             self._samples: SharedList[tuple[str, int]] | list[tuple[str, int]] = SharedList(samples)
-        except (TypeError, OverflowError):  # A plain list also works, or raises an error when it is read.
+        except (TypeError, OverflowError):  # Keep other values in a plain list; reading an invalid one raises an error.
             self._samples = samples
 
     @property
@@ -357,8 +357,8 @@ class ShardMapDataset(MapDataset):
     Raises:
         FileNotFoundError: If ``source`` does not exist.
         FormatError: If ``source`` is not a dataset.
-        ValueError: If no sample has a requested field. With ``classes``, also if the dataset has no classes, or has a
-            class that is not in ``classes``.
+        ValueError: If no sample has a requested field, or if ``classes`` is given and the dataset has no classes or has
+            one that is not listed.
         TypeError: If the transform is not callable, or requires arrays but ``decode`` is ``pil``.
     """
 

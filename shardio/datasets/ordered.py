@@ -52,8 +52,8 @@ class ShardDataset(Ordered, Iterated):
     Raises:
         FileNotFoundError: If ``source`` does not exist.
         FormatError: If ``source`` is not a dataset.
-        ValueError: If an argument is out of range, or no sample has a requested field. With ``classes``, also if the
-            dataset has no classes, or has a class that is not in ``classes``.
+        ValueError: If an argument is out of range, if no sample has a requested field, or if ``classes`` is given and
+            the dataset has no classes or has one that is not listed.
         TypeError: If the transform is not callable, or requires arrays but ``decode`` is ``pil``.
     """
 
@@ -102,7 +102,7 @@ class ShardDataset(Ordered, Iterated):
     def __len__(self) -> int:
         """Return the number of samples that this rank yields in a full epoch.
 
-        If torch's DataLoader calls this but makes a different number of batches, this method warns with a
+        If torch's DataLoader calls this but makes a different number of batches, this method issues a
         RuntimeWarning.
         """
         split = self.own_split(Cursor(epoch=0))
@@ -115,7 +115,7 @@ class ShardDataset(Ordered, Iterated):
         Raises:
             RuntimeError: If a framework splits the samples over ranks a second time.
         """
-        cursor = self._cell.start(self)  # Now, not when the first sample is requested.
+        cursor = self._cell.start(self)  # Start now, not when the first sample is requested.
         if self._keeps_broken:
             return self._samples(cursor, self.own_split(cursor), num_left_out=0)
         return SampleIterator(self, cursor, self._samples)
@@ -127,14 +127,14 @@ class ShardDataset(Ordered, Iterated):
     def bound(self, split: Split, bad_samples: BadSamples | None) -> ShardDataset:
         """Return a copy for one loader, with the batch size and world of ``split`` and with its own epoch.
 
-        It yields Broken for samples that cannot be made, unless a subclass overrides ``__iter__``.
+        It yields a Broken for each sample that cannot be made, unless a subclass overrides ``__iter__``.
 
         Args:
             split: The loader's share.
             bad_samples: The policy for unreadable samples; those that it leaves out are yielded as Skipped.
         """
         dataset = copy.copy(self)
-        dataset._shared_num_sets = self._shared_num_sets  # The copy must notice a transform that is set later.
+        dataset._shared_num_sets = self._shared_num_sets  # The copy must detect a transform that is set later.
         dataset.batch_size, dataset.remainder = split.batch_size, split.remainder
         dataset._world = World(rank=split.rank, world_size=split.world_size)
         dataset.reader = SampleReader(self.table, self._verify)
@@ -242,7 +242,7 @@ def read_ahead(
 
 
 def _windows(order: Ordered, split: Split) -> tuple[int | None, int | None]:
-    # The number of a rank's samples in the rest of the first window of all lanes, and in each later window.
+    # Return the number of samples that a rank reads until the lanes begin their next window, and then per window.
     if not order.shuffle:
         return None, None
     length = order.lanes * order.window
@@ -285,8 +285,8 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
 
     @takes(SamplerSettings)
     def __init__(self, options: SamplerSettings) -> None:
-        # DistributedSampler.__init__ queries torch.distributed at once. This class reads the world when it is needed,
-        # so torch's attributes are properties below.
+        # DistributedSampler.__init__ queries torch.distributed immediately. This class reads the world when it is
+        # needed, so torch's attributes are properties below.
         Ordered.__init__(self, options)
         dataset = options.dataset
         self.dataset = dataset  # type: ignore[assignment]  # torch's type requires a Dataset; a length is enough
@@ -331,11 +331,12 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration.
 
-        If a state was loaded, setting its epoch resumes at its position. Any other epoch begins at its start.
+        If a state was loaded, setting its epoch resumes at the saved position; setting another epoch starts that one
+        from the beginning.
 
         Raises:
             TypeError: If ``epoch`` is not an integer.
-            ValueError: If it is negative, or not below 2**62.
+            ValueError: If ``epoch`` is negative or not below 2**62.
             RuntimeError: If a framework splits the samples over ranks a second time.
         """
         self.check_split_once()
@@ -349,7 +350,7 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
         """Resume from a state.
 
         Raises:
-            StateError: If it belongs to another dataset or order.
+            StateError: If the state belongs to another dataset or order.
         """
         self.counter.load(self.read_cursor(state))
 
@@ -369,7 +370,7 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
                 f"remainder={self.remainder!r} requires shardio.DataLoader, which adds the field 'valid' to batches"
             )
         iteration = SampleIterator(self, self.counter.find_start(self.num_all_samples), self._start)
-        self.counter.start(self.num_all_samples, repeats=True)  # Not before: an iteration that raises does not count.
+        self.counter.start(self.num_all_samples, repeats=True)  # An iteration that raises must not count.
         return iteration
 
     def _start(self, cursor: Cursor, split: Split, num_left_out: int) -> Iterator[int]:
@@ -386,7 +387,7 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
             *first, last = indices.tolist()
             yield from first[start:]
             start = 0
-            # Count the batch before its last sample is yielded: the state must be right as soon as that is received.
+            # Count the batch before yielding its last sample: the state must be correct as soon as the user has it.
             hand_over([partial(setattr, progress, "num_batches", num_batches)])
             yield last
         hand_over([partial(setattr, progress, "is_finished", True)])

@@ -91,7 +91,7 @@ class EpochSettings(RankSettings):
             epoch.
         seed: The seed of the order and of the transforms.
         remainder: The treatment of the last samples if they do not fill a batch on every rank. ``pad`` repeats some
-            samples: all ranks then have the same number. ``mask`` does the same, and adds a last value ``valid``,
+            samples to give all ranks the same number. ``mask`` does the same, and adds a last value ``valid``,
             which is false for repeats. ``keep`` gives some ranks one more sample. ``drop`` leaves the samples out.
         batch_size: The batch size of torch's DataLoader. Set it to get the same batches as from shardio.DataLoader,
             which uses its own batch size.
@@ -116,9 +116,9 @@ class Ranked:
     """The base class of datasets and samplers that split their samples over ranks.
 
     Attributes:
-        gives_order: Whether a shardio.DataLoader over it follows its order. Frameworks do not split such a loader
-            again.
-        has_loader: Whether it belongs to such a loader.
+        gives_order: Whether a shardio.DataLoader over this object follows its order. Frameworks do not split such a
+            loader again.
+        has_loader: Whether this object belongs to such a loader.
     """
 
     gives_order = False
@@ -142,7 +142,7 @@ class Ranked:
         """Return the rank and world size that the user set, or else the current ones.
 
         Raises:
-            RuntimeError: If the user set none, and a mesh makes it unclear which ranks read different samples.
+            RuntimeError: If the user set neither and a mesh makes it unclear which ranks read different samples.
         """
         return self._world or find_data_world(carried=self._carried_world)
 
@@ -150,7 +150,7 @@ class Ranked:
         """Check that no caller splits the samples again, or skips batches through a rebuilt loader; return the world.
 
         Raises:
-            RuntimeError: If a caller does; the message names the caller and the remedy.
+            RuntimeError: If a caller does either; the message names the caller and the remedy.
         """
         world = self.world()
         name = type(self).__name__
@@ -196,7 +196,7 @@ class Iterated(Ranked, Transformed, IterableDataset[Any]):
 
         Raises:
             TypeError: If ``epoch`` is not an integer.
-            ValueError: If it is negative, or not below 2**62.
+            ValueError: If ``epoch`` is negative or not below 2**62.
             RuntimeError: If a framework splits the samples over ranks a second time.
         """
         self.check_split_once()
@@ -312,7 +312,7 @@ class Ordered(Ranked):
 
 
 class TolerantIterator(Iterator[Value], Generic[Value]):
-    """An iterator over a generator's values. A Broken value, which holds the error of one sample, does not end it."""
+    """An iterator over a generator's values that continues after a Broken, which holds the error of one sample."""
 
     _cut_short_by: str | None = None
 
@@ -323,7 +323,7 @@ class TolerantIterator(Iterator[Value], Generic[Value]):
             value = self._take()
         except StopIteration:
             raise
-        except BaseException as error:  # Also from a signal handler: the generator has ended, the epoch has not.
+        except BaseException as error:  # An error, even from a signal handler, ends the generator but not the epoch.
             self._cut_short_by = describe_error(error)
             raise
         if isinstance(value, Broken):
@@ -341,7 +341,8 @@ class SampleIterator(TolerantIterator[Value]):
     of the batch.
 
     StatefulDataLoader saves the state of each worker's iterator after every batch and sends it with the batch. So a
-    state counts the samples that were received, not those that were prefetched. It fits only the same rank and worker.
+    state counts the samples that were received, not those that were prefetched. Only the same rank and worker can load
+    it.
 
     Args:
         order: The order, which defines the share.
@@ -378,8 +379,8 @@ class SampleIterator(TolerantIterator[Value]):
         """Resume from a state.
 
         Raises:
-            StateError: If it belongs to another dataset, order, rank, worker or batch size; the message names what
-                differs.
+            StateError: If the state belongs to another dataset, order, rank, worker or batch size; the message names
+                what differs.
         """
         cursor = self._order.read_cursor(state)
         if differences := find_differences(state.get("share"), self._share()):
@@ -420,7 +421,7 @@ def find_callers() -> Iterator[Any]:
 
 
 def _num_parts(caller: Any) -> int:
-    if type(caller).__name__ == "DataLoaderDispatcher":  # Accelerate's: rank 0 reads for all ranks.
+    if type(caller).__name__ == "DataLoaderDispatcher":  # With Accelerate's dispatcher, rank 0 reads for all ranks.
         return int(caller.state.num_processes)
     if isinstance(caller, DistributedSampler):
         return caller.num_replicas

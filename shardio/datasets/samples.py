@@ -92,12 +92,12 @@ class SampleSettings:
         decode: ``array`` passes uint8 [height, width, 3] arrays to the transform, but Pillow images to torchvision and
             timm pipelines that convert Pillow images; ``pil`` always passes Pillow images.
         orientation: ``apply`` honors the EXIF orientation; ``ignore``, the default, does not.
-        max_pixels: The maximum number of pixels in an image; a larger image is an error, because a small file can
-            hold a huge image.
+        max_pixels: The maximum number of pixels in an image. A larger image raises an error, because a small file
+            can hold a huge image.
         classes: Class names, or another dataset that has them: labels follow this list instead of the dataset's own.
         seed_transforms: Whether a sample's rng key seeds the global generators of torch, numpy and Python, and those of
-            Albumentations, before your own transforms get its image. They then draw the same random numbers for it on
-            any number of workers, and in a resumed run.
+            Albumentations, before your own transforms get its image. The transforms then draw the same random
+            numbers for the sample on any number of workers and in a resumed run.
         transform_sample: A callable applied to each whole sample. It gets a dict of the values by field, and returns
             the sample. Images are arrays, or Pillow images with ``decode="pil"`` and no ``transform``. uint8 arrays
             [height, width, 3] in its result, also within dicts, lists and tuples, become tensors [3, height, width].
@@ -130,12 +130,12 @@ class FieldedSettings(SampleSettings):
     Attributes:
         fields: The fields of a sample, in the order of its tuple: ``image`` (uint8 tensor [3, height, width]),
             ``label`` (int), ``key`` (str), or a field by its extension. A single name instead of a tuple yields the
-            bare value. ``json``, ``txt``, ``cls``, ``npy``, ``npz``, ``safetensors`` and ``msgpack`` are decoded, also
-            as the last of several extensions; ``npz`` and ``safetensors`` become dicts of arrays. Pickles are decoded
-            only with ``trusted=True``. ``jpg``, ``png``, ``webp``, ``bmp``, ``ppm``, ``pgm`` and ``tiff`` become
-            exactly what the file stores, or an error. Indices and gray values of any type, as in masks and depth maps,
-            have the shape [height, width]. Colors of 8 bits become uint8 tensors [3, height, width], and other colors
-            become arrays [height, width, 3] of their type. All other fields are bytes.
+            bare value. ``json``, ``txt``, ``cls``, ``npy``, ``npz``, ``safetensors`` and ``msgpack`` are decoded,
+            even as the last of several extensions; ``npz`` and ``safetensors`` become dicts of arrays. Pickles are
+            decoded only with ``trusted=True``. ``jpg``, ``png``, ``webp``, ``bmp``, ``ppm``, ``pgm`` and ``tiff``
+            files are decoded to exactly what they store, or raise an error. Indices and gray values of any type, as in
+            masks and depth maps, have the shape [height, width]. 8-bit colors become uint8 tensors [3, height, width],
+            and other colors become arrays [height, width, 3] of their type. All other fields are bytes.
         trusted: Whether pickled fields may be unpickled, which can run arbitrary code.
         decoders: Your own decoders: a function from bytes to the value, for each field that shardio should not decode.
         missing: The treatment of a sample that lacks a field other than the image: ``error``, or None as its value.
@@ -188,8 +188,8 @@ def check_indices(indices: Any, num_samples: int) -> NDArray[np.int64]:
         num_samples: The size of the dataset.
 
     Raises:
-        TypeError: If one of them is not an integer: a float would select the sample below it.
-        IndexError: If one of them is out of range.
+        TypeError: If an index is not an integer.
+        IndexError: If an index is out of range.
     """
     integers = check_integers(indices)
     outside = (integers < -num_samples) | (integers >= num_samples)
@@ -202,9 +202,9 @@ def check_integers(indices: Any) -> NDArray[Any]:
     """Return indices as an array [n] of signed integers, or of Python integers if 64 bits are not enough.
 
     Raises:
-        TypeError: If one of them is not an integer.
+        TypeError: If an index is not an integer.
     """
-    with suppress(ValueError):  # numpy raises it if the indices contain sequences.
+    with suppress(ValueError):  # numpy raises ValueError if the indices contain sequences.
         integers = np.asarray(indices)
         if integers.ndim == 1 and integers.dtype.kind == "i":
             return integers
@@ -227,7 +227,7 @@ class EpochCell:
     def __init__(self, cursor: Cursor = _BEGINNING) -> None:
         # The epoch and position of the next iteration, then the agreement between workers: see _agree.
         self._numbers = SharedNumbers([cursor.epoch, cursor.position, 0, 0, 0, 0, 0])
-        self._own = cursor  # Set by this process or, in a worker, by the process that started it.
+        self._own = cursor  # Set in this process or, in a worker, before the worker was started.
         self._num_starts = 0
         self.num_sets = 0
 
@@ -304,7 +304,7 @@ class MapEpoch:
 def follow_classes(
     packed: Sequence[str], classes: Classes | None, decoder: FieldDecoder, where: str
 ) -> tuple[tuple[str, ...], FieldDecoder]:
-    """Return a dataset's class names, by label, and a decoder that returns those labels. The stored data stays as is.
+    """Return a dataset's class names, by label, and a decoder that returns those labels. The stored data is unchanged.
 
     Args:
         packed: The class names, by stored label.
@@ -342,7 +342,7 @@ class Transformed:
     def __init__(self, decoder: FieldDecoder) -> None:
         self.decoder = decoder
         self._num_sets = 0
-        self._shared_num_sets = SharedNumbers([0])  # Copies in workers compare it to notice an old transform.
+        self._shared_num_sets = SharedNumbers([0])  # Copies in workers compare this to detect an outdated transform.
 
     @property
     def transform(self) -> Transform | None:
@@ -369,7 +369,7 @@ class Transformed:
 
     @property
     def fields(self) -> Fields:
-        """The fields of a sample. Like the five settings below, they are fixed at construction."""
+        """The fields of a sample. Like all settings except ``transform``, they are fixed at construction."""
         return self.decoder.fields
 
     @property
@@ -384,7 +384,7 @@ class Transformed:
 
     @property
     def max_pixels(self) -> int:
-        """The maximum number of pixels in an image; a larger image is an error."""
+        """The maximum number of pixels in an image; a larger image raises an error."""
         return self.decoder.max_pixels
 
     @property

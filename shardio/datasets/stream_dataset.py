@@ -1,4 +1,4 @@
-"""StreamDataset: the samples of tars that can only be read forwards, such as the output of commands."""
+"""StreamDataset: the samples of tars that can only be read sequentially, such as the output of commands."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class StreamSettings(RankSettings, FieldedSettings):
 
     Attributes:
         source: A command, URL or path of a tar, a brace pattern of these, or a list of them. Commands and the URLs that
-            WebDataset knows (``https://``, ``gs://``, …) need WebDataset: ``pip install
+            WebDataset supports (``https://``, ``gs://``, …) require WebDataset: ``pip install
             'shardio-loader[webdataset]'``. Tars may be compressed with gzip. The shell runs commands: pass only those
             that you trust.
         shuffle: Whether to shuffle the tars and, in each worker, neighboring samples, differently in each epoch. Call
@@ -54,8 +54,8 @@ class StreamSettings(RankSettings, FieldedSettings):
             many undecoded samples in memory.
         classes: Class names by label, or another dataset that has them, for the attribute ``classes``. Tars have no
             class names, so the labels stay as they are stored.
-        retries: The number of times in a row that a failed stream is opened again without yielding a further sample.
-            Waits between the attempts are random, grow exponentially, and take up to 20 s.
+        retries: The maximum number of consecutive attempts to reopen a failed stream that yield no further sample.
+            Waits between the attempts are random and grow exponentially, up to 20 s.
         timeout_s: The longest wait for the next bytes of a command, in seconds, before it counts as failed.
     """
 
@@ -68,11 +68,11 @@ class StreamSettings(RankSettings, FieldedSettings):
 
 
 class StreamDataset(Iterated):
-    """An iterable-style dataset over tars that are read as streams: forwards, without an index.
+    """An iterable-style dataset over tars that are read as streams: sequentially, without an index.
 
-    Use it for the output of commands (``pipe:``), for servers that answer no range requests, and for tars that you may
-    not index. Prefer :class:`shardio.ShardDataset` where you can: it shuffles single samples, all ranks get the same
-    number of them, and a state fits any number of ranks and workers.
+    Use it for the output of commands (``pipe:``), for servers that do not support range requests, and for tars that
+    you cannot index. Otherwise, prefer :class:`shardio.ShardDataset`: it shuffles single samples, all ranks get the
+    same number of them, and a state fits any number of ranks and workers.
 
     In an epoch, exactly one worker of one rank reads each tar, from its beginning to its end. So use at least as many
     tars as there are workers on all ranks, preferably several times as many, of equal sizes.
@@ -92,13 +92,13 @@ class StreamDataset(Iterated):
     >>> loader = DataLoader(dataset, batch_size=128, num_workers=4)  # doctest: +SKIP
 
     Attributes:
-        sources: The sources of the streams. Their text shows no secrets.
+        sources: The sources of the streams. ``str`` of a source contains no secrets.
         digest: The identity of the list of streams. It does not depend on their contents.
 
     Raises:
         FileNotFoundError: If a local tar does not exist.
-        FormatError: If a stream is named twice.
-        ImportError: If WebDataset is needed, and is not installed.
+        FormatError: If a stream is listed twice.
+        ImportError: If WebDataset is required but not installed.
         ValueError: If an argument is out of range.
         TypeError: If the transform is not callable, or requires arrays but ``decode`` is ``pil``.
     """
@@ -131,7 +131,7 @@ class StreamDataset(Iterated):
         return StreamIterator(self, self._cell.start(self).epoch)
 
     def open_shard(self, shard: int, place: StreamPlace) -> ShardStream:
-        """Return the stream of a tar, starting at a place."""
+        """Return the stream of a tar, which begins at ``place``."""
         return ShardStream(
             self.sources[shard], self.decoder.stored_fields, place, retries=self.retries, timeout_s=self.timeout_s
         )
@@ -173,7 +173,7 @@ class StreamItem:
     Attributes:
         turn: The number of its shard in the worker's order.
         shard: The shard's number in the dataset.
-        before: The place before it in the shard.
+        before: The place in the shard where the sample begins.
         sample: The sample.
     """
 
@@ -192,7 +192,7 @@ class StreamPosition:
         turn: The number, in the worker's order, of the shard in which the window begins.
         place: The place in that shard where the window begins.
         window: The window's number.
-        num_yielded: The number of samples of the window that were yielded, in the window's order.
+        num_yielded: The number of samples that were yielded from the window, in the window's order.
         digest: The digest of the window's samples; 0 before the first one is yielded.
     """
 
@@ -234,7 +234,7 @@ class StreamIterator(TolerantIterator[Any]):
         return value
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position: a small JSON-serializable dict without names of commands."""
+        """Return the position: a small JSON-serializable dict that contains no commands."""
         position = self._position
         return {
             "version": STATE_VERSION,
@@ -254,7 +254,8 @@ class StreamIterator(TolerantIterator[Any]):
         """Resume from a state.
 
         Raises:
-            StateError: If it belongs to another dataset, order, rank or worker; the message names what differs.
+            StateError: If the state belongs to another dataset, order, rank or worker; the message names what
+                differs.
         """
         position = _read_state(state, self._share.identity())
         self.close()
@@ -268,7 +269,7 @@ class StreamIterator(TolerantIterator[Any]):
         self._position, self._cut_short_by = position, None
         # The generator does not refer to this iterator, so it is closed as soon as the iterator is freed.
         self._values = self._share.values(position)
-        weakref.finalize(self, _close, self._values)  # Also at Python's exit, while commands can still be ended.
+        weakref.finalize(self, _close, self._values)  # Also run this at Python's exit: commands can still be ended.
 
 
 class _Share:
@@ -300,7 +301,7 @@ class _Share:
         }
 
     def values(self, start: StreamPosition) -> Generator[tuple[Any, StreamPosition], None, None]:
-        """Yield the values from a position on, each with the position after it. A Broken value holds an error."""
+        """Yield the values after a position, each with the position that follows it. A Broken value holds an error."""
         dataset, shuffles = self._dataset, self._order.shuffle
         chunk_size = dataset.decoder.chunk_size
         window_size = dataset.buffer if shuffles else chunk_size
@@ -352,7 +353,7 @@ class _Share:
 
 
 def _close(values: Generator[Any, None, None]) -> None:
-    if inspect.getgeneratorstate(values) != inspect.GEN_RUNNING:  # A daemon thread may be running it.
+    if inspect.getgeneratorstate(values) != inspect.GEN_RUNNING:  # A daemon thread may be running the generator.
         values.close()
 
 

@@ -173,7 +173,7 @@ class Concatenated(MapDataset):
         )
 
     def _divide(self, indices: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
-        # The number of each part, the rows of its samples, and their indices in it.
+        # Yield each part's number, the rows of its samples, and their indices in the part.
         stops = np.array(self._concat.cumulative_sizes)
         numbers = np.searchsorted(stops, indices, side="right")
         for number in np.unique(numbers).tolist():

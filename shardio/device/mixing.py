@@ -51,7 +51,7 @@ def takes_generator(transform: BatchTransform) -> bool:
         transform = transform.forward  # The signature of a module's __call__ lacks forward's parameters.
     try:
         return "generator" in inspect.signature(transform).parameters
-    except ValueError:  # Functions in C may have no signature.
+    except ValueError:  # C functions may have no signature.
         return False
 
 
@@ -61,13 +61,13 @@ def call_transform(transform: BatchTransform, batch: Any, generator: torch.Gener
 
 
 def make_random(generator: torch.Generator) -> random.Random:
-    """Return a random number generator on the CPU, seeded from a torch generator of any device, which advances.
+    """Return a random number generator on the CPU, seeded from a torch generator of any device, and advance the latter.
 
     This does not wait for the device, because the state of a torch generator is in host memory. Numbers drawn on the
-    device could be read only after all work in its queue.
+    device could be read only after all queued work had finished.
     """
     numbers = random.Random(generator.get_state().numpy().tobytes())
-    torch.empty(1, device=generator.device).uniform_(generator=generator)  # The next call returns other numbers.
+    torch.empty(1, device=generator.device).uniform_(generator=generator)  # Advance the torch generator.
     return numbers
 
 
@@ -88,8 +88,8 @@ def find_images(batch: Any) -> torch.Tensor:
     if len(found) != 1:
         shapes = ", ".join(str(list(tensor.shape)) for tensor in found) or "none"
         raise ValueError(
-            f"a batch must have exactly one tensor of images [N, C, H, W], got {shapes}: transform other batches in "
-            "your own function, which passes on images and labels"
+            f"a batch must have exactly one tensor of images [N, C, H, W], got {shapes}: for other batches, "
+            "write a function that passes only images and labels to this transform"
         )
     return found[0]
 
@@ -180,7 +180,7 @@ class BatchRandomErasing:
         return self.apply(batch, [self.draw(numbers, height, width) for _ in range(num_images)], generator)
 
     def apply(self, batch: Any, boxes: Sequence[PixelBox | None], generator: torch.Generator) -> Any:
-        """Return the batch with a box erased in each image, except where it is None."""
+        """Return the batch with the boxes erased. None leaves an image unchanged."""
         images = find_images(batch)
         self._check_images(images)
         erased = images.clone()
@@ -190,7 +190,7 @@ class BatchRandomErasing:
         return replace_tensors(batch, (images, erased))
 
     def draw(self, numbers: random.Random, height: int, width: int) -> PixelBox | None:
-        """Return a random box in an image of this size, or None to leave the image alone."""
+        """Return a random box in an image of this size, or None to leave the image unchanged."""
         if numbers.random() >= self.p:
             return None
         for _ in range(NUM_TRIES):
@@ -214,8 +214,8 @@ class BatchRandomErasing:
     def _check_images(self, images: torch.Tensor) -> None:
         if self.value == "random" and not images.is_floating_point():
             raise TypeError(
-                f"BatchRandomErasing with value='random' needs images of floats, got {images.dtype}: pass normalize or "
-                "dtype to DevicePrefetcher"
+                f"BatchRandomErasing with value='random' needs floating-point images, got {images.dtype}: pass "
+                "normalize or dtype to DevicePrefetcher"
             )
         if self.value != "random" and len(self.value) not in (1, images.shape[1]):
             raise ValueError(f"value must be one number or {images.shape[1]}, one per channel, got {self.value}")
@@ -237,7 +237,7 @@ Parameters = TypeVar("Parameters")
 
 
 class _Mixing(ABC, Generic[Parameters]):
-    """A transform that mixes each image with a partner, with a share drawn from Beta(alpha, alpha)."""
+    """A transform that mixes each image with a partner, in a proportion drawn from Beta(alpha, alpha)."""
 
     def __init__(
         self, *, alpha: float = 1.0, num_classes: int | None = None, labels_getter: LabelsGetter = "default"
@@ -278,7 +278,7 @@ class _Mixing(ABC, Generic[Parameters]):
     def mix(
         self, images: torch.Tensor, rows: torch.Tensor | None, parameters: Parameters
     ) -> tuple[torch.Tensor, float]:
-        """Return mixed images [N, C, H, W], and each image's own share of its pixels.
+        """Return mixed images [N, C, H, W], and the weight of each image's own pixels.
 
         ``rows`` are the rows of the partners, int64 [N]; None for the row before each.
         """
@@ -294,7 +294,7 @@ class _Mixing(ABC, Generic[Parameters]):
         if labels.ndim != 1 or labels.dtype != torch.int64:
             raise ValueError(
                 f"labels must be class numbers, int64 [N], or soft labels [N, classes], got {labels.dtype} "
-                f"{list(labels.shape)}: convert them, or pass labels_getter to find others"
+                f"{list(labels.shape)}: convert them, or pass a labels_getter that returns such labels"
             )
         if self.num_classes is None:
             raise ValueError(f"labels [N] need a number of classes: pass num_classes to {type(self).__name__}")
@@ -316,8 +316,9 @@ class MixUp(_Mixing[float]):
     torch.Size([4, 3])
 
     Args:
-        alpha: Each batch draws its lambda, an image's own share of its pixels, from Beta(alpha, alpha).
-        num_classes: The number of classes. It may be None if labels are soft.
+        alpha: The parameter of Beta(alpha, alpha), from which each batch draws lambda, the weight of an image's own
+            pixels.
+        num_classes: The number of classes. None is allowed if labels are soft.
         labels_getter: A function that returns the labels of a batch. By default, they are the second value, or
             the value of a mapping under ``labels`` or another key that contains ``label``.
     """
@@ -328,7 +329,7 @@ class MixUp(_Mixing[float]):
     def mix(self, images: torch.Tensor, rows: torch.Tensor | None, parameters: float) -> tuple[torch.Tensor, float]:
         if not images.is_floating_point():
             raise TypeError(
-                f"MixUp needs images of floats, got {images.dtype}: pass normalize or dtype to DevicePrefetcher"
+                f"MixUp needs floating-point images, got {images.dtype}: pass normalize or dtype to DevicePrefetcher"
             )
         return _blend(images, rows, parameters), parameters
 
@@ -340,9 +341,9 @@ class CutMix(_Mixing[PixelBox]):
     ``remainder="mask"`` marks are not cut into other images.
 
     Args:
-        alpha: Each batch draws its lambda, the planned share of an image outside the box, from Beta(alpha, alpha). At
-            an edge, the box is clipped; the labels reflect its actual area.
-        num_classes: The number of classes. It may be None if labels are soft.
+        alpha: The parameter of Beta(alpha, alpha), from which each batch draws lambda, the nominal share of an image
+            outside the box. At an edge, the box is clipped; the labels reflect its actual area.
+        num_classes: The number of classes. None is allowed if labels are soft.
         labels_getter: A function that returns the labels of a batch. By default, they are the second value, or
             the value of a mapping under ``labels`` or another key that contains ``label``.
     """
@@ -366,7 +367,8 @@ class OneOf:
     >>> transform = OneOf([MixUp(alpha=0.2, num_classes=1000), CutMix(num_classes=1000)])
 
     Args:
-        transforms: Functions that take and return a batch. Those that have a parameter ``generator`` receive it.
+        transforms: Functions that take and return a batch. Those with a parameter ``generator`` receive a
+            torch.Generator.
     """
 
     def __init__(self, transforms: Sequence[BatchTransform]) -> None:
@@ -382,7 +384,7 @@ class OneOf:
 
 
 def find_partners(valid: torch.Tensor) -> torch.Tensor:
-    """Return for each row the last valid row before it, or the last valid one of all; any row if none is valid.
+    """Return the nearest valid row before each row, or else the last valid row; any row if none is valid.
 
     Repeats are therefore not mixed into other samples, and valid rows are mixed as if there were no repeats.
 
@@ -390,27 +392,27 @@ def find_partners(valid: torch.Tensor) -> torch.Tensor:
         valid: bool [N], false for repeats.
 
     Returns:
-        int64 [N]. It is computed on the device, because reading ``valid`` would wait for the device.
+        int64 [N]. The result is computed on the device, because reading ``valid`` would wait for the device.
     """
     rows = torch.arange(len(valid), device=valid.device)
     last_up_to = torch.where(valid, rows, -1).cummax(0).values
-    last_before = last_up_to.roll(1)  # Row 0 gets the last valid row of all.
+    last_before = last_up_to.roll(1)  # Row 0 gets the last valid row.
     return torch.where(last_before < 0, last_up_to[-1], last_before)
 
 
 def _take_partners(tensor: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
-    """Return a copy of a tensor with each row replaced by its partner's, by default the row before it."""
+    """Return a copy of a tensor with each row replaced by its partner, by default the row before it."""
     if rows is not None:
         return tensor[rows]
     return torch.cat([tensor[-1:], tensor[:-1]])  # On CUDA, tensor.roll(1, 0) would lose the memory format.
 
 
 def _blend(tensor: torch.Tensor, rows: torch.Tensor | None, share: float) -> torch.Tensor:
-    """Return the weighted sum of each row and its partner's. The steps round as in torchvision."""
+    """Return the weighted sum of each row and its partner. The steps round as in torchvision."""
     return _take_partners(tensor, rows).mul_(1.0 - share).add_(tensor.mul(share))
 
 
 def _draw_span(numbers: random.Random, length: int, half_side: float) -> tuple[int, int]:
-    """Return the start and the stop of a side of a box around a random center, clipped to the image."""
+    """Return the start and stop of one side of a box around a random center, clipped to the image."""
     center, half = numbers.randrange(length), int(half_side * length)
     return max(center - half, 0), min(center + half, length)

@@ -82,7 +82,7 @@ class DevicePrefetcher:
             ``normalize``, values are cast but not scaled.
         channels_last: Whether images have the channels_last memory format on the device.
         transform: A function that takes and returns a batch, such as :class:`MixUp`, or a list of such functions to
-            apply in turn. They are called on the device after normalization; on CUDA, on the prefetcher's stream. A
+            apply in turn. They run on the device after normalization; on CUDA, on the prefetcher's stream. A
             function that has a parameter ``generator`` receives a torch.Generator of the device. With shardio's order,
             the generator is seeded from seed, epoch, position and rank, so a resumed run draws the same numbers. With
             other loaders, it is seeded from torch's global generator.
@@ -140,7 +140,7 @@ class DevicePrefetcher:
         iterator = PrefetchIterator(
             self.loader, batches, depth, self._last_received, self._times, self._watch, is_ahead=is_ahead
         )
-        self._iterator = weakref.ref(iterator)  # Weak, to release an iterator that is left early.
+        self._iterator = weakref.ref(iterator)  # A weak reference releases an iterator that is left early.
         return iterator
 
     def start_workers(self) -> None:
@@ -153,7 +153,7 @@ class DevicePrefetcher:
         return self._times.sum_up()
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the next epoch on the loader, or on its samplers and datasets that take one.
+        """Set the next epoch on the loader, or on those of its samplers and datasets that have ``set_epoch``.
 
         Raises:
             TypeError: If ``epoch`` is not an integer.
@@ -224,12 +224,12 @@ class DevicePrefetcher:
         watch_memory = getattr(self.loader, "watch_memory", None)
         if self._stream is None or not callable(watch_memory):
             return nullcontext()
-        # One more than in flight: the memory of a batch is released when the next one is sent.
+        # Hold one batch more than is in flight, because memory is released only when the next batch is sent.
         context: AbstractContextManager[object] = watch_memory(self._register, num_held=self.depth + 1)
         return context
 
     def _copy(self, batch: Any) -> Any:
-        # Without a stream, objects whose method lacks the parameter also work.
+        # Without a stream, support objects whose ``to`` lacks the parameter ``non_blocking``.
         options = {} if self._stream is None else {"non_blocking": True}
 
         def copy(value: Any) -> Any:
@@ -251,7 +251,7 @@ class DevicePrefetcher:
 def _as_list(transform: BatchTransform | Sequence[BatchTransform] | None) -> list[BatchTransform]:
     if transform is None:
         return []
-    # A module may also be a sequence. It is then called as a whole.
+    # A callable sequence, such as nn.Sequential, is a single transform.
     return [transform] if callable(transform) else list(transform)
 
 
@@ -449,9 +449,9 @@ class PrefetchIterator:
     def _can_send(self) -> bool:
         """Return whether to request another batch of the loader before returning the next one in flight.
 
-        While the device has work, this waits for the loader. As soon as the device has none, it needs the batch in
-        flight rather than a later one. The method ``is_ready(timeout_s)`` of the loader's iterator returns whether it
-        has a batch.
+        While the device has work, this waits for the loader. As soon as the device is idle, it needs the batch in
+        flight rather than a later one. The method ``is_ready(timeout_s)`` of the loader's iterator returns whether
+        a batch is ready.
         """
         is_ready = getattr(self._batches, "is_ready", None)
         if not len(self._in_flight) or not callable(is_ready):
@@ -461,7 +461,7 @@ class PrefetchIterator:
             while not is_ready(CHECK_S):
                 if self._in_flight.is_consumer_idle():
                     return False
-        except Exception as error:  # Raised after the batches in flight.
+        except Exception as error:  # The error is raised after the batches in flight.
             let_through(error)
             self._failure = _Failure(error, [], [])
             return False
@@ -471,7 +471,7 @@ class PrefetchIterator:
 
     def _send_next(self) -> _Failure | None:
         saves_state = self._is_ahead and (not self._in_flight.is_synchronous or find_held() is not None)
-        # The state of a loader that is ahead includes its parts, so they must count at the same time.
+        # The loader's state, read below, includes its parts' states, so these must count immediately.
         with counted_at_once() if saves_state else held_back() as counts, asking_for_rng_keys() as keys:
             began = time.perf_counter()
             try:
@@ -489,7 +489,7 @@ class PrefetchIterator:
         try:
             with outside_of_inference_mode():
                 self._in_flight.send(batch, counts, rng_key)
-        except Exception as error:  # From the user's transform or the device.
+        except Exception as error:  # The user's transform or the device raised this.
             let_through(error)
             return _Failure(no_end(error), [], counts)
         return None
@@ -505,7 +505,7 @@ class PrefetchIterator:
         return state
 
     def _note_state(self, state: dict[str, Any] | StateError | None) -> list[Count]:
-        """Return functions that set the state of the last batch that the user received, if the loader counts ahead."""
+        """Return functions that record the state for the batch when the user receives it, if the loader is ahead."""
         return [partial(setattr, self._last_received, "state", state)] if self._is_ahead else []
 
     def _take(self) -> Any:

@@ -23,11 +23,11 @@ def choose_device(name: str | torch.device | None = None, *, num_ranks: int = 1)
     """Return a device by name, or the best available device: CUDA, then MPS, then the CPU.
 
     Args:
-        name: A device that torch knows, such as ``"cuda"``, ``"cuda:1"`` or ``"cpu"``; None for the best available.
+        name: A device that torch supports, such as ``"cuda"``, ``"cuda:1"`` or ``"cpu"``; None for the best available.
         num_ranks: The number of ranks that train together. Several ranks cannot share an MPS device.
 
     Raises:
-        ValueError: If torch does not know the device or cannot use it.
+        ValueError: If torch does not support the device or cannot use it.
     """
     if name is None:
         kinds = ("cuda", "mps") if num_ranks == 1 else ("cuda",)
@@ -35,7 +35,7 @@ def choose_device(name: str | torch.device | None = None, *, num_ranks: int = 1)
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ValueError(f"device must be one that torch knows, such as 'cuda' or 'cpu', got {name!r}") from error
+        raise ValueError(f"device must be one that torch supports, such as 'cuda' or 'cpu', got {name!r}") from error
     if not _is_available(device.type):
         raise ValueError(
             f"device {str(name)!r} is not available, because torch finds no {device.type.upper()} device: use 'cpu', "
@@ -108,7 +108,7 @@ def _as_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor | None:
         return None
     try:
         return torch.from_numpy(array if array.flags.writeable else array.copy())
-    except (TypeError, ValueError):  # A float type that torch lacks, or negative strides.
+    except (TypeError, ValueError):  # torch lacks this float type, or the array has negative strides.
         return None
 
 
@@ -178,7 +178,7 @@ class StreamEvent(Protocol):
         """Wait until the stream reaches this point."""
 
     def elapsed_time(self, end_event: Any, /) -> float:
-        """Return the milliseconds from this point to a later one of the same stream. The stream has reached both."""
+        """Return the milliseconds from this point to a later one of the same stream, which must have reached both."""
 
 
 @dataclass(slots=True, eq=False)
@@ -306,7 +306,7 @@ class WaitingTimes:
 
         Args:
             requested: The event after all work that was queued before the batch was requested.
-            received: The event before the work that is queued afterwards.
+            received: The event before all work that is queued after the batch was received.
         """
         self._unread.append((requested, received))
         self._read()
@@ -424,7 +424,7 @@ class InFlightBatches:
 
 
 def _pin_movable(value: Movable) -> Any:
-    """Pin an object that can pin itself, such as torch's PackedSequence, in memory that is reused after its copies."""
+    """Return a pinned copy of an object that can pin itself, such as torch's PackedSequence, or else the object."""
     pin_memory = getattr(value, "pin_memory", None)
     return pin_memory() if callable(pin_memory) and torch.cuda.is_available() else value
 
@@ -456,11 +456,11 @@ class SynchronousBatches:
         return self._sent.popleft()
 
     def is_consumer_idle(self) -> bool:
-        """Return True: the consumer is the program, which waits."""
+        """Return True, because the consumer is the program, which is waiting."""
         return True
 
     def request(self, max_batches: int) -> None:
-        """Do nothing: the consumer never runs ahead."""
+        """Do nothing, because the consumer never runs ahead."""
 
     def close(self) -> None:
         """Release everything."""

@@ -53,7 +53,7 @@ from shardio.world import World, is_torch_worker
 
 
 def starts_threads(context: Any) -> bool:
-    """Return whether a context of multiprocessing starts threads instead of processes, as in some libraries."""
+    """Return whether a context of multiprocessing starts threads instead of processes, as some libraries do."""
     kind = getattr(context, "Process", BaseProcess)
     return not (isinstance(kind, type) and issubclass(kind, BaseProcess))
 
@@ -66,7 +66,7 @@ class FetchedEpoch:
         job: The settings that the workers need.
         position: The position at which it begins; it is updated with each batch that the user receives.
         indices: The indices of each batch.
-        length: The announced number of batches; None if there is none to check.
+        length: The number of batches that the loader announced; None if there is none to check.
     """
 
     job: FetchJob
@@ -84,7 +84,7 @@ class FetchSource(ABC):
 
     @abstractmethod
     def begin(self, cursor: Cursor | None, split: Split | None, *, has_new_workers: bool) -> FetchedEpoch:
-        """Begin the next epoch. ``has_new_workers`` is true without workers; see Executor.start for the others."""
+        """Begin the next epoch, as Executor.start does. ``has_new_workers`` is true without workers."""
 
     @abstractmethod
     def find_loader(self, cursor: Cursor | None, split: Split | None) -> Any:
@@ -104,7 +104,7 @@ class SamplerSource(FetchSource):
     """
 
     def __init__(self, loader: Any, epochs: Epochs, bad_samples: BadSamples | None) -> None:
-        self._loader = weakref.ref(loader)  # Weak: workers end as soon as the loader is released.
+        self._loader = weakref.ref(loader)  # A weak reference, so workers end when the loader is released.
         self._epochs, self._bad_samples = epochs, bad_samples
 
     def needs_new_workers(self, split: Split | None) -> bool:
@@ -259,7 +259,7 @@ class Fetching(Executor):
             self._source.watch(in_caller)
             return FetchedBatches(in_caller, settings, epoch, self._bad_samples, number)
         if workers is None:
-            assert position.base_seed is not None, "it was drawn for them"
+            assert position.base_seed is not None, "a seed is drawn whenever workers start"
             workers = self._start_workers(job, position.base_seed)
         batches = WorkerBatches(
             workers,
@@ -383,8 +383,8 @@ class FetchedBatches(BatchIterator):
         )
         if self._num_workers:
             said += (
-                "For multiprocessing data-loading, this can have one cause: each worker yields the whole dataset. Its "
-                "__iter__ must call get_worker_info() and yield only its part"
+                "The cause may be that each worker yields the whole dataset: its __iter__ must call get_worker_info() "
+                "and yield only the worker's part"
             )
         warnings.warn(said, UserWarning, stacklevel=find_user_level())
 
@@ -411,7 +411,7 @@ class _PersistentBatches(BatchIterator):
         return self.batches.is_ready(timeout_s)
 
     def close(self) -> None:
-        """End the workers if the epoch is not over, because an error may have lost one of their answers."""
+        """End the workers if the epoch is not over, because an error may have lost an answer."""
         if self.batches.is_open:
             self.end_workers()
 
@@ -518,7 +518,7 @@ class _TorchBatches(BatchIterator):
 
     def end_workers(self) -> None:
         self.close()
-        self._forget()  # torch's iterator ends them when its last reference is dropped.
+        self._forget()  # The workers end when the last reference to torch's iterator is dropped.
 
 
 def _is_of_a_batch(error: Exception) -> bool:

@@ -78,7 +78,7 @@ class ChunkSizing:
 
     def num_spare(self, layout: Layout) -> int:
         """Return the number of free buffers to keep."""
-        # The user holds one batch, and the one before it until the next request is answered.
+        # The user holds one batch, and the previous one until the next request is answered.
         return self.num_ahead(layout) + 2
 
 
@@ -266,7 +266,7 @@ class ChunkQueue:
         for received in self._workers.receive(timeout_s):
             if isinstance(received, Death):
                 self._redo(received)
-            elif (entry := self._in_flight.pop(received.chunk_id, None)) is not None:  # None if it was dropped.
+            elif (entry := self._in_flight.pop(received.chunk_id, None)) is not None:  # None if the chunk was dropped.
                 self._num_failed_starts = 0
                 yield (*entry, received)
 
@@ -415,7 +415,7 @@ def finish_batch(
         if settings.collation is not None:
             assembled = _unpack_collated(batch, views)
             if settings.pins:
-                assembled = pin_memory(assembled)  # torch's own, which can pin instances of user classes.
+                assembled = pin_memory(assembled)  # torch's function can pin instances of user classes.
         else:
             assembled = assemble_batch(decoder, batch, views)
             if settings.pins:
@@ -444,7 +444,7 @@ def assemble_batch(decoder: FieldDecoder, batch: Batch, views: Views) -> Any:
         ValueError: If images differ in size.
     """
     chunks = _drop_empty_chunks(batch)
-    rows = [slice(chunk.row, chunk.row + len(chunk.plan)) for chunk in chunks]  # With gaps where samples were skipped.
+    rows = [slice(chunk.row, chunk.row + len(chunk.plan)) for chunk in chunks]  # Skipped samples leave gaps.
     is_marked = chunks[0].plan.valid is not None
     is_bare = isinstance(decoder.fields, str) and not is_marked
     columns = [

@@ -109,10 +109,10 @@ class Planner(Protocol):
 
         Args:
             cursor: The start of the epoch; None if the order is not shardio's.
-            split: This rank's share, from the cursor to the end; None in the same case.
+            split: This rank's share, from the cursor to the end; None if the order is not shardio's.
 
         Raises:
-            IndexError: If a batch of a sampler is empty or an index is out of range. The iterator of plans raises it.
+            IndexError: If a sampler yields an empty batch or an index out of range; the iterator of plans raises it.
         """
 
 
@@ -159,7 +159,7 @@ class SamplerPlanner:
 
     def __init__(self, dataset: Unwrapped, loader: Any, epochs: Epochs) -> None:
         self.dataset, self._epochs = dataset, epochs
-        self._loader = weakref.ref(loader)  # Weak: workers end as soon as the loader is released.
+        self._loader = weakref.ref(loader)  # A weak reference, so workers end when the loader is released.
 
     def plan(self, cursor: Cursor | None, split: Split | None) -> PlannedEpoch:
         inner = self.dataset.dataset
@@ -185,7 +185,7 @@ class SamplerPlanner:
         known: tuple[int, int] | None,
         num_returned: NDArray[np.uint32],
     ) -> Iterator[BatchPlan]:
-        assert position.base_seed is not None, "it was drawn when the epoch began"
+        assert position.base_seed is not None, "the seed is drawn when an epoch begins"
         base_rng_key = make_rng_key(position.base_seed, position.num_epochs_of_seed, "draws")
         num_samples, num_planned = len(self.dataset), position.num_samples
         remote = self.dataset.dataset.remote_samples()
@@ -228,12 +228,12 @@ class SamplerProgress:
         self._planned.append((self.indices.position, num_samples))
 
     def count_one(self) -> None:
-        """Count a batch, as soon as no wrapper holds it back."""
+        """Count a batch as soon as no wrapper holds it back."""
         if self._planned:  # Otherwise, the sampler failed, and there is no batch.
             hand_over([partial(self._advance, *self._planned.popleft())])
 
     def finish(self) -> None:
-        """Record the end of the epoch, as soon as no wrapper holds it back."""
+        """Record the end of the epoch as soon as no wrapper holds it back."""
         hand_over([partial(self._end, self.indices.position)])
 
     def _advance(self, sampler: SamplerPosition, num_samples: int) -> None:
@@ -284,7 +284,7 @@ def collate_channels_last(samples: Sequence[Any]) -> Any:
     """Collate samples as torch does, except that uint8 images become a channels_last tensor [N, 3, H, W].
 
     Raises:
-        ValueError: If images differ in size, or dicts in their keys.
+        ValueError: If images differ in size, or if dicts have different keys.
         RuntimeError: If arrays differ in shape.
     """
     first = samples[0]
@@ -297,7 +297,7 @@ def collate_column(values: Sequence[Any]) -> Any:
     """Collate the values of one field, as :func:`collate_channels_last` does.
 
     Args:
-        values: The values. As in torch, strings are returned as this sequence itself: a list if samples are strings or
+        values: The values. As in torch, the result for strings is this sequence: a list if samples are strings or
             dicts, a tuple if they are tuples.
     """
     try:

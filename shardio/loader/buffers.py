@@ -46,7 +46,7 @@ def make_memory(num_bytes: int) -> int:
     descriptor = os.memfd_create("shardio", os.MFD_CLOEXEC)
     try:
         os.ftruncate(descriptor, num_bytes)
-    except BaseException:  # Ctrl-C must not leave it open either.
+    except BaseException:  # Close the descriptor even after Ctrl-C.
         os.close(descriptor)
         raise
     return descriptor
@@ -127,7 +127,7 @@ class Layout:
 
 @dataclass(kw_only=True, eq=False)
 class NewBuffer:
-    """A new buffer. The descriptor of its memory is sent with the message."""
+    """A new buffer, sent with the descriptor of its memory."""
 
     buffer_id: int
     layout: Layout
@@ -148,7 +148,7 @@ class MappedBuffers:
         self.get = self._buffers.get
 
     def update(self, message: object, descriptors: Sequence[int]) -> bool:
-        """Map a new buffer, or forget old ones, if a message requests this; return whether it does."""
+        """Map a new buffer or drop old ones, if a message requests either; return whether it does."""
         match message:
             case NewBuffer():
                 memory = map_memory(descriptors[0], message.layout.num_bytes)
@@ -166,8 +166,8 @@ def as_stored(name: str, value: Any) -> NDArray[Any] | None:
     """Return a value as the array that a buffer can store, without a copy; None if a buffer cannot store it.
 
     Args:
-        name: The name of the value's field. An image is a uint8 array [height, width, 3], a uint8 tensor [3, height,
-            width], or any other result of a transform. Such tensors become such arrays only in image fields.
+        name: The name of the value's field. In an image field, a uint8 tensor [3, height, width] becomes an
+            array [height, width, 3].
         value: The value.
     """
     if isinstance(value, Ragged):
@@ -182,9 +182,9 @@ def as_stored(name: str, value: Any) -> NDArray[Any] | None:
         if is_tensor and len(value) == 3:
             value = value.transpose(1, 2, 0)
         elif is_tensor and value.shape[2] == 3:
-            return None  # It has the shape of an image [height, width, 3], but is not one.
+            return None  # An array of this shape would be an image, but this tensor is not one.
         elif not is_tensor and value.shape[2] != 3:
-            return None  # An image of other channels, which a batch holds as [channels, height, width].
+            return None  # A batch holds images without 3 channels as [channels, height, width].
     return value if holds_images(name) or value.nbytes >= MIN_BYTES else None
 
 
@@ -198,7 +198,8 @@ def _as_array(tensor: Any) -> NDArray[Any] | None:
     torch = sys.modules["torch"]
     try:
         array: NDArray[Any] = tensor.as_subclass(torch.Tensor).numpy()
-    except (RuntimeError, TypeError):  # It needs a gradient, is on another device or sparse, or numpy lacks its dtype.
+    except (RuntimeError, TypeError):
+        # The tensor is sparse or on another device, requires a gradient, or has a dtype that numpy lacks.
         return None
     return array
 
@@ -212,7 +213,7 @@ Views = dict[int, NDArray[Any]]
 """The columns of a buffer, by field index."""
 
 Spans = Mapping[int, tuple[int, int]]
-"""The first byte of each piece of memory in a buffer, and the one after its last, by piece index."""
+"""The start and the end (exclusive) of each piece of memory in a buffer, in bytes, by piece index."""
 
 MemoryCallback = Callable[[NDArray[np.uint8]], None]
 
@@ -259,7 +260,7 @@ class BufferWatch:
 
     Attributes:
         callback: Receives each buffer's memory once, uint8 [n], which lives as long as any view of it.
-        num_held: The number of batches that the wrapper holds, besides those of the user.
+        num_held: The number of batches that the wrapper holds, in addition to the user's.
     """
 
     callback: MemoryCallback
@@ -354,8 +355,8 @@ class BufferPool:
 
         Args:
             layout: The layout of a batch in a buffer.
-            num_spare: The number of free buffers to keep, besides those for the watches. The pool drops the others,
-                which it created while the user kept batches.
+            num_spare: The number of free buffers to keep, in addition to those for the watches. The pool drops the
+                others, which it created while the user kept batches.
         """
         self.layout, self._num_spare = layout, num_spare
         self._drop_free()
@@ -368,12 +369,11 @@ class BufferPool:
         return buffer
 
     def hand_out(self, buffer: Buffer, spans: Spans | None = None) -> Views:
-        """Return a filled buffer's columns. The buffer returns to the pool when all of them are freed.
+        """Return a filled buffer's columns. When all columns are freed, the buffer returns to the pool.
 
         Args:
             buffer: The buffer.
-            spans: The pieces to return instead of columns, at least one: the first byte of each, and the one after its
-                last.
+            spans: The places of the pieces to return instead of columns, at least one.
         """
         self._held[buffer.buffer_id] = self._taken.pop(buffer.buffer_id)
         return buffer.hand_out(self._freed, spans)
@@ -420,7 +420,7 @@ class BufferPool:
         self.put_back(freed)
 
     def close(self) -> None:
-        """Release all buffers. Those that the user holds are freed with the user's tensors."""
+        """Release all buffers. Buffers that the user holds are freed with the user's tensors."""
         self._free = []
         self._taken.clear()
         self._held.clear()
@@ -445,7 +445,7 @@ class BufferPool:
 
 def map_in_torch(descriptor: int, num_bytes: int) -> NDArray[np.uint8]:
     """Map memory with torch, which keeps no descriptor, because the user may hold many batches. Tensors may view it."""
-    import torch  # Worker processes may start without it.
+    import torch  # Worker processes may start without torch.
 
     storage = torch.UntypedStorage.from_file(f"/proc/self/fd/{descriptor}", shared=True, nbytes=num_bytes)
     memory = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[arg-type]  # it also accepts storages

@@ -124,7 +124,7 @@ def check_samplers_dataset(dataset: Any, sampler: Any, *, compares_digests: bool
     Args:
         dataset: The loader's dataset.
         sampler: Any sampler.
-        compares_digests: Whether to compare the datasets' digests, if both have one, as well as their sizes.
+        compares_digests: Whether to compare the datasets' digests, if both have one, in addition to their sizes.
     """
     if not isinstance(sampler, EpochSampler) or not isinstance(dataset, Sized):
         return
@@ -134,7 +134,7 @@ def check_samplers_dataset(dataset: Any, sampler: Any, *, compares_digests: bool
             f"the EpochSampler was created over {sampler.num_all_samples} samples, but the loader's "
             f"{type(dataset).__name__} has {len(dataset)}: {remedy}"
         )
-    # A sampler over one part of a StackDataset fits the whole.
+    # A sampler over one part of a StackDataset is also valid for the whole.
     is_joined = any(isinstance(each, ConcatDataset | StackDataset) for each in (dataset, sampler.dataset))
     if not compares_digests or is_joined or dataset is sampler.dataset:
         return
@@ -149,8 +149,8 @@ def check_prefetch_factor(prefetch_factor: int | None) -> int | None:
     """Check and return ``prefetch_factor``; None or a DefaultPrefetch means that the user did not set it.
 
     Raises:
-        TypeError: If it is not an integer.
-        ValueError: If it is less than 1.
+        TypeError: If ``prefetch_factor`` is not an integer.
+        ValueError: If ``prefetch_factor`` is less than 1.
     """
     if prefetch_factor is None or isinstance(prefetch_factor, DefaultPrefetch):
         return prefetch_factor
@@ -254,7 +254,7 @@ def warn_of_whole_epochs(dataset: Any, sampler: Any) -> None:
     """
     drawing = sampler.sampler if type(sampler) is BatchSampler else sampler
     if type(drawing) not in (RandomSampler, SequentialSampler):
-        return  # Other samplers may split over ranks.
+        return  # Other samplers may split the samples over ranks.
     if isinstance(unwrap(dataset).dataset, MapDataset) and (num_ranks := find_world().world_size) > 1:
         warnings.warn(
             f"{type(drawing).__name__} does not split samples over ranks: each of {num_ranks} ranks gets all "
@@ -340,10 +340,10 @@ def make_executor(
 def _can_fetch(loader: Any, worker_method: WorkerMethod, *, has_order: bool) -> bool:
     """Return whether the executor for any dataset can make a loader's batches; otherwise, torch's own iterators do."""
     if isinstance(loader.dataset, torch.utils.data.IterDataPipe | torch.utils.data.MapDataPipe) and not has_order:
-        return False  # They share seeds between ranks.
+        return False  # torch's datapipes share seeds between ranks.
     if not loader.num_workers or worker_method == "thread":
         return True
-    if starts_threads(loader.multiprocessing_context):  # In torch's way, all threads see one worker's id.
+    if starts_threads(loader.multiprocessing_context):  # torch shows all threads the same worker id.
         return has_order or isinstance(unwrap(loader.dataset).dataset, Transformed)
     return hasattr(os, "memfd_create")
 

@@ -45,8 +45,8 @@ class Death:
 
     Attributes:
         cause: The cause of death, for messages.
-        in_flight: The ids of the chunks that they were making.
-        was_ready: Whether one of them had started.
+        in_flight: The ids of the chunks that the processes were making.
+        was_ready: Whether one of the processes had started.
         num_processes: The number of processes that died at the same time.
     """
 
@@ -65,7 +65,7 @@ class WorkerPool(Owned):
         num_threads: The number of chunks that they make at a time.
 
     Attributes:
-        server: The fork server, for another pool when this one is closed.
+        server: The fork server. Another pool can use it when this one is closed.
         num_threads: The number of chunks that they make at a time.
         is_closed: Whether the pool was closed.
         memory: The memory of each worker process.
@@ -154,7 +154,7 @@ class WorkerPool(Owned):
             match message:
                 case WorkerMemory():
                     self.memory.record(process.worker_id, message.num_bytes)
-                case Made() | Failed() if message.chunk_id in process.unanswered:  # Otherwise, it was cancelled.
+                case Made() | Failed() if message.chunk_id in process.unanswered:  # Otherwise, the chunk was cancelled.
                     del process.unanswered[message.chunk_id]
                     received.append(message)
         return received
@@ -191,13 +191,13 @@ class WorkerPool(Owned):
                 ended = self.server.end_worker(process.worker_id, is_exiting=not why, patience_s=process.patience_s)
                 ended += self.memory.forget(process.worker_id)
                 deaths[process] = Death(cause=why + ended, in_flight=in_flight, was_ready=process.is_ready)
-            if not self.server.is_running:  # All worker processes ended with it.
+            if not self.server.is_running:  # All worker processes ended with the fork server.
                 self._dying.update((process, "") for process in self._processes if process not in self._dying)
             self.cancel()  # This may reveal more dead processes.
-        if not self.server.is_running:  # Otherwise, it has waited for them.
+        if not self.server.is_running:  # Otherwise, the fork server has waited for them.
             for process in deaths:
                 process.await_end()
-        for process in deaths:  # Only now, because a new process may die at once.
+        for process in deaths:  # Restart only now, because a new process may die immediately.
             process.end.close()
             restarted = _Process(self.server, next(self._worker_ids), process.num_threads)
             self._processes[self._processes.index(process)] = restarted
@@ -218,14 +218,14 @@ class WorkerPool(Owned):
 def divide_threads(num_threads: int, num_processors: int) -> list[int]:
     """Return the number of threads of each process: one, or more if there are fewer processors than threads.
 
-    Threads that share a process wait for the GIL a tenth of the time.
+    Threads that share a process spend a tenth of their time waiting for the GIL.
     """
     num_processes = min(num_threads, num_processors)
     return [num_threads // num_processes + (i < num_threads % num_processes) for i in range(num_processes)]
 
 
 def _close_all(server: ForkServer, processes: list[_Process]) -> None:
-    for process in processes:  # First, because Ctrl-C may interrupt the wait for the fork server.
+    for process in processes:  # Close these first: Ctrl-C may interrupt the wait for the fork server.
         process.end.close()
     server.end_all_workers()
     processes.clear()
@@ -253,7 +253,7 @@ class _Process:
     def await_end(self) -> None:
         """Wait until the killed process can no longer write to buffers."""
         closed = select.poll()
-        closed.register(self.end, 0)  # Its end is closed after its memory is unmapped.
+        closed.register(self.end, 0)  # The process's end is closed after its memory is unmapped.
         if not closed.poll(1000 * CLOSE_S):
             raise WorkerError("a killed worker process does not end: it may be waiting for a slow disk or network")
 

@@ -80,8 +80,8 @@ CHECK_EXIT_S = 0.01
 def main() -> None:
     """Run a fork server. The command line holds the descriptor of its socket and the id of the parent process."""
     descriptor, parent_id = map(int, sys.argv[1:])
-    if isinstance(sys.stdout, TextIOWrapper):  # It is None if standard output is closed.
-        sys.stdout.reconfigure(line_buffering=True)  # Worker processes are killed, so they cannot flush it.
+    if isinstance(sys.stdout, TextIOWrapper):  # sys.stdout is None if standard output is closed.
+        sys.stdout.reconfigure(line_buffering=True)  # Worker processes are killed, so they cannot flush the output.
     server = ForkServerProcess(socket.socket(fileno=descriptor))
     try:
         with suppress(ConnectionError, StopIteration):  # The other end was closed, perhaps before the first message.
@@ -100,7 +100,7 @@ class ForkServerProcess:
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
-        self._process_ids: dict[int, int] = {}  # Of worker processes that are not yet waited for, by worker id.
+        self._process_ids: dict[int, int] = {}  # Keyed by worker id; an entry is removed when its process has ended.
 
     def run(self, parent_id: int) -> None:
         """Start and end worker processes until the other end is closed, or the process ``parent_id`` has ended."""
@@ -108,10 +108,10 @@ class ForkServerProcess:
         for message, descriptors in receive_all(self._end, parent_id):
             match message:
                 case bytes() | bytearray():
-                    setup = None  # Free the previous one first.
+                    setup = None  # Free the previous setup first.
                     setup = _load(message)
                 case StartWorker():
-                    assert setup is not None, "it is the first message"
+                    assert setup is not None, "the setup is the first message"
                     with socket.socket(fileno=descriptors[0]) as end:
                         self._process_ids[message.worker_id] = self._fork(end, setup, message.num_threads)
                 case EndWorker():
@@ -135,7 +135,7 @@ class ForkServerProcess:
     def _fork(self, end: socket.socket, setup: WorkerSetup | Failure, num_threads: int) -> int:
         server_id, process_id = os.getpid(), os.fork()
         if process_id == 0:
-            self._end.close()  # Only the fork server may keep it open.
+            self._end.close()  # Only the fork server may keep this end open.
             run_worker_process(end, setup, num_threads, server_id)
         return process_id
 
@@ -148,7 +148,7 @@ def _load(content: bytes | bytearray) -> WorkerSetup | Failure:
     gc.disable()  # A collection takes 5 ms here, and imports leave few reference cycles.
     setup = load_setup(content)
     if isinstance(setup, WorkerSetup) and setup.decoder.image_names:
-        find_kernel()  # It is loaded once for all worker processes.
+        find_kernel()  # Load the kernel once for all worker processes.
     # The garbage collector would write to all objects, and written pages are no longer shared.
     gc.freeze()
     gc.enable()
@@ -183,7 +183,7 @@ class WorkerProcess:
 
     Args:
         end: Its end of the socket pair.
-        setup: The reader and decoder of samples, or the failure to load them, with which all chunks fail.
+        setup: The reader and decoder of samples, or the failure to load them, which makes all chunks fail.
     """
 
     def __init__(self, end: socket.socket, setup: WorkerSetup | Failure) -> None:
@@ -205,7 +205,7 @@ class WorkerProcess:
             make = partial(_make, ChunkBuilder(setup.reader, setup.decoder, setup.collation))
             setup.decoder.diverge()
             if setup.runs_user_code and (torch := sys.modules.get("torch")) is not None:
-                torch.set_num_threads(1)  # As torch's own workers do.
+                torch.set_num_threads(1)  # torch's own workers do the same.
         for _ in range(num_threads):
             threading.Thread(target=self._run_thread, args=(make,), daemon=True).start()
         for message, descriptors in receive_all(self._end, parent_id):
@@ -242,20 +242,20 @@ class WorkerProcess:
         while True:
             began = time.perf_counter()
             chunk = self._chunks.get()
-            # A buffer may be forgotten at any time, but not before its chunks are cancelled.
+            # A buffer may be dropped at any time, but not before its chunks are cancelled.
             buffer = None if chunk.buffer_id is None else self._buffers.get(chunk.buffer_id)
             if chunk.chunk_id > self._cancelled:
                 self._report_memory()
                 idle_s = time.perf_counter() - max(began, chunk.epoch_began)
                 self._report(make(chunk, buffer, idle_s))
-            del buffer  # Otherwise, it would stay mapped until the next chunk arrives.
+            del buffer  # Otherwise, the buffer would stay mapped until the next chunk arrives.
 
     def _report_memory(self) -> None:
         # Called between two chunks.
         num_bytes = read_private_bytes()
         if abs(num_bytes - self._reported_bytes) > self._reported_bytes // 16:
             self._reported_bytes = num_bytes
-            with suppress(ConnectionError):  # The other end is closed; the next report notices it.
+            with suppress(ConnectionError):  # The other end is closed; the next report detects this.
                 send(self._end, WorkerMemory(num_bytes=num_bytes))
 
     def _report(self, outcome: Outcome) -> None:
@@ -275,7 +275,7 @@ def _make(builder: ChunkBuilder, chunk: Chunk, buffer: _MappedBuffer | None, idl
             rows = {column_index: column[chunk.rows] for column_index, column in layout.views(memory).items()}
         made = builder.make(chunk, rows, idle_s)
         return pack(made, rows) if builder.collates else made
-    except BaseException as error:  # The training process raises it.
+    except BaseException as error:  # The training process raises the error.
         return Failed(chunk_id=chunk.chunk_id, failure=describe_failure(error))
 
 
@@ -314,7 +314,7 @@ class ChunkBuilder:
 
     @property
     def collates(self) -> bool:
-        """Whether it makes whole batches."""
+        """Whether the builder makes whole batches."""
         return self._collation is not None
 
     def make(self, chunk: Chunk, rows: Rows, idle_s: float = 0.0) -> Made:
@@ -373,7 +373,7 @@ class ChunkBuilder:
                 samples += collation.decode(decoder, stored, chunk.rng_keys[rows], calls)
             except SampleError as error:
                 raise error.at_row(start + error.row) from error
-            except Exception as error:  # An error of user code, re-raised here.
+            except Exception as error:  # User code may raise anything; the error is re-raised.
                 move_mark(error, start)
                 raise
             num_images_by_decoder.update(calls.decoder_names)
@@ -398,7 +398,7 @@ def pack(made: Made, rows: Rows) -> Made:
         made: The batch.
         rows: The destinations of its pieces of memory, each with one row. A piece that does not fit is sent instead.
     """
-    from shardio.loader.pickles import take_memory_out  # It imports torch, which the collation also needs.
+    from shardio.loader.pickles import take_memory_out  # This imports torch, which the collation also needs.
 
     pickled, pieces = take_memory_out(made.batch)
     columns = [_store("", [piece], rows.get(index)) for index, piece in enumerate(pieces)]

@@ -212,7 +212,7 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
         """Begin the next epoch and return an iterator over its batches."""
         extension = find_extension(self)
         if extension is None or (extension.delivery is None and extension.order is None):
-            return super().__iter__()  # Perhaps that of another class, between this one and torch's.
+            return super().__iter__()  # Another class may come between this one and torch's.
         if extension.delivery is None:
             return extension.iterate(self)
         return DeliveredBatches(extension.delivery, self, extension.find_length(self))
@@ -237,7 +237,7 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
 
         Raises:
             TypeError: If ``epoch`` is not an integer.
-            ValueError: If it is negative, or not below 2**62.
+            ValueError: If ``epoch`` is negative or not below 2**62.
         """
         epoch = check_epoch(epoch)
         extension = find_extension(self)
@@ -292,8 +292,8 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
 
         Args:
             callback: Receives the memory as a uint8 [n] array, and must not keep a reference to it.
-            num_held: The number of batches that the caller holds at a time, besides those that it has passed on. The
-                loader then provides memory for this many more batches.
+            num_held: The number of batches that the caller holds at a time, in addition to those that it has passed on.
+                The loader then provides memory for this many more batches.
         """
         return _find_own(self).watch_memory(callback, num_held=num_held)
 
@@ -338,14 +338,14 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        find_extension(self)  # The copy gets its own.
+        find_extension(self)  # The copy gets its own extension.
 
 
 def _find_own(loader: Any) -> Extension:
     """Return a loader's extension.
 
     Raises:
-        TypeError: If its class did not call the constructor of shardio's DataLoader.
+        TypeError: If the loader's class did not call the constructor of shardio's DataLoader.
     """
     if (extension := find_extension(loader)) is None:
         raise TypeError(_UNKNOWN.format(kind=type(loader).__name__))

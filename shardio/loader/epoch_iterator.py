@@ -75,7 +75,7 @@ class LoaderIterator(_BaseDataLoaderIter):
 
         Args:
             loader: The loader.
-            sampler: Its ``_index_sampler``. Subclasses override that property, so it is read once for an epoch.
+            sampler: Its ``_index_sampler``. Subclasses override that property, so it is read once per epoch.
         """
         self._dataset, self._dataset_kind = loader.dataset, loader._dataset_kind
         self._IterableDataset_len_called = loader._IterableDataset_len_called
@@ -148,7 +148,7 @@ class EpochIterator(LoaderIterator):
         if self._is_over:
             raise StopIteration
         self._check()
-        self._cut_short_by = "an error"  # Until there is a batch: an error before that may lose one.
+        self._cut_short_by = "an error"  # Cleared once there is a batch: an error before that may lose one.
         try:
             self._count()
             with before_shutdown(), self._modes():
@@ -198,7 +198,7 @@ class EpochIterator(LoaderIterator):
     def _make_rng_key(self, num_before: int) -> int:
         """Return the rng key of this rank's batch after ``num_before`` others of this iterator."""
         progress, seed = self.progress, self._seed
-        assert progress is not None, "only shardio's order has keys"
+        assert progress is not None, "only shardio's order has rng keys"
         assert seed is not None, "shardio's order has a seed"
         split = progress.split
         (rng_key,) = make_rng_key(seed, progress.cursor.epoch, "batch", split.position_after(num_before), split.rank)
@@ -431,6 +431,6 @@ def before_shutdown() -> Iterator[None]:
 
 @cache
 def _watch() -> None:
-    # Called with the first batch: exit handlers run in reverse order, and this one must run before workers are ended.
+    # Called with the first batch: exit handlers run in reverse order, and this one must run before the workers end.
     atexit.register(_gate.close)
     call_at_fork(_gate, after_in_child=_Gate.clear)  # The child lacks the threads that were inside.

@@ -123,7 +123,7 @@ class Tally:
         self.num_images_by_decoder += num_images_by_decoder
         if num_images_by_decoder["pillow, clipped"] and not self.has_warned:
             self.has_warned = True
-            warnings.warn(f"gray images store other numbers than uint8: {CLIPPED_ADVICE}", stacklevel=2)
+            warnings.warn(f"gray images store values other than uint8: {CLIPPED_ADVICE}", stacklevel=2)
 
     def sum_up(self) -> LoaderStats:
         """Return the statistics so far."""
@@ -168,10 +168,10 @@ IN_ANOTHER_PROCESS = "this iterator belongs to the parent of this forked process
 
 
 class BatchIterator(ABC):
-    """The batches of one epoch, in their order.
+    """The batches of one epoch, in order.
 
-    The iterator that the user gets has the same methods: it raises the error of a Failure, and further batches may be
-    requested after its end. :class:`shardio.testing.executor.ExecutorTests` checks any executor and its iterators.
+    The iterator that the user gets has the same methods, but raises the error of a Failure, and may be called again
+    after its end. :class:`shardio.testing.executor.ExecutorTests` checks any executor and its iterators.
 
     If the loader has a state, a batch counts when the user receives it, as :mod:`shardio.epochs` reports. A failed
     batch counts when the next batch is requested. Neither :meth:`is_ready` nor :meth:`close` counts a batch.
@@ -235,10 +235,10 @@ class Executor(ABC):
 
         Args:
             cursor: The start of the epoch; None if the order is not shardio's.
-            split: This rank's share, from the cursor to the end; None in the same case.
+            split: This rank's share, from the cursor to the end; None if the order is not shardio's.
         """
 
-    def start_workers(self) -> None:  # noqa: B027  # Most have nothing to do.
+    def start_workers(self) -> None:  # noqa: B027  # Most executors have nothing to start.
         """Start the workers of the next epoch now, unless only the epoch itself can start them."""
 
     @abstractmethod
@@ -254,11 +254,11 @@ class ExecutorSettings:
         datasets: The loader's dataset; for torch's Subsets and ConcatDatasets, also the datasets in them.
         decoder: The decoder of the dataset inside; None if the dataset is not shardio's.
         is_ours: Whether shardio's own code can make the batches.
-        batch_size: The number of samples in a full batch; None if a batch sampler decides, or for single samples.
+        batch_size: The number of samples in a full batch; None if a batch sampler determines it, or for single samples.
         batch_sampler: The sampler of the indices of each batch; None for an iterable dataset or single samples.
         num_workers: The number of workers.
         collate_fn: The function that makes a batch of samples.
-        worker_init_fn: The function that workers that call the dataset run first.
+        worker_init_fn: The function that each worker runs first, if workers call the dataset.
         multiprocessing_context: The start method of workers that call the dataset.
         generator: The generator of the seed of workers that call the dataset and, if the order is not shardio's, of
             the rng keys.
@@ -268,8 +268,8 @@ class ExecutorSettings:
         worker_method: The kind of workers that call the dataset.
         in_order: Whether batches are delivered in order.
         snapshot_every_n_steps: The number of batches after which the state of the user's dataset is read.
-        pin_memory: The argument of torch's loader.
-        pin_memory_device: The argument of torch's loader.
+        pin_memory: torch's argument ``pin_memory``.
+        pin_memory_device: torch's argument ``pin_memory_device``.
         pins: Whether batches are copied to torch's pinned memory, because that is requested and CUDA is available.
     """
 

@@ -93,7 +93,7 @@ class Extension:
         self.is_in_accelerate = False
         self._latest: object = None  # A token for the latest epoch.
         self._persistent: Callable[[], EpochIterator | None] = _none  # The iterator whose workers persist.
-        self._warned_of = set[Split]()  # The splits without batches that a warning has named.
+        self._warned_of = set[Split]()  # The splits without batches that have caused a warning.
         self._made: tuple[ExecutorSettings, Executor] | None = None  # The latest executor, and its settings.
         self._watches: list[BufferWatch] = []  # The watches of the next epoch.
         check_samplers_dataset(loader.dataset, _find_drawing_sampler(loader), compares_digests=True)
@@ -201,7 +201,7 @@ class Extension:
         """Begin the next epoch at the position of a state.
 
         Raises:
-            StateError: If the state does not fit the loader.
+            StateError: If the state does not match the loader.
         """
         if self.order is None:
             self.epochs.load(loader, state)
@@ -219,7 +219,7 @@ class Extension:
             self._watches.remove(watch)
 
     def _begin(self, loader: Any, sampler: Any, *, made: Any) -> BegunEpoch:
-        """Begin an epoch. The epoch counts only when nothing else can fail.
+        """Begin an epoch, which counts only after everything else has succeeded.
 
         Args:
             loader: The loader.
@@ -236,7 +236,7 @@ class Extension:
         self.epochs.keeps_seed = made is not None
         if self.is_in_accelerate and split is not None:
             check_parallelism(split)
-        has_own_modes = yields_images(dataset)  # User code runs in the user's modes.
+        has_own_modes = yields_images(dataset)  # User code runs in the torch modes that the user set.
         self.epochs.sampler = sampler
         try:
             with own_tensors() if has_own_modes else nullcontext():
@@ -382,9 +382,9 @@ class MadeBatches:
     counts_when_received = True
 
     def __init__(self, loader: Any, extension: Extension) -> None:
-        # Weak: workers end as soon as the loader is released.
+        # Hold weak references, so workers end as soon as the loader is released.
         self._loader, self._extension = weakref.ref(loader), weakref.ref(extension)
-        self._attributes: dict[str, Any] = {}  # The loader's, for an epoch that outlives it.
+        self._attributes: dict[str, Any] = {}  # The loader's attributes, for an epoch that outlives it.
 
     def __iter__(self) -> Iterator[Any]:
         loader = self._find()
@@ -396,7 +396,7 @@ class MadeBatches:
         return len(self._find())
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("_loader", "_extension", "_attributes"):  # Not set yet, for example during unpickling.
+        if name in ("_loader", "_extension", "_attributes"):  # During unpickling, these are not set yet.
             raise AttributeError(name)
         if (loader := self._loader()) is None and name in self._attributes:
             return self._attributes[name]

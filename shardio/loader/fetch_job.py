@@ -136,7 +136,7 @@ class Fetcher(Protocol):
 
 
 class DatasetEndError(Exception):
-    """An iterable dataset has no further batch. It is not a StopIteration, which user code may raise by mistake."""
+    """An iterable dataset has no further batch. This is not a StopIteration, which user code may raise by mistake."""
 
 
 def make_fetcher(job: FetchJob, state: dict[str, Any] | None, *, follows_end: bool = False) -> Fetcher:
@@ -189,7 +189,7 @@ class MapFetcher:
             raise
 
     def skip(self, num_batches: int) -> None:
-        """Do nothing: the sampler skips."""
+        """Do nothing, because the sampler skips the batches."""
 
     def state(self) -> dict[str, Any] | None:
         dataset_state = dump_state(self._job.dataset) if self._job.keeps_state else None
@@ -286,7 +286,7 @@ def _get_ordered(dataset: Any, bad_samples: BadSamples | None, request: OrderedI
 
     indices, seed, epoch = request.indices, request.seed, request.epoch
     unwrapped = unwrap(dataset)
-    if not _takes_rng_keys(unwrapped.dataset):  # It is read as in torch.
+    if not _takes_rng_keys(unwrapped.dataset):  # Read the dataset as torch does.
         unwrapped = Unwrapped(dataset=dataset, subsets=())
 
     def read(some: NDArray[np.int64], rng_keys: Words) -> list[Any]:

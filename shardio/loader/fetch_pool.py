@@ -61,7 +61,7 @@ class FetchWorkers(Owned, ABC):
 
     @abstractmethod
     def begin(self, requests: Sequence[BeginEpoch]) -> None:
-        """Begin an epoch: one request for each worker."""
+        """Begin an epoch with one request for each worker."""
 
     @abstractmethod
     def submit(self, worker_id: int, task: FetchTask) -> None:
@@ -174,7 +174,7 @@ def _close_threads(
         queue.put(None)
     deadline = time.monotonic() + JOIN_S
     for thread in threads:
-        if thread is not threading.current_thread():  # The last reference may be dropped in one of them.
+        if thread is not threading.current_thread():  # A worker may drop the last reference.
             thread.join(max(deadline - time.monotonic(), 0.0))
 
 
@@ -185,7 +185,7 @@ CHECK_S = 5.0
 """The interval between checks of a silent worker process, in seconds."""
 
 MAX_SENT = 8
-"""The maximum number of unanswered requests of a worker process. More would fill its socket, and block both sides."""
+"""The maximum number of unanswered requests of a worker process; more would fill its socket and block both sides."""
 
 GROWTH = 1.25
 """When batches grow, the size of new buffers relative to the largest batch so far."""
@@ -206,7 +206,7 @@ class FetchProcesses(FetchWorkers):
         self._workers = [_Process() for _ in range(job.num_workers)]
         self._buffers = BufferPool(partial(_announce, self._workers), partial(_forget, self._workers))  # No cycle.
         self._buffer_of_task: dict[int, Buffer] = {}
-        self._owns: dict[int, Memory] = {}  # Memory that a worker made for one batch, by task.
+        self._owns: dict[int, Memory] = {}  # Memory that a worker allocated for one batch, by task.
         self._has_warned = False
         super().__init__(partial(_close_processes, self._workers))
         call_at_fork(self, after_in_child=FetchProcesses._leave_to_parent)
@@ -233,7 +233,7 @@ class FetchProcesses(FetchWorkers):
 
     def begin(self, requests: Sequence[BeginEpoch]) -> None:
         for worker, request in zip(self._workers, requests, strict=True):
-            worker.waiting.clear()  # They belong to an earlier epoch.
+            worker.waiting.clear()  # These requests belong to an earlier epoch.
             self._request(worker, request)
 
     def submit(self, worker_id: int, task: FetchTask) -> None:
@@ -373,7 +373,7 @@ def _close_processes(workers: list[_Process]) -> None:
     processes = [worker.process for worker in workers if worker.process is not None]
     for process in processes:
         if is_stopped(process.pid or 0):
-            process.kill()  # It cannot end by itself.
+            process.kill()  # A stopped process cannot end by itself.
     _join(processes)
     for end in (BaseProcess.terminate, BaseProcess.kill):
         for process in (left := [process for process in processes if process.is_alive()]):
@@ -398,7 +398,7 @@ class _Process:
         self._next_look, self._stopped_from = 0.0, math.inf
 
     def start(self, context: Any, job: FetchJob | None, worker_id: int, base_seed: int) -> None:
-        self.end, theirs = make_pair()  # Before the fork, because the child must close this side's end.
+        self.end, theirs = make_pair()  # This precedes the fork: the child must close this side's end.
         self.end.setblocking(False)
         with theirs:
             if context.get_start_method() == "forkserver":
@@ -408,18 +408,18 @@ class _Process:
         self.process = process
 
     def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
-        """Send a message, unless the process was released or has died. A missing answer then shows its death.
+        """Send a message, unless the process was released or has died. The missing answer then shows its death.
 
         Raises:
-            WorkerError: If it has died or does not continue while its socket is full.
+            WorkerError: If the process has died or does not continue while its socket is full.
         """
         if self.end is not None and self.is_open:
             with suppress(ConnectionError):
-                while not send_within(CHECK_S, self.end, message, descriptors):  # One batch may take long to fetch.
+                while not send_within(CHECK_S, self.end, message, descriptors):  # Fetching a batch may be slow.
                     self.check_life()
 
     def check_life(self) -> None:
-        """Raise WorkerError if the process has died, or has been stopped for long. A slow process is no error."""
+        """Raise WorkerError if the process has died or has been stopped for too long, but not if it is slow."""
         process, now = self.process, time.monotonic()
         assert process is not None, "it was started"
         if not process.is_alive():
@@ -444,9 +444,9 @@ def _await_fork_server() -> None:
     """Wait while multiprocessing's fork server is stopped, because starting a process would wait for it forever.
 
     Raises:
-        WorkerError: If it does not continue.
+        WorkerError: If the fork server does not continue.
     """
-    # Python has no public name for it. It is None before the first process.
+    # Python has no public name for the fork server's process id, which is None until the first process starts.
     process_id = getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
     deadline = time.monotonic() + STOPPED_S
     while process_id is not None and is_stopped(process_id):

@@ -126,7 +126,7 @@ class Fetched:
         worker_id: The worker that fetched it.
         content: The batch; an OutOfBandPickle if it comes from another process.
         num_samples: The number of samples in it.
-        times: The time that it took, and the time that the worker waited for the request.
+        times: The time that the batch took, and the time that the worker waited for the request.
         state: The state after the batch; None if there is none, or if it was not due.
     """
 
@@ -163,7 +163,7 @@ def seed_process(base_seed: int, worker_id: int) -> None:
     """Seed the global generators of Python, torch and numpy of a worker process."""
     random.seed(base_seed + worker_id)
     torch.manual_seed(base_seed + worker_id)
-    np.random.seed(_find_numpy_seed(base_seed, worker_id))  # User code may draw from it.
+    np.random.seed(_find_numpy_seed(base_seed, worker_id))  # User code may draw from numpy's generator.
 
 
 def make_rng(base_seed: int, worker_id: int) -> WorkerRng:
@@ -212,7 +212,7 @@ class FetchWorker:
         self._worker_id, self._job, self._channel = worker_id, job, channel
         self._fetcher: Fetcher | None = None
         self._init_failure: Failure | None = None
-        self._failure: Failure | None = None  # Every task of this epoch is answered with it.
+        self._failure: Failure | None = None  # It is the answer to every task of this epoch.
         self._is_exhausted = False
         self._state_every = self._num_since_state = 0
 
@@ -343,12 +343,12 @@ def run_worker_process(end: socket.socket, job: FetchJob | None, worker_id: int,
     torch.set_num_threads(1)
     if job is None and (job := receive_job(end)) is None:
         return
-    seed_process(base_seed, worker_id)  # After the modules of the dataset are imported, because they may also seed.
+    seed_process(base_seed, worker_id)  # Seed after importing the dataset's modules, which may also seed.
     # User code calls torch's get_worker_info, and torch has no public function to set its result.
     torch.utils.data._utils.worker._worker_info = torch.utils.data._utils.worker.WorkerInfo(
         id=worker_id, num_workers=job.num_workers, seed=base_seed + worker_id, dataset=job.dataset
     )
-    with suppress(KeyboardInterrupt):  # The training process also raises it.
+    with suppress(KeyboardInterrupt):  # The training process also raises this error.
         FetchWorker(worker_id, job, SocketChannel(end)).run()
 
 
@@ -364,7 +364,7 @@ class SocketChannel:
         self._messages = receive_all(end, os.getppid())
         self._buffers = MappedBuffers()
         self._arena: Arena | None = None
-        self._is_closed = False  # Then requests that were sent earlier are not answered.
+        self._is_closed = False  # If so, requests that were sent earlier stay unanswered.
 
     def receive(self) -> BeginEpoch | FetchTask | None:
         while not self._is_closed:

@@ -84,13 +84,13 @@ class WorkerBatches(BatchIterator):
         self._indices, self._position, self._task_ids = indices, position, task_ids
         self._tally = tally
         self._in_order, self._timeout_s, self._closes_workers = in_order, timeout_s, closes_workers
-        self._pending: dict[int, _Pending] = {}  # By task id, in the order of the indices.
+        self._pending: dict[int, _Pending] = {}  # Keyed by task id, in the order of the indices.
         self._num_before = position.sampler.num_yielded - indices.position.num_yielded
         self._begun = [False] * len(position.workers)
         self._epoch_id = next(task_ids)
         self._afters: dict[int, SamplerPosition] = {}  # The sampler's positions after batches delivered ahead.
         self.is_open, self._has_ended = True, False
-        self._late_counts = list[Count]()  # Of a failed batch: it counts when the next one is requested.
+        self._late_counts = list[Count]()  # A failed batch counts when the next one is requested.
         self._sampler_error: Exception | None = None
         self._exhausted = [False] * len(position.workers)
         num_workers = len(position.workers)
@@ -239,7 +239,7 @@ class WorkerBatches(BatchIterator):
                 worker = self._position.workers[answer.worker_id]
                 if worker.state is None and answer.state is not None:
                     worker.state, worker.num_since = answer.state, 0
-        elif answer.task_id not in self._pending:  # It belongs to an earlier epoch.
+        elif answer.task_id not in self._pending:  # The answer belongs to an earlier epoch.
             self.workers.drop(answer.task_id)
         else:
             self._pending[answer.task_id].answer = answer
@@ -338,11 +338,11 @@ class CallerBatches(BatchIterator):
         (worker,) = position.workers
         self._fetcher = make_fetcher(job, worker.state, follows_end=position.follows_end)
         self._fetcher.skip(worker.num_since)
-        self._late_counts = list[Count]()  # Of a failed batch: it counts when the next one is requested.
+        self._late_counts = list[Count]()  # A failed batch counts when the next one is requested.
         self._sampler_error: Exception | None = None
         self.is_open = True
         self._is_ahead = False  # Whether the dataset may be ahead of the user, because a wrapper holds batches back.
-        self._is_between = True  # Whether the user has received, or passed over, every fetched batch.
+        self._is_between = True  # Whether the user has received or skipped every fetched batch.
         self._save()
 
     @property

@@ -90,7 +90,7 @@ class ForkServer:
         Args:
             worker_id: Its number, larger than that of every earlier worker process of the pool.
             num_threads: The number of chunks that it makes at a time.
-            patience_s: The longest time in which the fork server may read nothing.
+            patience_s: The maximum time, in seconds, for which the fork server may read nothing.
         """
         running = self._running or self._start()
         ours, theirs = make_pair()
@@ -99,7 +99,7 @@ class ForkServer:
                 request = StartWorker(worker_id=worker_id, num_threads=num_threads)
                 send_within(patience_s, running.end, request, [theirs.fileno()])
             ours.setblocking(False)
-        except BaseException:  # Ctrl-C must not leave it open either.
+        except BaseException:  # Close this end even after Ctrl-C.
             ours.close()
             raise
         return ours
@@ -142,8 +142,8 @@ class ForkServer:
         if digest != running.digest:
             running.digest = digest
             if running.surroundings is not None:
-                running.surroundings = find_surroundings()  # It may import further modules.
-            with suppress(ConnectionError):  # It has died: the start of the first worker process shows this.
+                running.surroundings = find_surroundings()  # Loading the setup may import further modules.
+            with suppress(ConnectionError):  # It has died; starting the first worker process reveals this.
                 if not send_within(CLOSE_S, running.end, content):
                     self.close()
 
@@ -162,7 +162,7 @@ class ForkServer:
                     is_answered = received is not None
                     return None if received is None else received[0]
         finally:
-            if not is_answered:  # Also after Ctrl-C, because no later request may receive this answer.
+            if not is_answered:  # No later request may receive this answer, even after Ctrl-C.
                 self._close(EXIT_S)
         return None
 
@@ -199,19 +199,19 @@ class RunningServer:
     owner_id: int = field(default_factory=os.getpid)
 
     def is_usable(self, setup: WorkerSetup) -> bool:
-        """Return whether it can replace a new fork server for worker processes with this setup."""
+        """Return whether worker processes with this setup can use this fork server instead of a new one."""
         if self.process.poll() is not None or setup.runs_user_code != (self.surroundings is not None):
             return False
         return self.surroundings is None or self.surroundings.are_current
 
     def close(self, patience_s: float) -> int:
-        """Wait until it and all worker processes have ended; kill them after ``patience_s``. Return its exit code."""
-        with suppress(OSError):  # It has died.
-            self.end.shutdown(socket.SHUT_RDWR)  # Closing alone has no effect while another process has a copy of it.
+        """End this server and all worker processes; kill them after ``patience_s``. Return the server's exit code."""
+        with suppress(OSError):  # The fork server has died.
+            self.end.shutdown(socket.SHUT_RDWR)  # Closing has no effect while another process has a copy of the end.
         self.end.close()
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(patience_s)
-        # The worker processes are in its process group. If it was killed, they still run, and the group keeps its id.
+        # If the fork server was killed, the worker processes still run, and their process group keeps the server's id.
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         return self.process.wait()
@@ -219,7 +219,7 @@ class RunningServer:
     def leave_to_parent(self) -> None:
         """Close the end in a forked child. Otherwise, the fork server would outlive the parent."""
         self.end.close()
-        self.process.returncode = 0  # It is not a child of this process, which cannot wait for it.
+        self.process.returncode = 0  # The fork server is not a child of this process, which cannot wait for it.
 
 
 def release(running: RunningServer) -> None:
@@ -238,10 +238,10 @@ def end_kept() -> None:
 
 
 class _Kept:
-    """The keeper of at most one fork server that has imported user code, and that no loader uses."""
+    """A holder of at most one fork server that has imported user code and that no loader uses."""
 
     def __init__(self) -> None:
-        self._servers: deque[RunningServer] = deque()  # Its methods are atomic: any thread may free a loader.
+        self._servers: deque[RunningServer] = deque()  # A deque's methods are atomic, and any thread may free a loader.
         self._is_exiting = False
         call_at_fork(self, after_in_child=_Kept.leave_to_parent)
         atexit.register(self.exit)
@@ -292,7 +292,7 @@ def _start(setup: WorkerSetup) -> RunningServer:
             surroundings = find_surroundings() if setup.runs_user_code else None
             process = _start_process(theirs.fileno(), setup)
         end.setblocking(False)
-    except BaseException:  # Ctrl-C must not leave it open either.
+    except BaseException:  # Close this end even after Ctrl-C.
         end.close()
         raise
     return RunningServer(process=process, end=end, surroundings=surroundings)
@@ -320,10 +320,10 @@ class Surroundings:
     """The settings and modules of a process at one moment, on which user code may depend.
 
     Attributes:
-        cwd: The working directory; None if it is gone.
+        cwd: The working directory; None if it no longer exists.
         environment: The environment variables.
         module_path: ``sys.path``.
-        specs: The spec of each imported module. A module that is reloaded gets a new one.
+        specs: The spec of each imported module. Reloading a module gives it a new spec.
     """
 
     cwd: str | None
@@ -333,9 +333,9 @@ class Surroundings:
 
     @property
     def are_current(self) -> bool:
-        """Whether no setting has changed and no module was reloaded since.
+        """Whether no setting has changed and no module has been reloaded since then.
 
-        Files of modules may have changed: this process still has the code that it imported.
+        Changes to module files do not count, because this process still has the code that it imported.
         """
         now = find_surroundings()
         if (self.cwd, self.environment, self.module_path) != (now.cwd, now.environment, now.module_path):

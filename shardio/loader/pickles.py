@@ -83,7 +83,7 @@ class OutOfBandPickle:
         pickle: The value without any piece.
         pieces: The pieces.
         num_bytes: The number of bytes that the large pieces need in a buffer.
-        is_in_buffer: Whether they are in the given buffer; otherwise, they are in memory of their own.
+        is_in_buffer: Whether the large pieces are in the given buffer; otherwise, they are in separate memory.
     """
 
     pickle: Pickle
@@ -98,7 +98,7 @@ class Piece:
 
     Attributes:
         content: The bytes, if they are sent with the pickle.
-        span: Otherwise, their place in the buffer: the first byte, and the one after the last.
+        span: Otherwise, the start and the end (exclusive) of their place in the buffer, in bytes.
     """
 
     content: bytes | None = None
@@ -125,7 +125,7 @@ class Arena:
         return self.memory[start : self._stop]
 
     def find(self, piece: Memory) -> tuple[int, int] | None:
-        """Return a piece's first byte in this memory, and the one after its last; None if it is elsewhere."""
+        """Return the start and the end (exclusive) of a piece in this memory; None if the piece is elsewhere."""
         start: int = piece.ctypes.data - self.memory.ctypes.data
         return (start, start + len(piece)) if 0 <= start <= len(self.memory) - len(piece) else None
 
@@ -139,7 +139,7 @@ def _place(pieces: Sequence[tuple[Piece, Memory]], arena: Arena) -> bool:
                 return False
             taken[...] = memory
             span = arena.find(taken)
-            assert span is not None, "it was taken from there"
+            assert span is not None, "the piece was taken from the arena"
         piece.span = span
     return True
 
@@ -171,7 +171,7 @@ def put_memory_back(pickled: Pickle, pieces: Sequence[torch.Tensor]) -> Any:
 
     Args:
         pickled: The pickle.
-        pieces: Its pieces, uint8 [n] each. The value's tensors are views of them; its arrays are copies.
+        pieces: Its pieces, uint8 [n] each. The value's tensors are views of the pieces; its arrays are copies.
     """
     return _Unpickler(pickled.content, _fill.__name__, partial(_fill_from, pickled.starts, pieces)).load()
 
@@ -217,7 +217,7 @@ class _Storage:
         self.start, self._stop = len(memory), 0
 
     def cover(self, start: int, stop: int) -> None:
-        # A piece begins where any dtype may begin.
+        # Round the start down, so that the piece is aligned for every dtype.
         self.start, self._stop = min(self.start, start // ALIGNMENT * ALIGNMENT), max(self._stop, stop)
 
     def read(self) -> Memory:
@@ -242,7 +242,7 @@ class _Pickler(pickle.Pickler):
             gap = self._take_tensor(value)
         elif kind is np.ndarray:
             gap = self._take_array(value)
-        elif kind is TypedStorage:  # Of a tensor that is not plain, such as a Parameter.
+        elif kind is TypedStorage:  # The storage of a special tensor, such as a Parameter.
             return _make_typed, (value._untyped_storage, value.dtype)  # The public method warns.
         elif kind is torch.UntypedStorage and value.device.type == "cpu":
             gap = _Gap(piece_index=self._add(_identify(value), value, 0, value.nbytes()))
@@ -274,7 +274,7 @@ class _Pickler(pickle.Pickler):
         if array.nbytes < MIN_BYTES or array.dtype.kind not in "biufc" or not array.dtype.isnative:
             return None
         is_transposed = array.flags.f_contiguous and not array.flags.c_contiguous
-        # Writable, because memory that is sent beside the pickle becomes a tensor.
+        # Require a writable array, because memory that is sent beside the pickle becomes a tensor.
         ordered = np.require(array.T if is_transposed else array, requirements=["C", "W"])
         index = self._add((id(array),), ordered, 0, array.nbytes)
         self._kept.append(array)
@@ -322,7 +322,7 @@ def _fill_from(starts: Sequence[int], pieces: Sequence[torch.Tensor], *values: A
     gap = _Gap(*values)
     piece = pieces[gap.piece_index]
     if gap.is_array:
-        # A copy, because slices of an array hold a buffer's memory, but not the array that the pool watches.
+        # Copy it, because slices of an array hold a buffer's memory, but not the array that the pool watches.
         ordered = piece.numpy().view(gap.dtype)
         return np.lib.stride_tricks.as_strided(ordered, gap.shape, gap.strides).copy(order="K")
     if not gap.dtype:
@@ -407,8 +407,8 @@ class JobMemory:
 
     Attributes:
         num_bytes: The size of the memory.
-        pickle_bytes: The size of the pickle, with which it begins.
-        spans: The first byte of each buffer, and the one after its last.
+        pickle_bytes: The size of the pickle, with which the memory begins.
+        spans: The start and the end (exclusive) of each buffer in the memory.
         num_descriptors: The number of descriptors that follow, in :class:`MoreDescriptors`.
     """
 

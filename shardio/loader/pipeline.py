@@ -87,7 +87,7 @@ class PlannedBatches(BatchIterator):
         """Return the next plan, a failed batch if the user's sampler has failed, or None at the end."""
         try:
             return next(self._plans, None)
-        except Exception as error:  # After the earlier batches, every request raises its error.
+        except Exception as error:  # Every request after the earlier batches raises this error.
             let_through(error)
             self._plans = repeat_error(error)
             return Batch(error=error)
@@ -208,7 +208,7 @@ class Pipeline(PlannedBatches):
         super().__init__(epoch, settings, tally)
         self._workers, self._buffers = workers, buffers
         self._timeout_s, self._closes_workers = timeout_s, closes_workers
-        self._batches: deque[Batch] = deque()  # In order; the first one is taken next.
+        self._batches: deque[Batch] = deque()  # In the plans' order: the first one is taken next.
         self._queue = ChunkQueue(workers, buffers, epoch.source, tally)
         self.is_open = True
 
@@ -272,7 +272,7 @@ class Pipeline(PlannedBatches):
         if self._buffers.layout is None and (chunk := batch.chunks[0]).columns:  # A collation's first batch.
             layout = choose_layout([""] * len(chunk.columns), chunk.columns, num_rows=1)
             self._buffers.lay_out(layout, self._settings.sizing.num_spare(layout))
-        self._fill_up()  # Now, because the workers might run out of chunks while the user computes.
+        self._fill_up()  # Do this now, because the workers might run out of chunks while the user computes.
         return batch, {} if batch.buffer is None else self._buffers.hand_out(batch.buffer)
 
     def _fill_up(self) -> None:
@@ -381,6 +381,6 @@ class _CallersBatches(PlannedBatches):
         try:
             rows = {column_index: view[request.rows] for column_index, view in views.items()}
             return self._builder.make(request, rows)
-        except Exception as error:  # Not Ctrl-C, which ends the epoch: the chunk is not at fault.
+        except Exception as error:  # Ctrl-C is not caught: it ends the epoch.
             let_through(error)
             return Failed(chunk_id=request.chunk_id, failure=Failure(error=error))

@@ -111,7 +111,7 @@ class Epochs:
         self._latest = weakref.ref(batches)
 
     def dump(self, loader: Any) -> dict[str, Any]:
-        """Return the state. After the last batch of an epoch, it describes the beginning of the next one."""
+        """Return the state; after an epoch's last batch, it describes the beginning of the next epoch."""
         if self._loaded is not None:
             return self._loaded.dump()
         position = self._position
@@ -132,7 +132,7 @@ class Epochs:
         """Begin the next epoch at the position of a state.
 
         Raises:
-            StateError: If the state does not fit the loader.
+            StateError: If the state does not match the loader.
         """
         loaded = self._loaded = load_position(state, is_iterable=is_iterable(loader)) if state else None
         self._position = None
@@ -141,9 +141,9 @@ class Epochs:
         if loaded.random_states is not None:
             self._process_at_load = capture(loaded.random_states.globals)
         if loaded.is_finished:
-            self._restore_generators(loader, loaded)  # Now, because the program may seed them for the next epoch.
+            self._restore_generators(loader, loaded)  # Do this now: the program may seed them for the next epoch.
         if loaded.sampler_epoch is not None:
-            # Now, not when the epoch begins: frameworks set the epoch after they have begun it, or set another one.
+            # Set it now, not when the epoch begins: frameworks set the epoch after it has begun, or set another one.
             for sampler in _find_epoch_samplers(self._find_sampler(loader)):
                 sampler.set_epoch(loaded.sampler_epoch)
 
@@ -343,8 +343,8 @@ class _BatchIterator(Iterator[list[Any]]):
     def __init__(self, batch_sampler: BatchSampler) -> None:
         self._batch_sampler = batch_sampler
         self._sampler: Any = batch_sampler.sampler
-        self._iterator: Iterator[Any] | None = None  # Made by the first batch, as in torch: iter() may draw.
-        self._only_size: int | None = None  # The size of all batches of the epoch, with drop_last.
+        self._iterator: Iterator[Any] | None = None  # The first batch makes it, as in torch: iter() may draw.
+        self._only_size: int | None = None  # With drop_last, the size of all batches of the epoch.
         self.num_samples = 0
         self.has_ended = False
 
@@ -353,7 +353,7 @@ class _BatchIterator(Iterator[list[Any]]):
         size = self._only_size or self._batch_sampler.batch_size
         batch = [] if self.has_ended else list(itertools.islice(iterator, size))
         self.num_samples += len(batch)
-        self.has_ended = len(batch) < size  # Many samplers then reset themselves.
+        self.has_ended = len(batch) < size  # Do not call an exhausted sampler again: many restart.
         if not batch or (self._only_size is not None and self.has_ended):
             raise StopIteration
         return batch

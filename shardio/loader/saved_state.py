@@ -103,7 +103,7 @@ class EpochPosition:
         ahead: The numbers of batches that were delivered before an earlier one.
         last_worker_id: The worker that made the latest batch.
         base_seed: The seed of the workers; None if it is not known.
-        draws_seed: Whether it was drawn when the epoch began, not earlier.
+        draws_seed: Whether that seed was drawn when the epoch began, not earlier.
         num_epochs_of_seed: The number of earlier epochs with that seed.
         follows_end: Whether the states of the workers were saved at the end of the previous epoch.
         len_called: The value of ``len(loader)`` with an iterable dataset, as in StatefulDataLoader's states.
@@ -234,7 +234,7 @@ class EpochPosition:
 
 
 class WorkerCountError(StateError, AssertionError):
-    """A state was saved with another number of workers. StatefulDataLoader raises an AssertionError for it."""
+    """A state was saved with another number of workers. This is also an AssertionError, as in StatefulDataLoader."""
 
 
 def load_position(state: dict[str, Any], *, is_iterable: bool) -> EpochPosition:
@@ -382,7 +382,7 @@ def load_state(value: Any, state: Any) -> None:
 _GLOBALS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
     "torch": (torch.get_rng_state, torch.set_rng_state),
     "python": (random.getstate, random.setstate),
-    "numpy": (np.random.get_state, np.random.set_state),  # Users' samplers may draw from it.
+    "numpy": (np.random.get_state, np.random.set_state),  # User samplers may draw from numpy's generator.
 }
 """The functions that get and set the state of each global generator of a process, by its name."""
 

@@ -140,7 +140,7 @@ def receive(end: socket.socket) -> tuple[Any, list[int]] | None:
     try:
         packet, ancillary, flags, _ = end.recvmsg(1 + MAX_INLINE, space, socket.MSG_CMSG_CLOEXEC)
     except ConnectionResetError:
-        # The other end was closed before it read everything. Linux reports this once, before the messages that it sent.
+        # The other end was closed before it read everything. Linux reports this once, before that end's messages.
         packet, ancillary, flags, _ = end.recvmsg(1 + MAX_INLINE, space, socket.MSG_CMSG_CLOEXEC)
     if not packet:
         return None
@@ -201,7 +201,7 @@ class WorkerSetup:
 
 @dataclass(kw_only=True, eq=False)
 class StartWorker:
-    """A request to the fork server for a worker process. Its end of the socket pair is sent with the message.
+    """A request to the fork server for a worker process, sent with the process's end of the socket pair.
 
     Attributes:
         worker_id: Its number, larger than that of every earlier worker process.
@@ -312,7 +312,7 @@ class Made:
         chunk_id: Its number.
         columns: One column for each field; if a collation made the batch in a worker process, one for each piece of
             its memory, with a single row.
-        times: The time that it took.
+        times: The time that the chunk took.
         num_images_by_decoder: The number of images by decoder.
         batch: The batch that a collation made, as a Pickle if it comes from a worker process.
     """
@@ -349,7 +349,7 @@ def load_setup(content: bytes | bytearray) -> WorkerSetup | Failure:
         if b"torchvision" in content:
             from shardio.libraries import import_library
 
-            import_library("torchvision")  # It may need the same help to be imported as in the training process.
+            import_library("torchvision")  # Its import may need the same help as in the training process.
         setup: WorkerSetup = pickle.loads(content)
         return setup
     except Exception as error:  # User modules may raise anything.
@@ -425,7 +425,7 @@ class Failure:
 def describe_failure(error: BaseException) -> Failure:
     """Return a failure that can be sent to another process."""
     lines = traceback.format_exception(error)
-    if sys.version_info < (3, 11):  # Later versions write the notes themselves.
+    if sys.version_info < (3, 11):  # Later Python versions add the notes themselves.
         lines += [f"{note}\n" for note in getattr(error, "__notes__", [])]
     return Failure(error=_make_portable(error), traceback="".join(lines))
 

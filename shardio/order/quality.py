@@ -120,7 +120,7 @@ def same_shard_chance(shards: NDArray[np.int64], batch_size: int) -> float:
     mean over all batches of at least two samples, or NaN if there are none.
 
     Args:
-        shards: int64 [n], the shard of the sample at each position. Batches are consecutive slices of it.
+        shards: int64 [n], the shard of the sample at each position. Batches are consecutive slices of this array.
         batch_size: The number of samples in a batch; the last batch may be smaller.
     """
     num_shards = int(shards.max(initial=0)) + 1
@@ -139,10 +139,10 @@ def ideal_same_shard_chance(shard_sizes: NDArray[np.int64]) -> float:
 
 
 def count_open_shards(shards: NDArray[np.int64]) -> tuple[float, int]:
-    """Return the number of shards that one rank has open at once: the mean and the maximum over its samples.
+    """Return the number of shards that one rank has open at the same time: the mean and the maximum over its samples.
 
     A shard is open from the first to the last of its samples that the rank reads, inclusive. So the maximum is the
-    number of shards that a rank must keep, as open files or in a cache, to fetch none of them twice.
+    number of shards that a rank must keep, as open files or in a cache, to fetch each of them only once.
 
     Args:
         shards: int64 [n], the shard of each sample that the rank reads, in order; n >= 1.

@@ -31,11 +31,11 @@ POSITIONS_AT_ONCE = 4096
 class RemainderPolicy:
     """A treatment of the last samples of an epoch, if they do not fill a step: a batch on every rank.
 
-    To add a policy, add its name to ``Remainder`` and its line to ``POLICIES``. Loaders, training and ``check`` use
+    To add a policy, add its name to ``Remainder`` and an entry to ``POLICIES``. Loaders, training and ``check`` use
     these attributes, not the name. ``shardio.testing.remainder_policy`` tests a policy.
 
     Attributes:
-        effect: The effect in words that follow the policy's name.
+        effect: A description of the effect, which follows the policy's name in messages.
         count_dealt: Returns the number of positions that the ranks get, given the number of samples that are left in
             the epoch, the number of ranks, and the batch size. Positions after the end of the epoch repeat the order's
             first samples. The result differs from the number of samples by less than a step, and equals it if the

@@ -57,8 +57,8 @@ def check_epoch(epoch: int) -> int:
     """Check an epoch's number and return it as an int. numpy's integers are accepted.
 
     Raises:
-        TypeError: If it is not an integer.
-        ValueError: If it is negative, or not below MAX_EPOCH.
+        TypeError: If ``epoch`` is not an integer.
+        ValueError: If ``epoch`` is negative or not below MAX_EPOCH.
     """
     return check_integer("epoch", epoch, at_least=0, below=MAX_EPOCH)
 
@@ -147,7 +147,7 @@ def read_state(state: dict[str, Any], settings: OrderSettings, digest: str, num_
     """Check that a state belongs to this dataset and order, and return its cursor.
 
     Raises:
-        StateError: If it does not; the message names the differences.
+        StateError: If the state belongs to another dataset or order; the message names the differences.
     """
     if not isinstance(state, dict):
         raise StateError(f"a state must be a dict from state_dict(), got {type(state).__name__}")

@@ -104,7 +104,7 @@ def write_samples(folder: Path) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorParts:
-    """The arguments from which shardio makes the executors of one loader, and starts them.
+    """The arguments with which shardio creates and starts the executors of one loader.
 
     An executor needs either the source, to call the dataset, or the planner and the batches, to read it.
 
@@ -112,9 +112,9 @@ class ExecutorParts:
         settings: The loader's settings.
         source: The source of the samples.
         planner: The planner of the batches; None if shardio's own code cannot make them.
-        batches: The settings of the batches; None in the same case.
+        batches: The settings of the batches; None if shardio's own code cannot make them.
         cursor: The start of the first epoch; None if the order is not shardio's.
-        split: This rank's share of it; None in the same case.
+        split: This rank's share of that epoch; None if the order is not shardio's.
     """
 
     settings: ExecutorSettings
@@ -226,7 +226,7 @@ class ExecutorTests:
     ) -> None:
         if parts.settings.persistent_workers:
             pytest.skip("its workers persist")
-        receive(start(), asks=False)  # Starts what serves all epochs, such as a fork server.
+        receive(start(), asks=False)  # This starts whatever serves all epochs, such as a fork server.
         threads = set(threading.enumerate())
         batches = start()
         assert take(batches) == BATCHES[0]

@@ -54,32 +54,32 @@ class FieldCodecTests:
 
     @pytest.fixture
     def settings(self) -> dict[str, Any]:
-        """The dataset's settings for decoding the field, such as ``{"trusted": True}``."""
+        """Return the dataset's settings for decoding the field, such as ``{"trusted": True}``."""
         return {}
 
     @pytest.fixture
     def field(self) -> str:
-        """The stored field, such as ``left.npy``."""
+        """Return the name of the stored field, such as ``left.npy``."""
         raise NotImplementedError
 
     @pytest.fixture
     def content(self) -> bytes:
-        """The bytes of an undamaged field."""
+        """Return the bytes of an undamaged field."""
         raise NotImplementedError
 
     @pytest.fixture
     def value(self) -> Any:
-        """The value in :meth:`content`."""
+        """Return the value that :meth:`content` stores."""
         raise NotImplementedError
 
     @pytest.fixture
     def damaged(self) -> Sequence[bytes]:
-        """Damaged contents, which must raise errors."""
+        """Return damaged contents, which must raise errors."""
         raise NotImplementedError
 
     @pytest.fixture
     def decode(self, field: str, settings: Mapping[str, Any]) -> Callable[..., list[Any]]:
-        """A function that decodes the field of samples ``k0``, ``k1``, … as a dataset does."""
+        """Return a function that decodes the field of samples ``k0``, ``k1``, … as a dataset does."""
 
         def decode(*contents: bytes | None, **others: Any) -> list[Any]:
             samples = StoredSamples(

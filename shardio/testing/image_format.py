@@ -39,7 +39,7 @@ TURNS: dict[int, list[Image.Transpose]] = {
     0: [],
     9: [],
 }
-"""The turns that make an image of each EXIF orientation upright; undefined orientations need none."""
+"""The operations that make an image of each EXIF orientation upright; undefined orientations need none."""
 
 
 class ImageFormatTests:
@@ -60,12 +60,12 @@ class ImageFormatTests:
 
     @pytest.fixture
     def suffix(self) -> str:
-        """The suffix of the format's files, which is also the field's name."""
+        """Return the suffix of the format's files, which is also the field's name."""
         raise NotImplementedError
 
     @pytest.fixture
     def content(self, suffix: str) -> bytes:
-        """A file with an image of at least 16×16 pixels, from a writer that does not read ``formats.py``."""
+        """Return a file with an image of at least 16×16 pixels, from a writer that does not read ``formats.py``."""
         coarse = np.random.default_rng(0).integers(0, 256, (5, 7, 3), np.uint8)
         return self.write(Image.fromarray(coarse).resize((47, 33), Image.Resampling.BICUBIC), suffix)
 
@@ -80,7 +80,7 @@ class ImageFormatTests:
 
     @pytest.fixture
     def pixels(self, content: bytes) -> Pixels:
-        """The pixels of the file, uint8 [height, width, 3]; by default, Pillow's."""
+        """Return the pixels of the file, uint8 [height, width, 3]; by default, Pillow's."""
         with Image.open(io.BytesIO(content)) as image:
             return np.array(image.convert("RGB"))
 
@@ -155,7 +155,7 @@ class ImageFormatTests:
                 decode_image(content[:stop], orientation=orientation)
 
     def test_apply_turns_the_image_upright(self, suffix: str) -> None:
-        """Pillow turns TIFFs when it loads them, so shardio always applies their orientation."""
+        """Pillow applies the orientation of TIFFs when it loads them, so shardio always does the same."""
         if Image.registered_extensions().get(f".{suffix}") not in Image.SAVE:
             pytest.skip("Pillow cannot write this format")
         image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (18, 25, 3), np.uint8))

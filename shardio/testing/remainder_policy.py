@@ -30,7 +30,7 @@ class RemainderPolicyTests:
 
     @pytest.fixture(params=[False, True], ids=["unshuffled", "shuffled"])
     def worlds(self, remainder: Remainder, request: pytest.FixtureRequest) -> list[list[Split]]:
-        """Epochs from random cursors to their ends, each as the shares of all ranks."""
+        """Return epochs from random cursors to their ends, each as the shares of all ranks."""
         return [make_world(random.Random(number), remainder, shuffled=request.param) for number in range(300)]
 
     def test_ranks_share_the_positions(self, worlds: list[list[Split]]) -> None:
@@ -111,9 +111,9 @@ def check_shares(ranks: Sequence[Split]) -> list[list[list[int]]]:
         assert not len(split.batch(split.num_batches)), "nothing follows the last batch"
         for batch in own:
             if split.shuffled:
-                assert {position % len(ranks) for position in batch} == {rank}, "shuffled, a rank stays in its lanes"
+                assert {position % len(ranks) for position in batch} == {rank}, "a rank stays in its lanes"
             else:
-                assert batch == list(range(batch[0], batch[0] + len(batch))), "unshuffled, a batch is a run"
+                assert batch == list(range(batch[0], batch[0] + len(batch))), "a batch is consecutive"
     for step in range(max(map(len, batches))):
         begin = first.start + step * step_size
         here = sorted(chain.from_iterable(own[step] for own in batches if step < len(own)))

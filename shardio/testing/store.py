@@ -168,7 +168,7 @@ class StoreTests:
     def test_an_object_is_created_only_if_there_is_none(self, root: Location) -> None:
         assert (root / "a").create(b"first")
         assert not (root / "a").create(b"second")
-        assert (root / "a").create(b"first")  # It has this content: an earlier attempt may have written it.
+        assert (root / "a").create(b"first")  # The same content is a success: an earlier attempt may have written it.
         assert (root / "a").read_whole() == b"first"
         assert root.list() == ["a"]
 
@@ -385,7 +385,7 @@ class _StoreMachine(RuleBasedStateMachine):
         bounds = st.integers(0, len(content))
         ranges = np.array(data.draw(st.lists(st.tuples(bounds, bounds).map(sorted), max_size=9)), np.int64)
         starts, stops = ranges.reshape(-1, 2).T
-        with suppress(ReplacedError, FileNotFoundError):  # Otherwise, the content is that at the time of opening.
+        with suppress(ReplacedError, FileNotFoundError):  # Otherwise, reads return the content at the time of opening.
             expected = [content[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
             assert file.read_many(starts, stops) == expected
 

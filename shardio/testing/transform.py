@@ -38,12 +38,12 @@ class TransformTests:
 
     @pytest.fixture
     def is_random(self) -> bool:
-        """Whether the parameters of images of one size differ."""
+        """Return whether the parameters of images of one size differ."""
         return True
 
     @pytest.fixture
     def images(self) -> list[Pixels]:
-        """Images of different sizes, uint8 [height, width, 3] each."""
+        """Return images of different sizes, uint8 [height, width, 3] each."""
         random = np.random.default_rng(2)
         return [random.integers(40, 168, (20 + 3 * i, 30 + i, 3), np.uint8) for i in range(12)]
 

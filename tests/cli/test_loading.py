@@ -315,7 +315,7 @@ WRONG = {
     "--epochs 0": "Invalid value for --epochs: must be at least 1, got 0",
     "--mixup -1": "Invalid value for --mixup: must be at least 0 and finite, got -1.0",
     "--weight-decay -1": "Invalid value for --weight-decay: must be at least 0, got -1.0",
-    "--device toaster": "Invalid value for --device: must be one that torch knows",
+    "--device toaster": "Invalid value for --device: must be one that torch supports",
     "--val-share 1": "Invalid value for --val-share: must be at least 0 and below 1",
     "--val elsewhere --val-share 0.1": "Invalid value for --val-share: pass either --val or --val-share, not both",
     "--plot lr.jpg": "'lr.jpg' must end in .png",

@@ -315,7 +315,7 @@ def test_files_of_netpbm_are_images(tmp_path: Path) -> None:
     packed = {
         key: (image, label) for key, image, label in ShardDataset(tmp_path / "out", fields=("key", "image", "label"))
     }
-    with pytest.warns(UserWarning, match="gray images store other numbers than uint8"):  # one has 16 bits
+    with pytest.warns(UserWarning, match="gray images store values other than uint8"):  # one has 16 bits
         loaded = torch.cat([images for images, _ in DataLoader(ours, batch_size=4)])
     assert len(ours) == len(packed) == len(loaded) == len(NETPBM)
     for i, (path, label) in enumerate(theirs.samples):

@@ -205,7 +205,7 @@ def test_bad_settings_are_refused(make: Callable[[], Any], error: type[Exception
         (IMAGES, TypeError, "got NoneType"),
         ({"image": IMAGES, "cls": LABELS}, TypeError, "a mapping with the key 'labels', or labels_getter"),
         ((IMAGES[0], LABELS), ValueError, r"exactly one tensor of images \[N, C, H, W\], got none"),
-        ((IMAGES, LABELS, IMAGES), ValueError, r"got \[4, 3, 8, 8\], \[4, 3, 8, 8\]: transform other batches"),
+        ((IMAGES, LABELS, IMAGES), ValueError, r"got \[4, 3, 8, 8\], \[4, 3, 8, 8\]: for other batches, write"),
     ],
 )
 def test_bad_batches_are_refused(batch: Any, error: type[Exception], message: str) -> None:
@@ -217,9 +217,9 @@ def test_bad_batches_are_refused(batch: Any, error: type[Exception], message: st
 def test_images_of_integers_and_unknown_classes_are_refused_where_they_do_not_suffice() -> None:
     batch = IMAGES.to(torch.uint8), LABELS
     assert CutMix(num_classes=5)(batch, generator=seeded(0))[0].dtype == torch.uint8
-    with pytest.raises(TypeError, match=r"images of floats, got torch.uint8: pass normalize or dtype"):
+    with pytest.raises(TypeError, match=r"floating-point images, got torch.uint8: pass normalize or dtype"):
         MixUp(num_classes=5)(batch, generator=seeded(0))
-    with pytest.raises(TypeError, match=r"value='random' needs images of floats, got torch.uint8"):
+    with pytest.raises(TypeError, match=r"value='random' needs floating-point images, got torch.uint8"):
         BatchRandomErasing(value="random")(batch, generator=seeded(0))
     with pytest.raises(ValueError, match="pass num_classes to CutMix"):
         CutMix()(batch, generator=seeded(0))

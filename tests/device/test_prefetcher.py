@@ -256,7 +256,7 @@ def test_a_device_that_torch_cannot_use_is_refused_everywhere(monkeypatch: pytes
     kind = name.partition(":")[0].upper()
     message = f"device '{name}' is not available, because torch finds no {kind} device: use 'cpu', or omit device"
     if name == "toaster":
-        message = "device must be one that torch knows, such as 'cuda' or 'cpu', got 'toaster'"
+        message = "device must be one that torch supports, such as 'cuda' or 'cpu', got 'toaster'"
     for use in (choose_device, lambda name: DevicePrefetcher([], name), lambda name: TrainConfig(device=name)):
         with pytest.raises(ValueError, match=message):
             use(name)

@@ -66,7 +66,7 @@ from tests.train.runs import make_batches, make_linear
         ({"checkpoint_every": 5}, "checkpoint_every needs a directory"),
         ({"directory": "s3://bucket/run"}, "directory must be local: .* the URL s3://bucket/run"),
         ({"steps_per_epoch": 0}, "steps_per_epoch must be at least 1"),
-        ({"device": "toaster"}, "device must be one that torch knows"),
+        ({"device": "toaster"}, "device must be one that torch supports"),
         ({"precision": "fp16", "device": "cpu"}, "precision 'fp16' needs CUDA, but the device is cpu"),
     ],
 )
