@@ -2,9 +2,9 @@
 
 A training step in bfloat16 uses batches (a) that are already on the GPU, (b) from shardio's DevicePrefetcher, (c) from
 pinned memory with non_blocking, as torch's documentation recommends, or (d) from timm's prefetcher, if timm is
-installed. There are two sources of batches: ``memory``, which measures only the transfer because nothing is decoded,
-and ``photographs``, which shardio's loader or torch's decodes. A profile shows how much of the copy time overlapped
-with kernels.
+installed. Batches come from ``memory``, which measures only the transfer because nothing is decoded, or from
+``photographs``, which shardio's loader or torch's decodes. A profile shows how much of the copy time overlapped with
+kernels.
 
 ``--device cpu`` runs everything that needs no GPU, at small sizes. It tests the benchmark; its timings mean nothing.
 """

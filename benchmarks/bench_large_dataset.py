@@ -35,7 +35,7 @@ class Samples(torch.utils.data.Dataset[Any]):
 
 
 def _read_bytes(path: str, *names: str) -> int:
-    """Return the sum of the lines of a file in /proc that start with these names, in bytes."""
+    """Return the sum of the values of a file in /proc whose names start with these prefixes, in bytes."""
     lines = Path(path).read_text().splitlines()
     return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(names))
 

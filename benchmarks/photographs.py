@@ -33,7 +33,7 @@ class Task(NamedTuple):
 
     @property
     def scale(self) -> int:
-        """The largest factor that can shrink a JPEG while decoding and keeps the box at least as large as its new size."""
+        """The largest factor by which a JPEG can shrink in decoding, with the box at least as large as its new size."""
         fits = (s for s in (8, 4, 2) if self.box[2] >= s * self.size[0] and self.box[3] >= s * self.size[1])
         return next(fits, 1)
 
@@ -119,7 +119,7 @@ def load_with_shardio(transforms: Sequence[Geometry]) -> Load:
 
 
 def without_kernel(load: Load) -> Load:
-    """Return a candidate that runs another one without the kernel."""
+    """Return a candidate that runs the given one without the kernel."""
 
     def load_by_libjpeg(chunk: Chunk, rows: Pixels) -> None:
         with patch("shardio.images.rendering.find_kernel", lambda: None):

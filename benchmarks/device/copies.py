@@ -1,4 +1,4 @@
-"""Find out from a profile when the device copied and computed, and measure the speed of plain copies."""
+"""Determine from a profile when the device copied and computed, and measure the speed of plain copies."""
 
 from __future__ import annotations
 

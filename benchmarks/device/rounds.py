@@ -89,7 +89,7 @@ class Training:
         self._optimizer = torch.optim.SGD(self._network.parameters(), lr=1e-3, momentum=0.9)
 
     def run(self, batches: Iterator[Batch], num_steps: int) -> None:
-        """Enqueue the work of some steps on the device. Nothing waits for it, because no value is read."""
+        """Enqueue the work of some steps on the device, without waiting for results."""
         num_done = 0
         for images, labels in islice(batches, num_steps):
             with torch.autocast(self._settings.device.type, torch.bfloat16):

@@ -10,7 +10,8 @@ from benchmarks.device.rounds import Group
 from benchmarks.timing import ratios, summarize
 
 OF_RESIDENT, HIDDEN, OF_PINNED = 0.98, 0.95, 0.95
-"""The targets: the speed of (b) / (a), the hidden share of copy time, and the bandwidth / that of plain copies."""
+"""The targets for (b): the speed relative to (a), the hidden share of copy time, the bandwidth relative to plain copies.
+"""
 
 
 def make_table(group: Group) -> str:

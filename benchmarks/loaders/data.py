@@ -190,7 +190,7 @@ def _make_parquet(work: Path, target: Path, _: int) -> None:
     files = _shuffled(work)
     for shard in range(NUM_SHARDS):
         samples = [read_sample(file) for file in files[shard::NUM_SHARDS]]
-        # The guide of datasets recommends small groups of rows for images, so a reader needs little memory.
+        # The guide of Hugging Face datasets recommends small groups of rows for images: a reader needs little memory.
         parquet.write_table(arrow.Table.from_pylist(samples), target / f"{shard:03d}.parquet", row_group_size=100)
 
 
