@@ -10,8 +10,7 @@ from benchmarks.device.rounds import Group
 from benchmarks.timing import ratios, summarize
 
 OF_RESIDENT, HIDDEN, OF_PINNED = 0.98, 0.95, 0.95
-"""The targets for (b): the speed relative to (a), the hidden share of copy time, the bandwidth relative to plain copies.
-"""
+"""The targets for (b): speed relative to (a), hidden share of copy time, bandwidth relative to that of plain copies."""
 
 
 def make_table(group: Group) -> str:
