@@ -1,8 +1,8 @@
 """What do batches of any dataset cost in torch's DataLoader, and in shardio's?
 
-``python -m benchmarks.bench_any_dataset``. The datasets return precomputed values, so only the loaders take time: for
-collation, and for transfer from the workers. Both loaders have persistent workers and take turns, epoch by epoch, after
-a warm-up epoch. The first batches are compared. Linux only.
+``python -m benchmarks.bench_any_dataset``. The datasets return precomputed values, so only collation and
+the transfer from the workers take time. Both loaders have persistent workers and take turns, epoch by epoch, after a
+warm-up epoch. The first batches are compared. The benchmark needs Linux.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Case:
     """A shape of samples.
 
     Attributes:
-        make: Returns the sample of an index.
+        make: A function that returns the sample at an index.
         batch_size: The number of samples in a batch.
         num_batches: The number of batches in an epoch.
-        collate_fn: Makes a batch; None for torch's default.
+        collate_fn: A function that makes a batch; None for torch's default.
     """
 
     make: Callable[[int], Any]
@@ -116,11 +116,11 @@ def main(
     rounds: Annotated[int, typer.Option(min=1)] = 5,
     workers: Annotated[list[int], typer.Option(help="Numbers of workers.")] = [2, 4],  # noqa: B006  # as typer wants it
     method: Annotated[str, typer.Option(help="shardio's workers: multiprocessing or thread.")] = "multiprocessing",
-    only: Annotated[str, typer.Option(help="Only cases with this in their name.")] = "",
+    only: Annotated[str, typer.Option(help="Measure only the cases whose names contain this text.")] = "",
 ) -> None:
     """Print a table."""
-    warnings.simplefilter("ignore")  # About more workers than processors.
-    print("| samples | workers | torch, ms per batch | shardio | times as fast | times less CPU time |")
+    warnings.simplefilter("ignore")  # torch warns if there are more workers than processors.
+    print("| samples | workers | torch, ms per batch | shardio | times as fast | CPU time, torch / shardio |")
     print("|---|---|---|---|---|---|")
     for name, case in CASES.items():
         for num_workers in workers if only in name else ():

@@ -1,7 +1,7 @@
 """What does checking cost? ``python -m benchmarks.bench_check``.
 
-It measures the memory and time for judging 10^8 deliveries by integer keys, and the time that CoverageRecorder adds per
-image in batches of 256 string keys.
+It measures the memory and time that it takes to judge 10^8 deliveries by integer keys, and the time that
+CoverageRecorder adds per image in batches of 256 string keys.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROUNDS = 7
 
 
 def judge_many() -> None:
-    """Print the time and memory for judging 10^8 deliveries in random order, two of which are repeats."""
+    """Print the time and memory that it takes to judge 10^8 deliveries in random order, two of which are repeats."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.perf_counter()
     coverage = Coverage()

@@ -1,10 +1,10 @@
 """Does a GPU wait for its batches? ``python -m benchmarks.bench_device [PHOTOS]``.
 
-A training step in bfloat16 uses batches that (a) are on the GPU already, or that arrive there in one of three ways: (b)
-through shardio's DevicePrefetcher, (c) from pinned memory with non_blocking, as torch's documentation recommends, (d)
-through timm's prefetcher, if timm is installed. There are two sources of batches: ``memory``, which decodes nothing and
-so measures only the transfer, and ``photographs``, decoded by shardio's loader or by torch's. A profile shows how much
-of the copy time overlapped with kernels.
+A training step in bfloat16 uses batches (a) that are already on the GPU, (b) from shardio's DevicePrefetcher, (c) from
+pinned memory with non_blocking, as torch's documentation recommends, or (d) from timm's prefetcher, if timm is
+installed. Batches come from ``memory``, which measures only the transfer because nothing is decoded, or from
+``photographs``, which shardio's loader or torch's decodes. A profile shows how much of the copy time overlapped with
+kernels.
 
 ``--device cpu`` runs everything that needs no GPU, at small sizes. It tests the benchmark; its timings mean nothing.
 """
@@ -43,7 +43,7 @@ SMALL = {"batch_size": 2, "warmup": 1, "steps": 2, "profiled": 1, "rounds": 2}
 
 
 def read_arguments(arguments: list[str] | None = None) -> tuple[Settings, Path | None]:
-    """Return the settings from the command line, and the file for the results; None to keep no results."""
+    """Return the settings from the command line, and the file for the results (None to keep no results)."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_device", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("photos", nargs="?", type=Path, help="class folders of JPEGs (default: synthetic images)")
@@ -174,7 +174,7 @@ def main() -> None:
         torch.cuda.set_device(settings.device)
         torch.backends.cudnn.benchmark = True
     else:
-        torch.set_num_threads(1)  # On a busy machine, threads that wait for each other are very slow.
+        torch.set_num_threads(1)  # On a busy machine, threads that wait for each other make it very slow.
     print(f"{describe_device(settings.device)}, torch {torch.__version__}, batches of {settings.batch_size}")
     print(f"medians of {settings.rounds} rounds (minimum to maximum) of {settings.steps} steps; ratios are per round\n")
     # The first profile of a process begins late, because it loads the profiler's library.

@@ -90,7 +90,7 @@ def make_all(candidate: Candidate) -> NDArray[np.uint8]:
 
 
 def compare(candidates: dict[str, Candidate]) -> dict[str, str]:
-    """Return the difference of each candidate's pixels from OpenCV's, as text. Exit if shardio's are wrong."""
+    """Describe how each candidate's pixels differ from OpenCV's. Exit if shardio's pixels are wrong."""
     is_scaled = np.array([task.scale > 1 for chunk in candidates[REFERENCE].chunks for task in chunk.tasks])
     made = {name: make_all(candidate) for name, candidate in candidates.items()}
     if not np.array_equal(made[TILED], made[UNTOUCHED]):
@@ -123,7 +123,7 @@ def print_speed(times: dict[str, Rounds], pixels: dict[str, str]) -> dict[str, A
         figures[name] = {"us_per_image": rounds, "of_opencv": shares}
     price = ratios(times[ANTIALIASED], times[TILED])
     against = ratios(times[ANTIALIASED], times[PILLOW])
-    print(f"\nAntialiasing: {summarize(price, 2)} of tiled without it, {summarize(against, 2)} of Pillow's.")
+    print(f"\nTime with antialiasing: {summarize(price, 2)} × without it, {summarize(against, 2)} × Pillow's.")
     return figures
 
 
@@ -136,9 +136,11 @@ def print_stages(candidates: dict[str, Candidate], rounds: int) -> dict[str, Any
         cells = (summarize(profiles[name][stage], 1) if any(profiles[name][stage]) else "" for name in names)
         print(f"| {stage} | {' | '.join(cells)} |")
     shares = {name: decoded_share(candidates[name].load, candidates[name].chunks) for name in names[:2]}
-    for label, which in (("bytes that libjpeg reads, of the files'", 0), ("pixels decoded, of the images'", 1)):
+    labels = ("share of the files' bytes that libjpeg reads", "share of the images' pixels that is decoded")
+    for which, label in enumerate(labels):
         print(f"| {label} | {' | '.join(f'{shares[name][which]:.0%}' for name in shares)} | 100% |")
-    print(f"| pixels in the boxes, of the images' | {' | '.join([f'{box_share(candidates[TILED].chunks):.0%}'] * 3)} |")
+    share = f"{box_share(candidates[TILED].chunks):.0%}"
+    print(f"| share of the images' pixels in the boxes | {share} | {share} | {share} |")
     return {"us_per_image": profiles, "decoded_share": shares}
 
 
@@ -161,7 +163,7 @@ def main(
         candidates = make_candidates(photographs, transforms)
         pixels = compare(candidates)
         scaled = [task.scale > 1 for chunk in candidates[REFERENCE].chunks for task in chunk.tasks]
-        print(f"\n**{case}** ({sum(scaled)} of {len(scaled)} at half the size or less)\n")
+        print(f"\n**{case}** ({sum(scaled)} of {len(scaled)} decoded at half the size or less)\n")
         runs = {name: partial(candidate.run, make_rows()) for name, candidate in candidates.items()}
         lengths = [len(chunk.contents) for chunk in candidates[REFERENCE].chunks]
         times = alternate(runs, chunks=lengths, rounds=rounds)

@@ -1,8 +1,8 @@
 """How soon do spawned workers deliver from a dataset of millions of samples, and what memory do they add?
 
 ``python -m benchmarks.bench_large_dataset``. The dataset is a SharedList of paths and labels, or a plain list. The
-memory is the workers' private memory, minus that of workers with one sample, plus the machine's shared memory that was
-added meanwhile. No other program should use shared memory. Linux only.
+memory is the workers' private memory, minus that of workers with a small dataset, plus the growth of the machine's
+shared memory. No other program should use shared memory during a run. The benchmark needs Linux.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Samples(torch.utils.data.Dataset[Any]):
 
 
 def _read_bytes(path: str, *names: str) -> int:
-    """Return the sum of some figures of a file in /proc."""
+    """Return the sum of the values of a file in /proc whose names start with these prefixes, in bytes."""
     lines = Path(path).read_text().splitlines()
     return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(names))
 
@@ -46,7 +46,7 @@ def _measure(loader: Any, num_workers: int) -> tuple[float, int]:
     batches = iter(loader)
     next(batches)
     first_s = time.perf_counter() - began
-    for _ in range(3 * num_workers):  # All workers have started.
+    for _ in range(3 * num_workers):  # Then all workers have started.
         next(batches)
     private = sum(_read_bytes(f"/proc/{worker.pid}/smaps_rollup", "Private_") for worker in batches._workers)
     return first_s, private + _read_bytes("/proc/meminfo", "Shmem:") - before
@@ -61,7 +61,7 @@ def main(
     rounds: Annotated[int, typer.Option(min=1)] = 3,
 ) -> None:
     """Print the time and the memory of each round."""
-    warnings.simplefilter("ignore")  # About more workers than processors.
+    warnings.simplefilter("ignore")  # torch warns if there are more workers than processors.
     listed: Any = [(f"/data/images/train/class-{i % 1000:04d}/image-{i:08d}.jpg", i % 1000) for i in range(samples)]
     began = time.perf_counter()
     if not plain:

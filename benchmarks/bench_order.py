@@ -21,7 +21,7 @@ ROUNDS = 15
 
 
 def open_and_read(num_shards: int, shard_samples: int, epoch: int, start: int) -> None:
-    """Open an epoch and compute 1,000 positions of one rank from ``start`` on."""
+    """Open an epoch and compute 1,000 positions of one rank, beginning at ``start``."""
     sizes = np.full(num_shards, shard_samples)
     settings = choose_settings(sizes, shuffle=True, seed=0, lanes=WORLD_SIZE)
     order = EpochOrder(sizes, settings, epoch)
@@ -38,7 +38,7 @@ def open_and_read(num_shards: int, shard_samples: int, epoch: int, start: int) -
 
 
 def measure(work: Callable[[int], None]) -> str:
-    """Return the time of some rounds of ``work(round)``, and its peak memory in one more."""
+    """Return the time of several rounds of ``work(round)``, and its peak memory in one more round."""
     times = []
     for number in range(ROUNDS):
         start = time.perf_counter()

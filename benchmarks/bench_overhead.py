@@ -43,7 +43,7 @@ NUM_THREADS = 2
 
 @contextmanager
 def nothing_done(load: Load, chunks: list[Chunk]) -> Iterator[None]:
-    """Replace simplejpeg and OpenCV with functions that do nothing, but fail as the real ones do for these chunks."""
+    """Replace simplejpeg and OpenCV with functions that do nothing but raise the real ones' errors for these chunks."""
     decode, errors = simplejpeg.decode_jpeg, dict[tuple[int, ...], str]()
 
     def record(content: bytes, *, buffer: Pixels, **options: int) -> Any:

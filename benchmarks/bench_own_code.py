@@ -49,9 +49,9 @@ class Case:
 
     Attributes:
         goal: The factor by which shardio, with tiled shards, should be faster than the fastest peer.
-        make: Makes a sample of a whole image, for loaders that decode whole images.
+        make: A function that makes a sample from a whole image, for loaders that decode whole images.
         takes_pillow: Whether the image is a Pillow image rather than an array.
-        collate: Makes a batch.
+        collate: A function that makes a batch.
         of_dataset: Arguments for shardio's dataset.
         of_loader: Arguments for shardio's loader.
     """
@@ -80,7 +80,7 @@ def brighten(image: Pixels) -> NDArray[np.float32]:
 
 
 def tokenize(sample: dict[str, Any]) -> dict[str, Any]:
-    """Return a sample with tokens made from its label, as many as a caption has."""
+    """Add tokens made from the label to a sample, as many as a caption has."""
     words = f"a photograph of class {sample['label']}, number {random.randrange(10)}".split()
     tokens = np.zeros(77, np.int64)
     tokens[: len(words)] = [sum(word.encode()) for word in words]

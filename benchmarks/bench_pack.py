@@ -1,8 +1,9 @@
-"""What does packing cost? shardio, tar and the writers of other formats pack the same photographs.
+"""What does packing cost for shardio, tar and the writers of other formats?
 
-``python -m benchmarks.bench_pack PHOTOS``. Each candidate is a whole process, including its start. The candidates take
-turns. A warm-up round fills the page cache. CPU time includes the process and all its children. The wall time of
-``shardio pack`` includes the sync of every shard to the disk, which the other tools omit.
+``python -m benchmarks.bench_pack PHOTOS``. All candidates pack the same photographs and take turns. Each
+candidate is a whole process, and its start is included. A warm-up round fills the page cache. CPU time includes the
+process and all its children. The wall time of ``shardio pack`` includes syncing every shard to disk, which the other
+tools omit.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def write_mosaic(source: Path, out: Path) -> None:
 
 
 def read_one(path: str) -> dict[str, Any]:
-    """Return a sample; LitData calls this in its workers."""
+    """Return the sample of a file. LitData calls this function in its workers."""
     return {"key": path, "jpg": Path(path).read_bytes(), "cls": 0}
 
 

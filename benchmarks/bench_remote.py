@@ -1,13 +1,13 @@
-"""How fast does a loader read photographs from an object store? shardio is compared with its peers.
+"""How fast does a loader read photographs from an object store?
 
-``python -m benchmarks.bench_remote PHOTOS`` compares it with WebDataset, MosaicML Streaming and LitData. With
+``python -m benchmarks.bench_remote PHOTOS`` compares shardio with WebDataset, MosaicML Streaming and LitData. With
 ``--raw``, it compares the loaders that read single images: shardio's ImageFolder and LitData's StreamingRawDataset.
 
-A real object store (SeaweedFS) stands behind a proxy that adds 20 ms to each request and limits each connection to 200
-MB/s. Store and proxy run on one processor and the loaders on another, so the store's cost is not part of the loaders'.
-The candidates take turns. Each reads two epochs with two workers in a new process and with an empty cache, then the
-same from local files. All decode with their usual tools, crop and resize to 224 pixels. The ratio to the local rate
-shows the cost of the network.
+A real object store (SeaweedFS) is behind a proxy that adds 20 ms to each request and limits each connection to 200
+MB/s. The store and the proxy run on one processor and the loaders on another, so the loaders' cost does not include the
+store's. The candidates take turns. Each loader reads two epochs with two workers in a new process and with an empty
+cache, once from local files and once from the store. All loaders decode with their usual tools, crop and resize to 224
+pixels. The ratio to the local rate shows the cost of the network.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each candidate.")] = 3,
     raw: Annotated[bool, typer.Option("--raw", help="Compare loaders of single images.")] = False,
     only: Annotated[list[str] | None, typer.Option(help="Run only this candidate; may be repeated.")] = None,
-    run: Annotated[str | None, typer.Option(help="For this program itself.", hidden=True)] = None,
+    run: Annotated[str | None, typer.Option(help="Used by this program itself.", hidden=True)] = None,
 ) -> None:
     """Print images per second from local files and from the emulated store."""
     if run is not None:
@@ -102,7 +102,7 @@ def _compare(names: list[str], folder: Path, server: Server, rounds: int, num_im
 
 
 def _run(name: str, source: str, options: dict[str, str], server: Server, cache: Path) -> dict[str, float]:
-    """Return the seconds of two epochs, and of the first batch, in a new process."""
+    """Return the time that two epochs and the first batch take in a new process, in seconds."""
     shutil.rmtree(cache, ignore_errors=True)
     cache.mkdir()
     environment = {
@@ -119,7 +119,7 @@ def _run(name: str, source: str, options: dict[str, str], server: Server, cache:
         if done.returncode == 0:
             found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
             return found
-        print(f"{name} failed with exit code {done.returncode}, see its message above: trying again", flush=True)
+        print(f"{name} failed with exit code {done.returncode} (see its message above): trying again", flush=True)
     sys.exit(f"{name} failed {MAX_TRIES} times")
 
 

@@ -1,8 +1,8 @@
 """How much CPU time do worker processes take to start? ``python -m benchmarks.bench_start IMAGES PACKED``.
 
-It measures the fork server and the worker processes of a new program when they are ready, before any batch. It does so
-for a directory and for a packed one, alternately with one and two worker processes. The first line shows a bare
-``import numpy``. Linux only.
+It measures the CPU time that the fork server and the worker processes of a new program need until they are ready,
+before any batch. It does this for a directory and for a packed one, alternately with one and two worker processes. The
+first line shows a bare ``import numpy``. The benchmark needs Linux.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shardio import DataLoader, ImageFolder, ShardDataset
 from shardio.transforms import RandomResizedCrop
 
 READY_S = 1.0
-"""The time in seconds after which worker processes have started. They then use no CPU time until they get work."""
+"""The time in seconds after which worker processes are ready. Until they get work, ready processes use no CPU time."""
 
 
 def cpu_ms(process_id: int) -> float:
@@ -38,7 +38,7 @@ def start(source: str, num_workers: int) -> float:
     )
     loader = DataLoader(dataset, batch_size=8, num_workers=num_workers)
     loader.start_workers()
-    time.sleep(READY_S)  # Workers do not report when they have started.
+    time.sleep(READY_S)  # Worker processes do not report when they are ready.
     psutil: Any = importlib.import_module("psutil")
     return sum(cpu_ms(each.pid) for each in psutil.Process().children(recursive=True))
 

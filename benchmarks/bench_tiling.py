@@ -1,8 +1,9 @@
 """How does tiling change the size of JPEGs, and which restart interval is best?
 
 ``python -m benchmarks.bench_tiling PHOTOS``. It measures the sizes of unchanged photographs, of photographs
-re-encoded at several qualities, and of smaller ones. For several restart intervals, in MCUs, it measures the sizes of
-files and the CPU time of crops. Photographs whose MCU rows have no divisor from 2 to 8 are measured separately.
+re-encoded at several qualities, and of smaller photographs. For several restart intervals, in MCUs, it measures the
+sizes of files and the CPU time of crops. Photographs whose MCU rows have no divisor from 2 to 8 are measured
+separately.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from shardio.images.jpeg.head import read_head
 from shardio.images.tiling import reencode_jpeg, tile_jpeg, untile_jpeg
 
 ROW = 0
-"""An interval as long as the MCU row."""
+"""The number that means an interval as long as the MCU row."""
 
 GROUPS = {(24, 32, 40): (1, 2, 4, 8, ROW), (21,): (1, 3, 7, ROW), (31,): (1, ROW)}
 """The intervals to try, by the number of MCUs in a row."""

@@ -1,7 +1,7 @@
 """How fast are transforms of pixels, compared with torchvision's? ``python -m benchmarks.bench_transforms``.
 
-One thread, 64 smooth images of 224×224 with some noise. All candidates take turns in each round. The time includes the
-drawing of parameters.
+All candidates transform 64 smooth images of 224×224 with some noise, on one thread, and take turns in each round. The
+time includes drawing parameters.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Case(NamedTuple):
     """A transform of shardio, and the same transform of torchvision.
 
     Attributes:
-        ours: shardio's transform, which draws operations or is applied to one image at a time.
-        make_theirs: Makes torchvision's transform, given its module v2.
+        ours: shardio's transform.
+        make_theirs: A function that makes torchvision's transform, given its module v2.
         takes_pillow: Whether torchvision's transform also accepts Pillow images.
     """
 
@@ -129,7 +129,7 @@ def main(rounds: int = 7) -> None:
     tensors = [torch.from_numpy(image).permute(2, 0, 1).contiguous() for image in images]
     keys = np.random.default_rng(1).integers(0, 2**63, NUM_IMAGES, dtype=np.uint64)
     sizes = np.full((NUM_IMAGES, 2), SIDE)
-    print("| µs per image | torchvision, Pillow | torchvision, tensor | shardio | times faster |")
+    print("| µs per image | torchvision, Pillow | torchvision, tensor | shardio | times as fast |")
     print("|---|---|---|---|---|")
     for name, case in CASES.items():
         theirs, copies = case.make_theirs(v2), images.copy()

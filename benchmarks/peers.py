@@ -30,7 +30,7 @@ def load_with_simplejpeg(chunk: Chunk, rows: Pixels) -> None:
 
 
 def load_with_pillow(chunk: Chunk, rows: Pixels) -> None:
-    """Do what torchvision does with Pillow images, antialiased. libjpeg scales them if ``draft`` allows it."""
+    """Resize with antialiasing, as torchvision does with Pillow images. libjpeg scales them if ``draft`` allows it."""
     for content, task, row in zip(chunk.contents, chunk.tasks, rows, strict=True):
         (top, left, height, width), (new_height, new_width), window = task
         with PIL.Image.open(io.BytesIO(content)) as file:
@@ -75,7 +75,7 @@ def make_torchvision() -> Load:
 
 
 def make_dali() -> Load:
-    """Return DALI's decoder of regions on one CPU thread, with linear interpolation and no antialiasing."""
+    """Return DALI's region decoder on one CPU thread, with linear interpolation and no antialiasing."""
     dali: Any = importlib.import_module("nvidia.dali")
     pipelines: dict[int, Any] = {}
 
@@ -126,6 +126,6 @@ def find_peers() -> tuple[dict[str, Load], list[str]]:
             continue
         try:
             peers[name] = make()
-        except (ImportError, OSError, RuntimeError) as error:  # For example, built for another torch.
+        except (ImportError, OSError, RuntimeError) as error:  # For example, it was built for another version of torch.
             missing.append(f"{name} ({error})")
     return peers, missing

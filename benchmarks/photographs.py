@@ -1,4 +1,4 @@
-"""The photographs of the image benchmarks, and the crops to make from them: the same for all candidates."""
+"""The photographs of the image benchmarks, and the crops to make from them, which are the same for all candidates."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from shardio.order import Words, derive_rng_key, make_rng_key
 from shardio.transforms import CenterCrop, Geometry, RandomResizedCrop, Resize
 
 CHUNK_SIZE = 64
-"""Number of images that one call decodes."""
+"""The number of images that one call decodes."""
 
 TARGET = 224
-"""Side length of a crop in pixels."""
+"""The side length of a crop in pixels."""
 
 SHORTER_SIDE = 256
 """Length in pixels of an image's shorter side after the resize of the evaluation crop."""
 
 
 class Task(NamedTuple):
-    """An image's crop plan, in plain numbers for the peers: take the box, resize it, take the window."""
+    """An image's crop plan, in plain numbers for the peers: cut out the box, resize it, cut out the window."""
 
     box: tuple[int, int, int, int]
     size: tuple[int, int]
@@ -33,7 +33,7 @@ class Task(NamedTuple):
 
     @property
     def scale(self) -> int:
-        """The factor by which to shrink a JPEG while decoding: the box stays at least as large as its new size."""
+        """The largest factor by which a JPEG can shrink in decoding, with the box at least as large as its new size."""
         fits = (s for s in (8, 4, 2) if self.box[2] >= s * self.size[0] and self.box[3] >= s * self.size[1])
         return next(fits, 1)
 
@@ -53,7 +53,7 @@ class Chunk:
 
 
 Load = Callable[[Chunk, Pixels], None]
-"""Makes the crops of a chunk in the rows of a batch, uint8 [n, 224, 224, 3]."""
+"""A function that writes the crops of a chunk into the rows of a batch, uint8 [n, 224, 224, 3]."""
 
 
 def read_photographs(directory: Path, num_images: int | None = None) -> list[bytes]:
@@ -67,12 +67,12 @@ def read_photographs(directory: Path, num_images: int | None = None) -> list[byt
 
 
 def random_crops(*, antialias: bool = False, size: int = TARGET) -> list[Geometry]:
-    """Return the transforms of training: a random part of the image."""
+    """Return the transforms of training, which crop a random part of the image."""
     return [RandomResizedCrop(size, antialias=antialias)]
 
 
 def evaluation_crop(*, antialias: bool = False) -> list[Geometry]:
-    """Return the transforms of evaluation: the center of the resized image."""
+    """Return the transforms of evaluation, which crop the center of the resized image."""
     return [Resize(SHORTER_SIDE, antialias=antialias), CenterCrop(TARGET)]
 
 
@@ -108,7 +108,7 @@ def make_tasks(plan: CropPlan) -> list[Task]:
 
 
 def load_with_shardio(transforms: Sequence[Geometry]) -> Load:
-    """Return shardio's candidate. It draws its own parameters, within the measured time."""
+    """Return shardio's candidate, whose measured time includes drawing the parameters."""
 
     def load(chunk: Chunk, rows: Pixels) -> None:
         pictures = [open_image(content) for content in chunk.contents]
@@ -119,7 +119,7 @@ def load_with_shardio(transforms: Sequence[Geometry]) -> Load:
 
 
 def without_kernel(load: Load) -> Load:
-    """Return the same candidate, without the kernel."""
+    """Return a candidate that runs the given one without the kernel."""
 
     def load_by_libjpeg(chunk: Chunk, rows: Pixels) -> None:
         with patch("shardio.images.rendering.find_kernel", lambda: None):

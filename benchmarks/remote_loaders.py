@@ -18,8 +18,10 @@ BATCH_SIZE = 64
 NUM_WORKERS = 2
 
 Loader = Callable[[str, Path, dict[str, str]], Callable[[int], Iterable[Any]]]
-"""A function of the data's location, an empty folder for a cache, and options: those of the store, and ``local``, the
-local copy of the data. It returns a function that maps an epoch's number to its batches.
+"""A function that returns a function from an epoch's number to its batches.
+
+Its arguments are the data's location, an empty folder for a cache, and options: those of the store, and ``local``, the
+local copy of the data.
 """
 
 
@@ -56,7 +58,7 @@ def load_shardio_raw(source: str, cache: Path, options: dict[str, str]) -> Calla
 
 
 def load_webdataset(source: str, cache: Path, options: dict[str, str]) -> Callable[[int], Iterable[Any]]:
-    """Read the same shards with WebDataset, with a shuffle buffer of 1,000 samples. curl caches remote shards."""
+    """Read shardio's shards with WebDataset and a shuffle buffer of 1,000 samples. curl fetches remote shards."""
     wds: Any = importlib.import_module("webdataset")
     import torch
 
@@ -109,10 +111,10 @@ def _usual_transform() -> Callable[[Any], Any]:
 
 
 def read_for_litdata(path: str) -> dict[str, Any]:
-    """Return a sample; LitData calls this in its workers.
+    """Return a sample. LitData calls this function in its workers.
 
-    The content is an array: LitData decodes bytes that are a JPEG with torchvision's own decoder, which not every build
-    of torchvision has.
+    The content is an array, because LitData decodes JPEGs in bytes objects with torchvision's own decoder, which not
+    every build of torchvision has.
     """
     return {"jpg": np.fromfile(path, np.uint8), "cls": 0}
 
@@ -147,7 +149,7 @@ def load_litdata(source: str, cache: Path, options: dict[str, str]) -> Callable[
 
 
 def load_litdata_raw(source: str, cache: Path, options: dict[str, str]) -> Callable[[int], Iterable[Any]]:
-    """Read images with StreamingRawDataset, which keeps them in its cache. Their names come from the local copy."""
+    """Read images with StreamingRawDataset, which keeps them in its cache. The local copy provides their names."""
     import torch
     from PIL import Image
 
@@ -157,7 +159,7 @@ def load_litdata_raw(source: str, cache: Path, options: dict[str, str]) -> Calla
     local = Path(options["local"])
 
     class Listed(files.BaseIndexer):  # type: ignore[misc]  # It has no types.
-        """Name the files of the local copy, because LitData's own listing needs another client of S3."""
+        """Lists the files of the local copy, because LitData's own listing needs another S3 client."""
 
         def discover_files(self, input_dir: str, storage_options: Any) -> Any:
             raise NotImplementedError  # Only LitData's build_or_load_index, which is overridden below, calls this.
@@ -185,7 +187,7 @@ def load_litdata_raw(source: str, cache: Path, options: dict[str, str]) -> Calla
 def _import_litdata() -> Any:
     import_library("torchvision")  # litdata imports it.
     downloader: Any = importlib.import_module("litdata.streaming.downloader")
-    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # Otherwise it refuses a store without TLS.
+    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # By default, obstore refuses a store without TLS.
     return importlib.import_module("litdata")
 
 
@@ -205,10 +207,10 @@ PACKED: dict[str, tuple[str, Loader]] = {
     "mosaic": ("mds", load_mosaic),
     "litdata": ("litdata", load_litdata),
 }
-"""For each candidate, the format that it reads, and its loader."""
+"""The format that each candidate reads, and its loader."""
 
 RAW: dict[str, tuple[str, Loader]] = {
     "shardio raw": ("images", load_shardio_raw),
     "litdata raw": ("images", load_litdata_raw),
 }
-"""The same for the candidates that read single images."""
+"""The format and the loader of each candidate that reads single images."""

@@ -40,10 +40,10 @@ AMPLIFIED = 4
 OURS, ANTIALIASED, OPENCV = "shardio", "shardio, antialias=True", "OpenCV, full decode"
 
 Transforms = Callable[[bool], list[Geometry]]
-"""Returns the transforms, given whether to antialias."""
+"""A function that returns the transforms, given whether to antialias."""
 
 Choose = Callable[[Task], bool]
-"""Returns whether to measure a crop."""
+"""A function that returns whether to measure a crop."""
 
 
 def _crops(size: int) -> Transforms:
@@ -58,11 +58,11 @@ CASES: dict[str, tuple[Transforms, Choose]] = {
     "random crops to 112, decoded at half the size or less": (_crops(112), lambda task: task.scale > 1),
     "random crops to 96, decoded at half the size or less": (_crops(96), lambda task: task.scale > 1),
 }
-"""The transforms, and the choice of crops to measure, by name."""
+"""The transforms of each case, and the function that chooses the crops to measure."""
 
 
 def make_crops(contents: Sequence[bytes], transforms: Transforms, choose: Choose) -> dict[str, list[Pixels]]:
-    """Return the chosen crops, by each method; the last one is Pillow's."""
+    """Return the chosen crops of each method. Pillow's crops are last."""
     pictures = [open_image(content) for content in contents]
     sizes = np.array([picture.size for picture in pictures], dtype=np.int64)
     rng_keys = make_rng_keys(len(contents))
@@ -95,7 +95,7 @@ def measure(crops: list[Pixels], reference: list[Pixels]) -> str:
     """Return the mean absolute difference, the PSNR over all pixels in dB, and the share of values that are far off."""
     difference = np.stack(crops).astype(np.int16) - np.stack(reference)
     if not difference.any():
-        return "0 | equal | 0"
+        return "0 | identical | 0"
     psnr_db = 10 * np.log10(255**2 / np.square(difference, dtype=np.int32).mean())
     absolute = np.abs(difference)
     return f"{absolute.mean():.2f} | {psnr_db:.1f} | {(absolute > FAR).mean():.1%}"
@@ -106,7 +106,7 @@ def make_zone_plate(height: int, width: int) -> Pixels:
     row, column = np.mgrid[:height, :width].astype(np.float64)
     row, column = row - height / 2, column - width / 2
     radius = np.hypot(row, column)
-    # The phase's slope is the frequency: pi at the corners.
+    # The slope of the phase is the angular frequency, which is pi at the corners.
     phase = np.pi * radius**2 / (2 * np.hypot(height / 2, width / 2))
     gray = np.rint(127.5 + 127.5 * np.cos(phase)).astype(np.uint8)
     return np.repeat(gray[..., None], 3, axis=2)

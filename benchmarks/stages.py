@@ -35,7 +35,7 @@ Profile = dict[str, Rounds]
 
 
 class _Stopwatch:
-    """Adds up the CPU time of functions, in seconds by stage."""
+    """Adds up the CPU time of functions by stage, in seconds."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(STAGES, 0.0)
@@ -106,7 +106,7 @@ def decoded_share(load: Load, chunks: Sequence[Chunk]) -> tuple[float, float]:
 
 
 def box_share(chunks: Sequence[Chunk]) -> float:
-    """Return the share of the images' pixels that is needed: the part of each box that its window shows."""
+    """Return the share of the images' pixels that the crops need: the part of each box that its window shows."""
     needed = 0.0
     for task in (task for chunk in chunks for task in chunk.tasks):
         needed += task.box[2] * task.box[3] * (task.window[2] * task.window[3]) / (task.size[0] * task.size[1])

@@ -13,7 +13,7 @@ Rounds = list[float]
 def alternate(
     candidates: Mapping[str, Callable[[int], object]], *, chunks: Sequence[int], rounds: int
 ) -> dict[str, Rounds]:
-    """Return the CPU time of the whole process in µs per image, for each candidate and round.
+    """Return the CPU time of the whole process for each candidate and round, in µs per image.
 
     In each round, every candidate gets every chunk; the first candidate changes from chunk to chunk. A warm-up round
     precedes the first one.
@@ -40,11 +40,11 @@ def alternate(
 
 
 def ratios(times: Rounds, reference: Rounds) -> Rounds:
-    """Return the ratios of a candidate's times to another one's, per round."""
+    """Return the ratio of a candidate's time to another candidate's in each round."""
     return [time_us / other for time_us, other in zip(times, reference, strict=True)]
 
 
 def summarize(figures: Rounds, digits: int = 0) -> str:
-    """Return the median of some rounds and their spread: ``512 (508 to 530)``."""
+    """Return the median of several rounds and their spread as text, such as ``512 (508 to 530)``."""
     median, low, high = statistics.median(figures), min(figures), max(figures)
     return f"{median:,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f})"

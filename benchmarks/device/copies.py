@@ -1,4 +1,4 @@
-"""Read from a profile when the device copied and when it computed, and measure the speed of plain copies."""
+"""Determine from a profile when the device copied and computed, and measure the speed of plain copies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 LARGE = 2**20
-"""Size in bytes from which bandwidth dominates the time of a copy. For labels, a few kB, latency dominates."""
+"""The size in bytes above which bandwidth dominates the time of a copy. For the few kB of labels, latency dominates."""
 
 Interval = tuple[float, float]
 """Start and end, in µs."""
@@ -55,7 +55,7 @@ class Activity:
 
 
 def merge(intervals: Iterable[Interval]) -> list[Interval]:
-    """Return the union of intervals as disjoint intervals, in order."""
+    """Return the union of intervals as sorted, disjoint intervals."""
     merged: list[Interval] = []
     for start, stop in sorted(intervals):
         if merged and start <= merged[-1][1]:
@@ -92,7 +92,7 @@ def read_trace(trace: Mapping[str, Any]) -> Activity:
 
 
 def record(run: Callable[[], object], device: torch.device) -> Activity:
-    """Run a function until the device has finished its work, and return the device's activity."""
+    """Run a function, wait until the device has finished its work, and return the device's activity."""
     is_cuda = device.type == "cuda"
     with profile(activities=[ProfilerActivity.CUDA if is_cuda else ProfilerActivity.CPU]) as profiler:
         run()
@@ -106,7 +106,7 @@ def record(run: Callable[[], object], device: torch.device) -> Activity:
 
 def time_pinned_copies(num_bytes: int, device: torch.device, num_copies: int = 40) -> float:
     """Return the bandwidth of copies of ``num_bytes`` from pinned memory to a CUDA device, in 10^9 bytes per second."""
-    # Several blocks, as in a buffer pool: a single one might stay in the processor's cache.
+    # There are several blocks, as in a buffer pool: a single one might stay in the processor's cache.
     here = [torch.zeros(num_bytes, dtype=torch.uint8).pin_memory() for _ in range(8)]
     there = torch.empty(num_bytes, dtype=torch.uint8, device=device)
     start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

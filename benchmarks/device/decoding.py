@@ -1,4 +1,4 @@
-"""Photographs on disk: shards for shardio's loader, files for torch's."""
+"""Prepare and open photographs on disk: shards for shardio's loader, files for torch's."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from benchmarks.loaders.job import Job
 
 ROOT = Path(__file__).parents[2]
 NEEDED = ["braceexpand", "cv2", "filelock", "PIL", "platformdirs", "pydantic", "simplejpeg", "typer", "xxhash"]
-"""Modules that packing or decoding the photographs needs."""
+"""The modules that are needed to pack or decode the photographs."""
 
 
 def find_missing() -> list[str]:
-    """Return the needed modules that are not installed."""
+    """Return the names in NEEDED that are not installed."""
     return [module for module in NEEDED if importlib.util.find_spec(module) is None]
 
 
@@ -39,7 +39,7 @@ def pack_photographs(images: Path, work: Path, num_samples: int) -> str:
     copy_images(images, work, num_samples)
     # Otherwise the kernel would be checked in the background, on a core that the loader uses.
     importlib.import_module("shardio.images.kernel.building").build()
-    # Enough shards for the threads that pack.
+    # This gives enough shards to keep all packing threads busy.
     max_samples = max(1, num_samples // 32)
     shardio.pack(work / "folder", work / "packed", jpeg="tile", max_shard_samples=max_samples)
     return "tiled JPEGs"

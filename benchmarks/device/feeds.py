@@ -33,10 +33,10 @@ TITLES = {
 }
 NORMALIZE = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 NUM_RESIDENT = 4
-"""Number of batches on the device for (a)."""
+"""The number of batches that candidate (a) has on the device."""
 
 TOLERANCE = 0.05
-"""Maximum difference of prepared values: bfloat16 has 8 bits of precision, and timm subtracts and divides in it."""
+"""The maximum difference of prepared values: bfloat16 has 8 bits of precision, and timm subtracts and divides in it."""
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Images and labels."""
@@ -47,7 +47,7 @@ class BufferLikeLoader:
 
     Args:
         num_buffers: The number of blocks.
-        batch_size: The number of images in each: random uint8 [n, 3, 224, 224], channels_last.
+        batch_size: The number of images in each block. Images are random, uint8 [n, 3, 224, 224], channels_last.
     """
 
     def __init__(self, num_buffers: int, batch_size: int) -> None:
@@ -109,7 +109,7 @@ class CopyBeforeStep:
 
 
 class Resident:
-    """Yields a few batches on the device in rotation, and prepares them each time if ``prepare`` is given, forever."""
+    """Yields a few batches in rotation, forever. If ``prepare`` is given, it is applied to the images each time."""
 
     def __init__(self, batches: Sequence[Batch], prepare: ImagePreparation | None = None) -> None:
         self.batches, self.prepare = batches, prepare
@@ -125,8 +125,8 @@ class Source:
 
     Attributes:
         name: ``memory`` or ``photographs``.
-        for_shardio: The loader that (b) wraps.
-        for_others: The loader that (c) and (d) wrap. On CUDA, its batches are in pinned memory.
+        for_shardio: The loader that candidate (b) wraps.
+        for_others: The loader that candidates (c) and (d) wrap. On CUDA, its batches are in pinned memory.
         decodes: Whether the batches are decoded.
     """
 
@@ -137,7 +137,7 @@ class Source:
 
 
 def open_memory(num_buffers: int, batch_size: int, device: torch.device) -> Source:
-    """Return batches in memory. Those of (c) and (d) are pinned in advance, which is their best case."""
+    """Return batches in memory. Batches for candidates (c) and (d) are pinned in advance, which is their best case."""
     loader = BufferLikeLoader(num_buffers, batch_size)
     others = loader.batches()
     if device.type == "cuda":
@@ -146,7 +146,7 @@ def open_memory(num_buffers: int, batch_size: int, device: torch.device) -> Sour
 
 
 def make_feeds(source: Source, device: torch.device) -> tuple[dict[str, Iterable[Batch]], dict[str, str]]:
-    """Return all feeds by name, and the reasons why others could not be created."""
+    """Return all feeds by name, and for each feed that could not be created, the reason."""
     prepare, problems = make_preparation(device), dict[str, str]()
     prefetcher = DevicePrefetcher(source.for_shardio, device, normalize=NORMALIZE, dtype=torch.bfloat16)
     there = [(images.to(device), labels.to(device)) for images, labels in islice(source.for_shardio, NUM_RESIDENT)]
@@ -159,7 +159,7 @@ def make_feeds(source: Source, device: torch.device) -> tuple[dict[str, Iterable
     try:
         timm: Any = importlib.import_module("timm.data.loader")
         feeds[TIMM] = timm.PrefetchLoader(source.for_others, *NORMALIZE, device=device, img_dtype=torch.bfloat16)
-    except Exception as error:  # With a torchvision for another torch, timm raises errors of any kind.
+    except Exception as error:  # timm may raise any error if torchvision was built for another torch.
         problems[TIMM] = f"timm cannot be imported: {error}"
     return feeds, problems
 

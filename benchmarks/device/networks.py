@@ -10,15 +10,19 @@ import torch
 from torch import nn
 
 DEPTHS = {"resnet18": (2, 2, 2, 2), "resnet50": (3, 4, 6, 3)}
-"""Number of blocks in each stage (He et al., "Deep residual learning for image recognition", 2016, table 1)."""
+"""The number of blocks in each stage (He et al., "Deep residual learning for image recognition", 2016, table 1)."""
 
 NUM_CLASSES = 1000
 WIDTH = 64
-"""Number of channels of the first stage."""
+"""The number of channels of the first stage."""
 
 
 class Block(nn.Module):
-    """Convolutions with a shortcut: two of 3x3, or in deep networks 1x1, 3x3, and 1x1 to four times the channels."""
+    """Convolutions with a shortcut.
+
+    There are two 3x3 convolutions. In deep networks, there is a 3x3 convolution between two 1x1 convolutions, the last
+    of which has four times as many channels.
+    """
 
     def __init__(self, in_channels: int, out_channels: int, stride: int, *, is_deep: bool) -> None:
         super().__init__()
@@ -48,7 +52,7 @@ def make_network(name: str, width: int = WIDTH) -> tuple[nn.Module, str]:
         try:
             models: Any = importlib.import_module("torchvision.models")
             return getattr(models, name)(weights=None), "torchvision"
-        except Exception as error:  # A torchvision for another torch raises errors of any kind.
+        except Exception as error:  # torchvision may raise any error if it was built for another torch.
             return _make_own(name, width), f"the benchmark's own, because torchvision cannot be imported ({error})"
     return _make_own(name, width), f"the benchmark's own, {width} channels wide"
 

@@ -25,9 +25,9 @@ class Settings:
     """The settings of a run.
 
     Attributes:
-        warmup: Steps at the start of each turn that are not timed.
-        steps: Timed steps.
-        profiled: Steps after these that are profiled, but not timed.
+        warmup: The number of steps at the start of each turn that are not timed.
+        steps: The number of timed steps.
+        profiled: The number of steps after the timed ones that are profiled, but not timed.
         width: The number of channels of the networks' first stage.
         photos: The number of classes, and of photographs per class, to create if none are given.
     """
@@ -51,7 +51,7 @@ class Settings:
 
     @property
     def num_batches(self) -> int:
-        """The number of batches in a turn, plus a few, so no epoch ends within a turn."""
+        """The number of batches in an epoch: a few more than a turn needs, so no epoch ends within a turn."""
         return self.warmup + self.steps + self.profiled + 8
 
 
@@ -64,7 +64,7 @@ class Group:
         feeds: The figures of each feed, by the feed's name and the figure's name.
         loaders_alone: Images/s of the loaders that decode, without training.
         pinned_gb_per_s: The bandwidth of plain copies from pinned memory.
-        is_registered: Whether (b) copies from the loader's own memory; None on a CPU.
+        is_registered: Whether candidate (b) copies from the loader's own memory; None on a CPU.
         problems: The reason why a feed was not measured completely, by the feed's name.
     """
 
@@ -89,7 +89,7 @@ class Training:
         self._optimizer = torch.optim.SGD(self._network.parameters(), lr=1e-3, momentum=0.9)
 
     def run(self, batches: Iterator[Batch], num_steps: int) -> None:
-        """Enqueue the work of some steps on the device, without waiting for it: no value is read."""
+        """Enqueue the work of some steps on the device, without waiting for results."""
         num_done = 0
         for images, labels in islice(batches, num_steps):
             with torch.autocast(self._settings.device.type, torch.bfloat16):

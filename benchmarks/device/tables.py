@@ -10,7 +10,7 @@ from benchmarks.device.rounds import Group
 from benchmarks.timing import ratios, summarize
 
 OF_RESIDENT, HIDDEN, OF_PINNED = 0.98, 0.95, 0.95
-"""Targets: the speed of (b) over (a), the hidden share of copy time, the bandwidth over that of plain copies."""
+"""The targets for (b): speed relative to (a), hidden share of copy time, bandwidth relative to that of plain copies."""
 
 
 def make_table(group: Group) -> str:
@@ -41,7 +41,7 @@ def make_table(group: Group) -> str:
 
 
 def judge(group: Group) -> list[str]:
-    """Return whether the medians of shardio's rounds meet the targets, one line each."""
+    """Return a line for each target that says whether the median of shardio's rounds meets it."""
     if SHARDIO in group.problems:
         return [f"{group.model}, {group.source}: shardio failed: {group.problems[SHARDIO]}"]
     figures, resident = group.feeds[SHARDIO], group.feeds[RESIDENT]["images_per_s"]
@@ -59,7 +59,7 @@ def judge(group: Group) -> list[str]:
 
 
 def _of_pinned(group: Group, bandwidth: Sequence[float | None]) -> list[float | None]:
-    pairs = zip(bandwidth, group.pinned_gb_per_s, strict=False)  # On a CPU, there are no plain copies.
+    pairs = zip(bandwidth, group.pinned_gb_per_s, strict=False)  # On a CPU, plain copies are not measured.
     return [None if ours is None else ours / plain for ours, plain in pairs]
 
 

@@ -18,7 +18,7 @@ from benchmarks.loaders.registry import Candidate
 
 MEGABYTE = 1e6
 LOOP = 200_000
-"""The number of iterations of the counting loop between two batches: some milliseconds of plain Python."""
+"""The number of iterations of the counting loop between two batches, which take a few milliseconds of plain Python."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +46,14 @@ def measure_throughput(trial: Trial) -> Figures:
 
 
 def measure_small(trial: Trial) -> Figures:
-    """Measure throughput as above, with batches that are lists of bytes objects."""
+    """Measure throughput as in :func:`measure_throughput`, with batches that are lists of bytes objects."""
     job = replace(trial.job, batch_size=512)
     check = BytesCheck(small_samples(job.num_samples))
     return _measure_epochs(replace(trial, job=job), check)
 
 
 def measure_first_batch(trial: Trial) -> Figures:
-    """Measure the time to the first batch: of a new loader, and of the second epoch of one with persistent workers."""
+    """Measure the time to the first batch of a new loader, and of the second epoch with persistent workers."""
     fresh = replace(trial, job=replace(trial.job, is_persistent=False)).make()
     cold = _time_first(fresh)
     loader = trial.make()

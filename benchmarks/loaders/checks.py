@@ -31,7 +31,7 @@ def count_samples(batch: Batch) -> int:
 
 
 class ImageCheck:
-    """Checks an epoch of images: the number of samples per label, and valid images; computes the mean pixel."""
+    """Checks an epoch of images: that they are valid, and the number of samples per label. Computes the mean pixel."""
 
     def __init__(self, labels: Iterable[int], batch_size: int) -> None:
         self._expected = Counter(labels)
@@ -64,7 +64,7 @@ class ImageCheck:
         if images.dtype != np.uint8 or images.shape[1:] not in ((TARGET, TARGET, 3), (3, TARGET, TARGET)):
             raise ContentError(f"images are {images.dtype} {images.shape}")
         flat = images.reshape(len(images), -1)
-        if (flat.max(axis=1) - flat.min(axis=1) < 8).mean() > 0.05:  # A crop may show clear sky.
+        if (flat.max(axis=1) - flat.min(axis=1) < 8).mean() > 0.05:  # A few crops may show only clear sky.
             raise ContentError("images have a single color")
 
 

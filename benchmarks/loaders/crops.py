@@ -35,7 +35,7 @@ def draw_box(height: int, width: int) -> tuple[int, int, int, int]:
 
 
 Use = Callable[[bytes, Crop, Pixels], None]
-"""A function that decodes a JPEG, and writes its crop into a row of a batch, uint8 [224, 224, 3]."""
+"""A function that decodes a JPEG and writes its crop into a row of a batch, uint8 [224, 224, 3]."""
 
 
 def use_opencv(content: bytes, crop: Crop, row: Pixels) -> None:

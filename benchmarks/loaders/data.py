@@ -1,4 +1,4 @@
-"""Create the data in the format of every candidate, once in each work directory.
+"""Create the data in every candidate's format, once in each work directory.
 
 ``python -m benchmarks.loaders.data WORK STORAGE`` creates one format from ``WORK/folder``. Each format has its own
 process, which keeps the libraries apart.
@@ -23,13 +23,13 @@ import numpy as np
 from benchmarks.loaders.files import list_files
 
 NUM_SHARDS = 16
-"""Number of shards: enough for loaders that distribute whole shards to eight workers."""
+"""The number of shards: enough for loaders that distribute whole shards to eight workers."""
 
 NUM_TINY = 256
-"""Number of samples of the dataset that is read for many epochs."""
+"""The number of samples of the dataset that is read for many epochs."""
 
 SMALL_SIZE = 1024
-"""Size of a small sample in bytes."""
+"""The size of a small sample in bytes."""
 
 
 def copy_images(images: Path, work: Path, num_samples: int) -> None:
@@ -47,7 +47,7 @@ def copy_images(images: Path, work: Path, num_samples: int) -> None:
         raise SystemExit(f"--samples must be at least the number of classes, got {num_samples}")
     shutil.rmtree(work / "folder", ignore_errors=True)
     for number in range(num_samples):
-        # Spread evenly over all images, so even a few samples contain every class.
+        # Samples are spread evenly over all images, so even a few samples contain every class.
         path = paths[number * len(paths) // num_samples if num_samples < len(paths) else number % len(paths)]
         folder = work / "folder" / path.relative_to(images).parts[0]
         folder.mkdir(parents=True, exist_ok=True)
@@ -151,7 +151,7 @@ def _make_small(_: Path, target: Path, num_small: int) -> None:
                 tar.addfile(member, io.BytesIO(next(samples)))
     import shardio
 
-    shardio.ShardDataset(target, fields="bin")  # Writes the indexes, as on first use.
+    shardio.ShardDataset(target, fields="bin")  # Opening a dataset for the first time writes the indexes.
 
 
 def _make_small_mds(_: Path, target: Path, num_small: int) -> None:
@@ -190,7 +190,7 @@ def _make_parquet(work: Path, target: Path, _: int) -> None:
     files = _shuffled(work)
     for shard in range(NUM_SHARDS):
         samples = [read_sample(file) for file in files[shard::NUM_SHARDS]]
-        # Small groups of rows, as its guide recommends for images, so a reader needs little memory.
+        # The guide of Hugging Face datasets recommends small groups of rows for images: a reader needs little memory.
         parquet.write_table(arrow.Table.from_pylist(samples), target / f"{shard:03d}.parquet", row_group_size=100)
 
 

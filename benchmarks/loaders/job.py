@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 TARGET = 224
-"""Side length of a crop in pixels."""
+"""The side length of a crop in pixels."""
 
 SHORTER_SIDE = 256
 """Length in pixels of an image's shorter side after the resize of the evaluation crop."""

@@ -98,7 +98,7 @@ def import_streaming() -> Any:
 def _loads(package: str) -> bool:
     try:
         importlib.import_module(package)
-    except Exception:  # A build for another torch may raise anything.
+    except Exception:  # A build for another version of torch may raise any error.
         return False
     return True
 

@@ -1,7 +1,7 @@
 """Loaders that decode in threads of the training process: batches are not transferred, but all threads share the GIL.
 
-Each task is a whole batch: OpenCV releases the GIL while it works, and passing single images between threads would need
-it again.
+Each task is a whole batch: OpenCV releases the GIL while it works, but passing single images between threads would need
+the GIL.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.loaders.files import list_files
 from benchmarks.loaders.job import TARGET, Batch, Epochs, Job, Repeated
 
 Load = Callable[[Sequence[int]], Batch]
-"""A function that makes a batch of the samples with these indices."""
+"""A function that makes a batch of the samples with the given indices."""
 
 
 def make_nodes(job: Job) -> Epochs:

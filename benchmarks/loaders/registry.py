@@ -25,8 +25,8 @@ class Candidate:
     Attributes:
         name: Its name on the command line.
         title: Its name in tables.
-        maker: The function that creates it, ``module:function`` in this package; called with a Job.
-        storage: The name of the format that it reads, see :mod:`benchmarks.loaders.data`.
+        maker: The function that creates it from a Job, as ``module:function`` in this package.
+        storage: The name of the format that it reads (see :mod:`benchmarks.loaders.data`).
         cases: The cases that it can run.
         modules: The modules that it needs besides shardio's.
         packages: The packages whose versions are recorded.
@@ -42,7 +42,7 @@ class Candidate:
 
     @property
     def stored(self) -> str:
-        """A description of its data. Candidates are compared with peers that read the same data."""
+        """A description of the candidate's data. Candidates are compared with peers that read the same data."""
         if self.storage.startswith("small"):
             return SMALL
         if self.storage.endswith("-256"):
@@ -55,7 +55,7 @@ class Candidate:
 
     @property
     def is_peer(self) -> bool:
-        """Whether it is neither a loader of shardio nor the bare loop."""
+        """Whether the candidate is neither a loader of shardio nor the bare loop."""
         return not self.is_shardio and self.name != "bare"
 
     @property
@@ -313,9 +313,9 @@ CANDIDATES = (
 
 
 def find(name: str) -> Candidate:
-    """Return the candidate with a name."""
+    """Return the candidate with the given name."""
     found = [candidate for candidate in CANDIDATES if candidate.name == name]
     if not found:
         names = ", ".join(candidate.name for candidate in CANDIDATES)
-        raise SystemExit(f"there is no candidate {name!r}; there are {names}")
+        raise SystemExit(f"unknown candidate {name!r}: use one of {names}")
     return found[0]

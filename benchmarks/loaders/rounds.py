@@ -25,7 +25,7 @@ class Result:
 
     Attributes:
         rounds: The figures of each round; empty if there was a problem.
-        problem: The reason why it was not measured; empty if it was measured.
+        problem: The reason why the candidate was not measured; empty if it was measured.
     """
 
     candidate: Candidate
@@ -34,7 +34,7 @@ class Result:
 
     @property
     def reason(self) -> str:
-        """The last line of the problem. Other lines are a traceback, with the paths of this machine."""
+        """The last line of the problem. The lines before it are a traceback, which contains paths of this machine."""
         return self.problem.strip().splitlines()[-1] if self.problem else ""
 
     def figures(self, name: str) -> list[float]:

@@ -17,7 +17,7 @@ from benchmarks.loaders.registry import find
 
 def main(case: str, name: str, work: str, data: str, num_samples: str, num_workers: str, num_epochs: str) -> None:
     """Run the candidate."""
-    warnings.filterwarnings("ignore", "This DataLoader will create")  # Eight workers on fewer cores.
+    warnings.filterwarnings("ignore", "This DataLoader will create")  # Some cases have more workers than cores.
     crop: Crop = "eval" if case == "eval" else "train"
     job = Job(data=Path(data), num_samples=int(num_samples), num_workers=int(num_workers), crop=crop)
     trial = Trial(candidate=find(name), job=job, work=Path(work), num_epochs=int(num_epochs))

@@ -102,7 +102,7 @@ def make_nodes(files: Photographs) -> Iterable[Any]:
 
 
 def settle() -> None:
-    """Wait until no background work is left: some loaders prepare the next epoch's first batches."""
+    """Wait until no background work is left, because some loaders prepare the next epoch's first batches."""
     before = cpu_s()
     while True:
         time.sleep(0.3)  # Loaders do not report when they are idle, but their CPU time shows it.
@@ -112,7 +112,7 @@ def settle() -> None:
 
 
 def measure(loader: Iterable[Any]) -> tuple[float, float, float]:
-    """Load an epoch after everything has settled.
+    """Load an epoch when no background work is left.
 
     Returns:
         Images/s, the CPU time of all processes in µs per image, and the mean of all pixels.
@@ -122,7 +122,9 @@ def measure(loader: Iterable[Any]) -> tuple[float, float, float]:
     for images, labels in loader:
         num_images += len(labels)
         for crop in images if isinstance(images, list | tuple) else [images]:
-            part = np.asarray(crop[:4])  # The mean only shows that all loaders do the same work.
+            part = np.asarray(
+                crop[:4]
+            )  # Four images per batch are enough: the mean only shows that all loaders do the same work.
             total, num_pixels = total + float(part.sum(dtype=np.float64)), num_pixels + part.size
     return num_images / (time.perf_counter() - began), 1e6 * (cpu_s() - cpu_before) / num_images, total / num_pixels
 

@@ -19,7 +19,7 @@ from shardio.libraries import import_library
 from shardio.transforms.recipes import IMAGENET_MEAN
 
 Make = Callable[[Any], Any]
-"""Makes a sample's image, or a list of crops, from a decoded image."""
+"""A function that makes a sample's image, or a list of crops, from a decoded image."""
 
 SIZE, SMALL = 224, 96
 BLUR = {SIZE: 23, SMALL: 9}
@@ -62,7 +62,8 @@ def make_torchvision(recipe: str, *, takes_tensors: bool) -> Make:
 def make_albumentations(recipe: str) -> Make:
     """Return a recipe of Albumentations' transforms, for arrays, uint8 [height, width, 3].
 
-    It has no TrivialAugment, so its operations are listed; strengths are drawn from ranges instead of 31 numbers.
+    Albumentations has no TrivialAugment, so its operations are listed here. Strengths are drawn from ranges instead of
+    31 numbers.
     """
     a: Any = importlib.import_module("albumentations")
     finish = importlib.import_module("albumentations.pytorch").ToTensorV2()
