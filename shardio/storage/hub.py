@@ -45,13 +45,13 @@ MAX_BESIDE = 16
 because there may be thousands of class folders."""
 
 NO_TIME = datetime.fromtimestamp(0, tz=timezone.utc)
-"""The modification time of all files. Only short listings of the Hub have times, and nothing depends on them."""
+"""The modification time of all files. Only some listings of the Hub include times, and shardio does not use them."""
 
 UNREDIRECTED = set("[]^|")
 """Characters that obstore does not escape in URLs. It follows no redirects from URLs that contain them."""
 
 _REPOSITORIES: dict[tuple[str, RemoteOptions], HubRepository] = {}
-"""The repositories by their roots and settings. They keep their commits as long as the storage process lives."""
+"""The repositories by their roots and settings. They keep their commits until the storage process ends."""
 
 
 def make_store(root: str, options: RemoteOptions, config: Mapping[str, str], settings: Mapping[str, Any]) -> Backend:
@@ -197,7 +197,7 @@ class HubRepository:
             FailedRequestError: If a request fails. The next call continues with its page.
         """
         listing = self._read_listing(*self._cover(folder, recursive=True))
-        # In Unicode, a zero follows a slash.
+        # In Unicode, "0" follows "/", so these bounds enclose all keys that start with "folder/".
         start, stop = (bisect_left(listing.keys, f"{folder}{end}") for end in "/0") if folder else (0, None)
         return [(key, listing.files[key]) for key in listing.keys[start:stop]]
 

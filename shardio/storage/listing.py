@@ -91,7 +91,8 @@ def open_listing(folder: Location, kept: str | os.PathLike[str] | None) -> Listi
     Args:
         folder: The folder.
         kept: A local file that keeps the listing. It is read if it exists, and written otherwise. If several processes
-            write it at the same time, only one lists the folder. None lists the folder now, and keeps nothing.
+            write it at the same time, only one lists the folder. If None, the folder is listed now, and nothing is
+            kept.
 
     Raises:
         FormatError: If the file is damaged, or keeps the listing of another folder.
@@ -104,12 +105,12 @@ def open_listing(folder: Location, kept: str | os.PathLike[str] | None) -> Listi
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = path.with_name(f".{path.name}.lock")
         with WorkLock(lock, PATIENCE_S, 0o644).held():
-            if not path.exists():  # Otherwise, another process has listed the folder in the meantime.
+            if not path.exists():  # Another process may have listed the folder in the meantime.
                 listing = list_files(folder)
-                if not path.exists():  # Otherwise, one did so without the lock: all processes use the same listing.
+                if not path.exists():  # One may have done so without the lock. All use the same listing.
                     if len(listing):  # A folder that is still empty is listed again the next time.
                         _save(listing, path)
-                    lock.unlink(missing_ok=True)  # A process that waits for the lock finds the listing.
+                    lock.unlink(missing_ok=True)  # Processes that wait for the lock then find the listing.
                     return replace(listing, path=path)
     return _load(folder, path)
 
@@ -316,7 +317,7 @@ class CachedFiles:
         )
 
     def prefetch(self, keys: Sequence[str], *, is_urgent: bool = False) -> None:
-        """Put files into the cache. Return when they are there.
+        """Put files into the cache. Return when all of them are present.
 
         Args:
             keys: The keys of the files. Keys that the listing lacks are ignored.
@@ -341,14 +342,14 @@ class CachedFiles:
         if content is None or digest is None:
             return None
         self._touch(number, copy)
-        if xxhash.xxh3_128_digest(content) != digest:  # For example, after a power failure. Fetch it again.
+        if xxhash.xxh3_128_digest(content) != digest:  # A power failure may have damaged it: fetch it again.
             copy.unmark(start, stop + HASH_BYTES)
             return None
         return content
 
     def _fill(self, numbers: Sequence[int], *, is_urgent: bool) -> None:
         if self._folder is not None and not self._folder.is_dir():
-            self._folder = None  # It belonged to a storage process that has ended.
+            self._folder = None  # Its storage process has ended and removed it.
         files = tuple(map(self._describe, numbers))
         self.store.ask("fill_files", self.listing.folder.key, cache=self.store.cache, files=files, is_urgent=is_urgent)
 

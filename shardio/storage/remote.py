@@ -238,7 +238,7 @@ class CachedFile(ObjectFile):
         whole: Whether to fetch the whole object when a part is read.
     """
 
-    limits = LIMITS  # Most ranges are present in a local file.
+    limits = LIMITS  # Most ranges are read from a local file.
 
     def __init__(
         self, store: ObjectStore, key: str, found: FileStat, cache: CacheSettings, path: str, *, whole: bool
@@ -349,7 +349,7 @@ def measure_store(files: Sequence[StoredFile], nums_requests: Sequence[int], sec
 
     Args:
         files: Open objects that are not read through a cache.
-        nums_requests: The numbers of requests at a time. They are measured one after the other.
+        nums_requests: The numbers of requests at a time, which are measured one after another.
         seconds: The time in seconds to measure each number. Running requests are finished.
 
     Raises:

@@ -222,7 +222,7 @@ CIRCLE = kind(answer_path=lambda self, path: self.answer(302, b"", ("Location", 
 @pytest.mark.parametrize(
     ("server", "error", "message"),
     [
-        (CIRCLE, StoreError, r"the server redirects in a circle\. Check the URL"),
+        (CIRCLE, StoreError, r"the server redirects in a loop\. Check the URL"),
         (answering(302), StoreError, r"the server's redirect has no target \(no Location\)\. Check the URL"),
         (NoLength, StoreError, r"not say how long the file is \(no Content-Length\)\. Configure it to send files"),
         (kind(answer_file=compress), StoreError, r"sent 99 bytes, .*, because it compresses .*gzip\)\. Configure"),
