@@ -86,7 +86,7 @@ def append(
     from shardio import packing
     from shardio.shards import open_table
 
-    num_before = open_table(out).manifest.num_samples if out.exists() else 0  # Otherwise, the call below refuses it.
+    num_before = open_table(out).manifest.num_samples if out.exists() else 0  # `append` refuses a missing dataset.
     with reporting(as_json=as_json, doing="packing") as progress:
         manifest = packing.append(
             out,
@@ -229,12 +229,13 @@ Out = Annotated[
 
 
 def rewrite_all(files: list[Path], out: Path | None, rewrite: Callable[[bytes], bytes]) -> None:
-    """Rewrite JPEG files, and report the changes, and the files that cannot be rewritten.
+    """Rewrite JPEG files, and report the changes and the files that cannot be rewritten.
 
     Args:
         files: The files.
         out: The directory to write the results to; None to write nothing.
-        rewrite: A function that returns a JPEG's new bytes, or raises a ValueError with the reason why it cannot.
+        rewrite: A function that returns a JPEG's new bytes, or raises a ValueError with the reason why it cannot
+            rewrite the JPEG.
     """
     require_compiled_functions()
     names = [file.name for file in files]
@@ -285,7 +286,7 @@ def _rewrite(file: Path, out: Path | None, rewrite: Callable[[bytes], bytes]) ->
 
 
 def _describe(content: bytes) -> str:
-    """Return a JPEG's size and its division as text: ``500×375, 192 tiles of 4 MCUs``."""
+    """Describe a JPEG's size and how it is divided into parts, as text: ``500×375, 192 tiles of 4 MCUs``."""
     from shardio.images.jpeg.head import read_head
     from shardio.images.jpeg.tile_table import read_tiles
 

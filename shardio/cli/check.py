@@ -191,7 +191,7 @@ def doctor(
 ) -> None:
     """Measure the speed of a dataset's store, and compare it with what a loader needs.
 
-    The command reads parts of up to 8 shards, which takes about 15 seconds, and keeps nothing.
+    The command reads parts of up to 8 shards in about 15 seconds, and stores nothing.
 
     Example: shardio doctor s3://bucket/train --rate 3000
     """

@@ -276,7 +276,7 @@ def _print(report: IndexReport) -> None:
 
 def export_index(
     source: DatasetPath,
-    format: Annotated[  # noqa: A002  # The name of the option.
+    format: Annotated[  # noqa: A002  # It names the option.
         ExportFormat,
         typer.Option(
             help="wids: wids.json, for WebDataset's wids. dali: a NAME.idx for each NAME.tar. timm: _info.json. "
@@ -357,7 +357,7 @@ def dups(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     storage_option: StorageOptionTexts = None,
 ) -> None:
-    """Find images that occur several times in a dataset, or in several, such as training and validation data.
+    """Find images that occur several times in one or more datasets, such as training and validation data.
 
     A group is a set of samples with the same image, or with similar images. The report points out groups whose samples
     have different classes. Only the brightness of images is compared, not their colors: check the groups on the page

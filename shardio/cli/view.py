@@ -40,8 +40,8 @@ MAX_PNG_IMAGES = 2000
 """The maximum number of images on a PNG: 250 rows."""
 
 DRAWS = 8
-"""The default number of columns of a sheet. If each epoch has several crops, there are as many epochs as fill these
-columns, but at least 2."""
+"""The default number of columns of a sheet. If each epoch has several crops, the sheet shows as many epochs as fit into
+these columns, but at least 2."""
 
 
 CELL = 160
@@ -184,7 +184,7 @@ def augment(
         typer.Option(
             metavar="MODULE:NAME",
             help="Your own transform, as package.module:name or path/to/file.py:name. A class, or a function that "
-            "needs no arguments, is called to make it.",
+            "needs no arguments, is called to create it.",
         ),
     ] = None,
     size: Annotated[
@@ -193,7 +193,7 @@ def augment(
             min=1,
             max=4096,
             help="Size of the images in pixels, for recipes and for your own functions that have a parameter size "
-            "(default: that of the recipe or function).",
+            "(default: the default of the recipe or function).",
         ),
     ] = None,
     images: Annotated[int, typer.Option(min=1, max=64, help="Number of images, evenly spaced in SOURCE.")] = 6,
@@ -232,7 +232,7 @@ def augment(
     for index in choose_evenly(np.arange(len(dataset)), images).tolist():
         try:
             rows.append(make_row(dataset, index, num_epochs, seed))
-        except SampleError as error:  # noqa: PERF203  # Making a row takes much longer.
+        except SampleError as error:  # noqa: PERF203  # The cost of `try` is negligible.
             failure = error
             echo(f"not shown: {error}", err=True)
     if not rows and failure is not None:
@@ -309,7 +309,7 @@ def open_images(
         try:
             return ImageFolder(source, transform, decode=decode)
         except FileNotFoundError:
-            pass  # Not every folder is a class: some hold no images.
+            pass  # Not every folder is a class: some folders hold no images.
     paths = list(filter(_is_image, walk_files(source)))
     if not paths:
         raise FileNotFoundError(f"{source} holds neither images ({', '.join(IMAGE_FIELDS)}) nor shards")
@@ -362,7 +362,7 @@ def _name(dataset: MapDataset, index: int) -> str:
 
 def _as_array(image: Any) -> NDArray[Any]:
     """Return an image as an array [height, width] or [height, width, 3]."""
-    import torch  # Making the dataset has loaded it.
+    import torch  # The dataset has already imported it.
 
     if isinstance(image, Image.Image):
         return np.asarray(image.convert("RGB"))
