@@ -282,7 +282,7 @@ VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def choose_threads(num_processors: int, num_ranks: int, num_workers: int) -> int:
-    """Return the number of torch threads for each rank of a machine: at least 1, but leave a processor to each worker.
+    """Return the number of torch threads for each rank: its share of the processors minus its workers, at least 1.
 
     By default, torch uses all processors. After each operation, its threads wait in a busy loop until all of them have
     finished, so one thread on a busy processor delays all others.
