@@ -218,7 +218,7 @@ class HubRepository:
         return found
 
     def explain_refusal(self, answer: str) -> str:
-        """Return a message with the possible causes of an answer such as 401, 403 or 404."""
+        """Return a message with the possible causes of a response such as 401, 403 or 404."""
         return (
             f"{answer}. The repository {self.name} does not exist, or it is private or gated and "
             f"the token, if there is one, gives no access. See {self.endpoint}/datasets/{self.name}, and run "
@@ -255,7 +255,7 @@ class HubRepository:
                     listing.next_page = None
 
     def _get(self, path: str, parameters: Mapping[str, str], read: Callable[[Any], object]) -> dict[str, str] | None:
-        """Pass the Hub's answer to a function. Return the parameters of the request for the next page, if any."""
+        """Pass the Hub's response to a function. Return the parameters of the request for the next page, if any."""
         from huggingface_hub import errors
         from huggingface_hub.utils import (  # type: ignore[attr-defined]  # They are public.
             get_session,
@@ -280,8 +280,8 @@ class HubRepository:
             raise FailedRequestError(RequestFailure(kind="transient", cause=cause, reached=is_reached)) from None
         try:
             read(response.json())
-        except (ValueError, KeyError, TypeError) as error:  # The answer is damaged, or comes from another server.
-            cause = f"the Hub's answer has an unexpected form ({type(error).__name__}). Check the endpoint"
+        except (ValueError, KeyError, TypeError) as error:  # The response is damaged, or comes from another server.
+            cause = f"the Hub's response has an unexpected format ({type(error).__name__}). Check the endpoint"
             raise FailedRequestError(RequestFailure(kind="transient", cause=cause)) from None
         # Only the parameters are used, because the token must not be sent to another server.
         following = response.links.get("next", {}).get("url")
@@ -393,7 +393,7 @@ class HubStore:
 
 
 class HubResult:
-    """The answer to a request for a file.
+    """The response to a request for a file.
 
     Args:
         path: The file's key.

@@ -58,7 +58,7 @@ class Listing:
         hashes: uint64 [n], the hashes of the keys.
         order: int64 [n], the files' numbers in the order of their hashes.
         folders: The names of the subfolders. Some may have no files.
-        path: The local file that keeps the listing; None if there is none.
+        path: The local file in which the listing is saved; None if there is none.
     """
 
     folder: Location
@@ -90,12 +90,11 @@ def open_listing(folder: Location, kept: str | os.PathLike[str] | None) -> Listi
 
     Args:
         folder: The folder.
-        kept: A local file that keeps the listing. It is read if it exists, and written otherwise. If several processes
-            write it at the same time, only one lists the folder. If None, the folder is listed now, and nothing is
-            kept.
+        kept: A local file for the listing. It is read if it exists, and written otherwise. If several processes write
+            it at the same time, only one lists the folder. If None, the folder is listed now, and nothing is saved.
 
     Raises:
-        FormatError: If the file is damaged, or keeps the listing of another folder.
+        FormatError: If the file is damaged, or contains the listing of another folder.
         OSError: If the folder cannot be listed, or the file cannot be read or written.
     """
     if kept is None:
@@ -107,7 +106,7 @@ def open_listing(folder: Location, kept: str | os.PathLike[str] | None) -> Listi
         with WorkLock(lock, PATIENCE_S, 0o644).held():
             if not path.exists():  # Another process may have listed the folder in the meantime.
                 listing = list_files(folder)
-                if not path.exists():  # One may have done so without the lock. All use the same listing.
+                if not path.exists():  # It may also have been listed without the lock. All use the same listing.
                     if len(listing):  # A folder that is still empty is listed again the next time.
                         _save(listing, path)
                     lock.unlink(missing_ok=True)  # Processes that wait for the lock then find the listing.
@@ -162,7 +161,7 @@ def _save(listing: Listing, path: Path) -> None:
 
 
 def _check(files: Sequence[tuple[Any, Any, Any]], folders: Sequence[Any], prefix: str) -> None:
-    """Raise ValueError if the values of a kept listing cannot describe files in subfolders."""
+    """Raise ValueError if the values of a saved listing cannot describe files in subfolders."""
     if not all(tuple(map(type, values)) == (str, int, str) for values in files) or set(map(type, folders)) - {str}:
         raise ValueError("a key, a size, a version or a name has the wrong type")
     if not all(0 <= size < 2**63 for _, size, _ in files):
@@ -395,7 +394,7 @@ def open_files(folder: Location, kept: str | os.PathLike[str] | None) -> CachedF
 
     Args:
         folder: The folder, in a store with a cache.
-        kept: The local file that keeps the listing: see :func:`~shardio.storage.listing.open_listing`.
+        kept: A local file for the listing: see :func:`~shardio.storage.listing.open_listing`.
 
     Raises:
         The same errors as :func:`~shardio.storage.listing.open_listing`.

@@ -62,7 +62,7 @@ UNREACHED_RETRIES = 3
 """The number of times to repeat requests to a server that has never answered: its name is probably wrong."""
 
 KIND_RETRIES = {"unclear": 7, "unknown_size": 4}
-"""The number of times to repeat a request whose answers do not fit it, or do not state the object's size.
+"""The number of times to repeat a request whose responses do not match it, or do not state the object's size.
 
 Damage in transit needs fewer retries. A server's cache needs about a second to get an object of a few megabytes.
 """
@@ -92,7 +92,7 @@ class NoRangesError(StoreError):
 
 
 class Attempts:
-    """Makes requests to a store, and repeats those that fail. Threads share it.
+    """Makes requests to a store, and repeats those that fail. Threads can share this object.
 
     Args:
         root: The root of the store.
@@ -119,7 +119,7 @@ class Attempts:
         return not self.root.startswith("http://") and allows_http.lower() not in ("1", "true")
 
     def make(self, verb: str, key: str, request: Callable[[Backend], Result], *, purpose: Purpose = "read") -> Result:
-        """Make a request until it succeeds.
+        """Make a request, and repeat it until it succeeds.
 
         Args:
             verb: What the request does, for messages.
@@ -273,7 +273,7 @@ class Expected:
     size: int | None = None
 
     def check(self, result: GetResult) -> None:
-        """Raise an error if an answer is about an object with another version or size."""
+        """Raise an error if a response describes an object with another version or size."""
         found = _stat_of(self.root, result.meta)
         wrong_size = f"the server sent {found.size} bytes, expected {self.size}"
         encoding = result.attributes.get("Content-Encoding", "identity")
@@ -488,7 +488,7 @@ def create(attempts: Attempts, key: str, content: bytes) -> bool:
     def put(backend: Backend) -> bool:
         try:
             obstore.put(backend, key, content, mode="create")
-        except obstore.exceptions.AlreadyExistsError:  # Perhaps an earlier attempt wrote it, but its answer was lost.
+        except obstore.exceptions.AlreadyExistsError:  # Perhaps an earlier attempt wrote it, but the response was lost.
             return bytes(obstore.get(backend, key).bytes()) == content
         return True
 

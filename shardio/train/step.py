@@ -47,7 +47,7 @@ def use_device(name: str | None) -> torch.device:
 
 @contextlib.contextmanager
 def joined_ranks(device: torch.device) -> Iterator[World]:
-    """Join the other ranks, if a launcher such as torchrun started several and they have not joined yet."""
+    """Join the other ranks, if a launcher such as torchrun started several ranks that have not joined yet."""
     world = find_world()
     if world.world_size == 1 or dist.is_initialized():
         yield world

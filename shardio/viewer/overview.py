@@ -132,7 +132,7 @@ class Overview:
         facts: Facts about the whole source.
         num_images: The number of samples with an image.
         num_image_bytes: The size of all images together.
-        fields: The uses of its fields or, in a directory, of its files by suffix.
+        fields: The statistics of its fields or, in a directory, of its files by suffix.
         class_counts: The number of samples with each label; "" stands for samples without a label, if other samples
             have labels.
         file_sizes: The histogram of the sizes of all images in bytes.

@@ -61,7 +61,7 @@ class ImageColumns:
         content_hashes: uint64 [n], the xxh3-64 of each content; None if it is unknown until the files are read.
         label_ids: int64 [n], a number for each distinct label; -1 for samples without a label.
         label_names: The name of each of these labels: the class name, if there is one.
-        fields: The uses of all fields, or of all files by suffix.
+        fields: The statistics of all fields, or of all files by suffix.
     """
 
     sizes: NDArray[np.int64]
