@@ -30,7 +30,7 @@ from shardio.storage.store import Location, absolute_path, make_path
 from shardio.values import parse_json
 
 FORMAT = "shardio listing 1"
-"""The format of a kept listing, which is its first value."""
+"""The format of a saved listing. It is the first value in the file."""
 
 PATIENCE_S = 300.0
 """The time in seconds to wait while another process lists the same folder. After this time, the folder is listed
@@ -106,7 +106,7 @@ def open_listing(folder: Location, kept: str | os.PathLike[str] | None) -> Listi
         with WorkLock(lock, PATIENCE_S, 0o644).held():
             if not path.exists():  # Another process may have listed the folder in the meantime.
                 listing = list_files(folder)
-                if not path.exists():  # It may also have been listed without the lock. All use the same listing.
+                if not path.exists():  # It may also have been listed without the lock. All use the same one.
                     if len(listing):  # A folder that is still empty is listed again the next time.
                         _save(listing, path)
                     lock.unlink(missing_ok=True)  # Processes that wait for the lock then find the listing.
