@@ -150,7 +150,7 @@ def test_a_server_that_sends_no_parts_needs_a_cache_that_holds_a_shard(root: Pat
     with serve_folder(root, PythonsOwn) as (url, _):
         for access, message in (
             (make_access(cache=tmp_path, cache_size=9000), r"more than the cache of 9000\. Set a larger cache_size"),
-            (RemoteAccess(), r"cannot read bytes 0 to 9 .* does not send parts .* nginx"),
+            (RemoteAccess(), r"cannot read bytes 0 to 9 .* does not support HTTP range requests .* nginx"),
         ):
             file = parse_location(f"{url}/packed/shard-000000.tar", access).open()
             assert_raises(StoreError, message, file.read, 0, 9)
