@@ -173,9 +173,9 @@ class _TaggingCollate:
 @contextmanager
 def _tagged(loader: Iterable[Any]) -> Iterator[None]:
     """Make a DataLoader's workers tag their batches within the block."""
-    # Persistent workers would keep the tagging function after the block. A loader of shardio without torch's workers
-    # would start them to call another collate function. Accelerate's loader moves batches to a device, which a tagged
-    # batch does not support.
+    # Persistent workers would keep the tagging function after the block. A shardio loader without torch's workers would
+    # start them to call another collate function. Accelerate's loader moves batches to a device, which a tagged batch
+    # does not support.
     if (
         not isinstance(loader, HasWorkers)
         or getattr(loader, "persistent_workers", False)

@@ -275,7 +275,7 @@ def advise(stats: LoaderStats, stored: DatasetFormat, num_processors: int, *, is
         is_first: Whether workers started in this epoch.
     """
     times = stage_seconds(stats)
-    # A running worker is always in one of the stages, so the remaining time passed before it ran.
+    # A running worker is always in one of the stages, so the rest of the time passed before it ran.
     start_s = stats.elapsed_s - sum(times.values()) / max(stats.num_workers, 1)
     if stats.num_workers and start_s > stats.elapsed_s / 2:
         if not is_first:

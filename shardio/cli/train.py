@@ -278,7 +278,8 @@ def _errors_name_the_option() -> Iterator[None]:
 
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-"""The variables by which users set torch's threads. torchrun sets the first one to 1 if it starts several ranks."""
+"""The environment variables that set torch's number of threads. torchrun sets the first one to 1 if it starts several
+ranks."""
 
 
 def choose_threads(num_processors: int, num_ranks: int, num_workers: int) -> int:

@@ -125,7 +125,7 @@ def _client_options(config: Mapping[str, str], scheme: str, options: RemoteOptio
 
 
 def _find_profile(config: dict[str, str]) -> dict[str, Any]:
-    """Return boto3's credentials from profiles and ``~/.aws``, where object_store itself finds none.
+    """Return boto3's credentials from profiles and ``~/.aws``, which object_store does not read.
 
     This removes the option ``profile`` from ``config``.
     """
@@ -297,7 +297,7 @@ class FailedRequestError(Exception):
 
 
 def explain(error: Exception) -> RequestFailure:
-    """Return the meaning of an obstore error."""
+    """Return the cause of an obstore error."""
     from obstore import exceptions
 
     if isinstance(error, FailedRequestError):
@@ -326,7 +326,7 @@ def explain(error: Exception) -> RequestFailure:
             return RequestFailure(kind=sign.kind, cause=sign.cause.format(detail), remedy=sign.remedy)
     if "Range started" in text or "Range(" in source or "StartTooLarge" in source:
         return RequestFailure(kind="beyond_end", cause=cause)
-    # The connection failed or broke.
+    # The connection failed or was interrupted.
     return RequestFailure(kind="transient", cause=cause, reached=not any(word in source for word in _UNANSWERED))
 
 

@@ -441,7 +441,7 @@ class Client:
         self._idle.append(connection)
 
     def _open(self) -> StorageConnection:
-        """Open a connection. Start the storage process if there is none, it has died, or it does not answer."""
+        """Open a connection. Start the storage process if it does not exist, has died, or does not answer."""
         if (connection := self._try_to_open()) is not None:
             return connection
         if self.folder is None or not self.folder.exists():
@@ -464,7 +464,7 @@ class Client:
     def _start(self) -> None:
         """Start the storage process. If an earlier one has died, reuse its folder, which may hold a cache."""
         if self._is_exiting:
-            raise StoreError("cannot read from an object store while Python exits")
+            raise StoreError("cannot read from an object store while Python is exiting")
         if self._process is not None:
             self._process.kill()
             with suppress(subprocess.TimeoutExpired):

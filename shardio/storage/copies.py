@@ -44,7 +44,7 @@ GRANTS = 256
 folder."""
 
 SLACK = 16
-"""The number of grants that all processes together may have reserved and not yet used when copies are removed."""
+"""The number of grants, over all processes, that may be reserved but still unused when copies are removed."""
 
 PATIENCE_S = 10.0
 """The time in seconds to wait while another process makes room. After this time, slightly more than necessary may be
@@ -152,7 +152,7 @@ class CachedCopy:
             os.close(descriptor)
 
     def is_damaged(self) -> bool:
-        """Return whether a sealed copy is completely present, but does not match the hash that it was sealed with."""
+        """Return whether a sealed copy is completely present, but does not match its hash."""
         assert self.is_sealed, "only sealed copies have a hash"
         with self._opened(os.O_RDONLY) as descriptor:
             if descriptor is None or not _is_present(descriptor, self.size, 0, self.size):

@@ -4,9 +4,9 @@ The Hub lists the files, with digests of their contents (https://huggingface.co/
 contents. Large files come from another server: the Hub redirects each request to a URL that is signed for some minutes.
 
 huggingface_hub provides the endpoint, the token, the connections and the meaning of errors. Its HfFileSystem and
-HfApi.list_repo_tree are not used. They list without a time-out: a stalled connection blocks them forever. They repeat
-requests by their own rules, regardless of ``retries`` and ``deadline_s``, and restart a listing that breaks. Their
-reads copy all bytes in Python, whereas obstore resumes a broken transfer and reads many ranges at a time.
+HfApi.list_repo_tree are not used. They list without a timeout: a stalled connection blocks them forever. They repeat
+requests by their own rules, regardless of ``retries`` and ``deadline_s``, and restart a listing that is interrupted.
+Their reads copy all bytes in Python, whereas obstore resumes a broken transfer and reads many ranges at a time.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def make_store(root: str, options: RemoteOptions, config: Mapping[str, str], set
     Args:
         root: The root of the store, ``hf://datasets/user/repository@revision``.
         options: The settings.
-        config: The settings that are not obstore's.
+        config: The settings other than obstore's.
         settings: The settings of obstore's client.
 
     Raises:

@@ -379,7 +379,7 @@ class CachedFiles:
         self._begin()
 
     def _begin(self) -> None:
-        self._folder = None  # A private cache has another folder in each run.
+        self._folder = None  # A private cache has a different folder in each run.
         self._touched = np.full(len(self._bundles.names), -np.inf)
 
     def _touch(self, number: int, copy: CachedCopy) -> None:

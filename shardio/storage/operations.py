@@ -122,7 +122,7 @@ class Attempts:
         """Make a request, and repeat it until it succeeds.
 
         Args:
-            verb: What the request does, for messages.
+            verb: The verb for messages, such as ``read``.
             key: The key of the object or folder.
             request: The function that makes the request. It may keep its progress for the next call.
             purpose: The purpose of the client.

@@ -92,13 +92,13 @@ class ReplacedError(FormatError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileStat:
-    """An object's status, which a store knows without reading the object.
+    """An object's status, which a store can return without reading the object.
 
     Attributes:
         size: The object's size in bytes.
-        version: Changes when the content changes (an ETag, or size, modification time and inode). It may also change
-            when the content does not.
-        identity: Equal for all keys of the same object, such as a file and links to it.
+        version: A string that changes when the content changes (an ETag, or size, modification time and inode). It may
+            also change when the content does not.
+        identity: A string that is the same for all keys of an object, such as a file and links to it.
     """
 
     size: int
@@ -273,7 +273,7 @@ class Store(Protocol):
         """Remove an object if it exists."""
 
     def can_write(self, key: str) -> bool:
-        """Return whether this process may write an object, as far as the store can tell without trying."""
+        """Return whether this process may write an object, as far as the store can tell without writing."""
         return True
 
     def resolve(self, key: str) -> str:

@@ -48,8 +48,8 @@ class StepRecord:
         step_s: The mean duration of a step in seconds.
         data_wait_share: The share of the time that this rank's device waited for data, with nothing left to do; see
             :meth:`shardio.DevicePrefetcher.stats`.
-        memory_allocated: Bytes; see :class:`shardio.train.loop.MemoryUse`. None if unknown.
-        memory_reserved: Bytes; see :class:`shardio.train.loop.MemoryUse`. None if unknown.
+        memory_allocated: Memory in bytes; see :class:`shardio.train.loop.MemoryUse`. None if unknown.
+        memory_reserved: Memory in bytes; see :class:`shardio.train.loop.MemoryUse`. None if unknown.
     """
 
     step: int

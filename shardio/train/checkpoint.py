@@ -293,9 +293,9 @@ def claimed(directory: Path | None) -> Iterator[None]:
     """Hold the lock of a run's directory, and create the directory if it is missing.
 
     Without a directory, do nothing. Rank 0 holds the lock for all ranks. If it cannot take the lock, all ranks raise
-    the error. The lock ends with its process. Worker processes that torch forks close their copy of the lock's
-    descriptor, so a killed run can be resumed while its workers still exist. On NFS, the lock works between machines if
-    the server has a lock service. On a file system without locks, a warning is logged.
+    the error. The lock is released when its process ends. Worker processes that torch forks close their copy of the
+    lock's descriptor, so a killed run can be resumed while its workers still exist. On NFS, the lock works between
+    machines if the server has a lock service. On a file system without locks, a warning is logged.
 
     Raises:
         BusyError: If another run holds the lock.

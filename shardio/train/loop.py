@@ -407,7 +407,7 @@ class TrainRun:
         try:
             self.model.load_state_dict(state["model"])
             self.step.load_state_dict(state["step"])
-        except (RuntimeError, ValueError) as error:  # ValueError: different weights are frozen.
+        except (RuntimeError, ValueError) as error:  # ValueError means that different weights are frozen.
             raise StateError(
                 f"{path} is from a run with another model: use that model or another directory, or start a new run "
                 f"with resume=False (--fresh). torch reports: {error}"

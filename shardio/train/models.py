@@ -1,8 +1,8 @@
 """The models, the optimizers and the learning rate schedules, by name.
 
-A rate depends only on the step, so a run can resume anywhere, and its rates are known in advance. They equal those of
-torch's ``OneCycleLR``, ``CyclicLR``, ``StepLR``, and ``CosineAnnealingLR`` after ``LinearLR``. Only ``plateau``, which
-is torch's ``ReduceLROnPlateau``, depends on the losses.
+A rate depends only on the step, so a run can resume at any step, and its rates are known in advance. They equal those
+of torch's ``OneCycleLR``, ``CyclicLR``, ``StepLR``, and ``CosineAnnealingLR`` after ``LinearLR``. Only ``plateau``,
+which is torch's ``ReduceLROnPlateau``, depends on the losses.
 """
 
 from __future__ import annotations
@@ -293,7 +293,7 @@ FACTORS: dict[ScheduleName, Callable[[int, LrPlan], float]] = {
     "plateau": _constant,
     "constant": _constant,
 }
-"""Functions of a step, counted from 0, that return the rate as a share of the highest."""
+"""Functions of a step, counted from 0, that return the rate as a share of the highest rate."""
 
 
 def plan_rates(config: TrainConfig, steps_per_epoch: int, max_points: int = 2000) -> list[tuple[int, float]]:

@@ -228,7 +228,7 @@ _Reduced = tuple[int, Floats | Unreadable | None]
 
 
 class _Table:
-    """The samples of all sources, in n rows, one source after the other.
+    """The samples of all sources, in n rows, one source after another.
 
     Attributes:
         firsts: The first row of each source.

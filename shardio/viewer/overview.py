@@ -70,8 +70,9 @@ class Histogram:
     """A histogram: the number of values in each bin.
 
     Attributes:
-        edges: The b + 1 bounds of the bins, ascending. A bin includes its lower bound, and the last one both bounds.
-        counts: The numbers of values, b of them.
+        edges: The b + 1 bounds of the bins, ascending. A bin includes its lower bound, and the last bin includes both
+            bounds.
+        counts: The number of values in each of the b bins.
     """
 
     edges: tuple[float, ...]
@@ -131,7 +132,7 @@ class Overview:
         name: The name of the source.
         facts: Facts about the whole source.
         num_images: The number of samples with an image.
-        num_image_bytes: The size of all images together.
+        num_image_bytes: The total size of all images in bytes.
         fields: The statistics of its fields or, in a directory, of its files by suffix.
         class_counts: The number of samples with each label; "" stands for samples without a label, if other samples
             have labels.
