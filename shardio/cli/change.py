@@ -195,7 +195,7 @@ def reshard(
     as_json: AsJson = False,
     storage_option: StorageOptionTexts = None,
 ) -> None:
-    """Copy a dataset to a new one with shards of another size, or with its samples in another order.
+    """Copy a dataset to a new one with shards of a different size, or with its samples in a different order.
 
     Samples are copied byte for byte, and checked against the hashes in their indexes.
 

@@ -89,7 +89,8 @@ def _open_closed_streams() -> None:
 
 
 def _take_any_name() -> None:
-    """Make standard output and error accept every name. UTF-8 replaces ASCII; undecodable bytes stay as they are."""
+    """Make standard output and error accept any name. UTF-8 replaces ASCII, and undecodable bytes are left
+    unchanged."""
     for stream in sys.stdout, sys.stderr:
         if isinstance(stream, io.TextIOWrapper):
             if codecs.lookup(stream.encoding).name in ("ascii", "utf-8"):

@@ -212,7 +212,7 @@ def augment(
 ) -> None:
     """Show the results of a recipe or a transform as a contact sheet.
 
-    Each row shows an image, and its versions in the first epochs of a training run with this seed. The command names
+    Each row shows an image, and its versions in the first epochs of a training run with this seed. The command lists
     images that cannot be read.
 
     Example: shardio augment IMAGES -o sheet.png --recipe trivial_augment
@@ -397,7 +397,7 @@ class SheetRow:
     """A row of a contact sheet.
 
     Attributes:
-        names: The captions below the first image of the first groups.
+        names: The captions below the first image of each group, for as many groups as there are captions.
         groups: The images of each group. Each fits into a cell: see :func:`fit_cell`.
     """
 

@@ -109,7 +109,7 @@ def _client_options(config: Mapping[str, str], scheme: str, options: RemoteOptio
         "connect_timeout": timedelta(seconds=min(CONNECT_S, timeout_s)),
         "read_timeout": timedelta(seconds=timeout_s),
         "timeout": MAX_TRANSFER if purpose == "whole" else timedelta(seconds=TIMEOUTS_PER_REQUEST * timeout_s),
-        "pool_idle_timeout": timedelta(seconds=15),  # Most servers' limits are longer.
+        "pool_idle_timeout": timedelta(seconds=15),  # Most servers wait longer before they close idle connections.
         "pool_max_idle_per_host": str(bound_requests(options.max_requests)),
     }
     for name in CLIENT_OPTIONS & config.keys():
@@ -223,7 +223,7 @@ _SIGNS = (
         "Use a server that does, such as nginx, or download the files",
     ),
     _Sign(r"IncompleteBody", "transient", "the response ended prematurely"),
-    _Sign(r"UnexpectedRange", "unclear", "the server sent another range than was requested"),
+    _Sign(r"UnexpectedRange", "unclear", "the server sent a different range from the one requested"),
     _Sign(
         r"MissingContentLength",
         "unknown_size",
@@ -258,7 +258,7 @@ _SIGNS = (
     _Sign(
         r"InvalidMessage\(\s*InvalidContentType",
         "permanent",
-        "the server does not use TLS at this port",
+        "the server does not use TLS on this port",
         "Check the port, or use http://",
     ),
     _Sign(

@@ -217,7 +217,7 @@ def connect_to(folder: Path, patience_s: float | None = None) -> StorageConnecti
         connection.limit_waits(_STEP_S, patience.note_step)
         connection.process_id = connection.receive()
         connection.limit_waits(SILENCE_S, partial(_check_answers, folder, connection.process_id))
-    except BaseException:  # Ctrl-C must not leave the socket open either.
+    except BaseException:  # Even Ctrl-C must not leave the socket open.
         connection.close()
         raise
     return connection
@@ -235,7 +235,7 @@ def connect_socket(folder: Path) -> socket.socket:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(GREETING_S), 0))
         with name_socket(folder) as name:
             end.connect(name)
-    except BaseException:  # Ctrl-C must not leave the socket open either.
+    except BaseException:  # Even Ctrl-C must not leave the socket open.
         end.close()
         raise
     return end
@@ -491,7 +491,7 @@ class Client:
                 )
             (folder / PROCESS_ID).write_text(str(self._process.pid))
         except BaseException:  # Ctrl-C must not leave a folder without a process that removes it.
-            if is_new:  # An older folder may hold a cache that processes read, and that the next attempt uses again.
+            if is_new:  # An older folder may hold a cache that processes read and the next attempt reuses.
                 shutil.rmtree(folder, ignore_errors=True)
             raise
         finally:

@@ -40,8 +40,8 @@ LOCK_NAME = ".lock"
 """The name of the lock that a process holds while it removes copies."""
 
 GRANTS = 256
-"""The number of grants in a cache. A process reserves space one grant at a time, because each reservation scans the
-folder."""
+"""The minimum number of grants in a cache. A process reserves space one grant at a time, because each reservation scans
+the folder."""
 
 SLACK = 16
 """The number of grants, over all processes, that may be reserved but still unused when copies are removed."""
@@ -220,7 +220,7 @@ class CachedCopy:
         try:
             if self.is_shared:
                 os.fchmod(descriptor, Path(self.path).parent.stat().st_mode & 0o666)
-        except BaseException:  # Ctrl-C must not leave the descriptor open either.
+        except BaseException:  # Even Ctrl-C must not leave the descriptor open.
             os.close(descriptor)
             raise
         return descriptor
@@ -319,7 +319,7 @@ class Budget:
 
     @property
     def file_mode(self) -> int:
-        """The permissions of the files in the folder, which exists."""
+        """The permissions of files in the folder, which must exist."""
         return self.folder.stat().st_mode & 0o666 if self._settings.is_shared else 0o600
 
     def make_folder(self) -> None:

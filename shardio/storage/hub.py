@@ -1,7 +1,8 @@
-"""Read dataset repositories of the Hugging Face Hub, with the reading methods of obstore's stores.
+"""Read dataset repositories of the Hugging Face Hub, through the same methods as obstore's stores.
 
 The Hub lists the files, with digests of their contents (https://huggingface.co/docs/hub/api). obstore requests the
-contents. Large files come from another server: the Hub redirects each request to a URL that is signed for some minutes.
+contents. Large files come from another server: the Hub redirects each request to a signed URL that is valid for a few
+minutes.
 
 huggingface_hub provides the endpoint, the token, the connections and the meaning of errors. Its HfFileSystem and
 HfApi.list_repo_tree are not used. They list without a timeout: a stalled connection blocks them forever. They repeat
@@ -119,7 +120,7 @@ class HubListing:
 
 
 class HubRepository:
-    """A repository at the commit to which its revision pointed at the first use. Threads share it.
+    """A repository at the commit to which its revision pointed when it was first used. Threads share it.
 
     All requests name this commit, so a listing never changes and is requested once.
 
@@ -226,7 +227,7 @@ class HubRepository:
         )
 
     def _cover(self, folder: str, *, recursive: bool) -> tuple[str, bool]:
-        """Return the folder to list for the files of a folder, and whether to do so recursively."""
+        """Return the folder to list for the files of a folder, and whether to list it recursively."""
         above = _folders_above(folder)
         with self._lock:
             for each in (folder, *above):
@@ -338,8 +339,8 @@ class HubStore:
     def get(self, path: str, *, options: GetOptions | None = None) -> HubResult:
         """Request a file or a range of it.
 
-        The condition ``if_match`` is not passed on, because it would compare the ETag of another server. The result has
-        the Hub's ETag.
+        The condition ``if_match`` is not passed on, because it would be compared with the ETag of another server. The
+        result has the Hub's ETag.
         """
         from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 

@@ -106,7 +106,7 @@ def open_listing(folder: Location, kept: str | os.PathLike[str] | None) -> Listi
         with WorkLock(lock, PATIENCE_S, 0o644).held():
             if not path.exists():  # Another process may have listed the folder in the meantime.
                 listing = list_files(folder)
-                if not path.exists():  # It may also have been listed without the lock. All use the same one.
+                if not path.exists():  # It may also have been listed without the lock.
                     if len(listing):  # A folder that is still empty is listed again the next time.
                         _save(listing, path)
                     lock.unlink(missing_ok=True)  # Processes that wait for the lock then find the listing.

@@ -213,7 +213,7 @@ def map_locations(function: Callable[[Location], Result], locations: Sequence[Lo
                 return
             try:
                 answers.put((place, function(location), None))
-            except BaseException as error:  # Raised below, in the calling thread.
+            except BaseException as error:  # The error is raised below, in the calling thread.
                 answers.put((place, None, error))
 
     for _ in range(min(NUM_THREADS, len(locations))):

@@ -179,7 +179,7 @@ class Attempts:
                 raise FileNotFoundError(errno.ENOENT, f"cannot {what}: {failure.cause}")
             case "denied":
                 remedy = (
-                    "shardio does not log in to web servers: check the access rights there, or download the files"
+                    "shardio does not log in to web servers: check the access rights on the server, or download the files"
                     if self.root.startswith("http")
                     else "Check the credentials, in the environment or storage_options, and their permissions"
                 )
@@ -400,7 +400,7 @@ class _Transfer:
         except PreconditionError:
             found = _find_stat(backend, root, key).version
             if found == version:
-                raise _try_again("the server said that the object had changed, but it has not") from None
+                raise _try_again("the server reported that the object had changed, but it has not") from None
             raise self._expected.replaced(found) from None
         self.receive(result)
 

@@ -50,7 +50,7 @@ NUM_SMALL = 10
 """The number of small requests whose latency is measured."""
 
 ENOUGH = 0.9
-"""The share of the highest bandwidth at which a number of requests saturates a store."""
+"""The share of the highest bandwidth at which a store counts as saturated."""
 
 
 def open_url(url: str, access: RemoteAccess) -> Location:
@@ -295,7 +295,7 @@ class CachedFile(ObjectFile):
         if not self._is_examined:
             if self._copy.is_damaged():
                 self._copy.unmark(0, self.size)
-            self._is_examined = True  # Set last: other threads must not read an unexamined copy.
+            self._is_examined = True  # Set this last: other threads must not read an unexamined copy.
 
     def _touch(self) -> None:
         now = time.monotonic()

@@ -39,7 +39,7 @@ from shardio.storage.operations import Attempts, Expected
 from shardio.storage.store import REMOTE_PIECE, FileStat, ReplacedError
 
 NUM_LOCKS = 64
-"""The number of lock files. Objects that share a lock file are fetched one after the other."""
+"""The number of lock files. Objects that share a lock file are fetched one after another."""
 
 PATIENCE_S, SHARD_PATIENCE_S = 30.0, 600.0
 """The times in seconds to wait while another process fetches the same manifest or index, or the same whole shard.
@@ -60,7 +60,8 @@ MAX_THREADS = 64
 """The maximum number of ranges that are read at a time from all stores together."""
 
 MAX_STORES = 16
-"""The maximum number of stores, each with its options, that keep connections and threads: the most recently used."""
+"""The maximum number of stores, each with its options, that keep connections and threads: the most recently used
+stores."""
 
 CHECK_S = 0.2
 """The time in seconds between two checks of whether the last connections are closed."""

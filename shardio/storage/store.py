@@ -1,4 +1,4 @@
-"""Define the interface of storage backends, and functions for paths and URLs, and for reads in pieces and runs.
+"""Define the interface of storage backends, and functions for paths, URLs, and reads in pieces and runs.
 
 To add a backend, implement :class:`Store` and :class:`StoredFile` in a new file, and add a line to the table
 :data:`shardio.storage.locations.OPENERS`. Test it with :class:`shardio.testing.store.StoreTests`.

@@ -419,7 +419,7 @@ def _dump(line: dict[str, Any]) -> bytes:
 
 
 class HtmlReport(Callback):
-    """A callback that writes the report when training ends. New runs first remove an older one."""
+    """A callback that writes the report when training ends. A new run first removes an older report."""
 
     def __init__(self, directory: Path, config: TrainConfig | None = None) -> None:
         self.directory, self.config = directory, config

@@ -69,8 +69,8 @@ class TrainConfig:
         mean: The mean of each channel, for pixels scaled to [0, 1]. Only uint8 images are normalized.
         std: The standard deviation of each channel, for pixels scaled to [0, 1].
         checkpoint_every: Steps between checkpoints within an epoch (default: only at the end of each epoch).
-        log_every: Steps between lines of the log. Losses are read from the device, and checked for
-            NaN and infinity, this often.
+        log_every: Steps between lines of the log. Losses are read from the device, and checked for NaN and infinity, at
+            the same interval.
         seed: The seed of torch's, numpy's and Python's random numbers.
         deterministic: Use only deterministic algorithms. On a CPU, results are then bitwise reproducible,
             even if a run is interrupted and resumed.

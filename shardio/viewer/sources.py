@@ -193,7 +193,7 @@ def holds_shards(folder: Location) -> bool:
 
 
 class FolderImages(ImageSource):
-    """The images in a directory, in any folders. An image's class is its first folder below the directory.
+    """The images in a directory and in all folders below it. An image's class is its first folder below the directory.
 
     Args:
         name: The name that the user gave.

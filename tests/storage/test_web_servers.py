@@ -255,7 +255,7 @@ def test_what_cannot_succeed_fails_at_once(
     ("tls", "message"),
     [
         (True, r"certificate is not valid \(\w+\)\. Check .*root_certificate"),
-        (False, r"does not use TLS at this port\. Check the port, or use http://"),
+        (False, r"does not use TLS on this port\. Check the port, or use http://"),
     ],
 )
 def test_a_server_without_a_good_certificate_is_an_error_at_once(root: Path, tls: bool, message: str) -> None:
