@@ -403,7 +403,7 @@ def _demand_keys(epochs: Sequence[Coverage], coverage: Coverage, report: Coverag
 
 
 MIN_SAMPLES = 10
-"""The smallest number of samples whose order does not repeat by chance.
+"""The smallest number of samples whose order is unlikely to repeat by chance.
 
 With 10 samples, the chance is 1 in 3.6 million.
 """

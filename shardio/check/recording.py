@@ -197,7 +197,7 @@ def _tagged(loader: Iterable[Any]) -> Iterator[None]:
 
 
 MIN_WINDOW = 10
-"""The smallest window whose order does not repeat by chance."""
+"""The smallest window whose order is unlikely to repeat by chance."""
 
 
 @runtime_checkable

@@ -79,7 +79,7 @@ def append(
     """Add the samples of other packed datasets, or of directories of images, to a packed dataset.
 
     Images are packed with the settings and the class names of OUT. One rename at the end changes OUT: programs that
-    opened it earlier keep reading its old samples. Rerun the same command if it is interrupted.
+    opened it earlier keep reading its old samples. If the command is interrupted, rerun it.
 
     Example: shardio append out new-images
     """

@@ -457,7 +457,7 @@ def _plot_epoch(path: Path, samples: NDArray[np.int64], sizes: NDArray[np.int64]
 
     positions = np.arange(len(samples))
     if len(positions) > MAX_POINTS:
-        # Random, because a fixed step would show only some of the lanes.
+        # The choice is random, because a fixed step would show only some of the lanes.
         positions = np.sort(np.random.default_rng(0).choice(len(samples), MAX_POINTS, replace=False))
     shards = shards_of(samples[positions], sizes)
     indices = samples[positions] - (np.cumsum(sizes) - sizes)[shards]

@@ -158,7 +158,7 @@ NumWorkers = Annotated[int, typer.Option(min=0, help="Number of workers; 0 decod
 OnError = Annotated[
     OnErrorPolicy,
     typer.Option(
-        help="What to do with unreadable samples: raise an error, replace them with other samples, or skip them, which "
+        help="Policy for unreadable samples: raise an error, replace them with other samples, or skip them, which "
         "makes batches smaller. Replaced and skipped samples are listed in quarantine.jsonl.",
     ),
 ]
@@ -175,7 +175,7 @@ def make_loader_options(batch_size: int, num_workers: int, on_error: OnErrorPoli
 
 
 def report_rank() -> None:
-    """Report the rank on standard error if there are several ranks. RANK and WORLD_SIZE may be left over."""
+    """Report the rank on standard error if there are several: RANK and WORLD_SIZE may be left over from a launcher."""
     from shardio.world import find_world
 
     with value_errors_as_usage_errors():

@@ -192,7 +192,7 @@ def pack(
         Path,
         typer.Argument(
             metavar="OUT",
-            help="Where to write the shards: a new or empty directory, the directory of an interrupted pack to resume, "
+            help="Destination of the shards: a new or empty directory, the directory of an interrupted pack to resume, "
             "or a URL such as s3://bucket/train.",
         ),
     ],

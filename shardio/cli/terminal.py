@@ -89,8 +89,7 @@ def _open_closed_streams() -> None:
 
 
 def _take_any_name() -> None:
-    """Make standard output and error accept any name. UTF-8 replaces ASCII, and undecodable bytes are left
-    unchanged."""
+    """Make standard output and error accept any name: use UTF-8 instead of ASCII, and keep undecodable bytes."""
     for stream in sys.stdout, sys.stderr:
         if isinstance(stream, io.TextIOWrapper):
             if codecs.lookup(stream.encoding).name in ("ascii", "utf-8"):

@@ -53,7 +53,7 @@ def verify(
 
     Each tar is read once. Its size, digest, headers and the hashes of its contents must match its index.
     Repeated keys, tars that the manifest lacks, members that the index lacks, and unfinished packs are also problems.
-    The exit code is 1 if there is any problem.
+    The exit code is 1 if there are any problems.
 
     Example: shardio verify out --deep
     """
@@ -121,8 +121,8 @@ def repair(
     """Rebuild the manifest and missing, stale or damaged indexes of a packed dataset from its tars.
 
     If a tar is truncated, a new tar with its complete samples replaces it, and the dropped keys are printed.
-    Other tars are never changed. Rerun the command if it is interrupted, and run shardio verify afterwards.
-    The exit code is 1 if a problem remains, such as a tar that cannot be read.
+    Other tars are never changed. If the command is interrupted, rerun it. Run shardio verify afterwards. The exit code
+    is 1 if a problem remains, such as a tar that cannot be read.
 
     Example: shardio repair out --classes classes.txt
     """
@@ -295,7 +295,7 @@ def export_index(
 ) -> None:
     """Write the index that another tool needs to read a dataset. The shards are unchanged.
 
-    Megatron-Energon's index of a tar has the same name as shardio's, so it needs another directory. The tars are
+    Megatron-Energon's index of a tar has the same name as shardio's, so it needs a different directory. The tars are
     hard-linked into that directory, or copied if linking is impossible.
 
     Example: shardio export-index out --format dali

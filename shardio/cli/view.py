@@ -37,7 +37,7 @@ IMAGES_PER_ROW = 8
 """The number of images in a row of a PNG."""
 
 MAX_PNG_IMAGES = 2000
-"""The maximum number of images on a PNG: 250 rows."""
+"""The maximum number of images in a PNG: 250 rows."""
 
 DRAWS = 8
 """The default number of columns of a sheet. If each epoch has several crops, the sheet shows as many epochs as fit into
@@ -192,7 +192,7 @@ def augment(
         typer.Option(
             min=1,
             max=4096,
-            help="Size of the images in pixels, for recipes and for your own functions that have a parameter size "
+            help="Size of the images in pixels, for recipes and for your own functions with a parameter named size "
             "(default: the default of the recipe or function).",
         ),
     ] = None,
@@ -205,7 +205,7 @@ def augment(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the run.")] = 0,
     decode: Annotated[
-        Literal["array", "pil"], typer.Option(help="What your transform accepts: arrays or Pillow images.")
+        Literal["array", "pil"], typer.Option(help="Type of the images for your transform: arrays or Pillow images.")
     ] = "array",
     as_json: Annotated[bool, typer.Option("--json", help="Print a summary as JSON.")] = False,
     storage_option: StorageOptionTexts = None,

@@ -348,7 +348,7 @@ class HubStore:
         if UNREDIRECTED & set(path):
             raise LocationError(
                 f"cannot read {self._repository.root}/{path}: a file of the Hugging Face Hub cannot be "
-                f"requested if its name has one of {' '.join(sorted(UNREDIRECTED))}. Rename it"
+                f"requested if its name contains one of {' '.join(sorted(UNREDIRECTED))}. Rename it"
             )
         contents = self._contents = self._contents or self._make_contents()
         wanted: Any = {name: value for name, value in (options or {}).items() if name != "if_match"}

@@ -179,7 +179,7 @@ class Attempts:
                 raise FileNotFoundError(errno.ENOENT, f"cannot {what}: {failure.cause}")
             case "denied":
                 remedy = (
-                    "shardio does not log in to web servers: check the access rights on the server, or download the files"
+                    "shardio does not log in to web servers: check your access rights, or download the files"
                     if self.root.startswith("http")
                     else "Check the credentials, in the environment or storage_options, and their permissions"
                 )
