@@ -221,8 +221,8 @@ Files = Annotated[list[Path], typer.Argument(metavar="FILES", help="JPEG files."
 Out = Annotated[
     Path | None,
     typer.Option(
-        help="Directory to write the files to, under the same names. Existing files are overwritten, so the directory "
-        "of the originals is refused. Leave unset to write nothing.",
+        help="Directory to write the files to, under the same names. Existing files are overwritten, so this "
+        "must not be the directory of the originals. Leave unset to write nothing.",
         file_okay=False,
     ),
 ]

@@ -107,7 +107,9 @@ def view(
     from shardio.viewer import look_at, make_overview_page, open_source
 
     if out.endswith(".png") and limit > MAX_PNG_IMAGES:
-        raise typer.BadParameter(f"a PNG shows at most {MAX_PNG_IMAGES} images: write an .html", param_hint="--limit")
+        raise typer.BadParameter(
+            f"a PNG shows at most {MAX_PNG_IMAGES} images: write an .html file", param_hint="--limit"
+        )
     access = read_access(storage_option)
     with value_errors_as_usage_errors():
         location = parse_location(out, access)
@@ -143,7 +145,7 @@ def _make_png(overview: Overview) -> bytes:
 
     found = overview.thumbnails
     if not found:
-        raise typer.BadParameter("no sample has an image: write an .html", param_hint="--out")
+        raise typer.BadParameter("no sample has an image: write an .html file", param_hint="--out")
     rows = [make_row(found[start : start + IMAGES_PER_ROW]) for start in range(0, len(found), IMAGES_PER_ROW)]
     file = io.BytesIO()
     title = printable(f"{overview.name}: {len(found)} of {count(overview.num_images, 'image')}")

@@ -43,7 +43,7 @@ class TrainConfig:
         weight_decay: Weight decay of the optimizer.
         decay_all: Apply weight decay to all weights, including norms and biases.
         momentum: Momentum of sgd and rmsprop.
-        schedule: How the learning rate changes: onecycle, cosine (after a linear warm-up),
+        schedule: The learning rate schedule: onecycle, cosine (after a linear warm-up),
             cyclic (up and down), step (divided by 10 after each period), plateau (divided by 10 after a
             period without improvement), or constant.
         warmup: The share of all steps in which onecycle and cosine raise the learning rate.

@@ -336,8 +336,8 @@ def in_groups(batches: Iterable[Any], size: int) -> Iterator[tuple[Any, bool]]:
     """Yield each batch, and whether it ends its group of ``size``. The last group may be shorter.
 
     The iterator looks one batch ahead within a group, but not past a full one. The state of a shardio loader, or of a
-    :class:`shardio.DevicePrefetcher` of any loader, always reflects the last batch that was yielded. The batch after it
-    and the end of the epoch count only when you receive them.
+    :class:`shardio.DevicePrefetcher` of any loader, always reflects the last batch that was yielded. The next batch and
+    the end of the epoch count only when you receive them.
     """
     iterator, nothing = iter(batches), object()
 

@@ -1,4 +1,4 @@
-"""Find images that occur several times, in one source or in several.
+"""Find images that occur several times in one or more sources.
 
 The hash is pHash, as Krawetz describes it ("Looks Like It", 2011, https://www.hackerfactor.com/blog) and the Python
 package ImageHash computes it. The picture is reduced to 32×32 gray pixels. Each bit says whether one of the 8×8 lowest
@@ -237,7 +237,7 @@ class _Table:
         content: The xxh3-64 of each image's bytes, uint64 [n].
         has_content: Whether the hash of the bytes is known, bool [n].
         perceptual: The perceptual hash of each image, uint64 [n].
-        has_perceptual: Whether there is one, bool [n].
+        has_perceptual: Whether the perceptual hash exists, bool [n].
         unreadable: The rows of the images that cannot be read or decoded, and the reasons.
         num_even: The number of images with too little contrast for a perceptual hash.
     """
