@@ -83,8 +83,8 @@ def content_ids(batch: Any, *, is_collated: bool = False) -> Ids:
     """Return the identities of a batch's samples from their content, uint64 [n].
 
     Args:
-        batch: Tensors or arrays whose first dimension is the sample, and lists of values, nested in tuples, lists and
-            dicts.
+        batch: Tensors or arrays whose first dimension enumerates the samples, and lists of values, nested in tuples,
+            lists and dicts.
         is_collated: Whether the batch is known to hold columns. If False, a list of images may be a list of samples.
 
     Raises:
@@ -126,7 +126,7 @@ def _hash_text(key: str) -> int:
 
 
 def _key_id(key: Any) -> int:
-    if getattr(key, "ndim", None) == 0:  # A scalar of numpy or torch.
+    if getattr(key, "ndim", None) == 0:  # A numpy or torch scalar.
         key = key.item()
     match key:
         case None | bool():
@@ -334,8 +334,8 @@ class Coverage:
         self._orders: dict[int, xxhash.xxh3_64] = {}
         self.totals: dict[tuple[int, int], WorkerTotals] = {}
         self.names: dict[int, Hashable] = {}
-        self.allowances: dict[int, Allowance] = {}  # By rank, for loaders with shardio's order.
-        self.rank_epochs: dict[int, RankEpoch] = {}  # By rank.
+        self.allowances: dict[int, Allowance] = {}  # The ranks whose loaders have shardio's order.
+        self.rank_epochs: dict[int, RankEpoch] = {}  # All ranks.
 
     @property
     def allowance(self) -> Allowance | None:
@@ -446,8 +446,8 @@ class Recording:
         world_size: The number of ranks; None if unknown.
         epochs: The coverage of each epoch.
         process: The machine and process that made the recording.
-        started: When the recording began, in seconds since 1970.
-        written: When the recording was last written, in seconds since 1970.
+        started: The time at which the recording began, in seconds since 1970.
+        written: The time at which the recording was last written, in seconds since 1970.
     """
 
     rank: int

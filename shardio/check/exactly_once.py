@@ -184,7 +184,7 @@ class guard(Generic[Batch]):  # noqa: N801  # used like a function
         return len(self.loader)  # type: ignore[arg-type]  # a loader without a length raises TypeError
 
     def __getattr__(self, name: str) -> Any:
-        if name == "loader":  # Not set yet, for example during unpickling.
+        if name == "loader":  # It may not be set yet, for example during unpickling.
             raise AttributeError(name)
         return getattr(self.loader, name)
 
@@ -294,7 +294,7 @@ def judge(
 def judge_epoch(coverage: Coverage, expected: ExpectedSamples, *, allow: bool = True) -> CoverageReport:
     """Return the report of one epoch, with its problems and likely causes."""
     report = make_report(coverage, expected.allow(coverage.allowance) if allow else expected)
-    causes = find_causes(report)  # Problems that are added later need no causes.
+    causes = find_causes(report)  # The problems added below state their own causes.
     report.problems += _find_problems(coverage, report, allow=allow)
     if not report.is_right:
         known = {epoch.cause: None for epoch in coverage.rank_epochs.values() if epoch.cause}
@@ -403,7 +403,7 @@ def _demand_keys(epochs: Sequence[Coverage], coverage: Coverage, report: Coverag
 
 
 MIN_SAMPLES = 10
-"""The smallest number of samples whose order does not repeat by chance.
+"""The smallest number of samples whose order is unlikely to repeat by chance.
 
 With 10 samples, the chance is 1 in 3.6 million.
 """
@@ -444,7 +444,7 @@ def find_frozen_orders(epochs: Sequence[Coverage]) -> list[str]:
 def _is_shuffled(epochs: Sequence[Coverage]) -> bool:
     for rank in sorted({rank for epoch in epochs for rank in epoch.ranks}):
         known = [epoch.rank_epochs[rank].shuffles for epoch in epochs if rank in epoch.rank_epochs]
-        if False in known:  # Batches may still arrive in another order.
+        if False in known:  # If nothing shuffles, only the arrival of batches varies.
             continue
         orders = {epoch.order_digest(rank): epoch for epoch in epochs}
         found = [epoch.arrays(rank)[0][:MAX_COMPARED] for epoch in orders.values()]
@@ -456,8 +456,8 @@ def _is_shuffled(epochs: Sequence[Coverage]) -> bool:
 def _differ(first: Ids, second: Ids) -> bool:
     """Return whether many neighbors in ``first`` are not neighbors in ``second``.
 
-    Many means at least ten, and a quarter of all. Most neighbors stay together if batches arrive as workers finish
-    them, or if only shards are shuffled. Such orders may repeat by chance.
+    "Many" means at least ten, and at least a quarter of all neighbors. Most neighbors stay together if batches arrive
+    as workers finish them, or if only shards are shuffled. Such orders may repeat by chance.
     """
     before, after = (ids[:-1] * np.uint64(3) + ids[1:] for ids in (first, second))  # uint64 [n - 1], wraps around
     num_parted = int((~np.isin(before, after)).sum())

@@ -492,7 +492,7 @@ def _end(processes: Sequence[subprocess.Popen[bytes]], events: _Events) -> None:
     for process in processes:
         _send(process, signal.SIGTERM)
     while any(_send(process, 0) for process in processes) and time.monotonic() < deadline:
-        with suppress(Empty):  # Poll: processes that ranks started are not children of this one.
+        with suppress(Empty):  # Poll, because processes started by ranks are not children of this one.
             if events.get(timeout=0.02)[0] is None:
                 break
     for process in processes:
@@ -512,7 +512,7 @@ def _send(process: subprocess.Popen[bytes], number: int) -> bool:
 def _describe_first(
     ranks: Sequence[RankCommand], processes: Sequence[subprocess.Popen[bytes]], exits: Mapping[int, int], name: str
 ) -> str:
-    # A rank that failed because another one did may have ended before it.
+    # A rank may fail because another one failed, but exit before it.
     paths = [rank.path.with_suffix(".failed") for rank in ranks]
     times = {number: int(path.read_text()) for number, path in enumerate(paths) if path.exists()}
     first = min({**exits, **times}.items(), key=lambda item: item[1])[0]

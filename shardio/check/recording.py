@@ -76,7 +76,7 @@ def observe(loader: Iterable[Any], coverage: Coverage, *, rank: int, key: Key, w
     epoch = coverage.rank_epochs[rank] = find_claims(loader, world_size)
     epoch.is_whole = False
     source = source_of(loader)
-    before = find_cursor(source) if former is None else None  # Otherwise, the coverage holds the epoch's start.
+    before = find_cursor(source) if former is None else None  # A resumed epoch's start is already covered.
     has_marks = marks_repeats(source)
     epoch.num_marked = 0 if has_marks and not callable(key) else None
     if former is not None:
@@ -197,7 +197,7 @@ def _tagged(loader: Iterable[Any]) -> Iterator[None]:
 
 
 MIN_WINDOW = 10
-"""The smallest window whose order does not repeat by chance."""
+"""The smallest window whose order is unlikely to repeat by chance."""
 
 
 @runtime_checkable
@@ -235,7 +235,7 @@ def find_cursor(loader: Iterable[Any]) -> Cursor | None:
     holder: Any = loader if hasattr(loader, "calls_dataset") else None if found is None else found[0]
     if found is None or not callable(getattr(holder, "state_dict", None)):
         return None
-    if not getattr(holder, "has_order", True):  # It subclasses EpochSampler and has its own __iter__.
+    if not getattr(holder, "has_order", True):  # Subclasses of EpochSampler may have their own __iter__.
         return None
     state = holder.state_dict()
     return Cursor(epoch=state["epoch"], position=state["position"])
@@ -323,7 +323,7 @@ def find_claims(loader: Iterable[Any], world_size: int) -> RankEpoch:
             f"the sampler ({type(sampler).__name__}) has {num_own:,} indices, but the dataset has {num_all:,} samples: "
             "if this is intended, expect only the sampler's samples (expected=, --expected)"
         )
-    if batch_size is None or num_own is None:  # No length, or a user-defined batch sampler.
+    if batch_size is None or num_own is None:  # There is no length, or the batch sampler is the user's own.
         return epoch
     epoch.num_claimed = num_own // batch_size * batch_size if getattr(batching, "drop_last", False) else num_own
     is_own_loop = not _module_of(type(loader).__iter__).startswith(("torch.", "torchdata.", "shardio."))
@@ -372,7 +372,7 @@ def is_batching(loader: Any) -> bool:
         return True
     if hasattr(loader, "batch_size") and hasattr(loader, "batch_sampler"):
         return False
-    # A wrapper lacks these attributes. torch calls its collate function for single samples default_convert.
+    # A wrapper lacks these attributes. torch's collate function for single samples is named default_convert.
     return getattr(collate_of(loader), "__name__", "") != "default_convert"
 
 
@@ -403,7 +403,7 @@ def _find_shuffle(loader: Any) -> bool | None:
         settings = found[0].settings
         return settings.shuffle and (settings.window >= MIN_WINDOW or None)
     if not getattr(loader, "in_order", True):
-        return False  # Batches arrive in any order.
+        return False  # Batches may arrive in any order.
     sampler: Any = sampler_of(loader)
     if _is_torchs(sampler, "DistributedSampler"):
         return bool(sampler.shuffle)

@@ -79,14 +79,14 @@ def append(
     """Add the samples of other packed datasets, or of directories of images, to a packed dataset.
 
     Images are packed with the settings and the class names of OUT. One rename at the end changes OUT: programs that
-    opened it earlier keep reading its old samples. Rerun the same command if it is interrupted.
+    opened it earlier keep reading its old samples. If the command is interrupted, rerun it.
 
     Example: shardio append out new-images
     """
     from shardio import packing
     from shardio.shards import open_table
 
-    num_before = open_table(out).manifest.num_samples if out.exists() else 0  # Otherwise, the call below refuses it.
+    num_before = open_table(out).manifest.num_samples if out.exists() else 0  # `append` refuses a missing dataset.
     with reporting(as_json=as_json, doing="packing") as progress:
         manifest = packing.append(
             out,
@@ -195,7 +195,7 @@ def reshard(
     as_json: AsJson = False,
     storage_option: StorageOptionTexts = None,
 ) -> None:
-    """Copy a dataset to a new one with shards of another size, or with its samples in another order.
+    """Copy a dataset to a new one with shards of a different size, or with its samples in a different order.
 
     Samples are copied byte for byte, and checked against the hashes in their indexes.
 
@@ -221,20 +221,21 @@ Files = Annotated[list[Path], typer.Argument(metavar="FILES", help="JPEG files."
 Out = Annotated[
     Path | None,
     typer.Option(
-        help="Directory to write the files to, under the same names. Existing files are overwritten, so the directory "
-        "of the originals is refused. Leave unset to write nothing.",
+        help="Directory to write the files to, under the same names. Existing files are overwritten, so this "
+        "must not be the directory of the originals. Leave unset to write nothing.",
         file_okay=False,
     ),
 ]
 
 
 def rewrite_all(files: list[Path], out: Path | None, rewrite: Callable[[bytes], bytes]) -> None:
-    """Rewrite JPEG files, and report the changes, and the files that cannot be rewritten.
+    """Rewrite JPEG files, and report the changes and the files that cannot be rewritten.
 
     Args:
         files: The files.
         out: The directory to write the results to; None to write nothing.
-        rewrite: A function that returns a JPEG's new bytes, or raises a ValueError with the reason why it cannot.
+        rewrite: A function that returns a JPEG's new bytes, or raises a ValueError with the reason why it cannot
+            rewrite the JPEG.
     """
     require_compiled_functions()
     names = [file.name for file in files]
@@ -285,7 +286,7 @@ def _rewrite(file: Path, out: Path | None, rewrite: Callable[[bytes], bytes]) ->
 
 
 def _describe(content: bytes) -> str:
-    """Return a JPEG's size and its division as text: ``500×375, 192 tiles of 4 MCUs``."""
+    """Describe a JPEG's size and how it is divided into parts, as text: ``500×375, 192 tiles of 4 MCUs``."""
     from shardio.images.jpeg.head import read_head
     from shardio.images.jpeg.tile_table import read_tiles
 

@@ -67,7 +67,7 @@ def check(
     remainder: Annotated[
         Remainder,
         typer.Option(
-            help="What to do with the last samples, if they do not fill a batch on every rank: "
+            help="Policy for the last samples, if they do not fill a batch on every rank: "
             f"{EFFECTS} (datasets only; a script's shardio loader sets its own policy)."
         ),
     ] = "pad",
@@ -191,7 +191,7 @@ def doctor(
 ) -> None:
     """Measure the speed of a dataset's store, and compare it with what a loader needs.
 
-    The command reads parts of up to 8 shards, which takes about 15 seconds, and keeps nothing.
+    The command reads parts of up to 8 shards in about 15 seconds, and stores nothing.
 
     Example: shardio doctor s3://bucket/train --rate 3000
     """
@@ -352,7 +352,7 @@ def bench(
         ),
     ] = None,
     decode: Annotated[
-        Literal["array", "pil"], typer.Option(help="What your transform accepts: arrays or Pillow images.")
+        Literal["array", "pil"], typer.Option(help="Type of the images for your transform: arrays or Pillow images.")
     ] = "array",
     on_error: OnError = "raise",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one line per epoch.")] = False,

@@ -164,11 +164,12 @@ def extract(
     num_files = num_bytes = 0
     table = open_shards(source, options, is_cached=True)
     with KeyedShards(table) as samples:
-        if is_compressed(table.tars[0]):  # In tar order, it is decompressed once. Unknown keys come first.
+        if is_compressed(table.tars[0]):  # In this order, it is decompressed once. Unknown keys come first.
             places = {key: place for place, key in enumerate(samples)}
             keys.sort(key=lambda key: places.get(key, -1))
         paths = dict[Path, str]()
-        # Samples are read twice: a later problem must leave no files, and the samples may be too large to keep.
+        # Samples are read twice: a problem in a later sample must leave no files behind, and the samples may be too
+        # large to keep in memory.
         for key in keys:
             for field in read_sample(samples, key):
                 path = _find_path(into, key, field, overwrite=overwrite)
@@ -456,7 +457,7 @@ def _plot_epoch(path: Path, samples: NDArray[np.int64], sizes: NDArray[np.int64]
 
     positions = np.arange(len(samples))
     if len(positions) > MAX_POINTS:
-        # Random, because a fixed step would show only some of the lanes.
+        # The choice is random, because a fixed step would show only some of the lanes.
         positions = np.sort(np.random.default_rng(0).choice(len(samples), MAX_POINTS, replace=False))
     shards = shards_of(samples[positions], sizes)
     indices = samples[positions] - (np.cumsum(sizes) - sizes)[shards]

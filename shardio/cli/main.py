@@ -57,7 +57,7 @@ class Commands(Mapping[str, Any]):
 
 @cache
 def _load_command(name: str) -> Any:
-    """Import a command's module, and return the command that typer makes. Unknown names raise KeyError."""
+    """Import a command's module, and return typer's command. Unknown names raise KeyError."""
     panel, function_name = PANEL_OF[name], name.replace("-", "_")
     single = typer.Typer(add_completion=False)
     function = getattr(import_module(f"shardio.cli.{PANELS[panel][name]}"), function_name)
@@ -66,7 +66,7 @@ def _load_command(name: str) -> Any:
 
 
 class CommandGroup(TyperGroup):
-    """All commands. Running one imports only its own module; ``--help`` imports all of them."""
+    """All commands. Running a command imports only its own module; ``--help`` imports the modules of all commands."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{**settings, "commands": Commands()})
@@ -89,9 +89,9 @@ def _options(version: bool = typer.Option(False, "--version", help="Print the ve
 
 
 def main() -> None:
-    """Run the command line; report errors without a traceback."""
+    """Run the command line, and report errors without a traceback."""
     prepare_streams()
-    if "" in sys.argv[1:]:  # A Path would treat it as the working directory.
+    if "" in sys.argv[1:]:  # A Path would treat "" as the working directory.
         echo("error: an argument is empty: check that the shell variables in the command are set", err=True)
         sys.exit(2)
     try:

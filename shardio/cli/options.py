@@ -158,7 +158,7 @@ NumWorkers = Annotated[int, typer.Option(min=0, help="Number of workers; 0 decod
 OnError = Annotated[
     OnErrorPolicy,
     typer.Option(
-        help="What to do with unreadable samples: raise an error, replace them with other samples, or skip them, which "
+        help="Policy for unreadable samples: raise an error, replace them with other samples, or skip them, which "
         "makes batches smaller. Replaced and skipped samples are listed in quarantine.jsonl.",
     ),
 ]
@@ -175,7 +175,7 @@ def make_loader_options(batch_size: int, num_workers: int, on_error: OnErrorPoli
 
 
 def report_rank() -> None:
-    """Report the rank on standard error if there are several ranks. RANK and WORLD_SIZE may be left from a launcher."""
+    """Report the rank on standard error if there are several: RANK and WORLD_SIZE may be left over from a launcher."""
     from shardio.world import find_world
 
     with value_errors_as_usage_errors():
@@ -211,7 +211,7 @@ def has_class_folders(source: Path, access: RemoteAccess | None = None) -> bool:
 
     location = parse_location(source, access)
     if (location / MANIFEST_NAME).exists():
-        return False  # Checked before listing, which the credentials may not allow.
+        return False  # The credentials may not allow the listing below.
     return location.is_folder() and not holds_shards(location) and bool(find_class_folders(location))
 
 
@@ -257,8 +257,8 @@ def make_transform(recipe: str | None, transform: str | None, size: int | None) 
     """Return the transform that ``--recipe`` or ``--transform`` names.
 
     ``--transform`` names a transform of any library, or a function of an image, as ``package.module:name`` or
-    ``path/to/file.py:name``. A class is called, and so is a function that needs no arguments other than ``size``: the
-    result is the transform. The call passes ``size`` if there is a parameter of this name.
+    ``path/to/file.py:name``. If the name refers to a class, or to a function that needs no arguments other than
+    ``size``, it is called and must return the transform. The call passes ``size`` if there is a parameter of this name.
 
     Args:
         recipe: A name in RECIPES, or None.

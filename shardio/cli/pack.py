@@ -192,7 +192,7 @@ def pack(
         Path,
         typer.Argument(
             metavar="OUT",
-            help="Where to write the shards: a new or empty directory, the directory of an interrupted pack to resume, "
+            help="Destination of the shards: a new or empty directory, the directory of an interrupted pack to resume, "
             "or a URL such as s3://bucket/train.",
         ),
     ],
@@ -266,7 +266,7 @@ def _make_signature(command: Callable[..., None]) -> inspect.Signature:
         kind, option = kinds_of_options()[each.name]
         default = False if each.name == "check" else each.default
         kind = _OWN_TYPES.get(each.name, kind)
-        if not hasattr(kind, "__metadata__"):  # Otherwise, several commands share the option.
+        if not hasattr(kind, "__metadata__"):  # Shared options are already declared.
             kind = Annotated[kind, _make_option(each.name, kind, option)]
         parameters += [own.pop(name) for name in _BEFORE.get(each.name, ())]
         parameters.append(
@@ -278,7 +278,7 @@ def _make_signature(command: Callable[..., None]) -> inspect.Signature:
 
 def _make_option(name: str, kind: Any, option: Option) -> Any:
     names = option.names or ((f"--{name.replace('_', '-')}",) if kind is bool else ())
-    # An integer that is too large for 64 bits is refused, but needs no mention.
+    # The help does not mention the limit of 64-bit integers, which applies anyway.
     at_most = None if option.below is None or option.below >= 2**63 else option.below - 1
     return typer.Option(
         *names,

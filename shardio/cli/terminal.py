@@ -85,11 +85,11 @@ def _open_closed_streams() -> None:
     os.close(descriptor)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115  # For the whole process.
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115  # It must stay open.
 
 
 def _take_any_name() -> None:
-    """Make standard output and error accept every name. UTF-8 replaces ASCII; undecodable bytes stay as they are."""
+    """Make standard output and error accept any name: use UTF-8 instead of ASCII, and keep undecodable bytes."""
     for stream in sys.stdout, sys.stderr:
         if isinstance(stream, io.TextIOWrapper):
             if codecs.lookup(stream.encoding).name in ("ascii", "utf-8"):
@@ -171,13 +171,13 @@ class ProgressReporter(WorkProgress):
     """Shows the progress of work: a bar on a terminal, lines elsewhere. Threads can share this context manager.
 
     Attributes:
-        num_done: The number of finished things.
+        num_done: The number of finished items.
         num_bytes: Their size in bytes, if reported.
         num_samples: The number of samples in them, if reported.
 
     Args:
         doing: The work in one word, such as ``verifying``.
-        noun: The noun for the things that are counted, in the plural.
+        noun: The plural noun for the counted items.
     """
 
     def __init__(self, doing: str, noun: str = "samples") -> None:

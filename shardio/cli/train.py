@@ -283,7 +283,7 @@ ranks."""
 
 
 def choose_threads(num_processors: int, num_ranks: int, num_workers: int) -> int:
-    """Return the number of torch threads, at least 1, for each rank of a machine, besides its loader's workers.
+    """Return the number of torch threads for each rank: its share of the processors minus its workers, at least 1.
 
     By default, torch uses all processors. After each operation, its threads wait in a busy loop until all of them have
     finished, so one thread on a busy processor delays all others.
@@ -311,7 +311,7 @@ def leave_processors_to_workers(num_workers: int, device: torch.device, num_befo
         return None
     num_processors, num_ranks = count_processors(), find_local_world_size()
     num_threads = choose_threads(num_processors, num_ranks, num_workers)
-    if num_threads >= num_before:  # torch counts cores, each of which may be two processors.
+    if num_threads >= num_before:  # torch counts cores, which may have two processors each.
         return None
     torch.set_num_threads(num_threads)
     return (
@@ -348,7 +348,7 @@ def choose_transforms(
         return augmented, Compose([Resize(image_size * 8 // 7), CenterCrop(image_size)])
     made = make_transform(recipe, transform, image_size)
     if count_crops(made) is not None:
-        raise ValueError(f"{recipe or transform} makes several crops of each image, and a classifier needs one")
+        raise ValueError(f"{recipe or transform} makes several crops of each image, but a classifier needs one")
     validation = recipes.cifar_eval if recipe == "cifar" else recipes.imagenet_eval
     return made, validation(image_size)
 

@@ -53,7 +53,7 @@ def verify(
 
     Each tar is read once. Its size, digest, headers and the hashes of its contents must match its index.
     Repeated keys, tars that the manifest lacks, members that the index lacks, and unfinished packs are also problems.
-    The exit code is 1 if there is any problem.
+    The exit code is 1 if there are any problems.
 
     Example: shardio verify out --deep
     """
@@ -121,8 +121,8 @@ def repair(
     """Rebuild the manifest and missing, stale or damaged indexes of a packed dataset from its tars.
 
     If a tar is truncated, a new tar with its complete samples replaces it, and the dropped keys are printed.
-    Other tars are never changed. Rerun the command if it is interrupted, and run shardio verify afterwards.
-    The exit code is 1 if a problem remains, such as a tar that cannot be read.
+    Other tars are never changed. If the command is interrupted, rerun it. Run shardio verify afterwards. The exit code
+    is 1 if a problem remains, such as a tar that cannot be read.
 
     Example: shardio repair out --classes classes.txt
     """
@@ -276,7 +276,7 @@ def _print(report: IndexReport) -> None:
 
 def export_index(
     source: DatasetPath,
-    format: Annotated[  # noqa: A002  # The name of the option.
+    format: Annotated[  # noqa: A002  # It names the option.
         ExportFormat,
         typer.Option(
             help="wids: wids.json, for WebDataset's wids. dali: a NAME.idx for each NAME.tar. timm: _info.json. "
@@ -295,7 +295,7 @@ def export_index(
 ) -> None:
     """Write the index that another tool needs to read a dataset. The shards are unchanged.
 
-    Megatron-Energon's index of a tar has the same name as shardio's, so it needs another directory. The tars are
+    Megatron-Energon's index of a tar has the same name as shardio's, so it needs a different directory. The tars are
     hard-linked into that directory, or copied if linking is impossible.
 
     Example: shardio export-index out --format dali
@@ -357,7 +357,7 @@ def dups(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     storage_option: StorageOptionTexts = None,
 ) -> None:
-    """Find images that occur several times in a dataset, or in several, such as training and validation data.
+    """Find images that occur several times in one or more datasets, such as training and validation data.
 
     A group is a set of samples with the same image, or with similar images. The report points out groups whose samples
     have different classes. Only the brightness of images is compared, not their colors: check the groups on the page

@@ -37,11 +37,11 @@ IMAGES_PER_ROW = 8
 """The number of images in a row of a PNG."""
 
 MAX_PNG_IMAGES = 2000
-"""The maximum number of images on a PNG: 250 rows."""
+"""The maximum number of images in a PNG: 250 rows."""
 
 DRAWS = 8
-"""The default number of columns of a sheet. If each epoch has several crops, there are as many epochs as fill these
-columns, but at least 2."""
+"""The default number of columns of a sheet. If each epoch has several crops, the sheet shows as many epochs as fit into
+these columns, but at least 2."""
 
 
 CELL = 160
@@ -107,7 +107,9 @@ def view(
     from shardio.viewer import look_at, make_overview_page, open_source
 
     if out.endswith(".png") and limit > MAX_PNG_IMAGES:
-        raise typer.BadParameter(f"a PNG shows at most {MAX_PNG_IMAGES} images: write an .html", param_hint="--limit")
+        raise typer.BadParameter(
+            f"a PNG shows at most {MAX_PNG_IMAGES} images: write an .html file", param_hint="--limit"
+        )
     access = read_access(storage_option)
     with value_errors_as_usage_errors():
         location = parse_location(out, access)
@@ -143,7 +145,7 @@ def _make_png(overview: Overview) -> bytes:
 
     found = overview.thumbnails
     if not found:
-        raise typer.BadParameter("no sample has an image: write an .html", param_hint="--out")
+        raise typer.BadParameter("no sample has an image: write an .html file", param_hint="--out")
     rows = [make_row(found[start : start + IMAGES_PER_ROW]) for start in range(0, len(found), IMAGES_PER_ROW)]
     file = io.BytesIO()
     title = printable(f"{overview.name}: {len(found)} of {count(overview.num_images, 'image')}")
@@ -184,7 +186,7 @@ def augment(
         typer.Option(
             metavar="MODULE:NAME",
             help="Your own transform, as package.module:name or path/to/file.py:name. A class, or a function that "
-            "needs no arguments, is called to make it.",
+            "needs no arguments, is called to create it.",
         ),
     ] = None,
     size: Annotated[
@@ -192,8 +194,8 @@ def augment(
         typer.Option(
             min=1,
             max=4096,
-            help="Size of the images in pixels, for recipes and for your own functions that have a parameter size "
-            "(default: that of the recipe or function).",
+            help="Size of the images in pixels, for recipes and for your own functions with a parameter named size "
+            "(default: the default of the recipe or function).",
         ),
     ] = None,
     images: Annotated[int, typer.Option(min=1, max=64, help="Number of images, evenly spaced in SOURCE.")] = 6,
@@ -205,14 +207,14 @@ def augment(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the run.")] = 0,
     decode: Annotated[
-        Literal["array", "pil"], typer.Option(help="What your transform accepts: arrays or Pillow images.")
+        Literal["array", "pil"], typer.Option(help="Type of the images for your transform: arrays or Pillow images.")
     ] = "array",
     as_json: Annotated[bool, typer.Option("--json", help="Print a summary as JSON.")] = False,
     storage_option: StorageOptionTexts = None,
 ) -> None:
     """Show the results of a recipe or a transform as a contact sheet.
 
-    Each row shows an image, and its versions in the first epochs of a training run with this seed. The command names
+    Each row shows an image, and its versions in the first epochs of a training run with this seed. The command lists
     images that cannot be read.
 
     Example: shardio augment IMAGES -o sheet.png --recipe trivial_augment
@@ -232,7 +234,7 @@ def augment(
     for index in choose_evenly(np.arange(len(dataset)), images).tolist():
         try:
             rows.append(make_row(dataset, index, num_epochs, seed))
-        except SampleError as error:  # noqa: PERF203  # Making a row takes much longer.
+        except SampleError as error:  # noqa: PERF203  # The cost of `try` is negligible.
             failure = error
             echo(f"not shown: {error}", err=True)
     if not rows and failure is not None:
@@ -309,7 +311,7 @@ def open_images(
         try:
             return ImageFolder(source, transform, decode=decode)
         except FileNotFoundError:
-            pass  # Not every folder is a class: some hold no images.
+            pass  # Not every folder is a class: some folders hold no images.
     paths = list(filter(_is_image, walk_files(source)))
     if not paths:
         raise FileNotFoundError(f"{source} holds neither images ({', '.join(IMAGE_FIELDS)}) nor shards")
@@ -362,7 +364,7 @@ def _name(dataset: MapDataset, index: int) -> str:
 
 def _as_array(image: Any) -> NDArray[Any]:
     """Return an image as an array [height, width] or [height, width, 3]."""
-    import torch  # Making the dataset has loaded it.
+    import torch  # The dataset has already imported it.
 
     if isinstance(image, Image.Image):
         return np.asarray(image.convert("RGB"))
@@ -397,7 +399,7 @@ class SheetRow:
     """A row of a contact sheet.
 
     Attributes:
-        names: The captions below the first image of the first groups.
+        names: The captions below the first image of each group, for as many groups as there are captions.
         groups: The images of each group. Each fits into a cell: see :func:`fit_cell`.
     """
 

@@ -1,7 +1,7 @@
-"""Make obstore's clients, and explain their errors: whether to try again, and what to tell the user.
+"""Create obstore clients, and classify their errors: whether to retry, and what to tell the user.
 
-obstore raises most errors as GenericError. Its text has the details: the server's status and answer, or the cause of a
-broken connection. The text may also hold signed URLs, which must not reach messages and logs.
+obstore raises most errors as GenericError. The error's text has the details: the server's status and response, or the
+cause of a broken connection. The text may also hold signed URLs, which must not reach messages and logs.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ CONNECT_S = 5.0
 """The maximum time in seconds to connect to a server, unless ``timeout_s`` is shorter."""
 
 TIMEOUTS_PER_REQUEST = 6
-"""The maximum time of a request that makes progress, in multiples of ``timeout_s``: a server that sends a byte now and
-then must not hold a request forever."""
+"""The maximum time of a request that makes progress, in multiples of ``timeout_s``: a server that only sends a byte now
+and then must not block a request forever."""
 
 CLIENT_OPTIONS = {
     "allow_http",
@@ -42,10 +42,10 @@ CLIENT_OPTIONS = {
 _FLAGS = {"allow_http", "allow_invalid_certificates", "randomize_addresses"}
 
 _MEMORY: dict[str, Backend] = {}
-"""The stores of ``memory://`` URLs by their roots. They live as long as the storage process."""
+"""The stores of ``memory://`` URLs by their roots. They exist until the storage process ends."""
 
 Purpose = Literal["read", "upload", "whole"]
-"""The purpose of a client. ``upload``: uploads, whose parts obstore repeats one by one. ``whole``: requests for whole
+"""The purpose of a client. ``upload``: uploads, whose parts obstore retries one by one. ``whole``: requests for whole
 objects of any size, which may take any time. ``read``: all other requests."""
 
 MAX_TRANSFER = timedelta(days=7)
@@ -109,7 +109,7 @@ def _client_options(config: Mapping[str, str], scheme: str, options: RemoteOptio
         "connect_timeout": timedelta(seconds=min(CONNECT_S, timeout_s)),
         "read_timeout": timedelta(seconds=timeout_s),
         "timeout": MAX_TRANSFER if purpose == "whole" else timedelta(seconds=TIMEOUTS_PER_REQUEST * timeout_s),
-        "pool_idle_timeout": timedelta(seconds=15),  # Most servers' limits are longer.
+        "pool_idle_timeout": timedelta(seconds=15),  # Most servers wait longer before they close idle connections.
         "pool_max_idle_per_host": str(bound_requests(options.max_requests)),
     }
     for name in CLIENT_OPTIONS & config.keys():
@@ -161,7 +161,7 @@ def _has_aws_files() -> bool:
         os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
         os.environ.get("AWS_CONFIG_FILE", "~/.aws/config"),
     )
-    return any(os.path.exists(os.path.expanduser(file)) for file in files)  # noqa: PTH110, PTH111  # They are strings.
+    return any(os.path.exists(os.path.expanduser(file)) for file in files)  # noqa: PTH110, PTH111  # Paths are strings.
 
 
 Kind = Literal[
@@ -176,10 +176,10 @@ _EXPIRED = re.compile(r"Expired|RequestTimeTooSkewed|TokenRefreshRequired|invali
 _TRANSIENT_CODES = {"RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "Throttling"}
 
 _TRANSIENT_STATUSES = {408, 412, 425, 429}
-"""Statuses of refusals that may end by themselves, as server errors may."""
+"""HTTP statuses of refusals that may be temporary, like most server errors."""
 
 _LASTING_STATUSES = {501, 505, 511}
-"""Statuses of lasting server errors: not implemented, HTTP version not supported, network login required."""
+"""HTTP statuses of permanent server errors: not implemented, HTTP version not supported, network login required."""
 
 _UNANSWERED = ("Connect", "IncompleteMessage")
 """Words in the source of an error that mean that no server has answered."""
@@ -190,14 +190,14 @@ class RequestFailure:
     """The cause of a failed request.
 
     Attributes:
-        kind: ``transient`` failures may end by themselves. ``expired`` failures may end with new credentials.
-            ``unclear`` answers do not fit the request: they were damaged in transit, or the server always answers in
-            this way. ``unknown_size`` means that the server did not state the object's size. A cache in front of the
-            server may know the size soon, when it has the whole object. ``no_ranges`` means that the server does not
+        kind: ``transient`` failures may resolve on their own. ``expired`` failures may resolve with new credentials.
+            ``unclear`` responses do not match the request: they were damaged in transit, or the server always responds
+            in this way. ``unknown_size`` means that the server did not state the object's size. A cache in front of the
+            server may state the size later, when it has the whole object. ``no_ranges`` means that the server does not
             send parts of this object.
         cause: The cause, for messages. It contains no credentials.
         reached: Whether a server answered.
-        remedy: The user's remedy; None for the remedy that the kind suggests.
+        remedy: The remedy to show to the user; None for the default remedy of the kind.
     """
 
     kind: Kind
@@ -219,16 +219,16 @@ _SIGNS = (
     _Sign(
         r"RangeNotSupported|NotPartial|ParseContentRange|NoContentRange",
         "no_ranges",
-        "the server does not send parts of files as HTTP defines (Range and Content-Range)",
+        "the server does not support HTTP range requests (Range and Content-Range)",
         "Use a server that does, such as nginx, or download the files",
     ),
-    _Sign(r"IncompleteBody", "transient", "the answer broke off in the middle"),
-    _Sign(r"UnexpectedRange", "unclear", "the server sent another range than was requested"),
+    _Sign(r"IncompleteBody", "transient", "the response ended prematurely"),
+    _Sign(r"UnexpectedRange", "unclear", "the server sent a different range from the one requested"),
     _Sign(
         r"MissingContentLength",
         "unknown_size",
         "the server does not say how long the file is (no Content-Length)",
-        "Configure it to send files unchanged: servers that compress or generate answers do not know their length",
+        "Configure it to send files unchanged: servers that compress or generate responses cannot state their length",
     ),
     _Sign(
         r"InvalidLastModified \{\s*last_modified: \"(.*?)\"",
@@ -239,7 +239,7 @@ _SIGNS = (
     _Sign(
         r"TooManyRedirects",
         "permanent",
-        "the server redirects in a circle",
+        "the server redirects in a loop",
         "Check the URL, and whether the server requires a login",
     ),
     _Sign(
@@ -258,21 +258,21 @@ _SIGNS = (
     _Sign(
         r"InvalidMessage\(\s*InvalidContentType",
         "permanent",
-        "the server does not use TLS at this port",
+        "the server does not use TLS on this port",
         "Check the port, or use http://",
     ),
     _Sign(
         r"(?:AlertReceived|PeerIncompatible|PeerMisbehaved)\(\s*(\w+)",
         "permanent",
-        "the server and shardio cannot agree on TLS ({})",
-        "Check the port and the server's versions of TLS: at least 1.2 is needed",
+        "the TLS connection to the server failed ({})",
+        "Check the port and the server's TLS versions: shardio requires TLS 1.2 or later",
     ),
     _Sign(
         r"kind: Builder|BadScheme",
         "permanent",
         "the endpoint or a redirect is not a URL, or uses http:// without the option allow_http (AWS_ALLOW_HTTP=true)",
     ),
-    _Sign(r"hyper::Error\(\s*Parse\(\s*(\w+)", "unclear", "the answer is not valid HTTP (invalid {})"),
+    _Sign(r"hyper::Error\(\s*Parse\(\s*(\w+)", "unclear", "the response is not valid HTTP (invalid {})"),
     _Sign(
         r"InvalidPath \{.*?path: (\".*?\"),\n",
         "permanent",
@@ -281,7 +281,7 @@ _SIGNS = (
         "another folder",
     ),
 )
-"""The signs in order: the first one found counts."""
+"""The signs, in order of precedence: the first match counts."""
 
 
 class FailedRequestError(Exception):
@@ -331,9 +331,9 @@ def explain(error: Exception) -> RequestFailure:
 
 
 def is_refused_head(error: Exception) -> bool:
-    """Return whether a server refused to describe an object. A request for its content may then say more.
+    """Return whether a server refused to describe an object. Requesting its content may give a better error.
 
-    The answer to a HEAD request has no body. Some servers do not answer HEAD requests, or do not state the object's
+    The response to a HEAD request has no body. Some servers do not support HEAD requests, or do not state the object's
     size.
     """
     text, _, source = str(error).partition("\n\nDebug source:")

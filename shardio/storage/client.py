@@ -60,7 +60,7 @@ MAX_SOCKET_PATH = 100
 """The maximum length in bytes of a socket's path that all operating systems accept: their limits are 103 or more."""
 
 DESCRIPTORS = Path("/proc/self/fd")
-"""Linux's folder of a process's open descriptors, which provide short paths."""
+"""The folder of a process's open descriptors on Linux. Through a descriptor, any folder has a short path."""
 
 Result = TypeVar("Result")
 
@@ -164,7 +164,7 @@ class StorageConnection:
         return content
 
     def receive_bytes_into(self, buffer: memoryview) -> None:
-        """Fill a buffer with the next bytes, whose number must be the buffer's size.
+        """Fill a buffer with the next bytes. Their number must equal the buffer's size.
 
         Raises:
             EOFError: If the other end is closed.
@@ -217,7 +217,7 @@ def connect_to(folder: Path, patience_s: float | None = None) -> StorageConnecti
         connection.limit_waits(_STEP_S, patience.note_step)
         connection.process_id = connection.receive()
         connection.limit_waits(SILENCE_S, partial(_check_answers, folder, connection.process_id))
-    except BaseException:  # Ctrl-C must not leave the socket open either.
+    except BaseException:  # Even Ctrl-C must not leave the socket open.
         connection.close()
         raise
     return connection
@@ -228,14 +228,14 @@ def connect_socket(folder: Path) -> socket.socket:
 
     Raises:
         FileNotFoundError, ConnectionRefusedError: If no process listens there.
-        BlockingIOError: If too many other clients wait for a greeting.
+        BlockingIOError: If too many other clients are waiting for a greeting.
     """
     end = socket.socket(socket.AF_UNIX)
     try:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(GREETING_S), 0))
         with name_socket(folder) as name:
             end.connect(name)
-    except BaseException:  # Ctrl-C must not leave the socket open either.
+    except BaseException:  # Even Ctrl-C must not leave the socket open.
         end.close()
         raise
     return end
@@ -243,7 +243,7 @@ def connect_socket(folder: Path) -> socket.socket:
 
 @contextmanager
 def name_socket(folder: Path) -> Iterator[str]:
-    """Yield a path of a folder's socket that is short enough for a socket address.
+    """Yield a path to a folder's socket that is short enough for a socket address.
 
     Raises:
         StoreError: If there is no short path.
@@ -279,7 +279,7 @@ class _Patience:
     def end(self) -> NoReturn:
         """Kill the storage process, unless another client has replaced it in the meantime, and raise a SilentError."""
         if self._process_id is not None and self._process_id == read_process_id(self._folder):
-            with suppress(FileNotFoundError, ProcessLookupError):  # Another client is doing the same.
+            with suppress(FileNotFoundError, ProcessLookupError):  # Another client is already killing it.
                 (self._folder / PROCESS_ID).unlink()
                 os.kill(self._process_id, signal.SIGKILL)
                 _log.warning(
@@ -293,7 +293,7 @@ class _Patience:
 
 def _check_answers(folder: Path, process_id: int) -> None:
     """Raise a SilentError if the storage process with this ID no longer greets new connections."""
-    with suppress(FileNotFoundError, ConnectionRefusedError):  # The storage process has ended, which ends the wait.
+    with suppress(FileNotFoundError, ConnectionRefusedError):  # If the process has ended, the wait ends as well.
         connection = connect_to(folder)
         connection.close()
         if connection.process_id != process_id:
@@ -375,9 +375,9 @@ class Client:
         """Yield a temporary file that the storage process can read by its name. Remove it at the end of the block."""
         with self._connect():
             folder = self.folder
-        file = tempfile.NamedTemporaryFile(dir=folder)  # noqa: SIM115  # Closing it may fail as writing did.
+        file = tempfile.NamedTemporaryFile(dir=folder)  # noqa: SIM115  # `with` would raise an error of close().
         try:
-            yield file  # type: ignore[misc]  # typeshed calls it a wrapper of a file.
+            yield file  # type: ignore[misc]  # typeshed declares it as a wrapper.
         finally:
             with suppress(OSError):
                 file.close()
@@ -398,12 +398,12 @@ class Client:
             if self._process is not None:
                 with suppress(subprocess.TimeoutExpired):
                     if self._process.wait(CLOSE_S) and folder is not None:
-                        _remove_unused(folder)  # It was killed, so it could not do this itself.
-                self._process.returncode = 0  # It ends after the last process that uses it.
+                        _remove_unused(folder)  # A killed process cannot remove its folder itself.
+                self._process.returncode = 0  # Nothing waits for it: other processes may still use it.
                 self._process = None
 
     def _exit(self) -> None:
-        # Python exits. Threads that still read ahead must not start another storage process.
+        # Threads that still read ahead while Python exits must not start another storage process.
         self._is_exiting = True
         self.close()
 
@@ -427,7 +427,7 @@ class Client:
 
     @contextmanager
     def _connect(self) -> Iterator[StorageConnection]:
-        """Yield a connection. It is reused unless the block is interrupted."""
+        """Yield a connection. It is reused later unless the ``with`` block is interrupted."""
         with self._lock:
             connection = self._idle.pop() if self._idle else self._open()
         try:
@@ -458,7 +458,7 @@ class Client:
         if self.folder is not None:
             with suppress(FileNotFoundError, ConnectionError):
                 return connect_to(self.folder)
-            self._close_idle()  # Idle connections lead to the same process.
+            self._close_idle()  # Idle connections belong to the process that has died.
         return None
 
     def _start(self) -> None:
@@ -469,7 +469,7 @@ class Client:
             self._process.kill()
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(END_S)
-            self._process.returncode = 0  # The process ends when it can. Nothing waits for it.
+            self._process.returncode = 0  # Nothing waits for the process: it may be waiting for a disk.
         if self._lifeline >= 0:
             os.close(self._lifeline)
         folder = self.folder if self.folder is not None and self.folder.exists() else None
@@ -491,7 +491,7 @@ class Client:
                 )
             (folder / PROCESS_ID).write_text(str(self._process.pid))
         except BaseException:  # Ctrl-C must not leave a folder without a process that removes it.
-            if is_new:  # An older folder may hold a cache that processes read, and that the next attempt uses again.
+            if is_new:  # An older folder may hold a cache that processes read and the next attempt reuses.
                 shutil.rmtree(folder, ignore_errors=True)
             raise
         finally:
@@ -499,11 +499,11 @@ class Client:
         self.folder = folder
 
     def _leave_to_parent(self) -> None:
-        """In a forked child, forget the parent's connections and process. Both use the same storage process."""
-        self._lock = threading.Lock()  # Another thread of the parent may have held it.
+        """In a forked child, drop the parent's connections and process, but keep using its storage process."""
+        self._lock = threading.Lock()  # Another thread may have held it during the fork.
         self._close_idle()
         if self._process is not None:
-            self._process.returncode = 0  # It is not a child of this process, which cannot wait for it.
+            self._process.returncode = 0  # It is the parent's child, so this process cannot wait for it.
 
 
 class _AnsweredError(Exception):
@@ -513,7 +513,7 @@ class _AnsweredError(Exception):
 
 
 def _receive(connection: StorageConnection, request: Request | None = None) -> Part | Done:
-    """Receive a part of an answer, after sending the request, if one is given."""
+    """Send the request, if one is given, and receive a part of the answer."""
     if request is not None:
         connection.send(request)
     message: Part | Done | Exception = connection.receive()
@@ -532,7 +532,7 @@ def _died(where: str = "") -> StoreError:
 def _remove_unused(folder: Path) -> None:
     """Remove the folder of a storage process that has died, unless another storage process uses the folder."""
     try:
-        with suppress(BlockingIOError):  # A new storage process has many clients.
+        with suppress(BlockingIOError):  # Too many clients are waiting for a new storage process.
             connect_socket(folder).close()
     except (FileNotFoundError, ConnectionError):
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,13 +1,13 @@
-"""Keep local copies of remote objects, which may lack blocks, and limit the space that they use.
+"""Keep local copies of remote objects, and limit the space that they use. A copy may lack blocks.
 
 A copy is a sparse file: the object's bytes at their own offsets, then one byte for each block of 512 bytes, which is 1
 if the block is present. Members of tars begin at multiples of 512 bytes, so two samples never share a block. A *sealed*
 copy ends with a hash of the whole content.
 
 Bytes are written before they are marked, and readers of a removed copy keep its content. A process that is killed at
-any point therefore leaves a correct copy. After a power failure, marks may be on disk without their content. Samples
-are therefore compared with their hashes on each read, and sealed copies with theirs when they are opened. Damaged
-blocks are unmarked.
+any point therefore leaves a correct copy. After a power failure, marks may be on disk without their content. For this
+reason, samples are compared with their hashes on each read, and sealed copies are compared with their hashes when they
+are opened. Damaged blocks are unmarked.
 
 A file that another user may have written does not count as a copy, and is replaced, unless users share the cache.
 """
@@ -40,14 +40,15 @@ LOCK_NAME = ".lock"
 """The name of the lock that a process holds while it removes copies."""
 
 GRANTS = 256
-"""The divisor of the cache's size that gives the size of a grant. A process reserves space in grants, because each
-reservation scans the folder."""
+"""The minimum number of grants in a cache. A process reserves space one grant at a time, because each reservation scans
+the folder."""
 
 SLACK = 16
 """The number of grants, over all processes, that may be reserved but still unused when copies are removed."""
 
 PATIENCE_S = 10.0
-"""The time in seconds to wait while another process makes room. After this time, a little too much may be removed."""
+"""The time in seconds to wait while another process makes room. After this time, slightly more than necessary may be
+removed."""
 
 MAX_GRANT = 64 * 2**20
 """The largest grant in bytes."""
@@ -56,7 +57,7 @@ MAX_PRIVATE = 32 * 2**30
 """The largest default size of a private cache, in bytes."""
 
 SHARE_OF_DISK = 5
-"""The divisor of the free space that gives the default size of a cache."""
+"""The free space divided by this number is the default size of a cache."""
 
 BLOCK = 512
 """The size of a block in bytes."""
@@ -219,7 +220,7 @@ class CachedCopy:
         try:
             if self.is_shared:
                 os.fchmod(descriptor, Path(self.path).parent.stat().st_mode & 0o666)
-        except BaseException:  # Ctrl-C must not leave the descriptor open either.
+        except BaseException:  # Even Ctrl-C must not leave the descriptor open.
             os.close(descriptor)
             raise
         return descriptor
@@ -230,10 +231,10 @@ class Addition:
 
     Args:
         copy: The copy.
-        descriptor: The descriptor of its file. It stays open until the content is marked, because another file may have
-            the copy's name by then.
-        start: The start of the range.
-        stop: The stop of the range.
+        descriptor: The descriptor of its file. It stays open until the content is marked, because another file may take
+            the copy's name in the meantime.
+        start: The offset at which the range starts.
+        stop: The offset at which the range stops.
     """
 
     def __init__(self, copy: CachedCopy, descriptor: int, start: int, stop: int) -> None:
@@ -241,7 +242,7 @@ class Addition:
         self._hasher = xxhash.xxh3_128()
 
     def write(self, position: int, part: memoryview) -> None:
-        """Write a part of the range. Parts of a sealed copy come in order.
+        """Write a part of the range. The parts of a sealed copy must be written in order.
 
         Raises:
             OSError: If it cannot be written.
@@ -318,7 +319,7 @@ class Budget:
 
     @property
     def file_mode(self) -> int:
-        """The permissions of the files in the folder, which exists."""
+        """The permissions of files in the folder, which must exist."""
         return self.folder.stat().st_mode & 0o666 if self._settings.is_shared else 0o600
 
     def make_folder(self) -> None:
@@ -375,7 +376,7 @@ class Budget:
             if path != in_use:
                 with suppress(PermissionError):  # In some shared folders, users may remove only their own files.
                     with suppress(FileNotFoundError):
-                        os.unlink(path)  # noqa: PTH108  # Many are removed. A Path costs as much as the call.
+                        os.unlink(path)  # noqa: PTH108  # Creating a Path for each copy would double the time.
                     used -= size
 
 

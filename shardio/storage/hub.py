@@ -1,7 +1,8 @@
-"""Read dataset repositories of the Hugging Face Hub, with the reading methods of obstore's stores.
+"""Read dataset repositories of the Hugging Face Hub, through the same methods as obstore's stores.
 
 The Hub lists the files, with digests of their contents (https://huggingface.co/docs/hub/api). obstore requests the
-contents. Large files come from another server: the Hub redirects each request to a URL that is signed for some minutes.
+contents. Large files come from another server: the Hub redirects each request to a signed URL that is valid for a few
+minutes.
 
 huggingface_hub provides the endpoint, the token, the connections and the meaning of errors. Its HfFileSystem and
 HfApi.list_repo_tree are not used. They list without a timeout: a stalled connection blocks them forever. They repeat
@@ -45,13 +46,13 @@ MAX_BESIDE = 16
 because there may be thousands of class folders."""
 
 NO_TIME = datetime.fromtimestamp(0, tz=timezone.utc)
-"""The modification time of all files. Only short listings of the Hub have times, and nothing depends on them."""
+"""The modification time of all files. Only some listings of the Hub include times, and shardio does not use them."""
 
 UNREDIRECTED = set("[]^|")
 """Characters that obstore does not escape in URLs. It follows no redirects from URLs that contain them."""
 
 _REPOSITORIES: dict[tuple[str, RemoteOptions], HubRepository] = {}
-"""The repositories by their roots and settings. They keep their commits as long as the storage process lives."""
+"""The repositories by their roots and settings. They keep their commits until the storage process ends."""
 
 
 def make_store(root: str, options: RemoteOptions, config: Mapping[str, str], settings: Mapping[str, Any]) -> Backend:
@@ -119,7 +120,7 @@ class HubListing:
 
 
 class HubRepository:
-    """A repository at the commit to which its revision pointed at the first use. Threads share it.
+    """A repository at the commit to which its revision pointed when it was first used. Threads share it.
 
     All requests name this commit, so a listing never changes and is requested once.
 
@@ -197,7 +198,7 @@ class HubRepository:
             FailedRequestError: If a request fails. The next call continues with its page.
         """
         listing = self._read_listing(*self._cover(folder, recursive=True))
-        # In Unicode, a zero follows a slash.
+        # In Unicode, "0" follows "/", so these bounds enclose all keys that start with "folder/".
         start, stop = (bisect_left(listing.keys, f"{folder}{end}") for end in "/0") if folder else (0, None)
         return [(key, listing.files[key]) for key in listing.keys[start:stop]]
 
@@ -218,7 +219,7 @@ class HubRepository:
         return found
 
     def explain_refusal(self, answer: str) -> str:
-        """Return a message with the possible causes of an answer such as 401, 403 or 404."""
+        """Return a message with the possible causes of a response such as 401, 403 or 404."""
         return (
             f"{answer}. The repository {self.name} does not exist, or it is private or gated and "
             f"the token, if there is one, gives no access. See {self.endpoint}/datasets/{self.name}, and run "
@@ -226,7 +227,7 @@ class HubRepository:
         )
 
     def _cover(self, folder: str, *, recursive: bool) -> tuple[str, bool]:
-        """Return the folder to list for the files of a folder, and whether to do so recursively."""
+        """Return the folder to list for the files of a folder, and whether to list it recursively."""
         above = _folders_above(folder)
         with self._lock:
             for each in (folder, *above):
@@ -255,7 +256,7 @@ class HubRepository:
                     listing.next_page = None
 
     def _get(self, path: str, parameters: Mapping[str, str], read: Callable[[Any], object]) -> dict[str, str] | None:
-        """Pass the Hub's answer to a function. Return the parameters of the request for the next page, if any."""
+        """Pass the Hub's response to a function. Return the parameters of the request for the next page, if any."""
         from huggingface_hub import errors
         from huggingface_hub.utils import (  # type: ignore[attr-defined]  # They are public.
             get_session,
@@ -280,8 +281,8 @@ class HubRepository:
             raise FailedRequestError(RequestFailure(kind="transient", cause=cause, reached=is_reached)) from None
         try:
             read(response.json())
-        except (ValueError, KeyError, TypeError) as error:  # The answer is damaged, or comes from another server.
-            cause = f"the Hub's answer has an unexpected form ({type(error).__name__}). Check the endpoint"
+        except (ValueError, KeyError, TypeError) as error:  # The response is damaged, or comes from another server.
+            cause = f"the Hub's response has an unexpected format ({type(error).__name__}). Check the endpoint"
             raise FailedRequestError(RequestFailure(kind="transient", cause=cause)) from None
         # Only the parameters are used, because the token must not be sent to another server.
         following = response.links.get("next", {}).get("url")
@@ -338,8 +339,8 @@ class HubStore:
     def get(self, path: str, *, options: GetOptions | None = None) -> HubResult:
         """Request a file or a range of it.
 
-        The condition ``if_match`` is not passed on, because it would compare the ETag of another server. The result has
-        the Hub's ETag.
+        The condition ``if_match`` is not passed on, because it would be compared with the ETag of another server. The
+        result has the Hub's ETag.
         """
         from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
@@ -347,7 +348,7 @@ class HubStore:
         if UNREDIRECTED & set(path):
             raise LocationError(
                 f"cannot read {self._repository.root}/{path}: a file of the Hugging Face Hub cannot be "
-                f"requested if its name has one of {' '.join(sorted(UNREDIRECTED))}. Rename it"
+                f"requested if its name contains one of {' '.join(sorted(UNREDIRECTED))}. Rename it"
             )
         contents = self._contents = self._contents or self._make_contents()
         wanted: Any = {name: value for name, value in (options or {}).items() if name != "if_match"}
@@ -393,7 +394,7 @@ class HubStore:
 
 
 class HubResult:
-    """The answer to a request for a file.
+    """The response to a request for a file.
 
     Args:
         path: The file's key.

@@ -30,7 +30,7 @@ from shardio.storage.store import Location, absolute_path, make_path
 from shardio.values import parse_json
 
 FORMAT = "shardio listing 1"
-"""The format of a kept listing, which is stored as its first value."""
+"""The format of a saved listing. It is the first value in the file."""
 
 PATIENCE_S = 300.0
 """The time in seconds to wait while another process lists the same folder. After this time, the folder is listed
@@ -58,7 +58,7 @@ class Listing:
         hashes: uint64 [n], the hashes of the keys.
         order: int64 [n], the files' numbers in the order of their hashes.
         folders: The names of the subfolders. Some may have no files.
-        path: The local file that keeps the listing; None if there is none.
+        path: The local file in which the listing is saved; None if there is none.
     """
 
     folder: Location
@@ -90,11 +90,11 @@ def open_listing(folder: Location, kept: str | os.PathLike[str] | None) -> Listi
 
     Args:
         folder: The folder.
-        kept: A local file that keeps the listing. It is read if it exists, and written otherwise. If several processes
-            write it at the same time, only one lists the folder. None lists the folder now, and keeps nothing.
+        kept: A local file for the listing. It is read if it exists, and written otherwise. If several processes write
+            it at the same time, only one lists the folder. If None, the folder is listed now, and nothing is saved.
 
     Raises:
-        FormatError: If the file is damaged, or keeps the listing of another folder.
+        FormatError: If the file is damaged, or contains the listing of another folder.
         OSError: If the folder cannot be listed, or the file cannot be read or written.
     """
     if kept is None:
@@ -104,12 +104,12 @@ def open_listing(folder: Location, kept: str | os.PathLike[str] | None) -> Listi
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = path.with_name(f".{path.name}.lock")
         with WorkLock(lock, PATIENCE_S, 0o644).held():
-            if not path.exists():  # Otherwise, another process has listed the folder in the meantime.
+            if not path.exists():  # Another process may have listed the folder in the meantime.
                 listing = list_files(folder)
-                if not path.exists():  # Otherwise, one did so without the lock: all processes use the same listing.
+                if not path.exists():  # It may also have been listed without the lock.
                     if len(listing):  # A folder that is still empty is listed again the next time.
                         _save(listing, path)
-                    lock.unlink(missing_ok=True)  # A process that waits for the lock finds the listing.
+                    lock.unlink(missing_ok=True)  # Processes that wait for the lock then find the listing.
                     return replace(listing, path=path)
     return _load(folder, path)
 
@@ -161,7 +161,7 @@ def _save(listing: Listing, path: Path) -> None:
 
 
 def _check(files: Sequence[tuple[Any, Any, Any]], folders: Sequence[Any], prefix: str) -> None:
-    """Raise ValueError if the values of a kept listing cannot describe files in subfolders."""
+    """Raise ValueError if the values of a saved listing cannot describe files in subfolders."""
     if not all(tuple(map(type, values)) == (str, int, str) for values in files) or set(map(type, folders)) - {str}:
         raise ValueError("a key, a size, a version or a name has the wrong type")
     if not all(0 <= size < 2**63 for _, size, _ in files):
@@ -316,7 +316,7 @@ class CachedFiles:
         )
 
     def prefetch(self, keys: Sequence[str], *, is_urgent: bool = False) -> None:
-        """Put files into the cache. Return when they are there.
+        """Put files into the cache. Return when all of them are present.
 
         Args:
             keys: The keys of the files. Keys that the listing lacks are ignored.
@@ -341,14 +341,14 @@ class CachedFiles:
         if content is None or digest is None:
             return None
         self._touch(number, copy)
-        if xxhash.xxh3_128_digest(content) != digest:  # For example, after a power failure. Fetch it again.
+        if xxhash.xxh3_128_digest(content) != digest:  # A power failure may have damaged it: fetch it again.
             copy.unmark(start, stop + HASH_BYTES)
             return None
         return content
 
     def _fill(self, numbers: Sequence[int], *, is_urgent: bool) -> None:
         if self._folder is not None and not self._folder.is_dir():
-            self._folder = None  # It belonged to a storage process that has ended.
+            self._folder = None  # Its storage process has ended and removed it.
         files = tuple(map(self._describe, numbers))
         self.store.ask("fill_files", self.listing.folder.key, cache=self.store.cache, files=files, is_urgent=is_urgent)
 
@@ -394,7 +394,7 @@ def open_files(folder: Location, kept: str | os.PathLike[str] | None) -> CachedF
 
     Args:
         folder: The folder, in a store with a cache.
-        kept: The local file that keeps the listing: see :func:`~shardio.storage.listing.open_listing`.
+        kept: A local file for the listing: see :func:`~shardio.storage.listing.open_listing`.
 
     Raises:
         The same errors as :func:`~shardio.storage.listing.open_listing`.

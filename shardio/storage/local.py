@@ -34,7 +34,7 @@ MAX_DESCRIPTORS = 128
 """The maximum number of descriptors to keep open."""
 
 LEFT_FOR_OTHERS = 4
-"""The divisor of the process's limit that gives the budget. Torch's workers, user code and libraries need the rest."""
+"""The process's limit divided by this number is the budget. torch's workers, user code and libraries need the rest."""
 
 LEFT_BY_REQUESTS = 28
 """The number of descriptors of a storage process that its requests do not use."""
@@ -43,8 +43,8 @@ PER_REQUEST = 2
 """The number of descriptors of a request: its connection, and the copy in a cache that it fills."""
 
 LIMITS = RunLimits(max_gap=4096, max_small=16 * 1024, max_run=2**20)
-"""Reading a gap of a page costs as much as another call. Copying a range of more than 16 kB from a run costs more than
-a separate call. A run of more than a megabyte would leave the processor's caches before it is split."""
+"""Reading a gap of one page costs as much as another call. Copying a range of more than 16 kB from a run costs more
+than a separate call. A run of more than a megabyte would be evicted from the processor's caches before it is split."""
 
 
 def descriptor_budget() -> int:
@@ -54,7 +54,7 @@ def descriptor_budget() -> int:
 
 
 def bound_requests(max_requests: int) -> int:
-    """Return how many requests a storage process may make at a time under its current limit."""
+    """Return the number of requests that a storage process may make at a time under its current limit."""
     limit = _find_limit()
     return max_requests if limit is None else max(1, min(max_requests, (limit - LEFT_BY_REQUESTS) // PER_REQUEST))
 
@@ -69,7 +69,7 @@ def _find_limit() -> int | None:
 
 
 class Descriptor:
-    """An open file descriptor. It closes when the last reference to it is gone, so a running read keeps it open."""
+    """An open file descriptor. It is closed with its last reference, so a running read keeps it open."""
 
     __slots__ = ("number",)
 
@@ -147,7 +147,7 @@ class LocalFile(StoredFile):
         self._files = open_files()
         self._serial = next(self._files.serials)
         self._is_open = True
-        descriptor = self._files.open(self._serial, key)  # Kept: other threads may close it for the budget.
+        descriptor = self._files.open(self._serial, key)  # Keep a reference: other threads may close the file.
         status = os.fstat(descriptor.number)
         try:
             refuse_other_kinds(key, status)
@@ -270,7 +270,7 @@ class LocalStore(Store):
         return LocalFile(Location(store=self, key=key))
 
     def read_whole(self, key: str) -> bytes:
-        with open(key, "rb", buffering=0) as file:  # noqa: PTH123  # A Path costs as much as the read.
+        with open(key, "rb", buffering=0) as file:  # noqa: PTH123  # Creating a Path would double the time.
             return file.readall()
 
     def is_folder(self, key: str) -> bool:
@@ -397,7 +397,7 @@ def _stat_file(entry: os.DirEntry[str]) -> tuple[int, int] | None:
 
 
 def _is_broken_link(entry: os.DirEntry[str]) -> bool:
-    return entry.is_symlink() and not os.path.exists(entry.path)  # noqa: PTH110  # A Path costs more than the check.
+    return entry.is_symlink() and not os.path.exists(entry.path)  # noqa: PTH110  # A Path is slower.
 
 
 def _is_directory(entry: os.DirEntry[str]) -> bool:

@@ -101,7 +101,7 @@ class CacheSettings:
 
     Attributes:
         folder: Its folder; None for a private cache, which the storage process removes when it ends.
-        max_bytes: Its size in bytes; None for a share of the free space.
+        max_bytes: Its size in bytes; if None, a fraction of the free space.
         is_shared: Whether to trust copies that other users wrote and may change.
     """
 
@@ -183,15 +183,15 @@ def parse_location(name: str | os.PathLike[str], access: RemoteAccess | None = N
         if scheme not in OPENERS:
             raise LocationError(
                 f"cannot read {url}: the scheme {scheme}:// is not supported. Use a local path or "
-                f"{', '.join(f'{each}://' for each in OPENERS)}, or shardio.StreamDataset, which opens what WebDataset "
-                "does"
+                f"{', '.join(f'{each}://' for each in OPENERS)}, or shardio.StreamDataset, which opens all "
+                "URLs that WebDataset opens"
             )
         opener: Callable[[str, RemoteAccess], Location] = resolve_name(OPENERS[scheme])
         return opener(url, access or RemoteAccess())
     if os.fspath(name).startswith("pipe:") and not path.exists():
         raise LocationError(
-            "a pipe: is the output of a command, which can only be read forwards: read it with shardio.StreamDataset, "
-            "or write the output to a file and name that"
+            "a pipe: URL stands for the output of a command, which can be read only once: read it with "
+            "shardio.StreamDataset, or write the output to a file and pass its path"
         )
     return Location(store=LocalStore(), key=absolute_path(path).as_posix())
 
@@ -213,7 +213,7 @@ def map_locations(function: Callable[[Location], Result], locations: Sequence[Lo
                 return
             try:
                 answers.put((place, function(location), None))
-            except BaseException as error:  # Raised below, in the calling thread.
+            except BaseException as error:  # The error is raised below, in the calling thread.
                 answers.put((place, None, error))
 
     for _ in range(min(NUM_THREADS, len(locations))):
@@ -231,7 +231,7 @@ def map_locations(function: Callable[[Location], Result], locations: Sequence[Lo
 
 
 def link_or_copy(source: Location, target: Location, *, copy: bool = False) -> bool:
-    """Make ``target`` an object with the content of ``source``. It appears whole or not at all.
+    """Create ``target`` with the content of ``source``, as a hard link if possible. It appears whole or not at all.
 
     Args:
         source: An object that is never changed in place.
@@ -239,7 +239,7 @@ def link_or_copy(source: Location, target: Location, *, copy: bool = False) -> b
         copy: Whether to copy even if a link is possible.
 
     Returns:
-        Whether it is a hard link.
+        Whether ``target`` is a hard link.
 
     Raises:
         FileExistsError: If ``target`` exists and would be linked.
@@ -248,7 +248,7 @@ def link_or_copy(source: Location, target: Location, *, copy: bool = False) -> b
     if not copy and isinstance(source.store, LocalStore) and isinstance(target.store, LocalStore):
         Path(target.key).parent.mkdir(parents=True, exist_ok=True)
         try:
-            os.link(source.resolve(), target.key)  # Resolved, because some systems link symbolic links themselves.
+            os.link(source.resolve(), target.key)  # Some systems would hard-link a symbolic link itself.
             return True
         except OSError as error:
             if error.errno not in _CANNOT_LINK:
@@ -272,7 +272,7 @@ _REVISION = re.compile(r"(?!(?:.*/)?\.{0,2}(?:/|\Z))[^\x00-\x1f\x7f]+")
 """A revision has no part that is empty, '.' or '..', which would lead to other URLs of the Hub."""
 
 _UNREQUESTABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
-"""Control characters, and surrogates, which are not characters of UTF-8."""
+"""Control characters, and surrogates, which UTF-8 cannot encode."""
 
 
 def split_repository(url: str) -> tuple[str, str, str]:

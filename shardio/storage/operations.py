@@ -62,10 +62,9 @@ UNREACHED_RETRIES = 3
 """The number of times to repeat requests to a server that has never answered: its name is probably wrong."""
 
 KIND_RETRIES = {"unclear": 7, "unknown_size": 4}
-"""The number of times to repeat a request whose answers do not fit it, or do not state the object's size.
+"""The number of times to repeat a request whose responses do not match it, or do not state the object's size.
 
-Damage in transit needs fewer repeats. A server's cache has the whole object after a second if it is a few megabytes
-large.
+Damage in transit needs fewer retries. A server's cache needs about a second to get an object of a few megabytes.
 """
 
 MIN_RANKS, MAX_START_DELAY_S, DELAY_PER_RANK_S = 16, 2.0, 0.002
@@ -93,7 +92,7 @@ class NoRangesError(StoreError):
 
 
 class Attempts:
-    """Makes requests to a store, and repeats those that fail. Threads share it.
+    """Makes requests to a store, and repeats those that fail. Threads can share this object.
 
     Args:
         root: The root of the store.
@@ -120,7 +119,7 @@ class Attempts:
         return not self.root.startswith("http://") and allows_http.lower() not in ("1", "true")
 
     def make(self, verb: str, key: str, request: Callable[[Backend], Result], *, purpose: Purpose = "read") -> Result:
-        """Make a request until it succeeds.
+        """Make a request, and repeat it until it succeeds.
 
         Args:
             verb: The verb for messages, such as ``read``.
@@ -180,7 +179,7 @@ class Attempts:
                 raise FileNotFoundError(errno.ENOENT, f"cannot {what}: {failure.cause}")
             case "denied":
                 remedy = (
-                    "shardio does not log in to web servers: check the access rights there, or download the files"
+                    "shardio does not log in to web servers: check your access rights, or download the files"
                     if self.root.startswith("http")
                     else "Check the credentials, in the environment or storage_options, and their permissions"
                 )
@@ -216,7 +215,7 @@ class Attempts:
 
 
 def is_md5_of(e_tag: str | None, parts: Iterable[bytes | memoryview]) -> bool:
-    """Return whether an ETag is the MD5 of the content or, after a multipart upload, the MD5 of the parts' MD5s.
+    """Return whether an ETag is the MD5 of the content or, after a multipart upload, the MD5 of the MD5s of its parts.
 
     Args:
         e_tag: The ETag.
@@ -234,7 +233,7 @@ def is_md5_of(e_tag: str | None, parts: Iterable[bytes | memoryview]) -> bool:
 
 
 def compare_upload(backend: Backend, key: str, path: Path, e_tag: str | None, part_size: int | None) -> str | None:
-    """Return a description of an uploaded object's fault, or None if the object has the file's content.
+    """Return what is wrong with an uploaded object, or None if it has the file's content.
 
     Nothing is read back if :func:`is_md5_of` accepts the object's ETag, as in S3 without KMS encryption.
 
@@ -274,7 +273,7 @@ class Expected:
     size: int | None = None
 
     def check(self, result: GetResult) -> None:
-        """Raise an error if an answer is about an object with another version or size."""
+        """Raise an error if a response describes an object with another version or size."""
         found = _stat_of(self.root, result.meta)
         wrong_size = f"the server sent {found.size} bytes, expected {self.size}"
         encoding = result.attributes.get("Content-Encoding", "identity")
@@ -311,7 +310,7 @@ def _find_stat(backend: Backend, root: str, key: str) -> FileStat:
     except (BaseError, FileNotFoundError) as error:
         if not is_refused_head(error):
             raise
-        meta = backend.get(key).meta  # Only the answer's headers are read.
+        meta = backend.get(key).meta  # Only the headers of the response are read.
     return _stat_of(root, meta)
 
 
@@ -341,7 +340,7 @@ def read_version(attempts: Attempts, expected: Expected) -> memoryview:
 
 def read_range(attempts: Attempts, expected: Expected, start: int, stop: int) -> memoryview:
     """Return the bytes [start, stop) of an object. A broken transfer is resumed."""
-    content = np.empty(stop - start, np.uint8).data  # Unlike a bytearray, it is not cleared first.
+    content = np.empty(stop - start, np.uint8).data  # Unlike a bytearray, it is not zeroed first.
 
     def write(position: int, piece: memoryview) -> None:
         content[position - start : position - start + len(piece)] = piece
@@ -394,19 +393,19 @@ class _Transfer:
 
         root, key, version = self._expected.root, self._expected.key, str(self._expected.version)
         options: GetOptions = {"range": (self._position, self._stop)}
-        if version.startswith('"'):  # Weak ETags, as from servers that compress, never match.
+        if version.startswith('"'):  # Weak ETags, as from servers that compress responses, never match.
             options["if_match"] = version
         try:
             result = backend.get(key, options=options)
         except PreconditionError:
             found = _find_stat(backend, root, key).version
             if found == version:
-                raise _try_again("the server said that the object had changed, but it has not") from None
+                raise _try_again("the server reported that the object had changed, but it has not") from None
             raise self._expected.replaced(found) from None
         self.receive(result)
 
     def receive(self, result: GetResult, seconds_per_piece: float | None = None) -> None:
-        """Pass on an answer that begins after the last byte that arrived.
+        """Pass a response, which begins after the last byte that arrived, to the function.
 
         If the client sets no limit itself, each :data:`PART` may take ``seconds_per_piece``.
         """
@@ -421,9 +420,11 @@ class _Transfer:
             self._write(self._position, view)
             self._position += len(view)
             if seconds_per_piece and time.monotonic() - began > seconds_per_piece * (1 + self._position / PART):
-                raise _try_again(f"the answer is too slow: {self._position} bytes in {time.monotonic() - began:.0f} s")
+                raise _try_again(
+                    f"the response is too slow: {self._position} bytes in {time.monotonic() - began:.0f} s"
+                )
         if self._position < self._stop:
-            raise _try_again(f"the answer ended at byte {self._position}")
+            raise _try_again(f"the response ended at byte {self._position}")
 
 
 def list_folder(attempts: Attempts, key: str) -> list[str]:
@@ -487,7 +488,7 @@ def create(attempts: Attempts, key: str, content: bytes) -> bool:
     def put(backend: Backend) -> bool:
         try:
             obstore.put(backend, key, content, mode="create")
-        except obstore.exceptions.AlreadyExistsError:  # Perhaps an earlier attempt wrote it, but its answer was lost.
+        except obstore.exceptions.AlreadyExistsError:  # Perhaps an earlier attempt wrote it, but the response was lost.
             return bytes(obstore.get(backend, key).bytes()) == content
         return True
 

@@ -50,7 +50,7 @@ NUM_SMALL = 10
 """The number of small requests whose latency is measured."""
 
 ENOUGH = 0.9
-"""The share of the highest bandwidth at which a number of requests saturates a store."""
+"""The share of the highest bandwidth at which a store counts as saturated."""
 
 
 def open_url(url: str, access: RemoteAccess) -> Location:
@@ -238,7 +238,7 @@ class CachedFile(ObjectFile):
         whole: Whether to fetch the whole object when a part is read.
     """
 
-    limits = LIMITS  # Most ranges are present in a local file.
+    limits = LIMITS  # Most ranges are read from a local file.
 
     def __init__(
         self, store: ObjectStore, key: str, found: FileStat, cache: CacheSettings, path: str, *, whole: bool
@@ -295,7 +295,7 @@ class CachedFile(ObjectFile):
         if not self._is_examined:
             if self._copy.is_damaged():
                 self._copy.unmark(0, self.size)
-            self._is_examined = True  # Set last: other threads must not read an unexamined copy.
+            self._is_examined = True  # Set this last: other threads must not read an unexamined copy.
 
     def _touch(self) -> None:
         now = time.monotonic()
@@ -349,7 +349,7 @@ def measure_store(files: Sequence[StoredFile], nums_requests: Sequence[int], sec
 
     Args:
         files: Open objects that are not read through a cache.
-        nums_requests: The numbers of requests at a time. They are measured one after the other.
+        nums_requests: The numbers of requests at a time, which are measured one after another.
         seconds: The time in seconds to measure each number. Running requests are finished.
 
     Raises:

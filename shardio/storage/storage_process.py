@@ -39,7 +39,7 @@ from shardio.storage.operations import Attempts, Expected
 from shardio.storage.store import REMOTE_PIECE, FileStat, ReplacedError
 
 NUM_LOCKS = 64
-"""The number of lock files. Objects that share a lock file are fetched one after the other."""
+"""The number of lock files. Objects that share a lock file are fetched one after another."""
 
 PATIENCE_S, SHARD_PATIENCE_S = 30.0, 600.0
 """The times in seconds to wait while another process fetches the same manifest or index, or the same whole shard.
@@ -60,7 +60,8 @@ MAX_THREADS = 64
 """The maximum number of ranges that are read at a time from all stores together."""
 
 MAX_STORES = 16
-"""The maximum number of stores, each with its options, that keep connections and threads: the most recently used."""
+"""The maximum number of stores, each with its options, that keep connections and threads: the most recently used
+stores."""
 
 CHECK_S = 0.2
 """The time in seconds between two checks of whether the last connections are closed."""
@@ -112,7 +113,7 @@ class Filler:
         self._budgets: dict[CacheSettings, Budget] = {}
         self._found: dict[tuple[str, RemoteOptions, str], FileStat] = {}
         self._flights: dict[str, list[_Flight]] = {}
-        self._threads = WeakKeyDictionary[Attempts, dict[_Kind, ThreadPoolExecutor]]()  # They end with their store.
+        self._threads = WeakKeyDictionary[Attempts, dict[_Kind, ThreadPoolExecutor]]()
         self._fetch_locks: dict[tuple[Path, float], WorkLock] = {}
         self._in_one = set[str]()  # The paths of copies of objects that their server sends only as a whole.
         self._warned = set[str]()  # The roots of stores about which the user was warned.
@@ -133,7 +134,7 @@ class Filler:
             attempts: The store.
             key: The object's key.
             cache: The cache.
-            is_fresh: Whether to ask the store again if it was asked before.
+            is_fresh: Whether to ask the store even if the status is known.
             is_whole: Whether the object will be fetched as a whole.
         """
         name = attempts.root, attempts.options, key
@@ -358,7 +359,7 @@ class Filler:
                 addition.mark()
 
     def _map(self, attempts: Attempts, function: Callable[[Item], None], items: Sequence[Item], kind: _Kind) -> None:
-        """Call a function with each item, in a store's threads for one kind of requests. Raise the first error."""
+        """Call a function with each item, in a store's threads for one kind of request. Raise the first error."""
         if len(items) == 1 and kind == "urgent":
             function(items[0])
         else:
@@ -386,7 +387,7 @@ def _explaining(folder: Path) -> Iterator[None]:
     """Add the cache's folder and the remedy to an OSError of its disk."""
     try:
         yield
-    except StoreError:  # The error says what is wrong with the folder.
+    except StoreError:  # Its message already names the folder and the remedy.
         raise
     except OSError as error:
         remedy = (
@@ -451,7 +452,7 @@ class StorageProcess:
         os.read(lifeline, 1)
         while any(map(_is_in_use, list(self._connections))):
             time.sleep(CHECK_S)  # Waiting for several sockets is impossible while other threads read them.
-        if read_process_id(self._folder) in (None, os.getpid()):  # Otherwise, another one uses it.
+        if read_process_id(self._folder) in (None, os.getpid()):  # It has no successor.
             shutil.rmtree(self._folder, ignore_errors=True)
         os._exit(0)  # Nothing waits for the results of running requests.
 
@@ -486,7 +487,7 @@ class StorageProcess:
     def _read_ranges(
         self, attempts: Attempts, key: str, size: int, version: str, ranges: Sequence[tuple[int, int]]
     ) -> Iterator[memoryview]:
-        """Return the contents of ranges of an object, one after the other, while the object has the given version."""
+        """Return the contents of ranges of an object, one after another, while the object has the given version."""
         expected = Expected(root=attempts.root, key=key, version=version, size=size)
         read = partial(operations.read_range, attempts, expected)
         if len(ranges) == 1:
@@ -499,7 +500,7 @@ class StorageProcess:
             if (root, options) not in self._stores:
                 self._stores[root, options] = Attempts(root, options, self._world_size)
                 if len(self._stores) > MAX_STORES:
-                    self._stores.popitem(last=False)  # Running requests keep it until they have ended.
+                    self._stores.popitem(last=False)  # Running requests keep a reference to it.
             self._stores.move_to_end((root, options))
             return self._stores[root, options]
 
@@ -509,7 +510,7 @@ def _is_in_use(connection: StorageConnection) -> bool:
     if (descriptor := connection.fileno()) < 0:
         return False
     poll = select.poll()
-    poll.register(descriptor, 0)  # This reports only the end of the connection.
+    poll.register(descriptor, 0)  # An empty mask reports only hangups and errors.
     return not poll.poll(0)
 
 

@@ -1,4 +1,4 @@
-"""Define the interface of storage backends, and functions for paths and URLs, and for reads in pieces and runs.
+"""Define the interface of storage backends, and functions for paths, URLs, and reads in pieces and runs.
 
 To add a backend, implement :class:`Store` and :class:`StoredFile` in a new file, and add a line to the table
 :data:`shardio.storage.locations.OPENERS`. Test it with :class:`shardio.testing.store.StoreTests`.
@@ -25,7 +25,7 @@ from shardio.errors import FormatError
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/+)(.*)", re.DOTALL)
 
 _WITH_AUTHORITY = frozenset(("s3", "gs", "az", "http", "https", "hf", "memory"))
-"""The schemes whose URLs name a host or a bucket after two slashes (RFC 3986, 3.2): a third slash is a typing error."""
+"""The schemes whose URLs name a host or a bucket after two slashes (RFC 3986, 3.2): a third slash is a typo."""
 
 
 def make_path(name: str | os.PathLike[str]) -> Path:
@@ -168,11 +168,11 @@ class StoredFile(Protocol):
             buffer[:] = content
 
     def prefetch(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Fetch ranges, given by start and stop, into the store's cache, if it has one. Return when they are there."""
+        """Fetch ranges, given by start and stop, into the store's cache, if any. Return when they are present."""
         return
 
     def discard(self, start: int, stop: int) -> bool:
-        """Remove a damaged range from the cache, if there is one. Return whether another read may help."""
+        """Remove a damaged range from the cache, if there is one. Return whether another read may succeed."""
         return not self.is_local  # It may have been damaged in transit.
 
     def close(self) -> None:
@@ -372,8 +372,8 @@ PIECE = 2**20
 """The size in bytes of a piece of a local file, chosen for few calls and little memory."""
 
 REMOTE_PIECE = 8 * 2**20
-"""The maximum number of bytes of a request to a remote store. They take 6 ms of CPU time. Smaller requests would wait
-for the latency of the store more often. Larger requests would save nothing, and delay other requests."""
+"""The maximum number of bytes of a request to a remote store. Receiving them takes 6 ms of CPU time. Smaller requests
+would wait for the latency of the store more often. Larger requests would save nothing, and delay other requests."""
 
 ALIGNED_FROM = 2**17
 """The size in bytes from which memory is aligned to pages. The C library takes smaller blocks from its heap."""
@@ -442,7 +442,7 @@ def read_runs(
     order = starts.argsort(kind="stable")
     starts, stops = starts[order], stops[order]
     firsts = _find_runs(starts, stops, limits)
-    # From here on, plain integers: each use of a NumPy integer costs ten times as much.
+    # Use Python integers from here on: each use of a NumPy integer costs ten times as much.
     begins, ends = starts.tolist(), stops.tolist()
     bounds = list(zip(firsts, [*firsts[1:], len(begins)], strict=True))
     run_starts = [begins[first] for first in firsts]
@@ -467,7 +467,7 @@ def _find_runs(starts: NDArray[np.int64], stops: NDArray[np.int64], limits: RunL
     is_first[0] = True
     is_first[1:] = (starts[1:] - stops[:-1] > limits.max_gap) | ~(is_small[1:] & is_small[:-1])
     firsts = is_first.nonzero()[0]
-    if len(firsts) < len(starts) and stops[-1] - starts[0] > limits.max_run:  # There may be long runs.
+    if len(firsts) < len(starts) and stops[-1] - starts[0] > limits.max_run:  # Some runs may be too long.
         lengths = np.diff(firsts, append=len(starts))
         stretch = (starts - np.repeat(starts[firsts], lengths)) // limits.max_run
         is_first[1:] |= stretch[1:] != stretch[:-1]

@@ -106,7 +106,7 @@ class EpochResult:
 
     @property
     def judged_by(self) -> float:
-        """The loss that epochs are compared by."""
+        """The loss by which epochs are compared."""
         return self.loss if self.val_loss is None else self.val_loss
 
     def describe(self) -> str:
@@ -124,7 +124,7 @@ LOG = "log.jsonl"
 
 PAGE, PICTURE = "report.html", "report.png"
 
-MAX_MARKED = 16  # The largest number of marked epochs. With more, their numbers would overlap.
+MAX_MARKED = 16  # The largest number of marked epochs. The numbers of more epochs would overlap.
 
 Points = list[tuple[int, float]]  # (step, value)
 
@@ -175,7 +175,7 @@ class Callback:
     def wrap_model(self, model: nn.Module) -> nn.Module:
         """Return the model or a wrapper that uses its weights.
 
-        Called once, before DistributedDataParallel wraps the model.
+        This method is called once, before DistributedDataParallel wraps the model.
         """
         return model
 
@@ -187,7 +187,7 @@ class Callback:
         return loss
 
     def on_batch(self, batch: Any) -> None:
-        """Handle a microbatch, on the device, after the model was trained on it."""
+        """Handle a microbatch, whose tensors are on the device, after the model was trained on it."""
 
     def on_log(self, record: StepRecord) -> None:
         """Handle the metrics of the steps since the last call."""
@@ -206,12 +206,12 @@ class Callback:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state that :meth:`state_dict` returned. Called before :meth:`on_start`, unless the state is empty."""
+        """Load a non-empty state that :meth:`state_dict` returned. The run calls this before :meth:`on_start`."""
         raise NotImplementedError(f"{type(self).__name__} has a state_dict, so it needs a load_state_dict")
 
 
 def name_callbacks(callbacks: Iterable[Callback]) -> dict[str, Callback]:
-    """Return the callbacks by name: the class, numbered if it occurs twice. A resumed run gives the same names."""
+    """Return the callbacks by class name, which is numbered if it repeats. A resumed run uses the same names."""
     named: dict[str, Callback] = {}
     counts = Counter[str]()
     for callback in callbacks:
@@ -419,7 +419,7 @@ def _dump(line: dict[str, Any]) -> bytes:
 
 
 class HtmlReport(Callback):
-    """A callback that writes the report when training ends. New runs first remove an older one."""
+    """A callback that writes the report when training ends. A new run first removes an older report."""
 
     def __init__(self, directory: Path, config: TrainConfig | None = None) -> None:
         self.directory, self.config = directory, config
@@ -501,7 +501,7 @@ def write_report(directory: Path, config: TrainConfig | None = None) -> Path | N
     if not (directory / LOG).exists():
         return None
     records, results = read_figures(directory)
-    (directory / PICTURE).unlink(missing_ok=True)  # Without matplotlib, an older plot must not remain.
+    (directory / PICTURE).unlink(missing_ok=True)  # An older plot must not remain if matplotlib is missing.
     with contextlib.suppress(ImportError):
         if records:
             _save(_draw_report(records, results), directory / PICTURE)
@@ -524,7 +524,7 @@ def make_curves(records: list[StepRecord], results: list[EpochResult]) -> dict[s
     for label, value_of in PANELS.items():
         steps = [(record.step, value_of(record)) for record in records]
         curves[label] = {"steps": steps, "epochs": [(result.step, value_of(result)) for result in results]}
-    curves["learning rate"]["epochs"] = []  # They repeat values of the steps; lines between them would be wrong.
+    curves["learning rate"]["epochs"] = []  # Lines between epochs would not show the steps between.
     curves["loss"]["validation"] = [(one.step, one.val_loss) for one in results if one.val_loss is not None]
     return curves
 

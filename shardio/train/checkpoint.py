@@ -277,7 +277,7 @@ def _leave_out_draws(state: Any, *, keeps_generators: bool) -> Any:
         return state
     changed = {key: _leave_out_draws(part, keeps_generators=keeps_generators) for key, part in state.items()}
     if _SEED in state and (_GENERATORS in state or not keeps_generators):
-        changed[_SEED] = None  # shardio's loader then draws a new one; torchdata's loader needs one.
+        changed[_SEED] = None  # shardio's loader then draws a new seed. torchdata's loader needs a seed.
     if not keeps_generators and isinstance(generators := state.get(_GENERATORS), dict):
         changed[_GENERATORS] = generators.get("own")
     return changed

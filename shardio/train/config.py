@@ -43,7 +43,7 @@ class TrainConfig:
         weight_decay: Weight decay of the optimizer.
         decay_all: Apply weight decay to all weights, including norms and biases.
         momentum: Momentum of sgd and rmsprop.
-        schedule: How the learning rate changes: onecycle, cosine (after a linear warm-up),
+        schedule: The learning rate schedule: onecycle, cosine (after a linear warm-up),
             cyclic (up and down), step (divided by 10 after each period), plateau (divided by 10 after a
             period without improvement), or constant.
         warmup: The share of all steps in which onecycle and cosine raise the learning rate.
@@ -69,8 +69,8 @@ class TrainConfig:
         mean: The mean of each channel, for pixels scaled to [0, 1]. Only uint8 images are normalized.
         std: The standard deviation of each channel, for pixels scaled to [0, 1].
         checkpoint_every: Steps between checkpoints within an epoch (default: only at the end of each epoch).
-        log_every: Steps between lines of the log. Losses are read from the device, and checked for
-            NaN and infinity, this often.
+        log_every: Steps between lines of the log. Losses are read from the device, and checked for NaN and infinity, at
+            the same interval.
         seed: The seed of torch's, numpy's and Python's random numbers.
         deterministic: Use only deterministic algorithms. On a CPU, results are then bitwise reproducible,
             even if a run is interrupted and resumed.

@@ -131,11 +131,11 @@ def _train(
     callbacks: Sequence[Callback],
     world: World,
 ) -> list[EpochResult]:
-    # A separate function, because its return frees all objects that refer to other ranks.
-    batches.start_workers()  # They start while the model is moved and the optimizer is created.
+    # This is a separate function so that its return frees all objects that refer to other ranks.
+    batches.start_workers()  # Workers start while the model is moved and the optimizer is created.
     val_batches = None if val_loader is None else prefetch(val_loader, config, batches.device)
     run = TrainRun(config, model, batches, world, callbacks)
-    network = unwrap(run.step.model)  # Unwrapped, because ranks may have different numbers of validation batches.
+    network = unwrap(run.step.model)  # The wrapper would require the same number of validation batches on every rank.
     run.start()
     for epoch in run.epochs():
         model.train()
@@ -186,7 +186,7 @@ def count_steps(loader: Any, config: TrainConfig) -> int:
 
 
 FOR_LOADING, FOR_STEPS = 1, 2
-"""Purposes of random numbers. The numbers that a loader draws to start workers must not affect steps."""
+"""Purposes of random numbers. The random numbers that a loader draws to start workers must not affect the steps."""
 
 
 class TrainRun:
@@ -347,7 +347,7 @@ class TrainRun:
         self.schedule.end_epoch(judged_by)
         for callback in self.callbacks:
             callback.on_epoch(result)
-        # LAST is saved last. A run that is killed in between repeats the end of the epoch.
+        # LAST is saved last: if the run is killed before that, the resumed run repeats the end of the epoch.
         self._save([BEST, LAST] if result.is_best else [LAST], is_within_epoch=False)
 
     def _is_out_of_patience(self) -> bool:

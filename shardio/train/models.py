@@ -44,8 +44,8 @@ def make_model(name: str, *, num_classes: int, image_size: int, pretrained: bool
     timm and torchvision with a fixed image size are built for ``image_size``. With pretrained weights, torchvision's
     fixed-size models accept only the size that they were trained on.
 
-    Your own function is called with those of the keyword arguments ``num_classes``, ``image_size`` and ``pretrained``
-    that it has parameters for. With ``**kwargs``, it also gets ``num_classes``. It may return a scripted or a compiled
+    Your own function receives each of the keyword arguments ``num_classes``, ``image_size`` and ``pretrained`` for
+    which it has a parameter. With ``**kwargs``, it also gets ``num_classes``. It may return a scripted or a compiled
     model.
 
     Args:

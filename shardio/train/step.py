@@ -28,7 +28,8 @@ from shardio.world import World, find_local_rank, find_world
 Value = TypeVar("Value")
 
 _joins = itertools.count()
-"""Numbers for process groups. Each group needs a new one, because the store keeps addresses under earlier numbers."""
+"""Numbers for process groups. Each group needs a new number, because the store keeps addresses under earlier
+numbers."""
 
 
 def use_device(name: str | None) -> torch.device:
@@ -37,7 +38,7 @@ def use_device(name: str | None) -> torch.device:
     if device.type == "cuda":
         if str(device) == "cuda":
             local_rank = find_local_rank()
-            # A launcher may show each rank only its own GPU. Without torchrun, the user's script has chosen one.
+            # A launcher may show each rank only its own GPU. Without torchrun, the user's script has chosen a GPU.
             own = torch.cuda.current_device() if local_rank is None else local_rank % torch.cuda.device_count()
             device = torch.device("cuda", own)
         torch.cuda.set_device(device)  # NCCL and code that names no device use the current one.
@@ -46,7 +47,7 @@ def use_device(name: str | None) -> torch.device:
 
 @contextlib.contextmanager
 def joined_ranks(device: torch.device) -> Iterator[World]:
-    """Join the other ranks, if a launcher such as torchrun started several and they have not joined yet."""
+    """Join the other ranks, if a launcher such as torchrun started several ranks that have not joined yet."""
     world = find_world()
     if world.world_size == 1 or dist.is_initialized():
         yield world
@@ -59,8 +60,8 @@ def joined_ranks(device: torch.device) -> Iterator[World]:
         world_size=world_size,
     )
     yield world
-    # After an error, this code does not run: the process ends, the launcher and the other ranks detect that, and
-    # nothing waits. The last owner of the group waits for its threads. Here, it waits without the GIL, which they may
+    # After an error, this code does not run: the process ends without waiting, and the launcher and the other ranks
+    # detect that. The last owner of the group waits for its threads. Here, it waits without the GIL, which they may
     # need. If DistributedDataParallel is the last owner, it deadlocks (pytorch/pytorch#154976), so collect it first.
     gc.collect()
     dist.destroy_process_group()
@@ -81,7 +82,7 @@ def reported_failures() -> Iterator[None]:
     except Exception as error:
         # A failure of another rank may cause a communication error on this one. Gloo's errors have no special type.
         if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "/gloo/" in str(error)):
-            time.sleep(1)  # torchrun compares whole seconds, and chooses the lowest rank if they are equal.
+            time.sleep(1)  # torchrun compares times in whole seconds. If they are equal, it names the lowest rank.
         handler.record_exception(error)
         raise
 
@@ -93,8 +94,8 @@ def share_gradients(model: nn.Module, device: torch.device, *, deterministic: bo
     return DistributedDataParallel(
         model,
         device_ids=[device.index] if device.type == "cuda" else None,
-        # Otherwise, gradients are regrouped after the first step. With three or more ranks, the first step of a
-        # resumed run would then add them in another order.
+        # By default, DistributedDataParallel regroups gradients after the first step. With three or more ranks, the
+        # first step of a resumed run would then add them in another order.
         find_unused_parameters=deterministic,
     )
 
@@ -335,8 +336,8 @@ def in_groups(batches: Iterable[Any], size: int) -> Iterator[tuple[Any, bool]]:
     """Yield each batch, and whether it ends its group of ``size``. The last group may be shorter.
 
     The iterator looks one batch ahead within a group, but not past a full one. The state of a shardio loader, or of a
-    :class:`shardio.DevicePrefetcher` of any loader, always reflects the last batch that was yielded. The batch after it
-    and the end of the epoch count only when you receive them.
+    :class:`shardio.DevicePrefetcher` of any loader, always reflects the last batch that was yielded. The next batch and
+    the end of the epoch count only when you receive them.
     """
     iterator, nothing = iter(batches), object()
 
@@ -443,9 +444,10 @@ class Score:
 def evaluate(model: nn.Module, loader: Iterable[Any], config: TrainConfig) -> Score:
     """Evaluate a model on the batches of all ranks. Every rank must call this.
 
-    The model does not change. Images are neither mixed nor erased, and labels are not smoothed, with any settings. The
-    score is exact if the loader yields each sample once, or marks repeats with False in a last field, bool [N], as
-    shardio's loaders do with ``remainder="mask"``. If the loader pads without marks, a RuntimeWarning is issued.
+    The model does not change. Regardless of the settings, images are neither mixed nor erased, and labels are not
+    smoothed. The score is exact if the loader yields each sample once, or marks repeats with False in a last field,
+    bool [N], as shardio's loaders do with ``remainder="mask"``. If the loader pads without marks, a RuntimeWarning is
+    issued.
 
     Args:
         model: A module on the device that maps images to outputs [N, classes].

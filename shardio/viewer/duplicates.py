@@ -1,4 +1,4 @@
-"""Find images that occur several times, in one source or in several.
+"""Find images that occur several times in one or more sources.
 
 The hash is pHash, as Krawetz describes it ("Looks Like It", 2011, https://www.hackerfactor.com/blog) and the Python
 package ImageHash computes it. The picture is reduced to 32×32 gray pixels. Each bit says whether one of the 8×8 lowest
@@ -6,9 +6,9 @@ frequencies of the discrete cosine transform exceeds their median. The hash of t
 (https://www.phash.org, 2010) leaves out the constant frequencies, which makes the hash less stable.
 
 To find near pairs, the bits are split into bands. If two hashes differ in at most t bits, and there are t + k bands,
-then at least k bands are equal: each differing bit changes only one band (the pigeonhole principle). So all pairs agree
-on some choice of k bands; sorting by these bands finds them. Manku, Jain and Das Sarma, "Detecting Near-Duplicates for
-Web Crawling", 2007, search one table for each choice in the same way.
+then at least k bands are equal: each differing bit changes only one band (the pigeonhole principle). Therefore, each
+pair agrees on some choice of k bands, and sorting by these bands finds the pair. Manku, Jain and Das Sarma, "Detecting
+Near-Duplicates for Web Crawling", 2007, search one table for each choice in the same way.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class DuplicateGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnreadableImage:
-    """An image that cannot be read or decoded, and so was compared only by its bytes, or not at all."""
+    """An image that cannot be read or decoded, and was therefore compared only by its bytes, or not at all."""
 
     source_index: int
     key: str
@@ -224,7 +224,7 @@ def find_duplicates(
 
 
 _Reduced = tuple[int, Floats | Unreadable | None]
-"""The hash of an image's bytes; and the reduced picture, the reason why there is none, or None if none is needed."""
+"""The hash of an image's bytes, with the reduced picture, the reason why it is missing, or None if it is not needed."""
 
 
 class _Table:
@@ -237,7 +237,7 @@ class _Table:
         content: The xxh3-64 of each image's bytes, uint64 [n].
         has_content: Whether the hash of the bytes is known, bool [n].
         perceptual: The perceptual hash of each image, uint64 [n].
-        has_perceptual: Whether there is one, bool [n].
+        has_perceptual: Whether the perceptual hash exists, bool [n].
         unreadable: The rows of the images that cannot be read or decoded, and the reasons.
         num_even: The number of images with too little contrast for a perceptual hash.
     """
@@ -308,8 +308,8 @@ def _group_rows(table: _Table, content_ids: Indices, threshold: int | None) -> I
     """Return the group of each row, int64 [n]; -1 if the content of its image is unknown."""
     if threshold is None or not table.has_perceptual.any():
         return content_ids
-    # Equal contents have equal perceptual hashes. So each group is a set of near perceptual hashes, or one content
-    # without a perceptual hash.
+    # Equal contents have equal perceptual hashes. Each group is therefore a set of similar perceptual hashes, or one
+    # content without a perceptual hash.
     groups = np.where(content_ids < 0, -1, content_ids + len(content_ids))
     distinct, ids = np.unique(table.perceptual[table.has_perceptual], return_inverse=True)
     groups[table.has_perceptual] = join_groups(len(distinct), find_near_pairs(distinct, threshold))[ids]
@@ -361,7 +361,7 @@ def _reduce_image(content: bytes) -> _Reduced:
     picture: Floats | Unreadable
     try:
         picture = reduce_picture(content)
-    except ValueError as error:  # Only its bytes are compared.
+    except ValueError as error:  # Only the bytes are compared then.
         let_through(error)
         picture = Unreadable(reason=str(error))
     return xxhash.xxh3_64_intdigest(content), picture
@@ -415,9 +415,9 @@ def count_bits(words: NDArray[np.uint64]) -> Indices:
 
 
 def _make_averages(length: int, extent: float) -> Floats:
-    """Return the weights that reduce a side to 32 averages of equal parts of it, float32 [32, length].
+    """Return the weights that average the pixels of a side over 32 equal parts, float32 [32, length].
 
-    ``extent`` is the picture's length in these pixels. The last pixel may reach beyond the picture.
+    ``extent`` is the picture's length in these pixels. The last pixel may extend beyond the picture.
     """
     bounds = np.linspace(0, extent, SIDE + 1)
     starts = np.maximum(bounds[:-1, None], np.arange(length))
@@ -472,7 +472,7 @@ def join_groups(num_items: int, pairs: Iterator[tuple[Indices, Indices]]) -> Ind
                 break
             first, second, of_first, of_second = (part[differ] for part in (first, second, of_first, of_second))
             np.minimum.at(groups, np.maximum(of_first, of_second), np.minimum(of_first, of_second))
-            while not np.array_equal(groups, above := groups[groups]):  # Each item refers to its group's first one.
+            while not np.array_equal(groups, above := groups[groups]):  # Refer to the group's smallest index.
                 groups = above
     return groups
 

@@ -133,8 +133,9 @@ class Overview:
         facts: Facts about the whole source.
         num_images: The number of samples with an image.
         num_image_bytes: The total size of all images in bytes.
-        fields: The uses of its fields or, in a directory, of its files by suffix.
-        class_counts: The number of samples with each label; "" for samples without one, if others have one.
+        fields: The statistics of its fields or, in a directory, of its files by suffix.
+        class_counts: The number of samples with each label; "" stands for samples without a label, if other samples
+            have labels.
         file_sizes: The histogram of the sizes of all images in bytes.
         headers: The headers of some images.
         thumbnails: Some images.
@@ -357,7 +358,7 @@ def _show_classes(overview: Overview) -> Markup:
 
 
 def _show_file_sizes(overview: Overview) -> Markup:
-    note = element("p", f"All {overview.num_images:,} images, from a list of their sizes.", class_="soft")
+    note = element("p", f"The sizes of the files of all {overview.num_images:,} images.", class_="soft")
     return section("File sizes", note, column_chart(overview.file_sizes, "images", format_bytes))
 
 
@@ -365,7 +366,7 @@ def _show_sizes(overview: Overview) -> Markup:
     headers = overview.headers
     which = "all" if headers.num_images == overview.num_images else "evenly spaced"
     parts = [
-        element("p", f"From the headers of {headers.num_images:,} images ({which}), width × height.", class_="soft")
+        element("p", f"Width × height, from the headers of {headers.num_images:,} images ({which}).", class_="soft")
     ]
     if headers.unreadable:
         names = ", ".join(key for key, _ in headers.unreadable[:MAX_NAMED])
@@ -423,7 +424,7 @@ class Markup(str):
 
 
 def escape(text: object) -> Markup:
-    """Return text as HTML. Markup stays as it is."""
+    """Return text as HTML. Markup is returned unchanged."""
     return text if isinstance(text, Markup) else Markup(html.escape(str(text)))
 
 
@@ -440,7 +441,7 @@ def make_page(title: str, parts: Iterable[Markup]) -> bytes:
 
 
 def element(name: str, *content: object, **attributes: object) -> Markup:
-    """Return an element. A trailing underscore in an attribute's name is dropped, others become hyphens.
+    """Return an element. Attribute names lose a trailing underscore, and other underscores become hyphens.
 
     >>> element("p", "a < b", class_="soft")
     '<p class="soft">a &lt; b</p>'
@@ -503,8 +504,8 @@ def column_chart(histogram: Histogram, noun: str, form: Callable[[float], str]) 
 
     Args:
         histogram: The histogram.
-        noun: The name of the counted things, in the plural.
-        form: Returns a bound of a bin as text.
+        noun: The plural noun for the counted items.
+        form: A function that returns a bound of a bin as text.
     """
     if not histogram.counts:
         return element("p", f"no {noun}", class_="soft")
@@ -574,7 +575,7 @@ def figure(thumbnail: Thumbnail, label: str | None, *lines: str) -> Markup:
 
 
 def _round_up(value: int) -> int:
-    """Return the end of an axis with five round marks: the smallest such number that is not below a positive value.
+    """Return the smallest suitable end of an axis that has five round marks and contains a positive value.
 
     >>> _round_up(500), _round_up(1030), _round_up(7)
     (600, 1200, 8)

@@ -61,7 +61,7 @@ class ImageColumns:
         content_hashes: uint64 [n], the xxh3-64 of each content; None if it is unknown until the files are read.
         label_ids: int64 [n], a number for each distinct label; -1 for samples without a label.
         label_names: The name of each of these labels: the class name, if there is one.
-        fields: The uses of all fields, or of all files by suffix.
+        fields: The statistics of all fields, or of all files by suffix.
     """
 
     sizes: NDArray[np.int64]
@@ -106,7 +106,7 @@ class Unreadable:
 
 
 class ImageSource(ABC):
-    """Images that can be read by their samples' indices. Threads can share it; a context manager closes it.
+    """Images that can be read by their samples' indices. Threads can share a source, and a ``with`` block closes it.
 
     Attributes:
         name: The name that the user gave.
@@ -188,12 +188,12 @@ def holds_shards(folder: Location) -> bool:
         return True
     raise FormatError(
         f"{folder} holds both tars, such as {tar}, and images, such as {image}: move the images or the tars to "
-        "another folder, or name the tars themselves, in brace notation if they are several"
+        "another folder, or name the tars themselves, in brace notation if there are several"
     )
 
 
 class FolderImages(ImageSource):
-    """The images in a directory, in any folders. An image's class is its first folder below the directory.
+    """The images in a directory and in all folders below it. An image's class is its first folder below the directory.
 
     Args:
         name: The name that the user gave.
@@ -397,11 +397,11 @@ class ShardImages(ImageSource):
 
 
 def read_small(picture: Picture, min_side: int) -> tuple[Pixels, int]:
-    """Decode a picture; a JPEG at the smallest scale at which both sides have at least ``min_side`` pixels.
+    """Decode a picture. Decode a JPEG at the smallest scale at which both sides have at least ``min_side`` pixels.
 
     Returns:
         The pixels, uint8 [height, width, 3], valid until the same thread decodes the next picture; and the factor by
-        which they are smaller: 1, 2, 4 or 8. The last pixels may reach beyond the picture.
+        which its sides are reduced: 1, 2, 4 or 8. The last pixels may extend beyond the picture.
 
     Raises:
         ValueError: If the image is damaged.

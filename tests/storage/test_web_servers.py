@@ -150,7 +150,7 @@ def test_a_server_that_sends_no_parts_needs_a_cache_that_holds_a_shard(root: Pat
     with serve_folder(root, PythonsOwn) as (url, _):
         for access, message in (
             (make_access(cache=tmp_path, cache_size=9000), r"more than the cache of 9000\. Set a larger cache_size"),
-            (RemoteAccess(), r"cannot read bytes 0 to 9 .* does not send parts .* nginx"),
+            (RemoteAccess(), r"cannot read bytes 0 to 9 .* does not support HTTP range requests .* nginx"),
         ):
             file = parse_location(f"{url}/packed/shard-000000.tar", access).open()
             assert_raises(StoreError, message, file.read, 0, 9)
@@ -222,7 +222,7 @@ CIRCLE = kind(answer_path=lambda self, path: self.answer(302, b"", ("Location", 
 @pytest.mark.parametrize(
     ("server", "error", "message"),
     [
-        (CIRCLE, StoreError, r"the server redirects in a circle\. Check the URL"),
+        (CIRCLE, StoreError, r"the server redirects in a loop\. Check the URL"),
         (answering(302), StoreError, r"the server's redirect has no target \(no Location\)\. Check the URL"),
         (NoLength, StoreError, r"not say how long the file is \(no Content-Length\)\. Configure it to send files"),
         (kind(answer_file=compress), StoreError, r"sent 99 bytes, .*, because it compresses .*gzip\)\. Configure"),
@@ -255,7 +255,7 @@ def test_what_cannot_succeed_fails_at_once(
     ("tls", "message"),
     [
         (True, r"certificate is not valid \(\w+\)\. Check .*root_certificate"),
-        (False, r"does not use TLS at this port\. Check the port, or use http://"),
+        (False, r"does not use TLS on this port\. Check the port, or use http://"),
     ],
 )
 def test_a_server_without_a_good_certificate_is_an_error_at_once(root: Path, tls: bool, message: str) -> None:
