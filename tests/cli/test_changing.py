@@ -98,7 +98,7 @@ def test_a_compressed_tar_has_the_index_of_the_tar(tmp_path: Path) -> None:
 
 
 def test_a_compressed_tar_of_several_gzip_members_is_read_whole(tmp_path: Path) -> None:
-    """RFC 1952 allows them; pigz and bgzip write them."""
+    """RFC 1952 allows several members in a file, and pigz and bgzip write such files."""
     tar = tmp_path / "a.tar"
     write_tar(tar, [(f"{i}.bin", bytes([i]) * 5000) for i in range(20)])
     content = tar.read_bytes()

@@ -40,7 +40,7 @@ def late(loader: Iterable[Any], depth: int) -> DevicePrefetcher:
 
 
 class PassedOn:
-    """A user-defined wrapper that does not support prefetchers."""
+    """A user-defined wrapper of a loader that does not support prefetchers."""
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self.loader = loader

@@ -51,7 +51,7 @@ def test_the_checkerboard_is_learnt_equally_well_in_both_precisions(options: tup
 
 @pytest.mark.slow
 def test_the_checkerboard_fails_if_the_results_differ(tmp_path: Path) -> None:
-    """The comparison can fail: with another tolerance, the same run does."""
+    """An impossible tolerance shows that the comparison can fail."""
     script = tmp_path / "strict.py"
     script.write_text("from examples import checkerboard\ncheckerboard.TOLERANCE = -1\ncheckerboard.main()\n")
     assert "DO NOT agree" in _run(script, "--epochs", "1", "--width", "8", succeeds=False)

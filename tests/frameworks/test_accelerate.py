@@ -44,7 +44,7 @@ def keys(packed: Path) -> list[str]:
 def test_two_ranks(packed: Path, tmp_path: Path, keys: list[str]) -> None:
     launch("tests.frameworks.with_accelerate:run", tmp_path, packed)
     first, second = returned(tmp_path, 2)
-    # Every sample of two epochs with each of Accelerate's options, and of one resumed from Accelerate's checkpoint.
+    # Check two epochs with each of Accelerate's options, and one that is resumed from Accelerate's checkpoint.
     names = [f"{kind}-{option}" for kind in with_accelerate.MAKERS for option in with_accelerate.CONFIGURATIONS]
     assert first["batches"] == second["batches"] == dict.fromkeys(names, 3)
     for name in names:
@@ -68,7 +68,7 @@ def test_two_ranks(packed: Path, tmp_path: Path, keys: list[str]) -> None:
 @pytest.mark.parametrize("shuffled", [False, True])
 @pytest.mark.parametrize("remainder", get_args(Remainder))
 def test_only_repeats_are_removed_from_gathered_metrics(shuffled: bool, remainder: Remainder) -> None:
-    """Gathering joins the last batches of the ranks in order."""
+    """Accelerate concatenates the last batches of the ranks in order, and cuts off the repeats."""
     for num_samples, start, world_size, batch_size in itertools.product(
         (0, 1, 21, 24), (0, 3), range(1, 6), range(1, 5)
     ):
@@ -154,7 +154,7 @@ def test_a_second_split_is_an_error_in_workers_too(packed: Path, context: str | 
 
 
 class Passing(IterableDataset[Any]):
-    """A user-defined dataset around another one that passes on its attributes."""
+    """A user-defined dataset that wraps another dataset and passes its attributes on."""
 
     def __init__(self, inner: Any, **attributes: Any) -> None:
         self.inner = inner
