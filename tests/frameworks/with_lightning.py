@@ -14,7 +14,7 @@ from shardio.libraries import import_library
 from shardio.world import find_world
 from tests.frameworks.launch import Own, record_epochs
 
-import_library("torchvision")  # Lightning imports torchvision. Not every build of it loads with every torch.
+import_library("torchvision")  # Lightning imports torchvision, which may not match torch.
 from lightning.pytorch import LightningModule, Trainer  # noqa: E402
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
 from lightning.pytorch.utilities import CombinedLoader  # noqa: E402
@@ -50,7 +50,7 @@ def keys_of(batch: Any) -> list[str]:
 
 
 class Recorded(LightningModule):
-    """Records the epoch, the number and the keys of each batch."""
+    """A module that records the epoch, the number and the keys of each batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Recorded(LightningModule):
 def fit(folder: Path, packed: str, kind: str) -> None:
     """Train for two epochs, with a checkpoint after two batches of the second one, then resume from it.
 
-    Record what arrived: ``training``, ``resumed`` including what came before the checkpoint, and ``validation``.
+    Record the batches in ``training``, ``validation`` and ``resumed``, which includes those before the checkpoint.
     """
     make = MAKERS[kind]
     whole, rest = Recorded(), Recorded()

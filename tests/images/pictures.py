@@ -27,7 +27,7 @@ TURNS: dict[int, Any] = {
     7: lambda image: image[::-1, ::-1].transpose(1, 0, 2),
     8: lambda image: np.rot90(image),
 }
-"""Turns an image of each EXIF orientation upright (EXIF 2.3, tag 274)."""
+"""The function that turns an image upright, for each EXIF orientation (EXIF 2.3, tag 274)."""
 
 
 def make_picture(height: int, width: int, seed: int = 0) -> Array:

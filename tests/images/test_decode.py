@@ -1,4 +1,4 @@
-"""Whole images have the pixels of other decoders, upright on demand; damaged and huge ones are errors."""
+"""Whole images have the pixels of other decoders, upright on request. Damaged and huge images are errors."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_jpegs_decode_to_the_pixels_of_pillow_and_of_opencv(size: tuple[int, int
 
 @pytest.mark.parametrize("name", ["sequential", "progressive"])  # Processes SOF9 and SOF10.
 def test_arithmetic_coding_needs_no_pillow(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pillow may be built without it, and the kernel does not support it."""
+    """Pillow may be built without arithmetic coding, and the kernel does not support it."""
     content = Path(__file__).with_name(f"arithmetic-{name}.jpg").read_bytes()
     expected = simplejpeg.decode_jpeg(content)
     monkeypatch.setattr(Image, "open", None)
@@ -94,7 +94,7 @@ def test_every_decoder_has_a_description_and_the_default_limit_is_pillows() -> N
     assert 2 * (PIL.Image.MAX_IMAGE_PIXELS or 0) == DEFAULT_MAX_PIXELS, "Pillow warns of half as many"
 
 
-# PNGs, by OpenCV or by Pillow, and other formats.
+# PNGs, which OpenCV or Pillow decodes, and other formats
 
 
 def _with_chunk(name: bytes, data: bytes) -> bytes:
@@ -248,7 +248,7 @@ def test_content_that_is_not_an_image_is_a_value_error(decode: Callable[..., Any
 # Files that claim to be huge are refused before memory is allocated for them.
 
 TOO_LARGE = "max_pixels|decompression bomb"
-"""The error for such a file; Pillow raises it for the largest ones."""
+"""The error for a file that claims to be huge. For the largest files, Pillow raises it."""
 
 
 def _claim_jpeg(content: bytes, height: int, width: int) -> bytes:
