@@ -259,7 +259,7 @@ class Interruption:
     def __call__(self, frame: Any, event: str, argument: object) -> None:
         code = frame.f_code
         is_ours = code.co_filename.startswith(PACKAGE) and event in ("call", "c_call", "c_return")
-        if is_ours and code.co_name not in ("__del__", "<genexpr>"):  # Errors there go nowhere.
+        if is_ours and code.co_name not in ("__del__", "<genexpr>"):  # Errors there are lost.
             self.num_left -= 1
             if self.num_left == 0:
                 raise KeyboardInterrupt

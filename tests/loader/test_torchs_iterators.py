@@ -116,7 +116,7 @@ def draw(base: Any, options: dict[str, Any]) -> list[Any]:
 
 
 def begin_several(base: Any, options: dict[str, Any]) -> list[Any]:
-    """Each iterator that a program makes has persistent workers of its own, and begins again in turn."""
+    """Create several iterators, each with its own persistent workers, and reset one after the other."""
     loader = base(range(12), batch_size=3, **options)
     iterators = [loader._get_iterator() for _ in range(2)]
     found = [batch.tolist() for pair in zip(*iterators, strict=True) for batch in pair]
@@ -129,7 +129,7 @@ def begin_several(base: Any, options: dict[str, Any]) -> list[Any]:
 
 
 def share(base: Any, options: dict[str, Any]) -> list[Any]:
-    """All iterators of persistent workers share their batches: in torch, they are one object."""
+    """Create two iterators of persistent workers, which share their batches, because torch returns the same object."""
     loader = base(range(24), batch_size=4, **options)
     first, second = iter(loader), iter(loader)
     found = [next(first).tolist(), next(second).tolist(), next(first).tolist()]
@@ -195,7 +195,7 @@ def test_a_loader_that_keeps_its_iterator_is_released_with_its_workers(
 
 
 class Stream(IterableDataset[int]):
-    """Four batches of 2, of which the second fails. Its length announces fewer samples than there are batches."""
+    """A stream of four batches of 2, of which the second fails. The stream's length is too small."""
 
     def __len__(self) -> int:
         return 2
