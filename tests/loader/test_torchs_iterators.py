@@ -159,7 +159,7 @@ def test_frameworks_end_its_workers(packed: Path, kind: str, options: dict[str, 
     loader = make(packed, kind, **options)
     iterator = iter(loader)
     assert str(list(iterator)) == epochs[0]
-    iterator._shutdown_workers()  # After the last batch, persistent workers wait for the next epoch.
+    iterator._shutdown_workers()  # Persistent workers would wait for the next epoch.
     wait_until(lambda: not count_workers())
     assert next(iterator, None) is None
     loader._iterator = None  # As Lightning does.
@@ -224,7 +224,7 @@ def describe(loader: Any) -> list[str]:
         while not seen or seen[-1] != "the end":
             try:
                 seen.append(str(next(batches, "the end")))
-            except ValueError as error:  # noqa: PERF203  # Each batch may fail. torch adds the worker's traceback.
+            except ValueError as error:  # noqa: PERF203  # Any batch may fail. Torch adds the worker's traceback.
                 seen.append(str(error).splitlines()[-1].removeprefix("ValueError: "))
     return seen + [f"{each.category.__name__}: {str(each.message)[:40]}" for each in caught]
 
@@ -266,7 +266,7 @@ def test_persistent_workers_end_with_their_loader_and_their_settings() -> None:
         pids += [worker.pid for worker in loader._iterator._workers]
     assert epochs == [[1, 5], [1, 5], [0, 6]]
     assert pids[0] == pids[1] != pids[2]
-    gc.disable()  # Workers end when the last reference goes, not when the collector finds a cycle.
+    gc.disable()  # Workers must end with the last reference, without the garbage collector.
     try:
         del loader
         assert not any(map(is_alive, pids))

@@ -34,7 +34,7 @@ DIGEST = "a dataset's digest"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The ranks of one stretch of training, each with some workers. They stop after some batches, or at the end."""
+    """The ranks of one part of a training run, each with some workers, which stop after some batches or at the end."""
 
     world_size: int
     num_workers: int
@@ -44,10 +44,11 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """An epoch of a dataset, and the groups of ranks that train on it, each resuming where the previous one stopped.
+    """An epoch of a dataset, and the groups of ranks that train on it. Each group resumes where the last one stopped.
 
-    Shards may be empty, but not all. The last group trains to the end. The common divisor of ``other_world_size`` with
-    a step's samples is another world of the same steps. ``probe`` chooses where the order is evaluated alone.
+    Some shards may be empty, but not all. The last group trains to the end. The greatest common divisor of
+    ``other_world_size`` and the samples of a step is another world size with the same steps. ``probe`` selects single
+    positions at which the order is evaluated.
     """
 
     shard_sizes: tuple[int, ...]
@@ -64,11 +65,11 @@ class Case:
 
 
 class LawBrokenError(AssertionError):
-    """A law of the order does not hold."""
+    """An error: a law of the order does not hold."""
 
 
 def check_laws(case: Case) -> None:
-    """Check all laws for one case; the error names the one that does not hold."""
+    """Check all laws for one case. An error names the law that does not hold."""
     order = EpochOrder(np.array(case.shard_sizes, dtype=np.int64), case.settings, case.epoch)
     samples = order.samples_at(np.arange(case.num_samples)).tolist()
     check_order(case, order, samples)
@@ -99,13 +100,17 @@ def check_order(case: Case, order: EpochOrder, samples: list[int]) -> None:
         check_windows(case, samples)
     positions = [(case.probe * factor) % (2 * size) for factor in (1, 3, 7, 13)]
     alone = order.samples_at(np.array(positions, dtype=np.int64)).tolist()
-    _hold("a place alone is the same, and past the end again", alone, [samples[p % size] for p in positions])
+    _hold(
+        "a single position has the same sample, and positions past the end repeat",
+        alone,
+        [samples[p % size] for p in positions],
+    )
 
 
 def check_windows(case: Case, samples: list[int]) -> None:
     starts = list(np.cumsum(case.shard_sizes) - case.shard_sizes)
     stops = list(np.cumsum(case.shard_sizes))
-    unfinished: int | None = None  # The shard in which the last window ended, and where
+    unfinished: int | None = None  # The shard in the middle of which the last window ended.
     next_sample = 0
     for lane in range(case.settings.lanes):
         in_lane = samples[lane :: case.settings.lanes]
@@ -151,10 +156,10 @@ def check_global_batches(case: Case, splits: list[Split], batches: list[list[lis
 
 
 def check_workers(order: _WrittenOrder, split: Split, batches: list[list[int]], num_workers: int) -> None:
-    """Check that a rank's batches do not depend on the number of workers, for whole batches and for samples.
+    """Check that a rank's batches do not depend on the number of workers, which yield whole batches or samples.
 
-    Torch's loader takes batches from the workers in turn, and passes over those that have no more; given samples,
-    it makes batches of each worker's own.
+    Torch's loader receives batches from the workers in turn, and skips workers that have ended. If workers yield
+    samples, the loader batches each worker's samples separately.
     """
     streams = []
     for worker in range(num_workers):
@@ -173,7 +178,7 @@ def check_workers(order: _WrittenOrder, split: Split, batches: list[list[int]], 
 
 
 def check_cursor(case: Case, splits: list[Split], batches: list[list[list[int]]], num_batches: int) -> int:
-    """Check that all ranks save the same state after some batches, and that a run resumes from it; return where."""
+    """Check that all ranks save the same state after some batches. Return the position where a run resumes from it."""
     start, step_size = splits[0].start, len(splits) * splits[0].batch_size
     is_over = num_batches >= max(map(len, batches))
     expected = case.num_samples if is_over else start + num_batches * step_size
@@ -185,7 +190,7 @@ def check_cursor(case: Case, splits: list[Split], batches: list[list[list[int]]]
             num_batches=min(num_batches, len(of_rank)),
             is_finished=num_batches > len(of_rank),
         )
-        _hold("every rank knows where all are", progress.now, Cursor(epoch=case.epoch, position=expected))
+        _hold("all ranks have the same cursor", progress.now, Cursor(epoch=case.epoch, position=expected))
     now = Cursor(epoch=case.epoch, position=expected)
     state = json.loads(json.dumps(dump_state(now, case.settings, DIGEST, case.num_samples)))
     _hold("a state is read as it was saved", read_state(state, case.settings, DIGEST, case.num_samples), now)
@@ -200,7 +205,7 @@ def check_cursor(case: Case, splits: list[Split], batches: list[list[list[int]]]
 
 
 class _WrittenOrder(EpochOrder):
-    """An order that looks up the values of an evaluated order."""
+    """An order that looks up values that were computed before."""
 
     def __init__(self, order: EpochOrder, samples: list[int]) -> None:
         self.settings, self.epoch, self.num_samples = order.settings, order.epoch, order.num_samples
