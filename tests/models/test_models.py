@@ -242,7 +242,7 @@ def fill_tensors(shapes: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def assert_weights_but_of(head: str, model: nn.Module, state: dict[str, torch.Tensor]) -> None:
-    """Check that a model's tensors equal a state's, except in the head, which may be empty."""
+    """Check that a model's tensors equal a state's, except those of ``head``, if it is not empty."""
     found = model.state_dict()
     assert found.keys() == state.keys()
     different = {name for name, tensor in found.items() if not torch.equal(tensor, state[name])}

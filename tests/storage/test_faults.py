@@ -1,4 +1,4 @@
-"""Whatever goes wrong on the way, the content is right, or an error says what failed; so it does for wrong names."""
+"""With any fault on the network, the content is right or an error says what failed. Wrong names are also errors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_content_is_right_in_spite_of_any_fault(root: Location, proxy: FaultProx
 
 def test_a_transfer_is_resumed_where_it_broke(root: Location, proxy: FaultProxy) -> None:
     location = put(root / "a", CONTENT)
-    # Unlike a reset, this loses nothing that has arrived.
+    # Unlike a reset, truncation loses no bytes that have arrived.
     proxy.set(Script(faults={"truncated": 1.0}, max_faults=5))
     proxy.reset()
     with closing(location.open()) as file:

@@ -151,7 +151,7 @@ def test_a_branch_that_moves_does_not_change_a_run(fake_hub: FakeHub, files: Pat
     assert ((copy / "a.tar").read_whole(), (copy / "shardio.json").read_whole()) == (CONTENT, b"shardio.json")
     assert "new" not in (copy / "ba").list()
     with closing((root / "a.tar").open()) as file:
-        client().close()  # The next run, or as if the storage process had been killed.
+        client().close()  # A new storage process starts, like in the next run or after a kill.
         assert_raises(ReplacedError, r"a\.tar was replaced while it was in use", file.read, 0, 10)
     assert (root / "a.tar").read_whole() == CONTENT[::-1]
     assert not (root / "shardio.json").exists()
@@ -164,7 +164,7 @@ def test_a_branch_that_moves_does_not_change_a_run(fake_hub: FakeHub, files: Pat
 @pytest.mark.parametrize("kind", ["is_private", "is_gated"])
 def test_those_who_have_the_right_read_what_is_not_public(fake_hub: FakeHub, files: Path, kind: str) -> None:
     name = uuid.uuid4().hex
-    fake_hub.commit(name, files, **{kind: True})  # type: ignore[arg-type]  # They are booleans.
+    fake_hub.commit(name, files, **{kind: True})  # type: ignore[arg-type]  # booleans
     assert (at_server(fake_hub.server, name, token=READER) / "a.tar").read_whole() == CONTENT
     for token in False, STRANGER, "hf_wrong":
         location = at_server(fake_hub.server, name, token=token) / "a.tar"
@@ -182,7 +182,7 @@ def test_the_token_and_the_endpoint_come_from_the_users_settings(
     (tmp_path / "token").write_text(f"{READER}\n")
     monkeypatch.setenv("HF_ENDPOINT", fake_hub.server.options["endpoint"])
     monkeypatch.setenv(*(("HF_TOKEN_PATH", str(tmp_path / "token")) if from_file else ("HF_TOKEN", READER)))
-    client().close()  # So that the storage process sees these variables.
+    client().close()  # The next storage process has these variables.
     assert parse_location(f"{fake_hub.server.url}/settings/a.tar").read_whole() == CONTENT
     client().close()
 
@@ -267,7 +267,7 @@ def test_a_failing_hub_is_an_error_and_damage_is_repaired(
     assert proxies[1].counts().num_faults == {"corrupt": 2}
 
 
-# The emulation of the Hub serves what huggingface_hub expects
+# The emulation of the Hub, as huggingface_hub uses it
 
 
 @pytest.mark.slow
@@ -358,7 +358,7 @@ def test_files_that_a_commit_leaves_unchanged_stay_in_the_cache(
     name = uuid.uuid4().hex
     fake_hub.commit(name, folder)
     url, expected = f"{fake_hub.server.url}/{name}", list(read(folder / "train", fake_hub))
-    _, proxy = proxies  # It counts what is fetched.
+    _, proxy = proxies  # The proxy counts the bytes that are fetched.
     assert list(read(f"{url}/train", fake_hub, cache=tmp_path / "cache")) == expected
     assert proxy.counts().num_bytes
     proxy.reset()
@@ -375,7 +375,7 @@ def test_commands_read_repositories_but_do_not_write(
 ) -> None:
     fake_hub.commit("commands", folder)
     monkeypatch.setenv("HF_ENDPOINT", fake_hub.server.options["endpoint"])
-    client().close()  # So that the storage process sees this variable.
+    client().close()  # The next storage process has this variable.
     url = f"{fake_hub.server.url}/commands/train"
     rows, expected_rows = (json.loads(run("info", source, "--json").stdout) for source in (url, folder / "train"))
     assert rows.keys() == expected_rows.keys()

@@ -76,7 +76,7 @@ def test_workers_of_torch_read_what_their_parent_has_read(root: Location, contex
     assert locations[0].read_whole() == b"0"
     folder = client().folder
     settings: Any = {"batch_size": None, "num_workers": 2, "multiprocessing_context": context, "collate_fn": bytes}
-    loader: DataLoader[bytes] = DataLoader(Locations(locations), **settings)  # type: ignore[arg-type]  # It suffices.
+    loader: DataLoader[bytes] = DataLoader(Locations(locations), **settings)  # type: ignore[arg-type]  # a list of locations
     assert list(loader) == [location.read_whole() for location in locations] == [b"%d" % i for i in range(8)]
     assert client().folder == folder
 
@@ -91,7 +91,7 @@ def test_a_pickled_location_leads_to_the_same_storage_process_or_a_new_one(root:
     location = put(in_memory(), b"in the memory of the storage process")
     assert run(program, pickle.dumps(location).hex()).startswith("in the memory of the storage process\n")
     location = put(root / "a", b"content")
-    client().close()  # So that the other process starts one of its own, and has ended when its location is read here.
+    client().close()  # The other process starts its own storage process, and ends before its location is read here.
     copy: Location = pickle.loads(bytes.fromhex(run(program, pickle.dumps(location).hex()).splitlines()[1]))
     assert copy.read_whole() == b"content"
 
@@ -200,7 +200,7 @@ def test_the_first_requests_of_many_ranks_are_spread(monkeypatch: pytest.MonkeyP
     assert bounds == sorted(bounds)
     assert bounds[:15] == [0.0] * 15, "few ranks do not wait"
     assert 0 < bounds[15] <= bounds[-1] == MAX_START_DELAY_S
-    for world_size, num_waits in ((1000, 1), (8, 0)):  # Only the first request to a store waits.
+    for world_size, num_waits in ((1000, 1), (8, 0)):  # Only a rank's first request to a store waits.
         waits = list[float]()
         monkeypatch.setattr("time.sleep", waits.append)
         with socket.socket() as unused:
@@ -280,10 +280,10 @@ def test_a_storage_process_that_is_suspended_is_replaced(root: Location, monkeyp
     child = context.Process(target=send_content, args=(location, other), daemon=True)
     child.start()
     with ThreadPoolExecutor(4) as pool:
-        # Some answers are on their way, some requests wait.
+        # Some responses are being sent, and some requests wait.
         reading = [pool.submit(file.read, start, start + 1_000_000) for start in STARTS]
         reading[0].result(WITHIN_S)
-        os.kill(process_id, signal.SIGSTOP)  # It is killed, because it does not answer.
+        os.kill(process_id, signal.SIGSTOP)  # The storage process is then killed, because it does not answer.
         end.send("go")
         assert [each.result(WITHIN_S) for each in reading] == PARTS
         assert end.poll(WITHIN_S)
@@ -298,7 +298,7 @@ def test_a_storage_process_that_is_suspended_is_replaced(root: Location, monkeyp
 def test_long_answers_are_awaited(
     root: Location, behind: Server, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A storage process that works on a request for a long time is left alone, because it greets new connections."""
+    """A storage process with a slow request still answers new connections, so it is not killed."""
     monkeypatch.setattr(connection_module, "SILENCE_S", 0.2)
     location = put(root / "a", CONTENT)
     proxy.set(Script(latency_s=2.0))
@@ -328,7 +328,7 @@ def test_all_processes_use_the_listing_that_was_kept_first(monkeypatch: pytest.M
 
     def list_late(folder: Location) -> listing_module.Listing:
         monkeypatch.setattr(listing_module, "list_files", list_files)
-        open_listing(folder, tmp_path / "listing.json")  # Another process, which continues without the lock.
+        open_listing(folder, tmp_path / "listing.json")  # Simulate another process, which continues without the lock.
         put(folder / "cat/2.jpg", b"2")
         return list_files(folder)
 

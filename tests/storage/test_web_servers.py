@@ -1,4 +1,4 @@
-"""Web servers differ. A dataset is read from all that send its bytes; from the others, the reason is given at once."""
+"""Web servers differ. A dataset is read from every server that sends its bytes. Others give an immediate error."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class PythonsOwn(SimpleHTTPRequestHandler, WebFolder):
 
 
 class UnknownTotals(WebFolder):
-    """Sends parts, but not the size of the file with them."""
+    """A server that sends parts of a file without the file's size."""
 
     def answer_range(self, content: bytes, first: int, last: int) -> None:
         self.answer(206, content[first : last + 1], ("Content-Range", f"bytes {first}-{last}/*"))
@@ -192,7 +192,7 @@ class NoLength(WebFolder):
 
 
 class FillingCache(NoLength):
-    """Like a cache in front of a server, which knows the length of a file once it has fetched all of it."""
+    """Like a cache in front of a server, which knows a file's length only after it has fetched the whole file."""
 
     def answer_file(self, content: bytes) -> None:
         is_early = self.requests.count(self.requests[-1]) <= 3 and "Range" not in self.headers
@@ -366,7 +366,7 @@ class Overloaded(WebFolder):
 
 @pytest.mark.parametrize("num_parts", [0, 2])
 def test_a_store_that_keeps_failing_is_not_asked_again_before_the_user_knows(root: Path, num_parts: int) -> None:
-    """Each attempt may wait for a long time, so the error comes after one request of each worker."""
+    """Each attempt may wait for a long time, so the error is raised after one request of each worker."""
     ranges = Counter[str]()
     server = type("Kind", (Overloaded,), {"num_parts": num_parts, "ranges": ranges})
     with serve_folder(root, server) as (url, _), pytest.raises(StoreError, match="after 2 attempts"):
