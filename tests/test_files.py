@@ -145,7 +145,7 @@ def test_a_suspended_holder_is_named_and_gone_around(tmp_path: Path, caplog: pyt
     with lock.held():
         assert not caplog.messages
         with WorkLock(tmp_path / "lock", 0).held():
-            assert f"process {os.getpid()} on" in caplog.messages[0], "the lock is taken again after all"
+            assert f"process {os.getpid()} on" in caplog.messages[0], "the lock can be acquired again"
 
 
 def test_threads_exclude_each_other(tmp_path: Path) -> None:

@@ -246,7 +246,7 @@ def test_a_signal_handlers_error_is_an_interruption_even_as_a_cause() -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="affinity masks are Linux's")
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux has affinity masks")
 def test_the_affinity_mask_limits_the_processors() -> None:
     done = run(
         "import os; from shardio.process import count_processors as c;"

@@ -67,7 +67,7 @@ def test_a_trace_says_what_was_copied_and_computed() -> None:
     assert activity.copies == [Copy((200, 1200), 25_000_000, False), Copy((1300, 1302), 2048, True)]
     assert activity.kernels == [(100, 1100), (1200, 1500)]
     assert activity.hidden_share == pytest.approx(902 / 1002)
-    assert activity.gb_per_s == pytest.approx(25), "of the large copy alone"
+    assert activity.gb_per_s == pytest.approx(25), "only the large copy counts"
     assert activity.pageable_bytes == 2048
 
 
@@ -135,7 +135,7 @@ def test_a_feed_that_fails_is_left_out_and_named() -> None:
     failing = _EndsEarly(feeds[TORCH], 2)
     chosen = {RESIDENT: feeds[RESIDENT], SHARDIO: feeds[SHARDIO], TORCH: failing}
     group = run_group("resnet18", source, chosen, settings)
-    assert failing.num_uses == 2, "looked at, and run in the first round"
+    assert failing.num_uses == 2, "one use to examine it, and one in the first round"
     assert group.problems == {TORCH: "RuntimeError: no more shared memory"}
     assert len(group.feeds[SHARDIO]["images_per_s"]) == len(group.feeds[RESIDENT]["images_per_s"]) == settings.rounds
     assert "failed: RuntimeError: no more shared memory" in make_table(group)
@@ -186,7 +186,7 @@ def test_it_runs_on_a_cpu_and_keeps_all_figures(images: Path, tmp_path: Path) ->
         done = run_python(*command, cwd=ROOT, environment=environment)
         assert done.returncode == 0, done.stderr
         assert list(Path(temporary).iterdir()) == []
-    assert not {"met", "missed"} & set(done.stdout.split()), "figures of a CPU say nothing of the targets"
+    assert not {"met", "missed"} & set(done.stdout.split()), "results on a CPU are not compared with the targets"
     (path,) = results.iterdir()
     assert path.name.endswith("-device-cpu.json")
     content = json.loads(path.read_text())

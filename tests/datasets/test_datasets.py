@@ -206,7 +206,7 @@ def test_samples_are_the_files_by_class_directory_and_name(tmp_path: Path) -> No
     assert names == [("a/y.webp", 0), ("a/z/1.jpeg", 0), ("b/10.PNG", 1), ("b/2.jpg", 1)]
     assert (folder.classes, folder.class_to_idx, folder.targets) == (["a", "b"], {"a": 0, "b": 1}, [0, 0, 1, 1])
     assert len(folder) == 4
-    assert isinstance(folder.samples, shardio.SharedList), "a few arrays, which workers share"
+    assert isinstance(folder.samples, shardio.SharedList), "workers share the list"
 
 
 def test_an_item_is_the_picture_as_a_tensor_and_its_label(images: Path) -> None:

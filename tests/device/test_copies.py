@@ -77,7 +77,9 @@ def test_batches_are_whole_and_in_order_whenever_they_are_copied(depth: int, laz
     prefetcher, _ = prefetch_late(loader, depth=depth, laziness=laziness)
     count = 0
     for number, batch in enumerate(list(prefetcher) if is_kept else prefetcher):
-        assert laziness or is_kept or loader.num_alive <= depth + 1, "one more than in flight may be copied"
+        assert laziness or is_kept or loader.num_alive <= depth + 1, (
+            "besides the batches in flight, only one may be alive"
+        )
         assert_whole(loader, number, batch)
         batch[0].zero_()  # The consumer may write to its batch.
         count += 1
@@ -241,7 +243,9 @@ def test_buffers_are_pinned_once_and_kept_for_all_epochs(packed: Path, depth: in
         for batch in prefetcher:
             del batch
         numbers.append(len(registered.blocks))
-    assert not any(registered.includes(images) for images, _ in loader), "it is iterated without the prefetcher"
+    assert not any(registered.includes(images) for images, _ in loader), (
+        "an iteration without the prefetcher pins nothing"
+    )
     assert numbers[0] <= 2 + 2 + depth + 1
     assert numbers[2:] == numbers[2:3] * 4
 

@@ -148,7 +148,7 @@ def test_one_of_several_is_chosen_with_equal_probability() -> None:
     choose, generator = OneOf(numbers), seeded(0)
     chosen = [int(choose(torch.tensor(0), generator=generator)) for _ in range(1500)]
     chi_square = sum((count - 500) ** 2 / 500 for count in np.bincount(chosen))
-    assert chi_square < 13.8, "two degrees of freedom: once in a thousand cases"
+    assert chi_square < 13.8, "with two degrees of freedom, one case in a thousand exceeds this"
 
 
 def test_transforms_in_a_list_are_applied_in_turn_with_one_generator() -> None:
@@ -259,7 +259,7 @@ def test_boxes_have_torchvisions_distribution(scale: tuple[float, float]) -> Non
     expected = np.array([unchanged if each["v"] is None else [each[key] for key in "ijhw"] for each in found])
     for figure, name in enumerate(PixelBox._fields):
         assert ks_distance(drawn[:, figure], expected[:, figure]) < THRESHOLD, name
-    assert ks_distance(drawn[:, 2] * drawn[:, 3], expected[:, 2] * expected[:, 3]) < THRESHOLD, "area"
+    assert ks_distance(drawn[:, 2] * drawn[:, 3], expected[:, 2] * expected[:, 3]) < THRESHOLD, "the areas differ"
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])

@@ -80,7 +80,9 @@ def test_a_batch_that_fails_is_one_batch_and_counts_when_the_next_one_is_request
                 assert caught.value.where
             else:
                 received.append(plain(next(batches)))
-            assert loader.state_dict()["position"] == (place + (not does_fail)) * BATCH_SIZE, "resumed with that batch"
+            assert loader.state_dict()["position"] == (place + (not does_fail)) * BATCH_SIZE, (
+                "a resumed run repeats the failed batch"
+            )
         assert received == expected
         assert list(batches) == []
         assert loader.state_dict()["position"] == NUM_SAMPLES
@@ -133,7 +135,7 @@ def test_an_error_says_what_caused_it(tmp_path: Path, num_workers: int, on_error
     if num_workers:
         assert isinstance(cause, RuntimeError)
         assert str(cause).startswith("in a worker:\nTraceback (most recent call last)")
-        assert "\nValueError: it is " in str(cause), "with its own cause"
+        assert "\nValueError: it is " in str(cause), "the cause has its own cause"
     else:
         assert isinstance(cause, ValueError)
 
@@ -285,7 +287,7 @@ def receive_interrupted(batches: Iterator[Any], number: int) -> tuple[list[Any],
     finally:
         sys.setprofile(None)
         gc.enable()
-    assert find_held() is None, "or no later batch would count"
+    assert find_held() is None, "a batch that is still held would stop the count"
     return received, number - interruption.num_left, end
 
 

@@ -273,7 +273,7 @@ def test_a_batch_that_is_requested_while_python_ends_arrives_or_raises_at_once(p
     said = ended.stdout.splitlines()
     assert "thread Python is shutting down, so no batch can be made: read all batches before the program ends" in said
     assert [line for line in said if line.startswith("last handler")] == ["last handler RuntimeError"] * 6
-    assert sum(line.startswith("__del__") for line in said) in (0, 6), "the interpreter may never call it"
+    assert sum(line.startswith("__del__") for line in said) in (0, 6), "the interpreter may never call __del__"
 
 
 def list_resources() -> dict[str, Any]:

@@ -171,7 +171,7 @@ def test_fork_servers_killed_before_their_first_message(
         assert batches_of(make_loader(data, "shards", 2)) == expected["shards"][0]
     assert len(started) == 2 + 1
     said = [str(warning.message) for warning in warned]
-    assert [text.count("signal: Killed") for text in said] == [1, 1], "both worker processes died of one cause"
+    assert [text.count("signal: Killed") for text in said] == [1, 1], "both worker processes died for the same reason"
 
 
 @pytest.mark.parametrize("num_workers", [1, pytest.param(3, marks=pytest.mark.slow)])
@@ -478,7 +478,7 @@ def test_a_buffer_that_is_still_being_filled_is_not_reused(data: Data, modules: 
     wait_until(lambda: gate.count("begun") > held, "a thread is at work on the second batch")
     del iterator
     kept = list(loader)
-    assert buffer_of(kept[0][0]) is not None, "or this shows nothing"
+    assert buffer_of(kept[0][0]) is not None, "otherwise, the test shows nothing"
     gate.open()
     wait_until(lambda: gate.is_made(held), "that thread has finished its chunk")
     assert [plain(batch) for batch in kept] == batches_of(oracle)

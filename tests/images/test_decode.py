@@ -91,7 +91,7 @@ def test_arithmetic_coding_needs_no_pillow(name: str, monkeypatch: pytest.Monkey
 
 def test_every_decoder_has_a_description_and_the_default_limit_is_pillows() -> None:
     assert set(DECODER_DESCRIPTIONS) == set(get_args(DecoderName))
-    assert 2 * (PIL.Image.MAX_IMAGE_PIXELS or 0) == DEFAULT_MAX_PIXELS, "Pillow warns of half as many"
+    assert 2 * (PIL.Image.MAX_IMAGE_PIXELS or 0) == DEFAULT_MAX_PIXELS, "Pillow warns at half as many pixels"
 
 
 # PNGs, which OpenCV or Pillow decodes, and other formats

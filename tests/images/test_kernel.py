@@ -202,7 +202,7 @@ def test_with_any_byte_of_the_scan_changed_it_agrees_with_libjpeg_or_leaves_it(i
             expected = simplejpeg.decode_jpeg(bytes(changed), strict=True)
             np.testing.assert_array_equal(pixels, expected, err_msg=str(offset))
             num_drawn += 1
-    assert num_drawn, "most changes of a value give another image without an error"
+    assert num_drawn, "most changed values give a different image without an error"
 
 
 def test_a_row_is_written_completely_or_not_at_all() -> None:

@@ -436,7 +436,7 @@ def read_symbols(bits: str, blocks: list[int], codes: dict[int, dict[str, int]])
             key = 0x10 | table_ids & 15 if index else table_ids >> 4
             stop = start + 1
             while bits[start:stop] not in codes[key]:
-                assert stop - start < MAX_LENGTH, "an unknown code"
+                assert stop - start < MAX_LENGTH, "the code is unknown"
                 stop += 1
             symbol = codes[key][bits[start:stop]]
             yield key, symbol

@@ -154,7 +154,11 @@ def _check_segments(name: str, content: bytes, tiled: bytes, plain: bytes) -> No
         _hold(before.all_of(marker) == after.all_of(marker), name, f"{segment_name} segments stay as they are")
     _hold(before.others == after.others, name, "all segments except DHT, DRI and tile tables are kept, in order")
     _hold(before.others == back.others, name, "untiling keeps all segments except DHT, DRI and tile tables, in order")
-    _hold(not back.tile_table and not back.all_of(0xDD) and not back.restarts, name, "untiled is without restarts")
+    _hold(
+        not back.tile_table and not back.all_of(0xDD) and not back.restarts,
+        name,
+        "an untiled file has no restart markers",
+    )
     for parts, file in ((after, tiled), (back, plain)):
         rest = b"".join([b"\xff\xd8", *sorted(parts.tables + parts.others), parts.scan, b"\xff\xd9"])
         _hold(len(rest) == len(file), name, "there are no bytes between segments or after EOI")
@@ -185,7 +189,7 @@ def _check_tiles(name: str, tiled: bytes) -> None:
     _hold(lengths == [len(data) for data in parts.intervals], name, "a table's lengths are those of the intervals")
     _hold(scan_length == len(parts.scan), name, "a table has the length of the scan")
     codes = [bytes([0xFF, 0xD0 + i % 8]) for i in range(len(parts.restarts))]
-    _hold(parts.restarts == codes, name, "restart markers take turns")
+    _hold(parts.restarts == codes, name, "restart markers have the right numbers")
     others = re.search(rb"\xff([^\x00]|$)", _RST.sub(b"", parts.scan))
     _hold(others is None, name, "a scan holds restart markers and no others")
 

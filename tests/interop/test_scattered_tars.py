@@ -102,7 +102,9 @@ def test_the_members_of_a_sample_are_gathered(tmp_path: Path, order: Callable[[]
         for (key, image, *rest), (key_too, image_too, *rest_too) in zip(values, wanted, strict=True):
             assert (key, rest) == (key_too, rest_too)
             assert torch.equal(image, image_too)
-    assert shardio.verify([tar, tidy])[0].kind == "duplicate", "both hold the same keys, and nothing else is wrong"
+    assert shardio.verify([tar, tidy])[0].kind == "duplicate", (
+        "both tars hold the same keys, and there are no other problems"
+    )
     assert shardio.verify(tar) == []
     shardio.pack(tar, tmp_path / "out", max_shard_samples=5)
     assert by_key(*sorted((tmp_path / "out").glob("*.tar"))) == dict(SAMPLES)

@@ -126,7 +126,7 @@ def test_a_resumed_run_may_have_batches_of_another_size(num_workers: int, batch_
     state, left = save_after(resumed, 1)
     again = make(4, num_workers, shuffle=shuffle)
     again.load_state_dict(state)
-    assert flatten(again) == left, "its state counts all samples, too"
+    assert flatten(again) == left, "the state counts all samples"
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata uses a part of torch that calls it.

@@ -309,7 +309,7 @@ class Weights(torch.nn.Module):
         return index
 
     def _save_to_state_dict(self, *arguments: Any, **options: Any) -> None:
-        raise AssertionError("the weights were asked for")
+        raise AssertionError("the weights were requested")
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -345,7 +345,7 @@ class Asking:
     """An object whose ``state_dict`` needs arguments, as in MosaicML's streaming."""
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
-        raise AssertionError("nobody has these arguments")
+        raise AssertionError("these arguments are unknown")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         raise AssertionError("there is no state")

@@ -92,7 +92,7 @@ def test_a_batch_may_take_as_long_as_the_timeout(method: str, monkeypatch: pytes
     with pytest.raises(RuntimeError, match=r"timed out after 0.2 seconds"):
         next(batches)
     time.sleep(0.5)
-    assert next(batches).tolist() == [4, 5], "it came late, and is not lost"
+    assert next(batches).tolist() == [4, 5], "a late batch is not lost"
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_a_dead_worker_is_an_error_after_which_the_loader_works_again(fatal: Any
     with pytest.raises(WorkerError, match=r"DataLoader worker \(pid\(s\) \d+\) .*(SIGKILL|exit code 3)") as caught:  # noqa: PT012
         for batch in batches:
             numbers.append(batch[:, 0].tolist())  # The batches before the error are checked.
-    assert isinstance(caught.value, RuntimeError), "as torch's is"
+    assert isinstance(caught.value, RuntimeError), "torch's error is also a RuntimeError"
     assert numbers == [list(range(first, first + 4)) for first in range(0, 4 * len(numbers), 4)]
     with pytest.raises(RuntimeError, match=r"call loader.load_state_dict\(loader.state_dict\(\)\) first"):
         next(batches)

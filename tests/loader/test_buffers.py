@@ -78,7 +78,7 @@ def test_each_kept_batch_takes_one_more_buffer_and_labels_none(pictures: Path) -
             if len(window) > 5:
                 assert_same(window.popleft(), expected.popleft())
             assert len(find_buffers() - before) <= NUM_BUFFERS + 6
-    assert len(buffers) <= NUM_BUFFERS + 6, "they are reused"
+    assert len(buffers) <= NUM_BUFFERS + 6, "the buffers are reused"
     assert_same([labels_and_keys for labels_and_keys, _ in kept], [same for _, same in kept])
 
 
@@ -164,7 +164,7 @@ def test_what_a_user_writes_into_a_batch_does_not_reappear(pictures: Path) -> No
             images.zero_()
             labels.fill_(-1)
             del batch, images
-    assert len(buffers) <= NUM_BUFFERS, "they were reused"
+    assert len(buffers) <= NUM_BUFFERS, "the buffers are reused"
 
 
 def test_interleaved_and_nested_loaders_and_iterators_do_not_mix(pictures: Path) -> None:

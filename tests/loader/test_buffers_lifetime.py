@@ -199,7 +199,7 @@ def a_thread_may_fork_while_another_one_iterates(packed: Path) -> None:
             assert ask() == want
     thread.join()
     assert all(ask() == want for want, ask in asked)
-    assert num_with_batch > 0, "otherwise the test shows nothing"
+    assert num_with_batch > 0, "otherwise, the test shows nothing"
     assert seen == [[digest([batch]) for batch in epoch] for epoch in expected]
 
 
@@ -240,7 +240,7 @@ def what_a_child_holds_and_frees_does_not_affect_its_parent(packed: Path) -> Non
 
         ask = fork(free)
         kept += islice(iterator, 2)
-        assert ask() == str(num_sockets), "otherwise worker processes would outlive their parent"
+        assert ask() == str(num_sockets), "otherwise, worker processes would outlive their parent"
         kept += iterator
         assert_same(kept, list(oracle))
         assert_same(list(loader), list(oracle))
@@ -342,7 +342,7 @@ def an_iterator_works_only_in_the_process_that_created_it(packed: Path) -> None:
                 next(iterator)
             return len(list(loader))
 
-        assert fork(use)() == "13", "the child has workers of its own"
+        assert fork(use)() == "13", "the child has its own workers"
         assert len([*kept, *iterator]) == 13
     iterator = iter(make_oracle(packed))
     kept = list(islice(iterator, 3))

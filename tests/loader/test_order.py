@@ -90,7 +90,7 @@ def test_images_are_uint8_in_channels_last_memory(packed: Path, images: Path) ->
         assert pictures.is_contiguous(memory_format=torch.channels_last)
         assert labels.dtype == torch.int64
     pictures, _ = next(iter(TorchLoader(datasets[0], batch_size=4)))  # type: ignore[arg-type]  # a dataset
-    assert pictures.is_contiguous(), "as usual in torch's loader"
+    assert pictures.is_contiguous(), "torch's loader has the usual memory format"
 
 
 def test_map_style_crops_are_pure_and_loaders_do_not_interfere(images: Path) -> None:

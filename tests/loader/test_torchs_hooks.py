@@ -77,7 +77,7 @@ def test_the_lists_name_all_that_torch_reads_on_a_loader() -> None:
             found |= read_on(node, "self")
         elif isinstance(node, ast.ClassDef):
             found |= read_on(node, "loader")
-    assert found - {"_reset"} == HOOKS | set(ATTRIBUTES), "torch reads something else: honor it, then list it"
+    assert found - {"_reset"} == HOOKS | set(ATTRIBUTES), "torch reads other attributes: support them, then list them"
 
 
 def override(base: Any, name: str, value: Any) -> tuple[Any, list[str]]:
@@ -113,7 +113,7 @@ def test_attributes_are_read_where_torch_reads_them(name: str) -> None:
 
     expected, got = run(torchs.DataLoader), run(DataLoader)
     assert got[0] == expected[0]
-    assert got[1], "it was not read"
+    assert got[1], "the attribute was not read"
 
 
 class Shown:
@@ -334,7 +334,7 @@ def setting(base: Any, value: Any, *, is_late: bool) -> Any:
 
 def defining(base: Any) -> Any:
     def refuse(*_: Any, **__: Any) -> Any:
-        raise AssertionError("shardio called a method of the user's")
+        raise AssertionError("shardio called a user's method")
 
     return type("Loader", (base,), {name: refuse for name in free_names() if name.startswith("_")})
 

@@ -262,7 +262,7 @@ def test_persistent_workers_end_with_their_loader_and_their_settings() -> None:
     for collate_fn in (np.sum, np.sum, np.prod):
         loader.collate_fn = collate_fn
         epochs.append(list(loader))
-        assert isinstance(loader._iterator, _MultiProcessingDataLoaderIter), "frameworks end workers through it"
+        assert isinstance(loader._iterator, _MultiProcessingDataLoaderIter), "frameworks use this to end workers"
         pids += [worker.pid for worker in loader._iterator._workers]
     assert epochs == [[1, 5], [1, 5], [0, 6]]
     assert pids[0] == pids[1] != pids[2]

@@ -146,9 +146,9 @@ def test_the_next_loader_has_the_same_fork_server(pictures: Path, images: Path) 
     assert find_fork_servers() == servers[0]
     loader = DataLoader(ShardMapDataset(pictures, fields="image", transform=RandomResizedCrop(48)), 8, num_workers=1)
     list(loader)
-    assert len(find_fork_servers() - servers[0]) == 1, "without users' code, it has another one"
+    assert len(find_fork_servers() - servers[0]) == 1, "a loader without user code has a different server"
     del loader
-    assert find_fork_servers() == servers[0], "which is not kept"
+    assert find_fork_servers() == servers[0], "the server ends with the loader"
 
 
 def test_loaders_at_the_same_time_have_their_own_and_one_is_kept(pictures: Path) -> None:
@@ -338,7 +338,7 @@ def test_any_setting_that_changes_makes_a_difference(packed: Path) -> None:
     for name, value in changed.items():
         assert not replace(settings, **{name: value}).is_same(settings), name
     assert settings.is_same(replace(settings))
-    assert settings.prefetch_factor == 2, "the default differs from the same number of the user's"
+    assert settings.prefetch_factor == 2, "a user's setting differs from an equal default"
 
 
 def test_pythons_shutdown_waits_for_batches_of_other_threads_and_not_for_its_own(
@@ -522,7 +522,7 @@ def test_a_part_that_arrives_with_a_death_is_redone_with_its_batch() -> None:
     answers.append([made(first), Death(cause="killed", in_flight=(second.chunk_id,), was_ready=True)])
     with pytest.warns(RuntimeWarning, match="killed; it was restarted"):
         apply_all()
-    assert calls == [("retire", []), ("drop", [first.buffer_id])], "the restarted process knows no buffers"
+    assert calls == [("retire", []), ("drop", [first.buffer_id])], "the restarted process has no buffers"
     assert batch.buffer is not None
     assert batch.buffer.buffer_id != first.buffer_id
     assert [chunk.columns for chunk in batch.chunks] == [None, None]

@@ -211,7 +211,7 @@ def test_the_small_model_trains_at_every_image_size(image_size: int) -> None:
     model = small_resnet(10, image_size, width=WIDTH)
     assert_trains(model, 10, image_size)
     assert all(weight.grad is not None and weight.grad.any() for weight in model.parameters())
-    assert model(torch.rand(1, 3, image_size, image_size)).shape == (1, 10), "a last batch may have one image"
+    assert model(torch.rand(1, 3, image_size, image_size)).shape == (1, 10), "the last batch may have a single image"
 
 
 def test_training_updates_batch_norm_statistics() -> None:

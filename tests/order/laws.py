@@ -87,7 +87,7 @@ def check_laws(case: Case) -> None:
         now = [position for rank in batches for batch in rank[:num_batches] for position in batch]
         stop = check_cursor(case, splits, batches, num_batches)
         if stop < case.num_samples:
-            _hold("what was delivered is what precedes the cursor", sorted(now), list(range(start, stop)))
+            _hold("the delivered positions are those before the cursor", sorted(now), list(range(start, stop)))
         start = stop
 
 
@@ -95,7 +95,7 @@ def check_order(case: Case, order: EpochOrder, samples: list[int]) -> None:
     size = case.num_samples
     _hold("an epoch's order is a permutation", sorted(samples), list(range(size)))
     if not case.settings.shuffle:
-        _hold("unshuffled, position p is sample p", samples, list(range(size)))
+        _hold("without shuffling, position p is sample p", samples, list(range(size)))
     else:
         check_windows(case, samples)
     positions = [(case.probe * factor) % (2 * size) for factor in (1, 3, 7, 13)]
@@ -123,7 +123,11 @@ def check_windows(case: Case, samples: list[int]) -> None:
             broken = []
             for shard, run in by_shard.items():
                 expected = next_sample if shard == unfinished else starts[shard]
-                _hold("a window has a run of each of its shards", run, list(range(expected, expected + len(run))))
+                _hold(
+                    "a window has consecutive samples of each of its shards",
+                    run,
+                    list(range(expected, expected + len(run))),
+                )
                 if run[-1] + 1 < stops[shard]:
                     broken.append(shard)
             _hold("a window ends in the middle of at most one shard", len(broken) <= 1, True)
@@ -152,7 +156,7 @@ def check_global_batches(case: Case, splits: list[Split], batches: list[list[lis
     ]
     for step in range((case.num_samples - splits[0].start) // step_size):
         there = sorted(chain.from_iterable(batch(step).tolist() for batch in others))
-        _hold("global batches do not depend on the world", sorted(_step(batches, step)), there)
+        _hold("global batches do not depend on the world size", sorted(_step(batches, step)), there)
 
 
 def check_workers(order: _WrittenOrder, split: Split, batches: list[list[int]], num_workers: int) -> None:
@@ -200,7 +204,7 @@ def check_cursor(case: Case, splits: list[Split], batches: list[list[list[int]]]
     _hold("the loaded epoch is resumed", counter.start(case.num_samples), now)
     counter.load(now)
     after = Cursor(epoch=case.epoch + 1) if is_over else now
-    _hold("a loaded epoch that is over is followed by the next", counter.start(case.num_samples), after)
+    _hold("if the loaded epoch is over, the next one follows", counter.start(case.num_samples), after)
     return expected
 
 

@@ -203,7 +203,7 @@ def test_a_pack_that_is_interrupted_or_killed_from_outside_leaves_only_whole_sha
     for number, num_shards in ((signal.SIGKILL, 0), (signal.SIGINT, 10), (signal.SIGKILL, 100)):
         process = start_pack(source, out, "--num-workers", "2")
         while not out.exists() or len(list(out.glob("shard-*.tar"))) < num_shards:
-            assert process.poll() is None, "the pack finished before it could be killed"
+            assert process.poll() is None, "the pack ended before it was killed"
             time.sleep(0.001)
         process.send_signal(number)
         message = process.communicate()[1]

@@ -102,7 +102,7 @@ def test_a_reader_frees_its_descriptors_and_opens_again_also_after_pickling(pack
         each.close()
     for _ in range(3):
         SampleReader(open_table(packed)).read(np.arange(21), ["cls"])
-    assert count_open_files() == before, "nothing refers to them"
+    assert count_open_files() == before, "nothing refers to the open files"
 
 
 FORK = """
@@ -179,7 +179,7 @@ def test_samples_are_those_that_tarfile_reads(packed: Path) -> None:
         copy = pickle.loads(pickle.dumps(samples))
         assert dict(copy) == expected
         samples.close()
-        assert "class-0/name-000" in samples, "it opens again"
+        assert "class-0/name-000" in samples, "the reader opens the shards again"
 
 
 def test_lookups_read_no_tar(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:

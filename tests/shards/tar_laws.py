@@ -140,7 +140,7 @@ class Laws:
                 other = rng.choices(good_shards(), WEIGHTS)[0][1]
                 store.objects["a.tar.idx"] = fit(other, len(shard.tar))
                 self._check_index(store, HostileShard(tar=shard.tar, index=store.objects["a.tar.idx"]), rng)
-        assert tar.exists(), "nothing removes it"
+        assert tar.exists(), "reading does not remove the tar"
 
     def _check_contents(
         self, store: MemoryStore, shard: HostileShard, contents: TarContents, rng: random.Random

@@ -87,7 +87,7 @@ def test_the_least_recently_used_copies_are_removed_first_and_other_files_are_le
         with closing(cached(put(folder / str(i), CONTENT[i:]), tmp_path, 5_000_000).open()) as file:
             assert file.read(0, file.size) == CONTENT[i:]
         assert bytes_in(tmp_path) <= 5_000_000
-    assert bytes_in(tmp_path) > 2_000_000, "not more is removed than necessary"
+    assert bytes_in(tmp_path) > 2_000_000, "no more is removed than necessary"
     are_kept = [(tmp_path / name_copy((folder / str(i)).stat())).exists() for i in range(20)]
     assert are_kept == sorted(are_kept)
     assert are_kept[-1]
@@ -98,7 +98,7 @@ def test_a_cache_that_is_too_small_for_one_object_returns_it_all_the_same(tmp_pa
     with closing(cached(put(in_memory(), CONTENT), tmp_path, 100_000).open()) as file:
         for start in range(0, len(CONTENT), 100_000):
             assert file.read(start, start + 100_000) == CONTENT[start : start + 100_000]
-    assert bytes_in(tmp_path) <= 100_000 + 1_100_000, "at most one object more"
+    assert bytes_in(tmp_path) <= 100_000 + 1_100_000, "the cache exceeds its size by at most one object"
 
 
 # Replaced
@@ -477,7 +477,7 @@ def test_a_doubtful_copy_is_replaced(
     make_doubtful: Callable[[Path], object], location: Location, tmp_path: Path
 ) -> None:
     path = plant(location, tmp_path / "cache")
-    assert read(location, tmp_path / "cache") == PLANTED, "the copy is where it is looked for"
+    assert read(location, tmp_path / "cache") == PLANTED, "the copy has the expected path"
     make_doubtful(path)
     assert (read(location, tmp_path / "cache"), stat.S_IMODE(path.lstat().st_mode)) == (ORIGINAL, 0o600)
     assert path.lstat().st_uid == os.geteuid()

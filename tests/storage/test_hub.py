@@ -84,7 +84,7 @@ def test_content_is_what_was_uploaded(root: Location, files: Path, fake_hub: Fak
         url = hf_hub_url(
             f"org/{str(root).split('/')[4]}", key, repo_type="dataset", endpoint=fake_hub.server.options["endpoint"]
         )
-        assert location.stat().version == f'"{get_hf_file_metadata(url).etag}"', "their library names it so"
+        assert location.stat().version == f'"{get_hf_file_metadata(url).etag}"', "huggingface_hub returns the same ETag"
         with closing(location.open()) as file:
             assert (file.size, file.version) == (len(content), location.stat().version)
             for start, stop in [(0, min(1, len(content))), (len(content) // 2, len(content)), (len(content),) * 2]:
@@ -105,7 +105,9 @@ def test_a_folder_with_many_folders_is_listed_in_few_requests(fake_hub: FakeHub,
         root = at_server(fake_hub.server.behind(proxy.host, proxy.port), name)
         assert [each for i in range(60) for each in (root / f"train/{i:02d}").walk()] == keys[120:]
         assert [(root / key).stat().size for key in keys[:120]] == [len(key) for key in keys[:120]]
-        assert proxy.counts().num_requests == 1 + 2 * (16 + 180 // 5), "the first 16 folders, then all of them"
+        assert proxy.counts().num_requests == 1 + 2 * (16 + 180 // 5), (
+            "there are requests for the first 16 folders, then for all folders"
+        )
 
 
 def test_names_that_cannot_be_requested_are_an_error(fake_hub: FakeHub, tmp_path: Path) -> None:
@@ -132,7 +134,9 @@ def test_a_url_may_name_a_revision_as_in_the_hubs_own_library(fake_hub: FakeHub,
         f"{fake_hub.server.url}/{name}@{text}/x/a@1"
     )
     assert (location.key, location.read_whole()) == (asdict(theirs)["path_in_repo"], revision.encode())
-    assert parse_location(str(location)).store.prefix == location.store.prefix, "a location's text names it"
+    assert parse_location(str(location)).store.prefix == location.store.prefix, (
+        "the location's text is enough to open it"
+    )
     assert at_server(fake_hub.server, f"{name}@{commit}/x/a@1").read_whole() == revision.encode()
     assert at_server(fake_hub.server, f"{name}/x/a@1").read_whole() == b"main"
 

@@ -111,7 +111,7 @@ def test_a_storage_process_that_was_killed_is_replaced(root: Location) -> None:
     assert folder is not None
     os.kill(storage_process_id(), signal.SIGKILL)
     client().close()
-    assert not folder.exists(), "it is removed at the end"
+    assert not folder.exists(), "the folder is removed at the end"
 
 
 def refuse_to_start(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[object]]:
@@ -138,7 +138,7 @@ def test_a_private_cache_outlives_a_storage_process_that_cannot_be_replaced() ->
         refuse_to_start(patch)
         assert_raises(BlockingIOError, None, location.stat)
     assert sorted((folder / "cache").iterdir()) == cached
-    assert not location.exists(), "the next one starts, and has an empty memory"
+    assert not location.exists(), "the next storage process starts with an empty memory"
     assert client().folder == folder
 
 
@@ -149,7 +149,7 @@ def test_a_storage_process_that_cannot_start_leaves_no_folder(monkeypatch: pytes
     arguments = refuse_to_start(monkeypatch)
     assert_raises(BlockingIOError, None, lambda: Client().ask(request("stat")))
     assert not list(tmp_path.iterdir())
-    assert arguments[0][-1] == 1000, "it is told how many ranks start"
+    assert arguments[0][-1] == 1000, "the storage process receives the number of ranks"
 
 
 def test_the_path_of_temporary_folders_may_exceed_a_sockets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_stores_that_are_not_used_any_more_cost_neither_connections_nor_threads(
         most = {what: count(what) for what in ("fd", "task")}
         for retries in range(MAX_STORES, 4 * MAX_STORES):
             read_with(retries)
-        wait_until(lambda: all(count(what) <= most[what] + 4 for what in most), "those being closed are closed")
+        wait_until(lambda: all(count(what) <= most[what] + 4 for what in most), "the stores are closed")
 
 
 # Start with many ranks
@@ -289,7 +289,7 @@ def test_a_storage_process_that_is_suspended_is_replaced(root: Location, monkeyp
         assert end.poll(WITHIN_S)
         assert end.recv() == CONTENT
     child.join()
-    assert client().folder == folder, "a cache in it is kept"
+    assert client().folder == folder, "a cache in the folder is kept"
     assert read_process_id(folder) != process_id
     assert location.read_whole() == CONTENT
 

@@ -269,7 +269,7 @@ def test_paths_are_those_of_their_working_directory(tmp_path: Path, monkeypatch:
     names: list[str | Path] = ["a", "./b//c/", "../d", Path("e")]
     expected = ["folder/a", "folder/b/c", "d", "folder/e"]
     assert [str(parse_location(name)) for name in names] == [f"{tmp_path}/{name}" for name in expected]
-    assert parse_location("run:/a").is_folder(), "it only looks like a URL"
+    assert parse_location("run:/a").is_folder(), "the path only looks like a URL"
 
 
 @pytest.mark.parametrize("name", ["", "a\0b"])

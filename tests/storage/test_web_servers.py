@@ -160,7 +160,7 @@ def test_a_server_that_sends_no_parts_needs_a_cache_that_holds_a_shard(root: Pat
 def test_without_versions_a_cached_manifest_is_not_believed(tmp_path: Path, is_new_run: bool) -> None:
     one, two = (pack_images_that_end_with(last, tmp_path / name) for last, name in enumerate(("a", "b")))
     sizes = [{path.name: path.stat().st_size for path in folder.iterdir()} for folder in (one, two)]
-    assert sizes[0] == sizes[1], "nothing else tells them apart"
+    assert sizes[0] == sizes[1], "only the contents differ"
     served = tmp_path / "served"
     served.mkdir()
     with serve_folder(served, KINDS["no versions"]) as (url, _):
@@ -248,7 +248,7 @@ def test_what_cannot_succeed_fails_at_once(
     with serve_folder(root, server) as (url, requests):
         assert_raises(error, message, read_all, f"{url}/packed")
         num_hops = 11 if server is CIRCLE else 5 if server is NoLength else 2
-        assert len(requests) <= 4 * num_hops, "nothing is repeated, except for sizes that may be known soon"
+        assert len(requests) <= 4 * num_hops, "only requests for a size that the server may know later are repeated"
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_settings_and_data_become_pythons_types_which_a_checkpoint_can_be_read_w
     settings |= {"lr": np.float64(0.001), "mean": tuple(np.zeros(3))}
     config = TrainConfig(**settings, data=data)
     data["Python's"] = 8
-    assert config.data == expected, "they are copied"
+    assert config.data == expected, "the settings are copied"
     assert [type(value) for value in config.data.values()] == [type(value) for value in expected.values()]
     with pytest.raises(FrozenInstanceError):
         config.epochs = 3  # type: ignore[misc]  # what is tested

@@ -123,7 +123,7 @@ def test_small_boxes_are_dropped_as_by_torchvision_with_what_belongs_to_them(set
 def test_all_boxes_are_kept_by_default_lists_become_32_bits_and_other_columns_of_points_stay() -> None:
     moved = follow({"boxes": make_boxes(60), "labels": list(range(60))}, GEOMETRIES["all"][0])
     assert (moved["boxes"].shape, moved["labels"].tolist()) == ((60, 4), list(range(60)))
-    assert (moved["boxes"][:, 2] == moved["boxes"][:, 0]).any(), "some are not visible"
+    assert (moved["boxes"][:, 2] == moved["boxes"][:, 0]).any(), "some boxes are not visible"
     lists = {"boxes": [[1, 2, 3, 4]], "points": [[[80, 7, 2], [3, 4, 0]]], "labels": [5]}
     moved = follow(lists, GEOMETRIES["mirror"][0])
     assert all(isinstance(value, tr.Ragged) for value in moved.values())
@@ -340,7 +340,9 @@ def test_what_the_result_does_not_show_has_no_area() -> None:
     assert move_boxes(boxes, step).tolist() == [[0, 0, 0, 0], [20, 0, 20, 20], [0, 0, 20, 20], [2, 20, 5, 20]]
     assert move_points(boxes[:, :2], step).tolist() == [[-10, -10], [25, -10], [-10, -10], [2, 20]]
     padded = PlanRow(CropPlan.whole(np.array([[10, 20]])).crop(np.array([[-5, -5, 20, 30]])), 0)
-    assert move_boxes(np.array([[-3.0, -3.0, 40.0, 40.0]]), padded).tolist() == [[5, 5, 25, 15]], "not into the black"
+    assert move_boxes(np.array([[-3.0, -3.0, 40.0, 40.0]]), padded).tolist() == [[5, 5, 25, 15]], (
+        "boxes do not extend into the padding"
+    )
     turned = PlanRow(edit_affinely(make_plan(np.random.default_rng(5), 40, 50), [1, 0.1, 0, 0, 1, 0]), 0)
     assert move_boxes(np.zeros((0, 4)), turned).shape == (0, 4)
     assert move_points(np.zeros((0, 2)), turned).shape == (0, 2)

@@ -85,8 +85,8 @@ def test_the_probability_is_kept(name: str) -> None:
 
 def test_blurs_are_torchvisions_with_uniform_deviations_that_are_the_same_in_both_directions() -> None:
     numbers = tr.GaussianBlur((23, 5), (0.1, 2.0)).draw(SIZES, KEYS)["numbers"][:, 0]
-    assert set(numbers[:, 0]) == {2}, "the radius down"
-    assert set(numbers[:, 2]) == {11}, "the radius across"
+    assert set(numbers[:, 0]) == {2}, "the vertical radius"
+    assert set(numbers[:, 2]) == {11}, "the horizontal radius"
     np.testing.assert_array_equal(numbers[:, 1], numbers[:, 3])
     assert_uniform(np.sqrt(-0.5 / np.log(numbers[:, 1])), 0.1, 2.0, THRESHOLD)
     for arguments in [(3,), ([3, 5],), (5, 1.5), ((7, 1), (0.5, 3.0))]:
@@ -302,7 +302,7 @@ def test_the_parameters_of_affine_transforms_are_uniform(monkeypatch: pytest.Mon
     assert set(shift_y) == set(range(-4, 5))
     counts = np.unique(shift_x, return_counts=True)[1]
     assert counts[1:-1] == pytest.approx(NUM_DRAWS / 60, rel=0.3)
-    assert counts[[0, -1]] == pytest.approx(NUM_DRAWS / 120, rel=0.4), "half as many are rounded to the ends"
+    assert counts[[0, -1]] == pytest.approx(NUM_DRAWS / 120, rel=0.4), "half as many values are rounded to each end"
     drawn.clear()
     tr.RandomAffine(0, shear=5, center=(3, 4)).draw(SIZES, KEYS)
     columns = np.array(drawn).T
