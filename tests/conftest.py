@@ -64,7 +64,7 @@ def pytest_pyfunc_call() -> Generator[None, object, object]:
 
 @pytest.fixture(scope="session", autouse=True)
 def kernel() -> None:
-    """Compile the kernel if its source has changed, which takes half a minute, and check it, before any test."""
+    """Before any test, check the kernel, and, if its source has changed, compile it, which takes half a minute."""
     if find_targets() and not built_path(find_targets()[0]).exists():
         with FileLock(BUILT_FOLDER.with_suffix(".lock")):
             subprocess.run([sys.executable, "tools/build_kernel.py"], cwd=Path(__file__).parents[1], check=True)

@@ -1,4 +1,4 @@
-"""Every part of a loader that takes the epoch gets it once, whichever part of shardio sets it."""
+"""Every part of a loader that needs the epoch receives it once, regardless of which part of shardio sets it."""
 
 from __future__ import annotations
 
@@ -128,9 +128,7 @@ CALLERS: dict[str, Callable[[Any, int, Path], None]] = {
         ("shardio check", "a prefetcher"),
     ],
 )
-@pytest.mark.filterwarnings(
-    "ignore:'set_vital' is deprecated:UserWarning"
-)  # torchdata uses a part of torch that calls it.
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata makes torch call set_vital.
 def test_each_part_of_a_loader_gets_the_epoch_once(
     parts: str, caller: str, loader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

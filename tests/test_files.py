@@ -68,7 +68,7 @@ def test_two_writers_of_one_path_do_not_mix(tmp_path: Path) -> None:
 def test_a_file_is_synced_before_its_renaming_and_its_directory_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This order keeps the old file or the whole new one if the machine loses power."""
+    """In this order, the old file or the whole new one remains if the machine loses power."""
     steps, fsync, replace = list[tuple[str, str, int]](), os.fsync, Path.replace
 
     def note_sync(descriptor: int) -> None:

@@ -39,7 +39,7 @@ def be_rank(target: str, arguments: list[Any]) -> None:
     except Exception:
         traceback.print_exc()
         sys.stderr.flush()
-        os._exit(1)  # A script ends like this. An error of a function would be reported by the agent.
+        os._exit(1)  # Scripts end like this. The agent would report an error of a function.
 
 
 if __name__ == "__main__":

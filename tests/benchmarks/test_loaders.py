@@ -1,4 +1,4 @@
-"""The loader benchmark says what it does, and leaves nothing behind."""
+"""The loader benchmark reports its progress, and leaves no files or processes behind."""
 
 from __future__ import annotations
 

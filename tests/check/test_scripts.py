@@ -126,7 +126,7 @@ def test_a_scripts_loader_that_is_wrong_or_cannot_be_judged(
         (["nowhere.py:make"], "does not exist"),
         (["{packed}", "--key", "label"], "only a script's batches need it"),
         (["--merge", "rank-00000.cov", "--key", "label"], "only a script's batches need it"),
-        (["{packed}", "--expected", 5], "applies only to a script"),  # The dataset itself says what is expected.
+        (["{packed}", "--expected", 5], "applies only to a script"),  # The dataset itself has the expected keys.
     ],
 )
 def test_wrong_usage_is_refused(packed: Path, run_check: RunCheck, arguments: list[Any], message: str) -> None:

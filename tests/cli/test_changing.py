@@ -23,7 +23,7 @@ MEMBERS = [("a.jpg", b"1" * 700), ("README", b"x"), ("a.cls", b"0"), ("._b.jpg",
 
 
 def compress(tar: Path) -> Path:
-    """Compress a tar as ``gzip -k`` does; return the path of the result."""
+    """Compress a tar like ``gzip -k``. Return the path of the result."""
     path = tar.with_name(tar.name + ".gz")
     path.write_bytes(gzip.compress(tar.read_bytes()))
     return path

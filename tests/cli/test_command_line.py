@@ -1,4 +1,4 @@
-"""The command line as a whole: its commands and help, what each imports, what it prints, and where."""
+"""The command line as a whole: commands, help, imports, and output on stdout and stderr."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ SMOKE: dict[str, tuple[str, str]] = {
     "tile": ("images/class-0/name-000.jpg", "48×32, no restart markers → "),
     "untile": ("images/class-0/name-000.jpg", "48×32, no restart markers → "),
 }
-"""Arguments of each command in a directory of datasets, and what it prints."""
+"""Arguments of each command in a directory of datasets, and a part of its output."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""``shardio bench`` and ``shardio train``: figures, advice, what is learned and resumed, and options."""
+"""``shardio bench`` and ``shardio train``: figures, advice, training, resumption, and options."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ size = 3
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "bench_recipe.py").write_text(RECIPE)
-    monkeypatch.syspath_prepend(tmp_path)  # This also restores sys.path after the command has changed it.
+    monkeypatch.syspath_prepend(tmp_path)  # This also undoes the command's own change of sys.path.
     monkeypatch.chdir(tmp_path)
     return tmp_path / "bench_recipe.py"
 

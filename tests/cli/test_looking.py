@@ -244,7 +244,7 @@ def invert(image):
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "own_transforms.py"
     path.write_text(OWN)
-    monkeypatch.syspath_prepend(tmp_path)  # This also restores sys.path after the command has changed it.
+    monkeypatch.syspath_prepend(tmp_path)  # This also undoes the command's own change of sys.path.
     return path
 
 

@@ -377,7 +377,7 @@ def test_the_head_tells_what_pillow_clips(name: str) -> None:
         picture = open_image(content)
     except ValueError as error:
         refused = str(error)
-    if picture is None:  # Pillow does not read it, so it clips nothing.
+    if picture is None:  # Pillow does not open this file, so nothing is clipped.
         assert "cannot become RGB" in refused
         return
     is_clipped = find_clipped_type(content) is not None

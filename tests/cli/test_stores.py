@@ -1,4 +1,4 @@
-"""Commands on datasets in object stores: they print what they print for local datasets."""
+"""Commands on datasets in object stores have the same output as for local datasets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ShardDataset, ShardMapDataset and ImageFolder yield what was packed or is in the folders, decoded as requested."""
+"""ShardDataset, ShardMapDataset and ImageFolder yield the samples of shards or folders, decoded as requested."""
 
 from __future__ import annotations
 

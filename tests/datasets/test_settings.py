@@ -77,7 +77,7 @@ def test_every_argument_is_documented_and_errors_name_the_class(kind: type) -> N
 @pytest.mark.parametrize("flag", ["False", "", 2, None, 0.0, [], np.array([True, False])], ids=repr)
 def test_a_flag_is_not_a_string(packed: Path, flag: Any) -> None:
     dataset = ShardMapDataset(packed)
-    no_flag: Any = [] if flag is None else flag  # None leaves it open in loaders.
+    no_flag: Any = [] if flag is None else flag  # A loader accepts None.
     makes: list[tuple[str, Callable[[], Any]]] = [
         ("shuffle", lambda: ShardDataset(packed, shuffle=flag)),
         ("shuffle", lambda: EpochSampler(dataset, shuffle=flag)),

@@ -283,7 +283,7 @@ def test_a_wrapper_that_splits_over_ranks_again_is_refused(tars: list[Path]) -> 
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:'set_vital' is deprecated:UserWarning"
-)  # torchdata uses a part of torch that calls it.
+)  # torchdata makes torch call set_vital.
 
 
 def make_dataset(packed: Path, log: Path | None = None, **options: Any) -> StreamDataset:

@@ -31,7 +31,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class SpoilingLoader:
-    """A loader that overwrites the memory of a batch as soon as it is released, and counts the others."""
+    """A loader that overwrites the memory of each batch as soon as it is released, and counts the batches in use."""
 
     def __init__(self, num_batches: int = NUM_BATCHES) -> None:
         self.num_batches = num_batches

@@ -158,7 +158,7 @@ def test_a_refused_registration_does_not_fail_the_next_kernel() -> None:
     assert int(cudart.cudaHostRegister(second_half, memory.nbytes // 2, 0)) == 0
     try:
         assert not torch.from_numpy(memory).is_pinned()
-        Registration(torch.device("cuda", torch.cuda.current_device()))(memory)  # The ranges overlap, so CUDA refuses.
+        Registration(torch.device("cuda", torch.cuda.current_device()))(memory)  # CUDA refuses overlapping ranges.
         assert not torch.from_numpy(memory).is_pinned()
         assert int(torch.ones(5, device="cuda").sum()) == 5
     finally:

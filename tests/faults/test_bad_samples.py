@@ -189,7 +189,7 @@ def test_a_quarantine_that_cannot_be_written_is_refused_at_once(
     for policy, collate_fn in (("replace", list), ("skip", None)):
         with pytest.raises(error, match=f"quarantine.*{words}"):
             subject.loader(1, on_error=policy, quarantine=path, collate_fn=collate_fn)
-    subject.loader(0, quarantine=path)  # This does not write to it.
+    subject.loader(0, quarantine=path)  # This loader does not write to the file.
     with pytest.raises(ValueError, match="on_error must be one of 'raise', 'replace', 'skip', got 'ignore'"):
         subject.loader(0, on_error="ignore")
 

@@ -1,7 +1,7 @@
 """No epoch ends early because a helper has ended: whichever executor makes the batches, all arrive or an error says so.
 
-Helpers are worker processes, threads, the fork server and the storage process. The loader replaces its own worker
-processes: see test_killed_workers.py.
+Helpers are worker processes, threads, the fork server and the storage process. test_killed_workers.py tests the worker
+processes that the loader replaces.
 """
 
 from __future__ import annotations

@@ -284,7 +284,7 @@ def list_resources() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def _all_is_started(data: Data) -> None:
-    # Torch and multiprocessing start some helpers once, which stay.
+    # Torch and multiprocessing start some helpers only once, and keep them.
     batches_of(make_loader(data))
     forkserver_context()
 

@@ -190,7 +190,7 @@ def test_a_killed_fork_server_takes_its_worker_processes_with_it(data: Data, exp
 
     def kill_server() -> None:
         before, (server,) = find_worker_processes(), find_fork_servers()
-        # A fork would copy the locks of other threads, which nobody in the child would release.
+        # A fork would copy locks of other threads, which would never be released in the child.
         assert len(list(Path(f"/proc/{server}/task").iterdir())) == 1
         servers.append(server)
         send_signal(server, signal.SIGKILL)
@@ -240,7 +240,7 @@ def test_briefly_stopped_worker_processes_continue(data: Data, expected: Expecte
     kill_worker_processes(signal.SIGSTOP)
 
     def go_on() -> None:
-        time.sleep(0.3)  # This is shorter than the timeout.
+        time.sleep(0.3)  # The pause is shorter than the timeout.
         for process_id in process_ids:
             send_signal(process_id, signal.SIGCONT)
 

@@ -1,4 +1,4 @@
-"""Truncated files, and systems that lack what programs expect: a writable /dev/shm, the working directory."""
+"""Truncated files, and systems without a writable /dev/shm or without the working directory."""
 
 from __future__ import annotations
 

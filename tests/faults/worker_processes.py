@@ -62,7 +62,7 @@ def plain(batch: Any) -> list[list[Any]]:
 
 
 def batches_of(loader: Any) -> Batches:
-    """Return the batches as plain values, converted after the last one arrived: none may have changed until then."""
+    """Return the batches as plain values, which are made after the last batch has arrived, to detect changes."""
     return [plain(batch) for batch in list(loader)]
 
 

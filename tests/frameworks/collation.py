@@ -1,4 +1,4 @@
-"""A ``collate_fn`` in a module of its own, which worker processes import sooner than one that imports a framework."""
+"""A ``collate_fn`` in its own module, which worker processes import faster than a module that imports a framework."""
 
 from __future__ import annotations
 

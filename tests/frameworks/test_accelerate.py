@@ -1,4 +1,4 @@
-"""Accelerate delivers every sample of two epochs once, also resumed. A second split is an error."""
+"""Accelerate delivers every sample of two epochs once, even in a resumed run. A second split is an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real ranks deliver each sample once, also resumed, and the code in docs/frameworks.md works when pasted."""
+"""Real ranks deliver each sample once, even in resumed runs, and the code in docs/frameworks.md works when pasted."""
 
 from __future__ import annotations
 
@@ -95,9 +95,7 @@ def _one_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, packed: Path) 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_one_process")
-@pytest.mark.filterwarnings(
-    "ignore:'set_vital' is deprecated:UserWarning"
-)  # torchdata uses a part of torch that calls it.
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata makes torch call set_vital.
 def test_whole_scripts_work_when_pasted(packed: Path) -> None:
     accelerate, torchdata = (block for block in BLOCKS if block.startswith("import"))
     exec(accelerate, names := dict[str, Any]())

@@ -1,4 +1,4 @@
-"""torchdata's StatefulDataLoader with shardio's order delivers every sample once, stopped and resumed anywhere."""
+"""torchdata's StatefulDataLoader with shardio's order delivers every sample once, even if stopped and resumed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.raising import assert_raises
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:'set_vital' is deprecated:UserWarning"
-)  # torchdata uses a part of torch that calls it.
+)  # torchdata makes torch call set_vital.
 
 
 def make_shards(packed: Path, *, known_batch_size: int | None = None, num_workers: int = 0, **options: Any) -> Any:

@@ -24,7 +24,7 @@ from tests.images.mutations import Original, Originals, mutate
 from tests.images.pictures import TURNS, Array, read_by_pillow
 
 MAX_PIXELS = 2**17
-"""More than any undamaged file here has; files that claim more must be refused."""
+"""A limit that all undamaged files here respect. Files that claim to have more pixels must be refused."""
 
 TILING_SHARE = 1.0
 """The fraction of files that are also tiled, which takes much longer than reading."""
@@ -54,7 +54,7 @@ def check_file(content: bytes, made_of: list[Original], rng: random.Random) -> l
 
 
 def check_reading(content: bytes, made_of: list[Original], rng: random.Random) -> list[str]:
-    """Read one or two parts of a file; return the outcomes."""
+    """Read one or two parts of a file. Return the outcomes."""
     orientation: Orientation = "apply" if rng.random() < 0.2 else "ignore"
     try:
         picture = open_image(content, orientation=orientation, max_pixels=MAX_PIXELS)
@@ -81,7 +81,7 @@ def check_reading(content: bytes, made_of: list[Original], rng: random.Random) -
 
 
 def check_tiling(content: bytes) -> str:
-    """Tile a file; libjpeg must read the tiled file as it reads the file, strictly, or refuse both."""
+    """Tile a file. In strict mode, libjpeg must read the same pixels from both files, or refuse both."""
     try:
         tiled = tile_jpeg(content)
     except NotTileable as error:

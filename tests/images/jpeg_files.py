@@ -55,7 +55,7 @@ class JpegFile:
         content: The file.
         tileable: Whether it can be tiled: SOF0 or SOF1, 8 bits, one scan with all of 1 or 3
             components, no DNL, and entropy-coded data that has every MCU and ends at EOI, which ends the file.
-        readers: The libraries, simplejpeg or Pillow, that support its sampling; empty if it is not tileable.
+        readers: The libraries (simplejpeg, Pillow) that support the sampling of a tileable file.
     """
 
     name: str

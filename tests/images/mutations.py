@@ -44,7 +44,7 @@ class Originals:
 
 
 def write_originals() -> Originals:
-    """Write JPEGs of every sampling, with restarts, metadata and other codings, tiled and not; and other formats."""
+    """Write tiled and untiled JPEGs of every sampling, with restarts, metadata and other codings, and other formats."""
     plain = [
         make_jpeg(f"{name} {size}", picture(*size), factors=factors, restart_interval=interval).content
         for name, factors in SAMPLINGS.items()
@@ -195,7 +195,7 @@ def _edit_table(name: str, content: bytearray, span: Span, other: Original, rng:
     by = rng.choice((-2, -1, 1, 2, 3, 10, 40, -40))
     for at, change in ((first, by), (second, -by))[
         : 2 if name == "move boundary" else 1
-    ]:  # Moving a boundary keeps the sum.
+    ]:  # Moving a boundary does not change the sum.
         content[at : at + 2] = ((int.from_bytes(content[at : at + 2], "big") + change) % 65536).to_bytes(2, "big")
 
 

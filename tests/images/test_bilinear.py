@@ -1,4 +1,4 @@
-"""Bilinear resizing has OpenCV's pixels, also if a build of OpenCV rounds differently."""
+"""Bilinear resizing gives OpenCV's pixels, even if a build of OpenCV rounds differently."""
 
 from __future__ import annotations
 

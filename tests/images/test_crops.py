@@ -1,4 +1,4 @@
-"""A part of a picture is that part of its full decode; a part of a damaged file is right or an error."""
+"""A decoded part of a picture equals that part of the full decode. If the file is damaged, it may be an error."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def _join(fields: bytes, lengths: list[int]) -> bytes:
 
 
 def _is_right(content: bytes) -> bool:
-    """Check that crops equal the strict full decode. If it fails, they may be errors or equal a lenient decode."""
+    """Check that crops equal the strict full decode. If that fails, crops may be errors or equal a lenient decode."""
     try:
         expected = full_decode(content, SIZE)
     except ValueError:
@@ -279,7 +279,7 @@ def _stale_tables() -> Iterator[tuple[str, bytes]]:
 def test_a_stale_or_wrong_table_is_not_used_and_tiling_drops_it() -> None:
     assert has_tiles(TILED)
     for name, content in _stale_tables():
-        assert not has_tiles(content) or name == "parts of unlike numbers"  # The last part's count is right.
+        assert not has_tiles(content) or name == "parts of unlike numbers"  # Here, the last part has the right count.
         assert _is_right(content), name
         assert tile_by(content, 1) == TILED, name
 

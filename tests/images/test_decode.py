@@ -248,7 +248,7 @@ def test_content_that_is_not_an_image_is_a_value_error(decode: Callable[..., Any
 # Files that claim to be huge are refused before memory is allocated for them.
 
 TOO_LARGE = "max_pixels|decompression bomb"
-"""The error for a file that claims to be huge. For the largest files, Pillow raises it."""
+"""The error for a file that claims to be huge. For the largest files, Pillow raises the error."""
 
 
 def _claim_jpeg(content: bytes, height: int, width: int) -> bytes:

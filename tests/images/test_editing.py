@@ -31,7 +31,7 @@ Step = tuple[int, list[float], Callable[[Image.Image], Image.Image]]
 
 
 def make_image(random: np.random.Generator) -> Pixels:
-    """Return noise, one color, few colors or a ramp, of any size from 1×1 on."""
+    """Return noise, one color, few colors or a ramp, of any size."""
     height, width = random.integers(1, 70, 2)
     kinds: list[Callable[[], Any]] = [
         lambda: random.integers(0, 256, (height, width, 3)),
@@ -169,7 +169,7 @@ def test_sequences_of_operations_give_torchvisions_pixels(edit: Callable[..., Pi
 
 
 def test_hues_of_all_kinds_of_colors_are_turned_as_by_pillow() -> None:
-    """Colors with every difference of their lowest and middle value from the highest."""
+    # These colors have all pairs of differences between the highest value and the others.
     low, middle = (part.reshape(256, 256) for part in np.meshgrid(np.arange(256), np.arange(256), indexing="ij"))
     random = np.random.default_rng(0)
     for _ in range(12):

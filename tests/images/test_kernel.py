@@ -1,6 +1,6 @@
 """The kernel renders the pixels of libjpeg-turbo and OpenCV, and leaves damaged images alone.
 
-``test_crops.py``, ``test_crop_damage.py`` and the campaigns in ``tools/`` check every crop of small images, the JPEG
+``test_crops.py``, ``test_verdict.py`` and the campaigns in ``tools/`` check every crop of small images, the JPEG
 corpus, and damaged files.
 """
 

@@ -222,7 +222,7 @@ def test_without_a_folder_each_process_checks_for_itself(
 def test_a_build_that_cannot_write_its_file_fails_with_one_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The line names the file, nothing of the file remains, and the parent process logs the line."""
+    """The line names the file, no part of the file remains, and the parent process logs the line."""
     make_folder(folder)
     with files_of_at_most(1000), pytest.raises(SystemExit) as end:
         background.build_and_remove_log()
@@ -265,7 +265,7 @@ print(find_kernel() is not None, {!r} in sys.modules)
 @pytest.mark.slow
 @pytest.mark.parametrize("is_built", [True, False])
 def test_one_of_several_processes_prepares_it_and_all_use_it(tmp_path: Path, is_built: bool) -> None:
-    """The one process checks the built functions, or compiles some if there are none, with a fake compiler."""
+    """One process checks the built functions, or, if there are none, compiles some with a fake compiler."""
     begin, work = ("", "checked") if is_built else (WITHOUT_BUILT, "compiled")
     code = f"""
 import os, time
@@ -400,7 +400,7 @@ def test_a_failure_in_the_background_is_logged_once_and_its_output_is_kept(tmp_p
 
 @pytest.mark.slow
 def test_forks_have_it_and_more_threads_than_processors_take_turns(folder: Path) -> None:
-    """Neither a thread that loads it nor threads that decode keep the child of a fork waiting."""
+    """A forked child does not wait for a thread that loads the kernel, or for threads that decode."""
     building.build()
     code = f"""
 import os, threading, time

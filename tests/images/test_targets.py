@@ -31,7 +31,7 @@ def cpuinfo(*processors: dict[str, str]) -> str:
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An x86-64 machine; the file describes its processors."""
+    """Simulate an x86-64 machine. Return the path of the file that describes its processors."""
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr(targets, "_CPUINFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(targets, "_read_cpuinfo", targets._read_cpuinfo.__wrapped__)

@@ -94,7 +94,7 @@ def test_values_of_usual_images_are_those_of_numpy_and_pillow(name: str, source:
     assert found.dtype == expected.dtype.newbyteorder("=")
     np.testing.assert_array_equal(found, expected)
     assert found.flags.writeable
-    if source == "PNG":  # Lossless, so these are the values that were stored.
+    if source == "PNG":  # PNG is lossless, so these are the stored values.
         np.testing.assert_array_equal(found, np.asarray(image))
     pillow = decode_unconverted_pil(content)
     assert pillow.mode == Image.open(io.BytesIO(content)).mode
@@ -151,7 +151,7 @@ def test_the_orientation_turns_values_of_every_type(orientation: int) -> None:
     np.testing.assert_array_equal(decode_unconverted(png), values)
     np.testing.assert_array_equal(decode_unconverted(png, orientation="apply"), upright)
     np.testing.assert_array_equal(by_opencv(convert(write_tiff(values, orientation=orientation), "png")), upright)
-    for dtype in ("uint16", "float64"):  # Pillow turns TIFFs upright in any case.
+    for dtype in ("uint16", "float64"):  # Pillow always turns TIFFs upright.
         tiff = write_tiff(values.astype(dtype), orientation=orientation)
         for option in ("ignore", "apply"):
             np.testing.assert_array_equal(decode_unconverted(tiff, orientation=option), upright)

@@ -1,4 +1,4 @@
-"""Data that the tests of the loader share."""
+"""Fixtures that the tests of the loader share."""
 
 from __future__ import annotations
 

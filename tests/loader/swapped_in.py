@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader  # noqa: E402
 from torch.utils.data.datapipes.iter import IterableWrapper  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
-warnings.filterwarnings("ignore", "'set_vital' is deprecated")  # torchdata uses a part of torch that calls it.
+warnings.filterwarnings("ignore", "'set_vital' is deprecated")  # torchdata makes torch call set_vital.
 
 
 class Own(DataLoader):  # type: ignore[type-arg]

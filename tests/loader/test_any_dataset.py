@@ -69,7 +69,7 @@ def test_threads_deliver_the_same_samples(program: Program) -> None:
         program.dataset, torch.utils.data.IterableDataset
     ):
         return  # Unlike processes, threads share the global generators, torch's get_worker_info, and arrays.
-    program.arguments.pop("worker_init_fn", None)  # In a thread, this would also seed the samplers' generators.
+    program.arguments.pop("worker_init_fn", None)  # In a thread, it would also seed the samplers' generators.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         seed_all(3)
@@ -129,7 +129,7 @@ def test_a_resumed_run_may_have_batches_of_another_size(num_workers: int, batch_
     assert flatten(again) == left, "the state counts all samples"
 
 
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata uses a part of torch that calls it.
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata makes torch call set_vital.
 @pytest.mark.parametrize(("num_workers", "batch_size"), [(0, 3), (0, 8), (2, 3)])
 def test_a_state_of_torchdatas_loader_counts_samples_too(num_workers: int, batch_size: int) -> None:
     state, _ = save_after(StatefulDataLoader(NUMBERS, batch_size=4, num_workers=num_workers), 3)

@@ -45,7 +45,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:This DataLoader will create",
     "ignore:.* has no state_dict",
     "ignore:'pin_memory' argument",
-    "ignore:'set_vital' is deprecated",  # torchdata calls it in torch.
+    "ignore:'set_vital' is deprecated",  # torchdata makes torch call set_vital.
 )
 
 
@@ -54,7 +54,7 @@ pytestmark = pytest.mark.filterwarnings(
 def test_a_resumed_program_sees_the_rest(program: Program, num_before: int, forgets_seed: bool) -> None:
     if program.dataset.kind == "draws":
         return  # Without a state of the dataset, its generators start again.
-    program.arguments["in_order"] = True  # Without it, the rest may arrive in any order.
+    program.arguments["in_order"] = True  # Without in_order, the rest may arrive in any order.
     seed_all(3)
     loader = program.make(DataLoader)
     iterator = iter(loader)

@@ -424,9 +424,7 @@ def test_an_epoch_is_an_integer_below_the_limit_wherever_it_is_set(packed: Path)
             with pytest.raises(ValueError, match=r"epoch must be at least 0 and below 2\*\*62"):
                 owner.set_epoch(epoch)
         owner.set_epoch(np.int64(2**62 - 1))
-    assert len(keys_of(loader)) == len(
-        keys_of(loader)
-    )  # This also iterates over the epoch after the largest valid one.
+    assert len(keys_of(loader)) == len(keys_of(loader))  # The second epoch is the one after the largest valid one.
     with pytest.raises(StateError, match=r"epoch .* below 2\*\*62, got 1"):
         loader.load_state_dict({**loader.state_dict(), "epoch": 10**20})
     loader.set_epoch(cast(int, np.int64(3)))
@@ -441,7 +439,7 @@ def test_the_samplers_own_set_epoch_and_state_count_too(packed: Path) -> None:
     before = keys_of(islice(loader, 2))
     resumed = resume(make_sampled, packed, loader.state_dict())
     assert isinstance(resumed.sampler, EpochSampler)
-    resumed.sampler.set_epoch(0)  # Frameworks that do not know the loader's epoch do this.
+    resumed.sampler.set_epoch(0)  # Frameworks that do not know the loader's epoch set 0.
     assert before + keys_of(resumed) == keys_of(make_sampled(packed))
 
 

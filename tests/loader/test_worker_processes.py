@@ -1,4 +1,4 @@
-"""Worker processes and their fork servers: when they start, serve again and end, and which changes replace them."""
+"""Worker processes and their fork servers: when they start, are reused and end, and which changes replace them."""
 
 from __future__ import annotations
 
@@ -349,7 +349,7 @@ def test_pythons_shutdown_waits_for_batches_of_other_threads_and_not_for_its_own
 
     def make() -> None:
         gate.enter()
-        gate.enter()  # Making a batch from another loader's batches enters twice.
+        gate.enter()  # A batch that is made from another loader's batches enters the gate twice.
         gate.leave()
         is_inside.set()
         while not gate._is_closed:  # Nothing else shows that close() has begun to wait.

@@ -1,6 +1,6 @@
 """The laws of order and state, checked for one case by counting in plain Python.
 
-Hypothesis draws cases in ``test_laws.py``, and ``tools/order_campaign.py`` some hundred thousand at random.
+Hypothesis draws cases in ``test_order.py``, and ``tools/order_campaign.py`` draws hundreds of thousands.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Case:
 
 
 class LawBrokenError(AssertionError):
-    """An error: a law of the order does not hold."""
+    """A law of the order does not hold."""
 
 
 def check_laws(case: Case) -> None:
@@ -182,7 +182,7 @@ def check_workers(order: _WrittenOrder, split: Split, batches: list[list[int]], 
 
 
 def check_cursor(case: Case, splits: list[Split], batches: list[list[list[int]]], num_batches: int) -> int:
-    """Check that all ranks save the same state after some batches. Return the position where a run resumes from it."""
+    """Check that all ranks save the same state after some batches. Return the position at which a run resumes."""
     start, step_size = splits[0].start, len(splits) * splits[0].batch_size
     is_over = num_batches >= max(map(len, batches))
     expected = case.num_samples if is_over else start + num_batches * step_size

@@ -190,7 +190,7 @@ SETTINGS = OrderSettings(shuffle=True, seed=3, lanes=2, window=50)
 def started(loaded: Cursor | None, *epochs: int) -> list[Cursor]:
     """Return the starts of the next two epochs of a counter after a cursor is loaded and epochs are set.
 
-    Check that finding a start before does not change the counter.
+    Check that finding a start in advance does not change the counter.
     """
     counter, found = EpochCounter(), list[Cursor]()
     if loaded is not None:

@@ -266,7 +266,7 @@ def find(tar: Path, name: str) -> int:
 
 @pytest.fixture
 def damaged(copy: Path) -> tuple[str, str]:
-    """Flip a bit of the second shard's third label; return its key, and a pattern for the error."""
+    """Flip a bit of the second shard's third label. Return its key, and a pattern for the error."""
     tar = copy / "shard-000001.tar"
     name, content = [member for member in read_members(tar) if member[0].endswith(".cls")][2]
     offset = find(tar, name)
@@ -287,7 +287,7 @@ def test_a_flipped_bit_in_a_label_is_an_error_that_names_it(copy: Path, damaged:
         assert (error_info.row, error_info.key) == (2, damaged[0])
     reader = SampleReader(open_table(copy))
     reader.read(np.arange(21), ["jpg"])
-    with pytest.raises(SampleError, match=damaged[1]):  # New fields are also compared.
+    with pytest.raises(SampleError, match=damaged[1]):  # Fields that are read later are also compared.
         reader.read(np.arange(21), ["cls"])
 
 
@@ -420,7 +420,7 @@ def test_samples_are_unseen_until_they_are_seen(num_samples: int, data: st.DataO
 
 
 class DroppedAfterReading(SeenSamples):
-    """Seen samples whose bits can be read only once: then, as in another thread, all are seen and the bits dropped."""
+    """Seen samples whose bits are dropped after one read, as if another thread had seen the last samples."""
 
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)

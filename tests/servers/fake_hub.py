@@ -1,4 +1,4 @@
-"""An emulation of the Hugging Face Hub, which has no version to install.
+"""An emulation of the Hugging Face Hub, whose server cannot be installed.
 
 It implements only reading of datasets. Tests run huggingface_hub against it.
 """
@@ -31,7 +31,7 @@ class FakeHub:
     ) -> str:
         """Commit the files of a folder to a branch or a tag. Return the id of the commit.
 
-        From then on, few users can see the repository (``is_private``) or read its files (``is_gated``).
+        Afterwards, only certain users can see the repository (``is_private``) or read its files (``is_gated``).
         """
         repository = self.folder / "org" / name
         refs = repository / "refs.json"

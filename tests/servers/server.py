@@ -19,7 +19,7 @@ from shardio.storage import Location, make_direct_access, parse_location
 
 INSTALLED = Path(__file__).parents[2] / ".venv" / "servers"  # tools/servers.sh creates this.
 HOST = "127.0.0.1"
-BUCKET = "shardio"  # A test receives each object store with this bucket or container.
+BUCKET = "shardio"  # Each object store has this bucket or container when a test receives it.
 START_TIMEOUT_S = 60.0
 LOG_TAIL_BYTES = 3_000
 
@@ -50,7 +50,7 @@ class Server:
 
 
 def find_free_port() -> int:
-    """Return a port where nothing listens, below the range of outgoing connections."""
+    """Return a port on which nothing listens, below the range of outgoing connections."""
     for port in random.SystemRandom().sample(range(10_000, 32_000), k=1_000):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((HOST, port))

@@ -1,4 +1,4 @@
-"""The servers end with the process that started them, and show why they do not start."""
+"""The servers end with the process that started them, and errors show why a server does not start."""
 
 from __future__ import annotations
 

@@ -281,7 +281,7 @@ def falsify(header: bytearray, rng: random.Random) -> None:
 
 
 WEIGHTS = (4, 8, 8, 1, 8, 4)
-"""The relative frequencies of the good shards. The large one is rare."""
+"""The relative frequencies of the good shards. The large shard is rare."""
 
 NUMBERS = (-(2**63), -(2**62), -513, -512, -2, -1, 0, 1, 2, 7, 511, 512, 513, 1024, 4096, 2**31, 2**62, 2**63 - 1)
 

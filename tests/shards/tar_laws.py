@@ -38,7 +38,7 @@ MAX_SAMPLES = 64
 
 
 class LawBrokenError(AssertionError):
-    """An error: reading a hostile file breaks a law."""
+    """Reading a hostile file breaks a law."""
 
 
 class Laws:

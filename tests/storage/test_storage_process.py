@@ -1,4 +1,4 @@
-"""All processes of a run share a storage process. It is replaced if it dies or hangs, and ends after the last one."""
+"""All processes of a run share a storage process, which is replaced if it dies or hangs, and ends after them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from tests.storage.conftest import at_server, in_memory, put, storage_process_id
 CONTENT = os.urandom(3_000_000)
 STARTS = range(0, 2_000_000, 50_000)
 PARTS = [CONTENT[start : start + 1_000_000] for start in STARTS]
-WITHIN_S = 120.0  # How long a test waits for what must end.
+WITHIN_S = 120.0  # The time after which a wait for an end fails.
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def test_a_storage_process_that_cannot_start_leaves_no_folder(monkeypatch: pytes
 
 
 def test_the_path_of_temporary_folders_may_exceed_a_sockets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    long = tmp_path / ("ü" * 60)  # 120 bytes. A socket's path has at most 107.
+    long = tmp_path / ("ü" * 60)  # This has 120 bytes, and a socket's path has at most 107.
     long.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(long))
     one, other = Client(), Client()

@@ -87,7 +87,7 @@ class TestHub(StoreTests):
 
 @pytest.mark.slow
 class TestServers(StoreTests):
-    keys = tuple(key.replace("\\", "") for key in StoreTests.keys)  # SeaweedFS and Azurite store it as a slash.
+    keys = tuple(key.replace("\\", "") for key in StoreTests.keys)  # SeaweedFS and Azurite convert backslashes.
     max_examples = 1
 
     @pytest.fixture(params=["seaweedfs_server", "fake_gcs_server", "azurite_server"])

@@ -1,4 +1,4 @@
-"""Web servers differ. A dataset is read from every server that sends its bytes. Others give an immediate error."""
+"""A dataset is read from every web server that sends its bytes. Other servers give an immediate error."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def answer_unless_head(self: WebFolder, path: str, answer: Any) -> None:
 
 
 KINDS: dict[str, type[WebFolder]] = {
-    # Like servers that compress when they can.
+    # Servers that compress when they can send weak ETags.
     "weak ETags": kind(describe=lambda self, content: [("ETag", f'W/"{hash(content):x}"'), MODIFIED]),
     "dates": kind(describe=lambda self, content: [MODIFIED]),
     "no versions": kind(describe=lambda self, content: []),
@@ -113,7 +113,7 @@ def test_a_dataset_is_read_like_the_local_one(root: Path, name: str) -> None:
 
 
 class PythonsOwn(SimpleHTTPRequestHandler, WebFolder):
-    """Like ``python -m http.server``, which ignores ranges and sends no ETags."""
+    """A server like ``python -m http.server``, which ignores ranges and sends no ETags."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments, directory=str(self.root))
@@ -183,7 +183,7 @@ def pack_images_that_end_with(last: int, folder: Path) -> Path:
 
 
 class NoLength(WebFolder):
-    """Like servers that compress or generate answers."""
+    """A server that sends no lengths, like those that compress or generate answers."""
 
     def answer_file(self, content: bytes) -> None:
         self.answer_head(200, ("Connection", "close"))
@@ -192,7 +192,7 @@ class NoLength(WebFolder):
 
 
 class FillingCache(NoLength):
-    """Like a cache in front of a server, which knows a file's length only after it has fetched the whole file."""
+    """A server like a cache, which knows a file's length only after it has fetched the whole file."""
 
     def answer_file(self, content: bytes) -> None:
         is_early = self.requests.count(self.requests[-1]) <= 3 and "Range" not in self.headers
@@ -231,7 +231,7 @@ CIRCLE = kind(answer_path=lambda self, path: self.answer(302, b"", ("Location", 
             StoreError,
             r"invalid date \(Last-Modified: yesterday\)\. Correct the server's settings",
         ),
-        # Like a network that requires a login.
+        # A network that requires a login answers like this.
         (kind(answer_path=lambda self, path: self.answer(200, LOGIN)), FormatError, r"it is a web page.*log in"),
         (answering(400), StoreError, r"the server answered 400 Bad Request\. Check the URL"),
         (answering(401), PermissionError, r"the server answered 401 Unauthorized\. shardio does not log in"),

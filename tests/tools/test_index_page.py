@@ -75,7 +75,7 @@ def test_classifiers_name_the_supported_versions_and_systems() -> None:
     assert versions == {f"3.{minor}" for minor in range(10, 15)}
     assert project["requires-python"] == ">=3.10"
     assert {"Operating System :: POSIX :: Linux", "Operating System :: MacOS"} <= set(project["classifiers"])
-    # PEP 639: the license is an expression, and there must not be a license classifier as well.
+    # PEP 639: the license is an expression, so there must not be a license classifier.
     assert (project["license"], [line for line in project["classifiers"] if "License" in line]) == ("Apache-2.0", [])
 
 

@@ -1,4 +1,4 @@
-"""Training runs for tests: their data and models, what stops them, and their figures."""
+"""Training runs for tests: data, models, callbacks that stop them, and figures."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def make_linear(num_classes: int = 3, side: int = 6, seed: int = 0) -> nn.Sequen
 
 
 def make_network(num_classes: int = 3, side: int = 6, seed: int = 0) -> nn.Sequential:
-    """Return a network with one hidden layer, whose outputs depend on each sample alone."""
+    """Return a network with one hidden layer, which handles each sample separately."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * side * side, 16), nn.Tanh(), nn.Linear(16, num_classes))
 

@@ -245,7 +245,7 @@ def test_a_rank_that_fails_ends_the_job_with_its_own_error(by_torchrun: Launch) 
 def test_a_rank_that_lost_another_one_reports_that_in_a_later_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, *, waits: bool
 ) -> None:
-    """torchrun names the first failure, in whole seconds. In the same second, it names that of the lowest rank."""
+    """torchrun names the first failure, in whole seconds. Within a second, the lowest rank counts as first."""
     for name, value in {"WORLD_SIZE": "2", "RANK": "0", "TORCHELASTIC_ERROR_FILE": str(tmp_path / "error")}.items():
         monkeypatch.setenv(name, value)
     clock = [100.9]

@@ -289,7 +289,7 @@ def test_a_failed_picture_leaves_no_partial_file(tmp_path: Path, monkeypatch: py
     for draw in draws:
         with pytest.raises(OSError, match="no space left"):
             draw()
-    # The old picture would belong to another page.
+    # The old picture is removed, because it does not belong to the new page.
     assert read_files(tmp_path).keys() == before - {"report.png"}
 
 
@@ -319,7 +319,7 @@ def test_a_resumed_run_also_draws_the_earlier_rates_each_once(tmp_path: Path, ki
     assert listener.records[0].step == killed_after // STEPS_PER_EPOCH * STEPS_PER_EPOCH + 1
     assert plot.planned is not None
     np.testing.assert_allclose(plot.taken, plot.planned, rtol=1e-12)
-    # A new run in the same directory does not draw them.
+    # A new run in the same directory does not draw the earlier rates.
     fresh = make_config(tmp_path, resume=False, epochs=1)
     plot = RatePlot(tmp_path / "lr.png", fresh, STEPS_PER_EPOCH)
     run(fresh, plot)

@@ -1,4 +1,4 @@
-"""The settings of a run: what they refuse, and the optimizers and schedules that they name."""
+"""The settings of a run: invalid values, optimizers and schedules."""
 
 from __future__ import annotations
 

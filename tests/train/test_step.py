@@ -231,9 +231,7 @@ def _measure_a_large_tensor() -> None:
 
 
 pytestmark = [
-    pytest.mark.filterwarnings(
-        "ignore:'set_vital' is deprecated:UserWarning"
-    ),  # torchdata uses a part of torch that calls it.
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # torchdata makes torch call set_vital.
     pytest.mark.filterwarnings("ignore:.* has no state_dict, so resuming reads"),
 ]
 

@@ -1,4 +1,4 @@
-"""Compose, MultiCrop and choices: steps run in order, draw independently, and give the same pixels as separately."""
+"""Compose, MultiCrop and choices: steps run in order, draw independently, and give the same pixels as single steps."""
 
 from __future__ import annotations
 

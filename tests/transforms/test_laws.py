@@ -1,4 +1,4 @@
-"""Laws of every transform: its arguments, errors and chance, and the same images from all executors."""
+"""Laws of every transform: its arguments, errors and randomness, and the same images from all executors."""
 
 from __future__ import annotations
 

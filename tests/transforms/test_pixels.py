@@ -203,7 +203,7 @@ def draw_corners(random: np.random.Generator, height: int, width: int) -> Any:
 
 
 Warp = tuple[Any, Callable[..., Image.Image]]
-"""A matrix, and torchvision's function, with the same parameters, that warps an image."""
+"""A matrix, and torchvision's function that warps an image with the same parameters."""
 
 
 def draw_center(random: np.random.Generator) -> Any:

@@ -87,7 +87,7 @@ def test_numbered_pairs_of_text_recognition_are_images_with_texts(tmp_path: Path
 
 
 def test_pickles_are_refused_with_what_to_do(tmp_path: Path) -> None:
-    """folder2lmdb writes pickles. Loading this one would create a file."""
+    """folder2lmdb writes pickles. Loading this pickle would create a file."""
 
     class Touch:
         def __reduce__(self) -> Any:

@@ -390,7 +390,7 @@ def cut_compressed_litdata(source: Path) -> None:
 
 
 def change(name: str, position: int, xor: int) -> Callable[[Path], None]:
-    """Change one byte of a file. At -1, change the lowest byte of the size of the first sample's image."""
+    """Change one byte of a file. Position -1 is the lowest byte of the size of the first sample's image."""
 
     def apply(source: Path) -> None:
         content = bytearray((source / name).read_bytes())
