@@ -40,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
-    """Look for doctests in the package alone: the tests have none, and searching them takes seconds."""
+    """Look for doctests only in the package, because the tests have none and searching them takes seconds."""
     return [collector for collector in (yield) if type(collector) is pytest.Module]
 
 

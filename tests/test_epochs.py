@@ -100,7 +100,7 @@ LOADERS: dict[str, Callable[..., Any]] = {
 
 
 def build_loader() -> Any:
-    """Return the loader under test, as a checked script does."""
+    """Return the loader under test, like a checked script."""
     return loader_under_test
 
 

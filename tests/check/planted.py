@@ -149,7 +149,7 @@ wrong("drop_last in each worker", f"10 of 90 {ENDS}", SPLIT, range(90), slow=Tru
 
 
 def whole_shards(worker: int, of: int) -> Iterator[int]:
-    """Yield a worker's share of ten shards; two of them are never read."""
+    """Yield a worker's share of ten shards, two of which are never read."""
     return (shard * 10 + row for shard in range(worker, 10 // of * of, of) for row in range(10))
 
 

@@ -237,7 +237,7 @@ def test_keys_that_lead_outside_are_refused(tmp_path: Path, key: str, why: str) 
     out = tmp_path / "deep" / "out"
     keys = run("ls", tmp_path / "in").stdout.splitlines()
     done = run("extract", tmp_path / "in", "--", key, out, code=1)
-    assert why in done.stderr or not keys  # A key of dots alone has no base name.
+    assert why in done.stderr or not keys  # A key that consists of dots has no base name.
     assert not out.parent.exists()
 
 

@@ -1,4 +1,4 @@
-"""Every field codec passes the conformance tests; arrays that are declared too large are refused."""
+"""Every field codec passes the conformance tests, and arrays that declare too large a size are refused."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def error_of(call: Callable[[], object]) -> str:
 
 
 def record_epochs(folder: Path, epochs: Sequence[Sequence[Sequence[Hashable]]]) -> None:
-    """Record what this rank received: for each epoch, the keys of each batch."""
+    """Record the keys of each batch that this rank receives, for each epoch."""
     with CoverageRecorder(folder) as recorder:
         for batches in epochs:
             assert len(list(recorder.watch(batches))) == len(batches)

@@ -45,7 +45,7 @@ MAKERS = {"shards": make_loaders, "sampled": make_sampled, "own": make_own, "in 
 
 
 def keys_of(batch: Any) -> list[str]:
-    """Return the keys in a batch of labels and keys, or of keys alone."""
+    """Return the keys in a batch of labels and keys, or of only keys."""
     return list(batch if isinstance(batch[0], str) else batch[1])
 
 

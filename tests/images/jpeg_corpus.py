@@ -227,7 +227,7 @@ ODD_FACTORS: dict[str, Factors] = {
     "gray 4x4": ((4, 4),),
     "gray 3x1": ((3, 1),),
 }
-"""Sampling factors that few encoders write; a baseline MCU holds at most ten blocks (T.81, B.2.3)."""
+"""Sampling factors that few encoders write. A baseline MCU holds at most ten blocks (T.81, B.2.3)."""
 
 FLAT_TABLES = dht_segment({(table_class, number): FLAT[table_class] for table_class in (0, 1) for number in (0, 1)})
 UNUSED_TABLES = dqt_segment({3: [255] * 64}) + dht_segment({(0, 1): DEEP[0], (1, 1): DEEP[1]})

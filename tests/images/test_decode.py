@@ -203,7 +203,7 @@ def test_a_side_that_opencv_does_not_allow_is_left_to_pillow() -> None:
     ("tag", "field_type"), [(296, 2), (270, 11), (282, 2)], ids=["text as unit", "float as text", "text as resolution"]
 )
 def test_another_tag_of_a_wrong_type_does_not_hide_the_orientation(tag: int, field_type: int) -> None:
-    """Cameras and editors write such tags; only the orientation matters."""
+    """Cameras and editors write such tags, of which only the orientation matters."""
     entries = [(274, 3, 1, struct.pack("<HH", 6, 0)), (tag, field_type, 1, struct.pack("<f", 1))]
     exif = b"Exif\0\0II*\0" + struct.pack("<IH", 8, len(entries))
     exif += b"".join(struct.pack("<HHI4s", *entry) for entry in entries) + struct.pack("<I", 0)

@@ -1,4 +1,4 @@
-"""A named field's image is exactly what its file stores, or an error.
+"""A named field's image has exactly the values that its file stores, or is an error.
 
 numpy, Pillow, OpenCV and the writer of the file are oracles.
 """

@@ -1,4 +1,4 @@
-"""Buffers: the parts of a batch that the user keeps are equal to torch's and never change; others are reused."""
+"""Buffers: the parts of a batch that the user keeps are equal to torch's and never change, and others are reused."""
 
 from __future__ import annotations
 

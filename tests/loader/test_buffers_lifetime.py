@@ -1,4 +1,4 @@
-"""Buffers, descriptors and processes end with the last object that needs them; a forked child has its own."""
+"""Buffers, descriptors and processes end with the last object that needs them, and a forked child has its own."""
 
 from __future__ import annotations
 

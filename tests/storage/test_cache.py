@@ -1,4 +1,4 @@
-"""Caches stay within their size, hold the right bytes, and request nothing twice; also bundles and cached copies."""
+"""Caches, bundles and cached copies: a cache stays within its size, has the right bytes, and requests nothing twice."""
 
 from __future__ import annotations
 

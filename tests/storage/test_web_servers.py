@@ -192,7 +192,7 @@ class NoLength(WebFolder):
 
 
 class FillingCache(NoLength):
-    """A server like a cache, which knows a file's length only after it has fetched the whole file."""
+    """A server that, like a cache, has a file's length only after it has fetched the whole file."""
 
     def answer_file(self, content: bytes) -> None:
         is_early = self.requests.count(self.requests[-1]) <= 3 and "Range" not in self.headers

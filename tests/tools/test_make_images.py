@@ -28,7 +28,7 @@ def _write(folder: Path, **options: Any) -> list[bytes]:
 
 @pytest.fixture
 def _small_textures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut images from smaller noise, including in forks of this process: the usual noise takes each process 2 s."""
+    """Cut images from smaller noise, even in forks of this process, because the usual noise takes each process 2 s."""
     monkeypatch.setattr(
         make_images, "ProcessPoolExecutor", partial(ProcessPoolExecutor, mp_context=get_context("fork"))
     )

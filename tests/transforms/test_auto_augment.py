@@ -58,7 +58,9 @@ def test_every_operation_and_strength_is_torchvisions(kind: str, options: dict[s
                 magnitude = 0.0 if magnitudes is None else sign * float(magnitudes[index])
                 operations = ours._make(np.array([[number]]), np.array([[index]]), np.array([[sign]]), sizes)
                 edit_images([pixels], operations)
-                if name == "Posterize" and magnitude == 0:  # Pillow refuses this; in torchvision, tensors become black.
+                if (
+                    name == "Posterize" and magnitude == 0
+                ):  # Pillow refuses this, and torchvision's tensors become black.
                     assert not pixels.any()
                     continue
                 expected = theirs._apply_image_or_video_transform(
