@@ -23,12 +23,12 @@ from shardio.transforms import RandomResizedCrop
 from tests.sources import write_images
 
 PROGRAM = b"from shardio.loader.chunk_worker import main; gc.enable(); main()"
-"""The end of a fork server's command, by which it is found."""
+"""The end of a fork server's command, which identifies the process."""
 
 NUM_SAMPLES = 100
-BATCH_SIZE = 8  # 12 full batches, and one of 4
+BATCH_SIZE = 8  # An epoch has 12 full batches and one of 4 samples.
 PREFETCH = 4
-NUM_BUFFERS = PREFETCH + 2  # The batch that the user receives next, and the one that is then released.
+NUM_BUFFERS = PREFETCH + 2  # Two more, for the user's next batch and the one that the user then releases.
 
 
 def pack_pictures(root: Path, num_samples: int = NUM_SAMPLES) -> Path:
@@ -91,7 +91,7 @@ def buffer_of(tensor: torch.Tensor) -> int | None:
 
 
 def buffers_of(batches: Iterable[Any]) -> set[int | None]:
-    """Return the buffers of the images of batches; each batch is looked up when it arrives, and then released."""
+    """Return the buffers that hold the batches' images. Each batch is released before the next one is requested."""
     buffers = set()
     for images, *_ in batches:
         buffers.add(buffer_of(images))
@@ -109,7 +109,7 @@ def find_fork_servers() -> set[int]:
 
 
 def has_ended(server: int) -> bool:
-    """Return whether a child has ended entirely: its command line is gone a little earlier."""
+    """Return whether a child is a zombie. Its command line disappears a little earlier."""
     return Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
@@ -119,7 +119,7 @@ def find_worker_processes() -> set[int]:
 
 
 def list_processes() -> Iterator[tuple[int, int, list[bytes]]]:
-    """Yield the id, the parent's id, and the command line of each process that is no zombie."""
+    """Yield the id, the parent's id, and the command line of each process that is not a zombie."""
     for process_id in sorted(int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()):
         try:
             status = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
@@ -138,7 +138,7 @@ def wait_until(is_so: Callable[[], object], what: str = "other processes have do
 
 
 def fork(work: Callable[[], object]) -> Callable[[], str]:
-    """Fork a child; return a function that makes it work, waits until it ends, and returns its answer."""
+    """Fork a child. Return a function that makes the child call ``work``, waits for its end, and returns its answer."""
     requests, request = os.pipe()
     answers, answer = os.pipe()
     child = os.fork()
@@ -174,7 +174,7 @@ def digest(batches: Any) -> str:
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Disable the collector of cycles: what is freed in the block has no references left."""
+    """Disable the garbage collector, to show that memory is freed without it."""
     gc.collect()
     gc.disable()
     try:

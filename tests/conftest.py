@@ -40,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
-    """Look for doctests in the package alone: the tests have none, and searching them takes seconds."""
+    """Look for doctests only in the package, because the tests have none and searching them takes seconds."""
     return [collector for collector in (yield) if type(collector) is pytest.Module]
 
 
@@ -64,7 +64,7 @@ def pytest_pyfunc_call() -> Generator[None, object, object]:
 
 @pytest.fixture(scope="session", autouse=True)
 def kernel() -> None:
-    """Compile the kernel if its source has changed, which takes half a minute, and check it, before any test."""
+    """Before any test, check the kernel, and, if its source has changed, compile it, which takes half a minute."""
     if find_targets() and not built_path(find_targets()[0]).exists():
         with FileLock(BUILT_FOLDER.with_suffix(".lock")):
             subprocess.run([sys.executable, "tools/build_kernel.py"], cwd=Path(__file__).parents[1], check=True)
@@ -73,9 +73,10 @@ def kernel() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _torchs_loaders_end_soon() -> Iterator[None]:
-    """Make torch wait only briefly, not 5 s, for workers to end: the collector of cycles may have closed their queues.
+    """Make torch wait less than its 5 s for workers that cannot end, and then terminate them.
 
-    It collects the iterators that tracebacks of expected errors hold. Torch then terminates the workers.
+    The garbage collector may close their queues first when it frees an iterator that an expected error's traceback
+    holds.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)
@@ -92,7 +93,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def packed(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same, packed into shards of at most 5 samples."""
+    """The images, packed into shards of at most 5 samples."""
     out = tmp_path_factory.mktemp("packed")
     shardio.pack(images, out, max_shard_samples=5)
     return out

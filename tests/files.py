@@ -1,4 +1,4 @@
-"""Files of a directory, their modes and owners, the descriptors of this process, and locks that another one holds."""
+"""Files of a directory, their modes and owners, this process's descriptors, and locks that another process holds."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ import pytest
 from shardio.storage import Location
 
 OTHER_USER = 12345
-"""A user other than root and the one that runs the tests."""
+"""The id of a user other than root and the user of the tests."""
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change the owner of a file")
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
-    """Return the content of each file in a directory by its name; nothing if there is no such directory."""
+    """Return the contents of the files in a directory, by name. If there is no directory, return an empty dict."""
     return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.exists() else {}
 
 
@@ -45,7 +45,7 @@ def count_open_files() -> int:
 
 @contextmanager
 def files_of_at_most(num_bytes: int) -> Iterator[None]:
-    """Make writes beyond a file size fail. Python ignores the signal that the system also sends."""
+    """Make writes beyond a file size fail. Python ignores the signal SIGXFSZ, which the system also sends."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
     try:
@@ -55,7 +55,7 @@ def files_of_at_most(num_bytes: int) -> Iterator[None]:
 
 
 def read_objects(folder: Location) -> dict[str, bytes]:
-    """Return the content of each object in a folder of any store by its name."""
+    """Return the contents of the objects in a folder of any store, by name."""
     return {name: (folder / name).read_whole() for name in folder.list()}
 
 
@@ -85,7 +85,7 @@ print("released", flush=True)
 
 @contextmanager
 def suspended_holder(path: Path) -> Iterator[subprocess.Popen[str]]:
-    """Run a process that is suspended while it holds a lock."""
+    """Run a process that holds a lock and is suspended."""
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

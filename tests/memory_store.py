@@ -1,4 +1,4 @@
-"""A store whose objects are in memory: fuzzing reads millions of files, and no file system is as fast."""
+"""A store with objects in memory, because fuzzing reads millions of files, and file systems are slower."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fresh processes, forked from a server that has imported torch: starting Python and importing it takes seconds."""
+"""Fresh processes, forked from a server that has imported torch, because starting Python and importing it is slow."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ IMPORTED = [
     "torch._dynamo",  # Every optimizer imports it.
     "matplotlib.figure",
     "platformdirs",
-    "pydantic.dataclasses",  # With it, a manifest is read.
+    "pydantic.dataclasses",  # This reads manifests.
     "pydantic.type_adapter",
     "shardio.loader.data_loader",
     "shardio.cli.main",
@@ -39,7 +39,7 @@ IMPORTED = [
 ]
 
 IMPORTED_BY_WORKERS = ["torch.utils.data", "shardio.loader.data_loader"]
-"""The same for the workers of a fresh process, which needs a server of its own."""
+"""Modules for the workers of a fresh process, which start from their own server."""
 
 
 def forkserver_context(imported: Sequence[str] = IMPORTED) -> ForkServerContext:
@@ -75,7 +75,7 @@ def _call_frozen(rank: int, function: Callable[..., object], *arguments: Any) ->
 
 
 def run_launched_ranks(function: Callable[..., object], *arguments: Any, num_ranks: int) -> None:
-    """Do as :func:`run_ranks` does, in processes that have torchrun's variables and its store."""
+    """Call a function in a fresh process for each rank, with torchrun's variables and its store."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     run_ranks(_call_as_rank, num_ranks, store.port, function, *arguments, num_ranks=num_ranks)
 
@@ -90,7 +90,7 @@ def _call_as_rank(rank: int, world_size: int, port: int, function: Callable[...,
 
 
 def run_python(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Do as :func:`start_python` does, and wait for the end; return the exit status and the output."""
+    """Call :func:`start_python`, and wait for the process. Return its exit status and output."""
     with tempfile.TemporaryDirectory() as folder:
         output, errors = Path(folder, "output"), Path(folder, "errors")
         status = _wait_for(start_python(*arguments, output=output, errors=errors, **options))
@@ -106,7 +106,7 @@ def start_python(
     output: Path,
     errors: Path,
 ) -> ForkServerProcess:
-    """Start a script, or a module after ``-m``, as ``python`` does without options. Append its output to files.
+    """Start a script, or a module after ``-m``, like ``python`` without options. Append its output to files.
 
     The process calls ``prepare`` first.
     """
@@ -157,9 +157,9 @@ def _run_script(
 
 
 def _begin(environment: dict[str, str]) -> None:
-    """Forget what is the server's: the environment of the test that started it, and how it starts processes.
+    """Replace the server's environment, and reset the way in which it starts processes.
 
-    Keep what the server imported from the collector of cycles, which would search and copy all of it.
+    Exclude the server's imports from garbage collection, which would visit and therefore copy them.
     """
     gc.freeze()
     os.environ.clear()

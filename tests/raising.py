@@ -1,4 +1,4 @@
-"""Check in one line that a call fails."""
+"""A check, in one line, that a call fails."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def assert_raises(
     *arguments: Any,
     **options: Any,
 ) -> E:
-    """Return the error that a call must raise. Its text must match a pattern."""
+    """Return the error that a call must raise, whose text must match a pattern."""
     with pytest.raises(kind, match=message) as caught:
         call(*arguments, **options)
     try:
         return caught.value
     finally:
-        del caught  # Or the frames of the error would keep what they refer to until a collection of cycles.
+        del caught  # This breaks a cycle that would keep the objects in the error's frames alive.

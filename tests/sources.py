@@ -1,4 +1,4 @@
-"""Directories of images for tests to pack and read: small, seeded, written by Pillow."""
+"""Directories of small images that Pillow writes, for tests that pack and read them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PILLOW_FORMATS = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "webp": "WEBP", "
 def encode(
     seed: int, *, width: int = 48, height: int = 32, suffix: str = "jpg", mode: str = "RGB", **options: Any
 ) -> bytes:
-    """Return an image file of random smooth colors; equal seeds give equal files."""
+    """Return an image file of random smooth colors, which depend only on the seed."""
     random = np.random.default_rng(seed)
     coarse = Image.fromarray(random.integers(0, 256, (4, 6, 3), dtype=np.uint8))
     file = io.BytesIO()
@@ -27,7 +27,7 @@ def encode(
 def write_images(
     root: Path, *, classes: int = 3, per_class: int = 7, width: int = 48, height: int = 32, suffix: str = "jpg"
 ) -> dict[str, bytes]:
-    """Write ``root/class-i/name-j.suffix``; return the content of each file by its sample's key."""
+    """Write ``root/class-i/name-j.suffix``. Return the contents of the files by the keys of their samples."""
     contents = {}
     for class_id in range(classes):
         folder = root / f"class-{class_id}"
@@ -40,12 +40,12 @@ def write_images(
 
 
 def write_mixed(root: Path) -> None:
-    """Write 12 images of 96×64 pixels in two classes, that go every way.
+    """Write 12 images of 96×64 pixels in two classes, for all decoders.
 
-    4 baseline and 3 tiled JPEGs are for the kernel, 2 progressive ones for libjpeg-turbo, a CMYK one and 2 PNGs for
-    Pillow; that is so where there is a kernel, and crops are not much smaller.
+    If there is a kernel and crops are not much smaller, the kernel decodes 4 baseline and 3 tiled JPEGs, libjpeg-turbo
+    2 progressive JPEGs, and Pillow a CMYK JPEG and 2 PNGs.
     """
-    from shardio.images.tiling import tile_jpeg  # It imports numba, which would slow the start of each process.
+    from shardio.images.tiling import tile_jpeg  # This imports numba, which would slow the start of each process.
 
     size: dict[str, Any] = {"width": 96, "height": 64}
     files = [("jpg", encode(seed, **size)) for seed in range(4)]

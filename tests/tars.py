@@ -22,7 +22,7 @@ from shardio.storage import Location, StoredFile, parse_location
 Member = tuple[str, bytes]
 
 Samples = list[tuple[str, dict[str, bytes]]]
-"""Samples in their order: key, and content by field."""
+"""Samples in order, each with its key and its contents by field."""
 
 
 def write_tar(path: Path, members: Iterable[Member], *, tar_format: int = tarfile.PAX_FORMAT) -> None:
@@ -59,7 +59,7 @@ def read_with_webdataset(*paths: Path) -> Samples:
     webdataset = pytest.importorskip("webdataset")
     samples, refusal = [], ""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # It leaves files open for the garbage collector.
+        warnings.simplefilter("ignore", ResourceWarning)  # WebDataset does not close files.
         try:
             samples = list(webdataset.WebDataset([str(path) for path in paths], shardshuffle=False, empty_check=False))
         except ValueError as error:
@@ -83,7 +83,7 @@ def index_of(tar: Path) -> Path:
 
 
 def change_layout(index: bytes, change: Callable[[dict[str, Any]], object]) -> bytes:
-    """Return an index after a change of its JSON header, which says where its tensors are."""
+    """Return an index with a changed JSON header, which locates the tensors."""
     start = 8 + int.from_bytes(index[:8], "little")
     layout = json.loads(index[8:start])
     change(layout)
@@ -92,7 +92,7 @@ def change_layout(index: bytes, change: Callable[[dict[str, Any]], object]) -> b
 
 
 def change_metadata(index: bytes, change: Callable[[dict[str, Any]], object]) -> bytes:
-    """Return an index after a change of its own metadata."""
+    """Return an index with changed metadata."""
 
     def change_text(layout: dict[str, Any]) -> None:
         values = json.loads(layout["__metadata__"]["shardio"])
@@ -109,12 +109,12 @@ def read_metadata(tar: Path) -> dict[str, Any]:
 
 
 def open_shard(tar: Path) -> Shard:
-    """Open a tar with the index next to it."""
+    """Open a tar with the index beside it."""
     return Shard(parse_location(tar), parse_location(index_of(tar)))
 
 
 @contextmanager
 def open_file(path: Path) -> Iterator[StoredFile]:
-    """Open a local file as readers open it."""
+    """Open a local file in the same way as readers."""
     with closing(parse_location(path).open()) as file:
         yield file

@@ -1,4 +1,4 @@
-"""Every part of a loader that takes the epoch gets it once, whichever part of shardio sets it."""
+"""Every part of a loader that needs the epoch receives it once, regardless of which part of shardio sets it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUM_SAMPLES = 12
 
 
 class Indices(torch_data.Dataset[int]):
-    """Samples that are their own indices. It records the epochs that are set."""
+    """A dataset whose samples are their indices. It records the epochs that are set."""
 
     def __init__(self, epochs: list[int]) -> None:
         self.epochs = epochs
@@ -46,7 +46,7 @@ class IndexStream(torch_data.IterableDataset[int]):
 
 
 class Renamed(torch_data.IterableDataset[Any]):
-    """A user-defined wrapper with an attribute of its own name."""
+    """A user-defined wrapper that stores the dataset under another name than torch's wrappers."""
 
     def __init__(self, inner: torch_data.IterableDataset[Any]) -> None:
         self.inner = inner
@@ -100,7 +100,7 @@ LOADERS: dict[str, Callable[..., Any]] = {
 
 
 def build_loader() -> Any:
-    """Return the loader under test, as a checked script does."""
+    """Return the loader under test, like a checked script."""
     return loader_under_test
 
 
@@ -128,7 +128,7 @@ CALLERS: dict[str, Callable[[Any, int, Path], None]] = {
         ("shardio check", "a prefetcher"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata calls it in torch.
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata makes torch call set_vital.
 def test_each_part_of_a_loader_gets_the_epoch_once(
     parts: str, caller: str, loader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,7 +175,7 @@ def test_a_loader_leaves_the_epoch_of_a_shared_map_style_dataset_alone(packed: P
 
 
 def test_a_framework_can_set_the_epoch_of_a_loaders_sampler(packed: Path) -> None:
-    """Lightning's reload_dataloaders_every_n_epochs builds one loader per epoch and sets the epoch of its sampler."""
+    """With reload_dataloaders_every_n_epochs, Lightning creates a loader per epoch and sets its sampler's epoch."""
     epochs = []
     for epoch in range(3):
         loader = DataLoader(make_shards(packed), batch_size=4, num_workers=0)

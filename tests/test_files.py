@@ -44,7 +44,7 @@ def test_a_file_does_not_appear_and_replaces_none_before_it_is_whole(tmp_path: P
 def test_a_failed_write_changes_nothing(tmp_path: Path, old: dict[str, bytes], error: type[BaseException]) -> None:
     for name, content in old.items():
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(error), write_whole(tmp_path / "file") as file:  # noqa: PT012  # The write fails in between.
+    with pytest.raises(error), write_whole(tmp_path / "file") as file:  # noqa: PT012  # The write must fail midway.
         file.write(b"new")
         raise error
     assert read_files(tmp_path) == old
@@ -68,7 +68,7 @@ def test_two_writers_of_one_path_do_not_mix(tmp_path: Path) -> None:
 def test_a_file_is_synced_before_its_renaming_and_its_directory_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A machine that loses power keeps the old file or the whole new one."""
+    """In this order, the old file or the whole new one remains if the machine loses power."""
     steps, fsync, replace = list[tuple[str, str, int]](), os.fsync, Path.replace
 
     def note_sync(descriptor: int) -> None:
@@ -120,7 +120,7 @@ def test_only_unfinished_files_are_removed(tmp_path: Path) -> None:
         remove_unfinished(tmp_path)
         assert {path.name for path in tmp_path.iterdir()} == {*kept}
         for name in "a", "b":
-            (tmp_path / names[name]).touch()  # So that the writes can finish.
+            (tmp_path / names[name]).touch()  # The writes need these files.
 
 
 def test_a_file_is_created_whole_and_only_if_there_is_none(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_suspended_holder_is_named_and_gone_around(tmp_path: Path, caplog: pyt
     with lock.held():
         assert not caplog.messages
         with WorkLock(tmp_path / "lock", 0).held():
-            assert f"process {os.getpid()} on" in caplog.messages[0], "the lock is taken again after all"
+            assert f"process {os.getpid()} on" in caplog.messages[0], "the lock can be acquired again"
 
 
 def test_threads_exclude_each_other(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Names and texts keep to the words of shardio/README.md."""
+"""Names and texts use the words of shardio/README.md."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORDS = {
     "nobody": "None, or unreadable",
     "whoever": "the class",
 }
-"""Words that no name in the package contains, and what to say instead."""
+"""Words that no name in the package contains, with their replacements."""
 
 FOREIGN = {"cudaHostRegister", "cudaHostUnregister", "get_host_cpu_features", "get_host_cpu_name", "tell"}
 """Names of other libraries."""
@@ -44,7 +44,7 @@ PHRASES = (
 """Phrases that no text of the package contains."""
 
 FIRST_WORDS = ("Have ", "Let ", "Say ")
-"""What no docstring starts with."""
+"""Words that no docstring starts with."""
 
 
 def parts_of(name: str) -> set[str]:

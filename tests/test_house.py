@@ -1,4 +1,4 @@
-"""The structure of the package: what imports what, what loads torch, which names are public, and unique class names."""
+"""The structure of the package: imports, modules that load torch, public names, and unique class names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ALL_FOLDERS = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path
 ROWS = {"bad_samples", "libraries", "shared", "streams", "world"}
 """Modules that have rows in the table, like folders."""
 FREE = {"epochs", "errors", "files", "process", "progress", "sample", "values"}
-"""Modules that every folder may import, and their own imports."""
+"""Modules that every folder may import, and that may only import each other."""
 
 
 @cache
@@ -33,7 +33,7 @@ def table() -> dict[str, tuple[set[str], bool]]:
 
 
 def imported(path: Path, *, top_level_only: bool = False) -> set[str]:
-    """Return the modules that a file imports, as dotted names, apart from TYPE_CHECKING blocks."""
+    """Return the dotted names of the modules that a file imports outside TYPE_CHECKING blocks."""
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
@@ -65,7 +65,7 @@ def test_imports_keep_to_the_table() -> None:
     for path in sorted(PACKAGE.rglob("*.py")):
         folder = folder_of(path)
         if folder in {*FREE, "__init__"}:
-            continue  # `shardio/__init__.py` loads lazily; the free modules are checked below.
+            continue  # `shardio/__init__.py` loads lazily, and another test checks the free modules.
         allowed, torch = table()[folder]
         others = {name.split(".")[1] for name in imported(path) if name.startswith("shardio.")} - {folder}
         wrong = others - allowed - FREE
@@ -120,7 +120,7 @@ def test_the_command_line_starts_without_torch() -> None:
 OPENING = {"open", "fdopen", "pread", "preadv", "mmap", "memmap", "fromfile", "FileIO", "ZipFile"} | {
     f"{verb}_{what}" for verb in ("read", "write") for what in ("bytes", "text")
 }
-"""Functions and methods that open, read or write a file. ``location.open()``, without arguments, asks a store."""
+"""Functions and methods that open, read or write a file. ``location.open()`` has no arguments and opens an object."""
 
 FOLDERS_OF_DATASETS = ("shards", "reading", "datasets", "packing")
 
@@ -128,17 +128,17 @@ OTHER_FILES = {
     "packing/folders.py": "appends to a local file, which no dataset contains",
     "shards/tar_scan.py": "tarfile reads from an object of a store",
 }
-"""Files of the folders below that call one of these, and why they may."""
+"""Files of these folders that may call one of these functions, with the reason."""
 
 RENAMING = {
     "files.py": "the only atomic write",
     "check/ranks.py": "gives a former run's file another name",
 }
-"""Files that rename others, and why."""
+"""Files that may rename other files, with the reason."""
 
 
 def calls_in(path: Path) -> list[tuple[str, ast.Call]]:
-    """Return the calls in a file, with the last part of each function's name."""
+    """Return the calls in a file with the last parts of the functions' names."""
     calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
     functions = [call.func for call in calls]
     names = [getattr(function, "attr", getattr(function, "id", "")) for function in functions]
@@ -158,7 +158,9 @@ def test_only_storage_opens_the_files_of_datasets() -> None:
 
 def test_files_are_written_whole_by_one_function() -> None:
     def renames(name: str, call: ast.Call) -> bool:
-        has_one_argument = len(call.args) == 1 and not call.keywords  # str.replace and dataclasses.replace have more.
+        has_one_argument = (
+            len(call.args) == 1 and not call.keywords
+        )  # str.replace and dataclasses.replace need more arguments.
         return name == "rename" or (name == "replace" and (has_one_argument or ast.unparse(call.func) == "os.replace"))
 
     found = {
@@ -172,7 +174,7 @@ def test_files_are_written_whole_by_one_function() -> None:
 
 
 def test_one_module_finds_the_worker() -> None:
-    """Others may name get_worker_info in messages."""
+    """Other modules may mention get_worker_info in messages."""
 
     def names_it(node: ast.AST) -> bool:
         names = [getattr(node, "id", ""), getattr(node, "attr", ""), getattr(node, "name", "")]
@@ -189,7 +191,7 @@ def test_the_bound_of_epochs_has_one_owner() -> None:
         str(path.relative_to(PACKAGE))
         for path in PACKAGE.rglob("*.py")
         if "62" in (text := path.read_text())
-        and "2 ** 62" in ast.unparse(ast.parse(text))  # In messages it is written without spaces.
+        and "2 ** 62" in ast.unparse(ast.parse(text))  # Messages contain it without spaces.
     }
     assert found == {"epochs.py"}
 

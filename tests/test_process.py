@@ -214,7 +214,7 @@ def test_ctrl_c_while_a_fork_waits_for_a_lock_does_not_take_it_from_its_owner() 
 
 
 class Kind(Enum):
-    """Looks values up in Python code, as the signal module's enums do."""
+    """An enum that looks up values in Python code, like the signal module's enums."""
 
     CAT = 1
 
@@ -246,7 +246,7 @@ def test_a_signal_handlers_error_is_an_interruption_even_as_a_cause() -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="affinity masks are Linux's")
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux has affinity masks")
 def test_the_affinity_mask_limits_the_processors() -> None:
     done = run(
         "import os; from shardio.process import count_processors as c;"
@@ -256,7 +256,7 @@ def test_the_affinity_mask_limits_the_processors() -> None:
 
 
 def limit(folder: str, quota: str) -> dict[str, str]:
-    """Return the files of a process in the group a/b, if a folder of the hierarchy has a quota."""
+    """Return the files of a process in the control group a/b, where ``folder`` has the quota."""
     return {"proc/self/cgroup": "0::/a/b\n" if folder else "0::/\n", f"sys/fs/cgroup/{folder}cpu.max": f"{quota}\n"}
 
 
@@ -267,7 +267,7 @@ FIRST_VERSION = {
     "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
     "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
 }
-"""The files of a process in version 1 of control groups, with a quota of 4 processors."""
+"""The control group files of a process, in version 1, with a quota of 4 processors."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A SharedList is a list in shared arrays; worker processes see the numbers that another process sets."""
+"""A SharedList is a list in shared arrays. Worker processes see the numbers that another process sets."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_it_can_be_changed_and_sent_afterwards() -> None:
     sent: Any = pickle.loads(pickle.dumps(shared))
     assert sent == values
     assert len(pickle.dumps(sent)) < 5000
-    shared[0] = ("text", "text")  # Any value can be set.
+    shared[0] = ("text", "text")  # A string can replace a number.
     assert pickle.loads(pickle.dumps(shared)) == shared
 
 
@@ -125,7 +125,7 @@ def test_its_memory_is_in_a_few_buffers_outside_of_its_pickle() -> None:
 
 
 def work(cells: list[SharedNumbers], count: SharedNumbers, end: Connection) -> None:
-    """Send the cells' values on request; count the requests; and create another cell."""
+    """Create another cell, send all cells' values on request, and count the requests."""
     own = SharedNumbers([-1, -2])
     while end.recv():
         with count.locked():
@@ -148,7 +148,7 @@ def test_processes_see_what_the_others_set(method: str, monkeypatch: pytest.Monk
     for value in range(3):
         cells[0].array[:] = 10 + value
         cells[1].array[:] = value
-        after = SharedNumbers([value])  # Created while the worker runs: it must not share memory with the worker's.
+        after = SharedNumbers([value])  # This must not share memory with the worker's new cell.
         end.send(True)
         assert end.recv() == [(10 + value,), (value,), (-(2**63), 2**63 - 1), (19, 19), (-1, -2)]
         assert (cells[-1].values, sum(count.values), after.values) == ((19, 19), value + 1, (value,))

@@ -1,6 +1,6 @@
-"""shardio's tensors are ordinary CPU tensors, whatever modes of torch the caller has set.
+"""shardio's tensors are ordinary CPU tensors in all torch modes that the caller may set.
 
-Here, ``meta`` stands in for a GPU as the default device: its tensors have no values, so reading one fails.
+Here, ``meta`` replaces a GPU as the default device: its tensors have no values, so reading one fails.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Settings of any library become Python's types, and every defect of a JSON text is a ValueError."""
+"""Settings with types of other libraries become Python's types, and every defect of a JSON text is a ValueError."""
 
 from __future__ import annotations
 

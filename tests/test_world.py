@@ -120,7 +120,7 @@ def test_half_an_environment_and_an_invalid_variable_are_errors_that_name_it(
 
 
 class Worlds(Dataset[tuple[int, int]]):
-    """The worlds that worker processes find with different carried worlds."""
+    """A dataset of the worlds that a process finds with different carried worlds."""
 
     def __init__(self, *carried: CarriedWorld | None) -> None:
         self.carried = carried
@@ -142,7 +142,7 @@ def test_only_own_torch_workers_use_a_carried_world(context: str, monkeypatch: p
     worlds = Worlds(ours, others, None)
     loader = TorchLoader(worlds, batch_size=None, num_workers=1, multiprocessing_context=context)
     assert [tuple(world) for world in loader] == [(1, 3), (4, 5), (4, 5)]
-    # The process itself looks again, because its world may have changed. So does a child that is not a torch worker.
+    # The process itself, and a child that is not a torch worker, ignore a carried world, which may have changed.
     assert [worlds[index] for index in range(3)] == [(4, 5)] * 3
     if context == "fork":
         with multiprocessing.get_context(context).Pool(1) as pool:
@@ -161,7 +161,7 @@ def test_a_pickled_dataset_finds_the_world_where_it_is_unpickled(monkeypatch: py
 
 
 def load_launched(rank: int, pickled: bytes, folder: str) -> None:
-    """Be one of two ranks: load an epoch of the launcher's dataset in shardio's and in torch's workers."""
+    """On one of two ranks, load an epoch of the launcher's dataset in shardio's and in torch's workers."""
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     dataset = pickle.loads(pickled)
     makers: dict[str, Any] = {"shardio": DataLoader, "torch": TorchLoader}

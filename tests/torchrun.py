@@ -1,6 +1,6 @@
-"""Ranks of torchrun's agent that are forked: torchrun starts Python for each, and importing torch takes seconds.
+"""Forked ranks of torchrun's agent. torchrun itself starts Python for each rank, and importing torch takes seconds.
 
-``python -m tests.torchrun NUM_RANKS MODULE:FUNCTION ARGUMENTS`` does as ``torchrun --standalone`` does, but calls a
+``python -m tests.torchrun NUM_RANKS MODULE:FUNCTION ARGUMENTS`` works like ``torchrun --standalone``, but calls a
 function on each rank instead of running a script.
 """
 
@@ -27,7 +27,7 @@ RENDEZVOUS = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdz
 
 
 def run_by_torchrun(target: str, *arguments: Any, num_ranks: int) -> subprocess.CompletedProcess[str]:
-    """Call ``MODULE:FUNCTION`` with the arguments on each rank; return the agent's exit status and all output."""
+    """Call ``MODULE:FUNCTION`` with the arguments on each rank. Return the agent's exit status and all output."""
     return run_python("-m", "tests.torchrun", num_ranks, target, json.dumps(arguments, default=str), cwd=ROOT)
 
 
@@ -39,7 +39,7 @@ def be_rank(target: str, arguments: list[Any]) -> None:
     except Exception:
         traceback.print_exc()
         sys.stderr.flush()
-        os._exit(1)  # As a script ends. The agent itself would report the error of a function.
+        os._exit(1)  # Scripts end like this. The agent would report an error of a function.
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def test_overlaps_are_those_that_are_counted_cell_by_cell() -> None:
 
 
 def test_a_trace_says_what_was_copied_and_computed() -> None:
-    """In the format of torch's profiler."""
+    # The events have the format of torch's profiler.
     pinned, pageable = "Memcpy HtoD (Pinned -> Device)", "Memcpy HtoD (Pageable -> Device)"
     events = [
         {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "python"}},
@@ -67,7 +67,7 @@ def test_a_trace_says_what_was_copied_and_computed() -> None:
     assert activity.copies == [Copy((200, 1200), 25_000_000, False), Copy((1300, 1302), 2048, True)]
     assert activity.kernels == [(100, 1100), (1200, 1500)]
     assert activity.hidden_share == pytest.approx(902 / 1002)
-    assert activity.gb_per_s == pytest.approx(25), "of the large copy alone"
+    assert activity.gb_per_s == pytest.approx(25), "only the large copy counts"
     assert activity.pageable_bytes == 2048
 
 
@@ -80,7 +80,7 @@ def test_without_copies_there_are_no_figures() -> None:
     ("name", "number"), [("resnet18", 11_689_512), pytest.param("resnet50", 25_557_032, marks=pytest.mark.slow)]
 )
 def test_the_networks_have_as_many_parameters_as_torchvisions(name: str, number: int) -> None:
-    """As its documentation gives them, whether it is installed or not."""
+    """The expected numbers are from torchvision's documentation, so the test does not need torchvision."""
     network, _ = make_network(name)
     assert sum(parameter.numel() for parameter in network.parameters()) == number
     narrow, _ = make_network(name, width=8)
@@ -135,14 +135,14 @@ def test_a_feed_that_fails_is_left_out_and_named() -> None:
     failing = _EndsEarly(feeds[TORCH], 2)
     chosen = {RESIDENT: feeds[RESIDENT], SHARDIO: feeds[SHARDIO], TORCH: failing}
     group = run_group("resnet18", source, chosen, settings)
-    assert failing.num_uses == 2, "looked at, and run in the first round"
+    assert failing.num_uses == 2, "one use to examine it, and one in the first round"
     assert group.problems == {TORCH: "RuntimeError: no more shared memory"}
     assert len(group.feeds[SHARDIO]["images_per_s"]) == len(group.feeds[RESIDENT]["images_per_s"]) == settings.rounds
     assert "failed: RuntimeError: no more shared memory" in make_table(group)
 
 
 def make_group(shardio: float, loader: float) -> Group:
-    """Return a group of 3 rounds with made-up figures; (a) makes 1,000 images/s."""
+    """Return a group of 3 rounds with made-up figures, in which (a) makes 1,000 images/s."""
     others: dict[str, list[Any]] = {
         "hidden_share": [0.97, 0.96, 0.9],
         "copy_gb_per_s": [18.0, 20.0, 24.5],
@@ -168,7 +168,7 @@ def test_targets_are_judged_by_medians_where_decoding_keeps_up(shardio: float, l
 
 @pytest.mark.slow
 def test_photographs_are_created_if_none_are_given(tmp_path: Path) -> None:
-    """One is enough: creating several takes seconds."""
+    # One photograph is enough: creating several takes seconds.
     settings, _ = read_arguments(["--device", "cpu"])
     source = open_source("photographs", tmp_path, replace(settings, photos=(1, 1)))
     assert [path.name for path in (tmp_path / "made").rglob("*.jpg")] == ["0000.jpg"]
@@ -181,12 +181,12 @@ def test_it_runs_on_a_cpu_and_keeps_all_figures(images: Path, tmp_path: Path) ->
     results = tmp_path / "results"
     command = ["-m", "benchmarks.bench_device", images, "--device", "cpu", "--model", "resnet18", "--results", results]
     command += ["--rounds", 1, "--steps", 1]
-    with tempfile.TemporaryDirectory() as temporary:  # Not below tmp_path: names of sockets must be short.
+    with tempfile.TemporaryDirectory() as temporary:  # tmp_path is too long for the names of sockets.
         environment = {**os.environ, "TMPDIR": temporary, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
         done = run_python(*command, cwd=ROOT, environment=environment)
         assert done.returncode == 0, done.stderr
         assert list(Path(temporary).iterdir()) == []
-    assert not {"met", "missed"} & set(done.stdout.split()), "figures of a CPU say nothing of the targets"
+    assert not {"met", "missed"} & set(done.stdout.split()), "results on a CPU are not compared with the targets"
     (path,) = results.iterdir()
     assert path.name.endswith("-device-cpu.json")
     content = json.loads(path.read_text())

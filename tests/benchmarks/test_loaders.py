@@ -1,4 +1,4 @@
-"""The loader benchmark says what it does, and leaves nothing behind."""
+"""The loader benchmark reports its progress, and leaves no files or processes behind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.faults.worker_processes import wait_until
 from tests.processes import run_python, start_python
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="it measures by Linux's /proc")
+pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="it measures with Linux's /proc")
 
 
 @pytest.fixture

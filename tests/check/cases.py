@@ -27,9 +27,9 @@ Verdict = Literal["right", "wrong", "keys wanted"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A loader and the expected verdict of the checker: a part of the message, or "" for a right loader.
+    """A loader and the checker's expected verdict: a part of the message, or "" for a correct loader.
 
-    ``ask`` runs the checker, given a packed dataset. It returns normally if the verdict is right.
+    ``ask`` runs the checker on a packed dataset. It returns normally if the checker finds no fault.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Registry:
     def once(
         self, name: str, says: str, loader: Any, expected: Any = range(N), *, slow: bool = False, **options: Any
     ) -> None:
-        """Register the check of a loader, or of what a function without arguments makes, in this process."""
+        """Register the check, in this process, of a loader or of the result of a function that makes one."""
 
         def ask(packed: Path) -> None:
             assert_exactly_once(loader() if isinstance(loader, FunctionType) else loader, expected, **options)
@@ -119,7 +119,7 @@ def all_of(packed: Path) -> ExpectedSamples:
 
 
 class Tampered:
-    """A loader with the attributes of another one that delivers what a function makes of its batches."""
+    """A wrapper with the attributes of a loader, whose batches it passes through a function."""
 
     def __init__(self, loader: Any, change: Callable[[list[Any]], Iterable[Any]]) -> None:
         self.loader, self.change = loader, change

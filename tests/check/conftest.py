@@ -1,4 +1,4 @@
-"""Run the ranks of a checked script without processes of their own."""
+"""Run the ranks of a checked script in the test process."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def numbers(**options: Any) -> Any:
     return load(NUMBERS, **options)
 
 
-# Samples that come again, in one stream.
+# Repeated samples in one stream
 
 
 def millions(change: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[torch.Tensor]:
@@ -112,7 +112,7 @@ TOO_MANY = "2 times the 96 that its loader has"
 by_command("all twice, augmented, nothing expected, by the command", TOO_MANY, AUGMENTED)
 TOO_LONG = Sized(lambda *_: (torch.rand(3) for _ in range(2 * N)))
 by_command("an iterable dataset with a length delivers all twice", TOO_MANY, load(TOO_LONG))
-WRONG: Any = [*range(N - 1), 0]  # One sample in place of another.
+WRONG: Any = [*range(N - 1), 0]  # Sample 0 replaces the last one.
 CHANGES = "changes from epoch to epoch"
 wrong("augmented, and a wrong sample", CHANGES, load(Images(0.1), sampler=WRONG), N)
 wrong("flipped at random, and a wrong sample", "pass key=", load(Flipped(), sampler=WRONG), N)
@@ -149,7 +149,7 @@ wrong("drop_last in each worker", f"10 of 90 {ENDS}", SPLIT, range(90), slow=Tru
 
 
 def whole_shards(worker: int, of: int) -> Iterator[int]:
-    """Yield a worker's share of ten shards; two of them are never read."""
+    """Yield a worker's share of ten shards, two of which are never read."""
     return (shard * 10 + row for shard in range(worker, 10 // of * of, of) for row in range(10))
 
 
@@ -182,7 +182,7 @@ wrong("one too few, number expected", "1 never", cut(range(N - 1)), N)
 
 
 def share(low: int, high: int) -> Shares:
-    """Share by borders; the first worker's share may begin and end elsewhere."""
+    """Give each worker an equal range of samples, and move the limits of the first worker's range."""
 
     def find(worker: int, of: int) -> range:
         return range(worker * N // of, min((worker + 1) * N // of + (high if worker == 0 else low), N))
@@ -243,7 +243,7 @@ wrong("shares of ranks are rounded down", NONE_DELIVERED, THIRDS, range(100))
 
 
 def in_epochs(name: str, says: str, epoch_of: Callable[[int, int], int], num_epochs: int = 2) -> None:
-    """Register two samplers, which get the epochs that a function of the epoch and the rank returns."""
+    """Register two ranks whose samplers are set to the epoch that ``epoch_of(epoch, rank)`` returns."""
 
     def ask(packed: Path) -> None:
         chosen = samplers(2)
@@ -330,7 +330,7 @@ def noisy(samples: list[torch.Tensor]) -> torch.Tensor:
 
 wrong("noise in collate_fn", "differ from one pass to the next", load([torch.zeros(3)] * 8, collate_fn=noisy), None)
 
-# shardio's remainder policies, not kept to. 21 samples, 2 ranks, batches of 4.
+# Batches that violate shardio's remainder policies, with 21 samples, 2 ranks and batches of 4
 
 
 def tampered(name: str, says: str, policy: str, rank: int, change: Callable[[Any], Any], *, key: Any = None) -> None:
@@ -390,7 +390,7 @@ def _(packed: Path) -> None:
 
 
 def of_ours(name: str, says: str, second: Callable[[Path], Any], *, expects: bool = True) -> None:
-    """Register the first of shardio's two ranks, and a second one that does not fit it."""
+    """Register the first of two ranks of shardio's dataset with a second one that does not match it."""
     case(name, says)(
         lambda packed: check_ranks([ours(packed)[0], second(packed)], all_of(packed) if expects else NOTHING)
     )
@@ -418,7 +418,7 @@ def recorded(directory: Path, rank: int, epochs: list[list[list[Any]]], world_si
 
 
 def recording(name: str, says: str) -> Callable[[Callable[[Path], object]], None]:
-    """Register a function of an empty directory, whose recordings are judged afterwards."""
+    """Register a function that writes recordings into an empty directory, which the checker then judges."""
 
     def register(write: Callable[[Path], object]) -> None:
         def ask(packed: Path) -> None:

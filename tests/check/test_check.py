@@ -1,4 +1,4 @@
-"""The checker, its recordings, guard and pytest plugin find and name what is wrong, and accept what is right."""
+"""The checker, its recordings, guard and pytest plugin find and name faults, and accept correct loaders."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def test_a_scripts_loader_that_is_wrong_or_cannot_be_judged(
         (["nowhere.py:make"], "does not exist"),
         (["{packed}", "--key", "label"], "only a script's batches need it"),
         (["--merge", "rank-00000.cov", "--key", "label"], "only a script's batches need it"),
-        (["{packed}", "--expected", 5], "applies only to a script"),  # The dataset itself says what is expected.
+        (["{packed}", "--expected", 5], "applies only to a script"),  # The dataset itself has the expected keys.
     ],
 )
 def test_wrong_usage_is_refused(packed: Path, run_check: RunCheck, arguments: list[Any], message: str) -> None:
@@ -179,8 +179,8 @@ def test_a_loader_of_shardio_is_judged_by_its_own_remainder(
     assert f"epoch 0: right: 21 samples: {words}, 0 unexpected" in done.output
 
 
-# A rank that writes the process id of its child. Both sleep until the launcher ends them. A stubborn rank survives
-# SIGTERM, and then writes its own process id.
+# This rank writes the process id of its child, and both sleep until the launcher ends them. A stubborn rank ignores
+# SIGTERM, but then writes its own process id.
 WAITS = """
 import os, signal, subprocess, sys, time
 def write(number, name):
@@ -199,7 +199,7 @@ import sys, os, time
 while not os.path.exists(sys.argv[1]):
     time.sleep(0.01)  # Another rank writes the file.
 """
-"""The beginning of the code of a rank that waits for a file."""
+"""The first lines of a rank that waits for a file."""
 
 
 def rank(directory: Path, number: int, code: str, *arguments: object) -> RankCommand:
@@ -220,7 +220,7 @@ def is_running(process_id: int) -> bool:
 
 def await_file(path: Path) -> int:
     while not path.exists():
-        time.sleep(0.01)  # Not a wait for a fixed time: the file ends the loop.
+        time.sleep(0.01)  # This polls: the loop ends when the file exists.
     return int(path.read_text())
 
 

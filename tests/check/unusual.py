@@ -1,4 +1,4 @@
-"""Unusual loaders, batches, keys and runs that are right. The checker asks for keys if it cannot identify samples."""
+"""Unusual loaders, batches, keys and runs that are correct. The checker asks for keys if it cannot identify samples."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ of_keys(
 )
 of_keys("WebDataset that shuffles four shards alone", lambda packed: load(web(packed, shardshuffle=100)), epochs=12)
 
-# shardio's own, with 21 samples, 2 ranks and batches of 4.
+# shardio's datasets, with 21 samples, 2 ranks and batches of 4
 
 
 def of_ours(name: str, world_size: int = 2, *, expects: bool = True, epochs: int = 3, **options: Any) -> None:
@@ -315,12 +315,12 @@ def _(packed: Path) -> None:
 
 
 def recording(name: str) -> Callable[[Callable[[Path, Path], object]], None]:
-    """Register a function of a dataset and an empty directory, whose recordings are judged by what it returns."""
+    """Register a function that writes recordings into an empty directory and returns the expected samples."""
 
     def register(write: Callable[[Path, Path], object]) -> None:
         def ask(packed: Path) -> None:
             with tempfile.TemporaryDirectory() as run:
-                merge(Path(run), write(packed, Path(run)))  # type: ignore[arg-type]  # what is expected, or None
+                merge(Path(run), write(packed, Path(run)))  # type: ignore[arg-type]  # expected samples, or None
 
         case(name)(ask)
 

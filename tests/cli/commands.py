@@ -31,7 +31,7 @@ def run(*arguments: object, code: int | None = 0) -> Result:
 
 
 def unframed(text: str) -> str:
-    """Return the words of a usage error, without the frame, which breaks lines anywhere."""
+    """Return a usage error as one line, without its frame, which wraps lines at any word."""
     return " ".join(text.replace("│", " ").split())
 
 
@@ -49,7 +49,7 @@ class Ended(NamedTuple):
 
 
 def run_main(*arguments: object) -> Ended:
-    """Run the program, which prints the errors of commands in one line."""
+    """Run the whole program, which prints a command's error as one line."""
     stdout, stderr = io.StringIO(), io.StringIO()
     argv = mock.patch.object(sys, "argv", ["shardio", *map(str, arguments)])
     with argv, redirect_stdout(stdout), redirect_stderr(stderr):

@@ -23,7 +23,7 @@ MEMBERS = [("a.jpg", b"1" * 700), ("README", b"x"), ("a.cls", b"0"), ("._b.jpg",
 
 
 def compress(tar: Path) -> Path:
-    """Compress a tar as ``gzip -k`` does; return the path of the result."""
+    """Compress a tar like ``gzip -k``. Return the path of the result."""
     path = tar.with_name(tar.name + ".gz")
     path.write_bytes(gzip.compress(tar.read_bytes()))
     return path
@@ -98,7 +98,7 @@ def test_a_compressed_tar_has_the_index_of_the_tar(tmp_path: Path) -> None:
 
 
 def test_a_compressed_tar_of_several_gzip_members_is_read_whole(tmp_path: Path) -> None:
-    """RFC 1952 allows them; pigz and bgzip write them."""
+    """RFC 1952 allows several members in a file, and pigz and bgzip write such files."""
     tar = tmp_path / "a.tar"
     write_tar(tar, [(f"{i}.bin", bytes([i]) * 5000) for i in range(20)])
     content = tar.read_bytes()

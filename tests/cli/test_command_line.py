@@ -1,4 +1,4 @@
-"""The command line as a whole: its commands and help, what each imports, what it prints, and where."""
+"""The command line as a whole: commands, help, imports, and output on stdout and stderr."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.processes import run_python
 from tests.sources import encode, write_images
 from tests.tars import write_tar
 
-COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]  # It is a group.
+COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]  # This is a click.Group.
 README = Path(shardio.__file__).parents[1] / "README.md"
 
 SMOKE: dict[str, tuple[str, str]] = {
@@ -58,7 +58,7 @@ SMOKE: dict[str, tuple[str, str]] = {
     "tile": ("images/class-0/name-000.jpg", "48×32, no restart markers → "),
     "untile": ("images/class-0/name-000.jpg", "48×32, no restart markers → "),
 }
-"""Arguments of each command in a directory of datasets, and what it prints."""
+"""Arguments of each command in a directory of datasets, and a part of its output."""
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_each_command_has_an_example_with_arguments_that_it_accepts(name: str) -
 MODULE_OF = {name: f"shardio.cli.{module}" for names in PANELS.values() for name, module in names.items()}
 
 FOR_TERMINALS_OR_PIXELS = {"torch", "matplotlib", "rich", "PIL", "cv2", "simplejpeg", "shardio.images.kernel"}
-"""Copying files needs none of these, unless it shows a bar on a terminal."""
+"""Commands that copy files import none of these, unless they show a progress bar on a terminal."""
 
 
 LOAD_EACH_COMMAND = """
@@ -166,7 +166,7 @@ def test_the_help_lists_each_command_once_in_its_panel() -> None:
 
 
 CLEAR = "\x1b[2J\x1b]0;title\x07\x9b1m\x7f"
-"""Clears the screen of a terminal and sets its title."""
+"""Control characters that clear the screen of a terminal and set its title."""
 
 
 def assert_harmless(output: str, shown: str) -> None:
@@ -265,7 +265,7 @@ def test_the_c_locale_changes_nothing(root: Path) -> None:
     (root / "commands.py").write_text(PROGRAM, encoding="utf-8")
     command = [sys.executable, "commands.py"]
     found = subprocess.run(command, cwd=root, env=environment, check=False, capture_output=True, timeout=300)
-    output, errors = found.stdout.decode(), found.stderr.decode()  # All of it is UTF-8.
+    output, errors = found.stdout.decode(), found.stderr.decode()  # Both are valid UTF-8.
     assert found.returncode == 0, errors
     _, packed, refused, info, of_shards, of_folder = output.split("$ ")
     assert packed.startswith("pack Bilder übung\npacked 6 samples of 3 classes")
@@ -296,7 +296,7 @@ def test_a_name_that_is_not_utf8_is_printed_as_its_bytes(tmp_path: Path) -> None
     try:
         (tmp_path / "in" / "c" / odd).write_text("Latin-1")
     except OSError:
-        return  # macOS has no such names.
+        return  # macOS does not allow such names.
     command = [sys.executable, "-X", "utf8", "-m", "shardio", "pack", str(tmp_path / "in"), str(tmp_path / "out")]
     done = subprocess.run(command, check=False, capture_output=True)
     assert done.returncode == 0, done.stderr

@@ -231,13 +231,13 @@ def test_existing_files_are_refused_unless_wanted(tar: Path, tmp_path: Path) -> 
     ],
 )
 def test_keys_that_lead_outside_are_refused(tmp_path: Path, key: str, why: str) -> None:
-    """WebDataset reads such a tar, too: what a key contains matters only when files are named after it."""
+    """WebDataset also reads such a tar: these keys are harmful only if files are named after them."""
     (tmp_path / "in").mkdir()
     write_tar(tmp_path / "in" / "a.tar", [(f"{key}.txt", b"")])
     out = tmp_path / "deep" / "out"
     keys = run("ls", tmp_path / "in").stdout.splitlines()
     done = run("extract", tmp_path / "in", "--", key, out, code=1)
-    assert why in done.stderr or not keys  # A key of dots alone has no base name.
+    assert why in done.stderr or not keys  # A key that consists of dots has no base name.
     assert not out.parent.exists()
 
 
@@ -269,7 +269,7 @@ def test_samples_whose_files_are_in_the_way_of_each_other_are_refused(tar: Path,
 
 
 def rows(*arguments: object) -> dict[str, str]:
-    """Return the rows that order shows. Names take up 11 columns."""
+    """Return the values that ``shardio order`` prints, by name. The names are 11 columns wide."""
     return {line[:11].strip(): line[12:] for line in run("order", *arguments).stdout.splitlines()}
 
 
@@ -279,7 +279,7 @@ def test_order_prints_the_settings_and_the_measurements(packed: Path) -> None:
     assert (found["lanes"], found["window"], found["read by"]) == ("1", "21 samples", "1 rank, batches of 256")
     assert found["moved by"].endswith("of the epoch on average (ideal 0.333)")
     assert found["neighbors"].endswith("of the epoch apart (ideal 0.333)")
-    # One batch has all 21 samples, so its probability is the ideal one.
+    # One batch has all 21 samples, so the probability is ideal.
     probability, ideal = (found["same shard"].split()[i] for i in (1, -1))
     assert f"{probability})" == ideal
     assert found["shards open"].endswith(", 5 at most")
@@ -303,7 +303,7 @@ def test_the_plot_is_a_png(packed: Path, tmp_path: Path, monkeypatch: pytest.Mon
     with Image.open(path) as picture:
         assert picture.format == "PNG"
         pixels = np.asarray(picture.convert("RGB"))
-    # There are points of the lane's color, not only axes and text.
+    # The plot has points in the lane's color, not only gray axes and text.
     assert np.ptp(pixels.astype(int), axis=2).max() > 50
     assert "must end in .png" in usage_error("order", packed, "--plot", tmp_path / "order.jpg")
     done = run_main("order", packed, "--plot", missing)
@@ -333,8 +333,8 @@ def test_latency_and_bandwidth_are_those_of_the_store(seaweedfs_server: Server, 
         arguments = [f"--storage-option={name}={value}" for name, value in options.items()]
         found = json.loads(run("doctor", url, "--seconds", 0.3, "--json", *arguments).stdout)
     assert found["latency_s"] >= 0.05
-    assert found["bytes_per_s"]["1"] <= 2.2e6, "one connection is limited"
-    assert found["bytes_per_s"]["16"] > 4 * found["bytes_per_s"]["1"], "several are not"
+    assert found["bytes_per_s"]["1"] <= 2.2e6, "the proxy limits a single connection"
+    assert found["bytes_per_s"]["16"] > 4 * found["bytes_per_s"]["1"], "several connections exceed the limit"
     assert found["saturated_by"] > 2
     assert found["samples_per_s"] == pytest.approx(max(found["bytes_per_s"].values()) / found["bytes_per_sample"])
 

@@ -1,4 +1,4 @@
-"""``shardio bench`` and ``shardio train``: figures, advice, what is learned and resumed, and options."""
+"""``shardio bench`` and ``shardio train``: figures, advice, training, resumption, and options."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_bench_reports_the_speed_and_the_time_of_each_stage(packed: Path) -> Non
     assert "; first batch after " in lines[0]
     assert lines[0].endswith(" samples/s")
     assert "decoding, cropping, resizing" in lines[4]
-    # Tests of the advice show which figures give which; here, it depends on the speed of this machine.
+    # The advice depends on the speed of this machine. Other tests check it for given figures.
     assert re.search(r"1 worker on .* is the bottleneck|is too short to judge", lines[13])
 
 
@@ -103,7 +103,7 @@ size = 3
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "bench_recipe.py").write_text(RECIPE)
-    monkeypatch.syspath_prepend(tmp_path)  # It is undone, with what the command adds.
+    monkeypatch.syspath_prepend(tmp_path)  # This also undoes the command's own change of sys.path.
     monkeypatch.chdir(tmp_path)
     return tmp_path / "bench_recipe.py"
 
@@ -182,7 +182,7 @@ def test_ctrl_c_prints_the_results_so_far(packed: Path, tmp_path: Path) -> None:
     wait_until(lambda: output.exists() and "epoch 0: 21 samples" in output.read_text(), "an epoch has ended")
     while process.is_alive():
         assert process.pid is not None
-        os.kill(process.pid, signal.SIGINT)  # Python drops one that comes while an object is being freed.
+        os.kill(process.pid, signal.SIGINT)  # Python ignores a KeyboardInterrupt in a destructor, so repeat it.
         process.join(10)
     assert process.exitcode == 130
     assert errors.read_text().endswith("interrupted: the last epoch is incomplete\n")
@@ -350,7 +350,7 @@ def test_launcher_variables_that_name_no_rank_are_wrong_usage(
 
 
 def test_a_last_batch_of_one_small_image_can_be_trained_on(packed: Path) -> None:
-    """17 of 21 samples are for training: a batch of 16, and one of a single sample."""
+    """Training uses 17 of the 21 samples: a batch of 16, and one of a single sample."""
     done = train_here(packed, "--epochs", 1, "--batch-size", 16, "--image-size", 16, "--num-workers", 0)
     assert "epoch 0  loss " in done.stdout
 
@@ -524,7 +524,7 @@ def test_the_number_is_set_and_reported_unless_processors_remain(
 
 @pytest.mark.usefixtures("six_of_eight")
 def test_a_chosen_number_is_kept_and_all_threads_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert leave_processors_to_workers(3, CPU, 4) is None  # It was 4 at the start.
+    assert leave_processors_to_workers(3, CPU, 4) is None  # The user has changed the number from 4 to 6.
     assert leave_processors_to_workers(3, torch.device("cuda"), 6) is None
     for name in VARIABLES:
         with monkeypatch.context() as patch:

@@ -150,7 +150,7 @@ def make_sheet(source: Path, out: Path, *arguments: object) -> Pixels:
 
 
 def cell(sheet: Pixels, row: int, column: int, *, gaps: int | None = None) -> Pixels:
-    """Return a cell of a sheet whose images are all as large as a cell. ``gaps`` is the space before it."""
+    """Return a cell of a sheet whose images all fill their cells. ``gaps`` is the sum of the gaps before the cell."""
     left = MARGIN + column * CELL + (column * GROUP_GAP if gaps is None else gaps)
     top = MARGIN + TITLE_HEIGHT + CAPTION_HEIGHT + row * (CELL + CAPTION_HEIGHT + ROW_GAP)
     return sheet[top : top + CELL, left : left + CELL]
@@ -199,7 +199,7 @@ def test_several_crops_of_an_epoch_stand_together(images: Path, tmp_path: Path) 
     options = ("--recipe", "simclr", "--size", CELL, "--images", 1)
     sheet = make_sheet(images, tmp_path / "sheet.png", *options)
     dataset = ImageFolder(images, recipes.simclr(CELL))
-    for epoch in range(4):  # 4 epochs of 2 views: as many columns as without crops.
+    for epoch in range(4):  # With 4 epochs of 2 views, the sheet has as many columns as without crops.
         dataset.set_epoch(epoch)
         for view, image in enumerate(dataset[0][0]):
             gaps = (1 + epoch) * GROUP_GAP + (epoch + view) * GAP
@@ -244,7 +244,7 @@ def invert(image):
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "own_transforms.py"
     path.write_text(OWN)
-    monkeypatch.syspath_prepend(tmp_path)  # It is undone, with what the command adds.
+    monkeypatch.syspath_prepend(tmp_path)  # This also undoes the command's own change of sys.path.
     return path
 
 
@@ -352,7 +352,7 @@ MISTAKES: list[tuple[list[str], str]] = [
 def test_wrong_transforms_are_refused(photo: Path, own: Path, tmp_path: Path, arguments: list[str], error: str) -> None:
     named = [word.replace("OWN", str(own)) for word in arguments]
     text = usage_error("augment", photo, "-o", tmp_path / "sheet.png", *named)
-    assert error.replace(" ", "") in text.replace(" ", "")  # A long path is broken anywhere.
+    assert error.replace(" ", "") in text.replace(" ", "")  # The frame may wrap a long path at any character.
     assert not (tmp_path / "sheet.png").exists()
 
 

@@ -100,7 +100,7 @@ def test_classes_define_the_labels(tmp_path: Path) -> None:
 
 @pytest.fixture
 def odd(tmp_path: Path) -> Path:
-    """A source of two classes with a broken image, one with a wrong suffix, and a text."""
+    """A source of two classes with a broken image, an image with a wrong suffix, and a text file."""
     write_images(tmp_path / "in", classes=2, per_class=3)
     files = {"class-0/odd.jpg": encode(1, suffix="png"), "class-0/broken.jpg": b"no image", "notes.txt": b""}
     return write_files(tmp_path / "in", files)
@@ -329,7 +329,7 @@ UNCLIPPED = {"e.png": write_png(make_values("uint16", 32, 24, 3)), "f.tif": writ
 
 @pytest.fixture(scope="module")
 def clipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Gray images whose values are not uint8, which become white or black as in torchvision, and two others."""
+    """Gray images whose values are clipped to uint8, as in torchvision, and two images that are not clipped."""
     files = {name: content for name, (content, _) in FILES.items()} | UNCLIPPED
     return write_files(tmp_path_factory.mktemp("images"), {f"class/{name}": content for name, content in files.items()})
 
@@ -377,7 +377,7 @@ def test_the_head_tells_what_pillow_clips(name: str) -> None:
         picture = open_image(content)
     except ValueError as error:
         refused = str(error)
-    if picture is None:  # Pillow does not read it, so it clips nothing.
+    if picture is None:  # Pillow does not open this file, so nothing is clipped.
         assert "cannot become RGB" in refused
         return
     is_clipped = find_clipped_type(content) is not None
@@ -415,7 +415,7 @@ NOISY = {
 
 @pytest.fixture(scope="module")
 def noisy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images about which libraries print lines without a file name."""
+    """Images for which libraries print messages without a file name."""
     root = tmp_path_factory.mktemp("odd")
     return write_files(root, {f"class/{name}": content for name, content in NOISY.items()})
 

@@ -1,4 +1,4 @@
-"""Commands on datasets in object stores: they print what they print for local datasets."""
+"""Commands on datasets in object stores have the same output as for local datasets."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def profiles(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "config").write_text("".join(texts))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
-    client().close()  # The next storage process finds them.
+    client().close()  # The next storage process has these variables.
     return [f"--storage-option={name}={value}" for name, value in right.items() if name not in CREDENTIALS]
 
 

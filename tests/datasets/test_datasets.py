@@ -1,4 +1,4 @@
-"""ShardDataset, ShardMapDataset and ImageFolder yield what was packed or is in the folders, decoded as requested."""
+"""ShardDataset, ShardMapDataset and ImageFolder yield the samples of shards or folders, decoded as requested."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_samples_are_the_files_by_class_directory_and_name(tmp_path: Path) -> No
     assert names == [("a/y.webp", 0), ("a/z/1.jpeg", 0), ("b/10.PNG", 1), ("b/2.jpg", 1)]
     assert (folder.classes, folder.class_to_idx, folder.targets) == (["a", "b"], {"a": 0, "b": 1}, [0, 0, 1, 1])
     assert len(folder) == 4
-    assert isinstance(folder.samples, shardio.SharedList), "a few arrays, which workers share"
+    assert isinstance(folder.samples, shardio.SharedList), "workers share the list"
 
 
 def test_an_item_is_the_picture_as_a_tensor_and_its_label(images: Path) -> None:
@@ -274,7 +274,7 @@ def test_labels_that_are_set_are_integers(images: Path) -> None:
 
 def test_pictures_that_are_left_out_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_images(tmp_path / "in", classes=2, per_class=2)
-    ImageFolder(tmp_path / "in")  # No warning: they are errors here.
+    ImageFolder(tmp_path / "in")  # A warning would be an error in these tests.
     folders = sorted((tmp_path / "in").iterdir())
     for number, name in ((0, "x.gif"), (1, "y.GIF"), (1, "z.jfif"), (1, "notes.md")):
         (folders[number] / name).write_bytes(b"x")
@@ -347,7 +347,7 @@ either = pytest.mark.parametrize("read", [ImageFolder, lambda root: pack(root, r
 
 @either
 def test_a_link_to_a_class_folder_that_is_gone_is_named(tmp_path: Path, read: Callable[[Path], Any]) -> None:
-    """Otherwise, the class would be left out, and the labels of others would change."""
+    """Leaving out the class would change the labels of the others."""
     write_images(tmp_path / "in")
     (tmp_path / "in" / "class-0a").symlink_to(tmp_path / "elsewhere")
     with pytest.raises((FileNotFoundError, PackError), match=r"class-0a is a symbolic link that leads nowhere"):

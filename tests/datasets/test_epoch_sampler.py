@@ -160,7 +160,7 @@ def delay(path: Path, worker_id: int) -> None:
 
 
 class LateDataset(ShardDataset):
-    """A dataset whose worker 1 begins the second iteration once a file exists."""
+    """A dataset that, in worker 1, begins its second iteration only when a file exists."""
 
     def __init__(self, *arguments: Any, path: Path, **options: Any) -> None:
         super().__init__(*arguments, **options)

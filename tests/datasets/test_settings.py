@@ -77,7 +77,7 @@ def test_every_argument_is_documented_and_errors_name_the_class(kind: type) -> N
 @pytest.mark.parametrize("flag", ["False", "", 2, None, 0.0, [], np.array([True, False])], ids=repr)
 def test_a_flag_is_not_a_string(packed: Path, flag: Any) -> None:
     dataset = ShardMapDataset(packed)
-    no_flag: Any = [] if flag is None else flag  # None leaves it open in loaders.
+    no_flag: Any = [] if flag is None else flag  # A loader accepts None.
     makes: list[tuple[str, Callable[[], Any]]] = [
         ("shuffle", lambda: ShardDataset(packed, shuffle=flag)),
         ("shuffle", lambda: EpochSampler(dataset, shuffle=flag)),
@@ -158,7 +158,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def read(dataset: Any, **options: Any) -> list[tuple[str, ...]]:
-    """Return what distinguishes the samples, and their labels, in order."""
+    """Return the sum of each sample's pixels, which identifies the sample, and its other values, in order."""
     loader = shardio.DataLoader(dataset, batch_size=3, **options)
     return [
         (str(each[0].sum().item()), *map(str, (value for value in each[1:])))
@@ -175,7 +175,7 @@ def test_labels_alone_follow_the_list(sources: dict[str, Path], kind: str, optio
     plain = KINDS[kind](sources[kind])
     dataset = KINDS[kind](sources[kind], classes=CLASSES)
     assert (plain.classes, dataset.classes, dataset.digest) == (["class-0", "class-2"], CLASSES, plain.digest)
-    number = {"0": "3", "1": "1"}  # By the names that the labels had.
+    number = {"0": "3", "1": "1"}  # Old labels → new labels.
     assert read(dataset, **options) == [(pixels, number[label]) for pixels, label in read(plain)]
 
 
@@ -189,7 +189,7 @@ def test_a_shuffled_order_stays_and_so_do_the_fields_as_they_are_stored(sources:
 
 def test_another_dataset_may_provide_the_list(sources: dict[str, Path], images: Path) -> None:
     for whole in (ImageFolder(images), Subset(ImageFolder(images), [0]), shardio.DataLoader(ImageFolder(images))):
-        part = ShardMapDataset(sources["map"], classes=whole)  # type: ignore[arg-type]  # wrappers have it within
+        part = ShardMapDataset(sources["map"], classes=whole)  # type: ignore[arg-type]  # wrappers of a dataset with classes
         assert part.classes == ["class-0", "class-1", "class-2"]
         assert {part[number][1] for number in range(len(part))} == {0, 2}
     assert ImageFolder(sources["folder"], classes=part).class_to_idx["class-2"] == 2
@@ -255,7 +255,7 @@ class Unnamed(Dataset[int]):
 
     @property
     def classes(self) -> list[str]:
-        raise NotImplementedError("no names here")  # As a user's property may: the test shows that it means nothing.
+        raise NotImplementedError("no names here")  # A user's property may raise an error.
 
     def decoder(self, index: int) -> int:
         return index
@@ -270,7 +270,7 @@ def test_datasets_that_agree_are_not_warned_of(sources: dict[str, Path], images:
     whole = ImageFolder(images)
     follows = ImageFolder(sources["folder"], classes=whole)
     first_only = Subset(ImageFolder(images), [0])
-    unknown = [object(), MagicMock(), [1, 2], Subset([1], [0]), Unnamed()]  # type: ignore[arg-type]  # a list is enough
+    unknown = [object(), MagicMock(), [1, 2], Subset([1], [0]), Unnamed()]  # type: ignore[arg-type]  # Subset accepts a list
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         warn_of_other_classes(whole, follows, first_only, *unknown)

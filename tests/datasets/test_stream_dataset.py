@@ -1,4 +1,4 @@
-"""StreamDataset reads each tar once per epoch, as ShardDataset and webdataset do, in arithmetic order, and resumes."""
+"""StreamDataset reads each tar once per epoch, like ShardDataset and webdataset, in arithmetic order, and resumes."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ def test_other_readers_name_stream_dataset() -> None:
 
 def test_a_wrapper_that_splits_over_ranks_again_is_refused(tars: list[Path]) -> None:
     class IterableDatasetShard:
-        """It has the name of Accelerate's and Transformers' wrappers."""
+        """A class with the name of Accelerate's and Transformers' wrappers."""
 
         num_processes = 2
 
@@ -281,11 +281,13 @@ def test_a_wrapper_that_splits_over_ranks_again_is_refused(tars: list[Path]) -> 
         list(IterableDatasetShard(streams(tars, rank=0, world_size=2)))
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata calls it in torch.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:'set_vital' is deprecated:UserWarning"
+)  # torchdata makes torch call set_vital.
 
 
 def make_dataset(packed: Path, log: Path | None = None, **options: Any) -> StreamDataset:
-    """Return a dataset of stored tars or, with a log, of commands that record in it which tar they read."""
+    """Return a dataset of stored tars, or, if ``log`` is given, of commands that record there which tars they read."""
     note = f"echo {{}} >> {shlex.quote(str(log))}; "
     tars = sorted(packed.glob("*.tar"))
     sources = tars if log is None else [f"pipe:{note.format(path.name)}cat {path}" for path in tars]
@@ -349,7 +351,7 @@ def test_a_resumed_run_is_the_rest_of_a_whole_one(packed: Path, loader: Any, num
 def test_a_resumed_worker_opens_no_tar_that_was_consumed(packed: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     running = iter(make_dataset(packed, log, shuffle=False))
-    for _ in range(11):  # Two tars of five samples, and one more.
+    for _ in range(11):  # Two tars have five samples each, and the last sample is from the third tar.
         next(running)
     running.close()
     names = log.read_text().split()
@@ -381,14 +383,14 @@ def test_a_state_of_other_samples_is_refused(tmp_path: Path, names: str, buffer:
     for _ in range(5):
         next(running)
     state = save(running.state_dict())
-    if not buffer:  # What follows the samples that were delivered may change.
+    if not buffer:  # The samples that were not yet delivered may change.
         resumed = begin("abcdeXYZ")
         resumed.load_state_dict(state)
         assert list(resumed) == ["X", "Y", "Z"]
     resumed = begin(names)
     resumed.load_state_dict(state)
     assert_raises(StateError, message, next, resumed)
-    with pytest.raises(RuntimeError, match="ended before its last batch"):  # Not the end of the epoch.
+    with pytest.raises(RuntimeError, match="ended before its last batch"):  # This is not StopIteration.
         next(resumed)
 
 

@@ -44,7 +44,9 @@ def read_until_error(dataset: StreamDataset) -> tuple[list[str], ShardioError]:
     """Return the samples that are delivered before an error, and the error."""
     found, samples = list[str](), iter(dataset)
     caught = assert_raises(ShardioError, None, found.extend, samples)
-    with pytest.raises(RuntimeError, match="ended before its last batch"):  # The epoch does not seem to be over.
+    with pytest.raises(
+        RuntimeError, match="ended before its last batch"
+    ):  # The next call does not raise StopIteration.
         next(samples)
     return found, caught
 
@@ -87,7 +89,7 @@ def test_a_failing_command_is_an_error(tar: Path, command: str, kind: type[Excep
 
 
 def fail_twice(tar: Path, counter: Path, *, first: str) -> str:
-    """Return a command that runs another one twice, and then succeeds."""
+    """Return a command that runs ``first`` instead of reading the tar, but only twice."""
     counter.write_text("")
     count = f"echo >> {counter}; n=$(wc -l < {counter})"
     return f'{count}; if [ "$n" -le 2 ]; then {first}; else cat {tar}; fi'
@@ -121,7 +123,7 @@ def test_another_content_of_a_reopened_stream_is_noticed(tar: Path, tmp_path: Pa
     command = fail_twice(tmp_path / "b.tar", tmp_path / "counter", first=f"head -c 9000 {tar}; exit 1")
     found = list[str]()
     assert_raises(ReplacedError, "does not begin with the same 4 samples", found.extend, stream(command))
-    assert not found  # They were read ahead, and not delivered yet.
+    assert not found  # The 4 samples were read ahead, but not yet delivered.
 
 
 def test_a_stored_tar_is_not_read_again(tmp_path: Path, tar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +136,7 @@ def test_a_stored_tar_is_not_read_again(tmp_path: Path, tar: Path, monkeypatch: 
 
 @pytest.fixture
 def living(tmp_path: Path) -> Iterator[tuple[str, Any]]:
-    """Return the start of a command that opens a FIFO in all its processes, and a function that waits for their end."""
+    """Return a prefix that opens a FIFO in all processes of a command, and a function that asserts that they ended."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     descriptor = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
@@ -198,7 +200,7 @@ def test_workers_that_stop_early_end_their_commands(tar: Path, living: tuple[str
 
 
 def test_a_fork_does_not_end_the_command(tar: Path, tmp_path: Path) -> None:
-    """It has a copy of the iterator, which it may free at any time."""
+    """The child has a copy of the iterator, which it may free at any time."""
     os.mkfifo(fifo := tmp_path / "may-continue")
     command = f"head -c 9000 {tar}; read line < {fifo}; tail -c +9001 {tar}"
     samples = iter(stream(command, shuffle=True, buffer=2, retries=0))

@@ -1,4 +1,4 @@
-"""Every field codec passes the conformance tests; arrays that are declared too large are refused."""
+"""Every field codec passes the conformance tests, and arrays that declare too large a size are refused."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_saved_array_is_read_back() -> None:
     for array in (big_endian, np.asfortranarray(np.eye(3)), np.float32(1.5), np.empty((0, 7)), structured, "aü"):
         found = decode_npy(save(array))
         np.testing.assert_array_equal(found, array)
-        assert found.dtype == np.asarray(array).dtype.newbyteorder("="), "torch takes no other byte order"
+        assert found.dtype == np.asarray(array).dtype.newbyteorder("="), "torch supports no other byte order"
 
 
 @pytest.mark.parametrize("save_all", [np.savez, np.savez_compressed])

@@ -20,12 +20,12 @@ from shardio.libraries import own_tensors
 
 @dataclass(slots=True, eq=False)
 class LateBatch:
-    """A batch that is copied and prepared when it must be, or earlier at random. Like torch's, it stays until freed."""
+    """A batch that is copied and prepared at the latest possible or an earlier random moment."""
 
     value: Any
 
     def copy(self) -> None:
-        with own_tensors():  # A device works outside the modes of the caller.
+        with own_tensors():  # Torch modes of the caller do not affect a device.
             self.value = map_tensors(self.value, torch.Tensor.clone)  # A device has its own memory.
 
     def prepare(self, prepare: Callable[[Any], Any]) -> None:
@@ -49,7 +49,7 @@ class LateEvent:
 
 
 class ConsumerEvent(LateEvent):
-    """A point in the consumer's work, which is done at once here."""
+    """A point in the consumer's work, which is never late here."""
 
     def query(self) -> bool:
         return True
@@ -59,12 +59,12 @@ class ConsumerEvent(LateEvent):
 
 
 class LateStream:
-    """Does its work in order, at some time.
+    """A stream that executes its work in order, with random delays.
 
     Attributes:
-        num_steps: How many steps are done: two for each batch, its copy and its preparation.
-        num_waits: How often the consumer's work was waited for.
-        most_pending: The most batches that were not ready at a time.
+        num_steps: The number of executed steps, which are two for each batch: copy and prepare.
+        num_waits: The number of waits for the consumer's work.
+        most_pending: The maximum number of batches that were pending at the same time.
     """
 
     def __init__(self, seed: int, laziness: float = 0.8) -> None:
@@ -100,7 +100,7 @@ class LateStream:
 
 
 def _not_held(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor over the same memory without keeping it alive. A device does not keep its source alive either."""
+    """Return a tensor over the same memory without keeping it alive, like the source of a copy on a device."""
     if tensor.layout != torch.strided or not tensor.numel():
         return tensor
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -118,12 +118,12 @@ def prefetch_late(
 
 
 def prefetch_on(stream: Any, loader: Iterable[Any], register: Any = None, **options: Any) -> DevicePrefetcher:
-    """Return a prefetcher that works as on CUDA, on a stream of the test's.
+    """Return a prefetcher that works as on CUDA, on a given stream.
 
     Args:
         stream: The stream.
         loader: The loader.
-        register: Pins memory in place; by default, nothing does.
+        register: A function that pins memory in place; by default, memory is not pinned.
         options: Those of the prefetcher.
     """
     prefetcher = DevicePrefetcher(loader, "cpu", **options)

@@ -11,7 +11,7 @@ from shardio.device import DevicePrefetcher
 
 
 class CountingLoader:
-    """Yields batches and counts them. Raises ``error``, if given, after the last one."""
+    """A loader that counts the batches that it yields, and raises ``error``, if given, after the last one."""
 
     def __init__(self, batches: Sequence[Any], error: Exception | None = None) -> None:
         self.batches, self.error = batches, error

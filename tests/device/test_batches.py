@@ -40,7 +40,7 @@ class Graph:
 
 
 class Closed(MutableMapping[str, Any]):
-    """A mapping whose items copy.copy shares."""
+    """A mapping that shares its items with a shallow copy."""
 
     def __init__(self, items: dict[str, Any]) -> None:
         self._items = dict(items)
@@ -85,7 +85,7 @@ NESTED: list[Any] = [
 
 
 def assert_same(passed: Any, given: Any) -> None:
-    """Check that two batches have the same types, tensors and other values throughout."""
+    """Check that two nested batches have the same types and values."""
     assert type(passed) is type(given)
     if isinstance(given, torch.Tensor):
         assert torch.equal(passed, given)

@@ -31,12 +31,12 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class SpoilingLoader:
-    """Yields batches over memory that is overwritten as soon as they are released, and counts those that are not."""
+    """A loader that overwrites the memory of each batch as soon as it is released, and counts the batches in use."""
 
     def __init__(self, num_batches: int = NUM_BATCHES) -> None:
         self.num_batches = num_batches
         self.num_alive = 0
-        self.memory = list[NDArray[np.uint8]]()  # Kept, so that overwritten memory can still be read.
+        self.memory = list[NDArray[np.uint8]]()  # A reference keeps overwritten memory readable.
 
     def make(self, number: int) -> NDArray[np.uint8]:
         return np.random.default_rng(number).integers(0, 256, (2, 3, 5, 4), np.uint8)
@@ -58,7 +58,7 @@ class SpoilingLoader:
 
 @pytest.fixture(params=[True, False], ids=["pinned", "not pinned"])
 def is_pinned(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Put the loader's tensors into pinned memory, from which the device copies directly, or not."""
+    """Make the loader's tensors report that their memory is pinned, or that it is not."""
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _: request.param)
     return bool(request.param)
 
@@ -77,7 +77,9 @@ def test_batches_are_whole_and_in_order_whenever_they_are_copied(depth: int, laz
     prefetcher, _ = prefetch_late(loader, depth=depth, laziness=laziness)
     count = 0
     for number, batch in enumerate(list(prefetcher) if is_kept else prefetcher):
-        assert laziness or is_kept or loader.num_alive <= depth + 1, "one more than in flight may be copied"
+        assert laziness or is_kept or loader.num_alive <= depth + 1, (
+            "besides the batches in flight, only one may be alive"
+        )
         assert_whole(loader, number, batch)
         batch[0].zero_()  # The consumer may write to its batch.
         count += 1
@@ -169,7 +171,7 @@ def test_buffers_are_not_reused_before_they_are_copied(packed: Path, laziness: f
 
 
 class Packed:
-    """An object that pins and moves itself, as torch's PackedSequence does."""
+    """An object with its own ``pin_memory`` and ``to``, like torch's PackedSequence."""
 
     def __init__(self, where: str = "here") -> None:
         self.where = where
@@ -202,7 +204,7 @@ PERSISTENT: dict[str, Any] = {"batch_size": 2, "num_workers": 2, "persistent_wor
 
 
 class Registered:
-    """Memory that was pinned in place. It is kept, so that no address is used again."""
+    """Memory that was pinned in place, and is kept alive so that addresses are not reused."""
 
     def __init__(self) -> None:
         self.blocks = list[NDArray[np.uint8]]()
@@ -221,7 +223,7 @@ def make_loader(packed: Path, **options: Any) -> DataLoader:
 
 @pytest.mark.parametrize("persistent_workers", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_other_epochs_have_other_memory(packed: Path, persistent_workers: bool) -> None:
-    """A plain ``x.cuda(non_blocking=True)`` may be under way when a buffer is refilled, so it must not be pinned."""
+    """A user's ``x.cuda(non_blocking=True)`` may still copy a buffer when it is refilled, so it must not be pinned."""
     loader, registered = make_loader(packed, persistent_workers=persistent_workers), Registered()
     for _ in range(2):
         with loader.watch_memory(registered):
@@ -241,14 +243,16 @@ def test_buffers_are_pinned_once_and_kept_for_all_epochs(packed: Path, depth: in
         for batch in prefetcher:
             del batch
         numbers.append(len(registered.blocks))
-    assert not any(registered.includes(images) for images, _ in loader), "it is iterated without the prefetcher"
+    assert not any(registered.includes(images) for images, _ in loader), (
+        "an iteration without the prefetcher pins nothing"
+    )
     assert numbers[0] <= 2 + 2 + depth + 1
     assert numbers[2:] == numbers[2:3] * 4
 
 
 @pytest.mark.slow
 def test_the_next_prefetcher_keeps_what_is_pinned(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with ``for epoch in …: for batch in DevicePrefetcher(loader): …``."""
+    """Users may write ``for epoch in …: for batch in DevicePrefetcher(loader): …``."""
     loader, registered = make_loader(packed, batch_size=1), Registered()
     monkeypatch.setattr(streams.Registration, "__call__", lambda _, memory: registered(memory))
     numbers = list[int]()
@@ -261,7 +265,7 @@ def test_the_next_prefetcher_keeps_what_is_pinned(packed: Path, monkeypatch: pyt
 
 
 class Cudart:
-    """CUDA's functions for pinned memory, which refuse or accept."""
+    """CUDA's functions for pinned memory, which all return a given status."""
 
     def __init__(self, status: int) -> None:
         self.status = status
@@ -275,7 +279,7 @@ class Cudart:
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Simulate torch's kernels on CUDA: the first one after an error raises it, and clears it."""
+    """Simulate torch's kernels on CUDA: the first kernel after an error reports the error and clears it."""
     launched = list[Any]()
 
     def launch(*size: int, device: Any) -> None:

@@ -30,7 +30,7 @@ NUM_BATCHES = 300
 
 
 class _Batches:
-    """Makes each batch from its number, so that memory is freed and reused at once."""
+    """A loader that makes each batch from its number, and keeps no references, so that memory is reused immediately."""
 
     def __init__(self, num_batches: int = NUM_BATCHES, *, is_pinned: bool = False) -> None:
         self.num_batches, self.is_pinned = num_batches, is_pinned
@@ -50,7 +50,7 @@ class _Batches:
 
 
 def _work_slowly(size: int = 2048) -> torch.Tensor:
-    """Keep the device's current stream busy, so that it reads a batch long after Python released it."""
+    """Keep the current stream busy, so that the device reads a batch long after Python has released it."""
     matrix = torch.ones(size, size, device="cuda")
     for _ in range(4):
         matrix = matrix @ matrix / size
@@ -65,7 +65,7 @@ def _normalized(images: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("is_pinned", [False, True])
 @pytest.mark.parametrize(("depth", "has_own_stream"), [(1, False), (2, False), (4, False), (2, True)])
 def test_a_slow_consumer_that_frees_batches_gets_whole_ones(depth: int, has_own_stream: bool, is_pinned: bool) -> None:
-    """The consumer's stream computes the sums after slow work, when Python has already freed the batch."""
+    """The consumer's stream computes the sums only after slow work, when Python has already freed the batch."""
     loader, sums = _Batches(is_pinned=is_pinned), []
     stream = torch.cuda.Stream() if has_own_stream else torch.cuda.current_stream()
     with torch.cuda.stream(stream):
@@ -115,10 +115,10 @@ def test_each_buffer_is_pinned_once_and_copied_from_directly(packed: Path) -> No
     register = prefetcher._register
 
     def note(memory: NDArray[np.uint8]) -> None:
-        made.append(memory)  # Kept, so that no address is used again.
+        made.append(memory)  # The reference prevents reuse of the address.
         register(memory)
 
-    prefetcher._register = note  # type: ignore[assignment]  # it is a Registration
+    prefetcher._register = note  # type: ignore[assignment]  # a Registration
     sizes = count_pinned_buffers(prefetcher)
     for _ in range(5):
         for _ in prefetcher:
@@ -158,7 +158,7 @@ def test_a_refused_registration_does_not_fail_the_next_kernel() -> None:
     assert int(cudart.cudaHostRegister(second_half, memory.nbytes // 2, 0)) == 0
     try:
         assert not torch.from_numpy(memory).is_pinned()
-        Registration(torch.device("cuda", torch.cuda.current_device()))(memory)  # They overlap, so CUDA refuses.
+        Registration(torch.device("cuda", torch.cuda.current_device()))(memory)  # CUDA refuses overlapping ranges.
         assert not torch.from_numpy(memory).is_pinned()
         assert int(torch.ones(5, device="cuda").sum()) == 5
     finally:

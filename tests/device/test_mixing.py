@@ -148,7 +148,7 @@ def test_one_of_several_is_chosen_with_equal_probability() -> None:
     choose, generator = OneOf(numbers), seeded(0)
     chosen = [int(choose(torch.tensor(0), generator=generator)) for _ in range(1500)]
     chi_square = sum((count - 500) ** 2 / 500 for count in np.bincount(chosen))
-    assert chi_square < 13.8, "two degrees of freedom: once in a thousand cases"
+    assert chi_square < 13.8, "with two degrees of freedom, one case in a thousand exceeds this"
 
 
 def test_transforms_in_a_list_are_applied_in_turn_with_one_generator() -> None:
@@ -253,13 +253,13 @@ def test_boxes_have_torchvisions_distribution(scale: tuple[float, float]) -> Non
     torch.manual_seed(0)
     numbers, erasing = random.Random(0), BatchRandomErasing(1.0, scale, (0.2, 4.0))
     reference, image = v2.RandomErasing(1.0, scale, (0.2, 4.0)), [torch.empty(3, 24, 18)]
-    unchanged = PixelBox(-1, -1, 0, 0)  # All tries fail in many images if boxes are large.
+    unchanged = PixelBox(-1, -1, 0, 0)  # If boxes are large, often none of the tries fits into the image.
     drawn = np.array([erasing.draw(numbers, 24, 18) or unchanged for _ in range(NUM_DRAWS)])
     found = (reference.make_params(image) for _ in range(NUM_DRAWS))
     expected = np.array([unchanged if each["v"] is None else [each[key] for key in "ijhw"] for each in found])
     for figure, name in enumerate(PixelBox._fields):
         assert ks_distance(drawn[:, figure], expected[:, figure]) < THRESHOLD, name
-    assert ks_distance(drawn[:, 2] * drawn[:, 3], expected[:, 2] * expected[:, 3]) < THRESHOLD, "area"
+    assert ks_distance(drawn[:, 2] * drawn[:, 3], expected[:, 2] * expected[:, 3]) < THRESHOLD, "the areas differ"
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])

@@ -133,7 +133,7 @@ def test_a_transform_takes_the_prepared_batch_and_returns_the_final_one() -> Non
 def test_an_error_of_the_loader_is_raised_after_the_batches_before_it(late: bool) -> None:
     loader = CountingLoader([torch.tensor(number) for number in range(5)], error=KeyError("lost"))
     received = []
-    with pytest.raises(KeyError, match="lost"):  # noqa: PT012  # what was received before counts as well
+    with pytest.raises(KeyError, match="lost"):  # noqa: PT012  # the batches before the error are checked
         for batch in prefetch_late(loader, depth=3)[0] if late else DevicePrefetcher(loader, "cpu"):
             received.append(int(batch))  # noqa: PERF401  # as above
     assert received == list(range(5))
@@ -161,7 +161,7 @@ def test_workers_end_with_the_epoch(loader_class: Any, monkeypatch: pytest.Monke
         return iterator
 
     monkeypatch.setattr(loader_class, "__iter__", watched)
-    gc.disable()  # The last reference ends them: the collector may come much later, or in a forked process.
+    gc.disable()  # The last reference must free the iterators: the garbage collector may run much later.
     try:
         received = DevicePrefetcher(loader_class(range(8), batch_size=2, num_workers=1), "cpu")
         assert [batch.tolist() for batch in received] == [[0, 1], [2, 3], [4, 5], [6, 7]]

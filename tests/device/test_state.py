@@ -1,6 +1,6 @@
 """While a prefetcher iterates, the loader's state counts what the user received, not the batches in flight.
 
-A random transform on the device draws the same for a batch, however the run got there. The stream has no device and
+A random transform on the device draws the same numbers for a batch in a resumed run. The stream has no device and
 works as late as CUDA may.
 """
 
@@ -40,7 +40,7 @@ def late(loader: Iterable[Any], depth: int) -> DevicePrefetcher:
 
 
 class PassedOn:
-    """A user-defined wrapper that does not support prefetchers."""
+    """A user-defined wrapper of a loader that does not support prefetchers."""
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self.loader = loader

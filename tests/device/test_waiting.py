@@ -19,7 +19,7 @@ from tests.device.late_stream import prefetch_on
 
 @dataclass
 class Event:
-    """A point in time, known when the work before it is queued."""
+    """A point in time, which is computed when the work before it is queued."""
 
     device: Device
     time_s: float
@@ -38,8 +38,8 @@ class Device:
     """A device with a stream for copies and one for the consumer's work.
 
     Attributes:
-        now_s: The time of the program.
-        idle_s: How long the device had nothing to compute, from the second batch on.
+        now_s: The program's clock.
+        idle_s: How long the device has been without work since the second batch.
     """
 
     def __init__(self, copy_s: float) -> None:
@@ -88,7 +88,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 def test_the_stall_is_the_time_that_the_device_is_idle_and_never_decreases(
     device: Device, depth: int, load_s: float
 ) -> None:
-    """A step takes 100 ms. A program that only queues work waits for the device, which is no stall."""
+    """A step takes 100 ms. Waiting for the device itself, like a program that only queues work, is not a stall."""
     draw = random.Random(0)
     costs_s = [load_s * 2 * draw.random() for _ in range(200)]
     prefetcher = prefetch_on(device, Loader(device, costs_s), depth=depth)
@@ -114,7 +114,7 @@ def test_without_streams_the_program_is_the_device(device: Device) -> None:
 
 
 class Jittering:
-    """Makes batches in the background; some take long."""
+    """A loader that makes batches in the background, in varying time."""
 
     def __init__(self, device: Device, costs_s: list[float], *, tells: bool) -> None:
         self.device, self.costs_s = device, costs_s
@@ -146,7 +146,7 @@ def test_a_batch_that_is_there_is_handed_out_before_the_next_one_is_waited_for(d
     idle_s = list[float]()
     for tells in (False, True):
         simulated = Device(copy_s=0.01)
-        device.__dict__.update(simulated.__dict__)  # The clock reads this one.
+        device.__dict__.update(simulated.__dict__)  # The patched clock reads the fixture.
         for _ in prefetch_on(device, Jittering(device, costs_s, tells=tells), depth=2):
             device.compute(0.1)
         idle_s.append(device.idle_s)
@@ -161,7 +161,7 @@ def test_the_wait_for_a_loader_that_is_not_ready_is_counted(device: Device) -> N
 
 
 class Failing(Jittering):
-    """Its fourth batch cannot be made, which the question for it already tells."""
+    """A loader whose fourth batch cannot be made: waiting for it raises the error."""
 
     def wait(self, timeout_s: float) -> bool:
         if len(self.left) == 2:

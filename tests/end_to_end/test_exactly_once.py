@@ -116,11 +116,13 @@ def run_rank(
         loaders[name] = loader_class(dataset, batch_size=2, **chosen)
         if name in states:
             loaders[name].load_state_dict(states[name])
-    assert len(loaders["ours"]) == 11, "of one rank alone"
+    assert len(loaders["ours"]) == 11, "without a group, the length is that of one rank"
     torch.distributed.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=world_size)
     for name, loader in loaders.items():
         lengths = {-(-number // 2) for number in (21 // world_size, -(-21 // world_size))}
-        assert not name.startswith("ours") or len(loader) in lengths, "of a full epoch, although a state was loaded"
+        assert not name.startswith("ours") or len(loader) in lengths, (
+            "the length is that of a full epoch, even after a state was loaded"
+        )
         if name.startswith("ours"):
             keys = [key for batch in islice(loader, num_batches) for key in batch]
             queue.put((name, keys, loader.state_dict()))

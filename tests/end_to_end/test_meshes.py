@@ -25,7 +25,7 @@ def keys_of(loader: Any) -> list[str]:
 
 
 def run_mesh_rank(rank: int, packed: str, out: str) -> None:
-    """Rank 0 and 1 are one replica, 2 and 3 the other."""
+    """Record the keys that a rank receives. Ranks 0 and 1 are one replica, and 2 and 3 the other."""
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     options: dict[str, Any] = {"fields": "key", "shuffle": True}

@@ -1,4 +1,4 @@
-"""Every example runs in a process of its own and shows what it promises."""
+"""Every example runs in its own process and shows the promised results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _prepare() -> None:
     warnings.simplefilter("error")
     # Only torch's warning about more workers than cores is allowed, because of small machines.
     warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
-    # torch 2.6 leaves a temporary directory to Python's exit.
+    # torch 2.6 removes a temporary directory only when Python exits.
     if torch.__version__ < "2.7":  # A version compares as one.
         warnings.filterwarnings("ignore", "Implicitly cleaning up", ResourceWarning)
     torch.set_num_threads(1)  # More threads would wait for each other with such small models.
@@ -51,7 +51,7 @@ def test_the_checkerboard_is_learnt_equally_well_in_both_precisions(options: tup
 
 @pytest.mark.slow
 def test_the_checkerboard_fails_if_the_results_differ(tmp_path: Path) -> None:
-    """The comparison can fail: with another tolerance, the same run does."""
+    """An impossible tolerance shows that the comparison can fail."""
     script = tmp_path / "strict.py"
     script.write_text("from examples import checkerboard\ncheckerboard.TOLERANCE = -1\ncheckerboard.main()\n")
     assert "DO NOT agree" in _run(script, "--epochs", "1", "--width", "8", succeeds=False)

@@ -1,4 +1,4 @@
-"""Shared data of the tests of faults."""
+"""Fixtures that the tests of faults share."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ def expected(data: Data) -> Expected:
 
 @pytest.fixture(scope="module", autouse=True)
 def _loaders_of_other_tests_are_gone() -> None:
-    gc.collect()  # Tracebacks of errors that were expected hold loaders, and these their worker processes.
+    gc.collect()  # Tracebacks of expected errors may keep loaders and their worker processes alive.
     end_kept()
-    gc.freeze()  # Each test collects again: it need not visit what was there before.
+    gc.freeze()  # Later collections need not visit the existing objects.
 
 
 @pytest.fixture
 def no_worker_process_is_left() -> Iterator[None]:
     yield
-    gc.collect()  # Tracebacks of errors that were expected hold their loaders.
+    gc.collect()  # Tracebacks of expected errors may keep loaders alive.
     end_kept()
     assert find_worker_processes() == []
     assert find_fork_servers() == set()

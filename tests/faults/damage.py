@@ -36,7 +36,7 @@ def empty(content: bytes) -> bytes:
 
 
 def remove(content: bytes) -> None:
-    """In a tar the sample's label is what is missing."""
+    """Leave out an image file, or, in a tar, the sample's label."""
 
 
 BAD: dict[int, Damage] = {5: cut_off, 13: fill_with_noise, 14: empty, 31: remove}
@@ -75,9 +75,9 @@ def warns_of_bad_samples(num_bad: int | None = None, epoch: int = 0) -> Any:
 
 
 class Subject:
-    """A dataset of one kind, with samples that are damaged, and its twin without.
+    """A dataset of one kind with damaged samples, and its undamaged twin.
 
-    Samples have the same numbers in all of them.
+    A sample has the same number in both.
     """
 
     def __init__(self, folder: Path, kind: Kind, bad: dict[int, Damage] | None = None) -> None:

@@ -1,7 +1,7 @@
 """A proxy between a client and an HTTP server that delays, limits and spoils responses according to a script.
 
-It runs in a process of its own, which a thread for each connection serves. The test controls it through an inherited
-socket; the process ends when that closes.
+The proxy runs in a separate process, with one thread for each connection. The test controls it through an inherited
+socket, and the process ends when the socket is closed.
 
 with FaultProxy(server.host, server.port, Script(latency_s=0.02, faults={"status_503": 0.1})) as proxy:
     store = open_store(server.behind(proxy.host, proxy.port))
@@ -33,16 +33,16 @@ ROOT = Path(__file__).parents[2]
 END_TIMEOUT_S = 10.0
 
 OWN_ANSWERS = ("status_500", "status_503", "status_429", "expired_token", "changed_object")
-"""The proxy answers itself; the server never sees the request."""
+"""Faults that the proxy answers without the server."""
 
 BEFORE_RESPONSE = ("reset_before", "stall_before")
-"""The server has answered before a reset, so a write has happened. It never sees a request that stalls."""
+"""Faults before the first byte of a response: the server has answered before a reset, but not before a stall."""
 
 OTHER_RANGES = ("too_long", "wrong_range")
-"""The server answers another request. It must serve objects without a signature, or ignore signatures."""
+"""Faults for which the proxy requests another range, so the server must not check signatures."""
 
 IN_BODY = ("reset_in_body", "stall_in_body", "truncated", "wrong_length", "corrupt")
-"""The body differs from what the server sent, in length or in one bit."""
+"""Faults in a response's body."""
 
 KINDS = (*OWN_ANSWERS, *BEFORE_RESPONSE, *OTHER_RANGES, *IN_BODY)
 
@@ -52,12 +52,12 @@ class Script:
     """How a fault proxy behaves. The same seed and order of requests give the same faults."""
 
     seed: int = 0
-    latency_s: float = 0.0  # At least, from the end of a request's head to the first byte of the response.
-    connection_bytes_per_s: float | None = None  # None: no limit, as for the number of faults.
-    # Of each kind, the probability per request. A response may not allow a fault: a body of 1 byte is never truncated.
+    latency_s: float = 0.0  # Minimum time from the end of a request's head to the response.
+    connection_bytes_per_s: float | None = None  # None means no limit.
+    # The probability per request of each kind. Some responses cannot have a fault: a body of 1 byte is never truncated.
     faults: Mapping[str, float] = field(default_factory=dict)
     methods: tuple[str, ...] = ("GET",)  # Only these have faults.
-    max_faults: int | None = None
+    max_faults: int | None = None  # None means no limit.
 
     def __post_init__(self) -> None:
         assert set(self.faults) <= set(KINDS)
@@ -89,7 +89,7 @@ class FaultProxy:
     def __init__(self, host: str, port: int, script: Script | None = None) -> None:
         self._server = host, port
         self._script = script or Script()
-        self.port = 0  # Until the context is entered.
+        self.port = 0  # The context sets the port when it is entered.
 
     def __enter__(self) -> FaultProxy:
         ours, theirs = socket.socketpair()
@@ -109,7 +109,7 @@ class FaultProxy:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):  # A fork that has the socket may live on: it would never end.
+        with contextlib.suppress(OSError):  # A fork may keep a copy of the socket open, so closing it is not enough.
             self._control.send(("end", None))
         self._control.close()
         try:
@@ -150,10 +150,10 @@ ERRORS = {
 }
 
 Pieces = Iterator[tuple[bytes, bytes]]
-"""The pieces of a body: what to pass on, and what of it is content."""
+"""The pieces of a body, each as the bytes to pass on and the content in these bytes."""
 
 
-# The little of HTTP/1.1 that a proxy needs: heads, and where bodies end (RFC 9112)
+# The parts of HTTP/1.1 (RFC 9112) that a proxy needs: heads and the ends of bodies
 
 
 def _header(name: str) -> re.Pattern[bytes]:
@@ -239,7 +239,7 @@ class Stream:
 
 
 class Turn:
-    """One request: its log entry, when its response may begin, and the fault to happen, at a place in the body."""
+    """One request: its log entry, the earliest start of its response, and a fault with its place in the body."""
 
     def __init__(self, log: LoggedRequest, script: Script, fault: str | None, place: float) -> None:
         self.log, self.script, self.fault, self.place = log, script, fault, place
@@ -247,9 +247,9 @@ class Turn:
         self._has_begun = False
 
     def carry(self, num_bytes: int) -> None:
-        """Wait until the connection has carried the next bytes of the body. An idle link saves nothing up."""
+        """Wait until the connection has carried the next bytes of the body. Idle time is not made up for."""
         rate, now = self.script.connection_bytes_per_s, time.monotonic()
-        # It makes up for what it was late.
+        # Only short delays, such as those of sleep, are made up for.
         earliest = now - MAX_LATE_S if self._has_begun else max(now, self.ready_at)
         self._free_at, self._has_begun = max(self._free_at, earliest), True
         if rate is not None:
@@ -268,7 +268,7 @@ class Connection:
         self._server: Stream | None = None
 
     def serve(self) -> None:
-        with contextlib.suppress(OSError, EOFError, ValueError):  # The last one of a file that a fault has closed.
+        with contextlib.suppress(OSError, EOFError, ValueError):  # Closed files raise ValueError.
             while head := self._client.read_head():
                 if not self._answer(head, self._owner.admit(head)) or wants_close(head):
                     break
@@ -298,7 +298,7 @@ class Connection:
         return pass_on(response, turn, self._read_response(head, response))
 
     def _answer_error(self, head: bytes, turn: Turn, kind: str) -> bool:
-        """Answer with an error of the proxy's own, in S3's format, after the whole request."""
+        """Read the whole request, and answer it with an error in S3's format."""
         for _ in self._read_request(head):
             pass
         line, code = ERRORS[kind]
@@ -339,7 +339,7 @@ class Connection:
         return answer
 
     def _ask_other(self, head: bytes, turn: Turn) -> bytes | None:
-        """Ask for another range of the object, which invalidates signatures. Return None if the server refuses."""
+        """Request another range of the object, which invalidates signatures. Return None if the server refuses."""
         asked = CLOSED_RANGE.fullmatch(find_header(head, "range") or "")
         if asked is None:
             return None

@@ -123,7 +123,7 @@ def test_skip_leaves_out_those_samples_and_nothing_else(subject: Subject, num_wo
     assert [plain(batch) for batch in kept] == batches, "smaller batches that were kept do not change"
 
 
-@pytest.mark.filterwarnings("ignore:unreadable samples")  # Not each rank has some.
+@pytest.mark.filterwarnings("ignore:unreadable samples")  # Some ranks have none.
 @pytest.mark.parametrize("kind", ["shards"])
 def test_marks_of_repeats_stay_with_their_samples(subject: Subject) -> None:
     keys = []
@@ -189,7 +189,7 @@ def test_a_quarantine_that_cannot_be_written_is_refused_at_once(
     for policy, collate_fn in (("replace", list), ("skip", None)):
         with pytest.raises(error, match=f"quarantine.*{words}"):
             subject.loader(1, on_error=policy, quarantine=path, collate_fn=collate_fn)
-    subject.loader(0, quarantine=path)  # Nothing is to be written.
+    subject.loader(0, quarantine=path)  # This loader does not write to the file.
     with pytest.raises(ValueError, match="on_error must be one of 'raise', 'replace', 'skip', got 'ignore'"):
         subject.loader(0, on_error="ignore")
 
@@ -272,7 +272,7 @@ CROP = Compose([RandomResizedCrop(48), RandomHorizontalFlip()])
 OPTIONS: dict[str, Any] = {"fields": ("image", "label", "key"), "transform": CROP}
 
 KEPT = [*BAD, *range(20, 29), 39, 38]
-"""Samples of the damaged dataset: the bad ones, and a few others. The others are held out."""
+"""The samples of the damaged dataset that are read: the bad ones and a few good ones. The rest is held out."""
 
 
 def damaged_map(subject: Subject) -> Any:
@@ -358,7 +358,7 @@ def test_what_replaces_a_sample_is_drawn_by_its_number_in_the_subset(tmp_path: P
 
 
 def wrap(dataset: Any) -> Any:
-    """Return a user's dataset that reads single samples from one of shardio's."""
+    """Return a user's dataset that reads single samples from a shardio dataset."""
     return Called(dataset.__getitem__, len(dataset))
 
 

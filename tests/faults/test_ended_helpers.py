@@ -1,7 +1,7 @@
 """No epoch ends early because a helper has ended: whichever executor makes the batches, all arrive or an error says so.
 
-Helpers are worker processes, threads, the fork server and the storage process. The loader replaces its own worker
-processes: see test_killed_workers.py.
+Helpers are worker processes, threads, the fork server and the storage process. test_killed_workers.py tests the worker
+processes that the loader replaces.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def exit_well() -> None:
 
 @dataclass
 class Fragile:
-    """The function of a dataset that ends its process or thread at a number. It can be pickled."""
+    """A picklable function of a dataset that ends its process or thread at a certain sample."""
 
     end: Callable[[], object]
     number: int = NUM_SAMPLES
@@ -98,7 +98,7 @@ EXECUTORS: dict[str, tuple[Callable[..., DataLoader], dict[str, Any], Callable[[
     "fetching, threads": (read, {"worker_method": "thread"}, sys.exit),
     "fetching iterable, threads": (read_iterable, {"worker_method": "thread"}, sys.exit),
     "ordered, threads": (in_order, {"worker_method": "thread"}, sys.exit),
-    "torch": (read_pipe, {}, exit_well),  # If it is killed, torch's signal handler raises an error, at any moment.
+    "torch": (read_pipe, {}, exit_well),  # A killed worker makes torch's signal handler raise an error.
 }
 
 
@@ -113,7 +113,7 @@ def receive(batches: Any) -> tuple[list[list[int]], Exception | None]:
     try:
         for batch in batches:
             received.append(batch.tolist())
-    except (RuntimeError, EOFError, ConnectionError) as error:  # The last two if a dead process had torch's batch.
+    except (RuntimeError, EOFError, ConnectionError) as error:  # Torch's batch may be in a dead process.
         return received, error
     return received, None
 
@@ -172,7 +172,7 @@ def test_an_epoch_whose_workers_are_shut_down_does_not_end_as_if_it_were_whole(m
     loader = DataLoader(range(NUM_SAMPLES), BATCH_SIZE, num_workers=1, persistent_workers=True, worker_method=method)
     batches = iter(loader)
     assert next(batches).tolist() == WHOLE[0]
-    loader._iterator._shutdown_workers()  # type: ignore[union-attr]  # it is there
+    loader._iterator._shutdown_workers()  # type: ignore[union-attr]  # not None
     with pytest.raises(RuntimeError, match=r"its workers were shut down\).*: iterate over the loader again"):
         next(batches)
     assert [batch.tolist() for batch in loader] == WHOLE
@@ -193,9 +193,9 @@ class ThreadQueue(Queue[Any]):
 
 
 class ThreadContext(SpawnContext):
-    Process = ThreadAsProcess  # type: ignore[assignment]  # this is the point
-    Event = threading.Event  # type: ignore[assignment]  # as above
-    Queue = ThreadQueue  # type: ignore[assignment]  # as above
+    Process = ThreadAsProcess  # type: ignore[assignment]  # threads instead of processes
+    Event = threading.Event  # type: ignore[assignment]  # threads instead of processes
+    Queue = ThreadQueue  # type: ignore[assignment]  # threads instead of processes
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +214,7 @@ def test_processes_that_are_threads_deliver_all_batches(keys: Path, monkeypatch:
     loader = DataLoader(range(NUM_SAMPLES), **options)
     assert [batch.tolist() for batch in loader] == [batch.tolist() for batch in oracle] == WHOLE
     assert receive(in_order(Fragile(kill), **options)) == (WHOLE, None)
-    # In torch's loader, all workers that are threads believe to be the same one, and yield the same samples.
+    # In torch's loader, all threads would have the same worker number and yield the same samples.
     for dataset in (ShardDataset(keys, fields="key"), StreamDataset(sorted(keys.glob("*.tar")), fields="key")):
         received = [key for batch in DataLoader(dataset, **options) for key in batch]
         assert sorted(received) == [f"{number:02d}" for number in range(NUM_SAMPLES)]
@@ -248,7 +248,7 @@ def test_a_worker_process_that_continues_is_waited_for(monkeypatch: pytest.Monke
     received = [next(batches).tolist()]
     (process,) = batches._workers
     stop(process.pid)
-    while len(received) < 3 and batches.is_ready(0.1):  # They are there already, or are not.
+    while len(received) < 3 and batches.is_ready(0.1):  # Some batches may have arrived before the stop.
         received.append(next(batches).tolist())
     assert not batches.is_ready(0.1)
     os.kill(process.pid, signal.SIGCONT)
@@ -271,7 +271,7 @@ def test_no_worker_waits_forever_for_a_stopped_fork_server(monkeypatch: pytest.M
     monkeypatch.setattr(fetch_pool, "STOPPED_S", 0.05)
     loader = make("fetching, not forked: kill")
     assert receive(loader) == (WHOLE, None)
-    server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]  # the only name that it has
+    server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]  # private to Python
     stop(server)
     try:
         with pytest.raises(WorkerError, match=rf"fork server \(pid {server}\) has been stopped .*kill -CONT {server}"):

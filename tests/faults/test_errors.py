@@ -80,7 +80,9 @@ def test_a_batch_that_fails_is_one_batch_and_counts_when_the_next_one_is_request
                 assert caught.value.where
             else:
                 received.append(plain(next(batches)))
-            assert loader.state_dict()["position"] == (place + (not does_fail)) * BATCH_SIZE, "resumed with that batch"
+            assert loader.state_dict()["position"] == (place + (not does_fail)) * BATCH_SIZE, (
+                "a resumed run repeats the failed batch"
+            )
         assert received == expected
         assert list(batches) == []
         assert loader.state_dict()["position"] == NUM_SAMPLES
@@ -127,13 +129,13 @@ def test_an_error_says_what_caused_it(tmp_path: Path, num_workers: int, on_error
     with pytest.raises(SampleError, match="cannot be decoded") as error_info:
         next(iter(subject.loader(num_workers, on_error=on_error)))
     cause: BaseException | None = error_info.value
-    for _ in range(2 if on_error == "replace" else 1):  # It says so once more, of the last one that was tried.
+    for _ in range(2 if on_error == "replace" else 1):  # "replace" adds an error for the last replacement.
         assert cause is not None
         cause = cause.__cause__
     if num_workers:
         assert isinstance(cause, RuntimeError)
         assert str(cause).startswith("in a worker:\nTraceback (most recent call last)")
-        assert "\nValueError: it is " in str(cause), "with its own cause"
+        assert "\nValueError: it is " in str(cause), "the cause has its own cause"
     else:
         assert isinstance(cause, ValueError)
 
@@ -223,7 +225,7 @@ def test_a_prefetcher_delivers_the_rest_too(tmp_path: Path, executor: str) -> No
 
 
 PACKAGE = f"{Path(shardio.__file__).parent}/"
-"""shardio's folder. The path of a clone may contain its name, too."""
+"""shardio's folder, as a whole path, because a clone's path may also contain the name."""
 
 ENDED = "this epoch ended before its last batch"
 
@@ -242,7 +244,7 @@ def result_of(batches: Iterator[Any]) -> Any:
 
 
 def rest_of(batches: Iterator[Any], received: list[Any]) -> str | None:
-    """Collect the rest of an epoch; return the message of the error that ended it, which must repeat from then on."""
+    """Collect the rest of an epoch. Return the message of the error that ended it, which must repeat from then on."""
     try:
         received += results_of(batches)
     except RuntimeError as error:
@@ -259,21 +261,21 @@ class Interruption:
     def __call__(self, frame: Any, event: str, argument: object) -> None:
         code = frame.f_code
         is_ours = code.co_filename.startswith(PACKAGE) and event in ("call", "c_call", "c_return")
-        if is_ours and code.co_name not in ("__del__", "<genexpr>"):  # Errors there go nowhere.
+        if is_ours and code.co_name not in ("__del__", "<genexpr>"):  # Errors there are lost.
             self.num_left -= 1
             if self.num_left == 0:
                 raise KeyboardInterrupt
 
 
 def receive_interrupted(batches: Iterator[Any], number: int) -> tuple[list[Any], int, str | None]:
-    """Receive an epoch that is interrupted at a call for its second batch.
+    """Receive an epoch, and interrupt it at a given call in shardio during the request for its second batch.
 
     Returns:
-        The results, how many calls there were, and the words of the error that ended the epoch, if one did.
+        The results, the number of calls, and the message of the error that ended the epoch, or None.
     """
     interruption, end = Interruption(number), None
     received = [result_of(batches)]
-    gc.disable()  # It may finalize another pass's generators, whose errors go nowhere.
+    gc.disable()  # The interruption would be lost if it hit the finalizer of another epoch's generator.
     sys.setprofile(interruption)
     try:
         received.append(result_of(batches))
@@ -285,12 +287,12 @@ def receive_interrupted(batches: Iterator[Any], number: int) -> tuple[list[Any],
     finally:
         sys.setprofile(None)
         gc.enable()
-    assert find_held() is None, "or no later batch would count"
+    assert find_held() is None, "a batch that is still held would stop the count"
     return received, number - interruption.num_left, end
 
 
 def dense_at_both_ends(num_calls: int) -> list[int]:
-    """Return numbers from 1 to a little more than ``num_calls``, ever fewer towards the middle."""
+    """Return numbers from 1 to a little more than ``num_calls``, in steps that grow toward the middle."""
     numbers, step = set[int](), 0
     while step < num_calls:
         numbers |= {1 + step, num_calls + 2 - step}
@@ -426,7 +428,7 @@ def test_after_a_timeout_the_epoch_does_not_end_as_if_it_were_whole(
         batches._batches._timeout_s = 0.01
         patch.setattr(WorkerPool, "receive", lambda self, timeout_s: [])
         with pytest.raises(RuntimeError, match="no batch arrived within timeout"):
-            received += map(plain, batches)  # Some may have arrived with the first one.
+            received += map(plain, batches)  # Other batches may have arrived with the first one.
     end = rest_of(batches, received)
     assert end is not None
     assert "no batch arrived within timeout" in end

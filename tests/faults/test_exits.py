@@ -90,15 +90,15 @@ def test_a_program_ends_with_loaders_in_all_states(data: Data, tmp_path: Path, e
     path.write_text(SCRIPT)
     process = subprocess.Popen(
         [sys.executable, "-W", "error", "-X", "dev", path, data.images, data.shards, report, ending],
-        env={**os.environ, "SHARDIO_TEST_MARK": str(tmp_path)},  # It marks all that the script starts.
+        env={**os.environ, "SHARDIO_TEST_MARK": str(tmp_path)},  # All processes of the script inherit this mark.
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
     wait_until(lambda: report.exists() or process.poll() is not None, "the script iterates")
     if ending == "wait":
-        time.sleep(0.2)  # It is to come anywhere in the loop, not always at its beginning.
-        os.killpg(process.pid, signal.SIGINT)  # As a terminal does: to all that did not leave its group.
+        time.sleep(0.2)  # The signal should arrive anywhere in the loop, not always at its start.
+        os.killpg(process.pid, signal.SIGINT)  # Like a terminal, signal the whole process group.
     _, said = process.communicate(timeout=DEADLINE_S)
     wait_until(lambda: find_marked(mark) == [], "all has ended")
     if ending == "exit persistent":
@@ -116,7 +116,7 @@ def test_a_program_ends_with_loaders_in_all_states(data: Data, tmp_path: Path, e
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["wait", "fork persistent", "fork early"])
 def test_worker_processes_end_when_the_training_process_is_killed(data: Data, tmp_path: Path, ending: str) -> None:
-    # The script runs in a process that is forked from a server: only its worker processes start with the mark.
+    # Only the script's worker processes start with the mark, because a server forks the script's process.
     name, value = "SHARDIO_TEST_MARK", str(tmp_path)
     path, report = tmp_path / "script.py", tmp_path / "report"
     path.write_text(SCRIPT)
@@ -273,7 +273,7 @@ def test_a_batch_that_is_requested_while_python_ends_arrives_or_raises_at_once(p
     said = ended.stdout.splitlines()
     assert "thread Python is shutting down, so no batch can be made: read all batches before the program ends" in said
     assert [line for line in said if line.startswith("last handler")] == ["last handler RuntimeError"] * 6
-    assert sum(line.startswith("__del__") for line in said) in (0, 6), "the interpreter may never call it"
+    assert sum(line.startswith("__del__") for line in said) in (0, 6), "the interpreter may never call __del__"
 
 
 def list_resources() -> dict[str, Any]:
@@ -284,14 +284,15 @@ def list_resources() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def _all_is_started(data: Data) -> None:
-    batches_of(make_loader(data))  # What torch starts once is no loader's.
-    forkserver_context()  # Nor is what multiprocessing does.
+    # Torch and multiprocessing start some helpers only once, and keep them.
+    batches_of(make_loader(data))
+    forkserver_context()
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(_all_is_started: None) -> Iterator[None]:
     before = list_resources()
-    num_threads = len(list(Path("/proc/self/task").iterdir()))  # Some may be about to end.
+    num_threads = len(list(Path("/proc/self/task").iterdir()))  # Some of these may be about to end.
     yield
     assert list_resources() == before
     assert len(list(Path("/proc/self/task").iterdir())) <= num_threads

@@ -53,7 +53,7 @@ def kill_worker_processes(number: signal.Signals = signal.SIGKILL) -> None:
 
 
 def disturb(loader: Any, act: Callable[[], None]) -> Batches:
-    """Receive two epochs, and call a function within each."""
+    """Receive two epochs, and call ``act`` once in each."""
     batches = Batches()
     with warns_of_deaths():
         for _ in range(2):
@@ -129,7 +129,7 @@ def test_other_processes_and_loaders_are_not_affected(data: Data, expected: Expe
     other = iter(make_loader(data, "map", 1))
     wait_until(find_worker_processes, "its worker process has a command line")
     others_processes = find_worker_processes()
-    # It does nothing for as long as the test may take, which ends it.
+    # This process looks like a fork server. It sleeps until the test ends it.
     namesake = [sys.executable, "-c", "import time; time.sleep(600)", PROGRAM.decode()]
     with subprocess.Popen(namesake) as process:
         iterator = iter(make_loader(data, "shards", 1))
@@ -148,7 +148,7 @@ def test_other_processes_and_loaders_are_not_affected(data: Data, expected: Expe
 
 
 def kill_first(monkeypatch: pytest.MonkeyPatch, most: int) -> list[int]:
-    """Kill the first fork servers, up to ``most``, before they read anything; return the ids of all started."""
+    """Kill the first ``most`` fork servers before they read anything. Return a list that gets all servers' ids."""
     start, started = fork_server._start_process, list[int]()
 
     def start_and_kill(*arguments: Any) -> subprocess.Popen[bytes]:
@@ -171,7 +171,7 @@ def test_fork_servers_killed_before_their_first_message(
         assert batches_of(make_loader(data, "shards", 2)) == expected["shards"][0]
     assert len(started) == 2 + 1
     said = [str(warning.message) for warning in warned]
-    assert [text.count("signal: Killed") for text in said] == [1, 1], "both worker processes died of one cause"
+    assert [text.count("signal: Killed") for text in said] == [1, 1], "both worker processes died for the same reason"
 
 
 @pytest.mark.parametrize("num_workers", [1, pytest.param(3, marks=pytest.mark.slow)])
@@ -190,7 +190,7 @@ def test_a_killed_fork_server_takes_its_worker_processes_with_it(data: Data, exp
 
     def kill_server() -> None:
         before, (server,) = find_worker_processes(), find_fork_servers()
-        # A fork would copy the locks of other threads, which nobody in the child would release.
+        # A fork would copy locks of other threads, which would never be released in the child.
         assert len(list(Path(f"/proc/{server}/task").iterdir())) == 1
         servers.append(server)
         send_signal(server, signal.SIGKILL)
@@ -240,7 +240,7 @@ def test_briefly_stopped_worker_processes_continue(data: Data, expected: Expecte
     kill_worker_processes(signal.SIGSTOP)
 
     def go_on() -> None:
-        time.sleep(0.3)  # They are silent for less than the allowed time.
+        time.sleep(0.3)  # The pause is shorter than the timeout.
         for process_id in process_ids:
             send_signal(process_id, signal.SIGCONT)
 
@@ -250,7 +250,7 @@ def test_briefly_stopped_worker_processes_continue(data: Data, expected: Expecte
     assert [*batches, *map(plain, iterator)] == expected["shards"][0]
 
 
-# Unable to start, or to survive a sample
+# Worker processes that cannot start or that a sample kills
 
 
 def exit_at_once(modules: Path) -> None:
@@ -317,11 +317,11 @@ def test_a_sample_that_always_kills_its_worker_process_is_named_and_no_other_bat
     named = str(error_info.value).rpartition(": ")[2].split(", ")
     assert key in named
     assert set(named) <= set(others)
-    # The first death may have several samples to choose from, and does not count then.
+    # The first death does not count if several samples may have caused it.
     assert len(list(modules.glob("death-*"))) in ((3, 4) if others_s else (3,))
 
 
-# Users' code kills its process, blocks, leaks, prints, and starts threads
+# User code that kills its process, blocks, leaks, prints, or starts threads
 
 
 def once(marker: Path, act: Callable[[], None]) -> Callable[[Any], Any]:
@@ -359,7 +359,7 @@ def test_code_that_ends_its_process_loses_no_batch(
     with warns_of_deaths() as warned:
         assert batches_of(loader) == batches_without(data)
     assert loader.stats().num_worker_restarts == 1
-    if name != "SIGSTOP":  # It is killed after it did not answer.
+    if name != "SIGSTOP":  # A stopped process is killed because it does not answer.
         assert name in str(warned[0].message)
         assert "MiB of memory before its last chunks" in str(warned[0].message)
 
@@ -419,14 +419,14 @@ def test_a_warning_comes_once_for_each_doubling() -> None:
     with pytest.warns(RuntimeWarning, match=r"uses 1\.098 GiB of memory, 1\.049 GiB more than at its start"):
         watch.record(1, limit + 1)
     watch.record(1, 2 * limit + 2)
-    watch.record(2, 3 * limit)  # Another process, which began with that much.
+    watch.record(2, 3 * limit)  # Another process has used this much from the start.
     with pytest.warns(RuntimeWarning, match="uses 2.195 GiB"):
         watch.record(1, 2 * limit + 3)
     assert watch.forget(1) == " (it used 2.195 GiB of memory before its last chunks)"
     assert watch.bytes_by_worker == {2: 3 * limit}
 
 
-MADE_BEFORE = 1  # Chunks before the first batch: one sample, to find the layout.
+MADE_BEFORE = 1  # One chunk, of one sample, is made before the first batch, to determine the layout.
 
 
 @pytest.fixture
@@ -478,7 +478,7 @@ def test_a_buffer_that_is_still_being_filled_is_not_reused(data: Data, modules: 
     wait_until(lambda: gate.count("begun") > held, "a thread is at work on the second batch")
     del iterator
     kept = list(loader)
-    assert buffer_of(kept[0][0]) is not None, "or this shows nothing"
+    assert buffer_of(kept[0][0]) is not None, "otherwise, the test shows nothing"
     gate.open()
     wait_until(lambda: gate.is_made(held), "that thread has finished its chunk")
     assert [plain(batch) for batch in kept] == batches_of(oracle)
@@ -499,7 +499,7 @@ def test_after_a_death_only_buffers_that_the_new_worker_process_knows_are_used(d
     held = MADE_BEFORE + 12 + 1
     gate = install_gate(modules, held=range(held, held + 1))
     loader = make_loader(data, "shards", 2, batch_size=8, prefetch_factor=3, persistent_workers=True)
-    buffers_of(loader)  # From here on there are buffers that are free.
+    buffers_of(loader)  # After this epoch, the pool has free buffers.
 
     def kill_worker_process() -> None:
         wait_until(lambda: gate.count("made") >= held + 2, "there are batches after the pending one")

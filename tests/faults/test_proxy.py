@@ -172,7 +172,7 @@ def test_faults_that_keep_connections_open(proxy: FaultProxy) -> None:
             assert headers.get("Retry-After") == ("1" if kind == "status_429" else None)
         proxy.set(Script(faults={"corrupt": 1.0}))
         for path, content in (("/empty", b""), ("/one", b"1")):
-            assert ask(connection, path=path)[2] == content  # Answers that are too short have no faults.
+            assert ask(connection, path=path)[2] == content  # These bodies are too short for faults.
         assert len(ask(connection, path="/chunked")[2]) == len(CONTENT)
 
 
@@ -214,7 +214,7 @@ def test_the_proxy_ends_with_a_killed_test() -> None:
         with connect(port) as connection:
             assert ask(connection)[0] == 502, "there is no server"
         tests.send_signal(signal.SIGKILL)
-        tests.stdout.read()  # The proxy has this pipe, too.
+        tests.stdout.read()  # The pipe ends when the proxy has also closed it.
     is_listened_to = True
     while is_listened_to:
         with socket.socket() as probe:

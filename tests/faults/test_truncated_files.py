@@ -1,4 +1,4 @@
-"""Truncated files, and systems that lack what programs expect: a writable /dev/shm, the working directory."""
+"""Truncated files, and systems without a writable /dev/shm or without the working directory."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ for dataset in datasets:
         print(error)
 """
 
-# Where no file system may be mounted: what torch and multiprocessing do there, as far as Python sees it.
+# Simulate a read-only /dev/shm where the test cannot mount one: raise the errors that torch and multiprocessing raise.
 STAND_IN = """
 import errno, multiprocessing, torch
 def refuse(*args, **kwargs):
@@ -130,7 +130,7 @@ def test_without_shared_memory_files_all_workers_work(packed: Path, images: Path
         (shardio.ShardMapDataset, {}),
         (shardio.ShardDataset, {"num_workers": 1}),
         (shardio.ImageFolder, {"num_workers": 1}),
-        # Torch's workers, which Python 3.14 would start from a fork server. It needs the directory.
+        # Torch's workers: Python 3.14 would start them from a fork server, which needs the directory.
         (shardio.ShardDataset, {"num_workers": 1, "multiprocessing_context": "fork"}),
     ],
 )
@@ -144,7 +144,7 @@ def test_a_run_outlives_its_working_directory(
     dataset = make(Path("..") / ("in" if make is shardio.ImageFolder else "out"))
     (tmp_path / "here").rmdir()
     with pytest.raises(FileNotFoundError):
-        os.getcwd()  # noqa: PTH109  # what Path.cwd would ask
+        os.getcwd()  # noqa: PTH109  # Path.cwd calls this
     assert dataset.digest == make(tmp_path / ("in" if make is shardio.ImageFolder else "out")).digest
     loader = shardio.DataLoader(dataset, batch_size=2, **options)
     labels = [label for _, labels in loader for label in labels.tolist()]

@@ -22,11 +22,11 @@ from tests.buffers import list_processes, wait_until
 
 __all__ = ["wait_until"]
 
-CROP = Compose([RandomResizedCrop(48), RandomHorizontalFlip()])  # Makes images that are large enough for buffers.
+CROP = Compose([RandomResizedCrop(48), RandomHorizontalFlip()])  # These images are large enough for buffers.
 
-BATCH_SIZE = 16  # Of six batches an epoch, each of which two or more workers make together.
+BATCH_SIZE = 16  # An epoch has six batches, each made by two or more workers.
 
-DEADLINE_S = 60.0  # How long to wait for something before the test fails.
+DEADLINE_S = 60.0  # The time after which a wait fails.
 
 Kind = Literal["shards", "map", "folder"]
 KINDS: tuple[Kind, ...] = ("shards", "map", "folder")
@@ -45,7 +45,7 @@ class Data:
 def make_loader(
     data: Data, kind: Kind = "shards", num_workers: int = 0, *, transform: Any = CROP, **options: Any
 ) -> DataLoader:
-    """Return a shuffling loader over one kind of dataset, the same for any number of workers. None of them hangs."""
+    """Return a shuffling loader over one kind of dataset, whose order does not depend on the number of workers."""
     timeout = DEADLINE_S if num_workers else 0
     options = {"batch_size": BATCH_SIZE, "num_workers": num_workers, "timeout": timeout, **options}
     fields = ("image", "label", "key")
@@ -62,12 +62,12 @@ def plain(batch: Any) -> list[list[Any]]:
 
 
 def batches_of(loader: Any) -> Batches:
-    """Return the batches as plain values, converted after the last one arrived: none may have changed until then."""
+    """Return the batches as plain values, which are made after the last batch has arrived, to detect changes."""
     return [plain(batch) for batch in list(loader)]
 
 
 def collect(loader: Any, batches: Batches, after_first: Callable[[], None] = lambda: None) -> None:
-    """Append the batches to a list, which keeps those before an error; call a function after the first one."""
+    """Append the batches to a list, which keeps those before an error. Call ``after_first`` after the first batch."""
     for batch in loader:
         batches.append(plain(batch))
         if len(batches) == 1:
@@ -121,7 +121,7 @@ def run_during(disturb: Callable[[], None]) -> Iterator[None]:
 
 
 def install_poison(modules: Path, key: str, max_deaths: int, others_s: float = 0.0) -> None:
-    """Make up to ``max_deaths`` worker processes abort when they make a chunk with that sample.
+    """Make up to ``max_deaths`` worker processes abort when they make a chunk that has the sample ``key``.
 
     Each creates a file ``death-<n>``. All other chunks take ``others_s`` longer than usual.
     """
@@ -141,9 +141,9 @@ def install_poison(modules: Path, key: str, max_deaths: int, others_s: float = 0
 
 
 def install_meeting(modules: Path, num_threads: int, num_before: int) -> None:
-    """Make a worker process's threads wait, after ``num_before`` chunks, until ``num_threads`` are busy at once.
+    """Make a worker process's threads wait, after ``num_before`` chunks, until ``num_threads`` of them are busy.
 
-    If they never are, create a file ``missed``.
+    If this does not happen in time, create a file ``missed``.
     """
     _install(
         modules,

@@ -1,4 +1,4 @@
-"""A ``collate_fn`` in a module of its own, which worker processes import sooner than one that imports a framework."""
+"""A ``collate_fn`` in its own module, which worker processes import faster than a module that imports a framework."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ def collate(samples: list[tuple[int, str]]) -> dict[str, Any]:
 
 
 def number_of(key: str) -> int:
-    """Return a number for ``class-2/name-003``: Trainer only sends numbers between ranks."""
+    """Return the number of a key such as ``class-2/name-003``. Trainer can only gather numbers from ranks."""
     return int("".join(filter(str.isdigit, key)))

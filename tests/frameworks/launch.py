@@ -1,7 +1,7 @@
 """Ranks for tests of frameworks: processes with torchrun's variables and a gloo group that call a function.
 
-``python -m tests.frameworks.launch MODULE:FUNCTION FOLDER WORLD_SIZES ARGUMENTS`` imports the module, and so the
-framework, once. Then it forks the ranks of one world after the other.
+``python -m tests.frameworks.launch MODULE:FUNCTION FOLDER WORLD_SIZES ARGUMENTS`` imports the module, and with it the
+framework, once. It then forks the ranks of each world in turn.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def error_of(call: Callable[[], object]) -> str:
 
 
 def record_epochs(folder: Path, epochs: Sequence[Sequence[Sequence[Hashable]]]) -> None:
-    """Record what this rank received: for each epoch, the keys of each batch."""
+    """Record the keys of each batch that this rank receives, for each epoch."""
     with CoverageRecorder(folder) as recorder:
         for batches in epochs:
             assert len(list(recorder.watch(batches))) == len(batches)
@@ -84,7 +84,7 @@ def check_epochs(
     world_size: int = 2,
     num_repeats: int | None = None,
 ) -> None:
-    """Fail unless each recorded epoch has every sample once over all ranks, plus the repeats that pad it."""
+    """Assert that the ranks of each recorded epoch received every sample once, plus the repeats that pad it."""
     epochs = merge_recordings(sorted(recordings.glob("*.cov")))
     num_repeats = -len(keys) % world_size if num_repeats is None else num_repeats
     deliveries = [epoch.num_deliveries for epoch in epochs]
@@ -95,9 +95,9 @@ def check_epochs(
 
 if __name__ == "__main__":
     _, target, folder, world_sizes, arguments = sys.argv
-    for module in (target.split(":")[0], "torch._dynamo"):  # Each rank would import the second one to prepare a model.
+    for module in (target.split(":")[0], "torch._dynamo"):  # Preparing a model imports torch._dynamo.
         importlib.import_module(module)
-    gc.freeze()  # Frameworks call gc.collect() often. It would search all that was imported.
+    gc.freeze()  # Frameworks often call gc.collect(), which would search everything that was imported.
     for world_size in json.loads(world_sizes):
         own = Path(folder, str(world_size))
         own.mkdir()

@@ -1,4 +1,4 @@
-"""Accelerate delivers every sample of two epochs once, also resumed. A second split is an error."""
+"""Accelerate delivers every sample of two epochs once, even in a resumed run. A second split is an error."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def keys(packed: Path) -> list[str]:
 def test_two_ranks(packed: Path, tmp_path: Path, keys: list[str]) -> None:
     launch("tests.frameworks.with_accelerate:run", tmp_path, packed)
     first, second = returned(tmp_path, 2)
-    # Every sample of two epochs with each of Accelerate's options, and of one resumed from Accelerate's checkpoint.
+    # Check two epochs with each of Accelerate's options, and one that is resumed from Accelerate's checkpoint.
     names = [f"{kind}-{option}" for kind in with_accelerate.MAKERS for option in with_accelerate.CONFIGURATIONS]
     assert first["batches"] == second["batches"] == dict.fromkeys(names, 3)
     for name in names:
@@ -68,7 +68,7 @@ def test_two_ranks(packed: Path, tmp_path: Path, keys: list[str]) -> None:
 @pytest.mark.parametrize("shuffled", [False, True])
 @pytest.mark.parametrize("remainder", get_args(Remainder))
 def test_only_repeats_are_removed_from_gathered_metrics(shuffled: bool, remainder: Remainder) -> None:
-    """Gathering joins the last batches of the ranks in order."""
+    """Accelerate concatenates the last batches of the ranks in order, and cuts off the repeats."""
     for num_samples, start, world_size, batch_size in itertools.product(
         (0, 1, 21, 24), (0, 3), range(1, 6), range(1, 5)
     ):
@@ -129,7 +129,7 @@ def test_accelerate_tracks_an_epoch_until_it_ends_or_is_left(packed: Path, prepa
     for _ in ended:
         is_last = accelerator.gradient_state.end_of_dataloader
     assert is_last
-    # Once: older versions fail the second time.
+    # The loader must not be removed again, which fails in older versions.
     with mock.patch.object(GradientState, "_remove_dataloader") as removed:
         assert next(ended, None) is None
         del ended
@@ -154,7 +154,7 @@ def test_a_second_split_is_an_error_in_workers_too(packed: Path, context: str | 
 
 
 class Passing(IterableDataset[Any]):
-    """A user-defined dataset around another one that passes on its attributes."""
+    """A user-defined dataset that wraps another dataset and passes its attributes on."""
 
     def __init__(self, inner: Any, **attributes: Any) -> None:
         self.inner = inner

@@ -1,4 +1,4 @@
-"""Real ranks deliver each sample once, also resumed, and the code in docs/frameworks.md works when pasted."""
+"""Real ranks deliver each sample once, even in resumed runs, and the code in docs/frameworks.md works when pasted."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def test_the_trainer_on_one_rank_and_two_delivers_or_fails(packed: Path, tmp_pat
     for world_size, kind in itertools.product((1, 2), ("shards", "sampled")):
         for what in ("training", "resumed"):
             check_epochs(tmp_path / str(world_size) / kind / what, numbers, world_size=world_size)
-    # Its own loader splits a map-style dataset over two ranks and fills the last batches. It must not split shards.
+    # Trainer's own loader splits a map-style dataset over two ranks and fills the last batches, but not shards.
     for name in ("map-style", "not-split"):
         check_epochs(tmp_path / "2" / name / "training", numbers, num_repeats=3)
     for rank in returned(tmp_path, 2):
         for name, splitter in SPLITTERS.items():
             assert f"{splitter} splits the samples over 2 processes" in rank[name]
             assert "Pass the framework a shardio.DataLoader" in rank[name]
-    # On one rank, its own loader is correct.
+    # On one rank, Trainer's own loader is correct.
     for name in ("dispatched", "shared", "map-style", "not-split"):
         check_epochs(tmp_path / "1" / name / "training", numbers, world_size=1)
     # Skipping batches without the loader's state is an error.
@@ -95,13 +95,13 @@ def _one_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, packed: Path) 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_one_process")
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata calls it in torch.
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata makes torch call set_vital.
 def test_whole_scripts_work_when_pasted(packed: Path) -> None:
     accelerate, torchdata = (block for block in BLOCKS if block.startswith("import"))
     exec(accelerate, names := dict[str, Any]())
     state = names["loader"].state_dict()
     assert (state["epoch"], state["position"]) == (1, 21)
-    exec(accelerate, names := dict[str, Any]())  # It has nothing left to do.
+    exec(accelerate, names := dict[str, Any]())  # The resumed run is already complete.
     assert names["loader"].state_dict() == state
     exec(torchdata, names := dict[str, Any]())
     assert sorted(names["received"]) == sorted(ShardDataset(packed, fields="key"))

@@ -29,10 +29,10 @@ def test_batches_are_those_of_torchvisions_folder(images: Path, is_training: boo
             batch_size=4,
             is_training=is_training,
             use_prefetcher=use_prefetcher,
-            scale=(1.0, 1.0),  # Only the size of the crop is random then,
+            scale=(1.0, 1.0),  # With these settings and square images, the only random value is the crop's size.
             ratio=(1.0, 1.0),
             hflip=0.0,
-            color_jitter=None,  # and the images are square.
+            color_jitter=None,
             num_workers=0,
             device=torch.device("cpu"),
         )

@@ -1,4 +1,4 @@
-"""torchdata's StatefulDataLoader with shardio's order delivers every sample once, stopped and resumed anywhere."""
+"""torchdata's StatefulDataLoader with shardio's order delivers every sample once, even if stopped and resumed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from shardio import EpochSampler, ShardDataset, ShardMapDataset, StateError
 from shardio.check import Coverage, Delivery, ExpectedSamples, make_report
 from tests.raising import assert_raises
 
-pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata calls it in torch.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:'set_vital' is deprecated:UserWarning"
+)  # torchdata makes torch call set_vital.
 
 
 def make_shards(packed: Path, *, known_batch_size: int | None = None, num_workers: int = 0, **options: Any) -> Any:
@@ -34,7 +36,7 @@ KINDS = [make_shards, make_sampled]
 
 
 def run(make: Any, packed: Path, *, epochs: int, stop: Any = None, **options: Any) -> list[list[str]]:
-    """Return the keys of each epoch, stopped in epoch stop[0] after stop[1] batches and resumed by new objects."""
+    """Return the keys of each epoch. ``stop`` is the epoch and the batch after which new objects resume the run."""
     loader, order = make(packed, **options)
     found = []
     for epoch in range(epochs):

@@ -54,7 +54,7 @@ def run(folder: Path, packed: str) -> dict[str, Any]:
 
 
 def deliver(folder: Path, make: Callable[..., DataLoader], packed: str, options: dict[str, Any]) -> int:
-    """Record two epochs, with an interruption in the second one. Return the number of batches of a prepared loader."""
+    """Record two epochs, with an interruption in the second one. Return the prepared loader's length in batches."""
     loader = prepare(make(packed), **options)
     assert loader.stats().num_batches == 0
     with CoverageRecorder(folder, key=1) as recorder:
@@ -93,7 +93,7 @@ def saved_and_loaded(folder: Path, packed: str) -> Iterator[Any]:
 
 
 def synchronized(loader: DataLoader) -> list[list[bool]]:
-    """Return after which batches of each epoch gradients are synchronized, with accumulation over two batches."""
+    """Accumulate gradients over two batches. Return, for each batch of each epoch, whether they are synchronized."""
     accelerator = Accelerator(gradient_accumulation_steps=2)
     model, loader = accelerator.prepare(torch.nn.Linear(1, 1), loader)
     epochs = list[list[bool]]()

@@ -14,7 +14,7 @@ from shardio.libraries import import_library
 from shardio.world import find_world
 from tests.frameworks.launch import Own, record_epochs
 
-import_library("torchvision")  # Lightning imports torchvision. Not every build of it loads with every torch.
+import_library("torchvision")  # Lightning imports torchvision, which may not match torch.
 from lightning.pytorch import LightningModule, Trainer  # noqa: E402
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
 from lightning.pytorch.utilities import CombinedLoader  # noqa: E402
@@ -45,12 +45,12 @@ MAKERS = {"shards": make_loaders, "sampled": make_sampled, "own": make_own, "in 
 
 
 def keys_of(batch: Any) -> list[str]:
-    """Return the keys in a batch of labels and keys, or of keys alone."""
+    """Return the keys in a batch of labels and keys, or of only keys."""
     return list(batch if isinstance(batch[0], str) else batch[1])
 
 
 class Recorded(LightningModule):
-    """Records the epoch, the number and the keys of each batch."""
+    """A module that records the epoch, the number and the keys of each batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Recorded(LightningModule):
 def fit(folder: Path, packed: str, kind: str) -> None:
     """Train for two epochs, with a checkpoint after two batches of the second one, then resume from it.
 
-    Record what arrived: ``training``, ``resumed`` including what came before the checkpoint, and ``validation``.
+    Record the batches in ``training``, ``validation`` and ``resumed``, which includes those before the checkpoint.
     """
     make = MAKERS[kind]
     whole, rest = Recorded(), Recorded()
@@ -129,7 +129,7 @@ def trainer(folder: Path, **options: Any) -> Trainer:
 
 
 def copy_combined(packed: str) -> None:
-    """In the middle of an epoch, copy loaders that Lightning combines, without their iterators, as its loops do."""
+    """In the middle of an epoch, copy loaders that Lightning combines, without their iterators, like its loops."""
     for make in MAKERS.values():
         loaders = make(packed)
         combined = CombinedLoader(list(loaders), "min_size")

@@ -24,7 +24,7 @@ NUM_SAMPLES = len(Own())
 
 
 class Shares(torch.utils.data.IterableDataset[str]):
-    """The same as a stream, of which each rank and each worker yields its share."""
+    """A stream of the same samples, of which each worker of each rank yields its share."""
 
     def __iter__(self) -> Iterator[str]:
         world, info = find_world(), torch.utils.data.get_worker_info()
@@ -66,7 +66,7 @@ def _set_epoch(loader: Any, epoch: int) -> None:
 
 def train_with_accelerate(folder: Path, **options: Any) -> None:
     """Receive a whole epoch, one with skipped batches and, if Accelerate keeps a state, a resumed one."""
-    set_seed(5)  # Accelerate's sampler needs the same one on all ranks.
+    set_seed(5)  # Accelerate's sampler needs the same seed on all ranks.
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, **options))
 
     def make() -> Any:

@@ -16,7 +16,7 @@ from shardio.world import find_world
 from tests.frameworks.collation import collate
 from tests.frameworks.launch import error_of, record_epochs
 
-import_library("torchvision")  # Transformers imports torchvision. Not every build of it loads with every torch.
+import_library("torchvision")  # Transformers imports torchvision, which may not match torch.
 from transformers import Trainer, TrainerCallback, TrainingArguments  # noqa: E402
 from transformers.trainer_pt_utils import IterableDatasetShard  # noqa: E402
 
@@ -38,7 +38,7 @@ class ShardTrainer(Trainer):
 
 
 class LoaderState(TrainerCallback):
-    """Save the loader's state with each checkpoint, and load it when training resumes."""
+    """A callback that saves the loader's state with each checkpoint and loads it when training resumes."""
 
     def on_save(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **others: Any) -> None:
         if state.is_world_process_zero:
@@ -73,7 +73,7 @@ def run(folder: Path, packed: str) -> dict[str, Any]:
     shares = {"accelerator_config": {"dispatch_batches": False}}
     alone = ShardDataset(packed, fields=("label", "key"), shuffle=True, rank=0, world_size=1)
     return {
-        # After an error, torch may wait for workers for 5 s: it has none.
+        # Without workers, torch does not wait 5 s for them after an error.
         "skipped": error_of(
             lambda: resume(folder / "shards", datasets["shards"], ignore_data_skip=False, num_workers=0)
         ),
@@ -132,6 +132,6 @@ def train(
 
 
 def by_hand(packed: str) -> None:
-    """Wrap the dataset of one of two ranks as older versions of Trainer did."""
+    """Wrap the dataset of one of two ranks like older versions of Trainer."""
     dataset = ShardDataset(packed, fields="label", rank=0, world_size=2)
     list(TorchLoader(IterableDatasetShard(dataset, 4, num_processes=2), 4))

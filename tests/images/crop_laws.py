@@ -1,4 +1,4 @@
-"""The law of crops, a part is that part of the full decode, and independent full decodes to hold it against."""
+"""The law that a decoded part of an image equals that part of the full decode, and independent full decodes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def scaled_size(size: tuple[int, int], scale: int) -> tuple[int, int]:
 
 
 def full_decode(content: bytes, size: tuple[int, int], scale: int = 1, *, strict: bool = True) -> Array:
-    """Return what libjpeg-turbo makes of a whole JPEG of a size, at 1/scale of it."""
+    """Return a whole JPEG, decoded by libjpeg-turbo at 1/scale of its size."""
     height, width = scaled_size(size, scale)
     least = {"min_height": height, "min_width": width} if scale > 1 else {}
     pixels = np.asarray(simplejpeg.decode_jpeg(content, strict=strict, **least))
@@ -60,7 +60,7 @@ def part(pixels: Array, box: Box) -> Array:
 
 
 def all_boxes(height: int, width: int, first: int = 0, every: int = 1) -> list[Box]:
-    """Return every part of a picture, or from the first one on, one of so many."""
+    """Return every part of a picture, or, starting at number ``first``, one out of ``every`` parts."""
     tall = [(top, bottom - top) for top in range(height) for bottom in range(top + 1, height + 1)]
     wide = [(left, right - left) for left in range(width) for right in range(left + 1, width + 1)]
     chosen = (
@@ -70,13 +70,13 @@ def all_boxes(height: int, width: int, first: int = 0, every: int = 1) -> list[B
 
 
 def some_boxes(height: int, width: int, number: int) -> list[Box]:
-    """Return about so many of all parts of a picture, at equal distances."""
+    """Return about ``number`` parts of a picture, evenly spaced among all parts."""
     num_boxes = height * (height + 1) // 2 * (width * (width + 1) // 2)
     return all_boxes(height, width, every=1 + num_boxes // number)
 
 
 def random_boxes(height: int, width: int, number: int, random: np.random.Generator) -> list[Box]:
-    """Return parts of a picture, small and large ones, and such as touch its borders."""
+    """Return small and large parts of a picture, some of which touch its borders."""
     boxes = []
     for _ in range(number):
         (top, rows), (left, columns) = _stretch(height, random), _stretch(width, random)
@@ -85,7 +85,7 @@ def random_boxes(height: int, width: int, number: int, random: np.random.Generat
 
 
 def _stretch(length: int, random: np.random.Generator) -> tuple[int, int]:
-    """Return the start and the length of a part of a row, whose ends often are the row's."""
+    """Return the start and the length of a part of a row. The part often includes an end of the row."""
     longest = min(4, length) if random.random() < 0.5 else length
     part_length = int(random.integers(1, longest + 1))
     start = [0, length - part_length, int(random.integers(0, length - part_length + 1))][random.integers(3)]
@@ -94,7 +94,7 @@ def _stretch(length: int, random: np.random.Generator) -> tuple[int, int]:
 
 @cache
 def edge_boxes(height: int, width: int, unit: int = 8) -> list[Box]:
-    """Return parts whose borders lie on, before and behind those of units, and at the picture's own."""
+    """Return parts whose borders are within one pixel of the borders of units and of the picture."""
     rows, columns = _edges(height, unit), _edges(width, unit)
     return [
         Box(top, left, bottom - top, right - left)
@@ -121,7 +121,7 @@ def assert_parts(
     orientation: Orientation = "ignore",
     name: str = "",
 ) -> None:
-    """Check that these parts of a file are the parts of what is expected of the whole, also where the kernel draws."""
+    """Check that parts of a file equal the same parts of the expected image, with the kernel and without it."""
     picture = open_image(content, orientation=orientation)
     assert scaled_size(picture.size, scale) == expected.shape[:2], name
     boxes = list(boxes)
@@ -133,21 +133,21 @@ def assert_parts(
 
 
 def assert_parts_by_kernel(content: bytes, expected: Array, boxes: Sequence[Box], *, name: str = "") -> int:
-    """Check those of some parts of a JPEG that the kernel draws; return how many they are."""
+    """Check the parts of a JPEG that the kernel renders. Return their number."""
     num_drawn = 0
     for start in range(0, len(boxes), 64):
         some = boxes[start : start + 64]
         for box, pixels, is_drawn in zip(some, *render_parts(content, some), strict=True):
             if is_drawn and not np.array_equal(pixels, part(expected, box)):
                 raise AssertionError(
-                    f"{name}: {box} of {expected.shape[:2]} has other pixels where the kernel draws it"
+                    f"{name}: {box} of {expected.shape[:2]} has other pixels when the kernel renders it"
                 )
             num_drawn += int(is_drawn)
     return num_drawn
 
 
 def tile_by_hand(content: bytes) -> bytes:
-    """Return a JPEG that has restart intervals with a tile table, found by looking for the markers."""
+    """Return a JPEG that has restart intervals with a tile table, which is made by searching for the markers."""
     spans = list(segments_of(content))
     frame = next(start for marker, start, _ in spans if marker in (0xC0, 0xC1))
     interval = next(content[start + 4 : end] for marker, start, end in spans if marker == 0xDD)

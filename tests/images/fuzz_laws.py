@@ -1,4 +1,4 @@
-"""The laws of damaged image files: reading them gives a meaningful error or the right pixels."""
+"""The laws of damaged image files: reading them raises a meaningful error or returns the right pixels."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from tests.images.mutations import Original, Originals, mutate
 from tests.images.pictures import TURNS, Array, read_by_pillow
 
 MAX_PIXELS = 2**17
-"""More than any undamaged file here has; files that claim more must be refused."""
+"""A limit that all undamaged files here respect. Files that claim to have more pixels must be refused."""
 
 TILING_SHARE = 1.0
-"""The share of files that are also tiled, which takes much longer than reading."""
+"""The fraction of files that are also tiled, which takes much longer than reading."""
 
 MARKER_OF_NO_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 
@@ -44,9 +44,9 @@ def make_damaged_file(seed: int, originals: Originals) -> tuple[bytes, list[Orig
 
 
 def check_file(content: bytes, made_of: list[Original], rng: random.Random) -> list[str]:
-    """Read a damaged file, and tile it; return the outcomes."""
+    """Read a damaged file, and usually tile it. Return the outcomes."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow warns of much that is unusual.
+        warnings.simplefilter("ignore")  # Pillow warns about many unusual files.
         outcomes = check_reading(content, made_of, rng)
         if rng.random() < TILING_SHARE:
             outcomes.append(check_tiling(content))
@@ -54,7 +54,7 @@ def check_file(content: bytes, made_of: list[Original], rng: random.Random) -> l
 
 
 def check_reading(content: bytes, made_of: list[Original], rng: random.Random) -> list[str]:
-    """Read one or two parts of a file; return the outcomes."""
+    """Read one or two parts of a file. Return the outcomes."""
     orientation: Orientation = "apply" if rng.random() < 0.2 else "ignore"
     try:
         picture = open_image(content, orientation=orientation, max_pixels=MAX_PIXELS)
@@ -81,7 +81,7 @@ def check_reading(content: bytes, made_of: list[Original], rng: random.Random) -
 
 
 def check_tiling(content: bytes) -> str:
-    """Tile a file; libjpeg must read the tiled file as it reads the file, strictly, or refuse both."""
+    """Tile a file. In strict mode, libjpeg must read the same pixels from both files, or refuse both."""
     try:
         tiled = tile_jpeg(content)
     except NotTileable as error:
@@ -118,10 +118,10 @@ def _judge(
     box: Box,
     scale: int,
 ) -> str:
-    """Return what confirms the pixels, usually a full decode of the same bytes by libjpeg or Pillow.
+    """Check pixels. Return the name of the decode that has them, usually a full one by libjpeg or Pillow.
 
-    If restart markers are damaged elsewhere, libjpeg may lose synchronization, while the tile table does not. Then the
-    pixels are those from before the damage.
+    At damaged restart markers outside the box, libjpeg may lose synchronization, unlike a reader of the tile table. The
+    pixels are then those of the undamaged file.
     """
     if pixels.shape != (box.height, box.width, 3):
         raise LawBrokenError(f"the pixels have the shape {pixels.shape}, expected that of {box}")
@@ -146,7 +146,7 @@ def _judge(
 
 
 def _before_damage(content: bytes, made_of: list[Original]) -> Iterator[bytes]:
-    """Yield what a file was made of, the file up to the first foreign marker, and its head with the original scans."""
+    """Yield the original files, the file up to the first foreign marker, and its head with the original scans."""
     yield from (original.content for original in made_of)
     with contextlib.suppress(IndexError):
         foreign = MARKER_OF_NO_SCAN.search(content, scan_start(content))
@@ -172,7 +172,7 @@ def _without_foreign_markers(content: bytes) -> Iterator[bytes]:
 
 
 def _leniently(content: bytes, orientation: Orientation, scale: int) -> Array | None:
-    """Return as much of a JPEG as libjpeg decodes; None if it gives up."""
+    """Return the pixels that libjpeg decodes despite errors, or None if it decodes none."""
     try:
         height, width = Image.open(io.BytesIO(content)).size[::-1] if scale > 1 else (0, 0)
         if scale == 1:

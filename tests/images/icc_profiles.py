@@ -1,4 +1,4 @@
-"""ICC profiles, written byte by byte (ICC.1:2001-04, version 2), and the colors that they mean."""
+"""ICC profiles, written byte by byte (ICC.1:2001-04, version 2), and the colors that they define."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def gray_profile(gamma: float) -> bytes:
 
 
 def cmyk_profile() -> bytes:
-    """Return a profile in which lightness is all that ink changes: white paper, and black for each full ink."""
-    # 16 corners of the cube of four inks, the last ink varying fastest, each with L* 255 (white) or 0, and a* = b* = 0.
+    """Return a profile with white paper in which each full ink is black."""
+    # The cube of four inks has 16 corners, the last ink varying fastest, with L* 255 (white) or 0, and a* = b* = 0.
     corners = bytes(byte for corner in range(16) for byte in (255 if corner == 0 else 0, 128, 128))
     identity = struct.pack(">9i", *(65536 * (i % 4 == 0) for i in range(9)))
     table = bytes(range(256))
@@ -42,7 +42,7 @@ def cmyk_profile() -> bytes:
 
 
 def wide_rgb_to_srgb(pixels: Array) -> Array:
-    """Convert pixels of :func:`wide_rgb_profile` to sRGB, from the definitions of both (IEC 61966-2-1)."""
+    """Convert pixels of :func:`wide_rgb_profile` to sRGB, by the definitions of both (IEC 61966-2-1)."""
     linear = (pixels / 255) ** GAMMA @ WIDE_PRIMARIES.T @ np.linalg.inv(SRGB_PRIMARIES).T
     return _encode_srgb(linear)
 

@@ -124,7 +124,7 @@ def broken_headers(sizes: Sizes) -> Iterator[JpegFile]:
             "segment beyond the end": good[:2] + b"\xff\xe1\xff\xff" + good[2:],
             "stray byte between segments": good[:2] + b"\x00" + good[2:],
         }
-        if max(height, width) > 8:  # One MCU would keep every interval.
+        if max(height, width) > 8:  # A single MCU is correct with any restart interval.
             files["restart interval that the data does not keep"] = patch(good, 0xDD, 1, 1)
         for name, content in files.items():
             yield JpegFile(name=f"{name} {width}x{height}", content=content, tileable=False)
@@ -198,7 +198,7 @@ def _scan_header(content: bytes) -> int:
 
 
 def _overlong_block() -> bytes:
-    """Return a gray file whose only block has the code for 16 zeros four times, and so 65 coefficients."""
+    """Return a gray file whose only block has 65 coefficients, because it repeats the code for 16 zeros four times."""
     header = write_jpeg(flat(8, 8)[..., 0].copy(), Options(factors=GRAY))
     bits = "00" + "11111111001" * 4 + "11"
     return header[: scan_start(header)] + int(bits, 2).to_bytes(6, "big").replace(b"\xff", b"\xff\x00") + b"\xff\xd9"
@@ -227,7 +227,7 @@ ODD_FACTORS: dict[str, Factors] = {
     "gray 4x4": ((4, 4),),
     "gray 3x1": ((3, 1),),
 }
-"""Sampling factors that few encoders write; a baseline MCU holds at most ten blocks (T.81, B.2.3)."""
+"""Sampling factors that few encoders write. A baseline MCU holds at most ten blocks (T.81, B.2.3)."""
 
 FLAT_TABLES = dht_segment({(table_class, number): FLAT[table_class] for table_class in (0, 1) for number in (0, 1)})
 UNUSED_TABLES = dqt_segment({3: [255] * 64}) + dht_segment({(0, 1): DEEP[0], (1, 1): DEEP[1]})
@@ -347,7 +347,7 @@ def metadata(sizes: Sizes) -> Iterator[JpegFile]:
 
 
 def large() -> Iterator[JpegFile]:
-    """Yield an image of a photograph's size, and the longest row and column that libjpeg writes."""
+    """Yield an image as large as a photograph, and images of the longest row and column that libjpeg writes."""
     yield JpegFile(name="photograph", content=by_pillow(make_picture(375, 500), quality=92))
     yield JpegFile(name="longest row", content=by_pillow(flat(1, 65500)))
     yield JpegFile(name="longest column", content=by_pillow(flat(65500, 1)))
@@ -355,7 +355,7 @@ def large() -> Iterator[JpegFile]:
 
 @cache
 def small_corpus() -> tuple[JpegFile, ...]:
-    """Return a few hundred files, some of every kind. They take seconds to make."""
+    """Return a few hundred files, some of every kind. Making them takes seconds."""
     return tuple(_small_corpus())
 
 

@@ -43,7 +43,7 @@ KNOWN_TO_TURBOJPEG = {
     ((2, 2), (1, 2)),
     ((2, 2), (2, 1)),
 }
-"""Factors of luma and of both chromas for which TurboJPEG's interface, and so simplejpeg, has a name."""
+"""The factors of luma and of both chromas that TurboJPEG's interface, and therefore simplejpeg, supports."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,11 +51,11 @@ class JpegFile:
     """A JPEG file, or a file that is almost one.
 
     Args:
-        name: What is special about it; unique in a corpus.
+        name: The file's special feature, unique in a corpus.
         content: The file.
         tileable: Whether it can be tiled: SOF0 or SOF1, 8 bits, one scan with all of 1 or 3
-            components, no DNL, and entropy-coded data that has every MCU and ends at EOI, the last bytes of the file.
-        readers: Which of simplejpeg and Pillow support its sampling; only for tileable files.
+            components, no DNL, and entropy-coded data that has every MCU and ends at EOI, which ends the file.
+        readers: The libraries (simplejpeg, Pillow) that support the sampling of a tileable file.
     """
 
     name: str
@@ -92,7 +92,7 @@ def by_pillow(picture: Array, **options: Any) -> bytes:
 
 
 def by_cv2(picture: Array, *options: int) -> bytes:
-    """Encode with OpenCV; the options are its names and values in turn."""
+    """Encode with OpenCV, whose options alternate between names and values."""
     return cv2.imencode(".jpg", picture, list(options))[1].tobytes()
 
 
@@ -111,16 +111,16 @@ def noise(height: int, width: int) -> Array:
 
 
 def extremes(height: int, width: int) -> Array:
-    """Return random black and white: coefficients that reach the ends of their range."""
+    """Return random black and white pixels, whose coefficients reach the limits of their range."""
     return np.where(noise(height, width) < 128, 0, 255).astype(np.uint8)
 
 
 def waves(height: int, width: int) -> Array:
-    """Return in each block the signs of a basis function of the DCT: the largest coefficients of any frequency."""
+    """Return blocks with the signs of DCT basis functions, which have the largest coefficients of any frequency."""
     random = np.random.default_rng([2, height, width])
     rows, columns = np.indices((height, width))
     shape = (-(-height // 8), -(-width // 8))
-    # Half of the frequencies are 0, else few blocks would be even and few differences large.
+    # Half of the frequencies are 0, so that many blocks are even and many differences large.
     v, u = random.integers(-7, 8, (2, *shape)).clip(0)
     sign = random.choice([-1, 1], shape)
     block = (rows // 8, columns // 8)
@@ -130,13 +130,13 @@ def waves(height: int, width: int) -> Array:
 
 
 def chessboard(height: int, width: int) -> Array:
-    """Return an image of the highest frequency: long runs of zeros before the last coefficient."""
+    """Return an image of the highest frequency, whose blocks have long runs of zeros before the last coefficient."""
     rows, columns = np.indices((height, width))
     return np.repeat(((rows + columns) % 2 * 40 + 100).astype(np.uint8)[..., None], 3, axis=2)
 
 
 def split_picture(height: int, width: int) -> Array:
-    """Return noise next to one color, so that blocks of very unequal length follow each other."""
+    """Return noise next to a single color, so that adjacent blocks differ greatly in length."""
     picture = flat(height, width)
     picture[:, width // 2 :] = noise(height, width)[:, width // 2 :]
     return picture
@@ -160,7 +160,7 @@ def exif_with_thumbnail(thumbnail: bytes) -> bytes:
 
 
 def segments_of(content: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yield the marker's second byte, the start and the end of each segment up to the first scan's header."""
+    """Yield each segment's second marker byte, start and end, up to the first scan's header."""
     start = 2
     while True:
         end = start + 2 + int.from_bytes(content[start + 2 : start + 4], "big")
@@ -171,7 +171,7 @@ def segments_of(content: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def patch(content: bytes, marker: int, offset: int, value: int) -> bytes:
-    """Return the file with a byte changed at an offset in the payload of its first segment of this marker."""
+    """Return the file with one byte changed, at an offset in the payload of the first segment with a marker."""
     index = next(start for kind, start, _ in segments_of(content) if kind == marker) + 4 + offset
     return content[:index] + bytes([value]) + content[index + 1 :]
 

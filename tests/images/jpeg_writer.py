@@ -36,8 +36,8 @@ class HuffmanTable:
 
     @staticmethod
     def from_counts(counts: Mapping[int, int]) -> HuffmanTable:
-        """Build the best table for symbols that occur so often (T.81 K.2)."""
-        # The symbol 256 gets the code of all ones, which no table may contain.
+        """Build the optimal table for symbols with these counts (T.81 K.2)."""
+        # The extra symbol 256 reserves the code of all ones, which no table may contain.
         frequency = {**counts, 256: 1}
         num_bits = dict.fromkeys(frequency, 0)
         groups = {symbol: [symbol] for symbol in frequency}
@@ -98,17 +98,17 @@ Event = tuple[TableKey, int, int, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JpegOptions:
-    """The options of a file; it has as many components as there are factors.
+    """The options of a file, which has one component for each item of ``factors``.
 
     Args:
-        quality: Scale of the quantization tables, 1 to 100, as libjpeg understands it.
-        quantization: Tables to write in place of the standard ones, 64 values row by row, by identifier.
-        wide_quantization: Whether the tables are of 16 bits, unclipped; only SOF1 allows them.
-        huffman: Tables of Annex K, the best ones, those with the longest codes or those with codes of equal length.
-        restart_interval: Number of MCUs between restart markers; 0 writes a DRI that switches them off.
+        quality: libjpeg's scale of the quantization tables, 1 to 100.
+        quantization: Tables that replace the standard ones, by identifier, each with 64 values in row order.
+        wide_quantization: Whether the tables have unclipped 16-bit values, which only SOF1 allows.
+        huffman: The tables of Annex K, optimal ones, those with the longest codes or those with codes of equal length.
+        restart_interval: Number of MCUs between restart markers; 0 writes a DRI that disables them.
         precision: The number of bits that the frame header claims; samples always have 8 bits.
-        dnl: Whether a DNL segment after the first scan gives the height, not the frame's header.
-        parts: Order of the segments before the first scan; bytes are written unchanged.
+        dnl: Whether a DNL segment after the first scan gives the height, instead of the frame header.
+        parts: Order of the segments before the first scan. Parts that are bytes are written unchanged.
         fill: Number of bytes FF before each marker up to the first scan.
         fill_in_scan: Number of bytes FF before each marker after the first scan.
     """
@@ -197,7 +197,7 @@ def _mcu_counts(samples: Array, options: JpegOptions) -> tuple[int, int]:
 
 
 def _planes(samples: Array, options: JpegOptions) -> list[NDArray[np.float64]]:
-    """Return each component, centerd and at its size with the padding of the last MCUs."""
+    """Return the components, centered around 0 and subsampled, with the padding of the last MCUs."""
     values = samples.astype(np.float64) - 128
     if samples.shape[2] == 3 and not options.rgb:  # JFIF 1.02
         weights = [[0.299, -0.168736, 0.5], [0.587, -0.331264, -0.418688], [0.114, 0.5, -0.081312]]
@@ -208,7 +208,7 @@ def _planes(samples: Array, options: JpegOptions) -> list[NDArray[np.float64]]:
     padded = np.pad(values, ((0, below), (0, right), (0, 0)), mode="edge")
     planes = []
     for number, (h, v) in enumerate(options.factors):
-        # The mean over the area of each sample, also where the area is of one and a half pixels.
+        # A sample is the mean over its area, which may span one and a half pixels.
         image = Image.fromarray(padded[..., number].astype(np.float32))
         planes.append(np.asarray(image.resize((columns * h * 8, rows * v * 8), Image.Resampling.BOX), np.float64))
     return planes
@@ -231,8 +231,8 @@ def _blocks(plane: NDArray[np.float64], quantization: Sequence[int]) -> list[lis
     rows, columns = plane.shape[0] // 8, plane.shape[1] // 8
     blocks = plane.reshape(rows, 8, columns, 8).swapaxes(1, 2)  # [row, column, y, x]
     coefficients = (cosines @ blocks @ cosines.T).reshape(rows, columns, 64) / np.array(quantization)
-    rounded = np.trunc(coefficients + np.copysign(0.5, coefficients))  # halves away from zero, as libjpeg does
-    # Baseline has no codes for larger ones (tables F.1 and F.2).
+    rounded = np.trunc(coefficients + np.copysign(0.5, coefficients))  # Round halves away from zero, as libjpeg does.
+    # Baseline has no codes for coefficients outside these limits (tables F.1 and F.2).
     lowest = np.where(np.arange(64) == 0, -1024, -1023)
     quantized: list[list[list[int]]] = np.clip(rounded, lowest, 1023).astype(int)[..., ZIGZAG].tolist()
     return quantized
@@ -241,8 +241,8 @@ def _blocks(plane: NDArray[np.float64], quantization: Sequence[int]) -> list[lis
 def _intervals(
     samples: Array, scan: tuple[int, ...], options: JpegOptions
 ) -> Iterator[list[list[tuple[int, int, int]]]]:
-    """Yield the MCUs of each restart interval; an MCU lists component, row and column of its blocks."""
-    if len(scan) == 1:  # A.2.2: no padding to whole MCUs, and an MCU is a block.
+    """Yield the MCUs of each restart interval. An MCU is a list of its blocks' components, rows and columns."""
+    if len(scan) == 1:  # In A.2.2, an MCU is one block, and there is no padding to whole MCUs.
         (h, v), (h_max, v_max) = options.factors[scan[0]], _largest(options)
         rows = _ceil(_ceil(samples.shape[0] * v, v_max), 8)
         columns = _ceil(_ceil(samples.shape[1] * h, h_max), 8)

@@ -1,4 +1,4 @@
-"""Machines on which nothing was compiled or checked yet, for tests of the kernel's files."""
+"""Machines on which nothing has been compiled or checked yet, for tests of the kernel's files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WITHOUT_BUILT = "from shardio.images.kernel import loading; loading.find_targets
 
 
 def object_path() -> Path:
-    """Return the path of an object file with the functions for this processor, which a build leaves."""
+    """Return the path of the object file that the build has left, with the functions for this processor."""
     for target in find_targets():
         if (path := built_path(target).with_suffix(".o")).exists():
             return path
@@ -35,7 +35,7 @@ def start(code: str, cache: Path, *arguments: object) -> subprocess.Popen[str]:
 
 
 def run(code: str, cache: Path, *arguments: object) -> tuple[str, str]:
-    """Run a script on a machine with this folder for caches; return its output and its errors."""
+    """Run a script with ``cache`` as the folder for caches. Return its output and its errors."""
     process = start(code, cache, *arguments)
     found = process.communicate(timeout=60)
     assert process.returncode == 0, found
@@ -52,7 +52,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def _not_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if shardio had been built without functions for this processor. They are compiled by numba then."""
+    """Hide the built functions for this processor, so that numba compiles them."""
     pytest.importorskip("numba")
     monkeypatch.setattr(loading, "find_targets", list)
     monkeypatch.setattr(finding, "_finder", finding._Finder())
@@ -60,6 +60,6 @@ def _not_built(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def _no_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user's folder cannot be created, and no process may be started."""
+    """Make it impossible to create the user's folder, and fail if a process is started."""
     folder.parents[1].touch()
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("the outcome cannot be written"))

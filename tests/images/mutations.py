@@ -13,12 +13,12 @@ from tests.images.jpeg_files import GRAY, SAMPLINGS, by_pillow, exif_with_thumbn
 from tests.images.pictures import exif_of, make_picture, save
 
 INTERESTING = (0x00, 0x01, 0x02, 0x7F, 0x80, 0xC0, 0xC2, 0xC4, *range(0xD0, 0xDE), 0xE0, 0xE9, 0xEE, 0xFE, 0xFF)
-"""Bytes that have a meaning in a JPEG, or lie at the ends of a range."""
+"""Bytes that have a meaning in a JPEG or are the limits of a range."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Original:
-    """An undamaged file, and where segments of a JPEG lie up to its first scan's header, and parts of a tile table."""
+    """An undamaged file. For a JPEG, it has the spans of the segments before the scan, and of a tile table's parts."""
 
     content: bytes
     segments: tuple[tuple[int, int], ...] = ()
@@ -44,7 +44,7 @@ class Originals:
 
 
 def write_originals() -> Originals:
-    """Write JPEGs of every sampling, with restarts, metadata and other codings, tiled and not; and other formats."""
+    """Write tiled and untiled JPEGs of every sampling, with restarts, metadata and other codings, and other formats."""
     plain = [
         make_jpeg(f"{name} {size}", picture(*size), factors=factors, restart_interval=interval).content
         for name, factors in SAMPLINGS.items()
@@ -81,9 +81,9 @@ def write_originals() -> Originals:
 
 
 def mutate(original: Original, other: Original, rng: random.Random) -> bytes:
-    """Damage a file once or a few times, perhaps by parts of another one.
+    """Damage a file once or a few times, perhaps with parts of another file.
 
-    Only the first damage may be to a known part, as later ones have moved.
+    Only the first damage may hit a known span, because it may move the other spans.
     """
     content = bytearray(original.content)
     if original.tables and rng.random() < 0.3:
@@ -167,7 +167,7 @@ def _edit_segment(name: str, content: bytearray, span: Span, other: Original, rn
         case "take" if sources := other.tables or other.segments:
             first, end = rng.choice(sources)
             content[start:stop] = other.content[first:end]
-        case "claim size":  # Another height or width in the frame header; in one case of four without the data.
+        case "claim size":  # Change the height or width in the frame header, and sometimes remove the data.
             at = max(content.find(b"\xff\xc0\0"), 0) + rng.choice((5, 7))
             now = int.from_bytes(content[at : at + 2], "big")
             content[at : at + 2] = max(0, rng.choice((0, 0, 1, now - 8, now + 8, 400, 65500))).to_bytes(2, "big")
@@ -181,11 +181,11 @@ SEGMENT_EDITS: tuple[SpanEdit, ...] = tuple(
 )
 
 TABLE_HEADER = 4 + 11 + 11
-"""Bytes before the lengths: the headers of the segment, the part and the table."""
+"""The number of bytes before the lengths: the headers of the segment, the part and the table."""
 
 
 def _edit_table(name: str, content: bytearray, span: Span, other: Original, rng: random.Random) -> None:
-    """Damage the lengths in a tile table of one part, two bytes each."""
+    """Damage the lengths, of two bytes each, in a tile table of one part."""
     lengths = range(span[0] + TABLE_HEADER, span[1] - 1, 2)
     first, second = rng.choice(lengths), rng.choice(lengths)
     if name == "swap":
@@ -193,7 +193,9 @@ def _edit_table(name: str, content: bytearray, span: Span, other: Original, rng:
         content[first : first + 2], content[second : second + 2] = two, one
         return
     by = rng.choice((-2, -1, 1, 2, 3, 10, 40, -40))
-    for at, change in ((first, by), (second, -by))[: 2 if name == "move boundary" else 1]:  # The sum stays the same.
+    for at, change in ((first, by), (second, -by))[
+        : 2 if name == "move boundary" else 1
+    ]:  # Moving a boundary does not change the sum.
         content[at : at + 2] = ((int.from_bytes(content[at : at + 2], "big") + change) % 65536).to_bytes(2, "big")
 
 

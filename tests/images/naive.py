@@ -40,9 +40,9 @@ def crop(image: NDArray[Any], box: Box, mode: Any = "constant", color: float = 0
 
 
 def resize(image: Array, height: int, width: int, *, resampling: Resampling) -> Array:
-    """Resize an array by OpenCV or by Pillow, across first, as all versions of Pillow before 13 do.
+    """Resize an array by OpenCV or by Pillow, horizontally first, like all versions of Pillow before 13.
 
-    OpenCV only looks at the nearest four pixels. So where both sides are halved, Pillow averages.
+    OpenCV only interpolates between the nearest four pixels. If both sides are at least halved, Pillow averages.
     """
     if image.shape[0] >= 2 * height and image.shape[1] >= 2 * width and resampling == "bilinear":
         resampling = "antialiased bilinear"
@@ -53,7 +53,7 @@ def resize(image: Array, height: int, width: int, *, resampling: Resampling) -> 
 
 
 def resize_bilinear(image: Array, height: int, width: int) -> Array:
-    """Resize an array by OpenCV, or where its build rounds differently, by what test_bilinear.py compares with it."""
+    """Resize an array by OpenCV, or, if its build rounds differently, by the code that test_bilinear.py tests."""
     if not is_opencv_equal():
         return crop_plan.resize_bilinear(image, height, width)
     return np.asarray(cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR), dtype=np.uint8)
@@ -91,7 +91,7 @@ def transform_all(steps: Sequence[Geometry], images: Sequence[Array], rng_keys: 
 
 
 def draw_steps(random: np.random.Generator, smallest: int, largest: int) -> list[Geometry]:
-    """Draw one to five transforms, in any order, whose results have sides within these bounds."""
+    """Draw one to five transforms, in any order, whose results have sides from ``smallest`` to ``largest``."""
 
     def side() -> int:
         return int(random.integers(smallest, largest + 1))

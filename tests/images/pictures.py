@@ -15,7 +15,7 @@ from shardio.images.converting import convert_image
 Array = NDArray[np.uint8]
 
 SIZES = [(1, 1), (2, 2), (3, 5), (1, 17), (17, 1), (32, 48), (101, 67), (375, 500)]
-"""Heights and widths: less than a block, odd ones, single rows and columns, and a photograph's."""
+"""Heights and widths: smaller than a block, odd, a single row or column, and that of a photograph."""
 
 TURNS: dict[int, Any] = {
     1: lambda image: image,
@@ -27,7 +27,7 @@ TURNS: dict[int, Any] = {
     7: lambda image: image[::-1, ::-1].transpose(1, 0, 2),
     8: lambda image: np.rot90(image),
 }
-"""Turns an image of each EXIF orientation upright (EXIF 2.3, tag 274)."""
+"""The function that turns an image upright, for each EXIF orientation (EXIF 2.3, tag 274)."""
 
 
 def make_picture(height: int, width: int, seed: int = 0) -> Array:
@@ -60,7 +60,7 @@ def convert(content: bytes, to: ConvertedFormat, **options: Any) -> bytes:
 
 
 def psnr_db(image: Image.Image | Array, other: Image.Image | Array) -> float:
-    """Return the peak signal-to-noise ratio of two images of one shape; similar images have a high one."""
+    """Return the peak signal-to-noise ratio of two images of the same shape, which is high for similar images."""
     one, two = np.asarray(image), np.asarray(other)
     assert one.shape == two.shape
     error = np.mean((one.astype(float) - two) ** 2)

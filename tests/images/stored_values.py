@@ -1,4 +1,4 @@
-"""Files of PNG, TIFF and Netpbm that hold known values of any type. They are written byte by byte."""
+"""PNG, TIFF and Netpbm files that hold known values of any type, and are written byte by byte."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def write_tiff(
     photometric: int | None = None,
     deflates: bool = False,
 ) -> bytes:
-    """Return a TIFF with one strip (for each plane)."""
+    """Return a TIFF with one strip, or with one strip for each plane."""
     height, width = values.shape[:2]
     samples = values.shape[2] if values.ndim == 3 else 1
     data = values.astype(values.dtype.newbyteorder("<" if order == "<" else ">"))

@@ -1,4 +1,4 @@
-"""Bilinear resizing has OpenCV's pixels, also if a build of OpenCV rounds differently."""
+"""Bilinear resizing gives OpenCV's pixels, even if a build of OpenCV rounds differently."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ needs_usual_opencv = pytest.mark.skipif(not is_opencv_equal(), reason="this buil
 
 @pytest.fixture
 def other_opencv(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An OpenCV that rounds differently where both sides shrink."""
+    """Simulate an OpenCV that rounds differently if both sides shrink."""
     usual = cv2.resize
 
     def resize_differently(image: Any, size: tuple[int, int], **options: Any) -> Any:

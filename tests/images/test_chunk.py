@@ -1,6 +1,6 @@
 """Chunks: pictures and a crop plan become pixels in the rows of a batch.
 
-They are those of the plan's transforms, applied one after another to whole arrays.
+The pixels are those of the plan's transforms, applied one after another to whole arrays.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _small_boxes_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _scale_of(box: Box, size: tuple[int, int]) -> int:
-    """Return the largest of 1, 2, 4 and 8 by which a box can shrink and stay at least as large as its new size."""
+    """Return the largest of 1, 2, 4 and 8 by which a box can shrink without becoming smaller than its new size."""
     fits = [scale for scale in (1, 2, 4, 8) if scale * size[0] <= box.height and scale * size[1] <= box.width]
     return max(fits, default=1)
 
@@ -99,7 +99,7 @@ def _scale_of(box: Box, size: tuple[int, int]) -> int:
 def _sample(smaller: Array, box: Box, size: tuple[int, int], scale: int) -> NDArray[np.float64]:
     """Return a box resized from a picture at 1/scale, by bilinear interpolation between the centers of its pixels.
 
-    The box has the same borders as in the full picture, in fractions of pixels. Only pixels that it touches count.
+    The box has the same borders as in the full picture, in fractions of pixels. Only pixels that it touches are used.
     """
 
     def neighbors(start: int, length: int, num_after: int) -> tuple[NDArray[np.int64], NDArray[np.int64], Any]:
@@ -116,14 +116,14 @@ def _sample(smaller: Array, box: Box, size: tuple[int, int], scale: int) -> NDAr
 
 
 MAX_ERROR = 10
-"""OpenCV's error when it samples noise: it rounds points to 1/32 of a pixel. A wrong scale differs far more."""
+"""OpenCV's maximum error for noise, because it rounds points to 1/32 of a pixel. A wrong scale differs far more."""
 
 LIMITS = [
     *((Box(0, 0, *size), (8, 8)) for size in ((64, 64), (64, 63), (63, 64))),
     *((Box(3, 5, *size), (8, 8)) for size in ((31, 60), (32, 90))),
     (Box(91, 124, 8, 8), (1, 1)),
 ]
-"""Boxes whose sides just reach, or do not reach, a multiple of their new sizes."""
+"""Boxes whose sides just reach, or just miss, a multiple of their new sizes."""
 
 
 class _SpyPicture(Picture):
@@ -263,7 +263,7 @@ def test_fused_transforms_equal_separate_ones(seed: int) -> None:
     assert_equal(apply_transform(Compose(steps), images, rng_keys), expected, steps)
     pictures = [open_image(save(image, "PNG")) for image in images]
     assert_equal(apply_transform(Compose(steps), pictures, rng_keys), expected, steps)
-    # JPEGs hardly get smaller here, so they are not decoded at a smaller scale.
+    # The JPEGs hardly shrink here, so they are decoded at full scale.
     steps = naive.draw_steps(random, 23, 60)
     files = [by_pillow(noise(*size), subsampling=seed % 3) for size in random.integers(1, 46, (4, 2)).tolist()]
     expected = naive.transform_all(steps, [read_by_pillow(file) for file in files], rng_keys)

@@ -1,6 +1,6 @@
-"""Converted images have the pixels that Pillow decodes, upright; what a format cannot store is an error.
+"""Converted images are upright and have Pillow's pixels, and values that a format cannot store are an error.
 
-They keep their ICC profile, or have the colors that it defines, in sRGB.
+Converted images keep their ICC profile, or have its colors in sRGB.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def test_transparent_colors_indices_beyond_the_palette_and_the_first_picture_are
         assert not np.asarray(found.convert("RGBA"))[4:9, :, 3].any()
         with pytest.raises(ValueError, match="has transparent pixels"):
             convert(content, "jpeg")
-    content = save(make_palette(), "PNG")  # Seven colors, in four bits per pixel.
+    content = save(make_palette(), "PNG")  # The image has seven colors, in four bits per pixel.
     two_colors = replace_chunk(content, b"PLTE", make_picture(1, 2, seed=3).tobytes())
     assert np.asarray(open_by_pillow(two_colors)).max() == 6
     assert same(to_png(two_colors).convert("RGB"), open_by_pillow(two_colors).convert("RGB"))

@@ -1,4 +1,4 @@
-"""A part of a picture is that part of its full decode; a part of a damaged file is right or an error."""
+"""A decoded part of a picture equals that part of the full decode. If the file is damaged, it may be an error."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ KINDS = ("untouched", "tiled", "tiled by ones")
 
 @cache
 def _write_noise(factors: Factors, size: tuple[int, int], **options: Any) -> bytes:
-    """All pixels and chroma samples of noise tell."""
+    # In noise, any wrong pixel or chroma sample is visible.
     return make_jpeg("", noise(*size), factors=factors, quality=95, **options).content
 
 
@@ -74,7 +74,7 @@ def _write(factors: Factors, size: tuple[int, int], kind: str) -> tuple[bytes, b
 
 
 def _boxes_of(size: tuple[int, int], kind: str, *, at_end: bool) -> dict[str, list[Box]]:
-    """Return crops of a small picture, other ones for each kind. ``tools/crop_campaign.py`` checks all."""
+    """Return some crops of a small picture, which depend on ``kind``. ``tools/crop_campaign.py`` checks all crops."""
     width, edges = size[1], edge_boxes(*size, 8)
     anywhere = some_boxes(*size, 8) + random_boxes(*size, 3, np.random.default_rng(len(kind)))
     if at_end:
@@ -176,12 +176,12 @@ def test_crops_of_upright_pictures_are_crops_of_the_turned_full_decode(orientati
 
 SIZE = (24, 83)
 TILED = tile_by(by_pillow(noise(*SIZE), subsampling=0, quality=30), 1)
-"""Three rows of eleven MCUs, each an interval."""
+"""An image of three rows of eleven MCUs, each of which is an interval."""
 WHOLE = full_decode(TILED, SIZE)
 BOXES = [Box(0, 0, 3, 3), Box(9, 30, 5, 20), Box(20, 78, 4, 5), *random_boxes(*SIZE, 3, np.random.default_rng(0))]
 TABLE = next((start, end) for marker, start, end in segments_of(TILED) if marker == 0xE9)
 HEADER = 4 + 11
-"""Bytes of the segment before its part of the table."""
+"""The number of bytes in a segment before its part of the table."""
 
 
 def _with_table(part_of_table: bytes) -> bytes:
@@ -199,7 +199,7 @@ def _join(fields: bytes, lengths: list[int]) -> bytes:
 
 
 def _is_right(content: bytes) -> bool:
-    """Check that crops are those of the strict full decode; where there is none, errors or a lenient one's pixels."""
+    """Check that crops equal the strict full decode. If that fails, crops may be errors or equal a lenient decode."""
     try:
         expected = full_decode(content, SIZE)
     except ValueError:
@@ -244,7 +244,7 @@ def _stale_tables() -> Iterator[tuple[str, bytes]]:
             yield f"lengths {first} and {second} swapped", _with_table(_join(fields, swapped))
     for by in (8, -8, 16, 1):
         yield f"lengths rolled by {by}", _with_table(_join(fields, lengths[by:] + lengths[:by]))
-    # Markers eight intervals apart have the same number.
+    # Restart markers that are eight intervals apart have the same number.
     joined = [sum(lengths[:9]) + 2 * 8, *lengths[9:]]
     yield "eight intervals joined to one", _with_table(_join(fields, joined))
     yield "eight joined, the number kept", _with_table(_join(fields, joined + [0] * 8))
@@ -279,7 +279,7 @@ def _stale_tables() -> Iterator[tuple[str, bytes]]:
 def test_a_stale_or_wrong_table_is_not_used_and_tiling_drops_it() -> None:
     assert has_tiles(TILED)
     for name, content in _stale_tables():
-        assert not has_tiles(content) or name == "parts of unlike numbers"  # They are as many as the last one says.
+        assert not has_tiles(content) or name == "parts of unlike numbers"  # Here, the last part has the right count.
         assert _is_right(content), name
         assert tile_by(content, 1) == TILED, name
 
@@ -301,7 +301,7 @@ OTHERS = {
     "of other Huffman tables": by_pillow(noise(*SIZE), quality=30, **BLOCKS),
     "progressive": by_pillow(noise(*SIZE), progressive=True),
 }
-"""Files that another tool may write from the tiled one, with a copy of its table."""
+"""Files that another tool may write from the tiled file, with a copy of its table."""
 
 
 @pytest.mark.parametrize("what", OTHERS)
@@ -373,7 +373,7 @@ def test_an_image_with_many_intervals_has_a_table_of_several_segments() -> None:
 
 
 def test_a_table_of_long_intervals_has_lengths_of_four_bytes() -> None:
-    # Tiling writes them only for long rows without a suitable divisor.
+    # Tiling writes such long intervals only if a long row of MCUs has no suitable divisor.
     row_mcus = 1024
     content = by_pillow(noise(24, 8 * row_mcus)[..., 0].copy(), quality=100, restart_marker_rows=1)
     lengths = np.array([len(data) for data in take_apart(content).intervals])
@@ -401,7 +401,7 @@ def test_if_a_byte_changes_crops_are_right_or_an_error(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", FILES)
 def test_if_a_marker_of_the_head_changes_crops_are_right_or_an_error(kind: str) -> None:
-    """Without its own Huffman tables, libjpeg would take the standard ones: none may be left out unseen."""
+    # A missing Huffman table must be an error, although libjpeg would use the standard one.
     content, draw = FILES[kind], random.Random(kind)
     for (_, start, _), value in itertools.product(segments_of(content), range(256)):
         check_reading(content[: start + 1] + bytes([value]) + content[start + 2 :], [Original(content=content)], draw)
@@ -428,10 +428,10 @@ def test_every_beginning_of_a_file_is_an_error_or_has_the_right_pixels(kind: str
 
 
 def test_damage_in_one_interval_leaves_crops_elsewhere_right_and_those_that_touch_it_errors() -> None:
-    """In rows of MCUs, with 4:4:4 sampling, so that no row depends on another."""
+    # With 4:4:4 sampling, no row of MCUs depends on another one.
     fields, lengths = _table_of(TILED)
     assert struct.unpack(">HHHBI", fields)[2] == 1
-    start = scan_start(TILED) + sum(lengths[:16]) + 2 * 16  # The sixth interval of the second row.
+    start = scan_start(TILED) + sum(lengths[:16]) + 2 * 16  # This is the sixth interval of the second row.
     content = TILED[:start] + b"\xff\0" * (lengths[16] // 2) + TILED[start + lengths[16] // 2 * 2 :]
     assert has_tiles(content)
     with pytest.raises(ValueError, match="Corrupt"):

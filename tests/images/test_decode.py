@@ -1,4 +1,4 @@
-"""Whole images have the pixels of other decoders, upright on demand; damaged and huge ones are errors."""
+"""Whole images have the pixels of other decoders, upright on request. Damaged and huge images are errors."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_jpegs_decode_to_the_pixels_of_pillow_and_of_opencv(size: tuple[int, int
 
 @pytest.mark.parametrize("name", ["sequential", "progressive"])  # Processes SOF9 and SOF10.
 def test_arithmetic_coding_needs_no_pillow(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pillow may be built without it, and the kernel does not support it."""
+    """Pillow may be built without arithmetic coding, and the kernel does not support it."""
     content = Path(__file__).with_name(f"arithmetic-{name}.jpg").read_bytes()
     expected = simplejpeg.decode_jpeg(content)
     monkeypatch.setattr(Image, "open", None)
@@ -91,10 +91,10 @@ def test_arithmetic_coding_needs_no_pillow(name: str, monkeypatch: pytest.Monkey
 
 def test_every_decoder_has_a_description_and_the_default_limit_is_pillows() -> None:
     assert set(DECODER_DESCRIPTIONS) == set(get_args(DecoderName))
-    assert 2 * (PIL.Image.MAX_IMAGE_PIXELS or 0) == DEFAULT_MAX_PIXELS, "Pillow warns of half as many"
+    assert 2 * (PIL.Image.MAX_IMAGE_PIXELS or 0) == DEFAULT_MAX_PIXELS, "Pillow warns at half as many pixels"
 
 
-# PNGs, by OpenCV or by Pillow, and other formats.
+# PNGs, which OpenCV or Pillow decodes, and other formats
 
 
 def _with_chunk(name: bytes, data: bytes) -> bytes:
@@ -203,7 +203,7 @@ def test_a_side_that_opencv_does_not_allow_is_left_to_pillow() -> None:
     ("tag", "field_type"), [(296, 2), (270, 11), (282, 2)], ids=["text as unit", "float as text", "text as resolution"]
 )
 def test_another_tag_of_a_wrong_type_does_not_hide_the_orientation(tag: int, field_type: int) -> None:
-    """Cameras and editors write such tags; only the orientation matters."""
+    """Cameras and editors write such tags, of which only the orientation matters."""
     entries = [(274, 3, 1, struct.pack("<HH", 6, 0)), (tag, field_type, 1, struct.pack("<f", 1))]
     exif = b"Exif\0\0II*\0" + struct.pack("<IH", 8, len(entries))
     exif += b"".join(struct.pack("<HHI4s", *entry) for entry in entries) + struct.pack("<I", 0)
@@ -248,7 +248,7 @@ def test_content_that_is_not_an_image_is_a_value_error(decode: Callable[..., Any
 # Files that claim to be huge are refused before memory is allocated for them.
 
 TOO_LARGE = "max_pixels|decompression bomb"
-"""The error for such a file; Pillow raises it for the largest ones."""
+"""The error for a file that claims to be huge. For the largest files, Pillow raises the error."""
 
 
 def _claim_jpeg(content: bytes, height: int, width: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Operations on pixels give the pixels of torchvision's functions for Pillow images, compiled or by Pillow."""
+"""Operations on pixels, compiled or by Pillow, give the pixels of torchvision's functions for Pillow images."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Step = tuple[int, list[float], Callable[[Image.Image], Image.Image]]
 
 
 def make_image(random: np.random.Generator) -> Pixels:
-    """Return noise, one color, few colors or a ramp, of any size from 1×1 on."""
+    """Return noise, one color, few colors or a ramp, of any size."""
     height, width = random.integers(1, 70, 2)
     kinds: list[Callable[[], Any]] = [
         lambda: random.integers(0, 256, (height, width, 3)),
@@ -98,7 +98,7 @@ def draw_step(random: np.random.Generator) -> Step:
 
 
 def make_matrix(random: np.random.Generator) -> list[float]:
-    """Return a rotation, or a matrix that scales, shears and moves, and may need numbers beyond Pillow's integers."""
+    """Return a rotation, or a matrix that scales, shears and moves, perhaps beyond the range of Pillow's integers."""
     if random.random() < 0.5:
         angle = random.uniform(-4, 4)
         cosine, sine = math.cos(angle), math.sin(angle)
@@ -137,7 +137,7 @@ def edit_by_torchvision(pixels: Pixels, steps: list[Step]) -> Pixels:
 
 
 def make_blur(radii: tuple[int, int], sigmas: tuple[float, float]) -> NDArray[np.void]:
-    """Return the operation of radii and deviations down and across, OPERATION [1]."""
+    """Return a blur, OPERATION [1], with its vertical and horizontal radii and standard deviations."""
     down, across = (math.exp(-0.5 / sigma**2) for sigma in sigmas)
     operation: NDArray[np.void] = make_operations(1, codes.GAUSSIAN_BLUR, radii[0], down, radii[1], across)[0]
     return operation
@@ -169,7 +169,7 @@ def test_sequences_of_operations_give_torchvisions_pixels(edit: Callable[..., Pi
 
 
 def test_hues_of_all_kinds_of_colors_are_turned_as_by_pillow() -> None:
-    """Colors with every difference of their lowest and middle value from the highest."""
+    # These colors have all pairs of differences between the highest value and the others.
     low, middle = (part.reshape(256, 256) for part in np.meshgrid(np.arange(256), np.arange(256), indexing="ij"))
     random = np.random.default_rng(0)
     for _ in range(12):
@@ -180,7 +180,7 @@ def test_hues_of_all_kinds_of_colors_are_turned_as_by_pillow() -> None:
 
 
 def test_autocontrast_of_all_lowest_and_highest_values_is_pillows() -> None:
-    """Images of one row, in which the lowest value of all colors is the same and the highest ones are adjacent."""
+    # In these images of one row, the colors have the same lowest value and adjacent highest values.
     operations = make_operations(1, codes.AUTOCONTRAST)[0]
     for low in range(0, 255, 10):
         for high in range(low, 256, 7):
@@ -191,7 +191,7 @@ def test_autocontrast_of_all_lowest_and_highest_values_is_pillows() -> None:
 
 
 def test_images_have_their_own_operations_and_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without compiled functions, Pillow edits."""
+    """Without compiled functions, Pillow edits the images."""
     random = np.random.default_rng(3)
     images = [make_image(random) for _ in range(100)]
     images[4] = np.zeros((9, 20, 3), np.uint8)[:, ::2]  # Not contiguous.

@@ -1,4 +1,4 @@
-"""Every image format passes the conformance tests, in all its modes; other content has no format."""
+"""Every image format passes the conformance tests in all its modes, and other content has no format."""
 
 from __future__ import annotations
 

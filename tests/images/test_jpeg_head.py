@@ -1,4 +1,4 @@
-"""Heads of JPEG files: reading finds what was written, and everything else is an error that says where."""
+"""Heads of JPEG files: reading finds the written values, and any other content is an error that says where."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _check(head: JpegHead, content: bytes) -> None:
 
 
 def _check_any(content: bytes) -> None:
-    """Check that bytes have a head that lies within them, or that the error says where it ends."""
+    """Check that content has a head that lies within it, or that the error locates the problem."""
     message = ""
     try:
         head = read_head(content)

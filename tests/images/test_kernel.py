@@ -1,6 +1,6 @@
-"""The kernel renders the pixels of libjpeg-turbo and OpenCV, and leaves damaged images alone.
+"""The kernel renders the pixels of libjpeg-turbo and OpenCV, and does not render damaged images.
 
-``test_crops.py``, ``test_crop_damage.py`` and the campaigns in ``tools/`` check every crop of small images, the JPEG
+``test_crops.py``, ``test_verdict.py`` and the campaigns in ``tools/`` check every crop of small images, the JPEG
 corpus, and damaged files.
 """
 
@@ -146,7 +146,7 @@ def test_images_depend_neither_on_others_nor_on_the_kernel(
 
 
 def without_last_row(sizes: NDArray[np.int64]) -> CropPlan:
-    """Return a plan for pictures of these sizes: whole ones would be left to libjpeg-turbo."""
+    """Return a plan that crops pictures to all but their last row, because libjpeg-turbo decodes whole pictures."""
     top_left, after = np.zeros_like(sizes), sizes - [1, 0]
     return CropPlan.whole(sizes).crop(np.concatenate([top_left, after], axis=1))
 
@@ -178,7 +178,7 @@ OTHERS: dict[str, tuple[bytes, str | None]] = {
     "JFIF 2, a libjpeg warning": (by_pillow(_PICTURE).replace(b"JFIF\0\1", b"JFIF\0\2"), None),
     "a DC table with a symbol above 15": (_BASELINE[:_LAST_SYMBOL] + b"\x20" + _BASELINE[_LAST_SYMBOL + 1 :], None),
 }
-"""Files that are left to the libraries, and why their heads say so."""
+"""Files that the kernel does not render, with the reason that is recognized in their heads."""
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -202,7 +202,7 @@ def test_with_any_byte_of_the_scan_changed_it_agrees_with_libjpeg_or_leaves_it(i
             expected = simplejpeg.decode_jpeg(bytes(changed), strict=True)
             np.testing.assert_array_equal(pixels, expected, err_msg=str(offset))
             num_drawn += 1
-    assert num_drawn, "most changes of a value give another image without an error"
+    assert num_drawn, "most changed values give a different image without an error"
 
 
 def test_a_row_is_written_completely_or_not_at_all() -> None:
@@ -254,12 +254,12 @@ def test_colors_are_libjpegs() -> None:
 
 
 def is_rendered(content: bytes) -> bool | None:
-    """Return whether it renders upper left corners, resized, of an image, or None if the image cannot be read."""
+    """Return whether the kernel renders an image's upper left corner, resized, or None if the image is unreadable."""
     try:
         picture = open_image(content)
     except ValueError:
         return None
-    height, width = (min(side, MAX_SIDE // 16) for side in picture.size)  # Never too large for the kernel.
+    height, width = (min(side, MAX_SIDE // 16) for side in picture.size)  # The kernel supports this size.
     plan = _crop(picture.size, Box(0, 0, height, width)).resize(np.array([[height + 1, width]]))
     rows = np.zeros((2, height + 1, width, 3), np.uint8)
     return bool(render_chunk_by_kernel([picture] * 2, plan.take(np.zeros(2, np.int64)), rows).all())
@@ -275,7 +275,7 @@ def test_files_are_rendered_as_predicted_unless_they_are_damaged_and_tiling_chan
         is_predicted, is_done = why_not_by_kernel(file.content) is None, is_rendered(file.content)
         num_rendered += bool(is_done)
         assert is_predicted or not is_done, file.name
-        # No encoder writes bytes between an interval and its marker; only reading the whole scan would find them.
+        # Fill bytes between an interval and its marker, which no encoder writes, are not in the head.
         if file.tileable and "fill bytes in the scan" not in file.name:
             assert is_done == is_predicted, file.name
         if file.tileable and is_predicted:

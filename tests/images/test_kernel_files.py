@@ -1,4 +1,4 @@
-"""The kernel is compiled and checked once, by one process, and used only if files are intact and pixels right."""
+"""One process compiles and checks the kernel, which is used only if its files are intact and its pixels right."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ __all__ = ["_no_folder", "_not_built", "folder"]
 
 @pytest.fixture
 def _checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No pixels differ: the check takes a second."""
+    """Skip the check of the pixels, which takes a second."""
     monkeypatch.setattr(checking, "find_difference", lambda functions: None)
 
 
 @pytest.fixture
 def _compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The compiler, which takes half a minute, returns what a build has left."""
+    """Use the existing build's object code, because compiling takes half a minute."""
     code = object_path().read_bytes()
     monkeypatch.setattr(building, "_compile", lambda: code)
 
 
 @pytest.fixture
 def path(folder: Path, _not_built: None) -> Path:
-    """An object file that is intact."""
+    """The path of an intact object file."""
     folder.mkdir(parents=True)
     path = folder / object_name()
     path.write_bytes(pack(object_path().read_bytes()))
@@ -177,7 +177,7 @@ def test_a_loader_that_decodes_images_prepares_it(
     assert bool(calls) == is_prepared
 
 
-# Folders that cannot be written.
+# Folders that cannot be written
 
 
 @pytest.mark.usefixtures("_no_folder", "_not_built")
@@ -222,7 +222,7 @@ def test_without_a_folder_each_process_checks_for_itself(
 def test_a_build_that_cannot_write_its_file_fails_with_one_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The line names the file, nothing of the file remains, and the parent process logs the line."""
+    """The line names the file, no part of the file remains, and the parent process logs the line."""
     make_folder(folder)
     with files_of_at_most(1000), pytest.raises(SystemExit) as end:
         background.build_and_remove_log()
@@ -252,7 +252,7 @@ def test_preparing_it_in_advance_fails_with_one_line_in_a_folder_that_is_not_wri
         runpy.run_path(str(Path(building.__file__).with_name("__main__.py")), run_name="__main__")
 
 
-# In processes of their own.
+# Several processes
 
 LIST_FILES = "print(*sorted(os.path.splitext(name)[1] for name in os.listdir(cache_files.user_folder())))\n"
 IS_FOUND = """
@@ -265,7 +265,7 @@ print(find_kernel() is not None, {!r} in sys.modules)
 @pytest.mark.slow
 @pytest.mark.parametrize("is_built", [True, False])
 def test_one_of_several_processes_prepares_it_and_all_use_it(tmp_path: Path, is_built: bool) -> None:
-    """It checks built functions. Without them, it also compiles some; the compiler, which is slow, is replaced."""
+    """One process checks the built functions, or, if there are none, compiles some with a fake compiler."""
     begin, work = ("", "checked") if is_built else (WITHOUT_BUILT, "compiled")
     code = f"""
 import os, time
@@ -359,10 +359,10 @@ open(cache / "done").close()  # Wait until another process opens it for writing.
 def test_a_script_that_starts_the_background_process_does_not_keep_readers_of_its_output_waiting(
     tmp_path: Path,
 ) -> None:
-    pytest.importorskip("numba")  # Without it, nothing is compiled in the background.
+    pytest.importorskip("numba")  # Numba compiles the kernel in the background.
     log = tmp_path / "shardio" / "kernels" / f"{hash_source()}.log"
     try:
-        # It returns when no process has the script's pipes open.
+        # The call returns when no process has the script's pipes open.
         output, errors = run(START.format(program=WAIT), tmp_path)
         assert output == "the last line\n"
         assert "is compiling its JPEG kernel" in errors
@@ -376,7 +376,7 @@ def test_a_script_that_starts_the_background_process_does_not_keep_readers_of_it
     finally:
         (tmp_path / "done").open("w").close()
     with log.with_suffix(".lock").open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # The lock is free when the process has ended.
+        fcntl.flock(lock, fcntl.LOCK_EX)  # The process holds the lock until it ends.
 
 
 @pytest.mark.slow
@@ -400,7 +400,7 @@ def test_a_failure_in_the_background_is_logged_once_and_its_output_is_kept(tmp_p
 
 @pytest.mark.slow
 def test_forks_have_it_and_more_threads_than_processors_take_turns(folder: Path) -> None:
-    """Neither a thread that loads it nor threads that decode keep the child of a fork waiting."""
+    """A forked child does not wait for a thread that loads the kernel, or for threads that decode."""
     building.build()
     code = f"""
 import os, threading, time
@@ -545,5 +545,5 @@ print((render_chunk([open_image(content)], CropPlan.whole(np.array([[64, 48]])))
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the test relies on how Linux lays out the address space")
 def test_it_loads_where_small_holes_are_more_than_2_gb_away_from_large_ones(tmp_path: Path) -> None:
-    """Such an address space is what CUDA's libraries leave."""
+    """CUDA's libraries leave such an address space."""
     assert run(DECODE_AMONG_SMALL_HOLES, tmp_path, object_path())[0] == "True\nTrue\n"

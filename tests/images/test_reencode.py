@@ -1,4 +1,4 @@
-"""Reencoded JPEGs are smaller, upright and tiled, and keep no metadata but the color profile."""
+"""Reencoded JPEGs are smaller, upright and tiled, and keep no metadata except the color profile."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_quality_is_that_of_libjpeg_and_chroma_is_halved() -> None:
     for quality in (1, 50, 90, 100):
         image = open_by_pillow(_reencode(by_pillow(_smooth(40, 60)), 30, quality))
         other = open_by_pillow(by_pillow(_smooth(8, 8), quality=quality))
-        assert image.quantization == other.quantization  # type: ignore[attr-defined]  # of JPEG images only
+        assert image.quantization == other.quantization  # type: ignore[attr-defined]  # only of JPEG images
     frame = take_apart(_reencode(by_pillow(_smooth(40, 60), subsampling=0))).all_of(0xC0)[0]
     assert frame[9:] == bytes([3, 1, 0x22, 0, 2, 0x11, 1, 3, 0x11, 1])
     content = by_pillow(_smooth(200, 300), quality=95)

@@ -1,4 +1,4 @@
-"""A processor gets the fastest code that it runs, and all code for it is checked to have the libraries' pixels."""
+"""A processor gets the fastest code that it supports, after a check that the code gives the libraries' pixels."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cpuinfo(*processors: dict[str, str]) -> str:
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An x86-64 machine; the file describes its processors."""
+    """Simulate an x86-64 machine. Return the path of the file that describes its processors."""
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr(targets, "_CPUINFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(targets, "_read_cpuinfo", targets._read_cpuinfo.__wrapped__)
@@ -96,7 +96,7 @@ def test_built_code_needs_no_python_and_only_an_old_c_library() -> None:
 
 
 NUM_FILES = 24
-"""JPEGs that are rendered by each plan of the check: six samplings, two qualities, untiled and tiled."""
+"""The number of JPEGs that the check renders with each plan: six samplings, two qualities, untiled and tiled."""
 
 
 @pytest.mark.parametrize("plan", [0, len(_PLANS) - 1])

@@ -1,4 +1,4 @@
-"""Tiling is lossless, with valid and best Huffman tables, and refuses files that cannot be tiled."""
+"""Tiling is lossless, writes valid and optimal Huffman tables, and refuses files that cannot be tiled."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ REASONS = {
         "cut after a restart marker",
     ],
 }
-"""The reason for each kind of file that cannot be tiled."""
+"""Files that cannot be tiled, by reason."""
 
 
 def _refusal(content: bytes) -> NotTileable:
@@ -149,7 +149,8 @@ def test_a_file_with_wrong_bytes_is_refused_or_keeps_its_pixels(small_files: dic
 
 
 def test_the_last_byte_of_an_interval_is_filled_with_ones() -> None:
-    # A block of the middle gray is a DC difference and an end of block, each the only symbol of its table: code 0.
+    # A block of middle gray has two codes, a DC difference and an end of block. Both are 0, because their tables have
+    # no other symbols.
     options = JpegOptions(factors=SAMPLINGS["gray"], padding=0)
     for width, scan in ((40, b"\x00\x3f"), (24, b"\x03"), (8, b"\x3f")):
         assert take_apart(tile_jpeg(write_jpeg(np.full((8, width), 128, np.uint8), options))).scan == scan
@@ -192,9 +193,9 @@ WIDTHS = {
     (7, 32): 1,
     (1, 8): 1,
 }
-"""The intervals of rows of so many MCUs of a width."""
+"""(MCUs in a row, width of an MCU) → interval in MCUs"""
 NO_DIVISOR = {(31, 16): 1, (62, 8): 62, (47, 8): 47}
-"""No divisor is 32 to 128 pixels wide: the MCU if it is wide enough, or else the row."""
+"""Rows without a divisor of 32 to 128 pixels: the interval is one MCU if this is wide enough, or else the row."""
 
 
 def test_an_interval_is_about_64_pixels_wide() -> None:
@@ -202,7 +203,7 @@ def test_an_interval_is_about_64_pixels_wide() -> None:
     assert {row: choose_interval(*row) for row in cases} == cases
 
 
-# Whether a tiled file can be decoded.
+# Predicting whether a tiled file can be decoded
 
 
 def test_heads_that_no_image_has_are_damage() -> None:
@@ -211,7 +212,7 @@ def test_heads_that_no_image_has_are_damage() -> None:
     for rewrite in (tile_jpeg, untile_jpeg):
         with pytest.raises(NotTileable):
             rewrite(narrow[: scan_start(narrow)] + b"\xff\xd9")
-    for payload in (b"", b"\0", b"\0\1\0", b"\0\1\0\0"):  # Restart intervals of other lengths.
+    for payload in (b"", b"\0", b"\0\1\0", b"\0\1\0\0"):  # These DRI segments have a wrong length.
         parts = (segment(0xDD, payload), "header", "dqt", "sof", "dht")
         assert _refusal(write_jpeg(make_picture(8, 8), JpegOptions(parts=parts))).reason == "damaged header"
 
@@ -222,11 +223,11 @@ PROFILE = np.random.default_rng(0).bytes(70_000)
 
 
 RIGHT = {"certain", "not tileable", "uncertain, but decodable", "uncertain and not decodable"}
-"""The outcomes that break no promise."""
+"""The outcomes that are allowed."""
 
 
 def _outcome(content: bytes) -> str:
-    """Return what the check says of a file, and whether it is right."""
+    """Return the result of the check before packing, and whether the result is right."""
     try:
         tiled = tile_jpeg(content)
     except NotTileable:
@@ -274,11 +275,11 @@ CERTAINTY = {
         by_pillow(PICTURE[..., 0].copy(), icc_profile=PROFILE[:500]),
         tile_jpeg(GOOD),
     ],
-    "uncertain and not decodable": [  # They can be tiled all the same.
+    "uncertain and not decodable": [  # These files can be tiled nevertheless.
         _without(GOOD, 0xDB),
         make_jpeg("too wide", np.zeros((8, 65_528, 3), np.uint8), factors=((1, 1),)).content,
     ],
-    "uncertain, but decodable": [  # libjpeg warns of them. Their pixels are right, which takes a second look.
+    "uncertain, but decodable": [  # libjpeg warns about these files, but their pixels are right.
         GOOD.replace(b"JFIF\0\1", b"JFIF\0\2"),
         GOOD[:2] + segment(0xEE, b"Adobe\0\x64\0\0\0\0\7") + _without(GOOD, 0xE0)[2:],
         _without(by_pillow(PICTURE, icc_profile=PROFILE), 0xE2),
@@ -304,13 +305,13 @@ def test_the_limit_of_pixels_is_that_of_decoding() -> None:
 
 MAX_LENGTH = 16
 SLACK = 16
-"""Bits that a table of T.81, K.2 may cost above the best: it counts the unused code as if it occurred once."""
+"""The bits that a table of T.81, K.2 may use above the optimum, because it counts the unused code as one symbol."""
 
 Counts = dict[int, int]
 
 
 def fibonacci(num_symbols: int) -> Counts:
-    """Return the counts 1, 2, 3, 5, 8 …: with 1 for the unused code, each code is longer than the next."""
+    """Return the counts 1, 2, 3, 5, 8 …, for which each code is longer than the next."""
     values = [1, 2]
     while len(values) < num_symbols:
         values.append(values[-1] + values[-2])
@@ -323,7 +324,7 @@ def cost(table: HuffmanTable, counts: Mapping[int, int]) -> int:
 
 
 def huffmans_cost(weights: list[int]) -> int:
-    """Return the bits of the best code of any length (Huffman 1952: each merge makes its codes a bit longer)."""
+    """Return the bits of the optimal code without a length limit (Huffman 1952). Each merge adds a bit to its codes."""
     heap, total = list(weights), 0
     heapq.heapify(heap)
     while len(heap) > 1:
@@ -334,7 +335,7 @@ def huffmans_cost(weights: list[int]) -> int:
 
 
 def find_optimum(counts: Mapping[int, int]) -> int:
-    """Return the bits of the best code of at most 16 bits; the code of all ones goes to a symbol without weight."""
+    """Return the bits of the optimal code of at most 16 bits, which leaves the code of all ones unused."""
     coins, packages = sorted([0, *counts.values()]), list[int]()
     for _ in range(MAX_LENGTH):  # Larmore and Hirschberg 1990.
         packages = sorted(coins + [a + b for a, b in zip(packages[::2], packages[1::2], strict=False)])
@@ -343,7 +344,7 @@ def find_optimum(counts: Mapping[int, int]) -> int:
 
 @st.composite
 def some_counts(draw: st.DrawFn) -> Counts:
-    """Draw counts of some of the 256 symbols, similar or very different ones."""
+    """Draw similar or very different counts for some of the 256 symbols."""
     symbols = draw(st.lists(st.integers(0, 255), min_size=1, max_size=256, unique=True))
     largest = draw(st.sampled_from([1, 3, 100, 10**6, 2**40]))
     if draw(st.booleans()):
@@ -376,9 +377,9 @@ def test_a_table_has_a_code_for_each_symbol_and_none_of_all_ones_and_the_best_co
     assert not {code[:length] for code in codes for length in range(1, len(code))} & set(codes)
     longest, optimum = max(map(len, codes)), find_optimum(counts)
     assert optimum <= cost(table, counts) <= optimum * 1.01 + SLACK
-    if longest == MAX_LENGTH:  # Codes may have been shortened.
+    if longest == MAX_LENGTH:  # Some codes may have been shortened.
         return
-    # The unused code is among the longest.
+    # The unused code is one of the longest.
     assert cost(table, counts) == huffmans_cost([1, *counts.values()]) - longest
     assert cost(table, counts) <= optimum + SLACK
     lengths = defaultdict[int, list[int]](list)
@@ -388,7 +389,7 @@ def test_a_table_has_a_code_for_each_symbol_and_none_of_all_ones_and_the_best_co
 
 
 def tables_of(parts: Parts) -> dict[int, HuffmanTable]:
-    """Return the tables of a file by class and identifier; the last definition of each is in force."""
+    """Return the last definition of each table in a file, by class and identifier."""
     tables = {}
     for table in parts.all_of(0xC4):
         offset = 4
@@ -401,7 +402,7 @@ def tables_of(parts: Parts) -> dict[int, HuffmanTable]:
 
 
 def symbols_of(parts: Parts) -> dict[int, Counter[int]]:
-    """Return how often each symbol occurs in a file's scan, by the class and identifier of its table."""
+    """Return the number of occurrences of each symbol in a file's scan, by its table's class and identifier."""
     frame, header = parts.all_of(0xC0, 0xC1)[0], parts.others[-1]
     height, width, num_components = struct.unpack_from(">HHB", frame, 5)
     factors = [(factor >> 4, factor & 15) for factor in frame[11::3]] if num_components > 1 else [(1, 1)]
@@ -427,7 +428,7 @@ def symbols_of(parts: Parts) -> dict[int, Counter[int]]:
 
 
 def read_symbols(bits: str, blocks: list[int], codes: dict[int, dict[str, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the tables and symbols of blocks, given by the identifiers of their tables, read bit by bit."""
+    """Read the symbols of blocks, which are given by the identifiers of their tables. Yield tables and symbols."""
     start = 0
     for table_ids in blocks:
         index = 0
@@ -435,7 +436,7 @@ def read_symbols(bits: str, blocks: list[int], codes: dict[int, dict[str, int]])
             key = 0x10 | table_ids & 15 if index else table_ids >> 4
             stop = start + 1
             while bits[start:stop] not in codes[key]:
-                assert stop - start < MAX_LENGTH, "an unknown code"
+                assert stop - start < MAX_LENGTH, "the code is unknown"
                 stop += 1
             symbol = codes[key][bits[start:stop]]
             yield key, symbol
@@ -444,7 +445,7 @@ def read_symbols(bits: str, blocks: list[int], codes: dict[int, dict[str, int]])
 
 
 def test_files_are_written_with_the_best_tables_for_their_symbols_and_no_others() -> None:
-    """Untiling keeps the symbols. The tables of the files themselves are no better."""
+    """Untiling keeps the symbols, and even the original tables are not better."""
     for file in small_corpus():
         if not file.tileable or not file.readers or len(file.content) >= 10_000:
             continue

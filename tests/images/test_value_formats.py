@@ -1,4 +1,4 @@
-"""A named field's image is exactly what its file stores, or an error.
+"""A named field's image has exactly the values that its file stores, or is an error.
 
 numpy, Pillow, OpenCV and the writer of the file are oracles.
 """
@@ -94,7 +94,7 @@ def test_values_of_usual_images_are_those_of_numpy_and_pillow(name: str, source:
     assert found.dtype == expected.dtype.newbyteorder("=")
     np.testing.assert_array_equal(found, expected)
     assert found.flags.writeable
-    if source == "PNG":  # Lossless, so these are the values that were stored.
+    if source == "PNG":  # PNG is lossless, so these are the stored values.
         np.testing.assert_array_equal(found, np.asarray(image))
     pillow = decode_unconverted_pil(content)
     assert pillow.mode == Image.open(io.BytesIO(content)).mode
@@ -151,7 +151,7 @@ def test_the_orientation_turns_values_of_every_type(orientation: int) -> None:
     np.testing.assert_array_equal(decode_unconverted(png), values)
     np.testing.assert_array_equal(decode_unconverted(png, orientation="apply"), upright)
     np.testing.assert_array_equal(by_opencv(convert(write_tiff(values, orientation=orientation), "png")), upright)
-    for dtype in ("uint16", "float64"):  # Pillow turns TIFFs upright in any case.
+    for dtype in ("uint16", "float64"):  # Pillow always turns TIFFs upright.
         tiff = write_tiff(values.astype(dtype), orientation=orientation)
         for option in ("ignore", "apply"):
             np.testing.assert_array_equal(decode_unconverted(tiff, orientation=option), upright)
@@ -200,7 +200,7 @@ def test_a_conversion_to_png_keeps_16_bits(name: str) -> None:
     found = by_opencv(convert(content, "png"))
     if found.ndim == 3 and stored.shape[2:] == (2,):  # OpenCV copies gray to three channels.
         found = found[..., [0, 3]]
-    scale = 65535 / 1000 if "1000" in name else 1  # As Pillow scales Netpbm's values: white stays white.
+    scale = 65535 / 1000 if "1000" in name else 1  # Pillow scales Netpbm's values to the full range.
     np.testing.assert_array_equal(found, np.rint(stored * scale))
     if stored.ndim == 3 and stored.shape[2] != 2:
         np.testing.assert_array_equal(
@@ -222,7 +222,7 @@ def test_a_conversion_keeps_the_profile_and_the_transparent_color_of_16_bits() -
     values = make_values("uint16", *SIZE, 3)
     other = save(Image.new("RGB", (2, 2)), "PNG", icc_profile=b"profile")
     profile = other[other.index(b"iCCP") - 4 : other.index(b"IDAT") - 4]
-    # A PNG is not converted by a pack, but the function encodes it again.
+    # Packing does not convert a PNG, but ``convert`` encodes it again.
     content = write_png(values, profile, chunk(b"tRNS", values[0, 0].astype(">u2").tobytes()))
     found = open_by_pillow(convert(content, "png"))
     assert found.info["icc_profile"] == b"profile"
@@ -239,7 +239,7 @@ def test_color_of_more_bits_in_jpeg_2000_and_avif_is_refused_where_it_would_lose
         content = bytearray(save(make_values("uint8", 40, 40, 3), file_format))
         assert decode_unconverted(bytes(content)).shape == (40, 40, 3)
         if file_format == "AVIF":
-            content[content.index(b"av1C") + 6] |= 0x40  # The flag of more than 8 bits; Pillow does not read it.
+            content[content.index(b"av1C") + 6] |= 0x40  # Set the flag for more than 8 bits, which Pillow ignores.
         else:
             start = content.index(b"\xff\x4f\xff\x51")
             content[start + 42 : start + 51 : 3] = bytes([11]) * 3

@@ -45,7 +45,7 @@ PARTS = {"part 2 of 3": [(2, 3)], "part 1 twice": [(1, 2)] * 2, "counts differ":
 
 
 def insert_before_restarts(content: bytes, data: bytes, numbers: Collection[int] | None = None) -> bytes:
-    """Insert data before the restart markers with these positions in the file, or before all."""
+    """Insert data before the restart markers with these numbers, or before all of them."""
     start = scan_start(content)
     count = itertools.count()
 
@@ -61,7 +61,7 @@ def _with_profile(content: bytes, parts: list[tuple[int, int]], data: bytes = b"
 
 
 def _with_spectrum(content: bytes) -> bytes:
-    """Return a file whose scan header names other coefficients than a sequential scan has."""
+    """Return a file whose scan header declares a range of coefficients that no sequential scan has."""
     start, stop = next((start, stop) for marker, start, stop in segments_of(content) if marker == 0xDA)
     return patch(content, 0xDA, stop - start - 4 - 3, 1)
 
@@ -96,7 +96,7 @@ HARMLESS_BY_KIND: dict[str, Callable[[bytes], bytes]] = {
     "gray, three bytes before each": lambda content: insert_before_restarts(content, b"\x12\x34\x56"),
     "gray, zeros before each": lambda content: insert_before_restarts(content, bytes(30)),
 }
-"""Changes that suit one kind of file. Their names begin with it."""
+"""Changes for one kind of file, which is the first word of their names."""
 
 NOISE = bytes(range(40, 90))
 _CMYK = by_pillow(np.dstack([PICTURE, PICTURE[..., :1]]), quality=90)
@@ -172,7 +172,7 @@ def test_damaged_pixels_are_refused_in_every_way_that_reads_them(name: str) -> N
         tile_jpeg(content)
     for read_part in (lambda box: open_image(content).read(box), lambda box: render_strictly(content, box)):
         assert isinstance(_pixels_or_error(read_part, BOXES[0]), ValueError)
-        for box in BOXES[1:]:  # A crop that needs nothing of the damage may be right.
+        for box in BOXES[1:]:  # A crop outside the damage may be right.
             found = _pixels_or_error(read_part, box)
             assert isinstance(found, ValueError) or np.array_equal(found, part(by_pillow, box))
 
@@ -185,7 +185,7 @@ def read_leniently(content: bytes) -> Array:
 def render_strictly(content: bytes, box: Box) -> Array:
     (pixels,), (is_rendered,) = render_parts(content, [box])
     if not is_rendered:
-        raise ValueError("the kernel leaves it to the libraries")
+        raise ValueError("the kernel does not render this crop")
     return pixels
 
 

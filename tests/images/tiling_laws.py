@@ -22,10 +22,10 @@ from tests.images.jpeg_files import JpegFile
 from tests.images.pictures import Array, read_by_pillow
 
 TILED = "tiled"
-"""The outcome for a file that can be tiled; for another one, it is the reason."""
+"""The outcome for a file that can be tiled. For other files, the outcome is the reason."""
 
 LONGEST_REASON = 60
-"""Characters of a reason, so that reasons can be shown in a table."""
+"""The maximum number of characters of a reason, because tables show reasons."""
 
 _RST = re.compile(rb"\xff[\xd0-\xd7]")
 _SIZES = struct.Struct(">HHHBI")
@@ -57,7 +57,7 @@ class Parts:
 
     Attributes:
         tables: The DHT and DRI segments, and those of tile tables.
-        others: All other segments before the scan's data; the scan's header is the last.
+        others: All other segments before the scan's data, including the scan's header, which is last.
         scan: The scan's data, up to the EOI marker.
     """
 
@@ -98,23 +98,25 @@ def take_apart(content: bytes) -> Parts:
 
 
 def tile_by(content: bytes, interval: int) -> bytes:
-    """Tile a JPEG with this interval in MCUs, which must divide the row, instead of the chosen one."""
+    """Tile a JPEG with a given interval in MCUs, which must divide the row."""
     with patch.object(tiling, "choose_interval", lambda *_: interval):
         return tile_jpeg(content)
 
 
 def check_corpus_file(file: JpegFile) -> str:
-    """Check the laws for a file of the corpus, and that it is tiled if and only if it can be."""
+    """Check the laws for a file of the corpus, and that tiling it succeeds if and only if the file is tileable."""
     _hold(not has_tiles(file.content), file.name, "an untiled file has no tiles")
     outcome = check_file(file.name, file.content)
     # No decoder supports fractional factors, so these files are not tiled.
     is_tileable = file.tileable and file.readers != ()
-    _hold((outcome == TILED) == is_tileable, file.name, f"it is tiled if and only if it can be, not: {outcome}")
+    _hold(
+        (outcome == TILED) == is_tileable, file.name, f"a file is tiled if and only if it is tileable, not: {outcome}"
+    )
     return outcome
 
 
 def check_file(name: str, content: bytes) -> str:
-    """Check the laws for any file; return the outcome."""
+    """Check the laws for any file. Return the outcome."""
     try:
         tiled = tile_jpeg(content)
     except NotTileable as error:
@@ -136,8 +138,8 @@ def _hold(is_so: bool, name: str, law: str) -> None:
 
 def _check_refusal(name: str, content: bytes, error: NotTileable) -> None:
     short = 0 < len(error.reason) <= LONGEST_REASON and "(" not in error.reason
-    _hold(short, name, f"a reason is short, not {error.reason!r}")
-    _hold(str(error).startswith(error.reason), name, f"a message begins with its reason, not {error}")
+    _hold(short, name, f"a reason is short, but got {error.reason!r}")
+    _hold(str(error).startswith(error.reason), name, f"a message begins with its reason, but got {error}")
     try:
         untile_jpeg(content)
     except NotTileable as other:
@@ -150,9 +152,13 @@ def _check_segments(name: str, content: bytes, tiled: bytes, plain: bytes) -> No
     before, after, back = take_apart(content), take_apart(tiled), take_apart(plain)
     for marker, segment_name in {0xC0: "SOF0", 0xC1: "SOF1", 0xDB: "DQT"}.items():
         _hold(before.all_of(marker) == after.all_of(marker), name, f"{segment_name} segments stay as they are")
-    _hold(before.others == after.others, name, "all but DHT, DRI and tile table is kept, in order")
-    _hold(before.others == back.others, name, "all but DHT, DRI and tile table is kept by untiling, in order")
-    _hold(not back.tile_table and not back.all_of(0xDD) and not back.restarts, name, "untiled is without restarts")
+    _hold(before.others == after.others, name, "all segments except DHT, DRI and tile tables are kept, in order")
+    _hold(before.others == back.others, name, "untiling keeps all segments except DHT, DRI and tile tables, in order")
+    _hold(
+        not back.tile_table and not back.all_of(0xDD) and not back.restarts,
+        name,
+        "an untiled file has no restart markers",
+    )
     for parts, file in ((after, tiled), (back, plain)):
         rest = b"".join([b"\xff\xd8", *sorted(parts.tables + parts.others), parts.scan, b"\xff\xd9"])
         _hold(len(rest) == len(file), name, "there are no bytes between segments or after EOI")
@@ -177,13 +183,13 @@ def _check_tiles(name: str, tiled: bytes) -> None:
     _hold((table_height, table_width) == (height, width), name, "a table has the size of the picture")
     _hold(parts.all_of(0xDD) == [struct.pack(">HHH", 0xFFDD, 4, interval)], name, "a table has the interval of DRI")
     choices = [i for i in range(1, 17) if row_mcus % i == 0 and 32 <= i * mcu_width <= 128] or [1, row_mcus]
-    _hold(interval in choices, name, f"an interval of {interval} is one of {choices}")
+    _hold(interval in choices, name, f"the interval, {interval}, is one of {choices}")
     _hold(len(parts.intervals) * interval == rows * row_mcus, name, "a marker follows each interval")
     _hold(len(lengths) == len(parts.restarts) + 1, name, "a table has as many lengths as there are intervals")
     _hold(lengths == [len(data) for data in parts.intervals], name, "a table's lengths are those of the intervals")
     _hold(scan_length == len(parts.scan), name, "a table has the length of the scan")
     codes = [bytes([0xFF, 0xD0 + i % 8]) for i in range(len(parts.restarts))]
-    _hold(parts.restarts == codes, name, "restart markers take turns")
+    _hold(parts.restarts == codes, name, "restart markers have the right numbers")
     others = re.search(rb"\xff([^\x00]|$)", _RST.sub(b"", parts.scan))
     _hold(others is None, name, "a scan holds restart markers and no others")
 

@@ -48,7 +48,7 @@ SAMPLES = [
 
 
 def by_field() -> list[Member]:
-    """Return all images, then all annotations, as in the tars of SA-1B; the fields of each kind in another order."""
+    """Return all images and then all annotations, as in SA-1B's tars, each kind in a different order."""
     numbers = range(NUM_SAMPLES)
     orders = {"jpg": numbers, "json": numbers[::-1], "cls": numbers}
     return [(f"{SAMPLES[i][0]}.{field}", SAMPLES[i][1][field]) for field, order in orders.items() for i in order]
@@ -69,7 +69,7 @@ ORDERS = pytest.mark.parametrize("order", [by_field, mixed, with_a_straggler])
 
 
 def gather(tar: Path) -> Samples:
-    """Return the samples of a tar as the standard library finds their members, in the order of their first members."""
+    """Return the samples of a tar, read by the standard library, in the order of their first members."""
     found = dict[str, dict[str, bytes]]()
     for name, content in read_members(tar):
         folder, _, base = name.rpartition("/")
@@ -102,7 +102,9 @@ def test_the_members_of_a_sample_are_gathered(tmp_path: Path, order: Callable[[]
         for (key, image, *rest), (key_too, image_too, *rest_too) in zip(values, wanted, strict=True):
             assert (key, rest) == (key_too, rest_too)
             assert torch.equal(image, image_too)
-    assert shardio.verify([tar, tidy])[0].kind == "duplicate", "both hold the same keys, and nothing else is wrong"
+    assert shardio.verify([tar, tidy])[0].kind == "duplicate", (
+        "both tars hold the same keys, and there are no other problems"
+    )
     assert shardio.verify(tar) == []
     shardio.pack(tar, tmp_path / "out", max_shard_samples=5)
     assert by_key(*sorted((tmp_path / "out").glob("*.tar"))) == dict(SAMPLES)
@@ -114,7 +116,7 @@ def test_the_members_of_a_sample_are_gathered(tmp_path: Path, order: Callable[[]
 
 
 def test_opening_says_what_it_costs(tar: Path, tmp_path: Path) -> None:
-    for _ in range(2):  # The second time, the index exists.
+    for _ in range(2):  # In the second pass, the index exists.
         with pytest.warns(RuntimeWarning, match=rf"some samples \({NUM_SAMPLES}\) are not adjacent in .*--sort=name"):
             open_table(tar)
     assert (read_metadata(tar)["format"], read_metadata(tar)["num_scattered"]) == (2, NUM_SAMPLES)
@@ -159,7 +161,7 @@ def test_a_field_that_a_stream_has_not_yet_read_is_an_error_with_the_remedy(tmp_
 
 
 def list_parts(tar: Path) -> None:
-    """Write an index of a tar as early versions of shardio did, which made a sample of each run of members."""
+    """Write an index like those of early versions of shardio, in which each run of members is a sample."""
     with tarfile.open(tar) as opened:
         offsets = {info.name: info.offset_data for info in opened}
     runs = list[StoredSample]()
@@ -228,7 +230,9 @@ def test_repair_gathers_whole_tars_and_keeps_truncated_ones(tar: Path, tmp_path:
     content = tar.read_bytes()
     write_tar(tar, [("a.jpg", b"1"), ("b.jpg", b"2"), ("a.cls", b"3"), ("b.cls", b"4")])
     cuts = [(True, content[:3000]), (True, content[:-11_000]), (False, content[:-11_000])]
-    cuts += [(False, tar.read_bytes()[:num_bytes]) for num_bytes in (2560, 3072)]  # In and after the content of a.cls.
+    cuts += [
+        (False, tar.read_bytes()[:num_bytes]) for num_bytes in (2560, 3072)
+    ]  # Cut in and after the content of a.cls.
     for has_index, cut in cuts:
         shard.write_bytes(cut)
         if not has_index:

@@ -73,7 +73,7 @@ def test_directories_links_and_members_without_a_key_are_skipped(tmp_path: Path,
     kinds = [tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE]
     with tarfile.open(path, "w", format=tar_format) as tar:
         for i in range(8):
-            odd = tarfile.TarInfo(f"odd-{i}" if i % 4 else f"odd-{i}.jpg")  # Links with a key are refused.
+            odd = tarfile.TarInfo(f"odd-{i}" if i % 4 else f"odd-{i}.jpg")  # Links that have a key are refused.
             odd.type, odd.linkname = kinds[i % 4], "0.jpg" if i % 4 in (1, 2) else ""
             tar.addfile(odd)
             for name in f"{i}.jpg", f"README-{i}":
@@ -90,7 +90,7 @@ MEMBER_NAMES = st.tuples(
 
 
 def gather(runs: Samples) -> Samples | None:
-    """Return the samples of runs of members that have one key; None if it is unknown which runs belong together."""
+    """Join runs of members with the same key to samples. Return None if it is unclear which runs belong together."""
     samples: Samples = []
     for key, fields in runs:
         of_key = [other for name, other in runs if name == key]
@@ -202,7 +202,7 @@ def test_all_tools_read_every_sample(shards: list[Path], expected: dict[str, dic
     assert unpacked == names
 
 
-# Shards packed with ``--jpeg tile``: other tools decode the original pixels, and crops are exact
+# Shards packed with ``--jpeg tile``, in which other tools decode the original pixels, and crops are exact
 
 SIZES = [(375, 500), (321, 481), (33, 47), (1, 1), (64, 3), (17, 130)]
 

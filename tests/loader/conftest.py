@@ -1,4 +1,4 @@
-"""Data that the tests of the loader share."""
+"""Fixtures that the tests of the loader share."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def no_process_of_other_tests() -> Iterator[None]:
-    """End the processes that earlier tests left: a test that counts processes must not count theirs."""
-    gc.collect()  # Tracebacks of errors that were expected hold loaders, and these their worker processes.
+    """End the processes that earlier tests have left, which a test that counts processes must not count."""
+    gc.collect()  # Tracebacks of expected errors may keep loaders and their worker processes alive.
     end_kept()
     assert find_fork_servers() == set()
     yield

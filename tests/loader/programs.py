@@ -28,7 +28,7 @@ from torch.utils.data import (
 
 import shardio
 
-Point = namedtuple("Point", ["x", "y"])  # Users' datasets return such tuples.
+Point = namedtuple("Point", ["x", "y"])  # Datasets of users return such tuples.
 
 
 def _ragged(index: int) -> list[int]:
@@ -89,7 +89,7 @@ class Streamed(IterableDataset[Any]):
 
 
 class Called(Dataset[Any]):
-    """The results of a function of the index."""
+    """A map-style dataset that returns the results of a function of the index."""
 
     def __init__(self, function: Callable[[int], Any], size: int = 12) -> None:
         self.function, self.size = function, size
@@ -102,7 +102,7 @@ class Called(Dataset[Any]):
 
 
 class Shares(IterableDataset[Any]):
-    """The share of each worker that a function of the worker's id and the number of workers returns."""
+    """A stream in which ``share(worker_id, num_workers)`` returns a worker's samples."""
 
     def __init__(self, share: Callable[[int, int], Iterable[Any]]) -> None:
         self.share = share
@@ -126,7 +126,7 @@ class Shuffled(Sized):
 
 
 class Continued(Sized):
-    """A user's sampler that goes on where its latest iterator stopped, and draws each index."""
+    """A user's sampler that draws each index at random, and continues where its latest iterator stopped."""
 
     num_yielded = 0
 
@@ -219,7 +219,7 @@ def programs(draw: st.DrawFn) -> Program:
         arguments["timeout"] = draw(st.sampled_from([0, 60]))
         arguments["multiprocessing_context"] = draw(st.sampled_from([None, "fork"]))
         arguments["in_order"] = kind == "draws" or draw(st.sampled_from([True, True, False]))
-    arguments["pin_memory"] = draw(st.booleans())  # Without an accelerator, both warn.
+    arguments["pin_memory"] = draw(st.booleans())  # Without an accelerator, both loaders warn about it.
     return Program(dataset, arguments, sampler, batches, draw(st.booleans()))
 
 
@@ -230,15 +230,15 @@ def seed_all(seed: int) -> None:
 
 
 def run(loader: Any, num_taken: int | None = None) -> list[Any]:
-    """Return what a program sees of a loader in three epochs: batches, or an error, and what it draws after each.
+    """Return, for each of three epochs, a loader's batches or its error, and the random numbers drawn afterwards.
 
-    Where any order is allowed, batches are sorted. The first epoch may be left early, after ``num_taken`` batches.
+    Batches are sorted if any order is allowed. The first epoch ends after ``num_taken`` batches, if given.
     """
     seen = list[Any]()
     for epoch in range(3):
         try:
             batches = list(islice(loader, None if epoch else num_taken))
-        except Exception as error:  # It is what the program sees of that epoch.
+        except Exception as error:  # The error is the epoch's result.
             seen.append(type(error))
             continue
         finally:

@@ -1,4 +1,4 @@
-"""A program that puts shardio's DataLoader in the place of torch's before it imports the libraries that use it."""
+"""A program that replaces torch's DataLoader with shardio's before it imports the libraries that use it."""
 
 import sys
 import warnings
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader  # noqa: E402
 from torch.utils.data.datapipes.iter import IterableWrapper  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
-warnings.filterwarnings("ignore", "'set_vital' is deprecated")  # torchdata calls it in torch.
+warnings.filterwarnings("ignore", "'set_vital' is deprecated")  # torchdata makes torch call set_vital.
 
 
 class Own(DataLoader):  # type: ignore[type-arg]

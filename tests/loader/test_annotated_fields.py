@@ -1,4 +1,4 @@
-"""Images, masks, boxes, points and numbers are fields of a sample: they keep their types and move together."""
+"""Images, masks, boxes, points and numbers are fields that keep their types and are transformed together."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ KINDS: dict[str, Any] = {
 }
 ENTRIES = ("boxes", "labels", "points")
 STEPS = [RandomResizedCrop(48, antialias=True), RandomHorizontalFlip(), TrivialAugmentWide(), ColorJitter(0.4)]
-AGAIN = [*STEPS, RandomHorizontalFlip(), CenterCrop(56)]  # A geometry after operations, so they are rendered first.
+AGAIN = [*STEPS, RandomHorizontalFlip(), CenterCrop(56)]  # The flip after operations makes shardio render them first.
 WAYS: dict[str, dict[str, Any]] = {"here": {}, "process": {"num_workers": 2}, "called": {"num_workers": 1, **CALLING}}
 
 
@@ -63,7 +63,7 @@ def make_depth(number: int, height: int, width: int) -> Image.Image:
 
 
 def make_sample(number: int) -> dict[str, bytes]:
-    """Return a sample's files: both pictures are the same, and so are its two lists of boxes."""
+    """Return a sample's files, which include two equal pictures and two equal lists of boxes."""
     height, width = 64 + number, 90 - 2 * number
     picture = save(make_picture(height, width, number), "JPEG")
     uniform = np.random.default_rng(number).uniform(0, 60, (number % 4, 2, 2))
@@ -111,7 +111,7 @@ def test_batches_are_the_same_in_every_way(shards: Path, steps: list[Any]) -> No
         assert_same(others, batches[0])
 
     dataset = make_dataset(shards, steps)
-    dataset.set_epoch(0)  # torch's loader does not tell it.
+    dataset.set_epoch(0)  # Torch's loader does not set the epoch.
     loaded = list(torch.utils.data.DataLoader(dataset, 4, collate_fn=list, sampler=EpochSampler(dataset)))
     for samples, (*columns, keys) in zip(loaded, batches[0], strict=True):
         for row, (*values, key) in enumerate(samples):
@@ -125,7 +125,7 @@ def test_batches_are_the_same_in_every_way(shards: Path, steps: list[Any]) -> No
 
 
 def transpose(samples: list[Any]) -> list[list[Any]]:
-    """Collate as for torchvision's detection models, which take lists."""
+    """Collate a batch for torchvision's detection models, which accept lists."""
     return [list(column) for column in zip(*samples, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""Any dataset: torch's batches, what shardio's loader adds, and values that survive the way to workers and back."""
+"""Loaders over any dataset: torch's batches, shardio's extensions, and values that workers receive and return."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ _MAX_EXAMPLES = settings().max_examples // 6  # Most start worker processes.
 @settings(max_examples=_MAX_EXAMPLES)
 def test_random_programs_see_torchs_batches(program: Program, num_taken: int | None) -> None:
     if not program.arguments.get("in_order", True):
-        num_taken = None  # The first batches may be any.
+        num_taken = None  # In any order, the first batches may differ.
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Of more workers than processors.
+        warnings.simplefilter("ignore")  # Torch warns if there are more workers than processors.
         seed_all(3)
         expected = run(program.make(torch.utils.data.DataLoader), num_taken)
         seed_all(3)
@@ -68,8 +68,8 @@ def test_threads_deliver_the_same_samples(program: Program) -> None:
     if program.dataset.kind in ("draws", "sliced array") or isinstance(
         program.dataset, torch.utils.data.IterableDataset
     ):
-        return  # Threads share the global generators, torch's get_worker_info, and the memory of arrays.
-    program.arguments.pop("worker_init_fn", None)  # It seeds the generators of the samplers, too.
+        return  # Unlike processes, threads share the global generators, torch's get_worker_info, and arrays.
+    program.arguments.pop("worker_init_fn", None)  # In a thread, it would also seed the samplers' generators.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         seed_all(3)
@@ -126,10 +126,10 @@ def test_a_resumed_run_may_have_batches_of_another_size(num_workers: int, batch_
     state, left = save_after(resumed, 1)
     again = make(4, num_workers, shuffle=shuffle)
     again.load_state_dict(state)
-    assert flatten(again) == left, "its state counts all samples, too"
+    assert flatten(again) == left, "the state counts all samples"
 
 
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it in torch.
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata makes torch call set_vital.
 @pytest.mark.parametrize(("num_workers", "batch_size"), [(0, 3), (0, 8), (2, 3)])
 def test_a_state_of_torchdatas_loader_counts_samples_too(num_workers: int, batch_size: int) -> None:
     state, _ = save_after(StatefulDataLoader(NUMBERS, batch_size=4, num_workers=num_workers), 3)
@@ -206,7 +206,7 @@ def test_a_repeated_sample_is_an_error(way: str) -> None:
     with pytest.raises(CoverageError, match="batch 2 repeats 4, which batch 1 of this epoch delivered"):
         next(repeats)
     with pytest.raises(TypeError, match="check_duplicates must be True or False"):
-        DataLoader(range(3), check_duplicates="yes")  # type: ignore[arg-type]  # the test
+        DataLoader(range(3), check_duplicates="yes")  # type: ignore[arg-type]  # a wrong type
 
 
 def test_without_keys_contents_identify_samples() -> None:
@@ -221,7 +221,7 @@ def test_without_keys_contents_identify_samples() -> None:
 @pytest.mark.parametrize("method", ["multiprocessing", "thread"])
 def test_a_state_knows_what_was_delivered_out_of_order(method: Any) -> None:
     def get_slowly(index: int) -> int:
-        time.sleep(0 if index else 0.2)  # Sample 0 takes longer than all others.
+        time.sleep(0 if index else 0.2)  # Sample 0 is the slowest.
         return index
 
     def make() -> DataLoader[Any]:
@@ -383,7 +383,7 @@ class Large(torch.utils.data.Dataset[Any]):
         return 12
 
     def __getitem__(self, index: int) -> Any:
-        self.array[index] = -index  # A copy of that page is this worker's.
+        self.array[index] = -index  # The worker writes to its own copy of the page.
         with self.value.get_lock():
             self.value.value += 1
         self.tensor[index % 10] += 1
@@ -395,7 +395,7 @@ class Large(torch.utils.data.Dataset[Any]):
 
 
 def _read_copied_bytes() -> int:
-    """Return how much of the job's memory this process has copies of."""
+    """Return the number of bytes of the job's memory that this process has copied."""
     mapped = [part for part in Path("/proc/self/smaps").read_text().split("VmFlags") if "memfd:shardio" in part]
     return sum(1024 * int(re.findall(r"Private_Dirty: +(\d+) kB", part)[0]) for part in mapped)
 

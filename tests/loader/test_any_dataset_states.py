@@ -1,4 +1,4 @@
-"""A loader over any dataset that resumes delivers the rest of an uninterrupted epoch, without reading samples again."""
+"""A resumed loader over any dataset delivers the rest of an uninterrupted epoch, and reads no sample again."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:This DataLoader will create",
     "ignore:.* has no state_dict",
     "ignore:'pin_memory' argument",
-    "ignore:'set_vital' is deprecated",  # torchdata calls it in torch.
+    "ignore:'set_vital' is deprecated",  # torchdata makes torch call set_vital.
 )
 
 
@@ -53,8 +53,8 @@ pytestmark = pytest.mark.filterwarnings(
 @settings(max_examples=settings().max_examples // 7)  # Most start worker processes.
 def test_a_resumed_program_sees_the_rest(program: Program, num_before: int, forgets_seed: bool) -> None:
     if program.dataset.kind == "draws":
-        return  # Only a dataset with a state can continue its generators.
-    program.arguments["in_order"] = True  # Otherwise, the rest may come in any order.
+        return  # Without a state of the dataset, its generators start again.
+    program.arguments["in_order"] = True  # Without in_order, the rest may arrive in any order.
     seed_all(3)
     loader = program.make(DataLoader)
     iterator = iter(loader)
@@ -124,7 +124,7 @@ def test_another_number_of_workers_is_refused_where_it_matters() -> None:
         iter(other)
     other.num_workers = 2
     assert describe(list(other)) == describe(list(iterator))
-    third.load_state_dict(loader.state_dict())  # Of an epoch that is over.
+    third.load_state_dict(loader.state_dict())  # This is the state at the end of an epoch.
     assert sorted(flatten(third)) == list(range(30))
 
 
@@ -177,7 +177,7 @@ def test_after_the_last_batch_the_rest_is_empty_and_after_the_end_the_next_epoch
 
 
 class Shuffling(Sampler[int]):
-    """A user's sampler with a state that ends with the epoch instead of starting the next one."""
+    """A user's sampler that, resumed from the state at the end of an epoch, yields nothing instead of a new epoch."""
 
     def __init__(self) -> None:
         self.num_yielded = 0
@@ -241,7 +241,7 @@ HABITS: dict[str, tuple[Any, bool, bool]] = {
     "restores": (None, False, True),
     "restores, and draws": (None, True, True),
 }
-"""A program's use of the generators: its seed of each epoch, whether it draws, and whether it restores them."""
+"""A program's use of the generators: its seed in each epoch, whether it draws, and whether it restores them."""
 
 DRAWING: dict[str, Any] = {
     "torch": lambda: {"batch_size": 3, "shuffle": True},
@@ -266,7 +266,7 @@ def test_later_epochs_have_the_order_of_torchs_loader(kind: str, habit: str, sto
             iterator = iter(loader)
             while (batch := next(iterator, None)) is not None:
                 yield batch.tolist()
-                if draws:  # As Dropout and random augmentation do.
+                if draws:  # Dropout and random augmentation also draw.
                     random.random(), np.random.rand(), torch.rand(())
                 if epoch == 1 and stop is not None and (stop := stop - 1) == 0:
                     break
@@ -309,7 +309,7 @@ class Weights(torch.nn.Module):
         return index
 
     def _save_to_state_dict(self, *arguments: Any, **options: Any) -> None:
-        raise AssertionError("the weights were asked for")
+        raise AssertionError("the weights were requested")
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -342,10 +342,10 @@ def test_states_of_torchdatas_samplers_are_refused() -> None:
 
 
 class Asking:
-    """An object whose state has arguments, as in MosaicML's streaming."""
+    """An object whose ``state_dict`` needs arguments, as in MosaicML's streaming."""
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
-        raise AssertionError("nobody has these arguments")
+        raise AssertionError("these arguments are unknown")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         raise AssertionError("there is no state")

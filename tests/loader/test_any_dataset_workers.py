@@ -1,4 +1,4 @@
-"""Workers for any dataset: failures lose no batch, workers end with what needs them, and threads are workers, too."""
+"""Workers for any dataset, processes or threads: failures lose no batch, and workers end with their loader."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def make_numbers(before: Any = None, number: int = 4) -> Called:
 
 
 class Shared(torch.utils.data.IterableDataset[int]):
-    """Numbers that the workers share, with a position as an attribute. It can be copied, but not pickled."""
+    """A stream of numbers with its position as an attribute. It can be copied, but not pickled."""
 
     def __init__(self, size: int = 20) -> None:
         self.size, self.number, self.memory = size, 0, threading.Lock()
@@ -84,7 +84,7 @@ def numbers(batches: Any) -> list[list[int]]:
 
 @workers_only
 def test_a_batch_may_take_as_long_as_the_timeout(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch_pool, "CHECK_S", 0.05)  # As if the batch took 100 times as long.
+    monkeypatch.setattr(fetch_pool, "CHECK_S", 0.05)  # The usual value is 100 times as long.
     slow = make_numbers(partial(time.sleep, 0.5))
     assert numbers(DataLoader(slow, 2, timeout=60, **METHODS[method]))[2] == [4, 5]
     batches = iter(DataLoader(slow, 2, timeout=0.2, **METHODS[method]))
@@ -92,7 +92,7 @@ def test_a_batch_may_take_as_long_as_the_timeout(method: str, monkeypatch: pytes
     with pytest.raises(RuntimeError, match=r"timed out after 0.2 seconds"):
         next(batches)
     time.sleep(0.5)
-    assert next(batches).tolist() == [4, 5], "it came late, and is not lost"
+    assert next(batches).tolist() == [4, 5], "a late batch is not lost"
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_threads_are_awaited_together(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Arrays(torch.utils.data.Dataset[Any]):
-    """Arrays that are large enough for buffers, one of which ends its worker."""
+    """Arrays that are large enough for buffers. Reading one of them ends the worker."""
 
     def __init__(self, fatal: Any = None) -> None:
         self.fatal = fatal
@@ -261,8 +261,8 @@ def test_a_dead_worker_is_an_error_after_which_the_loader_works_again(fatal: Any
     numbers = list[Any]()
     with pytest.raises(WorkerError, match=r"DataLoader worker \(pid\(s\) \d+\) .*(SIGKILL|exit code 3)") as caught:  # noqa: PT012
         for batch in batches:
-            numbers.append(batch[:, 0].tolist())  # what was received before counts, too
-    assert isinstance(caught.value, RuntimeError), "as torch's is"
+            numbers.append(batch[:, 0].tolist())  # The batches before the error are checked.
+    assert isinstance(caught.value, RuntimeError), "torch's error is also a RuntimeError"
     assert numbers == [list(range(first, first + 4)) for first in range(0, 4 * len(numbers), 4)]
     with pytest.raises(RuntimeError, match=r"call loader.load_state_dict\(loader.state_dict\(\)\) first"):
         next(batches)
@@ -279,7 +279,7 @@ def test_the_error_of_a_dead_worker_has_the_words_of_torchs_and_says_cause_and_r
     process = multiprocessing.get_context("fork").Process(target=Arrays(fatal).__getitem__, args=(17,))
     process.start()
     assert process.pid is not None
-    with pytest.raises(RuntimeError, match="DataLoader worker") as caught:  # noqa: PT012  # SIGCHLD may raise it, too
+    with pytest.raises(RuntimeError, match="DataLoader worker") as caught:  # noqa: PT012  # SIGCHLD may also raise it
         _set_worker_pids(0, (process.pid,))
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         _error_if_any_worker_fails()

@@ -1,4 +1,4 @@
-"""Buffers: what the user keeps of a batch never changes, is as in torch, and buffers are reused afterwards."""
+"""Buffers: the parts of a batch that the user keeps are equal to torch's and never change, and others are reused."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_view_keeps_its_memory(pictures: Path) -> None:
 
 
 def _show(kept: Any, num_bytes: int) -> Any:
-    if isinstance(kept, torch.UntypedStorage):  # The storage of a short batch is that of a full one.
+    if isinstance(kept, torch.UntypedStorage):  # A short batch has the storage of a full one.
         kept = torch.empty(0, dtype=torch.uint8).set_(kept)[:num_bytes]
     return np.asarray(kept)
 
@@ -78,7 +78,7 @@ def test_each_kept_batch_takes_one_more_buffer_and_labels_none(pictures: Path) -
             if len(window) > 5:
                 assert_same(window.popleft(), expected.popleft())
             assert len(find_buffers() - before) <= NUM_BUFFERS + 6
-    assert len(buffers) <= NUM_BUFFERS + 6, "they are reused"
+    assert len(buffers) <= NUM_BUFFERS + 6, "the buffers are reused"
     assert_same([labels_and_keys for labels_and_keys, _ in kept], [same for _, same in kept])
 
 
@@ -111,7 +111,7 @@ def test_batches_may_be_freed_by_other_threads_while_the_loader_is_iterated(pict
             thread.join()
     assert number == 65
     assert wrong == []
-    # In the queue, in each thread, and in the thread that fills the queue.
+    # Extra batches are in the queue (2), in the threads (4), and in the thread that fills the queue (1).
     assert len(buffers) <= NUM_BUFFERS + 2 + 4 + 1
 
 
@@ -147,7 +147,7 @@ def test_images_cannot_grow_in_place(pictures: Path) -> None:
         images.untyped_storage().resize_(images.nbytes + 1)
     with pytest.raises(RuntimeError, match="not resizable"):
         torch.cat([expected, expected], out=images)
-    images, *_ = next(iter(loader))  # A new one, because torch has already changed the shape of one that cannot grow.
+    images, *_ = next(iter(loader))  # The error has already changed the first tensor's shape.
     buffer = buffer_of(images)
     assert buffer is not None
     assert buffer_of(images.resize_(2, 3, 48, 48)) == buffer
@@ -164,7 +164,7 @@ def test_what_a_user_writes_into_a_batch_does_not_reappear(pictures: Path) -> No
             images.zero_()
             labels.fill_(-1)
             del batch, images
-    assert len(buffers) <= NUM_BUFFERS, "they were reused"
+    assert len(buffers) <= NUM_BUFFERS, "the buffers are reused"
 
 
 def test_interleaved_and_nested_loaders_and_iterators_do_not_mix(pictures: Path) -> None:
@@ -241,9 +241,9 @@ LARGE: dict[str, Make] = {
     "uint16": _integers((50, 50), "uint16"),
     "bool": _integers((70, 70), "bool"),
     "fortran": lambda random: np.asfortranarray(random.normal(size=(30, 50))),
-    "swapped": _reals((40, 40), ">f4"),  # They arrive in native order.
+    "swapped": _reals((40, 40), ">f4"),  # These arrays arrive in native byte order.
 }
-"""Arrays of 4096 bytes or more; those of one name have one shape."""
+"""Arrays of at least 4096 bytes, which have the same shape in all samples."""
 
 OTHER: dict[str, Make] = {
     "small": _integers((4095,), "uint8"),
@@ -292,7 +292,7 @@ def test_all_fields_of_a_batch_are_those_of_torchs_loader_and_large_ones_are_in_
     others = ("label", "key", "json", "txt", "bin", "jpg", "cls")
     loader, torchs = make_loaders(arrays, ("image", *npys(LARGE), "image", *npys(OTHER), *others))
     kept = list(loader)
-    list(loader)  # Keeping some keeps their memory.
+    list(loader)  # This epoch must not reuse the memory of batches that are kept.
     assert_same(kept, list(torchs))
     assert len({buffer_of(images) for images, *_ in kept}) == len(kept)
     for images, *values in kept:

@@ -1,4 +1,4 @@
-"""Buffers, descriptors and processes end with the last object that needs them; a forked child has its own."""
+"""Buffers, descriptors and processes end with the last object that needs them, and a forked child has its own."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from tests.processes import assert_passes_in_fresh_process, forkserver_context
 pytestmark = pytest.mark.usefixtures("no_process_of_other_tests")
 
 NUM_BATCHES = 160
-"""More than a process may have descriptors in a test below."""
+"""More batches than the number of descriptors that a process may have in a test below."""
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _all_is_open(pictures: Path) -> None:
-    """Open what is opened only once."""
+    """Open all descriptors that stay open for later loaders."""
     list(make_loader(pictures))
 
 
@@ -104,7 +104,7 @@ def test_buffers_of_kept_batches_and_abandoned_iterators_are_released(pictures: 
             iterator = iter(loader)
             for _ in range(number % 4):
                 next(iterator)
-            if number % 2:  # Else it ends when the next one begins.
+            if number % 2:  # Otherwise, this iterator ends when the next one is created.
                 del iterator
         assert count_open_files() == num_files
         oracle = make_oracle(pictures)
@@ -117,7 +117,7 @@ def test_buffers_of_kept_batches_and_abandoned_iterators_are_released(pictures: 
 
 
 def kept_batches_hold_no_descriptors(packed: Path) -> None:
-    """Keep more batches than this process and its worker process may have descriptors."""
+    """Keep more batches than the limit of descriptors for this process and its worker process."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
     dataset = ShardMapDataset(packed, fields=("image", "key"), transform=RandomResizedCrop(48))
     order = [number % 100 for number in range(NUM_BATCHES)]
@@ -150,7 +150,7 @@ def batches_in_child_and_parent_do_not_change_while_the_parent_continues(packed:
     buffers = {buffer_of(images) for images, *_ in held}
     iterator = iter(loader)
     buffers_of(islice(iterator, 3))
-    held.clear()  # The children alone hold them from now on. Free buffers are scarce in the middle of an epoch.
+    held.clear()  # From now on, only the children hold these batches. In the middle of an epoch, few buffers are free.
     used = set.union(*(buffers_of(batches) for batches in (iterator, loader, loader)))
     assert not buffers & used, "the children share their pages"
     assert ask_one() == ask_other() == digest(expected)
@@ -199,13 +199,13 @@ def a_thread_may_fork_while_another_one_iterates(packed: Path) -> None:
             assert ask() == want
     thread.join()
     assert all(ask() == want for want, ask in asked)
-    assert num_with_batch > 0, "otherwise the test shows nothing"
+    assert num_with_batch > 0, "otherwise, the test shows nothing"
     assert seen == [[digest([batch]) for batch in epoch] for epoch in expected]
 
 
 def a_batch_that_another_thread_receives_during_a_fork_does_not_change(packed: Path) -> None:
     taken: list[Any] = []
-    # The last one registered runs first: it does what another thread might do after the loader's callback.
+    # The loader registers its callback later, so it runs first. This one then receives a batch, as a thread might.
     os.register_at_fork(before=lambda: taken.append(next(iterator)))
     loader = make_loader(packed, persistent_workers=True)
     iterator = iter(loader)
@@ -240,7 +240,7 @@ def what_a_child_holds_and_frees_does_not_affect_its_parent(packed: Path) -> Non
 
         ask = fork(free)
         kept += islice(iterator, 2)
-        assert ask() == str(num_sockets), "otherwise worker processes would outlive their parent"
+        assert ask() == str(num_sockets), "otherwise, worker processes would outlive their parent"
         kept += iterator
         assert_same(kept, list(oracle))
         assert_same(list(loader), list(oracle))
@@ -262,7 +262,7 @@ def assert_received_batches_do_not_change(packed: Path, method: str = "fork") ->
     batches, may_look, digests = context.Queue(), context.Event(), context.Queue()
     child = context.Process(target=answer, args=(batches, may_look, digests), daemon=True)
     iterator = iter(loader)
-    first = next(iterator)  # Forked with one batch at hand.
+    first = next(iterator)  # The child is forked while this batch exists.
     child.start()
     batches.put(first)
     for _ in range(2):
@@ -342,7 +342,7 @@ def an_iterator_works_only_in_the_process_that_created_it(packed: Path) -> None:
                 next(iterator)
             return len(list(loader))
 
-        assert fork(use)() == "13", "the child has workers of its own"
+        assert fork(use)() == "13", "the child has its own workers"
         assert len([*kept, *iterator]) == 13
     iterator = iter(make_oracle(packed))
     kept = list(islice(iterator, 3))
@@ -366,13 +366,13 @@ def worker_processes_survive_the_end_of_a_child(packed: Path) -> None:
 
 
 def workers_that_call_the_dataset_are_forked_without_a_warning_beside_a_loader(packed: Path) -> None:
-    # Since Python 3.12, a fork of a process with threads gives a warning, because the child may wait for them forever.
+    # Since Python 3.12, forking a process that has threads is a warning, because the child may wait forever for locks.
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
     dataset = ShardMapDataset(packed, transform=RandomResizedCrop(32))
     loader = DataLoader(dataset, batch_size=4, num_workers=2, persistent_workers=True)
     for _ in loader:
-        dataset[0]  # Decoded in this process, by the kernel.
+        dataset[0]  # The kernel decodes this sample in this process.
         assert threading.enumerate() == [threading.main_thread()]
     iterator = iter(loader)
     next(iterator)

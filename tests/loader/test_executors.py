@@ -1,4 +1,4 @@
-"""Every executor's iterators obey the laws, and so do those that the user gets over each executor."""
+"""The iterators of every executor, and the user's iterators over them, obey the laws."""
 
 from __future__ import annotations
 
@@ -90,10 +90,10 @@ EXECUTORS: dict[str, Callable[[Path, Samples], DataLoader]] = {
     "torch, ordered indices": partial(in_order, **PERSISTENT),
 }
 NOT_KNOWING = ("calling process", "fetching, caller", "ordered indices, caller")
-"""Those that do not know whether a batch is there, besides torch's."""
+"""The executors, other than torch's, that do not know whether a batch is ready."""
 
 CHUNKED = ("ordered shards", "ordered shards, threads")
-"""Those that read the samples of several batches together."""
+"""The executors that read the samples of several batches together."""
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +147,7 @@ class TestIterators(TestExecutors):
 
 
 class TestParts(ExecutorTests):
-    """Executors that are made of the suite's parts."""
+    """Executors that are made from the suite's parts."""
 
     @pytest.fixture(params=["read", "fetched"])
     def executor(self, parts: ExecutorParts, request: pytest.FixtureRequest) -> Executor:

@@ -1,4 +1,4 @@
-"""The order: reproducible for any number of workers, or that of overrides, and exact after a stop and a resumption."""
+"""The order is that of overrides, does not depend on the number of workers, and is exact in a resumed run."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_images_are_uint8_in_channels_last_memory(packed: Path, images: Path) ->
         assert pictures.is_contiguous(memory_format=torch.channels_last)
         assert labels.dtype == torch.int64
     pictures, _ = next(iter(TorchLoader(datasets[0], batch_size=4)))  # type: ignore[arg-type]  # a dataset
-    assert pictures.is_contiguous(), "as usual in torch's loader"
+    assert pictures.is_contiguous(), "torch's loader has the usual memory format"
 
 
 def test_map_style_crops_are_pure_and_loaders_do_not_interfere(images: Path) -> None:
@@ -107,7 +107,7 @@ def test_map_style_crops_are_pure_and_loaders_do_not_interfere(images: Path) -> 
     other.set_epoch(1)
     assert batches_of(other) == expected[1]
     assert batches_of([first, *ahead]) == expected[0]
-    # torch's own loader knows no epoch, whatever ran before: torch draws the crops, and they differ.
+    # Torch's loader does not set an epoch, so torch draws the crops, which differ.
     assert batches_of(TorchLoader(folder, batch_size=21)) != batches_of(TorchLoader(folder, batch_size=21))
 
 
@@ -163,7 +163,7 @@ def test_prefetch_factor_is_a_positive_integer(packed: Path, prefetch: Any, erro
 
 
 class Changing(ShardDataset):
-    """Yields what a function makes of all samples."""
+    """A dataset that passes its stream of samples through a function."""
 
     change: Any
 
@@ -358,7 +358,7 @@ def test_resumed_equals_uninterrupted(make: Any, packed: Path, num_batches: int,
     assert resumed.state_dict() == loader.state_dict()
     assert len(resumed) == len(loader) == 6
     assert before + keys_of(resumed) == uninterrupted
-    # The epoch after it is the next one, as usual, also if the loaded one is over.
+    # The next iteration is the next epoch, even if the state is from the end of an epoch.
     assert keys_of(resumed) == keys_of(make(packed), 1)
     assert keys_of(resume(make, packed, resumed.state_dict())) == keys_of(make(packed), 2)
 
@@ -424,7 +424,7 @@ def test_an_epoch_is_an_integer_below_the_limit_wherever_it_is_set(packed: Path)
             with pytest.raises(ValueError, match=r"epoch must be at least 0 and below 2\*\*62"):
                 owner.set_epoch(epoch)
         owner.set_epoch(np.int64(2**62 - 1))
-    assert len(keys_of(loader)) == len(keys_of(loader))  # The epoch after the last one that can be set works, too.
+    assert len(keys_of(loader)) == len(keys_of(loader))  # The second epoch is the one after the largest valid one.
     with pytest.raises(StateError, match=r"epoch .* below 2\*\*62, got 1"):
         loader.load_state_dict({**loader.state_dict(), "epoch": 10**20})
     loader.set_epoch(cast(int, np.int64(3)))
@@ -439,7 +439,7 @@ def test_the_samplers_own_set_epoch_and_state_count_too(packed: Path) -> None:
     before = keys_of(islice(loader, 2))
     resumed = resume(make_sampled, packed, loader.state_dict())
     assert isinstance(resumed.sampler, EpochSampler)
-    resumed.sampler.set_epoch(0)  # As frameworks do that do not know the loader's.
+    resumed.sampler.set_epoch(0)  # Frameworks that do not know the loader's epoch set 0.
     assert before + keys_of(resumed) == keys_of(make_sampled(packed))
 
 
@@ -485,7 +485,7 @@ def test_epochs_without_batches_are_warned_of_once(packed: Path) -> None:
         with pytest.warns(RuntimeWarning, match=words) as warned:
             assert list(loader) == []
         assert warned[0].filename == __file__
-        assert list(loader) == []  # Warnings are errors in these tests.
+        assert list(loader) == []  # A second warning would be an error.
     shares = [ShardDataset(packed, remainder="keep", rank=rank, world_size=22) for rank in (0, 21)]
     assert len(list(DataLoader(shares[0]))) == 1
     with pytest.warns(RuntimeWarning, match="no batches: rank 21 of 22 gets none of the 21 samples: use fewer ranks"):

@@ -1,4 +1,4 @@
-"""shardio's datasets, and Subsets and ConcatDatasets of them, with torch's samplers: torch's batches, exact states."""
+"""With torch's samplers, shardio's datasets, also in Subset or ConcatDataset, have torch's batches and exact states."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(packed: Path, sampler: s
     for stop in (1, NUM_BATCHES, NUM_BATCHES + 3):
         epoch, _, state = received[stop - 1]
         resumed = Run(packed, sampler, **options)
-        torch.manual_seed(99)  # A state does not depend on the generators of the process that loads it.
+        torch.manual_seed(99)  # The loading process's generator has no effect.
         resumed.loader.load_state_dict(state)
         assert_same([batch for _, batch, _ in resumed.receive(epoch)], batches[stop:])
 
@@ -273,8 +273,8 @@ CHOSEN = random.Random(4).sample(range(21), 13)
 SUBSETS: dict[str, Callable[[Any, Any], Any]] = {
     "list": lambda shards, _: Subset(shards, CHOSEN),
     "range": lambda _, folder: Subset(folder, range(20, 2, -2)),
-    "tensor": lambda shards, _: Subset(shards, torch.tensor(CHOSEN)),  # type: ignore[arg-type]  # Users give these.
-    "array": lambda _, folder: Subset(folder, np.array(CHOSEN, np.int32)),  # type: ignore[arg-type]  # And these.
+    "tensor": lambda shards, _: Subset(shards, torch.tensor(CHOSEN)),  # type: ignore[arg-type]  # users pass tensors
+    "array": lambda _, folder: Subset(folder, np.array(CHOSEN, np.int32)),  # type: ignore[arg-type]  # users pass arrays
     "negative": lambda shards, _: Subset(shards, [number - 21 for number in CHOSEN]),
     "repeated": lambda shards, _: Subset(shards, [5, 5, *CHOSEN, 5]),
     "nested": lambda shards, _: Subset(Subset(Subset(shards, range(1, 21)), CHOSEN[::-1][4:]), [-1, 3, 0, 7, 5]),
@@ -349,10 +349,10 @@ BATCHED: dict[str, Callable[[Any], dict[str, Any]]] = {
 def test_torchs_samplers_give_the_batches_of_torchs_loader(
     packed: Path, images: Path, taken: str, sampled: str, num_workers: int
 ) -> None:
-    crop_alike = taken in CONCATENATED or sampled == "weighted"  # Repeated samples differ in random crops.
+    crop_alike = taken in CONCATENATED or sampled == "weighted"  # Random crops of repeated samples differ.
     parts = make_parts(packed, images, (lambda: CenterCrop(40)) if crop_alike else make_crop)
     for part in parts:
-        part.set_epoch(1, seed=5)  # Otherwise torch draws the crops of its workers.
+        part.set_epoch(1, seed=5)  # Without an epoch, torch would draw the crops.
     dataset, sampler = WRAPPED[taken](*parts), BATCHED[sampled]
     torch.manual_seed(3)
     expected = batches_of(TorchLoader(dataset, **sampler(dataset)))

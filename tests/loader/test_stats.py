@@ -47,7 +47,7 @@ def test_times_and_counts_are_those_of_the_last_epoch(packed: Path, num_workers:
         assert 0 < stats.first_batch_s <= stats.elapsed_s
         assert 0 < stats.wait_for_data_s <= stats.elapsed_s
         assert min(stats.read_s, stats.transform_s, stats.decode_s) > 0
-        # Stages are parts of the threads' time; they do not work between iterations.
+        # The stages are parts of the threads' time, and threads are idle between iterations.
         assert stats.read_s + stats.transform_s + stats.decode_s <= max(num_workers, 1) * stats.elapsed_s
         assert (stats.idle_s > 0) == (num_workers > 0)
         assert stats.samples_per_s == pytest.approx(21 / stats.elapsed_s)
@@ -89,7 +89,7 @@ def test_persistent_workers_count_no_idle_time_before_an_epoch_begins(packed: Pa
     dataset = ShardDataset(packed, transform=RandomResizedCrop(48))
     loader = DataLoader(dataset, batch_size=4, num_workers=3, persistent_workers=True)
     list(loader)
-    time.sleep(0.3)  # Longer than an epoch takes: this is what must not be counted.
+    time.sleep(0.3)  # This pause is longer than an epoch, and must not count.
     list(loader)
     stats = loader.stats()
     assert 0 < stats.idle_s <= 3 * stats.elapsed_s
@@ -99,7 +99,7 @@ def test_the_time_to_start_worker_processes_counts(packed: Path, monkeypatch: py
     start = fork_server._start_process
 
     def start_slowly(*arguments: Any) -> Any:
-        time.sleep(0.5)  # This is what must be counted.
+        time.sleep(0.5)  # This delay must count.
         return start(*arguments)
 
     monkeypatch.setattr(fork_server, "_start_process", start_slowly)
@@ -116,7 +116,7 @@ CROP = Compose([RandomResizedCrop(48), RandomHorizontalFlip()])
 
 
 class Unchanged(Transform):
-    """A user's own transform, which needs the pixels."""
+    """A user-defined transform that needs the pixels."""
 
     def draw(self, sizes: NDArray[np.int64], rng_keys: Words) -> NDArray[np.int64]:
         return sizes
@@ -169,10 +169,10 @@ def test_each_delivered_image_is_counted_by_its_decoder(mixed: Path, kind: Kind,
 @pytest.mark.parametrize(
     ("transform", "expected"),
     [
-        (None, (3, 6, 3)),  # Whole images: libjpeg-turbo decodes those that are not tiled faster.
+        (None, (3, 6, 3)),  # libjpeg-turbo is faster for whole images that are not tiled.
         (Resize((24, 36)), (7, 2, 3)),
         (RandomResizedCrop(48, antialias=True), (7, 2, 3)),
-        (Compose([Resize(60), CenterCrop(40), Resize(30)]), (7, 2, 3)),  # The second resize is of pixels.
+        (Compose([Resize(60), CenterCrop(40), Resize(30)]), (7, 2, 3)),  # The second resize works on pixels.
         (Compose([Resize(24), Resize(48)]), (7, 2, 3)),
         (Unchanged(), (3, 6, 3)),
         (Compose([Unchanged(), Resize(24)]), (3, 6, 3)),
@@ -195,7 +195,7 @@ def test_images_that_users_get_from_pillow_count(mixed: Path, options: Any) -> N
 
 def test_the_kernel_decodes_rotated_images(tmp_path: Path) -> None:
     exif = Image.Exif()
-    exif[274] = 6  # The orientation: to be turned by 90°.
+    exif[274] = 6  # The orientation tag says that the image is turned by 90°.
     (tmp_path / "class").mkdir()
     (tmp_path / "class" / "turned.jpg").write_bytes(encode(0, exif=exif))
     (tmp_path / "class" / "upright.jpg").write_bytes(encode(1))

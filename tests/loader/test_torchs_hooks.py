@@ -1,6 +1,6 @@
-"""Whatever torch's DataLoader reads on itself can be overridden by a subclass, with the same effect as in torch.
+"""A subclass can override every attribute that torch's DataLoader reads on itself, with the same effect as in torch.
 
-The lists of what it reads are held against the source of the installed torch. All other names are free.
+A test compares the lists of these attributes with the installed torch's source. Users may use all other names.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.loader.programs import Shares
 HOOKS = {"__class__", "__initialized", "__multiprocessing_context", "_IterableDataset_len_called", "_auto_collation"}
 HOOKS |= {"_dataset_kind", "_get_iterator", "_index_sampler", "_iterator"}
 HOOKS |= {"check_worker_number_rationality", "multiprocessing_context"}
-"""Methods, properties and private attributes that torch's DataLoader, or its iterators, read on a loader."""
+"""The methods, properties and private attributes that torch's DataLoader or its iterators read on a loader."""
 
 
 def count(samples: Any) -> tuple[str, Any]:
@@ -52,7 +52,7 @@ ATTRIBUTES: dict[str, Any] = {
     "collate_fn": count,
     "persistent_workers": False,
 }
-"""Public attributes that they read, and values that they have later than the constructor set them."""
+"""The public attributes that torch's DataLoader or its iterators read, with values to set after the constructor."""
 
 
 RARE = ("pin_memory", "pin_memory_device", "timeout", "in_order", "drop_last", "generator", "prefetch_factor")
@@ -77,11 +77,11 @@ def test_the_lists_name_all_that_torch_reads_on_a_loader() -> None:
             found |= read_on(node, "self")
         elif isinstance(node, ast.ClassDef):
             found |= read_on(node, "loader")
-    assert found - {"_reset"} == HOOKS | set(ATTRIBUTES), "torch reads something else: honor it, then list it"
+    assert found - {"_reset"} == HOOKS | set(ATTRIBUTES), "torch reads other attributes: support them, then list them"
 
 
 def override(base: Any, name: str, value: Any) -> tuple[Any, list[str]]:
-    """Return a subclass in which an attribute has another value than was set, and the list of its readings."""
+    """Return a subclass that overrides the value of an attribute, and a list that gets the attribute's reads."""
     readings = list[str]()
 
     def read(loader: Any) -> Any:
@@ -113,11 +113,11 @@ def test_attributes_are_read_where_torch_reads_them(name: str) -> None:
 
     expected, got = run(torchs.DataLoader), run(DataLoader)
     assert got[0] == expected[0]
-    assert got[1], "it was not read"
+    assert got[1], "the attribute was not read"
 
 
 class Shown:
-    """Yields what a function makes of an iterator's batches, as libraries for graphs and point clouds do."""
+    """An iterator that converts another iterator's batches, as in libraries for graphs and point clouds."""
 
     def __init__(self, iterator: Any) -> None:
         self.iterator = iterator
@@ -291,7 +291,7 @@ def test_a_class_between_shardios_and_torchs_is_not_skipped() -> None:
 
 
 KEPT = {"_shardio", "_is_accelerate_prepared"}
-"""The only names that are not free: shardio's own, and one that Accelerate sets."""
+"""The only names that users may not use: shardio's own, and one that Accelerate sets."""
 
 ARGUMENTS: dict[str, Any] = {
     "worker_method": "thread",
@@ -302,11 +302,11 @@ ARGUMENTS: dict[str, Any] = {
     "check_duplicates": True,
     "device": "cpu",
 }
-"""The arguments that torch's loader does not have, and values that are not the defaults."""
+"""The arguments that torch's loader does not have, with values that are not the defaults."""
 
 
 def free_names() -> list[str]:
-    """Return all names that shardio's code uses for a loader, and torch's does not."""
+    """Return the names that shardio's code uses on a loader and torch's code does not."""
     extension = find_extension(DataLoader(range(3)))
     names = {*dir(DataLoader), *dir(Extension), *vars(extension), *ARGUMENTS, "shuffle", "stats"} - set(
         dir(TorchLoader)
@@ -315,7 +315,7 @@ def free_names() -> list[str]:
 
 
 def setting(base: Any, value: Any, *, is_late: bool) -> Any:
-    """Return a subclass that sets all free names, before or after the constructor of its base class."""
+    """Return a subclass that sets all names of ``free_names``, before or after the base class's constructor."""
 
     class Loader(base):  # type: ignore[misc]  # any loader
         def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -334,7 +334,7 @@ def setting(base: Any, value: Any, *, is_late: bool) -> Any:
 
 def defining(base: Any) -> Any:
     def refuse(*_: Any, **__: Any) -> Any:
-        raise AssertionError("shardio called a method of the user's")
+        raise AssertionError("shardio called a user's method")
 
     return type("Loader", (base,), {name: refuse for name in free_names() if name.startswith("_")})
 

@@ -118,7 +118,7 @@ def draw(base: Any, options: dict[str, Any]) -> list[Any]:
 
 
 def begin_several(base: Any, options: dict[str, Any]) -> list[Any]:
-    """Each iterator that a program makes has persistent workers of its own, and begins again in turn."""
+    """Create several iterators, each with its own persistent workers, and reset one after the other."""
     loader = base(range(12), batch_size=3, **options)
     iterators = [loader._get_iterator() for _ in range(2)]
     found = [batch.tolist() for pair in zip(*iterators, strict=True) for batch in pair]
@@ -131,7 +131,7 @@ def begin_several(base: Any, options: dict[str, Any]) -> list[Any]:
 
 
 def share(base: Any, options: dict[str, Any]) -> list[Any]:
-    """All iterators of persistent workers share their batches: in torch, they are one object."""
+    """Create two iterators of persistent workers, which share their batches, because torch returns the same object."""
     loader = base(range(24), batch_size=4, **options)
     first, second = iter(loader), iter(loader)
     found = [next(first).tolist(), next(second).tolist(), next(first).tolist()]
@@ -162,7 +162,7 @@ def test_frameworks_end_its_workers(
     loader = make(packed, kind, **options)
     iterator = iter(loader)
     assert str(list(iterator)) == epochs[0]
-    iterator._shutdown_workers()  # After the last batch, persistent workers wait for the next epoch.
+    iterator._shutdown_workers()  # Persistent workers would wait for the next epoch.
     wait_until(lambda: not find_workers())
     assert next(iterator, None) is None
     loader._iterator = None  # As Lightning does.
@@ -198,7 +198,7 @@ def test_a_loader_that_keeps_its_iterator_is_released_with_its_workers(
 
 
 class Stream(IterableDataset[int]):
-    """Four batches of 2, of which the second fails. Its length announces fewer samples than there are batches."""
+    """A stream of four batches of 2, of which the second fails. The stream's length is too small."""
 
     def __len__(self) -> int:
         return 2
@@ -227,7 +227,7 @@ def describe(loader: Any) -> list[str]:
         while not seen or seen[-1] != "the end":
             try:
                 seen.append(str(next(batches, "the end")))
-            except ValueError as error:  # noqa: PERF203  # Each batch may fail. torch adds the worker's traceback.
+            except ValueError as error:  # noqa: PERF203  # Any batch may fail. Torch adds the worker's traceback.
                 seen.append(str(error).splitlines()[-1].removeprefix("ValueError: "))
     return seen + [f"{each.category.__name__}: {str(each.message)[:40]}" for each in caught]
 
@@ -265,11 +265,11 @@ def test_persistent_workers_end_with_their_loader_and_their_settings() -> None:
     for collate_fn in (np.sum, np.sum, np.prod):
         loader.collate_fn = collate_fn
         epochs.append(list(loader))
-        assert isinstance(loader._iterator, _MultiProcessingDataLoaderIter), "frameworks end workers through it"
+        assert isinstance(loader._iterator, _MultiProcessingDataLoaderIter), "frameworks use this to end workers"
         pids += [worker.pid for worker in loader._iterator._workers]
     assert epochs == [[1, 5], [1, 5], [0, 6]]
     assert pids[0] == pids[1] != pids[2]
-    gc.disable()  # Workers end when the last reference goes, not when the collector finds a cycle.
+    gc.disable()  # Workers must end with the last reference, without the garbage collector.
     try:
         del loader
         assert not any(map(is_alive, pids))

@@ -53,7 +53,7 @@ def few_pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def captioned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Samples with images, masks, captions, sounds and MessagePack; every fourth has no caption."""
+    """Samples with images, masks, captions, sounds and MessagePack. Every fourth sample has no caption."""
     draw, members = np.random.default_rng(3), []
     for number in range(NUM_SAMPLES):
         pixels = draw.integers(0, 256, (40, 48, 3), dtype=np.uint8)
@@ -74,12 +74,12 @@ def oracle(dataset: ShardMapDataset, epoch: int, collate_fn: Any) -> Iterator[An
 
 
 def assert_batches_are_the_oracles(make: Callable[[], ShardMapDataset], collate_fn: Any = None) -> Any:
-    """Compare with torch's collation of the dataset, for two epochs; return those of worker processes."""
+    """Compare two epochs with torch's collation of the dataset. Return the epochs that worker processes have made."""
     epochs = [list(oracle(make(), epoch, collate_fn or collate_channels_last)) for epoch in range(2)]
     for num_workers in (0, 1):
         dataset = make()
         options: dict[str, Any] = {"num_workers": num_workers, "persistent_workers": num_workers > 0}
-        options |= {"prefetch_factor": 4} if num_workers else {}  # Buffers for an epoch of few batches.
+        options |= {"prefetch_factor": 4} if num_workers else {}  # An epoch has few batches, which need few buffers.
         loader = DataLoader(dataset, 8, sampler=EpochSampler(dataset), collate_fn=collate_fn, **options)
         assert not loader.calls_dataset
         for expected in epochs:
@@ -101,7 +101,7 @@ def draw_from_all() -> Callable[[Pixels], Any]:
 
 
 def import_torch_late() -> Callable[[Pixels], Any]:
-    """Return a function whose worker process does not know torch before the first call. It changes its input."""
+    """Return a function that imports torch in its first call, and changes its input."""
 
     def transform(image: Pixels) -> Any:
         import torch
@@ -153,7 +153,7 @@ RARE |= {"torchvision on Pillow images", "Albumentations"}
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in RARE else ()) for name in CASES])
 def test_a_transforms_batches_are_those_of_the_dataset_itself(few_pictures: Path, name: str) -> None:
     decode: Any = "pil" if "Pillow" in name else "array"
-    transform = CASES[name]()  # It is one object for all loaders.
+    transform = CASES[name]()  # All loaders share this object.
     *_, (images, _) = assert_batches_are_the_oracles(
         lambda: ShardMapDataset(few_pictures, fields=("image", "key"), transform=transform, decode=decode)
     )
@@ -273,7 +273,7 @@ def test_without_seeds_each_process_draws_other_numbers_from_the_generators_as_t
 
 
 def failing() -> Callable[[Any], Any]:
-    """Return a function that is sent by value, so that worker processes do not import this module."""
+    """Return a function that is pickled by value, so that worker processes do not import this module."""
 
     def fail(image: Any) -> Any:
         raise KeyError("of the user")

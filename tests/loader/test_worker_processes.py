@@ -1,4 +1,4 @@
-"""Worker processes and their fork servers: when they start, serve again and end, and which changes replace them."""
+"""Worker processes and their fork servers: when they start, are reused and end, and which changes replace them."""
 
 from __future__ import annotations
 
@@ -146,9 +146,9 @@ def test_the_next_loader_has_the_same_fork_server(pictures: Path, images: Path) 
     assert find_fork_servers() == servers[0]
     loader = DataLoader(ShardMapDataset(pictures, fields="image", transform=RandomResizedCrop(48)), 8, num_workers=1)
     list(loader)
-    assert len(find_fork_servers() - servers[0]) == 1, "without users' code, it has another one"
+    assert len(find_fork_servers() - servers[0]) == 1, "a loader without user code has a different server"
     del loader
-    assert find_fork_servers() == servers[0], "which is not kept"
+    assert find_fork_servers() == servers[0], "the server ends with the loader"
 
 
 def test_loaders_at_the_same_time_have_their_own_and_one_is_kept(pictures: Path) -> None:
@@ -165,7 +165,7 @@ def test_loaders_at_the_same_time_have_their_own_and_one_is_kept(pictures: Path)
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "edited_transforms", raising=False)  # The one of another test.
+    monkeypatch.delitem(sys.modules, "edited_transforms", raising=False)  # Another test may have imported this module.
     write_module(tmp_path, 1)
     return importlib.import_module("edited_transforms")
 
@@ -173,7 +173,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def write_module(folder: Path, value: int) -> None:
     file = folder / "edited_transforms.py"
     file.write_text(f"import numpy as np\n\ndef fill(image):\n    return np.full((9, 9), {value})\n")
-    os.utime(file, ns=(0, value * 10**9))  # Soon after another change, the clock may not have moved.
+    os.utime(file, ns=(0, value * 10**9))  # After two quick changes, the clock's time may be the same.
 
 
 @pytest.mark.parametrize("is_new", [True, pytest.param(False, marks=pytest.mark.slow)])
@@ -181,7 +181,7 @@ def test_a_reloaded_module_is_imported_again(pictures: Path, tmp_path: Path, mod
     loader = make_user_loader(pictures, module.fill)
     for value, is_reloaded, expected in ((1, True, 1), (2, False, 1), (2, True, 2), (2, True, 2)):
         write_module(tmp_path, value)
-        if is_reloaded:  # Otherwise, this process and its worker processes still have the code that it imported.
+        if is_reloaded:  # Without a reload, all processes use the code that this process has imported.
             importlib.reload(module)
         if is_new:
             loader = make_user_loader(pictures, module.fill)
@@ -192,7 +192,7 @@ def test_a_reloaded_module_is_imported_again(pictures: Path, tmp_path: Path, mod
 
 
 def as_environment_says() -> Callable[[Any], Any]:
-    """Return a function that is sent by value: worker processes would take seconds to import this module."""
+    """Return a function that is pickled by value, because importing this module takes seconds in worker processes."""
     return lambda image: np.full((1, 1, 3), int(os.environ.get("BRIGHTNESS", "0")), np.uint8)
 
 
@@ -225,7 +225,7 @@ def test_a_forked_child_does_not_keep_it_alive(pictures: Path) -> None:
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
         os.close(writing)
-        os.read(reading, 1)  # Until the parent has looked.
+        os.read(reading, 1)  # Wait for the parent's check.
         os._exit(0)
     end_kept()
     assert server not in find_fork_servers()
@@ -235,7 +235,7 @@ def test_a_forked_child_does_not_keep_it_alive(pictures: Path) -> None:
 
 
 class Incomparable:
-    """Indices, and a collate_fn, that cannot be compared or printed."""
+    """An object that cannot be compared or printed, for indices and collate_fn."""
 
     def __init__(self, value: float = 0) -> None:
         self.value = value
@@ -264,7 +264,7 @@ class Cropping:
 
 
 class Collating:
-    """A collate_fn is created at each access to the method."""
+    """An object whose method is a new collate_fn on each access."""
 
     def collate(self, samples: list[Any]) -> list[torch.Tensor]:
         return [torch.tensor(os.getpid())]
@@ -301,13 +301,13 @@ def test_persistent_workers_stay_while_the_settings_are_the_same(packed: Path) -
         return {int(process_id) for (process_id,) in loader}
 
     first = find_ids()
-    transform.size = 8  # An error message that names the transform changes with it.
+    transform.size = 8  # This changes an error message that names the transform.
     loader.collate_fn = collating.collate
     assert find_ids() == first
     loader.collate_fn = Collating().collate
     assert find_ids().isdisjoint(first)
     loader = DataLoader(dataset, batch_size=7, **options)
-    for size in (8, 9, 9):  # Also a transform that equals the one before is used.
+    for size in (8, 9, 9):  # Each new transform is used, even if it equals the previous one.
         dataset.transform = Cropping(size)
         assert {batch.shape for batch in loader} == {(7, 3, size, size)}
 
@@ -338,7 +338,7 @@ def test_any_setting_that_changes_makes_a_difference(packed: Path) -> None:
     for name, value in changed.items():
         assert not replace(settings, **{name: value}).is_same(settings), name
     assert settings.is_same(replace(settings))
-    assert settings.prefetch_factor == 2, "the default differs from the same number of the user's"
+    assert settings.prefetch_factor == 2, "a user's setting differs from an equal default"
 
 
 def test_pythons_shutdown_waits_for_batches_of_other_threads_and_not_for_its_own(
@@ -349,10 +349,10 @@ def test_pythons_shutdown_waits_for_batches_of_other_threads_and_not_for_its_own
 
     def make() -> None:
         gate.enter()
-        gate.enter()  # A batch that is made of another loader's batches.
+        gate.enter()  # A batch that is made from another loader's batches enters the gate twice.
         gate.leave()
         is_inside.set()
-        while not gate._is_closed:  # close() tells nobody that it has begun to wait.
+        while not gate._is_closed:  # Nothing else shows that close() has begun to wait.
             time.sleep(0.001)
         events.append("left")
         gate.leave()
@@ -370,16 +370,16 @@ def test_pythons_shutdown_waits_for_batches_of_other_threads_and_not_for_its_own
 
 
 def count_buffers(loader: DataLoader) -> int:
-    """Return how many buffers an epoch takes: those of the batches made ahead, and of the next batch.
+    """Return the number of buffers that an epoch uses, for the batches that are made ahead and the next one.
 
-    If anything else in this process forks, the loader replaces the buffer that the user holds. So count in two epochs.
+    If other code in this process forks, the loader replaces the user's buffer, so return the minimum of two epochs.
     """
     return min(len(buffers_of(loader)) for _ in range(2))
 
 
 @pytest.fixture
 def _one_worker_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put all threads into one worker process, which starts sooner than two."""
+    """Put all threads into one worker process, which starts faster than two."""
     monkeypatch.setattr(pool_module, "divide_threads", lambda num_threads, _: [num_threads])
 
 
@@ -412,7 +412,7 @@ NUM_BATCHES = 400
 
 def make_long_loader(packed: Path, **options: Any) -> DataLoader:
     dataset = ShardMapDataset(packed, fields=("image", "key"), transform=RandomResizedCrop(48))
-    dataset.set_epoch(0)  # Otherwise, torch's seed decides on the crops.
+    dataset.set_epoch(0)  # Without an epoch, the crops would depend on torch's seed.
     return DataLoader(dataset, sampler=[number % 100 for number in range(NUM_BATCHES)], **options)
 
 
@@ -522,7 +522,7 @@ def test_a_part_that_arrives_with_a_death_is_redone_with_its_batch() -> None:
     answers.append([made(first), Death(cause="killed", in_flight=(second.chunk_id,), was_ready=True)])
     with pytest.warns(RuntimeWarning, match="killed; it was restarted"):
         apply_all()
-    assert calls == [("retire", []), ("drop", [first.buffer_id])], "the restarted process knows no buffers"
+    assert calls == [("retire", []), ("drop", [first.buffer_id])], "the restarted process has no buffers"
     assert batch.buffer is not None
     assert batch.buffer.buffer_id != first.buffer_id
     assert [chunk.columns for chunk in batch.chunks] == [None, None]

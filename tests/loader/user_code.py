@@ -1,4 +1,4 @@
-"""Code as users write it, in a module that worker processes import soon: it imports no library of transforms."""
+"""Functions like those of users. Worker processes import this module quickly, because it imports no large library."""
 
 from __future__ import annotations
 

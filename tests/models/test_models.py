@@ -1,4 +1,4 @@
-"""Models by name: every kind can be trained, with the library's pretrained weights; unknown names are refused."""
+"""Models by name: every kind can be trained and can have pretrained weights, and unknown names are refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def load(name: str) -> Any:
 
 
 WIDTH = 8
-"""Of the small model. With 4, torch 2.13's strided 1x1 convolution corrupts memory on processors without AVX-512."""
+"""The small model's width. With 4, torch 2.13's strided 1x1 convolution corrupts memory if there is no AVX-512."""
 
 needs_torchscript = pytest.mark.skipif(sys.version_info >= (3, 14), reason="torch has no TorchScript on Python 3.14")
 
@@ -86,7 +86,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def assert_trains(model: nn.Module, num_classes: int, image_size: int) -> None:
-    """Compute one step with torch alone: every weight gets a gradient."""
+    """Compute one step with torch, and check that every weight gets a gradient."""
     images, labels = torch.rand(4, 3, image_size, image_size), torch.arange(4) % num_classes
     outputs = model.train()(images)
     assert outputs.shape == (4, num_classes)
@@ -142,13 +142,13 @@ def test_scripted_and_compiled_models_can_be_trained_and_saved(own: Path, functi
     other = make_model(f"own_models:{function}", num_classes=3, image_size=8)
     other.load_state_dict(torch.load(file))
     images = torch.rand(2, 3, 8, 8)
-    torch.testing.assert_close(other(images), model(images))  # The memory layout of their weights differs.
+    torch.testing.assert_close(other(images), model(images))  # The models' weights differ in memory layout.
 
 
 REFUSED = [
     ("torchvision:resnet_18", False, "did you mean resnet18"),
     ("torchvision:", False, "no classifier ''"),
-    ("torchvision:fasterrcnn_resnet50_fpn", False, "no classifier"),  # torchvision has it, but it detects boxes.
+    ("torchvision:fasterrcnn_resnet50_fpn", False, "no classifier"),  # This is a detection model of torchvision.
     ("torchvision:inception_v3", False, "several outputs"),
     ("torchvision:vit_h_14", False, r"cannot be made with image_size=32.*patch size"),
     ("torchvision:vit_b_16", True, r"image_size=32 and pretrained=True: .*expected value 224 but got 32"),
@@ -199,7 +199,7 @@ def test_a_library_that_is_missing_or_does_not_load_is_named(
     (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::roi does not exist')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "torchvision", raising=False)
-    monkeypatch.setattr(torch.library, "define", lambda *_: None)  # It would affect the whole process.
+    monkeypatch.setattr(torch.library, "define", lambda *_: None)  # A definition would affect the whole process.
     with pytest.raises(ValueError, match=rf"with torch {torch.__version__.replace('+', '.')} .*::roi.*that match"):
         make_model(f"{library}:resnet18", num_classes=3, image_size=32)
 
@@ -211,7 +211,7 @@ def test_the_small_model_trains_at_every_image_size(image_size: int) -> None:
     model = small_resnet(10, image_size, width=WIDTH)
     assert_trains(model, 10, image_size)
     assert all(weight.grad is not None and weight.grad.any() for weight in model.parameters())
-    assert model(torch.rand(1, 3, image_size, image_size)).shape == (1, 10), "a last batch may have one image"
+    assert model(torch.rand(1, 3, image_size, image_size)).shape == (1, 10), "the last batch may have a single image"
 
 
 def test_training_updates_batch_norm_statistics() -> None:
@@ -223,18 +223,18 @@ def test_training_updates_batch_norm_statistics() -> None:
 
 @pytest.fixture
 def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make the libraries' caches of weights empty and the network unreachable; return the directory of both caches."""
+    """Make the libraries' caches of weights empty and the network unreachable. Return the caches' directory."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # Nothing listens on this port.
     if importlib.util.find_spec("huggingface_hub") is not None:
         constants = importlib.import_module("huggingface_hub.constants")
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))  # What HF_HOME sets before the import.
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))  # After the import, HF_HOME has no effect.
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     return tmp_path
 
 
 def fill_tensors(shapes: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return a state whose tensors each repeat one number, which is stored only once in memory and in files."""
+    """Return a state in which each tensor repeats a single number, which memory and files store only once."""
     return {
         name: torch.full((), number % 100 + 1, dtype=tensor.dtype).expand(tensor.shape)
         for number, (name, tensor) in enumerate(shapes.items())
@@ -242,7 +242,7 @@ def fill_tensors(shapes: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def assert_weights_but_of(head: str, model: nn.Module, state: dict[str, torch.Tensor]) -> None:
-    """Check that the tensors of a model are those of a state, except for a head, if one is named."""
+    """Check that a model's tensors equal a state's, except those of ``head``, if it is not empty."""
     found = model.state_dict()
     assert found.keys() == state.keys()
     different = {name for name, tensor in found.items() if not torch.equal(tensor, state[name])}
@@ -272,7 +272,7 @@ def test_torchvisions_pretrained_weights_are_loaded_but_the_head(
     (folder := caches / "torch/hub/checkpoints").mkdir(parents=True)
     torch.save(state, folder / models.get_model_weights(name).DEFAULT.url.rpartition("/")[2])
 
-    side = 224 if name == "vit_b_16" else 64  # Its weights only fit images of this size.
+    side = 224 if name == "vit_b_16" else 64  # The weights of vit_b_16 need this size.
     model = make_model(f"torchvision:{name}", num_classes=num_classes, image_size=side, pretrained=True)
     assert_weights_but_of(head, model, state)
     with torch.no_grad():

@@ -1,6 +1,6 @@
 """The laws of order and state, checked for one case by counting in plain Python.
 
-Hypothesis draws cases in ``test_laws.py``, and ``tools/order_campaign.py`` some hundred thousand at random.
+Hypothesis draws cases in ``test_order.py``, and ``tools/order_campaign.py`` draws hundreds of thousands.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DIGEST = "a dataset's digest"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The ranks of one stretch of training, each with some workers. They stop after some batches, or at the end."""
+    """The ranks of one part of a training run, each with some workers, which stop after some batches or at the end."""
 
     world_size: int
     num_workers: int
@@ -44,10 +44,11 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """An epoch of a dataset, and the groups of ranks that train on it, each resuming where the previous one stopped.
+    """An epoch of a dataset, and the groups of ranks that train on it. Each group resumes where the last one stopped.
 
-    Shards may be empty, but not all. The last group trains to the end. The common divisor of ``other_world_size`` with
-    a step's samples is another world of the same steps. ``probe`` chooses where the order is evaluated alone.
+    Some shards may be empty, but not all. The last group trains to the end. The greatest common divisor of
+    ``other_world_size`` and the samples of a step is another world size with the same steps. ``probe`` selects single
+    positions at which the order is evaluated.
     """
 
     shard_sizes: tuple[int, ...]
@@ -68,7 +69,7 @@ class LawBrokenError(AssertionError):
 
 
 def check_laws(case: Case) -> None:
-    """Check all laws for one case; the error names the one that does not hold."""
+    """Check all laws for one case. An error names the law that does not hold."""
     order = EpochOrder(np.array(case.shard_sizes, dtype=np.int64), case.settings, case.epoch)
     samples = order.samples_at(np.arange(case.num_samples)).tolist()
     check_order(case, order, samples)
@@ -86,7 +87,7 @@ def check_laws(case: Case) -> None:
         now = [position for rank in batches for batch in rank[:num_batches] for position in batch]
         stop = check_cursor(case, splits, batches, num_batches)
         if stop < case.num_samples:
-            _hold("what was delivered is what precedes the cursor", sorted(now), list(range(start, stop)))
+            _hold("the delivered positions are those before the cursor", sorted(now), list(range(start, stop)))
         start = stop
 
 
@@ -94,18 +95,22 @@ def check_order(case: Case, order: EpochOrder, samples: list[int]) -> None:
     size = case.num_samples
     _hold("an epoch's order is a permutation", sorted(samples), list(range(size)))
     if not case.settings.shuffle:
-        _hold("unshuffled, position p is sample p", samples, list(range(size)))
+        _hold("without shuffling, position p is sample p", samples, list(range(size)))
     else:
         check_windows(case, samples)
     positions = [(case.probe * factor) % (2 * size) for factor in (1, 3, 7, 13)]
     alone = order.samples_at(np.array(positions, dtype=np.int64)).tolist()
-    _hold("a place alone is the same, and past the end again", alone, [samples[p % size] for p in positions])
+    _hold(
+        "a single position has the same sample, and positions past the end repeat",
+        alone,
+        [samples[p % size] for p in positions],
+    )
 
 
 def check_windows(case: Case, samples: list[int]) -> None:
     starts = list(np.cumsum(case.shard_sizes) - case.shard_sizes)
     stops = list(np.cumsum(case.shard_sizes))
-    unfinished: int | None = None  # The shard in which the last window ended, and where
+    unfinished: int | None = None  # The shard in the middle of which the last window ended.
     next_sample = 0
     for lane in range(case.settings.lanes):
         in_lane = samples[lane :: case.settings.lanes]
@@ -118,7 +123,11 @@ def check_windows(case: Case, samples: list[int]) -> None:
             broken = []
             for shard, run in by_shard.items():
                 expected = next_sample if shard == unfinished else starts[shard]
-                _hold("a window has a run of each of its shards", run, list(range(expected, expected + len(run))))
+                _hold(
+                    "a window has consecutive samples of each of its shards",
+                    run,
+                    list(range(expected, expected + len(run))),
+                )
                 if run[-1] + 1 < stops[shard]:
                     broken.append(shard)
             _hold("a window ends in the middle of at most one shard", len(broken) <= 1, True)
@@ -147,14 +156,14 @@ def check_global_batches(case: Case, splits: list[Split], batches: list[list[lis
     ]
     for step in range((case.num_samples - splits[0].start) // step_size):
         there = sorted(chain.from_iterable(batch(step).tolist() for batch in others))
-        _hold("global batches do not depend on the world", sorted(_step(batches, step)), there)
+        _hold("global batches do not depend on the world size", sorted(_step(batches, step)), there)
 
 
 def check_workers(order: _WrittenOrder, split: Split, batches: list[list[int]], num_workers: int) -> None:
-    """Check that a rank's batches do not depend on the number of workers, for whole batches and for samples.
+    """Check that a rank's batches do not depend on the number of workers, which yield whole batches or samples.
 
-    Torch's loader takes batches from the workers in turn, and passes over those that have no more; given samples,
-    it makes batches of each worker's own.
+    Torch's loader receives batches from the workers in turn, and skips workers that have ended. If workers yield
+    samples, the loader batches each worker's samples separately.
     """
     streams = []
     for worker in range(num_workers):
@@ -173,7 +182,7 @@ def check_workers(order: _WrittenOrder, split: Split, batches: list[list[int]], 
 
 
 def check_cursor(case: Case, splits: list[Split], batches: list[list[list[int]]], num_batches: int) -> int:
-    """Check that all ranks save the same state after some batches, and that a run resumes from it; return where."""
+    """Check that all ranks save the same state after some batches. Return the position at which a run resumes."""
     start, step_size = splits[0].start, len(splits) * splits[0].batch_size
     is_over = num_batches >= max(map(len, batches))
     expected = case.num_samples if is_over else start + num_batches * step_size
@@ -185,7 +194,7 @@ def check_cursor(case: Case, splits: list[Split], batches: list[list[list[int]]]
             num_batches=min(num_batches, len(of_rank)),
             is_finished=num_batches > len(of_rank),
         )
-        _hold("every rank knows where all are", progress.now, Cursor(epoch=case.epoch, position=expected))
+        _hold("all ranks have the same cursor", progress.now, Cursor(epoch=case.epoch, position=expected))
     now = Cursor(epoch=case.epoch, position=expected)
     state = json.loads(json.dumps(dump_state(now, case.settings, DIGEST, case.num_samples)))
     _hold("a state is read as it was saved", read_state(state, case.settings, DIGEST, case.num_samples), now)
@@ -195,12 +204,12 @@ def check_cursor(case: Case, splits: list[Split], batches: list[list[list[int]]]
     _hold("the loaded epoch is resumed", counter.start(case.num_samples), now)
     counter.load(now)
     after = Cursor(epoch=case.epoch + 1) if is_over else now
-    _hold("a loaded epoch that is over is followed by the next", counter.start(case.num_samples), after)
+    _hold("if the loaded epoch is over, the next one follows", counter.start(case.num_samples), after)
     return expected
 
 
 class _WrittenOrder(EpochOrder):
-    """An order that looks up the values of an evaluated order."""
+    """An order that looks up values that were computed before."""
 
     def __init__(self, order: EpochOrder, samples: list[int]) -> None:
         self.settings, self.epoch, self.num_samples = order.settings, order.epoch, order.num_samples

@@ -1,4 +1,4 @@
-"""Random words, the order that they make, its state and its quality: counted in plain Python, or known values."""
+"""Random words, the order made from them, its state and its quality, compared with plain Python or known values."""
 
 from __future__ import annotations
 
@@ -188,7 +188,10 @@ SETTINGS = OrderSettings(shuffle=True, seed=3, lanes=2, window=50)
 
 
 def started(loaded: Cursor | None, *epochs: int) -> list[Cursor]:
-    """Return the next two epochs of a counter that loads a cursor and is told epochs; asking changes nothing."""
+    """Return the starts of the next two epochs of a counter after a cursor is loaded and epochs are set.
+
+    Check that finding a start in advance does not change the counter.
+    """
     counter, found = EpochCounter(), list[Cursor]()
     if loaded is not None:
         counter.load(loaded)
@@ -317,7 +320,7 @@ def images_over_keys(size: int, num_keys: int) -> NDArray[np.int64]:
 
 
 def deviation(counts: NDArray[np.int64], freedom: int, scale: float = 1.0) -> float:
-    """Return the distance of a chi-square over even counts from its mean, in standard deviations."""
+    """Return the distance of a chi-square value, for uniform counts, from its mean, in standard deviations."""
     mean = counts.mean()
     return float((scale * ((counts - mean) ** 2 / mean).sum() - freedom) / sqrt(2 * freedom))
 
@@ -326,7 +329,7 @@ def deviation(counts: NDArray[np.int64], freedom: int, scale: float = 1.0) -> fl
 def test_elements_and_neighbors_land_evenly(size: int) -> None:
     images = images_over_keys(size, 20_000)
     counts = np.stack([np.bincount(images[:, i], minlength=size) for i in range(size)])
-    # The counts of a permutation are bound in rows and columns: (n-1)^2 degrees of freedom, after this scale.
+    # The rows and columns of the counts have fixed sums. So the scaled value has (n-1)^2 degrees of freedom.
     assert abs(deviation(counts, (size - 1) ** 2, (size - 1) / size)) < 4
     pairs = np.bincount(images[:, 0] * size + images[:, 1], minlength=size * size).reshape(size, size)
     assert abs(deviation(pairs[~np.eye(size, dtype=bool)], size * (size - 1) - 1)) < 4
@@ -362,7 +365,7 @@ def test_unit_numbers_are_even_and_below_one() -> None:
     assert unit.max() < 1
     counts, _ = np.histogram(unit, bins=100, range=(0, 1))
     chi_square = ((counts - 2000) ** 2 / 2000).sum()
-    assert chi_square < 150  # 99 degrees of freedom: exceeded once in a thousand keys, and this key is fixed.
+    assert chi_square < 150  # With 99 degrees of freedom, one key in a thousand exceeds this.
     assert to_unit(np.array([2**64 - 1], dtype=np.uint64))[0] < 1
 
 

@@ -1,4 +1,4 @@
-"""Packs with the usual settings, what happens during them, and the same images as each kind of source."""
+"""Packs with the usual settings, interruptions and changes during a pack, and the same images as several sources."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def write_files(root: Path, files: Mapping[str, bytes]) -> Path:
 
 
 def pack(source: Path, out: Path, progress: WorkProgress | None = None, **options: Any) -> PackResult:
-    """Pack in this process, with large shards, and return the result with its details."""
+    """Pack in this process, by default into one shard, and return the detailed result."""
     return pack_source(source, out, PackOptions(**{"max_shard_size": 1 << 30, "num_workers": 1} | options), progress)
 
 
@@ -48,7 +48,7 @@ def read_packed(out: Path) -> dict[str, dict[str, bytes]]:
 
 
 class Interrupt(WorkProgress):
-    """Interrupts a pack after a number of samples, as Ctrl-C does."""
+    """A progress display that interrupts the pack after a number of samples, like Ctrl-C."""
 
     def __init__(self, after: int) -> None:
         self._num_left = after
@@ -60,7 +60,7 @@ class Interrupt(WorkProgress):
 
 
 class Change(WorkProgress):
-    """Changes something once the pack is planned: after the scan, and before files are read."""
+    """A progress display that calls a function after the scan, before files are read."""
 
     def __init__(self, change: Callable[[], object]) -> None:
         self._change = change
@@ -70,7 +70,7 @@ class Change(WorkProgress):
 
 
 def assert_refused(message: str, source: Any, out: str | Path | None = None, **options: Any) -> None:
-    """Check that a pack is refused with a message, which is a pattern, and by default that nothing is written."""
+    """Check that packing fails with a message that matches a pattern, and writes nothing to the default output."""
     with TemporaryDirectory() as folder:
         assert_raises(PackError, message, shardio.pack, source, out or f"{folder}/out", **options)
         assert not list(Path(folder).iterdir())
@@ -83,7 +83,7 @@ def assert_change_is_refused(source: Path, out: Path, change: Callable[[Path], o
 def exit_code_if_killed(
     n: int, moment: str, call: Callable[..., object], *arguments: Path, **options: Any
 ) -> int | None:
-    """Call a function in a process that is killed right before or after the n-th rename or link of a file."""
+    """Call a function in a process that is killed immediately before or after it renames or links its n-th file."""
     process = forkserver_context().Process(target=_call_and_die, args=(n, moment, call, arguments, options))
     process.start()
     process.join()
@@ -112,7 +112,7 @@ def _call_and_die(n: int, moment: str, call: Callable[..., object], arguments: A
 
 
 Write = Callable[[Mapping[str, bytes], Path], Path]
-"""Writes images by key below a folder; returns what to pack."""
+"""A function that writes images, given by key, below a folder, and returns the source to pack."""
 
 
 def write_lmdb(images: Mapping[str, bytes], folder: Path) -> Path:

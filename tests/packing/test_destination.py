@@ -135,7 +135,7 @@ def test_a_pack_that_ends_during_a_scan_is_kept(tmp_path: Path, first: int, monk
     assert (len(shardio.ShardDataset(out)), shardio.verify(out)) == (3 - first, [])
 
 
-# Packs, and waits for a line of input at one point: after the scan, or while it holds the lock.
+# This script packs, and waits for a line of input after the scan or while it holds the lock.
 PACK_AND_WAIT = """
 import sys
 import shardio
@@ -205,12 +205,12 @@ CHANGES: dict[Callable[[Path], object], str] = {
     append: "changed from {} to ",
     lambda path: os.truncate(path, 100): "changed from {} to 100 bytes",
     Path.unlink: "is missing",
-    make_directory: "",  # Reading the first one fails; the others have a different size.
+    make_directory: "",  # Reading the first directory fails, and the size of the others differs.
 }
 
 
 class ChangeFiles(WorkProgress):
-    """Changes files once the first sample is packed: after the scan, but before they are read."""
+    """A progress display that changes files after the first sample is packed, before the files are read."""
 
     def __init__(self, change: Callable[[Path], object], paths: list[Path]) -> None:
         self._change, self._paths = change, paths
@@ -226,7 +226,7 @@ SKIP: dict[str, Any] = {"on_changed": "skip"}
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A folder with the directory ``in``: one class of six images, and a text for the third."""
+    """A folder with the directory ``in``, which has one class of six images and a text file for the third one."""
     write_images(tmp_path / "in", classes=1, per_class=6)
     (tmp_path / "in" / "class-0" / "name-002.json").write_text('{"a": 1}'.ljust(200))
     return tmp_path

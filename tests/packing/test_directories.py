@@ -1,4 +1,4 @@
-"""Each file of a directory is packed, ignored or refused, and the plan depends on input and settings alone."""
+"""Each file of a directory is packed, ignored or refused, and the plan depends only on the input and the settings."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ DIRECTORIES: dict[str, tuple[str, str, dict[str, str]]] = {
         {"c/a": "cls jpg"},
     ),
 }
-"""Files, ignored files, and the fields by key."""
+"""Names of files, those that are ignored, and fields by key."""
 
 
 @pytest.mark.parametrize(("names", "ignored", "fields"), DIRECTORIES.values(), ids=DIRECTORIES)
@@ -64,7 +64,7 @@ def test_files_are_fields_or_ignored(tmp_path: Path, names: str, ignored: str, f
         for field, content in sample.items():
             if field == "cls" and classes:
                 assert content == str(classes.index(key.split("/")[0])).encode()
-            elif field != "txt":  # Its file has another letter case.
+            elif field != "txt":  # The text file's suffix has a different case.
                 assert content == (source / f"{key}.{field}").read_bytes()
 
 
@@ -145,7 +145,7 @@ def test_images_that_differ_in_the_suffix_are_samples(tmp_path: Path, caplog: py
     samples = read_packed(tmp_path / "out")
     keys = ["c/a_JPG", "c/a_jpg", "c/b_jpeg", "c/b_jpg", "c/b_png", "c/d", "d/a"]
     assert sorted(samples) == keys
-    import_torchvision()  # Also where its compiled part does not load.
+    import_torchvision()  # This works even if torchvision's compiled part does not match torch.
     expected = pytest.importorskip("torchvision.datasets").ImageFolder(str(source))
     for key, (path, label) in zip(keys, sorted(expected.samples), strict=True):
         suffix = Path(path).suffix[1:].lower()
@@ -177,7 +177,7 @@ def test_images_that_differ_in_the_suffix_have_labels_of_their_own(tmp_path: Pat
         ]
 
 
-# The files and folders in the source, and the path that the error must name.
+# Files and folders in the source, and the path that the error must name
 UNPACKABLE = {
     "empty": ("", "in"),
     "only texts": ("c/a.txt README", "in"),
@@ -256,7 +256,7 @@ def test_a_file_that_is_too_large_for_a_sample_is_refused_before_it_is_read(tmp_
 
 
 def list_causes(error: BaseException) -> list[BaseException]:
-    """Return an error and its causes, outermost first; fail if an error is among its own causes."""
+    """Return an error and its causes, outermost first. Fail if an error is one of its own causes."""
     chain = list[BaseException]()
     cause: BaseException | None = error
     while cause is not None:
@@ -294,7 +294,7 @@ def test_a_read_error_during_the_pack_leaves_only_whole_shards(tmp_path: Path, m
 
 
 JPEG_START = b"\xff\xd8\xff" + bytes(49)
-"""Passes for an image; any number of bytes may follow."""
+"""Bytes that are recognized as an image, and may be followed by any number of bytes."""
 
 
 def read_keys(out: Path) -> list[list[str]]:
@@ -384,7 +384,7 @@ def test_another_seed_packs_the_same_samples_in_another_order(images: Path, tmp_
 
 
 def test_classes_are_mixed(tmp_path: Path) -> None:
-    """With 4 classes of 25 samples, a shuffle changes class about 75 times, sorted keys 3 times."""
+    """With 4 classes of 25 samples, the class changes about 75 times in shuffled and 3 times in sorted order."""
     write_images(tmp_path / "in", classes=4, per_class=25, width=8, height=8)
     shardio.pack(tmp_path / "in", tmp_path / "out", max_shard_samples=25)
     shards = [[key.split("/")[0] for key in keys] for keys in read_keys(tmp_path / "out")]
@@ -434,7 +434,7 @@ def test_each_option_is_in_the_signature_and_the_docstring() -> None:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
-    """The address of a Ray cluster of real processes on this machine, to which this process is connected."""
+    """Connect to a Ray cluster of real processes on this machine. Yield its address."""
     ray: Any = pytest.importorskip("ray")
     context = ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
     yield context.address_info["gcs_address"]
@@ -452,7 +452,7 @@ def test_a_ray_cluster_writes_the_same_bytes(cluster: str, tmp_path: Path, monke
 
     pack_to(tmp_path / "alone", num_workers=1)
     alone = read_files(tmp_path / "alone")
-    monkeypatch.chdir(tmp_path)  # Tasks run in other directories.
+    monkeypatch.chdir(tmp_path)  # Ray's tasks run in other directories.
     assert [sample.key for sample in pack_to(Path("out"), engine="ray").rejected] == ["class-0/broken"]
     assert read_files(tmp_path / "out") == alone
     path, elsewhere = source / "class-1" / "name-003.jpg", tmp_path / "elsewhere.jpg"

@@ -148,7 +148,7 @@ def test_a_damaged_tally_is_refused(values: Any) -> None:
 
 
 def _damage(tiled: bytes) -> bytes:
-    """Change a byte inside a restart interval so that its data cannot be decoded to the end."""
+    """Change a byte inside a restart interval so that the interval cannot be fully decoded."""
     for offset in range(len(tiled) // 2, len(tiled)):
         damaged = tiled[:offset] + bytes([tiled[offset] ^ 0x55]) + tiled[offset + 1 :]
         try:
@@ -242,7 +242,7 @@ MIXED = {
     "b/really-a-jpeg.png": JPEG,
     "b/transparent.png": save(np.full((8, 8, 4), 100, np.uint8), "PNG"),
 }
-"""Images of six formats, one of them with a companion, and one that cannot be a JPEG."""
+"""Images of six formats, one with a companion, and an image that cannot become a JPEG."""
 
 
 @pytest.fixture
@@ -410,7 +410,7 @@ def test_masks_that_have_no_rgb_values_are_sound(tmp_path: Path) -> None:
 
 
 def test_tiling_leaves_out_the_same_images_as_copying(tmp_path: Path) -> None:
-    """A JPEG that can be tiled is not decoded as well: no damage may escape by that."""
+    """Tiling replaces the check that decodes a JPEG, and must find the same damage."""
     random = np.random.default_rng(0)
     files = dict[str, bytes]()
     for number in range(150):

@@ -24,7 +24,7 @@ def folders(*names: str, stems: list[str] = LETTERS, suffix: str = "jpg") -> lis
     return [f"{name}/{stem}.{suffix}" for name in names for stem in stems]
 
 
-# The files in the source, and words of the error. The commands in the error are run.
+# Files in the source, and a part of the error message. The test runs the commands in the message.
 AMBIGUOUS = {
     "masks": ([*folders("images"), *folders("masks", suffix="png")], "images/ and masks/"),
     "masks-numbered": (folders("images", "masks", stems=NUMBERS, suffix="png"), "images/ and masks/"),
@@ -77,7 +77,7 @@ AMBIGUOUS = {
 
 
 def follow(message: str) -> None:
-    """Run the commands in an error message as they are; if one is refused, those in its own message."""
+    """Run the commands in an error message. If a command is refused, run the commands in its message."""
     commands = re.findall(r"^  (shardio pack .*)$", message, re.MULTILINE)
     assert commands
     for command in commands:
@@ -137,7 +137,7 @@ SPLIT_SOURCES: dict[str, tuple[str, dict[str, Any], str]] = {
         for name, options in (("classes", {}), ("chosen classes", {"layout": "classes"}))
     },
 }
-"""Files, options, and the keys of all splits."""
+"""Files, options, and the expected keys of all splits."""
 
 
 @pytest.mark.parametrize(("names", "options", "keys"), SPLIT_SOURCES.values(), ids=SPLIT_SOURCES)

@@ -1,4 +1,4 @@
-"""Packs and writers in object stores write the same bytes as local ones, and nothing looks finished too early."""
+"""Packs and writers in object stores write the same bytes as local ones, and never look finished too early."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def out() -> Location:
 
 @contextmanager
 def noting_changes(note: Callable[[str, str], object]) -> Iterator[None]:
-    """Call a function with the kind of change and the object's name before this process changes an object."""
+    """Whenever this process is about to change an object, call a function with the kind of change and the name."""
     ask = Client.ask
 
     def note_and_ask(client: Client, request: Request) -> Any:
@@ -185,7 +185,7 @@ def test_of_two_writers_that_begin_at_the_same_time_one_is_refused(out: Location
 
 
 def test_a_full_disk_is_that_of_the_temporary_file(source: Path, expected: dict[str, bytes], out: Location) -> None:
-    out.list()  # The storage process, which has no such limit, runs.
+    out.list()  # This starts the storage process, to which the limit does not apply.
     with (
         files_of_at_most(3000),
         pytest.raises(PackError, match=r"packing into memory:.* failed: .*: '/.*/shardio-.*'\. 0 of 3 shards"),
@@ -317,14 +317,14 @@ def test_a_writer_that_fails_leaves_no_dataset(out: Location) -> None:
 
 
 NUM_CHANGES = 16
-"""Changes in a pack into three shards: the mark; a tar, its index and its record for each shard; the list of rejected
-samples; the manifest; the removal of the mark and of three records."""
+"""The number of changes in a pack into three shards: writing the mark, three tars, indexes and records, the list of
+rejected samples and the manifest, and removing the mark and three records."""
 
 
 def pack_and_die(source: Path, out: Location, n: int) -> None:
-    """Pack, and kill this process right before its n-th change.
+    """Pack, and kill this process immediately before its n-th change.
 
-    The location has brought the address of the storage process, whose memory holds the objects.
+    ``out`` includes the address of the storage process, whose memory holds the objects.
     """
     numbers = itertools.count(1)
 
@@ -337,7 +337,7 @@ def pack_and_die(source: Path, out: Location, n: int) -> None:
 
 
 def exit_code_of_pack(source: Path, out: Location, n: int) -> int | None:
-    out.list()  # The storage process runs.
+    out.list()  # This starts the storage process.
     process = forkserver_context().Process(target=pack_and_die, args=(source, out, n))
     process.start()
     process.join()
@@ -371,7 +371,7 @@ def test_the_test_above_covers_every_change(source: Path, out: Location) -> None
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A few files. The first is larger than one part of an upload."""
+    """A few files, of which the first is larger than one part of an upload."""
     folder = tmp_path_factory.mktemp("servers") / "in"
     folder.mkdir()
     for number, num_bytes in enumerate([PART + 1, 1000, 1000, 1000]):
@@ -400,7 +400,7 @@ FAULTS = dict.fromkeys(("status_500", "status_503", "reset_before", "reset_in_bo
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_faults_of_the_network_change_nothing(seaweedfs_server: Server, files: Path, tmp_path: Path, seed: int) -> None:
-    """Also if an answer is lost after the server has written an object: the mark is then this pack's own."""
+    """The response for the mark may be lost after the server has written it, and the pack must recognize its mark."""
     one_each: dict[str, Any] = {"fields": ["bin"], "max_shard_samples": 1, "num_workers": 1}
     shardio.pack(files, tmp_path / "out", **one_each)
     script = Script(seed=seed, faults=FAULTS, methods=("GET", "HEAD", "PUT", "POST", "DELETE"))

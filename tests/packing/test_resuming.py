@@ -64,7 +64,7 @@ def uninterrupted(source: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def unfinished(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A pack into three shards of three samples that failed before the third."""
+    """A pack into three shards of three samples that failed before the third shard."""
 
     def fail_at_the_third(path: Location, samples: Iterable[Sample]) -> object:
         if path.name == "shard-000002.tar":
@@ -82,7 +82,7 @@ Resume = Callable[[Path], str]
 
 @pytest.fixture
 def resume(source: Path, uninterrupted: dict[str, bytes]) -> Resume:
-    """Complete a pack on the command line, with the same bytes; return the output."""
+    """Return a function that completes a pack on the command line, checks the files, and returns the output."""
 
     def complete(out: Path) -> str:
         output = run("pack", source, out, "--max-shard-samples", 3).output
@@ -97,7 +97,7 @@ def flip_a_bit(path: Path) -> None:
 
 
 def end_journal(ending: bytes, journal: Path) -> None:
-    """Damage the second line. A run that is killed while it writes a line leaves a part of it."""
+    """Damage the second line, like a run that is killed while it writes the line."""
     first, second = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(first + (ending or second[:-9]))
 
@@ -109,7 +109,7 @@ DAMAGES: list[tuple[str, Callable[[Path], object], int, bool]] = [
     *((JOURNAL_NAME, partial(end_journal, end), 3, False) for end in (b"", b"}", b'{"entry": 1}\n', b"\x00\xff\n")),
     ("", Path.exists, 6, False),
 ]
-"""The file, its damage, the number of samples that are kept, and whether a damaged shard is named."""
+"""A file, its damage, the number of samples that are kept, and whether a message names a damaged shard."""
 
 
 @pytest.mark.parametrize(("name", "damage", "num_kept", "is_named"), DAMAGES)
@@ -148,7 +148,7 @@ def test_a_pack_that_cannot_write_can_be_resumed(source: Path, resume: Resume, t
 
 
 NUM_RENAMES = 8
-"""Renames in a pack into three shards: the plan's digest; three tars, each with its index; the manifest."""
+"""The number of renames in a pack into three shards: the plan's digest, three tars, their indexes, and the manifest."""
 
 
 def exit_code_of_pack(source: Path, out: Path, n: int, moment: str) -> int | None:
@@ -156,7 +156,7 @@ def exit_code_of_pack(source: Path, out: Path, n: int, moment: str) -> int | Non
 
 
 def assert_only_whole_files(out: Path, uninterrupted: dict[str, bytes]) -> None:
-    """Assert that each file with a final name is as an uninterrupted pack writes it, and that tars end properly."""
+    """Assert that each file with a final name equals that of an uninterrupted pack, and that tars end properly."""
     for name, content in read_files(out).items():
         if not name.startswith("."):
             assert content == uninterrupted[name]
@@ -203,7 +203,7 @@ def test_a_pack_that_is_interrupted_or_killed_from_outside_leaves_only_whole_sha
     for number, num_shards in ((signal.SIGKILL, 0), (signal.SIGINT, 10), (signal.SIGKILL, 100)):
         process = start_pack(source, out, "--num-workers", "2")
         while not out.exists() or len(list(out.glob("shard-*.tar"))) < num_shards:
-            assert process.poll() is None, "the pack finished before it could be killed"
+            assert process.poll() is None, "the pack ended before it was killed"
             time.sleep(0.001)
         process.send_signal(number)
         message = process.communicate()[1]

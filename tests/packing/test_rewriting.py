@@ -30,7 +30,7 @@ def samples_of(folder: Path) -> Samples:
 
 @pytest.fixture
 def foreign(tmp_path: Path) -> Path:
-    """Two tars of another tool: with long, international and capital names, and a sample that lacks a field."""
+    """Two tars of another tool, with names that are long, international or in capitals, and a field that is missing."""
     folder = tmp_path / "foreign"
     folder.mkdir()
     long = "d/" * 80 + "ü"
@@ -78,7 +78,7 @@ def test_foreign_tars_become_a_packed_dataset(foreign: Path, tmp_path: Path) -> 
 
 
 def test_merging_puts_one_dataset_after_another(packed: Path, foreign: Path, tmp_path: Path) -> None:
-    (foreign / "a.tar").unlink()  # It has labels without names.
+    (foreign / "a.tar").unlink()  # This tar has labels without class names.
     manifest = shardio.merge(tmp_path / "out", [packed, foreign / "b.tar"], max_shard_samples=100)
     assert samples_of(tmp_path / "out") == samples_of(packed) + read_with_webdataset(foreign / "b.tar")
     assert len(manifest.shards) == 1
@@ -353,7 +353,7 @@ def test_wherever_it_is_killed_the_dataset_is_the_old_or_the_new_one(packed: Pat
     old = shardio.open(packed).manifest
     expected = Path(shutil.copytree(packed, tmp_path / "expected"))
     new = shardio.append(expected, more)
-    for n in range(1, 7):  # The record; two tars, each with its index; the manifest.
+    for n in range(1, 7):  # The record, two tars, their indexes, and the manifest.
         out = Path(shutil.copytree(packed, tmp_path / f"out-{n}"))
         assert exit_code_if_killed(n, "after", shardio.append, out, more) == -signal.SIGKILL
         assert shardio.open(out).manifest == (new if n == 6 else old)

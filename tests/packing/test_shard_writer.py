@@ -1,4 +1,4 @@
-"""ShardWriter, and ``shardio.pack`` of an iterable, store what they receive as other packs do, or refuse it."""
+"""ShardWriter, and ``shardio.pack`` of an iterable, store the same shards as other packs, or refuse bad samples."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ SAMPLES = [{"__key__": f"x/{i:02d}", "jpg": encode(i), "cls": "bee" if i % 2 els
 
 
 class OnlyIndexed:
-    """A map-style dataset: it has a length and an index, and raises no IndexError."""
+    """A map-style dataset with a length that does not raise IndexError at the end."""
 
     def __len__(self) -> int:
         return len(SAMPLES)

@@ -1,4 +1,4 @@
-"""Samples are read by index and by key, with few open files, and compared with their index when they are first read."""
+"""Samples are read by index and by key, with few open files, and compared with the index when first read."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_shards_without_samples_are_skipped(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def many_shards(tmp_path_factory: pytest.TempPathFactory) -> ShardTable:
-    """A dataset of more shards than open files are allowed, each of one or two samples."""
+    """A dataset with more shards than the limit of open files. Each shard has one or two samples."""
     folder = tmp_path_factory.mktemp("many")
     for i in range(MAX_DESCRIPTORS + 40):
         write_tar(folder / f"{i:03d}.tar", [(f"{i}-{j}.txt", b"%d %d" % (i, j)) for j in range(1 + i % 2)])
@@ -70,7 +70,7 @@ def test_few_files_are_open_for_many_shards(
     many_shards: ShardTable, max_open: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shardio.reading.reader.MAX_OPEN_SHARDS", max_open)
-    gc.collect()  # Otherwise it would close files of other tests during this one.
+    gc.collect()  # A collection during the test would close files of other tests.
     before = count_open_files()
     reader = SampleReader(many_shards)
     random = np.random.default_rng(0)
@@ -87,7 +87,7 @@ def test_few_files_are_open_for_many_shards(
     ]
     assert count_open_files() - before <= MAX_DESCRIPTORS
     reader.close()
-    assert count_open_files() <= before  # The budget is shared: files of other tests may have been closed for it.
+    assert count_open_files() <= before  # The shared budget may have closed files of other tests.
 
 
 def test_a_reader_frees_its_descriptors_and_opens_again_also_after_pickling(packed: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_reader_frees_its_descriptors_and_opens_again_also_after_pickling(pack
         each.close()
     for _ in range(3):
         SampleReader(open_table(packed)).read(np.arange(21), ["cls"])
-    assert count_open_files() == before, "nothing refers to them"
+    assert count_open_files() == before, "nothing refers to the open files"
 
 
 FORK = """
@@ -179,7 +179,7 @@ def test_samples_are_those_that_tarfile_reads(packed: Path) -> None:
         copy = pickle.loads(pickle.dumps(samples))
         assert dict(copy) == expected
         samples.close()
-        assert "class-0/name-000" in samples, "it opens again"
+        assert "class-0/name-000" in samples, "the reader opens the shards again"
 
 
 def test_lookups_read_no_tar(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +194,7 @@ def test_lookups_read_no_tar(packed: Path, monkeypatch: pytest.MonkeyPatch) -> N
     samples = shardio.open(packed)
     assert read == []
     assert "class-1/name-001" in samples
-    # The content between the two headers is read along with them.
+    # One read includes the content between the two headers.
     assert {num_bytes for name, num_bytes in read if name.endswith(".tar")} == {1536}
     opened = {name for name, _ in read if name.endswith(".tar")}
     assert len(opened) == 1
@@ -266,7 +266,7 @@ def find(tar: Path, name: str) -> int:
 
 @pytest.fixture
 def damaged(copy: Path) -> tuple[str, str]:
-    """Flip a bit of the second shard's third label; return its key, and a pattern for the error."""
+    """Flip a bit of the second shard's third label. Return its key, and a pattern for the error."""
     tar = copy / "shard-000001.tar"
     name, content = [member for member in read_members(tar) if member[0].endswith(".cls")][2]
     offset = find(tar, name)
@@ -282,12 +282,12 @@ def damaged(copy: Path) -> tuple[str, str]:
 def test_a_flipped_bit_in_a_label_is_an_error_that_names_it(copy: Path, damaged: tuple[str, str]) -> None:
     reader = SampleReader(open_table(copy))
     assert len(reader.read(np.arange(7), ["cls", "jpg"])) == 7
-    for _ in range(2):  # Reading it again fails, too.
+    for _ in range(2):  # The second read also fails.
         error_info = assert_raises(SampleError, damaged[1], reader.read, np.arange(5, 10), ["cls"])
         assert (error_info.row, error_info.key) == (2, damaged[0])
     reader = SampleReader(open_table(copy))
     reader.read(np.arange(21), ["jpg"])
-    with pytest.raises(SampleError, match=damaged[1]):  # Fields that were not read before are compared, too.
+    with pytest.raises(SampleError, match=damaged[1]):  # Fields that are read later are also compared.
         reader.read(np.arange(21), ["cls"])
 
 
@@ -328,11 +328,11 @@ def test_a_sample_is_compared_once_in_a_process(copy: Path) -> None:
 
 TEXTS = [(f"{i}.txt", b"text %d" % i) for i in range(6)]
 CHANGED = [TEXTS[0], *[(name, b"TEXT" + content[4:]) for name, content in TEXTS[1:5]], TEXTS[5]]
-"""These have the same size, and the same first and last member."""
+"""Members that make a tar with the same size, first member and last member."""
 
 
 def write_again(tar: Path, *, is_replaced: bool) -> None:
-    """Change a tar: in place at a later time, or by another file of the same time."""
+    """Change a tar in place, with a later modification time, or replace it by a file with the same time."""
     before = tar.stat()
     if is_replaced:
         write_tar(tar.with_name("new"), CHANGED)
@@ -366,7 +366,9 @@ def test_a_damaged_tar_header_is_an_error_that_names_the_sample(copy: Path) -> N
 def test_comparing_costs_no_more_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacks: int | None) -> None:
     members = [(f"{number}.{field}", b"1") for number in range(5) for field in ("cls", "json")]
     members = [*members, *((f"{number}.jpg", bytes(100_000)) for number in range(5))]
-    members.sort(key=lambda member: member[0].partition(".")[0])  # Stable: cls, json, jpg of each sample.
+    members.sort(
+        key=lambda member: member[0].partition(".")[0]
+    )  # A stable sort orders each sample's fields as cls, json, jpg.
     write_tar(tmp_path / "a.tar", [member for row, member in enumerate(members) if row != lacks])
     table = open_table(tmp_path)
     num_reads = list[int]()
@@ -382,7 +384,7 @@ def test_comparing_costs_no_more_reads(tmp_path: Path, monkeypatch: pytest.Monke
         reader = SampleReader(table, verify)
         num_reads.append(0)
         reader.read(np.arange(5), ["cls", "json", "jpg"])
-    assert num_reads[0] == num_reads[1] >= 10  # For each sample, the small fields together, and the image.
+    assert num_reads[0] == num_reads[1] >= 10  # Each sample needs two reads, for the small fields and the image.
 
 
 def test_names_in_extended_headers_win(tmp_path: Path) -> None:
@@ -418,7 +420,7 @@ def test_samples_are_unseen_until_they_are_seen(num_samples: int, data: st.DataO
 
 
 class DroppedAfterReading(SeenSamples):
-    """Its bits can be read once: then another thread has seen the last samples and drops them."""
+    """Seen samples whose bits are dropped after one read, as if another thread had seen the last samples."""
 
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)

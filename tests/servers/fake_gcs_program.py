@@ -1,4 +1,4 @@
-"""Serve Google Cloud Storage's XML interface by moto's S3. Run it in the environment of the servers.
+"""Serve Google Cloud Storage's XML interface with moto's S3. Run this program in the environment of the servers.
 
 https://cloud.google.com/storage/docs/xml-api/overview
 """
@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 AUTHORIZATION = "AWS4-HMAC-SHA256 Credential=any/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=any"
-"""moto refuses only requests without a signature."""
+"""A signature that moto accepts, because it only refuses requests without one."""
 
 
 def translate(environ: dict[str, Any]) -> dict[str, Any]:
-    """Return a request of Google's interface as one of S3's."""
+    """Translate a request from Google's interface to S3's."""
     found: dict[str, Any] = {}
     for name, value in environ.items():
         if name == "HTTP_X_GOOG_IF_GENERATION_MATCH":
-            if value == "0":  # The object must not exist.
+            if value == "0":  # This condition means that the object must not exist.
                 found["HTTP_IF_NONE_MATCH"] = "*"
         else:
             found[name.replace("HTTP_X_GOOG_", "HTTP_X_AMZ_")] = value

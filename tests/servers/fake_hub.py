@@ -1,6 +1,6 @@
-"""An emulation of the Hugging Face Hub, which cannot be installed.
+"""An emulation of the Hugging Face Hub, whose server cannot be installed.
 
-It implements what reading datasets needs. Tests compare it with what huggingface_hub expects.
+It implements only reading of datasets. Tests run huggingface_hub against it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.servers.server import HOST, Server, answers, find_free_port, run_serv
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeHub:
-    """A running emulation, the folder of its repositories, and the port of its server of large files."""
+    """A running emulation, the folder of its repositories, and the port of its server for large files."""
 
     server: Server
     folder: Path
@@ -31,7 +31,7 @@ class FakeHub:
     ) -> str:
         """Commit the files of a folder to a branch or a tag. Return the id of the commit.
 
-        From then on, few users can see the repository (``is_private``) or read its files (``is_gated``).
+        Afterwards, only certain users can see the repository (``is_private``) or read its files (``is_gated``).
         """
         repository = self.folder / "org" / name
         refs = repository / "refs.json"

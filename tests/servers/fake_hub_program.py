@@ -1,6 +1,6 @@
-"""Serve dataset repositories as the Hugging Face Hub does, and their large files as its storage servers do.
+"""Serve dataset repositories like the Hugging Face Hub, and their large files like its storage servers.
 
-The repositories are in a folder, which :mod:`tests.servers.fake_hub` writes. Interface and headers are those that
+:mod:`tests.servers.fake_hub` writes the repositories into a folder. The interface and the headers are those that
 huggingface_hub expects. https://huggingface.co/docs/hub/api, https://huggingface.co/spaces/huggingface/openapi
 """
 
@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
 
-PAGE = 5  # The entries in a page of a listing. The Hub has 1000.
-GIT_BYTES = 10 * 2**20  # Files of at least this size, and all binary ones, are not stored by git.
+PAGE = 5  # The number of entries in a page of a listing, which is 1000 on the Hub.
+GIT_BYTES = 10 * 2**20  # Git stores neither files of at least this size nor binary files.
 READER = "hf_reader"  # The token of a user who may read all repositories.
 STRANGER = "hf_stranger"  # The token of a user who may read public repositories.
 _API = re.compile(r"/api/datasets/(?P<id>[^/]+/[^/]+)(?:/(?P<kind>revision|tree|paths-info)/(?P<rest>.*))?")
@@ -57,7 +57,7 @@ class Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     wbufsize = 2**16
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # Its name in http.server.
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # http.server's name
         pass
 
     def send(self, status: int, headers: Mapping[str, str], body: bytes = b"") -> None:
@@ -85,7 +85,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class StorageHandler(Handler):
-    """The server of large files. It answers signed URLs, and has ETags of its own."""
+    """The server of large files, which answers signed URLs and has different ETags."""
 
     secret = b"secret"
     paths: ClassVar[dict[str, Path]] = {}

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from shardio.storage import Location, make_direct_access, parse_location
 
-INSTALLED = Path(__file__).parents[2] / ".venv" / "servers"  # By tools/servers.sh.
+INSTALLED = Path(__file__).parents[2] / ".venv" / "servers"  # tools/servers.sh creates this.
 HOST = "127.0.0.1"
-BUCKET = "shardio"  # The bucket, or container, that each object store has when a test receives it.
+BUCKET = "shardio"  # Each object store has this bucket or container when a test receives it.
 START_TIMEOUT_S = 60.0
 LOG_TAIL_BYTES = 3_000
 
@@ -31,12 +31,12 @@ wait "$server"; status=$?
 kill "$reader" 2>/dev/null
 exit "$status"
 """
-"""A shell script that runs a server until its own standard input has a line or ends, even if the tests are killed."""
+"""A shell script that runs a server until the script's standard input has a line or ends, even if tests are killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """A running server: the root of its keys as users write it, and the configuration that obstore needs for it."""
+    """A running server: the URL of its keys, as users write it, and the options that obstore needs for it."""
 
     url: str
     options: Mapping[str, str]
@@ -50,7 +50,7 @@ class Server:
 
 
 def find_free_port() -> int:
-    """Return a port where nothing listens, below the range of outgoing connections."""
+    """Return a port on which nothing listens, below the range of outgoing connections."""
     for port in random.SystemRandom().sample(range(10_000, 32_000), k=1_000):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((HOST, port))
@@ -62,7 +62,7 @@ def find_free_port() -> int:
 def run_server(command: Sequence[str | Path], folder: Path, is_ready: Callable[[], bool]) -> Iterator[None]:
     """Run a program in the foreground until the context ends. Enter the context when the server is ready.
 
-    The output is in ``server.log`` of the working directory. If the server ends too soon, the error has the end of it.
+    The output is in ``server.log`` in ``folder``. If the server ends too soon, the error includes the end of this file.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "server.log").open("ab") as log:
@@ -76,7 +76,7 @@ def run_server(command: Sequence[str | Path], folder: Path, is_ready: Callable[[
         yield
     finally:
         with contextlib.suppress(OSError):  # The server may have ended by itself.
-            supervisor.stdin.write(b"\n")  # A fork that has the pipe may live on: it would never end.
+            supervisor.stdin.write(b"\n")  # A fork may keep a copy of the pipe open, so closing it is not enough.
             supervisor.stdin.close()
         try:
             supervisor.wait(10)
@@ -103,7 +103,7 @@ def answers(url: str) -> bool:
 
 
 def create(method: str, url: str, headers: Mapping[str, str] | None = None) -> None:
-    """Create a bucket by one request without a body."""
+    """Create a bucket with one request without a body."""
     status, body = request(method, url, headers)
     assert 200 <= status < 300, (method, url, status, body)
 
@@ -117,7 +117,7 @@ def request(method: str, url: str, headers: Mapping[str, str] | None = None) -> 
 
 
 def put_all(folder: Path, target: Location) -> Location:
-    """Write each file below a folder to a store, several at a time. Return the location of the copies."""
+    """Write all files below a folder to a store, several at a time. Return the location of the copies."""
 
     def write(path: Path) -> None:
         with (target / path.relative_to(folder).as_posix()).write_whole() as file:

@@ -1,4 +1,4 @@
-"""Object stores and web servers: real programs, emulations of those that cannot be installed, and fixtures of them."""
+"""Fixtures of object stores and web servers: real programs, or emulations of services that cannot be installed."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ IDENTITIES = [
     },
     {"name": "anonymous", "actions": [f"Read:{BUCKET}"]},
 ]
-"""Requests without a signature may read objects, as in a public bucket, but neither list nor write them."""
+"""Permissions like those of a public bucket: requests without a signature may read objects, but not list or write."""
 
 PORTS = ("s3", "master", "volume", "filer", "admin")
 PORT_OPTIONS = [f"{name}.port{kind}" for name in PORTS for kind in ("", ".grpc")]
-SOCKETS = Path("/tmp")  # The program has this folder built in.
+SOCKETS = Path("/tmp")  # The program always uses this folder.
 
 
 @contextlib.contextmanager
@@ -124,8 +124,8 @@ def run_fake_gcs(folder: Path) -> Iterator[Server]:
     """Run Google Cloud Storage's XML interface, which obstore uses, with its data in memory.
 
     The interface resembles that of S3, so moto serves it: :mod:`tests.servers.fake_gcs_program` translates headers.
-    The emulators of Google Cloud Storage that can be installed emulate its JSON interface: gcp-storage-emulator does
-    not list through the XML interface, and fake-gcs-server does not write.
+    The existing emulators of Google Cloud Storage emulate its JSON interface. Through the XML interface,
+    gcp-storage-emulator cannot list objects, and fake-gcs-server cannot write them.
     """
     port = find_free_port()
     url = f"http://{HOST}:{port}"
@@ -163,7 +163,7 @@ http {{
 
 @contextlib.contextmanager
 def run_nginx(folder: Path, files: Path) -> Iterator[Server]:
-    """Run nginx with its log and its temporary files in a folder. The caller writes into what it serves."""
+    """Run nginx with its log and its temporary files in a folder. It serves the files that the caller writes."""
     port = find_free_port()
     url = f"http://{HOST}:{port}"
     configuration = folder / "nginx.conf"

@@ -1,4 +1,4 @@
-"""The servers end with the process that started them, and show why they do not start. Other tests ask them."""
+"""The servers end with the process that started them, and errors show why a server does not start."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def is_listened_to(port: int) -> bool:
     except ConnectionRefusedError:
         return False
     except (OSError, http.client.HTTPException):
-        return True  # It ended while it answered.
+        return True  # The server ended during its response.
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])

@@ -21,7 +21,7 @@ import pytest
 
 
 class WebFolder(BaseHTTPRequestHandler):
-    """Answers GET, with ranges, and HEAD. Each server has its own subclass, which records requests."""
+    """A handler of GET, with ranges, and HEAD. Each server has its own subclass, which records requests."""
 
     protocol_version = "HTTP/1.1"
     root: Path
@@ -57,7 +57,7 @@ class WebFolder(BaseHTTPRequestHandler):
         return [("ETag", f'"{hash(content):x}"')]
 
     def answer(self, status: int, body: bytes, *headers: tuple[str, str]) -> None:
-        """Answer with a body, of which a HEAD sends only the length."""
+        """Answer with a body, or, for a HEAD request, with only its length."""
         self.answer_head(status, ("Content-Length", str(len(body))), *headers)
         if self.command != "HEAD":
             self.wfile.write(body)

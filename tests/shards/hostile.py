@@ -1,4 +1,4 @@
-"""Random hostile tars and shards: false headers, indexes with false values, and damaged bytes."""
+"""Random hostile tars and shards, which have false headers, false values in indexes, or damaged bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_BYTES = 2**20
 KINDS = b"0\x007125346xgXLKSDVMNAQ9\xff"
 
 SIZES = (-(2**94), -(2**63), -(2**31), -513, -512, -1, 1, 511, 513, 4096, 2**20, 2**31 + 1, 8**11, 2**62, 2**63, 2**93)
-"""Sizes to claim. Those that fit neither octal digits nor the sign are written in base 256."""
+"""False sizes. Sizes that octal digits cannot express are written in base 256."""
 
 NAMES = (
     *b"a.txt a.jpg b.txt b.JPG b.seg.png dir/c.cls c.cls README .hidden x/.y /etc/x.txt ../../x.txt a/../b.txt".split(),
@@ -87,7 +87,7 @@ def make_record(keyword: bytes, value: bytes) -> bytes:
 
 
 def damage(content: bytearray, rng: random.Random) -> None:
-    """Damage bytes once or a few times. Checksums are often corrected, or nearly all damage would end at them."""
+    """Damage bytes once or a few times. Often correct checksums, which would otherwise reveal most damage."""
     for _ in range(rng.choice((1, 1, 2, 3))):
         rng.choice(EDITS)(content, rng)
 
@@ -197,11 +197,11 @@ LARGE_TARS: tuple[Callable[[random.Random], bytes], ...] = (
     *(_digits, _sparse_digits, _broken_records, _many_records, _empty_members, _fields_and_samples),
     *(_long_name, _long_name, _chain, _good),
 )
-"""Makers of tars whose reading takes long if it is not linear in their size."""
+"""Functions that make tars that take long to read if the time is not linear in their size."""
 
 
 def make_tar(rng: random.Random) -> bytes:
-    """Return a tar: rarely a large one, and mostly a few members, of which some are false."""
+    """Return a tar, usually of a few members, some of which have false headers, and rarely a large one."""
     if rng.random() < 0.0005:
         tar = bytearray(rng.choice(LARGE_TARS)(rng))
     else:
@@ -261,7 +261,7 @@ def _make_extended(rng: random.Random, name: bytes, num_bytes: int, falsehood: f
 
 
 def falsify(header: bytearray, rng: random.Random) -> None:
-    """Write a false value into a header, mostly with a right checksum."""
+    """Write a false value into a header, usually with the right checksum."""
     start, stop = rng.choice(
         ((0, 100), (100, 108), (124, 136), (124, 136), (124, 136), (156, 157), (157, 257), (345, 500), (386, 512))
     )
@@ -275,13 +275,13 @@ def falsify(header: bytearray, rng: random.Random) -> None:
         )
         header[start:stop] = value[:width].ljust(width, b"\0")
     if header[156] in b"S" and rng.random() < 0.5:
-        header[482] = 1  # More blocks with parts of the sparse file follow.
+        header[482] = 1  # This flag says that more blocks describe the sparse file.
     if rng.random() < 0.9:
         fix_checksum(header)
 
 
 WEIGHTS = (4, 8, 8, 1, 8, 4)
-"""How often each of the good shards is used: rarely the large one."""
+"""The relative frequencies of the good shards. The large shard is rare."""
 
 NUMBERS = (-(2**63), -(2**62), -513, -512, -2, -1, 0, 1, 2, 7, 511, 512, 513, 1024, 4096, 2**31, 2**62, 2**63 - 1)
 
@@ -290,7 +290,7 @@ VALUES: tuple[Any, ...] = (
     *("1", "I64", "U8", "F32", "gzip", "\ud800", "\udcff", "é", "\0", [], {}, [[]], [1], ["a", "a"], [0, 1]),
     *([2**62, 2**62], {"a": 1}, "x" * 5000, [0] * 3000, {"shardio": "{}"}),
 )
-"""Values for anything in a header. They are copied, because one header is changed several times."""
+"""Values for any entry of a header. Each use copies the value, because a header may be changed several times."""
 
 TEXTS = (
     *(b"[" * 5000, b"[" * 5000 + b"]" * 5000, b'{"a":' * 5000, b"{}", b"[]", b"null", b"1", b'""', b"\xff\xfe", b"NaN"),
@@ -309,7 +309,7 @@ class HostileShard:
 
     Attributes:
         tar: The tar.
-        index: Its index; None if it is to be indexed.
+        index: The tar's index, or None if the index is to be made.
         is_compressed: Whether gzip compressed the tar.
     """
 
@@ -323,13 +323,13 @@ class HostileShard:
         return len(self.tar) + len(self.index or b"")
 
     def dump(self) -> bytes:
-        """Return the files as one: a letter, the size of the tar in 4 bytes, the tar and the index."""
+        """Join the files: a letter, the size of the tar in 4 bytes, the tar and the index."""
         kind = b"TIZJ"[2 * self.is_compressed + (self.index is not None) :][:1]
         return kind + len(self.tar).to_bytes(4, "little") + self.tar + (self.index or b"")
 
     @staticmethod
     def load(content: bytes) -> HostileShard:
-        """Return the files in a content. Every content is valid."""
+        """Split joined files. Any bytes are valid."""
         kind, size = content[:1], int.from_bytes(content[1:5], "little")
         tar, index = content[5 : 5 + size], content[5 + size :]
         return HostileShard(tar=tar, index=index if kind in b"IJ" else None, is_compressed=kind in b"ZJ")
@@ -421,7 +421,7 @@ def _join(header: bytes, data: bytes) -> bytes:
 
 
 def _set_number(layout: Layout, values: Layout, data: bytearray, rng: random.Random) -> None:
-    """Set one or some neighboring elements of a tensor."""
+    """Set one element or several adjacent elements of a tensor."""
     if len(data) < 8:
         return
     tensors = [name for name in layout if isinstance(layout[name], dict) and name not in ("__metadata__", "key_bytes")]
@@ -440,7 +440,7 @@ def _set_number(layout: Layout, values: Layout, data: bytearray, rng: random.Ran
 
 
 def _set_value(layout: Layout, values: Layout, data: bytearray, rng: random.Random) -> None:
-    """Set, add or remove a value of the index's own metadata, or make a small change to a number."""
+    """Set, add or remove a value of the index's metadata, or change a number slightly."""
     name = rng.choice((*values, "version", "compression", "mtime_ns", "inode", "other"))
     if rng.random() < 0.1:
         values.pop(name, None)
@@ -479,14 +479,14 @@ def _set_tensor(layout: Layout, values: Layout, data: bytearray, rng: random.Ran
 
 
 def _alias(layout: Layout, values: Layout, data: bytearray, rng: random.Random) -> None:
-    """Let a tensor have the bytes of another one."""
+    """Make a tensor refer to the bytes of another tensor."""
     name, other = rng.choice([*layout]), rng.choice([*layout])
     if isinstance(layout[name], dict) and isinstance(layout[other], dict) and "data_offsets" in layout[other]:
         layout[name]["data_offsets"] = layout[other]["data_offsets"]
 
 
 def _many_names(rng: random.Random) -> bytes:
-    """Return an object of many names, of which the last occurs twice."""
+    """Return a JSON object of many names, of which the last occurs twice."""
     names = [f'"{i:x}":0' for i in range(rng.choice((10_000, 100_000)))]
     return _join(("{" + ",".join([*names, names[-1]]) + "}").encode(), b"")
 
@@ -521,4 +521,4 @@ def _text(rng: random.Random) -> bytes:
 
 
 LARGE_INDEXES: tuple[Callable[[random.Random], bytes], ...] = (_many_names, _many_fields, _deep, _many_lists, _text)
-"""Makers of indexes whose reading takes long if it is not linear in their size."""
+"""Functions that make indexes that take long to read if the time is not linear in their size."""

@@ -1,4 +1,4 @@
-"""The laws of hostile tars and indexes: an error of shardio's own, or samples as tarfile reads them."""
+"""The laws of hostile tars and indexes: reading raises one of shardio's errors, or returns tarfile's samples."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class LawBrokenError(AssertionError):
 
 
 class Laws:
-    """Reads hostile files in every way, and checks the laws.
+    """A reader of hostile files that reads them in every way and checks the laws.
 
     Attributes:
-        outcomes: How often each way ended in each way.
+        outcomes: The number of occurrences of each outcome, for each way of reading.
 
     Args:
-        before: Called before each way of reading, with the size of all files: to limit its time.
+        before: Called with the size of all files before each way of reading, to limit its time.
         after: Called after each way of reading.
     """
 
@@ -77,7 +77,7 @@ class Laws:
             raise LawBrokenError(f"reading wrote {sorted(store.objects)}")
 
     def check_folder(self, shard: HostileShard, folder: Path) -> None:
-        """Read a shard from a folder on disk, by the functions that users call."""
+        """Read a shard from a folder on disk with the functions that users call."""
         name = "shard-000000.tar" + (".gz" if shard.is_compressed else "")
         with TemporaryDirectory(dir=folder) as path:
             tar, index = Path(path) / name, Path(path) / f"{name}.idx"
@@ -100,7 +100,7 @@ class Laws:
     def _attempt(
         self, what: str, shard: HostileShard, function: Callable[[], T], allowed: type[Exception] = ShardioError
     ) -> T | None:
-        """Call a function that may raise an error of shardio's; return its result."""
+        """Call a function that may raise one of shardio's errors. Return its result, or None after an error."""
         self._before(shard.num_bytes)
         try:
             found = function()
@@ -136,16 +136,16 @@ class Laws:
                     again = self._attempt("index the complete part", shard, lambda: scan_contents(new))
                 if again is None or len(again.samples) != cut.num_samples:
                     raise LawBrokenError(f"the complete part of a tar should have {cut.num_samples} samples")
-            if rng.random() < 0.2:  # Verify it with the index of another tar.
+            if rng.random() < 0.2:  # Verify the tar with another tar's index.
                 other = rng.choices(good_shards(), WEIGHTS)[0][1]
                 store.objects["a.tar.idx"] = fit(other, len(shard.tar))
                 self._check_index(store, HostileShard(tar=shard.tar, index=store.objects["a.tar.idx"]), rng)
-        assert tar.exists(), "nothing removes it"
+        assert tar.exists(), "reading does not remove the tar"
 
     def _check_contents(
         self, store: MemoryStore, shard: HostileShard, contents: TarContents, rng: random.Random
     ) -> None:
-        """Compare a tar's contents with what tarfile reads, and read it with the new index."""
+        """Compare a tar's contents with tarfile's, and read the tar with the new index."""
         members = read_by_tarfile(shard.tar)
         if members is None:
             raise LawBrokenError("tarfile refuses a tar that was indexed")
@@ -164,7 +164,7 @@ class Laws:
         for key, name, field in fields:
             content = shard.tar[field.offset : field.offset + field.size]
             if len(content) != field.size or xxhash.xxh3_64_intdigest(content) != field.hash:
-                raise LawBrokenError(f"field {name} of {key} has another content, or is outside the tar")
+                raise LawBrokenError(f"field {name} of {key} has different content, or is outside the tar")
         problems, read = self._check_index(store, shard, rng)
         if problems:
             raise LawBrokenError(f"a tar that was just indexed has problems: {problems[0]!s:.300}")
@@ -175,9 +175,9 @@ class Laws:
     def _check_index(
         self, store: MemoryStore, shard: HostileShard, rng: random.Random
     ) -> tuple[list[str] | None, list[tuple[str, str, int, int]] | None]:
-        """Read an index in every way; return the problems, and the key, field, offset and size of what was read."""
+        """Read an index in every way. Return the problems, and the key, field, offset and size of each content read."""
         index = store.at("a.tar.idx")
-        if rng.random() < 0.2:  # The others read the same.
+        if rng.random() < 0.2:  # The other reads include these.
             self._attempt("read the index's header", shard, lambda: read_header(index))
             self._attempt("read keys", shard, lambda: read_keys(index).hash_all())
         columns = self._attempt("read columns", shard, lambda: read_columns(index))
@@ -197,7 +197,7 @@ class Laws:
             fields = header.fields[:MAX_SAMPLES]
             count = min(header.num_samples, MAX_SAMPLES)
             samples = np.arange(count)
-            if files.index is not None:  # From all parts of the index.
+            if files.index is not None:  # Choose samples from all parts of the index.
                 samples = np.unique(np.linspace(0, max(0, header.num_samples - 1), min(count, 4)).astype(np.int64))
             if not count or not fields:
                 return found
@@ -210,16 +210,16 @@ class Laws:
                     if content is None:
                         continue
                     if not 0 <= start <= stop <= len(files.tar) or files.tar[start:stop] != content:
-                        raise LawBrokenError(f"bytes {start} to {stop} of the tar were read as another content")
+                        raise LawBrokenError(f"bytes {start} to {stop} of the tar were read with different content")
                     if xxhash.xxh3_64_intdigest(content) != int(hashes[row, i]):
-                        raise LawBrokenError(f"bytes {start} to {stop} were read without the hash of the index")
+                        raise LawBrokenError(f"bytes {start} to {stop} were read, but do not have the index's hash")
                     found.append((keys[row], field, start, stop - start))
         if files.index is not None:
             self._compare_with_tarfile(found, files.tar)
         return found
 
     def _compare_with_tarfile(self, found: list[tuple[str, str, int, int]], tar: bytes) -> None:
-        """Compare what a hostile index led to with the tar's members. Plain headers do not hold other names."""
+        """Compare the contents that a hostile index locates with the tar's members, if plain headers hold the names."""
         members = {offset: (name, size) for name, offset, size in read_by_tarfile(tar) or ()}
         for key, field, start, size in found:
             member = members.get(start)
@@ -234,7 +234,7 @@ class Laws:
             report = self._attempt("index compressed", shard, lambda: index_tar(tar))
             if report is None:
                 return
-        else:  # Its version must be that of the tar, or the index is stale.
+        else:  # The index needs the tar's version, or it is stale.
             store.objects["a.tar.gz.idx"] = shard.index
             with suppress(ValueError, KeyError, TypeError, RecursionError, AttributeError):
                 store.objects["a.tar.gz.idx"] = change_metadata(
@@ -248,7 +248,7 @@ class Laws:
         for key, fields in read.items():
             for field, value in fields.items():
                 if not any(name == (key, field) and content[start:stop] == value for name, start, stop in members):
-                    raise LawBrokenError(f"field {field} of {key} has a content that tarfile does not read")
+                    raise LawBrokenError(f"field {field} of {key} has content that tarfile does not read")
 
 
 def _verify(file: Any, columns: IndexColumns) -> list[str]:
@@ -257,7 +257,7 @@ def _verify(file: Any, columns: IndexColumns) -> list[str]:
 
 def _open(source: Path) -> int:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Of files that macOS added.
+        warnings.simplefilter("ignore")  # Files that macOS added give a warning.
         with shardio.open(source) as samples:
             return sum(len(samples[key]) for key in islice(samples, 8))
 
@@ -269,7 +269,7 @@ def _read_compressed(tar: Location) -> dict[str, dict[str, bytes]]:
 
 
 def read_by_tarfile(content: bytes) -> list[tuple[str, int, int]] | None:
-    """Return the name, offset and size of each regular file in a tar; None if tarfile refuses the tar."""
+    """Return the name, offset and size of each regular file in a tar, or None if tarfile refuses the tar."""
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
             return [(info.name, info.offset_data, info.size) for info in tar if info.isreg()]

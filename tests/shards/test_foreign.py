@@ -42,7 +42,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def forbid_writing_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answer as the operating system does for users other than root."""
+    """Make ``os.access`` answer as for a user who may not write in the folder, even for root."""
     access = os.access
     monkeypatch.setattr(
         os, "access", lambda path, mode: (Path(path) != folder or not mode & os.W_OK) and access(path, mode)
@@ -121,7 +121,7 @@ def test_a_change_that_the_file_system_hides_is_found_at_reading(tar: Path, orde
 
 
 def rewrite_header(index: Path, **values: object) -> None:
-    """Write an index again as earlier versions of shardio did: in format 1, without its tar's version."""
+    """Rewrite an index like earlier versions of shardio, in format 1 and without its tar's version."""
 
     def change(header: dict[str, object]) -> None:
         del header["version"], header["num_scattered"]
@@ -216,7 +216,7 @@ def members_by_sample(tar: Path) -> list[list[tarfile.TarInfo]]:
 
 
 def test_dalis_index_locates_each_member(out: Path) -> None:
-    """Its version 1.2, as tools/wds2idx.py of DALI writes it."""
+    """The format is version 1.2, which DALI's tools/wds2idx.py writes."""
     written = export(out, "dali")
     assert [location.name for location in written] == [name.replace(".tar", ".idx") for name in TARS]
     for name in TARS:
@@ -278,7 +278,7 @@ def test_dalis_index_of_foreign_tars_is_in_the_order_of_the_members(tmp_path: Pa
 
 
 def test_energons_index_separates_the_samples(out: Path, tmp_path: Path) -> None:
-    """As TarIndexWriter of Megatron-Energon writes it: where the headers of each sample start, and the end."""
+    """Megatron-Energon's TarIndexWriter writes the offset of each sample's first header, and the end of the samples."""
     yaml = pytest.importorskip("yaml")
     export(out, "energon", tmp_path / "energon", split="val")
     for name in TARS:
@@ -336,7 +336,7 @@ def test_energons_folder_must_not_hold_another_dataset(packed: Path, out: Path, 
 
 
 def test_the_shard_index_of_wids_has_its_form(out: Path, tmp_path: Path) -> None:
-    """That of wids/wids_specs.py: the version, and a list of shards with url and nsamples, relative to the file."""
+    """wids/wids_specs.py requires the version, and a list of shards with nsamples and a url relative to the file."""
     export(out, "wids")
     found = json.loads((out / "wids.json").read_text())
     assert (found["__kind__"], found["wids_version"]) == ("wids-shard-index-v1", 1)
@@ -360,7 +360,7 @@ def test_wids_reads_its_shard_index(packed: Path) -> None:
 
 
 def test_the_sizes_of_webdatasets_count_the_samples(out: Path) -> None:
-    """As open_clip sums them: by the base names of the shards."""
+    """open_clip finds the sizes by the base names of the shards."""
     export(out, "webdataset-sizes")
     sizes = json.loads((out / "sizes.json").read_text())
     assert sizes == {name: len(read_with_webdataset(out / name)) for name in TARS}

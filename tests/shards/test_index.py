@@ -1,4 +1,4 @@
-"""Indexes of shards: what they hold, and every way in which one can be stale, damaged or hostile."""
+"""Indexes of shards: their contents, and every way in which an index can be stale, damaged or hostile."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_another_format_is_named_whatever_else_differs(shard: Path) -> None:
 
 
 def test_an_index_that_was_written_again_unchanged_is_read(shard: Path) -> None:
-    """Otherwise the tests above would prove nothing."""
+    """This shows that the tests above fail only because of their changes."""
     rewrite(shard, lambda *_: None)
     with open_shard(shard) as opened:
         assert [opened.index.key(i) for i in range(2)] == ["a", "bé"]
@@ -234,7 +234,7 @@ CONTENTS_OF_FILES = {
     "content", [*CONTENTS_OF_FILES.values(), 0, 1, 7, 8, 9, 100, 500, -1000, -100, -8, -1, "missing", "a directory"]
 )
 def test_another_file_than_an_index_is_refused_and_closed(shard: Path, content: bytes | int | str) -> None:
-    """A number is where the index is cut off."""
+    """If ``content`` is a number, the index is truncated to this size."""
     index, before = index_of(shard), count_open_files()
     if isinstance(content, str):
         index.unlink()
@@ -247,7 +247,7 @@ def test_another_file_than_an_index_is_refused_and_closed(shard: Path, content: 
 
 
 def test_keys_whose_lengths_overflow_are_refused(shard: Path) -> None:
-    """The bounds 3, -2**63, 0 differ by amounts that are positive in int64."""
+    """In int64, the differences between 0, 3, -2**63, -1 and 6 may overflow to positive lengths."""
     samples = [Sample(key=key, fields={"txt": b"1"}, origin=key) for key in ("abc", "d", "e", "f")]
     write_shard(parse_location(shard), samples)
     rewrite(shard, lambda tensors, _: tensors["key_stop"].__setitem__(slice(None), [3, -(2**63), -1, 6]))
@@ -274,7 +274,7 @@ def test_a_header_that_does_not_fit_the_tensors_is_refused(shard: Path, name: st
 
 @pytest.fixture
 def two_shards(tmp_path: Path) -> Path:
-    """Two shards with their manifest; the first is the larger one."""
+    """Two shards, of which the first is larger, and their manifest."""
     shards = []
     for name, keys in (("a.tar", "AbcD"), ("b.tar", "ef")):
         samples = [Sample(key=key, fields={"cls": b"1", "txt": key.encode() * 30}, origin=key) for key in keys]
@@ -308,12 +308,12 @@ def test_an_index_of_more_samples_than_fit_the_tar_is_refused(two_shards: Path) 
 
 
 def test_no_flipped_bit_of_an_index_silently_changes_what_is_read(two_shards: Path) -> None:
-    """Keys are short and in ASCII: a plain tar header does not hold other keys completely."""
+    """The keys are short and in ASCII, because a plain tar header does not hold other keys completely."""
     path, expected = two_shards / "a.tar.idx", read_all(two_shards)
     content, changed = path.read_bytes(), list[int]()
     for offset in range(len(content)):
         flipped = bytearray(content)
-        flipped[offset] ^= 1 << (5 if chr(content[offset]).isalpha() else offset % 8)  # The case of letters, too.
+        flipped[offset] ^= 1 << (5 if chr(content[offset]).isalpha() else offset % 8)  # Flip the case of letters.
         path.write_bytes(flipped)
         try:
             found = read_all(two_shards)

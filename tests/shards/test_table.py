@@ -1,4 +1,4 @@
-"""Manifests, and the tables of tars that make a dataset: what is read, what is refused, and what a warning says."""
+"""Manifests and tables of tars: those that can be read, errors, and warnings."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ CONTENTS: list[tuple[bytes | int, str]] = [
 
 @pytest.mark.parametrize(("content", "message"), CONTENTS, ids=range(len(CONTENTS)))
 def test_another_file_than_a_manifest_is_refused(tmp_path: Path, content: bytes | int, message: str) -> None:
-    """A number is where a manifest is cut off."""
+    """If ``content`` is a number, the manifest is truncated to this size."""
     path = tmp_path / "shardio.json"
     write_manifest(parse_location(path), Manifest(shards=(entry(), entry(name="b.tar")), fields=("jpg",)))
     path.write_bytes(path.read_bytes()[:content] if isinstance(content, int) else content)
@@ -162,7 +162,7 @@ NAMES = st.lists(st.sampled_from(["a", "B", "é", "0", ".", "..", "/", "__", "_"
 
 
 def is_meta(name: str) -> bool:
-    """Return whether WebDataset skips a name: its first component begins and ends with two underscores."""
+    """Return whether WebDataset skips a name because its first component begins and ends with two underscores."""
     first = name.split("/", 1)[0]
     return first.startswith("__") and first.endswith("__") and len(first) >= 4
 
@@ -185,7 +185,7 @@ def test_names_are_split_as_webdataset_splits_them(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["/" * 2**20, "a/" * 2**19, "./" * 2**19, "__" + "_/" * 2**19])
 def test_a_long_name_without_a_key_is_split_in_linear_time(name: str) -> None:
-    """A regular expression would take hours."""
+    """A simple regular expression would take hours."""
     assert split_name(name) is None
     assert split_name(f"{name}x.txt") == (f"{name}x", "txt")
 

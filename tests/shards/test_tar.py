@@ -1,4 +1,4 @@
-"""Tars as shardio writes, scans and streams them, and tars with false headers: an error, or what tarfile reads."""
+"""Writing, scanning and streaming tars. For false headers, the result is an error or tarfile's contents."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ RIGHT = {
     "long-name": LONG_NAME + MEMBER,
     "pax-size": make_pax("size", "2") + MEMBER,
     "some-global-headers": make_pax("x", "y", tarfile.XGLTYPE) * 9 + MEMBER,
-    # tarfile says that the member has this size, and goes on where the header says.
+    # tarfile reports this size for the member, but continues at the offset that follows from the header.
     "global-size-of-a-skipped-member": MEMBER
     + make_pax("size", "1500", tarfile.XGLTYPE)
     + header_of(0, b"D", "README"),
@@ -127,7 +127,7 @@ RIGHT = {
 
 @pytest.mark.parametrize("content", RIGHT.values(), ids=RIGHT)
 def test_a_tar_with_right_headers_is_read(tmp_path: Path, content: bytes) -> None:
-    """The test above proves something only if such headers can be right."""
+    """This shows that the headers above are refused only because they are false."""
     (tmp_path / "a.tar").write_bytes(content + END)
     assert (open_table(tmp_path / "a.tar").manifest.num_samples, shardio.verify(tmp_path / "a.tar")) == (1, [])
     assert stream(content + END) == index(content + END)
@@ -140,7 +140,7 @@ def test_extended_headers_in_a_row_hide_a_members_name(tmp_path: Path) -> None:
 
 
 def test_a_member_that_is_too_large_is_refused_at_indexing(tmp_path: Path) -> None:
-    """It is sparse: none of it is written, and none of it may be read."""
+    """The tar is a sparse file, so its content is neither written nor read."""
     path = tmp_path / "a.tar"
     path.write_bytes(header_of(MAX_MEMBER + 1))
     with path.open("r+b") as file:
@@ -192,7 +192,7 @@ def test_an_index_that_claims_more_than_a_compressed_tar_needs_little_memory(tmp
 
 
 def test_a_tar_of_many_fields_that_hardly_any_sample_has_is_refused(tmp_path: Path) -> None:
-    """Its index would have an entry for each pair of a sample and a field."""
+    """The index would have an entry for each pair of a sample and a field."""
     path = tmp_path / "a.tar"
     path.write_bytes(b"".join(header_of(0, name=f"{i}.{i}") for i in range(1000)) + END)
     with pytest.raises(FormatError, match=r"a\.tar has 1000 different fields, but a sample has only 1\.0 of them"):
@@ -212,13 +212,13 @@ def test_a_truncated_tar_that_holds_a_field_twice_is_not_rewritten(tmp_path: Pat
 
 
 def test_a_member_that_has_another_size_for_other_tools_is_refused(tmp_path: Path) -> None:
-    """They read a size up to the first NUL, so that this one is 0."""
+    """Other tools read a size only up to its first NUL, so this size is 0."""
     write_shard(parse_location(tmp_path / "a.tar"), [Sample(key="a", fields={"bin": b"1", "txt": b"22"}, origin="")])
     with open_shard(tmp_path / "a.tar") as shard:
         content = bytearray((tmp_path / "a.tar").read_bytes())
         content[1024 + 124] = 0
         fix_checksum(content, 1024)
-        with (tmp_path / "a.tar").open("r+b") as file:  # In place: the shard is open.
+        with (tmp_path / "a.tar").open("r+b") as file:  # Write in place, because the shard is open.
             file.write(content)
         with pytest.raises(StaleIndexError, match=r"the tar holds a\.txt there with 0 bytes instead of 2"):
             shard.read_many(np.array([0]), ["txt"], np.array([True]))
@@ -340,7 +340,7 @@ def test_a_compressed_tar_is_refused(tmp_path: Path, mode: str) -> None:
 
 @pytest.mark.parametrize("num_zeros", [0, 9216, 2 << 20])
 def test_a_tar_that_continues_after_its_end_is_refused(tmp_path: Path, num_zeros: int) -> None:
-    """As after cat a.tar b.tar: readers stop at the first end and lose the second tar's samples."""
+    """In the output of ``cat a.tar b.tar``, readers stop at the first end mark and lose the second tar's samples."""
     path, second = tmp_path / "both.tar", tmp_path / "second.tar"
     write_tar(path, [("a.txt", b"a")])
     write_tar(second, [("b.txt", b"b")])
@@ -406,7 +406,7 @@ def compare(headers: list[bytes], names: list[bytes], sizes: list[int]) -> list[
 
 
 def dump(name: str, size: int, tar_format: Format) -> bytes:
-    """Return the header that tarfile writes; an empty block if the format cannot hold the name or the size."""
+    """Return tarfile's header, or an empty block if the format cannot hold the name or the size."""
     info = tarfile.TarInfo(name)
     info.size = size
     try:
@@ -465,7 +465,7 @@ def stream(content: bytes, piece: int = 1000) -> Samples:
 
 
 def index(content: bytes) -> Samples:
-    """Return the samples that an index of a tar would have."""
+    """Return the samples that the tar's index would have."""
     location = Location(store=MemoryStore({"a.tar": content}), key="a.tar")
     with closing(location.open()) as file:
         found = scan_contents(file).samples
@@ -502,7 +502,7 @@ def unless_refused(read: Callable[[], Samples]) -> Samples | None:
 def test_a_tar_that_is_cut_anywhere_is_refused_and_a_stream_ends_after_complete_samples(tar: Path) -> None:
     content = tar.read_bytes()
     whole = stream(content)
-    end = len(content.rstrip(b"\0")) // 512 * 512 + 1024  # After the first block of the end mark.
+    end = len(content.rstrip(b"\0")) // 512 * 512 + 1024  # The end of the first block of the end mark.
     for block in range(0, len(content), 512):
         for cut in (block - 1, block, block + 100):
             file, seen = io.BytesIO(content[: max(cut, 0)]), list[tuple[str, dict[str, bytes]]]()

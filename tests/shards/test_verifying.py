@@ -1,4 +1,4 @@
-"""Verification finds every problem and says where it is; repair restores what the tars prove, and keeps the rest."""
+"""Verification finds and locates every problem. Repair restores what the tars contain, and keeps all other files."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ DAMAGES: list[tuple[dict[str, bytes | None], list[str]]] = [
     ({UNFINISHED_NAME: b"0"}, ["unfinished out"]),
     ({"other.tar": b"1", ".hidden.tar": b"1", "x.tgz": b""}, ["unlisted other.tar", "unlisted out"]),
 ]
-"""Files in a packed directory that are removed, written, or continued by one byte; the kinds and places of problems."""
+"""Files in a packed directory that are removed, written, or lengthened by one byte, and the resulting problems."""
 
 
 @pytest.mark.parametrize(("files", "expected"), DAMAGES, ids=range(len(DAMAGES)))
@@ -170,7 +170,7 @@ def test_an_index_with_impossible_offsets_is_reported(tmp_path: Path) -> None:
     safetensors.numpy.save_file(tensors, index_of(tar), metadata)
     problems = shardio.verify(tar)
     named = {problem.key for problem in problems if problem.kind in ("index", "content")}
-    assert named == {*"012456", None}  # None: there is a size without an offset.
+    assert named == {*"012456", None}  # A size without an offset belongs to no key.
 
 
 def test_a_manifest_that_differs_is_reported(out: Path) -> None:
@@ -189,9 +189,7 @@ def test_a_manifest_that_differs_is_reported(out: Path) -> None:
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(is_tar=st.booleans(), place=st.floats(0, 1, exclude_max=True), mask=st.sampled_from([1, 128]))
-@example(
-    is_tar=False, place=0.9, mask=128
-)  # A key that is no longer ASCII, which a plain header might encode otherwise.
+@example(is_tar=False, place=0.9, mask=128)  # The key is no longer ASCII, and a plain header may encode it differently.
 def test_every_changed_bit_is_found(packed: Path, tmp_path: Path, is_tar: bool, place: float, mask: int) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(packed, folder, dirs_exist_ok=True)
@@ -328,7 +326,7 @@ def test_a_manifest_with_wrong_values_is_restored(out: Path, packed: Path, chang
 
 
 def complete_samples(tar: Path, size: int) -> list[str]:
-    """Return the keys whose members lie whole in the first bytes of a tar; the oracle is tarfile."""
+    """Return the keys whose members are complete in the first bytes of a tar, according to tarfile."""
     with tarfile.open(tar) as opened:
         members = opened.getmembers()
     lost = {member.name.partition(".")[0] for member in members if member.offset_data + member.size > size}
@@ -448,7 +446,7 @@ def test_what_is_no_finished_pack_is_refused(tars: Path, out: Path, tmp_path: Pa
 
 
 class Killed(BaseException):
-    """Ends a repair where SIGKILL might."""
+    """An exception that ends a repair at a moment when SIGKILL might."""
 
 
 @pytest.mark.parametrize("num_writes", range(5))

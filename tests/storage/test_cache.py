@@ -1,4 +1,4 @@
-"""A cache stays within its size, holds the right bytes, and asks the store for nothing twice; bundles and copies."""
+"""Caches, bundles and cached copies: a cache stays within its size, has the right bytes, and requests nothing twice."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_the_least_recently_used_copies_are_removed_first_and_other_files_are_le
         with closing(cached(put(folder / str(i), CONTENT[i:]), tmp_path, 5_000_000).open()) as file:
             assert file.read(0, file.size) == CONTENT[i:]
         assert bytes_in(tmp_path) <= 5_000_000
-    assert bytes_in(tmp_path) > 2_000_000, "not more is removed than necessary"
+    assert bytes_in(tmp_path) > 2_000_000, "no more is removed than necessary"
     are_kept = [(tmp_path / name_copy((folder / str(i)).stat())).exists() for i in range(20)]
     assert are_kept == sorted(are_kept)
     assert are_kept[-1]
@@ -98,7 +98,7 @@ def test_a_cache_that_is_too_small_for_one_object_returns_it_all_the_same(tmp_pa
     with closing(cached(put(in_memory(), CONTENT), tmp_path, 100_000).open()) as file:
         for start in range(0, len(CONTENT), 100_000):
             assert file.read(start, start + 100_000) == CONTENT[start : start + 100_000]
-    assert bytes_in(tmp_path) <= 100_000 + 1_100_000, "at most one object more"
+    assert bytes_in(tmp_path) <= 100_000 + 1_100_000, "the cache exceeds its size by at most one object"
 
 
 # Replaced
@@ -121,7 +121,7 @@ def write_tars(folder: Path, texts: dict[str, str]) -> None:
 
 
 class Dated(WebFolder):
-    """Like nginx, whose ETags contain the time in seconds."""
+    """A server whose ETags contain the time in seconds, like nginx's."""
 
     def describe(self, content: bytes) -> list[tuple[str, str]]:
         return [("ETag", f'"{(self.root / self.path[1:]).stat().st_mtime_ns // 10**9}-{len(content)}"')]
@@ -136,12 +136,12 @@ def test_a_dataset_that_was_replaced_is_opened_again_in_the_same_process(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user-cache"))  # It keeps the indexes of these tars.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user-cache"))  # This folder holds the tars' indexes.
     arguments: dict[str, Any] = {} if cache is None else {"cache": tmp_path / cache, "cache_size": "100MB"}
     folder = tmp_path / "served" / "data"
     folder.parent.mkdir()
     with serve_folder(folder.parent, Dated) as (url, _):
-        for round_, word in enumerate(["old", "new", "dew"]):  # The tars have equal sizes each time.
+        for round_, word in enumerate(["old", "new", "dew"]):  # The tars have the same sizes in all rounds.
             texts = {f"{i:04d}": f"{word}{i:04d}" for i in range(NUM_SAMPLES)}
             shutil.rmtree(folder, ignore_errors=True)
             write(folder, texts)
@@ -169,7 +169,7 @@ def test_a_shared_cache_fetches_an_object_once(
     put(at_server(seaweedfs_server, name), CONTENT)
     proxy.set(Script(latency_s=0.3))  # So that requests overlap.
     location = cached(at_server(behind, name), tmp_path)
-    client().close()  # So that each process has a storage process of its own, as the ranks of torchrun have.
+    client().close()  # Each process then starts its own storage process, like torchrun's ranks.
     context = multiprocessing.get_context("spawn")
     ends = []
     for _ in range(3):
@@ -198,8 +198,8 @@ def read_samples(folder: Location, cache: Path) -> dict[str, bytes]:
 
 
 def clear_pieces(folder: Location, cache: Path) -> Iterator[str]:
-    """Clear each piece of the cached content in turn, as a power failure may. The marks of the blocks stay."""
-    num_bytes = 100  # The keys in an index take fewer.
+    """Clear each piece of the cached content in turn, like a power failure, but keep the marks of the blocks."""
+    num_bytes = 100  # An index's keys need fewer bytes.
     for name in folder.list():
         found = (folder / name).stat()
         copy = cache / name_copy(found)
@@ -477,7 +477,7 @@ def test_a_doubtful_copy_is_replaced(
     make_doubtful: Callable[[Path], object], location: Location, tmp_path: Path
 ) -> None:
     path = plant(location, tmp_path / "cache")
-    assert read(location, tmp_path / "cache") == PLANTED, "the copy is where it is looked for"
+    assert read(location, tmp_path / "cache") == PLANTED, "the copy has the expected path"
     make_doubtful(path)
     assert (read(location, tmp_path / "cache"), stat.S_IMODE(path.lstat().st_mode)) == (ORIGINAL, 0o600)
     assert path.lstat().st_uid == os.geteuid()
@@ -518,7 +518,7 @@ def test_an_own_folder_for_a_cache_alone_is_closed_to_others(location: Location,
     assert mode_of(cache) == 0o700
     shutil.rmtree(cache)
     cache.mkdir()
-    cache.chmod(0o775)  # As new folders are where each user has a group.
+    cache.chmod(0o775)  # New folders have this mode if each user has a group.
     assert (read(location, cache), mode_of(cache)) == (ORIGINAL, 0o755)
 
 
@@ -553,7 +553,7 @@ CHANGE_AS_ANOTHER_USER = textwrap.dedent("""
 
 @as_root
 def test_users_who_share_a_cache_read_and_fill_the_copies_of_each_other(location: Location) -> None:
-    with tempfile.TemporaryDirectory() as name:  # Others cannot reach the folders of pytest.
+    with tempfile.TemporaryDirectory() as name:  # Other users cannot access pytest's folders.
         cache = Path(name)
         cache.chmod(0o2777)
         assert read(location, cache, shared=True) == ORIGINAL

@@ -1,4 +1,4 @@
-"""Whatever goes wrong on the way, the content is right, or an error says what failed; so it does for wrong names."""
+"""With any fault on the network, the content is right or an error says what failed. Wrong names are also errors."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def test_content_is_right_in_spite_of_any_fault(root: Location, proxy: FaultProx
 
 def test_a_transfer_is_resumed_where_it_broke(root: Location, proxy: FaultProxy) -> None:
     location = put(root / "a", CONTENT)
-    # Unlike a reset, this loses nothing that has arrived.
+    # Unlike a reset, truncation loses no bytes that have arrived.
     proxy.set(Script(faults={"truncated": 1.0}, max_faults=5))
     proxy.reset()
     with closing(location.open()) as file:
         assert file.read(0, len(CONTENT)) == CONTENT
     starts = [int(found[1]) for each in proxy.requests() if (found := re.match(r"bytes=(\d+)-", each.range or ""))]
     assert starts == sorted(starts)
-    assert max(starts) > 0, "a request begins in the middle"
+    assert max(starts) > 0, "a request begins in the middle of the object"
 
 
 @pytest.mark.parametrize("kind", ["status_500", "status_429", "reset_before", "stall_before"])
@@ -116,7 +116,7 @@ def test_errors_do_not_show_secrets(
     began = time.monotonic()
     caught = assert_raises(error, message, lambda: at_server(seaweedfs_server, "a", **options).stat())
     assert "a-wrong-secret" not in str(caught)
-    assert time.monotonic() - began < 60, "not ten retries of a server that does not exist"
+    assert time.monotonic() - began < 60, "a server that does not exist is not retried ten times"
 
 
 def test_an_object_that_was_replaced_or_removed_is_not_read_as_the_old_one(root: Location) -> None:

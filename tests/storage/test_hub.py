@@ -84,7 +84,7 @@ def test_content_is_what_was_uploaded(root: Location, files: Path, fake_hub: Fak
         url = hf_hub_url(
             f"org/{str(root).split('/')[4]}", key, repo_type="dataset", endpoint=fake_hub.server.options["endpoint"]
         )
-        assert location.stat().version == f'"{get_hf_file_metadata(url).etag}"', "their library names it so"
+        assert location.stat().version == f'"{get_hf_file_metadata(url).etag}"', "huggingface_hub returns the same ETag"
         with closing(location.open()) as file:
             assert (file.size, file.version) == (len(content), location.stat().version)
             for start, stop in [(0, min(1, len(content))), (len(content) // 2, len(content)), (len(content),) * 2]:
@@ -105,7 +105,9 @@ def test_a_folder_with_many_folders_is_listed_in_few_requests(fake_hub: FakeHub,
         root = at_server(fake_hub.server.behind(proxy.host, proxy.port), name)
         assert [each for i in range(60) for each in (root / f"train/{i:02d}").walk()] == keys[120:]
         assert [(root / key).stat().size for key in keys[:120]] == [len(key) for key in keys[:120]]
-        assert proxy.counts().num_requests == 1 + 2 * (16 + 180 // 5), "the first 16 folders, then all of them"
+        assert proxy.counts().num_requests == 1 + 2 * (16 + 180 // 5), (
+            "there are requests for the first 16 folders, then for all folders"
+        )
 
 
 def test_names_that_cannot_be_requested_are_an_error(fake_hub: FakeHub, tmp_path: Path) -> None:
@@ -134,7 +136,9 @@ def test_a_url_may_name_a_revision_as_in_the_hubs_own_library(fake_hub: FakeHub,
         f"{fake_hub.server.url}/{name}@{text}/x/a@1"
     )
     assert (location.key, location.read_whole()) == (asdict(theirs)["path_in_repo"], revision.encode())
-    assert parse_location(str(location)).store.prefix == location.store.prefix, "a location's text names it"
+    assert parse_location(str(location)).store.prefix == location.store.prefix, (
+        "the location's text is enough to open it"
+    )
     assert at_server(fake_hub.server, f"{name}@{commit}/x/a@1").read_whole() == revision.encode()
     assert at_server(fake_hub.server, f"{name}/x/a@1").read_whole() == b"main"
 
@@ -153,7 +157,7 @@ def test_a_branch_that_moves_does_not_change_a_run(fake_hub: FakeHub, files: Pat
     assert ((copy / "a.tar").read_whole(), (copy / "shardio.json").read_whole()) == (CONTENT, b"shardio.json")
     assert "new" not in (copy / "ba").list()
     with closing((root / "a.tar").open()) as file:
-        client().close()  # The next run, or as if the storage process had been killed.
+        client().close()  # A new storage process starts, as in the next run or after a kill.
         assert_raises(ReplacedError, r"a\.tar was replaced while it was in use", file.read, 0, 10)
     assert (root / "a.tar").read_whole() == CONTENT[::-1]
     assert not (root / "shardio.json").exists()
@@ -166,7 +170,7 @@ def test_a_branch_that_moves_does_not_change_a_run(fake_hub: FakeHub, files: Pat
 @pytest.mark.parametrize("kind", ["is_private", "is_gated"])
 def test_those_who_have_the_right_read_what_is_not_public(fake_hub: FakeHub, files: Path, kind: str) -> None:
     name = uuid.uuid4().hex
-    fake_hub.commit(name, files, **{kind: True})  # type: ignore[arg-type]  # They are booleans.
+    fake_hub.commit(name, files, **{kind: True})  # type: ignore[arg-type]  # booleans
     assert (at_server(fake_hub.server, name, token=READER) / "a.tar").read_whole() == CONTENT
     for token in False, STRANGER, "hf_wrong":
         location = at_server(fake_hub.server, name, token=token) / "a.tar"
@@ -184,7 +188,7 @@ def test_the_token_and_the_endpoint_come_from_the_users_settings(
     (tmp_path / "token").write_text(f"{READER}\n")
     monkeypatch.setenv("HF_ENDPOINT", fake_hub.server.options["endpoint"])
     monkeypatch.setenv(*(("HF_TOKEN_PATH", str(tmp_path / "token")) if from_file else ("HF_TOKEN", READER)))
-    client().close()  # So that the storage process sees these variables.
+    client().close()  # The next storage process has these variables.
     assert parse_location(f"{fake_hub.server.url}/settings/a.tar").read_whole() == CONTENT
     client().close()
 
@@ -269,7 +273,7 @@ def test_a_failing_hub_is_an_error_and_damage_is_repaired(
     assert proxies[1].counts().num_faults == {"corrupt": 2}
 
 
-# The emulation of the Hub serves what huggingface_hub expects
+# The emulation of the Hub, as huggingface_hub uses it
 
 
 @pytest.mark.slow
@@ -360,8 +364,8 @@ def test_files_that_a_commit_leaves_unchanged_stay_in_the_cache(
     name = uuid.uuid4().hex
     fake_hub.commit(name, folder)
     url, expected = f"{fake_hub.server.url}/{name}", list(read(folder / "train", fake_hub))
-    _, proxy = proxies  # It counts what is fetched.
-    # All fields: reading ahead also fetches the bytes between two labels, if it is ahead at all.
+    _, proxy = proxies  # The proxy counts the bytes that are fetched.
+    # Fetch all fields: otherwise, a later read ahead may also fetch the bytes between two labels.
     list(ShardDataset(f"{url}/train", storage_options=fake_hub.server.options, cache=tmp_path / "cache"))
     assert proxy.counts().num_bytes
     proxy.reset()
@@ -378,7 +382,7 @@ def test_commands_read_repositories_but_do_not_write(
 ) -> None:
     fake_hub.commit("commands", folder)
     monkeypatch.setenv("HF_ENDPOINT", fake_hub.server.options["endpoint"])
-    client().close()  # So that the storage process sees this variable.
+    client().close()  # The next storage process has this variable.
     url = f"{fake_hub.server.url}/commands/train"
     rows, expected_rows = (json.loads(run("info", source, "--json").stdout) for source in (url, folder / "train"))
     assert rows.keys() == expected_rows.keys()

@@ -73,7 +73,7 @@ def test_samples_labels_and_identity_are_those_of_the_local_folder(remote: Any, 
     assert [(path.removeprefix(url), label) for path, label in ours.samples] == [
         (path.removeprefix(str(local)), label) for path, label in theirs.samples
     ]
-    assert not read_gets(proxy)  # The listing says all that is needed.
+    assert not read_gets(proxy)  # The listing suffices.
     copy = pickle.loads(pickle.dumps(ours))
     assert torch.equal(copy[3][0], theirs[3][0])
     with pytest.raises(FileNotFoundError, match=f"{url}/class-0/ü b has no class folders"):
@@ -132,7 +132,7 @@ def test_a_second_run_reads_the_cache_and_the_kept_listing(remote: Any, proxy: F
     read_all(ImageFolder(url, **options, listing=listing))
     assert not proxy.requests()
     assert [path.name for path in listing.parent.iterdir()] == ["listing.json"]
-    for path in (tmp_path / "cache").glob("*.copy"):  # As a power failure may leave it.
+    for path in (tmp_path / "cache").glob("*.copy"):  # A power failure may leave such a copy.
         content = bytearray(path.read_bytes())
         content[100] ^= 1
         path.write_bytes(content)
@@ -199,7 +199,7 @@ def test_images_that_are_not_listed_are_read_all_the_same(changing: Any, proxy: 
     image, label = data[-1]
     assert label == 1
     np.testing.assert_array_equal(image.permute(1, 2, 0), np.asarray(Image.open(io.BytesIO(content))))
-    proxy.set(Script(faults={"status_503": 1.0}))  # This is not a damaged image.
+    proxy.set(Script(faults={"status_503": 1.0}))  # These errors do not mean that the image is damaged.
     assert_raises(StoreError, "after 2 attempts", lambda: data[0])
 
 
@@ -211,7 +211,7 @@ def test_no_fault_changes_an_image(remote: Any, local: Path, proxy: FaultProxy) 
     expected = [theirs[index][0] for index in range(NUM_IMAGES)]
     data = ImageFolder(url, **options)
     rate = 0.4 / len(KINDS)
-    # Images are requested as a whole, without the condition that a server can say is not met.
+    # Requests for whole images have no condition, so a server cannot answer that the object has changed.
     proxy.set(Script(seed=3, faults=dict.fromkeys([each for each in KINDS if each != "changed_object"], rate)))
     found = [image for images, _ in DataLoader(data, batch_size=8, num_workers=2) for image in images]
     assert all(map(torch.equal, found, expected))
@@ -219,7 +219,7 @@ def test_no_fault_changes_an_image(remote: Any, local: Path, proxy: FaultProxy) 
     assert sum(proxy.counts().num_faults.values()) > 5
 
 
-# Shards: a rank's share of an epoch is fetched once, in few requests, and nothing else is
+# Shards, of which a rank fetches only its share of an epoch, once and in few requests
 
 NUM_SAMPLES, NUM_SHARDS = 600, 12
 
@@ -268,7 +268,7 @@ def test_a_rank_fetches_its_share_once(
     num_bytes = sum(len(content) for _, contents in expected for content in contents)
     gets = [each for each in proxy.requests() if each.method == "GET" and each.path.endswith(".tar")]
     assert sum(each.num_bytes for each in gets) <= 1.05 * num_bytes
-    if world_size == 1:  # A sample at a time would take 600 requests, and more.
+    if world_size == 1:  # Single samples would need at least 600 requests.
         assert len(gets) < 300
 
 

@@ -1,4 +1,4 @@
-"""All processes of a run share a storage process. It is replaced if it dies or hangs, and ends after the last one."""
+"""All processes of a run share a storage process, which is replaced if it dies or hangs, and ends after them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from tests.storage.conftest import at_server, in_memory, put, storage_process_id
 CONTENT = os.urandom(3_000_000)
 STARTS = range(0, 2_000_000, 50_000)
 PARTS = [CONTENT[start : start + 1_000_000] for start in STARTS]
-WITHIN_S = 120.0  # How long a test waits for what must end.
+WITHIN_S = 120.0  # The time after which a wait for an end fails.
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_workers_of_torch_read_what_their_parent_has_read(root: Location, contex
     assert locations[0].read_whole() == b"0"
     folder = client().folder
     settings: Any = {"batch_size": None, "num_workers": 2, "multiprocessing_context": context, "collate_fn": bytes}
-    loader: DataLoader[bytes] = DataLoader(Locations(locations), **settings)  # type: ignore[arg-type]  # It suffices.
+    loader: DataLoader[bytes] = DataLoader(Locations(locations), **settings)  # type: ignore[arg-type]  # a list of locations
     assert list(loader) == [location.read_whole() for location in locations] == [b"%d" % i for i in range(8)]
     assert client().folder == folder
 
@@ -91,7 +91,7 @@ def test_a_pickled_location_leads_to_the_same_storage_process_or_a_new_one(root:
     location = put(in_memory(), b"in the memory of the storage process")
     assert run(program, pickle.dumps(location).hex()).startswith("in the memory of the storage process\n")
     location = put(root / "a", b"content")
-    client().close()  # So that the other process starts one of its own, and has ended when its location is read here.
+    client().close()  # The other process starts its own storage process, and ends before its location is read here.
     copy: Location = pickle.loads(bytes.fromhex(run(program, pickle.dumps(location).hex()).splitlines()[1]))
     assert copy.read_whole() == b"content"
 
@@ -111,7 +111,7 @@ def test_a_storage_process_that_was_killed_is_replaced(root: Location) -> None:
     assert folder is not None
     os.kill(storage_process_id(), signal.SIGKILL)
     client().close()
-    assert not folder.exists(), "it is removed at the end"
+    assert not folder.exists(), "the folder is removed at the end"
 
 
 def refuse_to_start(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[object]]:
@@ -138,7 +138,7 @@ def test_a_private_cache_outlives_a_storage_process_that_cannot_be_replaced() ->
         refuse_to_start(patch)
         assert_raises(BlockingIOError, None, location.stat)
     assert sorted((folder / "cache").iterdir()) == cached
-    assert not location.exists(), "the next one starts, and has an empty memory"
+    assert not location.exists(), "the next storage process starts with an empty memory"
     assert client().folder == folder
 
 
@@ -149,11 +149,11 @@ def test_a_storage_process_that_cannot_start_leaves_no_folder(monkeypatch: pytes
     arguments = refuse_to_start(monkeypatch)
     assert_raises(BlockingIOError, None, lambda: Client().ask(request("stat")))
     assert not list(tmp_path.iterdir())
-    assert arguments[0][-1] == 1000, "it is told how many ranks start"
+    assert arguments[0][-1] == 1000, "the storage process receives the number of ranks"
 
 
 def test_the_path_of_temporary_folders_may_exceed_a_sockets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    long = tmp_path / ("ü" * 60)  # 120 bytes. A socket's path has at most 107.
+    long = tmp_path / ("ü" * 60)  # This has 120 bytes, and a socket's path has at most 107.
     long.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(long))
     one, other = Client(), Client()
@@ -189,7 +189,7 @@ def test_stores_that_are_not_used_any_more_cost_neither_connections_nor_threads(
         most = {what: count(what) for what in ("fd", "task")}
         for retries in range(MAX_STORES, 4 * MAX_STORES):
             read_with(retries)
-        wait_until(lambda: all(count(what) <= most[what] + 4 for what in most), "those being closed are closed")
+        wait_until(lambda: all(count(what) <= most[what] + 4 for what in most), "the stores are closed")
 
 
 # Start with many ranks
@@ -200,7 +200,7 @@ def test_the_first_requests_of_many_ranks_are_spread(monkeypatch: pytest.MonkeyP
     assert bounds == sorted(bounds)
     assert bounds[:15] == [0.0] * 15, "few ranks do not wait"
     assert 0 < bounds[15] <= bounds[-1] == MAX_START_DELAY_S
-    for world_size, num_waits in ((1000, 1), (8, 0)):  # Only the first request to a store waits.
+    for world_size, num_waits in ((1000, 1), (8, 0)):  # Only a rank's first request to a store waits.
         waits = list[float]()
         monkeypatch.setattr("time.sleep", waits.append)
         with socket.socket() as unused:
@@ -280,16 +280,16 @@ def test_a_storage_process_that_is_suspended_is_replaced(root: Location, monkeyp
     child = context.Process(target=send_content, args=(location, other), daemon=True)
     child.start()
     with ThreadPoolExecutor(4) as pool:
-        # Some answers are on their way, some requests wait.
+        # Some responses are being sent, and some requests wait.
         reading = [pool.submit(file.read, start, start + 1_000_000) for start in STARTS]
         reading[0].result(WITHIN_S)
-        os.kill(process_id, signal.SIGSTOP)  # It is killed, because it does not answer.
+        os.kill(process_id, signal.SIGSTOP)  # The storage process is then killed, because it does not answer.
         end.send("go")
         assert [each.result(WITHIN_S) for each in reading] == PARTS
         assert end.poll(WITHIN_S)
         assert end.recv() == CONTENT
     child.join()
-    assert client().folder == folder, "a cache in it is kept"
+    assert client().folder == folder, "a cache in the folder is kept"
     assert read_process_id(folder) != process_id
     assert location.read_whole() == CONTENT
 
@@ -298,7 +298,7 @@ def test_a_storage_process_that_is_suspended_is_replaced(root: Location, monkeyp
 def test_long_answers_are_awaited(
     root: Location, behind: Server, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A storage process that works on a request for a long time is left alone, because it greets new connections."""
+    """A storage process with a slow request still answers new connections, so it is not killed."""
     monkeypatch.setattr(connection_module, "SILENCE_S", 0.2)
     location = put(root / "a", CONTENT)
     proxy.set(Script(latency_s=2.0))
@@ -328,7 +328,7 @@ def test_all_processes_use_the_listing_that_was_kept_first(monkeypatch: pytest.M
 
     def list_late(folder: Location) -> listing_module.Listing:
         monkeypatch.setattr(listing_module, "list_files", list_files)
-        open_listing(folder, tmp_path / "listing.json")  # Another process, which continues without the lock.
+        open_listing(folder, tmp_path / "listing.json")  # Simulate another process, which continues without the lock.
         put(folder / "cat/2.jpg", b"2")
         return list_files(folder)
 

@@ -1,4 +1,4 @@
-"""All storage backends pass the conformance suite, and local files have descriptors, links, paths and pieces."""
+"""All storage backends pass the conformance suite. Other tests are about local files, their links and descriptors."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class TestHub(StoreTests):
 
 @pytest.mark.slow
 class TestServers(StoreTests):
-    keys = tuple(key.replace("\\", "") for key in StoreTests.keys)  # SeaweedFS and Azurite store it as a slash.
+    keys = tuple(key.replace("\\", "") for key in StoreTests.keys)  # SeaweedFS and Azurite convert backslashes.
     max_examples = 1
 
     @pytest.fixture(params=["seaweedfs_server", "fake_gcs_server", "azurite_server"])
@@ -132,7 +132,7 @@ def test_foreign_tars_are_indexed_in_any_store(
     root = parse_location(name, access)
     members = [(f"{key}.{field}", content) for key, fields in EXPECTED for field, content in fields.items()]
     write_tar(tmp_path / "x", members if is_adjacent else members[1::2] + members[::2])
-    for _ in range(2):  # The second time, the index is there.
+    for _ in range(2):  # In the second pass, the index exists.
         put(root / "a.tar", (tmp_path / "x").read_bytes())
         assert read_all(name, access) == read_all([f"{name}/a.tar"], access) == EXPECTED
     assert root.list() == ["a.tar", "a.tar.idx"]
@@ -175,7 +175,7 @@ def test_closing_or_forgetting_a_file_frees_its_descriptor(file: Location, tmp_p
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/null")], ids=["pipe", "device"])
 def test_what_is_not_a_regular_file_does_not_exist(tmp_path: Path, make: Callable[[Path], object]) -> None:
-    """Reading a pipe could block for ever."""
+    """Reading a pipe could block forever."""
     make(tmp_path / "other")
     location = parse_location(tmp_path / "other")
     before = count_open_files()
@@ -231,7 +231,7 @@ def test_a_walk_is_sorted_within_each_directory_and_follows_links(tmp_path: Path
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "empty").mkdir()
-    for name in "loop", "missing":  # They do not hide the rest of the directory.
+    for name in "loop", "missing":  # Broken links do not hide the other files.
         (tmp_path / name).symlink_to(name if name == "loop" else "nothing")
     (tmp_path / "c").symlink_to(tmp_path / "b")
     found = [str(path.relative_to(tmp_path)) for path in walk_files(tmp_path)]
@@ -269,7 +269,7 @@ def test_paths_are_those_of_their_working_directory(tmp_path: Path, monkeypatch:
     names: list[str | Path] = ["a", "./b//c/", "../d", Path("e")]
     expected = ["folder/a", "folder/b/c", "d", "folder/e"]
     assert [str(parse_location(name)) for name in names] == [f"{tmp_path}/{name}" for name in expected]
-    assert parse_location("run:/a").is_folder(), "it only looks like a URL"
+    assert parse_location("run:/a").is_folder(), "the path only looks like a URL"
 
 
 @pytest.mark.parametrize("name", ["", "a\0b"])

@@ -1,4 +1,4 @@
-"""Web servers differ. A dataset is read from all that send its bytes; from the others, the reason is given at once."""
+"""A dataset is read from every web server that sends its bytes. Other servers give an immediate error."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def answer_unless_head(self: WebFolder, path: str, answer: Any) -> None:
 
 
 KINDS: dict[str, type[WebFolder]] = {
-    # Like servers that compress when they can.
+    # Servers that compress when they can send weak ETags.
     "weak ETags": kind(describe=lambda self, content: [("ETag", f'W/"{hash(content):x}"'), MODIFIED]),
     "dates": kind(describe=lambda self, content: [MODIFIED]),
     "no versions": kind(describe=lambda self, content: []),
@@ -113,7 +113,7 @@ def test_a_dataset_is_read_like_the_local_one(root: Path, name: str) -> None:
 
 
 class PythonsOwn(SimpleHTTPRequestHandler, WebFolder):
-    """Like ``python -m http.server``, which ignores ranges and sends no ETags."""
+    """A server like ``python -m http.server``, which ignores ranges and sends no ETags."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments, directory=str(self.root))
@@ -127,7 +127,7 @@ class PythonsOwn(SimpleHTTPRequestHandler, WebFolder):
 
 
 class UnknownTotals(WebFolder):
-    """Sends parts, but not the size of the file with them."""
+    """A server that sends parts of a file without the file's size."""
 
     def answer_range(self, content: bytes, first: int, last: int) -> None:
         self.answer(206, content[first : last + 1], ("Content-Range", f"bytes {first}-{last}/*"))
@@ -160,7 +160,7 @@ def test_a_server_that_sends_no_parts_needs_a_cache_that_holds_a_shard(root: Pat
 def test_without_versions_a_cached_manifest_is_not_believed(tmp_path: Path, is_new_run: bool) -> None:
     one, two = (pack_images_that_end_with(last, tmp_path / name) for last, name in enumerate(("a", "b")))
     sizes = [{path.name: path.stat().st_size for path in folder.iterdir()} for folder in (one, two)]
-    assert sizes[0] == sizes[1], "nothing else tells them apart"
+    assert sizes[0] == sizes[1], "only the contents differ"
     served = tmp_path / "served"
     served.mkdir()
     with serve_folder(served, KINDS["no versions"]) as (url, _):
@@ -183,7 +183,7 @@ def pack_images_that_end_with(last: int, folder: Path) -> Path:
 
 
 class NoLength(WebFolder):
-    """Like servers that compress or generate answers."""
+    """A server that sends no lengths, like those that compress or generate answers."""
 
     def answer_file(self, content: bytes) -> None:
         self.answer_head(200, ("Connection", "close"))
@@ -192,7 +192,7 @@ class NoLength(WebFolder):
 
 
 class FillingCache(NoLength):
-    """Like a cache in front of a server, which knows the length of a file once it has fetched all of it."""
+    """A server that, like a cache, has a file's length only after it has fetched the whole file."""
 
     def answer_file(self, content: bytes) -> None:
         is_early = self.requests.count(self.requests[-1]) <= 3 and "Range" not in self.headers
@@ -231,7 +231,7 @@ CIRCLE = kind(answer_path=lambda self, path: self.answer(302, b"", ("Location", 
             StoreError,
             r"invalid date \(Last-Modified: yesterday\)\. Correct the server's settings",
         ),
-        # Like a network that requires a login.
+        # A network that requires a login answers like this.
         (kind(answer_path=lambda self, path: self.answer(200, LOGIN)), FormatError, r"it is a web page.*log in"),
         (answering(400), StoreError, r"the server answered 400 Bad Request\. Check the URL"),
         (answering(401), PermissionError, r"the server answered 401 Unauthorized\. shardio does not log in"),
@@ -248,7 +248,7 @@ def test_what_cannot_succeed_fails_at_once(
     with serve_folder(root, server) as (url, requests):
         assert_raises(error, message, read_all, f"{url}/packed")
         num_hops = 11 if server is CIRCLE else 5 if server is NoLength else 2
-        assert len(requests) <= 4 * num_hops, "nothing is repeated, except for sizes that may be known soon"
+        assert len(requests) <= 4 * num_hops, "only requests for a size that the server may know later are repeated"
 
 
 @pytest.mark.parametrize(
@@ -366,7 +366,7 @@ class Overloaded(WebFolder):
 
 @pytest.mark.parametrize("num_parts", [0, 2])
 def test_a_store_that_keeps_failing_is_not_asked_again_before_the_user_knows(root: Path, num_parts: int) -> None:
-    """Each attempt may wait for a long time, so the error comes after one request of each worker."""
+    """Each attempt may wait for a long time, so the error is raised after one request of each worker."""
     ranges = Counter[str]()
     server = type("Kind", (Overloaded,), {"num_parts": num_parts, "ranges": ranges})
     with serve_folder(root, server) as (url, _), pytest.raises(StoreError, match="after 2 attempts"):

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(platform.machine() not in TARGETS, reason="there
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A copy of what the script needs, without shared objects."""
+    """A copy of the files that the script needs, without shared objects."""
     for path in ("tools/build_kernel.py", "shardio/__init__.py"):
         (tmp_path / path).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / path, tmp_path / path)

@@ -1,4 +1,4 @@
-"""Campaigns pass if the laws hold, and name what breaks one."""
+"""Campaigns pass if the laws hold, and name a case that breaks one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.order.laws import Case, LawBrokenError
 from tests.processes import run_python, start_python
 from tools import transform_campaign
 
-# Not import statements: tools/ is not a package, and mypy knows its files by other names.
+# An import statement would make mypy find these files under two names, because tools/ is not a package.
 crop_campaign, order_campaign, tile_campaign, train_campaign = (
     import_module(f"tools.{name}_campaign") for name in ("crop", "order", "tile", "train")
 )
@@ -129,7 +129,7 @@ def test_a_failing_case_is_named_and_fails_again_when_run_alone(
 
 @pytest.fixture
 def fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Run a campaign that fails; return what it prints."""
+    """Return a function that runs a campaign, checks that it fails, and returns its output."""
 
     def run(exit_code: int = 1, **options: Any) -> str:
         with pytest.raises(typer.Exit) as exit_info:
@@ -197,7 +197,7 @@ def test_tiled_files_are_compared_with_jpegtrans(
 
 
 class Forked:
-    """A stand-in for Popen, whose process is forked: it does not import torch again."""
+    """A replacement for Popen that forks the process, so that it does not import torch again."""
 
     def __init__(self, command: list[str], cwd: Path, env: Mapping[str, str], **_: Any) -> None:
         self.command, self.errors = command, cwd / "errors"

@@ -1,4 +1,4 @@
-"""Fuzzing of images, tars and the kernel: what breaks a law, crashes or hangs is named and saved."""
+"""Fuzzing of images, tars and the kernel: inputs that break a law, crash or hang are named and saved."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.images.fuzz_laws import LawBrokenError
 from tests.processes import forkserver_context
 from tests.shards.hostile import HostileShard
 
-# Not an import statement: tools/ is not a package, and mypy knows its files by other names.
+# An import statement would make mypy find these files under two names, because tools/ is not a package.
 fuzz_images, fuzz_tars = import_module("tools.fuzz_images"), import_module("tools.fuzz_tars")
 ROOT = Path(__file__).parents[2]
 
@@ -92,7 +92,7 @@ def test_a_crash_or_a_hang_keeps_the_file(run: Any, said: str, monkeypatch: pyte
 
 
 def _break(seeds: range, reports: Any, current: Any, folder: Path) -> None:
-    """Break a law at 3, die at 5, and hang at 7."""
+    """Break a law at seed 3, die at seed 5, and hang at seed 7."""
     for seed in seeds:
         current.value = seed
         if seed == 5:

@@ -63,10 +63,10 @@ def test_a_stage_that_hangs_and_one_that_fails_do_not_stop_the_next(
     deadline = time.monotonic() + 60
     while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert not Path(f"/proc/{child}").exists(), "all that the stage started has ended"
+    assert not Path(f"/proc/{child}").exists(), "all processes of the stage have ended"
     assert (tmp_path / "works/one.json").read_text() == "[1, 2]"
     printed = capsys.readouterr().out
-    assert printed.index("child") < printed.index("===== fails"), "output is printed as it comes"
+    assert printed.index("child") < printed.index("===== fails"), "output is printed immediately"
     reason = printed[printed.index("\nfails: failed with exit code 1\n") :].partition("\nlacks")[0].splitlines()
     assert len(reason) == 12
     assert reason[-1] == "    LookupError: planted"
@@ -86,7 +86,7 @@ def test_limits_follow_the_shares_and_the_rest_of_the_budget(tmp_path: Path, mon
     assert found["second"]["limit_s"] < 1.7
     quick = [make_stage("first", "print(1)", 20), make_stage("second", "print(2)", 1)]
     found = run(quick, tmp_path / "early", budget_s=60)
-    assert found["second"]["limit_s"] > 20, "with the time that the first stage did not use"
+    assert found["second"]["limit_s"] > 20, "the limit includes time that the first stage did not use"
     found = run(stages, tmp_path / "late", budget_s=1.9)
     assert found["second"]["status"] == "not started: the budget was used up"
 

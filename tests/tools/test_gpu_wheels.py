@@ -1,4 +1,4 @@
-"""The wheels for a machine with a GPU are all that it lacks: its packages and they suffice to run the checks."""
+"""The wheels for a machine with a GPU include every missing package: with them, the checks can run there."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ sys.exit(pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", "-p", "p
 
 def read_installed(names: Sequence[str]) -> Iterable[str]:
     installed = {str(canonicalize_name(each.name)): each for each in importlib.metadata.distributions()}
-    # CUDA's packages are missing beside a build of torch for CPUs.
+    # CUDA's packages are not installed if torch is a build for CPUs.
     return [line for name in names if name in installed for line in installed[name].requires or ()]
 
 

@@ -1,4 +1,4 @@
-"""The page and metadata for a package index, and that no text confuses shardio with another project of its name."""
+"""The page and metadata for a package index, and texts that could confuse shardio with a project of the same name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TEXTS = [
 WRONG_INSTALL = re.compile(
     r"\b(?:install|add)\s+(?:-\S+\s+(?:\S+\.txt\s+)?)*['\"]?shardio(?![-\w./])|(?<![/\w])shardio\[[a-z]"
 )
-"""``install``, options, and the bare name or an extra of it. Paths such as /path/to/shardio[tile] are allowed."""
+"""A command that installs shardio by its name, or the name with an extra. Paths are allowed."""
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
@@ -75,7 +75,7 @@ def test_classifiers_name_the_supported_versions_and_systems() -> None:
     assert versions == {f"3.{minor}" for minor in range(10, 15)}
     assert project["requires-python"] == ">=3.10"
     assert {"Operating System :: POSIX :: Linux", "Operating System :: MacOS"} <= set(project["classifiers"])
-    # PEP 639: the license is an expression, and there must not be a license classifier as well.
+    # PEP 639: the license is an expression, so there must not be a license classifier.
     assert (project["license"], [line for line in project["classifiers"] if "License" in line]) == ("Apache-2.0", [])
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-# Not an import statement: tools/ is not a package, and mypy knows its files by other names.
+# An import statement would make mypy find this file under two names, because tools/ is not a package.
 make_images = import_module("tools.make_images")
 
 
@@ -28,7 +28,7 @@ def _write(folder: Path, **options: Any) -> list[bytes]:
 
 @pytest.fixture
 def _small_textures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut images from smaller noise, including in forks of this process: the usual noise takes each process 2 s."""
+    """Cut images from smaller noise, even in forks of this process, because the usual noise takes each process 2 s."""
     monkeypatch.setattr(
         make_images, "ProcessPoolExecutor", partial(ProcessPoolExecutor, mp_context=get_context("fork"))
     )
@@ -73,7 +73,7 @@ def test_files_are_as_large_as_those_of_photographs(tmp_path: Path) -> None:
 
 
 def test_the_color_of_a_class_is_visible(tmp_path: Path) -> None:
-    """The blobs shift the mean color: two distant classes differ by more than chance."""
+    """The blobs shift the mean color, so that two distant classes differ by more than chance."""
     means = []
     for class_id in range(2):
         contents = _write(tmp_path / str(class_id), class_id=class_id, num_images=60)

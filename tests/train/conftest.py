@@ -17,5 +17,5 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write no reports: drawing them takes longer than these runs."""
+    """Write no reports, because drawing them takes longer than these runs."""
     monkeypatch.setattr("shardio.train.callbacks.write_report", lambda directory, config: None)

@@ -1,7 +1,7 @@
 """Train one run after another, as the ranks of a test.
 
-Each rank writes the keys that it trained on, step by step, into ``keys-LAUNCH-RANK.jsonl`` in the run's directory, and
-its error, if there is one, into ``error-RANK.txt``.
+In the run's directory, each rank writes the keys of each of its steps into ``keys-LAUNCH-RANK.jsonl``, and its error,
+if there is one, into ``error-RANK.txt``.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ class Settings:
     config: dict[str, Any]
     batch_size: int = 2
     num_workers: int = 0
-    kill: tuple[int, int] | None = None  # (rank, step) at which a rank kills itself, as when a machine is lost.
+    kill: tuple[int, int] | None = None  # (rank, step) at which a rank kills itself, like a lost machine.
     fail: tuple[int, int] | None = None  # (rank, step) at which a rank raises an error.
     remainder: Any = "pad"
     nan: tuple[int, int] | None = None  # (rank, step) at which a rank's loss becomes NaN.
-    sizes: list[list[int]] | None = None  # Of batches of noise of each rank, which replace those of the dataset.
+    sizes: list[list[int]] | None = None  # Each rank's sizes of batches of noise, which replace the dataset.
     repeat: int = 1
-    is_plain: bool = False  # The model's outputs depend on each sample alone.
+    is_plain: bool = False  # The model's output for a sample does not depend on other samples.
     is_torchs: bool = False  # The order is that of torch's DistributedSampler.
-    is_refused: bool = False  # All ranks raise an error before they start, and the next run follows.
+    is_refused: bool = False  # All ranks raise an error at the start, and the next run follows.
 
 
 class Keys(Callback):
-    """Write down the keys that were trained on, and end the rank at its step."""
+    """A callback that writes the keys of each step, and ends the rank at the step of the settings."""
 
     def __init__(self, settings: Settings) -> None:
         self.rank = find_world().rank
@@ -64,7 +64,7 @@ class Keys(Callback):
         return nn.Sequential(Poison(self.settings.nan[1]), model)
 
     def on_batch(self, batch: Any) -> None:
-        self.num_steps += 1  # Each microbatch is a step here.
+        self.num_steps += 1  # Each microbatch counts as a step here.
         keys = list(batch[2]) if len(batch) > 2 else []
         line = {"rank": self.rank, "epoch": self.epoch, "step": self.num_steps, "keys": keys}
         with self.path.open("a") as file:
@@ -88,7 +88,7 @@ def make_model(*, is_plain: bool = False) -> nn.Module:
 
 
 def train_as(settings: Settings) -> None:
-    """Train and evaluate, and write the figures into ``end-RANK.json``."""
+    """Train and evaluate one run, and write its figures into ``end-RANK.json``."""
     fields = ("image", "label", "key")
     dataset = ShardDataset(
         settings.source, fields=fields, shuffle=True, remainder=settings.remainder, transform=RandomResizedCrop(16)
@@ -121,7 +121,7 @@ def sum_of(model: nn.Module) -> torch.Tensor:
 
 
 def train_as_rank(rank: int, runs: list[dict[str, Any]]) -> None:
-    """Train as the settings of each run say, on a rank of :func:`tests.processes.run_launched_ranks`."""
+    """Train all runs on a rank of :func:`tests.processes.run_launched_ranks`."""
     train_runs(runs)
 
 

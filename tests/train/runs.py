@@ -1,4 +1,4 @@
-"""Training runs for tests: their data and models, what stops them, and their figures."""
+"""Training runs for tests: data, models, callbacks that stop them, and figures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def make_batches(sizes: Sequence[int], *, num_classes: int = 3, side: int = 6, s
 
 
 def make_separable_batches(num_batches: int, batch_size: int = 20, seed: int = 0) -> list[Batch]:
-    """Return batches of three classes: noise in which red, green or blue is the brightest."""
+    """Return batches of noise in three classes, in which red, green or blue is brightest."""
     generator = torch.Generator().manual_seed(seed)
     batches = []
     for _ in range(num_batches):
@@ -55,13 +55,13 @@ def make_linear(num_classes: int = 3, side: int = 6, seed: int = 0) -> nn.Sequen
 
 
 def make_network(num_classes: int = 3, side: int = 6, seed: int = 0) -> nn.Sequential:
-    """Return a network with one hidden layer, whose outputs depend on each sample alone."""
+    """Return a network with one hidden layer, which handles each sample separately."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * side * side, 16), nn.Tanh(), nn.Linear(16, num_classes))
 
 
 class Poison(nn.Module):
-    """Turn inputs into NaN from this forward pass on; the first pass is pass 1."""
+    """A module that turns inputs into NaN from the forward pass ``first`` on, counted from 1."""
 
     def __init__(self, first: int) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ def weights_of(model: nn.Module) -> list[torch.Tensor]:
 BATCH_SIZE, EPOCHS = 4, 3
 
 STEPS_PER_EPOCH = 3
-"""21 samples make six batches, and two batches make a step."""
+"""The number of steps: 21 samples are six batches, and each step has two batches."""
 
 TIMES = ("train_s", "data_wait_s", "images_per_s", "step_s", "data_wait_share", "memory_allocated", "memory_reserved")
 
@@ -105,7 +105,7 @@ class StopAfter(Callback):
 
 
 def make_model() -> nn.Sequential:
-    """Return a network with other state than weights: BatchNorm statistics, and the random numbers of Dropout."""
+    """Return a network with state other than weights: BatchNorm statistics, and Dropout's random numbers."""
     torch.manual_seed(3)
     return nn.Sequential(
         nn.Conv2d(3, 4, 3, 2), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.3), nn.Flatten(), nn.Linear(4 * 7 * 7, 3)

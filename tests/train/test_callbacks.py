@@ -60,7 +60,7 @@ def test_a_gradient_penalty_keeps_gradients_small(precision: Any) -> None:
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch.compile causes it.
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="torch has no TorchScript on Python 3.14")
 def test_compiled_and_scripted_models_train_save_and_resume_like_any_other(tmp_path: Path, kind: str) -> None:
-    """Their checkpoints are those of the original model."""
+    """Their checkpoints equal those of the original model."""
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Conv2d(3, 4, 3, 2, bias=False), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 7 * 7, 3))
     batches, val_loader = make_batches([4] * 4, side=16), make_batches([5], side=16)
@@ -103,7 +103,7 @@ def test_a_compiled_model_is_compiled() -> None:
 
 
 def test_sizes_that_are_not_multiples_of_8_are_named_once() -> None:
-    """Not those that are given, such as 108 inputs and 3 classes."""
+    """Sizes of the data, such as 108 inputs and 3 classes, are not named, because they cannot be changed."""
     config = TrainConfig(epochs=2, precision="bf16", device="cpu")
     for hidden, batch_size in ((13, 6), (16, 8)):
         model = nn.Sequential(nn.Flatten(), nn.Linear(108, hidden), nn.ReLU(), nn.Linear(hidden, 3))
@@ -115,7 +115,7 @@ def test_sizes_that_are_not_multiples_of_8_are_named_once() -> None:
 
 
 class Averaged(Callback):
-    """The moving average of a model's weights, with other values of many types in its state."""
+    """A moving average of a model's weights, whose state also has values of many types."""
 
     def __init__(self) -> None:
         self.weights = dict[str, torch.Tensor]()

@@ -1,4 +1,4 @@
-"""Checkpoints are written whole, hold finite weights alone and execute nothing. One run at a time uses a directory."""
+"""Checkpoints are written whole, hold only finite weights and execute nothing. One run at a time uses a directory."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ LARGE = {"weight": torch.zeros(40_000)}
     [(500, LARGE, FULL), (200_000, LARGE, FULL), (10**6, lambda: None, r"pickle|local object")],
 )
 def test_a_failed_save_keeps_the_previous_checkpoint(tmp_path: Path, num_bytes: int, model: Any, error: str) -> None:
-    """No matter where the disk becomes full. torch would only say "unexpected pos"."""
+    """The disk may become full at any point. torch's own error would only say "unexpected pos"."""
     path = tmp_path / "last.pt"
     save_checkpoint(path, {"model": {}})
     with files_of_at_most(num_bytes), pytest.raises(Exception, match=error):
@@ -208,7 +208,7 @@ def test_a_state_without_one_of_its_parts_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("log_every", [1, 10])
 def test_the_error_of_a_nan_loss_names_step_keys_and_remedy(packed: Path, tmp_path: Path, log_every: int) -> None:
-    """In batch 9, which is the first half of step 5 (step 2 of epoch 1). The checkpoint before it is finite."""
+    """The loss is NaN in batch 9, which is the first half of step 5 (step 2 of epoch 1), after a finite checkpoint."""
     keys = list[list[str]]()
 
     class Keys(Callback):
@@ -237,7 +237,7 @@ def test_an_infinite_loss_stops_a_run_without_a_directory() -> None:
 
 @pytest.mark.parametrize("bad_step", [3, 5])
 def test_nan_weights_are_never_saved(packed: Path, tmp_path: Path, bad_step: int) -> None:
-    """Neither after step 4, where the last checkpoint is of step 2, nor at the end of an epoch."""
+    """NaN is not saved after step 4, when the last checkpoint is from step 2, or at the end of an epoch."""
 
     class BadGradient(Callback):
         def add_to_loss(self, loss: torch.Tensor, step: TrainStep) -> torch.Tensor:
@@ -253,7 +253,7 @@ def test_nan_weights_are_never_saved(packed: Path, tmp_path: Path, bad_step: int
 
 
 def _train_and_wait(packed: Path, directory: Path, reports: Connection) -> None:
-    """Report the workers in the second epoch, when there is a checkpoint, and wait."""
+    """Train. In the second epoch, when there is a checkpoint, report the workers and wait."""
 
     class Wait(Callback):
         num_epochs = 0
@@ -372,7 +372,7 @@ def test_a_run_without_last_pt_is_not_replaced_silently(packed: Path, tmp_path: 
 
 
 def test_a_best_checkpoint_of_other_settings_is_not_replaced(packed: Path, tmp_path: Path) -> None:
-    """One of the first epoch and the same settings is: a run that is killed before its first last.pt leaves it."""
+    """With the same settings, best.pt is replaced: a run that is killed before its first last.pt leaves one."""
     train(make_model(), make_loader(packed), make_config(tmp_path, epochs=1))
     (tmp_path / "last.pt").unlink()
     with pytest.raises(StateError, match=r"contains the best\.pt of an earlier run"):

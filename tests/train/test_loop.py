@@ -1,4 +1,4 @@
-"""The loop: what it computes, what callbacks see of it, mixed and smoothed labels, and exact evaluation."""
+"""The loop: its computations, its calls of callbacks, mixed and smoothed labels, and exact evaluation."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_accumulated_microbatches_train_as_one_big_batch(num_micro: int, accumul
 
 
 def test_sgd_is_the_published_rule() -> None:
-    """v = 0.9 v + gradient + decay w; w = w - lr v, at the rates of torch's OneCycleLR."""
+    """The rule is v = 0.9 v + gradient + decay w and w = w - lr v, with torch's OneCycleLR."""
     batches, epochs, lr, decay = make_batches([4] * 5), 2, 0.05, 0.01
     model = make_network()
     by_hand = copy.deepcopy(model)
@@ -141,7 +141,7 @@ def test_a_line_of_the_log_has_the_mean_of_its_samples() -> None:
 
 
 class Calls(Callback):
-    """Notes each call with what tells it from others."""
+    """A callback that records each call with a value that identifies it."""
 
     def __init__(self) -> None:
         self.made: list[tuple[str, Any]] = []
@@ -311,7 +311,7 @@ def test_mixing_needs_the_number_of_classes_that_the_model_has() -> None:
         train(make_linear(num_classes=5), make_batches([8]), TrainConfig(**OPTIONS, mixup=0.2, num_classes=3))
 
 
-# Evaluation: exact over several ranks, or a warning says that samples count twice.
+# Evaluation over several ranks, which is exact or warns that samples count twice
 
 RANK = World(rank=0, world_size=2)
 REPEATS = (
@@ -333,7 +333,7 @@ def test_each_sample_counts_once_and_repeated_ones_do_not() -> None:
 
 @pytest.mark.parametrize("mode", [True, False])
 def test_evaluation_does_not_change_the_model(mode: bool) -> None:
-    """Neither its weights and BatchNorm statistics, nor its mode. So a second evaluation gives the same score."""
+    """Weights, BatchNorm statistics and mode stay the same, so a second evaluation gives the same score."""
     model, batches = small_resnet(3, 16, width=8).train(mode), make_batches([6, 5], side=16)
     before = weights_of(model)
     first, second = evaluate(model, batches, make_config()), evaluate(model, batches, make_config())

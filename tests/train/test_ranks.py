@@ -1,7 +1,7 @@
 """Training on several ranks.
 
-Starting ranks takes longer than these runs. So each launch trains several runs, and the tests look at what they left.
-The ranks of one launch are those of torchrun's agent.
+Starting ranks takes longer than these runs. So each launch trains several runs, and the tests check the files that the
+runs leave. torchrun's agent starts the ranks of one of the launches.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ PLAIN: dict[str, Any] = {
     "remainder": "drop",
     "is_plain": True,
 }
-"""A run with full steps alone, and a model whose outputs depend on each sample alone, without random numbers."""
+"""Settings of a run that has only full steps and no random numbers. The model handles each sample separately."""
 
 RESUMABLE: dict[str, Any] = {"schedule": "constant", "checkpoint_every": None}
 UNEQUAL: dict[str, Any] = {"accumulate": 2, "checkpoint_every": None}
@@ -73,9 +73,9 @@ def _run(packed: Path, directory: Path, **options: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def killed(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Launch:
-    """Three ranks: a whole run, then one of which a rank is killed in the second epoch, between two checkpoints.
+    """Launch three ranks for a whole run and a run in which a rank is killed between checkpoints of the second epoch.
 
-    With two ranks, the sum of gradients would not depend on the order; and 21 samples make unequal batches for three.
+    With three ranks, the sum of gradients depends on the order, and 21 samples give unequal batches.
     """
     root = tmp_path_factory.mktemp("killed")
     launch = _launch(3, root, [_run(packed, root / "whole"), _run(packed, root / "killed", num_workers=1, kill=(1, 7))])
@@ -90,7 +90,7 @@ def resumed(packed: Path, killed: Launch) -> Launch:
 
 @pytest.fixture(scope="module")
 def by_torchrun(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Launch:
-    """Two ranks that torchrun starts: a run that is trained twice, and a run of which one rank fails."""
+    """Launch two ranks with torchrun for a run that is trained twice and a run in which one rank fails."""
     root = tmp_path_factory.mktemp("torchrun")
     runs = [
         _run(packed, root / "again", config={"epochs": 1, "resume": False}, repeat=2),
@@ -101,7 +101,7 @@ def by_torchrun(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Launc
 
 @pytest.fixture(scope="module")
 def two_ranks(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Launch:
-    """Two ranks: many runs, the last of which ends in an error."""
+    """Launch two ranks for many runs, the last of which ends with an error."""
     root = tmp_path_factory.mktemp("two-ranks")
     train_as(Settings(**_run(packed, root / "plain-alone", **PLAIN, batch_size=4)))
     stopped = _run(packed, root / "from_one_rank", fail=(0, 4), config={"checkpoint_every": 1})
@@ -136,7 +136,7 @@ def _weights(directory: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.slow
 def test_ranks_validate_exactly(packed: Path, killed: Launch) -> None:
-    """As one process does, by shardio and by torch alone, although ranks repeat samples to have equally many."""
+    """Scores equal those of one process, with shardio or only torch, although ranks repeat samples as padding."""
     directory = killed.directory / "whole"
     result = load_checkpoint(directory / "last.pt")["results"][-1]
     model = make_model()
@@ -158,7 +158,7 @@ def test_ranks_validate_exactly(packed: Path, killed: Launch) -> None:
 def test_ranks_resume_after_a_kill_to_the_last_bit(killed: Launch, resumed: Launch) -> None:
     assert "signal SIGKILL" in killed.failure
     assert not resumed.failure
-    state = load_checkpoint(killed.directory / "on_one_rank" / "last.pt")  # A copy from before it was resumed.
+    state = load_checkpoint(killed.directory / "on_one_rank" / "last.pt")  # This is a copy from before the resumption.
     assert state["step"]["num_taken"] == 6
     assert state["is_within_epoch"]
     run, whole = resumed.directory / "killed", resumed.directory / "whole"
@@ -173,7 +173,7 @@ def test_ranks_resume_after_a_kill_to_the_last_bit(killed: Launch, resumed: Laun
 def test_another_number_of_ranks_resumes_a_run_and_sees_each_sample_once(
     packed: Path, killed: Launch, two_ranks: Launch, before: int, num_steps: int, after: int
 ) -> None:
-    """Padding repeats the first of the remaining samples, and no more than needed for equal ranks."""
+    """Padding repeats the first of the remaining samples, but only as many as ranks of equal size need."""
     directory = killed.directory / "on_one_rank" if after == 1 else two_ranks.directory / "from_one_rank"
     if after == 1:
         train_as(Settings(**_run(packed, directory, launch=1)))
@@ -196,7 +196,10 @@ def test_one_rank_resumes_a_run_of_two_in_torchs_order_after_an_epoch(packed: Pa
     assert find_shared_state([one, {**other, "_sampler_epoch": 7}]) is None
     settings = Settings(**_run(packed, directory, launch=1, is_torchs=True, config=RESUMABLE))
     message = r"from a run with a world size of 2, and cannot be resumed with 1: it was saved within an epoch"
-    for ranks in (state["ranks"], [state["ranks"][0]] * 2):  # Equal states do not say that the rest is the same.
+    for ranks in (
+        state["ranks"],
+        [state["ranks"][0]] * 2,
+    ):  # Even with equal states, the ranks may have different samples left.
         save_checkpoint(directory / "last.pt", {**state, "is_within_epoch": True, "ranks": ranks})
         with pytest.raises(StateError, match=message):
             train_as(settings)
@@ -204,7 +207,10 @@ def test_one_rank_resumes_a_run_of_two_in_torchs_order_after_an_epoch(packed: Pa
     train_as(settings)
     dataset = ShardMapDataset(packed, fields="key")
     sampler: Any = DistributedSampler(dataset, 1, 0)
-    orders: list[Callable[[Any], list[str]]] = [sorted, list]  # Two ranks made the first epoch, in their own order.
+    orders: list[Callable[[Any], list[str]]] = [
+        sorted,
+        list,
+    ]  # Two ranks trained the first epoch, in a different order.
     for epoch, order in enumerate(orders):
         sampler.set_epoch(epoch)
         keys = [key for line in _read_keys(directory, epoch) if line["epoch"] == epoch for key in line["keys"]]
@@ -239,7 +245,7 @@ def test_a_rank_that_fails_ends_the_job_with_its_own_error(by_torchrun: Launch) 
 def test_a_rank_that_lost_another_one_reports_that_in_a_later_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, *, waits: bool
 ) -> None:
-    """torchrun names the first failure by whole seconds. Of equal ones, it takes the lowest rank's."""
+    """torchrun names the first failure, in whole seconds. Within a second, the lowest rank counts as first."""
     for name, value in {"WORLD_SIZE": "2", "RANK": "0", "TORCHELASTIC_ERROR_FILE": str(tmp_path / "error")}.items():
         monkeypatch.setenv(name, value)
     clock = [100.9]
@@ -261,7 +267,7 @@ def _assert_all_ranks_raise(directory: Path, message: str) -> None:
 
 @pytest.mark.slow
 def test_ranks_with_unequal_numbers_of_batches_are_refused_before_they_wait_for_each_other(two_ranks: Launch) -> None:
-    """21 samples, which remainder='keep' does not pad, are 11 batches of one sample and 10."""
+    """With remainder='keep', the ranks have 11 and 10 of the 21 samples, in batches of one sample."""
     message = "ValueError: all ranks must have the same number of batches, got [11, 10]"
     _assert_all_ranks_raise(two_ranks.directory / "unequal", message)
 
@@ -276,7 +282,7 @@ def test_all_ranks_say_which_process_uses_their_directory(two_ranks: Launch) -> 
 
 @pytest.mark.slow
 def test_ranks_can_train_again_and_evaluate(by_torchrun: Launch) -> None:
-    """They leave the group after each run and join again at different times; the score is that of all ranks."""
+    """Ranks leave the group after each run and rejoin at different times. The score is that of all ranks."""
     one, other = _read_ends(by_torchrun.directory / "again")
     assert one == other
     assert one["num_images"] == SAMPLES
@@ -290,7 +296,7 @@ def test_ranks_with_batches_of_different_sizes_keep_equal_weights(two_ranks: Lau
 
 @pytest.mark.slow
 def test_a_nan_loss_is_named_by_the_rank_that_has_it(two_ranks: Launch) -> None:
-    """Its gradients spoil the losses of the other rank a step later. All are read together, some steps later."""
+    """The NaN loss's gradients spoil the other rank's next loss. Both losses are read together, some steps later."""
     directory = two_ranks.directory / "nan"
     assert "NonFiniteLossError" in two_ranks.failure
     (keys,) = [line["keys"] for line in _read_keys(directory, 0) if line["step"] == 3 and line["rank"] == 1]

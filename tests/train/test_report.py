@@ -1,4 +1,4 @@
-"""The report of a run and the picture of its rates show what was logged, also after a kill."""
+"""A run's report and the picture of its learning rates show the log, even after a kill."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STEPS_PER_EPOCH = 5
 
 
 class Page(HTMLParser):
-    """The content of a page: texts by element, rows of the table, pictures. All elements must be closed."""
+    """The content of a page: texts by element, rows of the table, and pictures. All elements must be closed."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Page(HTMLParser):
 
 
 class Listener(Callback):
-    """Keep the records; end a run that is to be killed after a step."""
+    """A callback that keeps the records, and, if given a step, ends the run after it."""
 
     def __init__(self, dies_after: int | None = None) -> None:
         self.records: list[StepRecord] = []
@@ -202,7 +202,7 @@ def test_names_and_settings_are_escaped(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("no_report")
 def test_the_same_log_gives_the_same_report(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     run(make_config(tmp_path))
-    change_log(tmp_path, "val_loss", [float("nan"), float("inf"), 0.5])  # Those of validation do not stop a run.
+    change_log(tmp_path, "val_loss", [float("nan"), float("inf"), 0.5])  # NaN in validation does not stop a run.
     seen, before = list[dict[str, bytes]](), read_files(tmp_path)
     for _ in range(2):
         write_report(tmp_path)
@@ -248,7 +248,7 @@ def test_an_empty_log_gives_an_empty_report_and_no_log_gives_none(tmp_path: Path
 @pytest.mark.slow
 def test_a_resumed_run_is_reported_completely_and_a_new_run_removes_the_report(tmp_path: Path) -> None:
     run(make_config(tmp_path, epochs=2))
-    for _ in range(2):  # Nothing remains to be done the second time, and the report stays the same.
+    for _ in range(2):  # The second run has nothing left to train, and keeps the report.
         run(make_config(tmp_path, epochs=3))
         assert [row[0] for row in Page(tmp_path / "report.html").rows[1:]] == ["0", "1", "2"]
     run_until_killed(make_config(tmp_path, resume=False), 1)
@@ -263,7 +263,7 @@ def test_matplotlib_is_loaded_only_to_draw_and_without_pyplot(tmp_path: Path) ->
 
 
 def _load_matplotlib_only_to_draw(directory: Path) -> None:
-    for name in list(sys.modules):  # They are imported again here.
+    for name in list(sys.modules):  # The function imports these modules again.
         if name.partition(".")[0] in ("matplotlib", "mpl_toolkits", "shardio"):
             del sys.modules[name]
     module = importlib.import_module("shardio.train.callbacks")
@@ -289,7 +289,7 @@ def test_a_failed_picture_leaves_no_partial_file(tmp_path: Path, monkeypatch: py
     for draw in draws:
         with pytest.raises(OSError, match="no space left"):
             draw()
-    # The old picture would belong to another page.
+    # The old picture is removed, because it does not belong to the new page.
     assert read_files(tmp_path).keys() == before - {"report.png"}
 
 
@@ -311,7 +311,7 @@ def test_actual_rates_equal_planned_ones(tmp_path: Path, schedule: str) -> None:
 @pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize("killed_after", [5, 7])
 def test_a_resumed_run_also_draws_the_earlier_rates_each_once(tmp_path: Path, killed_after: int) -> None:
-    """It resumes from the last complete epoch; the log still contains later steps."""
+    """The run resumes from the last complete epoch, while the log contains later steps."""
     config = make_config(tmp_path)
     run_until_killed(config, killed_after)
     plot, listener = RatePlot(tmp_path / "lr.png", config, STEPS_PER_EPOCH), Listener()
@@ -319,7 +319,7 @@ def test_a_resumed_run_also_draws_the_earlier_rates_each_once(tmp_path: Path, ki
     assert listener.records[0].step == killed_after // STEPS_PER_EPOCH * STEPS_PER_EPOCH + 1
     assert plot.planned is not None
     np.testing.assert_allclose(plot.taken, plot.planned, rtol=1e-12)
-    # A new run in its place starts without them.
+    # A new run in the same directory does not draw the earlier rates.
     fresh = make_config(tmp_path, resume=False, epochs=1)
     plot = RatePlot(tmp_path / "lr.png", fresh, STEPS_PER_EPOCH)
     run(fresh, plot)

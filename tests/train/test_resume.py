@@ -42,7 +42,7 @@ MIXED = {"mixup": 0.4, "cutmix": 1.0, "random_erasing": 0.5, "label_smoothing": 
 
 
 class StopAtEpoch(Callback):
-    """Stop a run at the end of an epoch: before its checkpoint, or after it, when the next epoch begins."""
+    """A callback that stops a run before the checkpoint at the end of an epoch, or after it, when the next begins."""
 
     def __init__(self, epoch: int, *, is_saved: bool) -> None:
         self.epoch, self.is_saved, self.num_ended = epoch, is_saved, 0
@@ -58,7 +58,7 @@ class StopAtEpoch(Callback):
 
 
 def assert_resumes(make: Any, folder: Path, stops: Sequence[Callback], val_loader: Any = None, **options: Any) -> Any:
-    """Check that runs of a loader that ``make`` returns, stopped by each callback, equal a whole run. Return that."""
+    """Check that runs that each callback stops, and that resume, equal a whole run. Return the whole run's model."""
 
     def run(name: str, *callbacks: Callback) -> Any:
         config = make_config(folder / name, **options)
@@ -100,7 +100,7 @@ def test_stopped_anywhere_and_resumed_equals_uninterrupted(
 def test_torchs_loader_resumes_at_an_epoch(
     packed: Path, tmp_path: Path, num_workers: int, options: dict[str, Any]
 ) -> None:
-    """It has no state, but its order depends only on torch's random numbers, which are restored."""
+    """The loader has no state, but its order depends only on torch's random numbers, which are restored."""
     make = lambda: make_loader(packed, torchs=True, num_workers=num_workers)  # noqa: E731  # its arguments are long
     assert_resumes(make, tmp_path, [StopAfter(9)], **options)
 
@@ -110,7 +110,7 @@ KINDS: dict[str, Any] = {
     "shards": lambda packed: (ShardMapDataset(packed, transform=RandomResizedCrop(16)), None),
     "distributed": lambda _: (data := TensorDataset(*make_batches([21], side=16)[0]), DistributedSampler(data, 1, 0)),
 }
-"""Datasets and samplers of torch's order. Without a sampler, the order is drawn from torch's global generator."""
+"""Datasets and samplers in torch's order. Without a sampler, torch's global generator determines the order."""
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ KINDS: dict[str, Any] = {
     [("user's", 0), ("shards", 0), ("distributed", 0), pytest.param("user's", 1, marks=pytest.mark.slow)],
 )
 def test_torchs_order_resumes_from_any_checkpoint(packed: Path, tmp_path: Path, kind: str, num_workers: int) -> None:
-    """Six batches in steps of four: the last step of an epoch is short. Its checkpoint has no batch left."""
+    """With six batches in steps of four, an epoch's last step is short, and no batch is left after its checkpoint."""
 
     def make(loader: Any = shardio.DataLoader) -> Any:
         dataset, sampler = KINDS[kind](packed)
@@ -127,13 +127,13 @@ def test_torchs_order_resumes_from_any_checkpoint(packed: Path, tmp_path: Path, 
 
     stops = [StopAfter(5), StopAfter(11), StopAtEpoch(0, is_saved=False), StopAtEpoch(1, is_saved=True)]
     whole = assert_resumes(make, tmp_path, stops, checkpoint_every=1, accumulate=4)
-    if kind != "shards":  # torch's loader draws other crops.
+    if kind != "shards":  # Torch's loader draws different crops.
         train(model := make_model(), make(torch.utils.data.DataLoader), make_config(tmp_path / "torchs", accumulate=4))
         assert_same_weights(model, whole)
 
 
 class Asking(TensorDataset):
-    """A dataset whose state cannot be asked for: it has arguments, as in MosaicML's streaming."""
+    """A dataset whose state cannot be saved, because ``state_dict`` needs arguments, as in MosaicML's streaming."""
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
         raise AssertionError("these arguments are unknown")
@@ -267,7 +267,7 @@ def test_the_log_of_another_tool_is_refused_and_nothing_is_removed(tmp_path: Pat
                 train_logged(tmp_path, resume=resume)
             (tmp_path / LOCK).unlink()
             assert read_files(tmp_path) == before
-        (tmp_path / name).unlink()  # It is refused with one checkpoint and without any as well.
+        (tmp_path / name).unlink()  # The log is also refused with one checkpoint or none.
 
 
 def test_tensorboard_gets_the_same_figures(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The settings of a run: what they refuse, and the optimizers and schedules that they name."""
+"""The settings of a run: invalid values, optimizers and schedules."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ from tests.train.runs import make_batches, make_linear
     ],
 )
 def test_settings_out_of_bounds_are_refused(options: dict[str, Any], message: str) -> None:
-    """The message starts with the name of the setting: the command line replaces it with that of the option."""
+    """The message starts with the setting's name, which the command line replaces with the option's name."""
     with pytest.raises(ValueError, match=message) as error:
         TrainConfig(**options)
     assert str(error.value).split()[0] == next(iter(options))
@@ -119,7 +119,7 @@ def test_settings_and_data_become_pythons_types_which_a_checkpoint_can_be_read_w
     settings |= {"lr": np.float64(0.001), "mean": tuple(np.zeros(3))}
     config = TrainConfig(**settings, data=data)
     data["Python's"] = 8
-    assert config.data == expected, "they are copied"
+    assert config.data == expected, "the settings are copied"
     assert [type(value) for value in config.data.values()] == [type(value) for value in expected.values()]
     with pytest.raises(FrozenInstanceError):
         config.epochs = 3  # type: ignore[misc]  # what is tested
@@ -246,7 +246,7 @@ ORACLES: dict[str, tuple[Callable[[Any, float], Any], str, tuple[float, ...]]] =
 LOSSES = [3.0, 2.0, 2.0, 2.1, 2.2, 1.9, 2.0, 2.0, 2.0, 2.0, 2.0]
 
 
-@pytest.mark.filterwarnings("ignore:The epoch parameter in:UserWarning")  # SequentialLR of torch 2.6 passes it.
+@pytest.mark.filterwarnings("ignore:The epoch parameter in:UserWarning")  # torch 2.6's SequentialLR passes it.
 @pytest.mark.parametrize("name", ORACLES)
 def test_rates_equal_those_of_torchs_schedulers(name: str) -> None:
     make, setting, values = ORACLES[name]
@@ -268,7 +268,7 @@ def test_rates_equal_those_of_torchs_schedulers(name: str) -> None:
 
 @pytest.mark.parametrize("name", PLANNED)
 def test_the_plan_predicts_the_actual_rates_also_of_the_shortest_runs(name: str) -> None:
-    """No rate of a planned step is 0. Steps after the plan, which a longer epoch may have, are not an error."""
+    """No planned step has a rate of 0. Steps after the plan, such as those of a longer epoch, are not an error."""
     for epochs, steps_per_epoch in ((1, 1), (1, 2), (2, 1), (3, 1), (EPOCHS, STEPS_PER_EPOCH)):
         optimizer, config = make_sgd(), make_config(epochs=epochs, schedule=name)
         rates = take(optimizer, LrSchedule(optimizer, config, steps_per_epoch), epochs * steps_per_epoch + 2)
@@ -304,7 +304,7 @@ def test_stopped_and_resumed_equals_uninterrupted(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["onecycle", "cosine", "cyclic", "step"])
 def test_on_another_number_of_ranks_the_same_share_of_the_plan_remains(name: str) -> None:
-    """Half as many ranks have twice as many steps: step k of 78 becomes step 2 k of 156."""
+    """Half the ranks need twice the steps, so step k of 78 becomes step 2 k of 156."""
     config, num_before, optimizer = make_config(schedule=name), 31, make_sgd()
     schedule = LrSchedule(optimizer, config, STEPS_PER_EPOCH)
     take(optimizer, schedule, num_before)

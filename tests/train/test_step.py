@@ -1,4 +1,4 @@
-"""One step of training: accumulation, clipping, precisions, its state, seeds and memory, and its groups of batches."""
+"""One training step: accumulation, clipping, precisions, state, seeds, memory, and groups of batches."""
 
 from __future__ import annotations
 
@@ -164,7 +164,16 @@ def _draw() -> tuple[list[float], float, float]:
 
 def test_different_words_give_different_numbers_and_restored_states_repeat_them() -> None:
     drawn, device = set[str](), torch.device("cpu")
-    for words in [(1,), (2,), (1, 0), (1, 2), (2, 1), (12,), (0, 3), (3, 0)]:  # Some have equal sums or digits.
+    for words in [
+        (1,),
+        (2,),
+        (1, 0),
+        (1, 2),
+        (2, 1),
+        (12,),
+        (0, 3),
+        (3, 0),
+    ]:  # Some of these have equal sums or digits.
         seed_everything(*words)
         drawn.add(str(_draw()))
     assert len(drawn) >= 7  # SeedSequence treats (1,) and (1, 0) as equal.
@@ -188,7 +197,7 @@ def test_deterministic_algorithms_are_used_only_within_the_block() -> None:
 
 
 def test_precisions_that_the_user_set_by_torchs_newer_names_are_kept() -> None:
-    """torch refuses to mix them with its older names, for the rest of the process."""
+    """In the same process, torch refuses to mix these settings with those of the older names."""
     assert_passes_in_fresh_process(_keep_precisions_set_by_newer_names)
 
 
@@ -222,7 +231,7 @@ def _measure_a_large_tensor() -> None:
 
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # torchdata calls it in torch.
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # torchdata makes torch call set_vital.
     pytest.mark.filterwarnings("ignore:.* has no state_dict, so resuming reads"),
 ]
 
@@ -287,7 +296,7 @@ def describe(batches: Any) -> list[list[Any]]:
 
 
 def assert_groups_resume(make: Callable[[], Any], size: int) -> None:
-    """Check the state at the end of each group of an epoch. ``make`` returns a new loader, or a wrapper of one."""
+    """Check that the loader of ``make``, or its wrapper, resumes from the state at the end of each group."""
     loader, received, ends = make(), list[Any](), list[int]()
     states = list[Any]()
     for batch, ends_group in in_groups(loader, size):
@@ -300,7 +309,7 @@ def assert_groups_resume(make: Callable[[], Any], size: int) -> None:
         resumed = make()
         resumed.load_state_dict(state)
         if not isinstance(getattr(resumed, "loader", resumed), StatefulDataLoader):
-            resumed.set_epoch(0)  # Otherwise, shardio's order begins the next epoch after the last batch.
+            resumed.set_epoch(0)  # After the last batch, shardio's order would begin the next epoch.
         assert describe(resumed) == received[end:]
 
 
@@ -308,7 +317,7 @@ def assert_groups_resume(make: Callable[[], Any], size: int) -> None:
     ("kind", "wrap", "loader"),
     [
         *((kind, wrap, DataLoader) for kind in KINDS for wrap in WRAPS),
-        # It counts what it is asked for.
+        # The state of torchdata's loader counts the batches that were requested.
         *((kind, wrap, StatefulDataLoader) for kind in ("map", "iterable with a state") for wrap in list(WRAPS)[2:]),
     ],
 )

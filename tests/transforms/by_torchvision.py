@@ -1,4 +1,4 @@
-"""torchvision, the oracle of transforms: tests that import it are skipped where it is not installed."""
+"""torchvision, the oracle of transforms. If it is not installed, the tests that import it are skipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Noise, rng keys and sizes for tests of transforms, and measures of how numbers are distributed."""
+"""Noise, rng keys and sizes for tests of transforms, and a test of the distributions of numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NUM_DRAWS = 20_000
 
 
 def ks_limit(num_draws: int) -> float:
-    """Return what two samples of one distribution exceed once in 1,000 cases (Kolmogorov-Smirnov); seeds are fixed."""
+    """Return the Kolmogorov-Smirnov distance that one in 1,000 pairs of samples of one distribution exceeds."""
     return float(1.95 * (2 / num_draws) ** 0.5)
 
 
@@ -31,7 +31,7 @@ def repeat_size(height: int, width: int, times: int) -> NDArray[np.int64]:
 
 
 def ks_distance(a: ArrayLike, b: ArrayLike) -> float:
-    """Return the largest difference of the two cumulative distributions."""
+    """Return the largest difference between two cumulative distributions (Kolmogorov-Smirnov)."""
     a, b = np.asarray(a), np.asarray(b)
     values = np.unique(np.concatenate([a, b]))
     shares = [np.searchsorted(np.sort(sample), values, side="right") / len(sample) for sample in (a, b)]

@@ -1,4 +1,4 @@
-"""Boxes, points and masks follow their image as torchvision's do; what a Compose with fields accepts."""
+"""Boxes, points and masks move with their image as in torchvision, and a Compose with fields refuses wrong input."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_small_boxes_are_dropped_as_by_torchvision_with_what_belongs_to_them(set
     boxes, labels = make_boxes(60), np.arange(60)
     sample = {"boxes": by_torchvision(wrap(boxes, "xyxy")), "labels": torch.from_numpy(labels)}
     expected = v2.SanitizeBoundingBoxes(**settings)(sample)
-    parts = np.stack([labels, labels, np.zeros(60)], axis=1)[:, np.newaxis]  # One point for each box.
+    parts = np.stack([labels, labels, np.zeros(60)], axis=1)[:, np.newaxis]  # Each box has one point.
     moved = follow(
         {"labels": labels.tolist(), "boxes": boxes, "points": parts},
         plan,
@@ -123,7 +123,7 @@ def test_small_boxes_are_dropped_as_by_torchvision_with_what_belongs_to_them(set
 def test_all_boxes_are_kept_by_default_lists_become_32_bits_and_other_columns_of_points_stay() -> None:
     moved = follow({"boxes": make_boxes(60), "labels": list(range(60))}, GEOMETRIES["all"][0])
     assert (moved["boxes"].shape, moved["labels"].tolist()) == ((60, 4), list(range(60)))
-    assert (moved["boxes"][:, 2] == moved["boxes"][:, 0]).any(), "some are not visible"
+    assert (moved["boxes"][:, 2] == moved["boxes"][:, 0]).any(), "some boxes are not visible"
     lists = {"boxes": [[1, 2, 3, 4]], "points": [[[80, 7, 2], [3, 4, 0]]], "labels": [5]}
     moved = follow(lists, GEOMETRIES["mirror"][0])
     assert all(isinstance(value, tr.Ragged) for value in moved.values())
@@ -252,7 +252,7 @@ AFFINE = Image.Transform.AFFINE
 
 
 def make_plan(random: np.random.Generator, height: int, width: int) -> CropPlan:
-    """Return a plan of one image: a box, resized, and a window that may reach beyond it, perhaps mirrored."""
+    """Return a plan of one image: a box, resized and perhaps mirrored, and a window that may extend beyond it."""
     first = [np.sort(random.choice(side + 1, 2, replace=False)) for side in (height, width)]
     box = np.array([[first[0][0], first[1][0], np.ptp(first[0]), np.ptp(first[1])]])
     size = random.integers(1, 60, (1, 2)) if random.random() < 0.6 else box[:, 2:]
@@ -282,7 +282,7 @@ def move_by_pillow(mask: NDArray[Any], plan: CropPlan, fill: int) -> Image.Image
 
 
 def test_everything_in_a_plan_is_known_to_what_follows_it() -> None:
-    """A new attribute must also move masks, boxes and points: see _sides_of."""
+    """A new attribute must also move masks, boxes and points (see _sides_of)."""
     known = {"box", "size", "window", "flip", "upside_down", "operations"}
     assert {field.name for field in dataclasses.fields(CropPlan)} == {*known, "resampling"}
 
@@ -295,7 +295,7 @@ def test_other_operations_leave_pixels_where_they_are() -> None:
     is_far[20:35, 35:51] = False
     steps = make_steps(random)
     assert {code for code, _, _ in steps.values()} >= set(codes.MOVING)
-    del steps["erase"], steps["vertical flip"]  # One paints what all fields show; the other is part of the plan.
+    del steps["erase"], steps["vertical flip"]  # Erasing does not move pixels, and a vertical flip is part of the plan.
     for name, (code, numbers, _) in steps.items():
         edited = image.copy()
         edit_images([edited], make_operations(1, code, *numbers))
@@ -307,7 +307,7 @@ def test_other_operations_leave_pixels_where_they_are() -> None:
 
 @pytest.mark.parametrize("dtype", ["uint8", "int32", "float32", "uint16", "bool", "int64"])
 def test_masks_are_moved_and_turned_as_by_pillows_nearest(dtype: str) -> None:
-    """Pillow has no mode for some of these types. Their values fit in 32 bits, which it has."""
+    """Pillow has no mode for some of these types, but their values fit in its mode of 32 bits."""
     random = np.random.default_rng(0)
     for number in range(120):
         height, width = random.integers(1, 90, 2).tolist()
@@ -340,7 +340,9 @@ def test_what_the_result_does_not_show_has_no_area() -> None:
     assert move_boxes(boxes, step).tolist() == [[0, 0, 0, 0], [20, 0, 20, 20], [0, 0, 20, 20], [2, 20, 5, 20]]
     assert move_points(boxes[:, :2], step).tolist() == [[-10, -10], [25, -10], [-10, -10], [2, 20]]
     padded = PlanRow(CropPlan.whole(np.array([[10, 20]])).crop(np.array([[-5, -5, 20, 30]])), 0)
-    assert move_boxes(np.array([[-3.0, -3.0, 40.0, 40.0]]), padded).tolist() == [[5, 5, 25, 15]], "not into the black"
+    assert move_boxes(np.array([[-3.0, -3.0, 40.0, 40.0]]), padded).tolist() == [[5, 5, 25, 15]], (
+        "boxes do not extend into the padding"
+    )
     turned = PlanRow(edit_affinely(make_plan(np.random.default_rng(5), 40, 50), [1, 0.1, 0, 0, 1, 0]), 0)
     assert move_boxes(np.zeros((0, 4)), turned).shape == (0, 4)
     assert move_points(np.zeros((0, 2)), turned).shape == (0, 2)

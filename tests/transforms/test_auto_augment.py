@@ -1,4 +1,4 @@
-"""Automatic augmentation: torchvision's operations, magnitudes, mixtures and frequencies, and its pixels."""
+"""Automatic augmentation has torchvision's operations, magnitudes, mixtures, frequencies and pixels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEYS = make_rng_keys(14_000)
 def make_image(random: np.random.Generator) -> np.ndarray[Any, np.dtype[np.uint8]]:
     height, width = random.integers(1, 60, 2).tolist()
     if random.random() < 0.3:
-        width = height  # Pillow turns squares by 90 degrees in another way.
+        width = height  # Pillow rotates squares by 90 degrees with other code.
     return random.integers(0, 256, (height, width, 3), np.uint8)
 
 
@@ -58,7 +58,9 @@ def test_every_operation_and_strength_is_torchvisions(kind: str, options: dict[s
                 magnitude = 0.0 if magnitudes is None else sign * float(magnitudes[index])
                 operations = ours._make(np.array([[number]]), np.array([[index]]), np.array([[sign]]), sizes)
                 edit_images([pixels], operations)
-                if name == "Posterize" and magnitude == 0:  # Pillow refuses it; torchvision's tensors become black.
+                if (
+                    name == "Posterize" and magnitude == 0
+                ):  # Pillow refuses this, and torchvision's tensors become black.
                     assert not pixels.any()
                     continue
                 expected = theirs._apply_image_or_video_transform(
@@ -75,7 +77,7 @@ def test_numbers_are_those_of_torchs_linspace(ends: tuple[float, float]) -> None
 
 
 def record(transform: Any) -> tuple[Any, Any, Any]:
-    """Draw for 14,000 images; return the operations, strengths and signs that are made, [n, k] each."""
+    """Draw for 14,000 images. Return the drawn operations, magnitudes and signs, each [n, k]."""
     with mock.patch.object(transform, "_make", wraps=transform._make) as make:
         transform.draw(repeat_size(8, 8, len(KEYS)), KEYS)
     chosen, bins, signs, *_ = make.call_args.args

@@ -1,4 +1,4 @@
-"""Compose, MultiCrop and choices: steps run in order, draw on their own, and give the pixels of each step alone."""
+"""Compose, MultiCrop and choices: steps run in order, draw independently, and give the same pixels as single steps."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_an_image_that_an_earlier_transform_made_unusable_is_named_with_a_remedy
 
 
 class Separately(tr.ColorJitter):
-    """Applies a transform in Python, one image at a time."""
+    """A transform that applies another one in Python, to one image at a time."""
 
     def __init__(self, transform: Any) -> None:
         self.transform = transform
@@ -234,7 +234,7 @@ def render(transform: tr.MultiCrop, contents: list[bytes], rng_keys: Any) -> lis
 
 
 def expected_crops(images: list[Array], transform: tr.MultiCrop, rng_keys: Any) -> list[list[Array]]:
-    """Return the crops by transform, each computed on its own from decoded images."""
+    """Return each transform's crops, which plain code computes from decoded images."""
     keys = [derive_rng_key(rng_keys, np.array([i], np.uint64)) for i in range(len(transform.transforms))]
     steps: list[list[Any]] = [getattr(each, "transforms", [each]) for each in transform.transforms]
     return [naive.transform_all(own, images, key) for own, key in zip(steps, keys, strict=True)]

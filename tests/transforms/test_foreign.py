@@ -1,4 +1,4 @@
-"""Other libraries' transforms act on shardio's images as they do on their own, alone, in a Compose, and mixed."""
+"""Other libraries' transforms, alone, in a Compose or mixed, have the same effect in shardio as in their libraries."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def seeded(function: Callable[[], Any]) -> Any:
 
 
 def transformed(packed: Path, transform: Any, **options: Any) -> Any:
-    """Return an image of a dataset that knows the epoch, and leaves torch's generator to the transform."""
+    """Return an image of a dataset that has an epoch and does not seed torch's generator."""
     dataset = ShardMapDataset(packed, fields="image", transform=transform, seed_transforms=False, **options)
     dataset.set_epoch(0)
     return dataset[3]
@@ -171,7 +171,7 @@ def test_a_transform_that_does_not_act_on_images_is_an_error(packed: Path) -> No
                 next(iter(ShardDataset(packed, transform=whole)))
     with pytest.raises(TypeError, match="Grayscale is a class, not a transform"):
         ShardMapDataset(packed, transform=v2.Grayscale)[0]
-    mixed = v2.RandomApply([CenterCrop(20), v2.RandomInvert(1)], p=1)  # The first returns an array.
+    mixed = v2.RandomApply([CenterCrop(20), v2.RandomInvert(1)], p=1)  # The first step returns an array.
     with pytest.raises(TypeError, match="torchvision's RandomInvert, called by RandomApply"):
         ShardMapDataset(packed, transform=mixed)[0]
 
@@ -244,7 +244,7 @@ def test_persistent_workers_refuse_a_transform_that_is_set_later(packed: Path, i
     assert next(iter(loader))[0].shape == (2, 3, 32, 32)
     dataset.transform = second
     batches = iter(loader)
-    if is_ours:  # Its workers get the dataset again before each epoch.
+    if is_ours:  # shardio's workers receive the dataset before each epoch.
         assert next(batches)[0].shape == (2, 3, 20, 20)
         dataset.transform = first
     with pytest.raises(RuntimeError, match=r"dataset\.transform was set"):

@@ -63,7 +63,7 @@ def test_center_crop_is_torchvisions_pad_and_crop(height: int, width: int, rows:
 
 
 def draw_crop(height: int, width: int, scale: Bounds, ratio: Bounds, generator: random.Random) -> Box | None:
-    """Draw a box as torchvision does, or return None if none of ten tries fits."""
+    """Draw a box like torchvision, or return None if none of ten tries fits."""
     for _ in range(10):
         area = height * width * generator.uniform(*scale)
         aspect = math.exp(generator.uniform(math.log(ratio[0]), math.log(ratio[1])))
@@ -75,7 +75,7 @@ def draw_crop(height: int, width: int, scale: Bounds, ratio: Bounds, generator: 
 
 
 def central_crop(height: int, width: int, ratio: Bounds) -> Box:
-    """Return the fallback: at least one pixel, where torchvision fails at none."""
+    """Return torchvision's central crop, but with at least one pixel, because torchvision fails if there is none."""
     crop_height, crop_width = height, width
     if width / height < ratio[0]:
         crop_height = max(round(width / ratio[0]), 1)
@@ -115,7 +115,7 @@ NEARLY_SQUARE = [(100, 100), (120, 100), (100, 125)]
 
 @pytest.mark.parametrize("ratio", [(3 / 4, 4 / 3), (0.5, 2.0), (0.9, 1.1), (1.0, 1.0), (2.0, 3.0)])
 def test_if_no_box_fits_the_crop_is_torchvisions_central_one(ratio: Bounds) -> None:
-    """No box of these ratios and of the whole area fits, or only the image itself, if its ratio is allowed."""
+    """A box of the whole area does not fit, unless the image itself has an allowed ratio."""
     for size in [*LONG, *NEARLY_SQUARE]:
         boxes = RandomResizedCrop(8, scale=(1.0, 1.0), ratio=ratio).draw(repeat_size(*size, 40), make_rng_keys(40))
         np.testing.assert_array_equal(boxes, np.tile(central_crop(*size, ratio), (40, 1)))
@@ -157,7 +157,7 @@ def describe(boxes: NDArray[np.int64], case: str) -> dict[str, NDArray[np.float6
 
 @pytest.mark.parametrize("case", CASES)
 def test_crops_have_torchvisions_distribution(case: str) -> None:
-    """If area, aspect and corner were drawn from the same random words, they would correlate."""
+    """Area, aspect and corner would correlate if they were drawn from the same random words."""
     drawn, expected = (describe(boxes, case) for boxes in draw_both(case))
     for figure, values in drawn.items():
         references = expected[figure]

@@ -1,4 +1,4 @@
-"""Laws of every transform: its arguments, errors and chance, and the same images from all executors."""
+"""Laws of every transform: its arguments, errors and randomness, and the same images from all executors."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ EACH: list[Any] = eval(
     NAMES,
 )
 CERTAIN = (tr.CenterCrop, tr.CornerCrop, tr.Resize, tr.Pad, tr.ToDtype, tr.Normalize)
-"""They leave nothing to chance."""
+"""Transforms that are not random."""
 
 
 class Reddened(RandomPixelTransform):
-    """A transform of the user with an operation that the kernel does not have."""
+    """A user-defined transform with an operation that the kernel does not have."""
 
     code = define_operation("redden", lambda image, numbers: Image.merge("RGB", (image.split()[0],) * 3))
 
@@ -107,7 +107,7 @@ def test_images_of_other_libraries_are_refused() -> None:
 # Arguments.
 
 OTHER_DEFAULTS = {("RandomResizedCrop", "antialias"), ("Resize", "antialias"), ("ToDtype", "dtype")}
-"""Defaults that differ, as docs/transforms.md says of resizing. torchvision has no default for ToDtype's dtype."""
+"""Defaults that differ from torchvision's (docs/transforms.md describes antialias). Its ToDtype needs a dtype."""
 
 
 def parameters_of(transform: type) -> dict[str, Any]:
@@ -243,7 +243,7 @@ def test_bad_probabilities_sizes_scales_and_ratios_are_refused() -> None:
 
 def test_a_message_about_a_huge_argument_is_short() -> None:
     with pytest.raises(ValueError, match="size must be a positive integer") as caught:
-        tr.RandomResizedCrop(np.zeros((40, 60, 3)))  # type: ignore[arg-type]  # It is an image.
+        tr.RandomResizedCrop(np.zeros((40, 60, 3)))  # type: ignore[arg-type]  # an image
     assert len(str(caught.value)) < 140
 
 
@@ -280,7 +280,7 @@ def test_the_parts_of_a_combination_are_checked(kind: Any, given: Any, message: 
         kind(given)
 
 
-# Recipes, and every transform in a loader.
+# Recipes, and every transform in a loader
 
 
 @pytest.mark.parametrize("name", sorted(RECIPES))
@@ -327,11 +327,11 @@ LOADED = tr.MultiCrop([tr.Compose(ALL), tr.Compose([*ALL[:3], tr.Normalize(MEAN,
 
 
 def test_every_executor_gives_the_same_images(packed: Path) -> None:
-    """The calling process, shardio's processes, which are stopped and resumed, torch's workers, and torch's loader."""
+    """Compare the calling process, shardio's processes, which stop and resume, torch's workers, and torch's loader."""
 
     def start(kind: Any, transform: Any, num_workers: int) -> Any:
         dataset = ShardMapDataset(packed, transform=transform, fields=("image", "key"))
-        dataset.set_epoch(0)  # torch's loader does not tell it.
+        dataset.set_epoch(0)  # Torch's loader does not set the epoch.
         loader = kind(dataset, 4, sampler=EpochSampler(dataset), num_workers=num_workers)
         assert transform is not LOADED or not getattr(loader, "calls_dataset", False)
         return loader

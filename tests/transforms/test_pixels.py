@@ -1,4 +1,4 @@
-"""Colors, blurs, floating-point images, padding, warps and erasing: drawn as torchvision's, and its pixels."""
+"""Colors, blurs, floating-point images, padding, warps and erasing have torchvision's distributions and pixels."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def test_the_probability_is_kept(name: str) -> None:
 
 def test_blurs_are_torchvisions_with_uniform_deviations_that_are_the_same_in_both_directions() -> None:
     numbers = tr.GaussianBlur((23, 5), (0.1, 2.0)).draw(SIZES, KEYS)["numbers"][:, 0]
-    assert set(numbers[:, 0]) == {2}, "the radius down"
-    assert set(numbers[:, 2]) == {11}, "the radius across"
+    assert set(numbers[:, 0]) == {2}, "the vertical radius"
+    assert set(numbers[:, 2]) == {11}, "the horizontal radius"
     np.testing.assert_array_equal(numbers[:, 1], numbers[:, 3])
     assert_uniform(np.sqrt(-0.5 / np.log(numbers[:, 1])), 0.1, 2.0, THRESHOLD)
     for arguments in [(3,), ([3, 5],), (5, 1.5), ((7, 1), (0.5, 3.0))]:
@@ -190,7 +190,7 @@ def test_an_image_that_is_too_small_is_named_with_the_remedy(packed: Path) -> No
 
 
 def make_image(random: np.random.Generator) -> Pixels:
-    """Return noise of any size, which may have one row or column, or be a square."""
+    """Return noise of any size, which may be a square or have a single row or column."""
     height, width = random.integers(1, 60, 2).tolist()
     height, width = [(height, width), (1, width), (height, 1), (1, 1), (width, width)][random.integers(5)]
     return random.integers(0, 256, (height, width, 3), np.uint8)
@@ -203,7 +203,7 @@ def draw_corners(random: np.random.Generator, height: int, width: int) -> Any:
 
 
 Warp = tuple[Any, Callable[..., Image.Image]]
-"""A matrix, and torchvision's function of an image for the same parameters."""
+"""A matrix, and torchvision's function that warps an image with the same parameters."""
 
 
 def draw_center(random: np.random.Generator) -> Any:
@@ -235,7 +235,7 @@ def draw_perspective(random: np.random.Generator, height: int, width: int) -> Wa
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic"])
 @pytest.mark.parametrize(("seed", "draw"), [(0, draw_rotation), (1, draw_affine), (2, draw_perspective)])
 def test_warps_give_torchvisions_pixels(seed: int, draw: Callable[..., Warp], interpolation: str) -> None:
-    random = np.random.default_rng(seed)  # With others, torchvision rounds a few pixels differently.
+    random = np.random.default_rng(seed)  # With other seeds, torchvision rounds a few pixels differently.
     for number in range(150):
         pixels = make_image(random)
         if draw is draw_perspective and min(pixels.shape[:2]) < 2:
@@ -302,7 +302,7 @@ def test_the_parameters_of_affine_transforms_are_uniform(monkeypatch: pytest.Mon
     assert set(shift_y) == set(range(-4, 5))
     counts = np.unique(shift_x, return_counts=True)[1]
     assert counts[1:-1] == pytest.approx(NUM_DRAWS / 60, rel=0.3)
-    assert counts[[0, -1]] == pytest.approx(NUM_DRAWS / 120, rel=0.4), "half as many are rounded to the ends"
+    assert counts[[0, -1]] == pytest.approx(NUM_DRAWS / 120, rel=0.4), "half as many values are rounded to each end"
     drawn.clear()
     tr.RandomAffine(0, shear=5, center=(3, 4)).draw(SIZES, KEYS)
     columns = np.array(drawn).T
@@ -316,7 +316,7 @@ def test_corners_are_uniform_within_torchvisions_bounds(monkeypatch: pytest.Monk
         "shardio.transforms.warps.make_perspective_matrix", lambda height, width, corners: drawn.append(corners)
     )
     tr.RandomPerspective(0.6, p=1).draw(SIZES, KEYS)
-    first = np.array([[0, 0], [41, 0], [41, 27], [0, 27]])  # Up to 18 of 60 pixels and 12 of 40.
+    first = np.array([[0, 0], [41, 0], [41, 27], [0, 27]])  # Corners move by up to 18 of 60 pixels and 12 of 40.
     for corner in range(4):
         for axis, count in enumerate((19, 13)):
             values = np.array(drawn)[:, corner, axis] - first[corner, axis]

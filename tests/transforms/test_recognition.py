@@ -26,7 +26,7 @@ BICUBIC = v2.InterpolationMode.BICUBIC
 
 
 class Subclass(v2.RandomHorizontalFlip):  # type: ignore[misc]  # torchvision has no types.
-    """A subclass, which may do anything."""
+    """A subclass, whose behavior is unknown."""
 
 
 RECOGNIZED = """
@@ -137,7 +137,7 @@ def test_pixels_are_those_of_pillow(packed: Path) -> None:
     for resample, interpolation in ((Image.Resampling.BILINEAR, v2.InterpolationMode.BILINEAR), (3, BICUBIC)):
         made = pixels_of(packed, v2.Compose([v2.Resize((25, 31), interpolation), v2.PILToTensor()]))
         for image, original in zip(made, originals, strict=True):
-            # Across first, as all versions of Pillow before 13 resize.
+            # All versions of Pillow before 13 resize horizontally first.
             across = original.resize((31, original.height), resample)
             assert np.array_equal(image, np.asarray(across.resize((31, 25), resample)))
     evaluated = v2.Compose([v2.CenterCrop(70), v2.RandomHorizontalFlip(1.0)])
@@ -147,7 +147,7 @@ def test_pixels_are_those_of_pillow(packed: Path) -> None:
 
 @pytest.mark.parametrize("library", [v1, v2], ids=["v1", "v2"])
 def test_pixels_of_operations_are_torchvisions(packed: Path, library: Any) -> None:
-    """With settings that leave nothing to chance."""
+    # These settings are not random.
     originals = [Image.fromarray(image) for image in pixels_of(packed, None)]
     pipeline = library.Compose(
         [

@@ -1,4 +1,4 @@
-"""Overviews, pages as the standard library reads them, and duplicates: equal bytes, and near perceptual hashes."""
+"""Overviews, pages, which the standard library parses, and duplicates with equal bytes or similar perceptual hashes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Page(HTMLParser):
         return [attributes for found, attributes in self.elements if found == name]
 
     def addresses(self) -> set[str]:
-        """Return the schemes of everything that a browser would load."""
+        """Return the schemes of all addresses that a browser would load."""
         values = [attributes.get(name) for _, attributes in self.elements for name in ("src", "href", "srcset", "data")]
         return {value.partition(":")[0] for value in values if value}
 
@@ -186,7 +186,7 @@ def keys_of(report: DuplicateReport) -> list[list[str]]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Class folders with two copies of one image in one class, and three of another in two classes."""
+    """Class folders with two copies of one image in one class, and three copies of another image in two classes."""
     root = tmp_path / "folder"
     write_images(root, per_class=4)
     shutil.copy(root / "class-0" / "name-000.jpg", root / "class-0" / "name-100.jpg")

@@ -1,4 +1,4 @@
-"""Each kind of source passes the tests that a new one has to pass."""
+"""Each kind of source passes the conformance tests of sources."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.sources import write_images
 
 
 class OfImages(PackSourceTests):
-    """The same images in class folders, and as another kind of source."""
+    """Tests of one kind of source, which holds the images of class folders."""
 
     kind: ClassVar[PackSource]
     write: ClassVar[packs.Write]

@@ -24,7 +24,7 @@ IMAGES = [encode(seed, suffix="png" if seed % 4 == 3 else "jpg") for seed in ran
 
 
 def write(path: Path, entries: Mapping[str, bytes], *, subdir: bool = True) -> Path:
-    """Write entries in two transactions, as a long conversion does."""
+    """Write entries in two transactions, like a long conversion."""
     environment = lmdb.open(str(path), map_size=1 << 26, subdir=subdir)
     names = list(entries)
     for part in (names[::2], names[1::2]):
@@ -87,7 +87,7 @@ def test_numbered_pairs_of_text_recognition_are_images_with_texts(tmp_path: Path
 
 
 def test_pickles_are_refused_with_what_to_do(tmp_path: Path) -> None:
-    """As folder2lmdb writes them. Loading such a value would create a file."""
+    """folder2lmdb writes pickles. Loading this pickle would create a file."""
 
     class Touch:
         def __reduce__(self) -> Any:
@@ -159,7 +159,7 @@ def write_in_another_process(source: str) -> None:
         transaction.put(b"new.jpg", b"new")
 
 
-@pytest.mark.slow  # A file that is closed here may be opened in another process.
+@pytest.mark.slow  # The other process can only open the file while it is closed here.
 @pytest.mark.parametrize("when", ["planned", "packed"])
 def test_an_environment_that_changes_during_the_pack_is_refused(tmp_path: Path, when: str) -> None:
     source = write(tmp_path / "in", named_entries())

@@ -69,7 +69,7 @@ def write_simple_litdata(folder: Path, num: int = 12, *, compressed: bool = Fals
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A kind of dataset: how to write one, its second file, and the package that reads it."""
+    """A kind of dataset: a function that writes one, its second file, and the package that reads it."""
 
     write: Callable[..., Path]
     second: str
@@ -136,7 +136,7 @@ def make_common(seed: int) -> dict[str, Any]:
 
 
 def pop_common(found: dict[str, bytes], expected: dict[str, Any], seed: int) -> None:
-    """Compare the fields that both kinds have, and remove them."""
+    """Compare the fields that both kinds of dataset have, and remove them."""
     assert (found.pop("jpg"), found.pop("cls")) == (expected["image"], str(seed % 3).encode())
     assert found.pop("depth.png") == expected["depth"]
     assert found.pop("raw.webp" if seed % 2 else "raw.bin") == expected["raw"]
@@ -226,7 +226,7 @@ def test_files_that_a_loader_decompressed_are_read_in_place(kind: Kind, tmp_path
     if kind is MDS:
         for number in range(2):
             content = gzip.decompress((source / f"shard.0000{number}.mds.gz").read_bytes())
-            cut = content[: -number or None]  # Writing the second was cut short.
+            cut = content[: -number or None]  # The second file is incomplete.
             (source / f"shard.0000{number}.mds").write_bytes(cut)
         (source / "shard.00000.mds.gz").unlink()
     else:
@@ -352,7 +352,7 @@ def test_pickles_of_litdata_are_refused_or_not_loaded(tmp_path: Path) -> None:
     source = write_litdata(tmp_path / "in", [{"image": encode(1), "extra": {1, 2}}])
     assert_refused(r"the value 'extra' of each sample .* it is a pickle, which can run any code", source)
     assert not (tmp_path / "out").exists()
-    edit("config", data_format=["bytes", "file:pickle"])(source)  # LitData takes the serializer of the second part.
+    edit("config", data_format=["bytes", "file:pickle"])(source)  # The second part is the serializer's name.
     shardio.pack(source, tmp_path / "out", num_workers=1)
     assert set(read_packed(tmp_path / "out")["00000000"]) == {"jpg", "extra.pickle"}
 
@@ -390,7 +390,7 @@ def cut_compressed_litdata(source: Path) -> None:
 
 
 def change(name: str, position: int, xor: int) -> Callable[[Path], None]:
-    """Change a byte of a file; at -1, the least significant byte of the size of the first sample's image."""
+    """Change one byte of a file. Position -1 is the lowest byte of the size of the first sample's image."""
 
     def apply(source: Path) -> None:
         content = bytearray((source / name).read_bytes())
@@ -401,7 +401,7 @@ def change(name: str, position: int, xor: int) -> Callable[[Path], None]:
 
 
 def edit(*place: Any, **changes: Any) -> Callable[[Path], None]:
-    """Change values of the index; None removes one from a list's element."""
+    """Change values of the index. In an element of a list, None removes a value."""
 
     def apply(source: Path) -> None:
         index = json.loads((source / "index.json").read_text())

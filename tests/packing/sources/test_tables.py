@@ -1,4 +1,4 @@
-"""Tables in CSV, JSON Lines and Parquet files: of labels, which need no class folders, and of paths."""
+"""Tables of labels, for images without class folders, and tables of paths, in CSV, JSON Lines and Parquet files."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_of_two_kinds_that_recognize_a_file_the_first_is_chosen(
     with pytest.raises(PackError, match="does not exist"):
         shardio.pack(table, tmp_path / "out", source_kind="table")
     with pytest.raises(PackError, match="does not exist"):
-        shardio.pack(table, tmp_path / "out", image_column="image")  # It applies only to tables of paths.
+        shardio.pack(table, tmp_path / "out", image_column="image")  # This option applies only to tables of paths.
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_the_labels_are_part_of_what_a_pack_is(source: Path, tmp_path: Path) -> 
     assert labels_of(tmp_path / "other") == {"x/a": b"2", "x/b": b"2", "y/c": b"0", "y/z/d": b"0"}
 
 
-# How programs write integers. pandas turns them into floats if a column has had missing values.
+# Forms in which programs write integers. pandas turns integers into floats if a column has had missing values.
 FORMS: dict[str, tuple[str, Callable[[int], Any]]] = {
     "floats in CSV": ("t.csv", "{}.0".format),
     "spaces in CSV": ("t.csv", " {} ".format),
@@ -177,7 +177,7 @@ def test_numbers_that_may_be_names_of_other_classes_are_refused(source: Path, tm
 
 
 def test_values_of_csv_have_any_size(source: Path, tmp_path: Path) -> None:
-    """Python's own limit is 131,072 characters. It is the process's, and stays as it was."""
+    """Python's limit for the whole process is 131,072 characters, which packing does not change."""
     limit, caption = csv.field_size_limit(), "a" * 300_000
     rows = [{"file": "x/a.jpg", "caption": caption}, {"file": "y/c.jpg", "caption": "b"}]
     shardio.pack(write_table(source, rows, "t.csv"), tmp_path / "out")
@@ -299,7 +299,7 @@ def test_rows_are_packed_with_their_files(
     assert (manifest.num_samples, manifest.classes, manifest.fields) == (NUM, CLASSES, ("cls", "jpg", "json", "png"))
     assert max(path.stat().st_size for path in (tmp_path / "out").glob("*.tar")) <= 12_000
     found = read_packed(tmp_path / "out")
-    assert list(found) == [key_of(row) for row in reversed(range(NUM))]  # In the order of the table.
+    assert list(found) == [key_of(row) for row in reversed(range(NUM))]  # Samples have the table's order.
     for row, content in enumerate(IMAGES):
         score: Any = str(row / 2) if name == "t.csv" else row / 2
         sample = found[key_of(row)]
@@ -315,7 +315,7 @@ def test_absolute_paths_and_paths_outside_the_folder(folder: Path, tmp_path: Pat
     tables = write_files(tmp_path / "tables", {"inner.jpg": encode(0), "other.jpg": encode(0)})
     paths = [folder / path_of(0), f"../in/./{path_of(1)}", "inner.jpg", tables / "other.jpg"]
     manifest = shardio.pack(write_table(tables, [{"image": str(path)} for path in paths], "t.csv"), tmp_path / "out")
-    assert manifest.fields == ("jpg",)  # No labels, and no other columns.
+    assert manifest.fields == ("jpg",)  # The table has no labels and no other columns.
     found, where = read_packed(tmp_path / "out"), str(folder)[1:]
     assert set(found) == {f"{where}/{key_of(0)}", f"{where}/{key_of(1)}", "inner", "other"}
     assert found[f"{where}/{key_of(1)}"]["jpg"] == IMAGES[1]
@@ -417,7 +417,7 @@ def test_rows_of_several_splits_are_refused_and_a_split_selects_rows(folder: Pat
         if row["Subset"] == "test":
             row["label"] = "" if name == "t.csv" else None
             (folder / row["path"]).unlink()
-    rows[0]["label"] = "aardvark"  # In train alone: val's labels count it all the same.
+    rows[0]["label"] = "aardvark"  # Only train has this class, but val's labels also count it.
     source = write_table(folder, rows, name)
     assert_refused(r"column 'Subset' of .* to the splits test, train, val\..*--source-split all", source)
     for split in ("train", "val"):

@@ -1,4 +1,4 @@
-"""Sources of several kinds in one folder, and tars of WebDataset and packed datasets as the source of a pack."""
+"""Packing a folder with several kinds of sources, tars of WebDataset, and packed datasets."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def write_mds(folder: Path) -> Path:
 
 
 def write_litdata(folder: Path) -> Path:
-    (folder / "train").mkdir()  # In a split: it has the same name as the index of MDS.
+    (folder / "train").mkdir()  # The index has the same name as that of MDS, so it is in another folder.
     (folder / "train" / "index.json").write_text(json.dumps({"chunks": [{"chunk_bytes": 1}], "config": {}}))
     return folder / "train" / "index.json"
 
@@ -72,7 +72,7 @@ READABLE: dict[str, tuple[Callable[[Path], Path], set[str]]] = {
     "parquet": (write_parquet, {"00000000"}),
     "lmdb": (write_lmdb, {"e"}),
 }
-"""The writer and the keys of each kind of source."""
+"""The writer of each kind of source, and the keys of the written samples."""
 
 
 KINDS = {kind: write for kind, (write, _) in READABLE.items()} | {
@@ -87,7 +87,7 @@ def keys_of(out: Path) -> set[str]:
 
 
 def write_tables(folder: Path) -> None:
-    """Write tables beside images and shards that describe samples but do not contain them."""
+    """Write tables that describe samples but do not contain them, as users keep them beside images and shards."""
     rows = [{"file": "cat/a.jpg", "label": 3, "hash": "ab"}, {"file": "dog/b.jpg", "label": 5, "hash": "cd"}]
     pq.write_table(pa.Table.from_pylist(rows), folder / "labels.parquet")
     pq.write_table(pa.Table.from_pylist(rows), folder / "000.parquet")
@@ -104,8 +104,8 @@ def test_tables_that_hold_no_samples_do_not_change_what_is_packed(tmp_path: Path
     write(tmp_path / "in")
     before = shardio.pack(tmp_path / "in", tmp_path / "before")
     write_tables(tmp_path / "in")
-    if kind != "tars":  # Compressed tars beside others cannot be read.
-        (tmp_path / "in" / "images.tar.gz").write_bytes(b"\x1f\x8b")  # The archive that the files came from.
+    if kind != "tars":  # Compressed tars beside plain tars are an error.
+        (tmp_path / "in" / "images.tar.gz").write_bytes(b"\x1f\x8b")  # The files were extracted from this archive.
     after = shardio.pack(tmp_path / "in", tmp_path / "after")
     assert (after.digest, keys_of(tmp_path / "after")) == (before.digest, keys)
 
@@ -131,7 +131,7 @@ def test_samples_of_two_kinds_are_refused_and_an_option_chooses(tmp_path: Path) 
         for kind in set(kinds) & set(READABLE):
             chosen: dict[str, Any] = {"source_kind": kind}
             out = tmp_path / f"{source.name}-{kind}"
-            if kind == "files" and "litdata" in kinds:  # The split's folder would be a class.
+            if kind == "files" and "litdata" in kinds:  # The folder of the split is a class here.
                 (source / "train" / "c.jpg").write_bytes(IMAGES[2])
                 shardio.pack(source, out, **chosen)
                 assert keys_of(out) == READABLE[kind][1] | {"train/c"}
@@ -169,7 +169,7 @@ def test_a_kind_that_a_source_is_not_is_refused(tmp_path: Path) -> None:
         with pytest.raises(PackError, match=rf"in is not .*: omit --source-kind {kind} \(source_kind='{kind}'\)"):
             shardio.pack(tmp_path / "in", tmp_path / "out", source_kind=kind)  # type: ignore[arg-type]  # mypy sees str
     with pytest.raises(ValueError, match="source_kind must be one of"):
-        shardio.pack(tmp_path / "in", tmp_path / "out", source_kind="zip")  # type: ignore[arg-type]  # that is the test
+        shardio.pack(tmp_path / "in", tmp_path / "out", source_kind="zip")  # type: ignore[arg-type]  # a wrong kind
     with pytest.raises(ValueError, match="source_kind does not apply to an iterable"):
         shardio.pack([{"jpg": IMAGES[0]}], tmp_path / "out", source_kind="files")
 
@@ -206,7 +206,7 @@ def test_a_folder_of_sources_is_refused_with_commands_that_work(tmp_path: Path, 
 NUM = 23
 
 LONG = "folder/" * 30
-"""With it, a member's name does not fit a plain header."""
+"""A folder so long that a plain header cannot hold a member's name."""
 
 
 def write_foreign(folder: Path) -> dict[str, dict[str, bytes]]:
