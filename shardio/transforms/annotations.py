@@ -108,8 +108,7 @@ FieldKind = Literal["image"] | Mask | BoundingBoxes | KeyPoints | Labels
 
 
 class Ragged(np.ndarray[Any, Any]):
-    """An array whose length may differ between samples. A batch holds a list of arrays, even if they are equally
-    long."""
+    """An array whose length may differ between samples. A batch always holds a list of such arrays."""
 
 
 class AnnotationError(ValueError):

@@ -339,8 +339,7 @@ def count_crops(transform: Callable[[Any], Any] | None) -> int | None:
 
 
 def is_builtin(transform: Callable[[Any], Any] | None) -> bool:
-    """Return whether a transform (or None) runs only shardio's code. Subclasses in other packages may run other
-    code."""
+    """Return whether a transform (or None) runs only shardio's code, unlike subclasses in other packages."""
     if isinstance(transform, Combination) and _is_ours(transform):
         return all(map(is_builtin, transform.transforms))
     return transform is None or _is_ours(transform)
@@ -508,9 +507,7 @@ def _apply_chosen(choice: Any, images: list[Any], rng_keys: Words, calls: Calls)
                 changed = render_all(*plan_transform(transform, [images[row] for row in rows], keys, calls))
             except DecodeError as error:
                 raise DecodeError(int(rows[error.row]), str(error)) from error
-            except (
-                BaseException
-            ):  # User code may raise anything. Convert the row in this group to the row in the chunk.
+            except BaseException:  # User code may raise anything. Convert the row to that in the chunk.
                 if calls.failed_row is not None:
                     calls.failed_row = int(rows[calls.failed_row])
                 raise

@@ -26,8 +26,7 @@ def imagenet_train(size: int = 224) -> Compose:
 
 
 def imagenet_eval(size: int = 224, resize: int | None = None) -> Compose:
-    """Return a pipeline that resizes images and crops their centers. By default, the shorter side becomes 8/7 of
-    ``size``."""
+    """Return a pipeline that resizes the shorter side (to 8/7 of ``size`` by default) and crops the center."""
     return Compose([Resize(size * 8 // 7 if resize is None else resize, antialias=True), CenterCrop(size)])
 
 
@@ -43,9 +42,7 @@ def trivial_augment(size: int = 176) -> Compose:
             RandomResizedCrop(size, antialias=True),
             RandomHorizontalFlip(),
             TrivialAugmentWide(),
-            RandomErasing(
-                0.1, value=IMAGENET_MEAN
-            ),  # torchvision erases normalized images, in which 0 is the mean color.
+            RandomErasing(0.1, value=IMAGENET_MEAN),  # Like 0 after torchvision's Normalize.
         ]
     )
 

@@ -1,14 +1,16 @@
 """Replace the leading steps of another library's pipeline with shardio's transforms, which extend crop plans.
 
-shardio's transforms draw from the same distribution, as a function of the sample, and give the same pixels:
+shardio's transforms draw from the same distributions, as a function of the sample, and give the same pixels. They
+replace the transforms of two libraries:
 
 - torchvision, on Pillow images: crops, resizes, flips, rotations, colors and automatic augmentations. torchvision
-resizes such images with Pillow, which shardio matches with ``antialias=True``. (Pillow 13 resizes some crops vertically
-first. shardio always resizes horizontally first, like earlier versions, so these crops may differ by 1: see
-docs/decisions/pixels.md.) Steps on tensors are not replaced, because torchvision's own resize differs from Pillow's
-  by 1 in 4 % of the values. GaussianBlur and RandomPerspective are not replaced, because some of their pixels differ by
-  1.
-- Albumentations, on arrays: it resizes by OpenCV's INTER_LINEAR, which never averages.
+  resizes such images with Pillow, which shardio matches with ``antialias=True``. (Pillow 13 resizes some crops
+  vertically first. shardio always resizes horizontally first, like earlier versions, so these crops may differ by 1:
+  see docs/decisions/pixels.md.) Steps on tensors are not replaced, because torchvision's own resize differs from
+  Pillow's by 1 in 4 % of the values. GaussianBlur and RandomPerspective are not replaced, because some of their pixels
+  differ by 1.
+- Albumentations, on arrays: RandomResizedCrop and Resize with OpenCV's INTER_LINEAR, which never averages, and
+  HorizontalFlip.
 """
 
 from __future__ import annotations

@@ -73,8 +73,7 @@ class Transform(ABC):
 
     @classmethod
     def from_torchvision(cls, theirs: Any) -> Transform | None:
-        """Return this transform with the settings of torchvision's transform, or None if it cannot replace that
-        transform.
+        """Return this transform with the settings of torchvision's, or None if it cannot replace torchvision's.
 
         Raises:
             AttributeError, TypeError, ValueError: If this transform does not support the settings.
@@ -153,12 +152,11 @@ class Geometry(Transform):
 
 
 class PixelTransform(Transform):
-    """A transform that keeps an image's size. It draws the operations of n images, OPERATION [n, k]."""
+    """A transform that keeps the sizes of images, and draws their operations: OPERATION [n, k] for n images."""
 
     @property
     def is_planned(self) -> bool:
-        """Whether crop plans can end with this transform's operations. If not, :meth:`apply` is called for each
-        image."""
+        """Whether crop plans can end with the operations. If not, :meth:`apply` is called for each image."""
         return type(self).apply is PixelTransform.apply
 
     def apply(self, image: Pixels, parameters: Any) -> Pixels:
@@ -186,8 +184,7 @@ class RandomPixelTransform(PixelTransform):
         return ()
 
     def draw(self, sizes: Sizes, rng_keys: Words) -> Operations:
-        """Return the operations on n images, OPERATION [n, 1]. Images that stay unchanged have operations that do
-        nothing."""
+        """Return the operations on n images, OPERATION [n, 1]; for unchanged images, operations that do nothing."""
         operations = make_operations(len(sizes), self.code, *self.numbers)
         operations["code"][~draw_chance(rng_keys, self.p)] = 0
         return operations
@@ -488,9 +485,7 @@ class Generators:
         """Seed all generators from a uint64. This takes 12 µs, or 25 µs with Albumentations' transforms."""
         torch: Any = sys.modules.get("torch")
         if torch is not None:
-            torch.default_generator.manual_seed(
-                rng_key
-            )  # torch.manual_seed also seeds other devices, which takes 140 µs.
+            torch.default_generator.manual_seed(rng_key)  # torch.manual_seed, for all devices, takes 140 µs.
         np.random.seed(rng_key & 0xFFFFFFFF)  # Seeding with 64 bits would take nine times as long.
         random.seed(rng_key)
         if self._has_owners:

@@ -179,8 +179,7 @@ class RandomPerspective(PixelTransform):
         self.fill = check_fill("fill", fill)
 
     def draw(self, sizes: Sizes, rng_keys: Words) -> Operations:
-        """Return the operations on n images, OPERATION [n, 1]. Images that stay unchanged have operations that do
-        nothing."""
+        """Return the operations on n images, OPERATION [n, 1]; for unchanged images, operations that do nothing."""
         unit = draw_units(rng_keys, 9)
         counts = (self.distortion_scale * (sizes[:, ::-1] // 2)).astype(np.int64) + 1
         moves = (unit[:, 1:].reshape(-1, 4, 2) * counts[:, np.newaxis]).astype(np.int64)  # [n, corner, x and y]
