@@ -86,7 +86,7 @@ def decode_pil(
     content: bytes, *, orientation: Orientation = "ignore", max_pixels: int = DEFAULT_MAX_PIXELS
 ) -> PIL.Image.Image:
     """Decode an image to a Pillow image in RGB, with the pixels and the errors of :func:`decode_image`."""
-    import PIL.Image  # Not before an image needs it: see crop_plan.py.
+    import PIL.Image  # Imported only when an image needs it: see crop_plan.py.
 
     return PIL.Image.fromarray(decode_image(content, orientation=orientation, max_pixels=max_pixels))
 
@@ -402,7 +402,7 @@ def open_by_pillow(content: bytes, orientation: Orientation, max_pixels: int) ->
 
 def _open_stored(content: bytes) -> PIL.Image.Image:
     """Open an image. The error names the stored values if Pillow does not read their type."""
-    import PIL.Image  # Not before an image needs it: see crop_plan.py.
+    import PIL.Image  # Imported only when an image needs it: see crop_plan.py.
 
     try:
         return PIL.Image.open(io.BytesIO(content))

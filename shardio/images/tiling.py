@@ -493,7 +493,7 @@ def reencode_jpeg(
 
 
 def _convert_to_srgb(content: bytes, pixels: Pixels, max_pixels: int) -> Pixels:
-    import PIL.Image  # Not before an image needs it: see crop_plan.py.
+    import PIL.Image  # Imported only when an image needs it: see crop_plan.py.
 
     from shardio.images.converting import convert_to_srgb, read_profile
 

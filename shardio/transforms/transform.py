@@ -2,8 +2,8 @@
 
 torchvision's v2 transforms silently return numpy arrays unchanged. Albumentations' transforms accept only arrays,
 passed as the keyword argument ``image``. timm's transforms accept only Pillow images. The module name of a transform's
-class shows which library it comes from, so shardio need not import these libraries. Callables draw from random
-generators that are seeded from each sample's rng key.
+class shows its library, so shardio need not import it. Callables draw from generators seeded with each sample's rng
+key.
 """
 
 from __future__ import annotations
@@ -438,8 +438,8 @@ def _acts_on(transform: Any, image: Any) -> bool:
 def _refuse_ignored(transform: Any, kind: type) -> AbstractContextManager[Any]:
     """Raise TypeError inside the ``with`` block if a v2 transform is called with an object of a type that it ignores.
 
-    Only during the call is it known which transforms a function uses. The result does not show whether the image was
-    ignored, because random transforms may also return an image unchanged.
+    The transforms that a function uses are known only during the call. The result does not show an ignored image,
+    because random transforms may also return an image unchanged.
     """
     if "torchvision.transforms.v2" not in sys.modules:
         return nullcontext()
