@@ -2,8 +2,8 @@
 
 torchvision's v2 transforms silently return numpy arrays unchanged. Albumentations' transforms accept only arrays,
 passed as the keyword argument ``image``. timm's transforms accept only Pillow images. The module name of a transform's
-class shows its library, so shardio need not import it. Callables draw from generators seeded with each sample's rng
-key.
+class shows its library, so shardio need not import it. User callables draw from generators that are seeded with each
+sample's rng key.
 """
 
 from __future__ import annotations
@@ -252,8 +252,7 @@ _FAMILIES: dict[str, Family] = {
     "timm.data.": "timm",
     "torch.nn.modules.module.": "module",
 }
-"""The family of a class, by a prefix of the module name of one of its bases, with a final dot. The first match
-counts."""
+"""The family of a class, by a prefix of a base class's module name with a final dot. The first match counts."""
 
 _SEQUENCES = frozenset(
     {
@@ -436,7 +435,7 @@ def _acts_on(transform: Any, image: Any) -> bool:
 
 
 def _refuse_ignored(transform: Any, kind: type) -> AbstractContextManager[Any]:
-    """Raise TypeError inside the ``with`` block if a v2 transform is called with an object of a type that it ignores.
+    """Raise TypeError inside the ``with`` block if a v2 transform is called with an object that it ignores.
 
     The transforms that a function uses are known only during the call. The result does not show an ignored image,
     because random transforms may also return an image unchanged.
