@@ -24,7 +24,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorData
 from shardio import DevicePrefetcher
 from shardio.train import TrainConfig, TrainStep, evaluate, in_groups, seed_everything, train
 
-NUM_SQUARES = 8  # The number along each side of the board, [0, 1] x [0, 1].
+NUM_SQUARES = 8  # The number of squares along each side of the board, which is [0, 1] x [0, 1].
 NUM_POINTS, BATCH_SIZE = 2**15, 2**10
 TOLERANCE = 0.02  # The maximum difference between the precisions, in accuracy and in loss.
 

@@ -27,7 +27,7 @@ from shardio.transforms import recipes
 
 
 def render_images(folder: Path) -> None:
-    """Write 100 images of each of three classes: rows, columns and checkerboards, in random colors."""
+    """Write 100 images in random colors for each pattern: horizontal stripes, vertical stripes and a checkerboard."""
     random = np.random.default_rng(0)
     y, x = np.arange(48)[:, np.newaxis], np.arange(64)
     patterns = {"across": y + 0 * x, "down": x + 0 * y, "chessboard": x // 8 + y // 8 << 3}

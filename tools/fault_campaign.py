@@ -3,7 +3,7 @@
     python tools/fault_campaign.py --faults 10000
 
 A proxy in front of a real object store (SeaweedFS) injects every kind of fault that it supports into a fraction of all
-responses. Faults are error statuses, expired credentials, resets, stalls, bodies that are truncated, too long or
+responses. The faults are error statuses, expired credentials, resets, stalls, bodies that are truncated, too long or
 corrupt, wrong ranges, and false claims that an object has changed. One rank or three ranks read each epoch, each with
 two worker processes, through a cache that is much smaller than the dataset. The order and the bytes of the delivered
 samples must be those of the local dataset. The campaign continues until the proxy has injected the requested number of

@@ -2,9 +2,9 @@
 
 ``python tools/mutation_campaign.py choose 60 --seed 1 > changes.json`` chooses changes, the same number in each folder.
 ``python tools/mutation_campaign.py run changes.json`` applies one change at a time to this checkout, which must have no
-uncommitted changes. For each change, it runs the tests of the changed folder, then all others, until a test fails. All
-tests must pass without a change. ``--checkout`` uses another checkout, for comparison, in which a change is found by
-its function and its statement, in any file.
+uncommitted changes. For each change, the script runs the tests of the changed folder, then all others, until a test
+fails. All tests must pass without a change. For comparison, ``--checkout`` uses another checkout, where each change is
+found by its function and its statement, in any file.
 """
 
 from __future__ import annotations

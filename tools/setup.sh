@@ -20,7 +20,7 @@ if [[ "$(cat "$installed" 2>/dev/null)" != "$wanted" ]]; then
   [[ -n $(type -P cc gcc clang || true) ]] || needed+=(ziglang)
   "${install[@]}" "${needed[@]}"
   "${install[@]}" --no-build-isolation --editable '.[dev]'
-  # For the tests that pack datasets of other tools. These tools work with newer packages than they declare:
+  # The tests that pack datasets of other tools need these tools, which work with newer packages than they declare:
   # mosaicml-streaming requires transformers < 5 and numpy < 2.2, and boto3 requires an older python-dateutil.
   "${install[@]}" brotli catalog python-snappy tifffile tqdm zstd
   "${install[@]}" --no-deps boto3 botocore jmespath litdata mosaicml-streaming s3transfer
