@@ -12,7 +12,7 @@ def import_torchvision() -> None:
     """Import torchvision, even if its compiled part does not load.
 
     A build of torchvision with CUDA cannot load this part if torch was built without CUDA. Only detection models need
-    it, and torchvision raises an error if it is missing. Declaring two of its operators is enough to import
+    this part, and torchvision raises an error if it is missing. Declaring two of its operators is enough to import
     torchvision.
 
     Raises:

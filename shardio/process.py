@@ -108,9 +108,9 @@ def call_at_fork(
     """Register functions to call with ``owner`` whenever this process forks. ``owner`` is not kept alive.
 
     As with ``os.register_at_fork``, calls before a fork run in reverse order of registration, and calls after it in
-    order. In contrast to it, functions are unregistered when their ``owner`` is destroyed. An error in one function
-    does not prevent the other calls; Python reports the errors through ``sys.unraisablehook``. Ctrl-C that arrives
-    before the first call prevents all of them, so locks need :func:`hold_during_forks`.
+    order. A function is unregistered when its ``owner`` is destroyed. An error in one function does not prevent the
+    other calls; Python reports the errors through ``sys.unraisablehook``. Ctrl-C that arrives before the first call
+    prevents all of them, so locks need :func:`hold_during_forks`.
 
     Args:
         owner: An object that can be weakly referenced.
@@ -169,7 +169,8 @@ def _call_each(watches: Iterator[_Watch], moment: str) -> None:
 
 
 class Owned:
-    """A group of workers that belongs to the process that created it. Closing or freeing it there ends the workers.
+    """A group of workers that belongs to the process that created it. Closing or freeing the group in that process ends
+    the workers.
 
     Args:
         end: Ends the workers and waits for them. It must not refer to this object.

@@ -55,7 +55,7 @@ _LONG = re.compile(rb"[0-9]{19}")
 
 
 _STORED_FIELDS: dict[str, tuple[str, ...]] = {"image": IMAGE_FIELDS, "label": (LABEL_FIELD,), "key": ()}
-"""For each value whose name is not that of its stored field: the fields that may hold it."""
+"""The stored fields that may hold a value, for each value that is not named after its stored field."""
 
 
 def stored_fields_of(name: str) -> tuple[str, ...]:

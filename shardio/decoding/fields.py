@@ -476,7 +476,7 @@ class FieldDecoder:
             raise
         leader = PlannedImages(name=name, samples=samples, crops=crops, calls=calls)
         images = {name: leader}
-        for other, others in further:  # Only transforms that extend plans have several images.
+        for other, others in further:  # Several images require a Compose with fields, whose steps all extend plans.
             same, plan = leader.crops[0]
             try:
                 images[other] = replace(leader, name=other, crops=[(render_like(others, same), plan)])
@@ -502,7 +502,7 @@ class FieldDecoder:
         return {name: value for name, value in self.__dict__.items() if name != "_generators"}
 
     def diverge(self) -> None:
-        """Seed the generators of user callables at random, for forked processes to differ, unless samples seed them."""
+        """Seed the generators of user callables differently in each process, unless samples seed them."""
         if not self.seed_transforms:
             Generators(self._callables).seed(int.from_bytes(os.urandom(8), "little"))
 

@@ -36,7 +36,7 @@ MAX_RESIZED_PIXELS = DEFAULT_MAX_PIXELS
 MAX_AVERAGED_PIXELS = 1 << 20
 """The largest box, in pixels, that is decoded at full size if it shrinks to half or less without antialiasing.
 
-Larger boxes are decoded at a fraction of their size. For smaller boxes, the kernel decodes at full size about as fast.
+Larger boxes are decoded at a fraction of their size. The kernel decodes smaller boxes about as fast at full size.
 """
 
 Render = Callable[[Pixels], object]
@@ -110,7 +110,7 @@ class CropPlan:
         return bool((self.output_size == rows.shape[1:3]).all())
 
     def pads(self, boxes: Boxes) -> NDArray[np.bool_]:
-        """Return which images are cropped already and would be padded by a crop to ``boxes``, bool [n].
+        """Return which images are already cropped and would be padded by a crop to ``boxes``, bool [n].
 
         These images must be rendered first. Otherwise, the padding would show pixels that the first crop removed,
         instead of black.
@@ -465,7 +465,7 @@ def sample(image: Pixels, corner: tuple[float, float], step: tuple[float, float]
     """Sample an image bilinearly on a grid with points that may be between pixels.
 
     Args:
-        image: uint8 [rows, columns, 3]. Beyond the border, its pixels are repeated.
+        image: uint8 [rows, columns, 3]. Beyond the border, the border's pixels are repeated.
         corner: The vertical and horizontal position of the first sample, in pixels from the center of the first pixel.
         step: The vertical and horizontal distance between samples, in pixels.
         height: The number of samples in a column.

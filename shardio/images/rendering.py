@@ -94,9 +94,9 @@ def render_crops(crops: Sequence[PlannedCrop], rows: Sequence[Rows | None]) -> l
     """Decode images, and crop, resize, mirror and edit each image once for each of its crops.
 
     Only the parts that the crops need are decoded, and all heavy work releases the GIL. The pixels are those of a full
-    decode that is then cropped and resized, with one exception: a JPEG whose box has more than a million pixels and
-    shrinks by a factor of at least 2, 4 or 8 without antialiasing is decoded at 1/2, 1/4 or 1/8 of its size, then
-    sampled at the same points.
+    decode that is then cropped and resized. The only exception is a JPEG whose box has more than a million pixels and
+    shrinks by a factor of at least 2, 4 or 8 without antialiasing. Such a JPEG is decoded at 1/2, 1/4 or 1/8 of its
+    size, then sampled at the same points.
 
     Args:
         crops: The crops of n images, at least one of each.

@@ -273,7 +273,7 @@ def pack_tables(tables: dict[int, HuffmanTable]) -> NDArray[np.void]:
     for index, (lengths, symbols) in tables.items():
         code = 0
         for length, num_codes in enumerate(lengths, 1):
-            # The code of only ones stays unused (C.2).
+            # The code that consists of ones stays unused (C.2).
             if code + num_codes > (1 << length) - (num_codes > 0):
                 raise ValueError("a Huffman table has more codes than its lengths allow")
             code = (code + num_codes) << 1

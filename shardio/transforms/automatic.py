@@ -31,7 +31,7 @@ class Strength(NamedTuple):
         last: The last number.
         first: The first number.
         side: The side that the numbers are relative to: the image's height (0) or width (1); None for neither.
-        is_signed: Whether a magnitude is negated with probability 0.5.
+        is_signed: Whether magnitudes are negated at random, with probability 0.5.
     """
 
     last: float
@@ -102,7 +102,7 @@ _CODES_WITHOUT_MAGNITUDE = {
 def make_named_operations(
     name: str, magnitudes: NDArray[np.float64], sizes: Sizes, interpolation: str, fill: Color
 ) -> Operations:
-    """Return the operation with a name for each of n images, OPERATION [n, 1].
+    """Return a named operation for each of n images, OPERATION [n, 1].
 
     Args:
         name: torchvision's name of the operation.

@@ -136,7 +136,7 @@ class MultiCrop(Combination):
     formats, and JPEGs whose crops together cover more than a million pixels) are decoded for each crop. A sample's
     image becomes a tuple of results, in the order of the transforms, and a batch's images become a list of tensors, one
     for each transform. So each transform must return images of equal size. A MultiCrop must be the whole transform of a
-    dataset: it cannot be part of a Compose.
+    dataset, so it cannot be part of a Compose.
 
     Args:
         transforms: One transform for each result; see :class:`Compose`. A transform may appear several times.
@@ -324,7 +324,7 @@ def render_each(images: list[Any], plan: CropPlan | None, calls: Calls) -> Itera
 
 
 def render_some(images: list[Any], plan: CropPlan, rows: NDArray[np.int64]) -> tuple[list[Any], CropPlan]:
-    """Render only the given rows, so the decision to render an image does not affect the pixels of others."""
+    """Render only the given rows, because an image's pixels must not depend on the other images of a chunk."""
     if not rows.size:
         return images, plan
     pictures, images = render_rows_as_pictures(images, plan, rows), list(images)
@@ -476,7 +476,7 @@ def _extend(step: Any, images: list[Any], plan: CropPlan, step_keys: Words) -> t
 def _begin(
     step: Any, images: list[Any], plan: CropPlan | None, decoder_names: Sequence[DecoderName]
 ) -> tuple[list[Any], CropPlan]:
-    """Return pictures and their plan. If there is no plan yet, it leaves the pictures as they are.
+    """Return pictures and their plan. The default plan leaves the pictures as they are.
 
     If ``decoder_names`` has fewer than n names, the decoders are unknown.
     """

@@ -589,7 +589,7 @@ class Calls:
         result = _call_all(callables, image)
         if original is None or "torch" not in sys.modules:
             return result
-        # A callable has just imported torch, and may have drawn from its generator before it was seeded.
+        # A callable has just imported torch, and may have drawn from torch's generator before it was seeded.
         self._generators.seed(rng_key)
         return _call_all(callables, original)
 

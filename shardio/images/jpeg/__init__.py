@@ -41,8 +41,8 @@ _KEPT = frozenset({APP0, APP14, DQT, DHT, DRI, SOS})
 color space. All other metadata is left out."""
 
 MIN_SCALED_SIDE = 8
-"""The minimum side, in pixels, of a JPEG to decode at a scale. simplejpeg accepts a minimum size instead of a scale,
-and smaller sizes may not determine the scale."""
+"""The minimum side, in pixels, of a JPEG that is decoded at a scale. Instead of a scale, simplejpeg accepts a minimum
+size, which determines the scale only for sides of at least this length."""
 
 _SIZE = struct.Struct(">HH")
 
@@ -80,7 +80,7 @@ class Box(NamedTuple):
 
 def has_tiles(content: bytes) -> bool:
     """Return whether a JPEG has a tile table that matches it."""
-    if not _may_have_tiles(content):  # This excludes nearly all JPEGs faster than reading all segments.
+    if not _may_have_tiles(content):  # This quick check excludes nearly all JPEGs.
         return False
     try:
         return read_tiles(content, read_head(content)) is not None
@@ -186,7 +186,7 @@ def write_head(content: bytes, head: JpegHead, height: int, width: int) -> list[
 
 
 def write_harmless(content: bytes, head: JpegHead) -> bytes | None:
-    """Return a JPEG with the pixels of one about which libjpeg-turbo warned; None if the pixels are damaged.
+    """Rewrite a JPEG about which libjpeg-turbo warns, without changing its pixels; return None if they are damaged.
 
     libjpeg-turbo may still warn about padding, but about nothing else, so ignore warnings when reading the result.
     """

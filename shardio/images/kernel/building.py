@@ -1,4 +1,4 @@
-"""Compile the functions on this machine, if shardio was built without them, and check their pixels, both only once."""
+"""Compile the functions on this machine if shardio was built without them, and check their pixels."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def build_locked(folder: Path) -> None:
         from shardio.images.kernel.checking import find_difference
 
         difference = find_difference(functions) or ""
-        if new_code is not None:  # After the check, so functions that crash are not published.
+        if new_code is not None:  # Written after the check, so functions that crash are not published.
             _write(folder / object_name(), new_code)
         _write(folder / check_name(functions.name), difference.encode())
     if difference:

@@ -1,7 +1,7 @@
 """Check that the kernel gives the same pixels, on this machine, as the libraries that decode other images.
 
 The kernel follows the code of libjpeg-turbo and Pillow. These libraries have different code for other processors, and
-other versions of them may round differently. If they did, the pixels of a crop would depend on its decoder.
+other versions of them may round differently. In that case, the pixels of a crop would depend on its decoder.
 """
 
 from __future__ import annotations

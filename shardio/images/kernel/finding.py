@@ -179,7 +179,8 @@ def why_no_kernel() -> str | None:
 
 
 def check_kernel() -> None:
-    """Check the kernel that shardio was built with, unless it has been checked, which takes 0.1 s. Compile nothing."""
+    """Check the kernel that shardio was built with, unless it has been checked. Compile nothing. A check takes 0.1
+    s."""
     _finder.check()
 
 

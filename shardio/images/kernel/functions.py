@@ -44,7 +44,7 @@ RESAMPLINGS: dict[Resampling, int] = {
     "antialiased bilinear": PILLOW_BILINEAR,
     "antialiased bicubic": PILLOW_BICUBIC,
 }
-"""The number that stands for each resampling method in a PLAN."""
+"""The number of each resampling method in a PLAN."""
 
 Rows = Pixels | Sequence[Pixels]
 """uint8 [n, height, width, 3], or n uint8 [height, width, 3] arrays."""

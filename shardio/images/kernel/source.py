@@ -11,7 +11,7 @@ BUILT_FOLDER = Path(__file__).parent / "built"
 """The folder of the shared objects that shardio was built with."""
 
 _COMPILED_IN = ("jpeg/standard.py", "jpeg/tile_table.py", "kernel/compiling.py")
-"""The files outside ``compiled/`` that determine the machine code: constants, and the call of LLVM."""
+"""The files outside ``compiled/`` that determine the machine code: constants, and the code that calls LLVM."""
 
 
 @cache
