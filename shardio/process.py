@@ -169,8 +169,7 @@ def _call_each(watches: Iterator[_Watch], moment: str) -> None:
 
 
 class Owned:
-    """A group of workers that belongs to the process that created it. Closing or freeing the group in that process ends
-    the workers.
+    """A group of workers that belongs to the process that created it, and ends when that process closes or frees it.
 
     Args:
         end: Ends the workers and waits for them. It must not refer to this object.

@@ -171,11 +171,11 @@ def locate_values(
         is_image = entry is None and holds_images(name) and name not in own_decoders
         if kind == "image" and not is_image:
             raise ValueError(
-                f"the transform has the image {reference!r}, but an image is 'image' or a field that shardio decodes, "
-                "such as 'left.jpg'"
+                f"the transform treats {reference!r} as an image, but it is neither 'image' nor a field that shardio "
+                "decodes, such as 'left.jpg'"
             )
         if name in ("image", "label", "key") and kind != "image":
-            raise ValueError(f"the transform treats {reference!r} as {kind!r}, but the dataset's {name!r} is not one")
+            raise ValueError(f"the transform treats {reference!r} as {kind!r}, which the dataset's {name!r} cannot be")
         located.append(LocatedValue(reference=reference, name=name, entry=entry, kind=kind))
     return located
 

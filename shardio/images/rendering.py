@@ -296,7 +296,7 @@ def make_operations(num_images: int, code: int, *numbers: object) -> Operations:
     Args:
         num_images: n.
         code: The operation's code.
-        numbers: The operation's numbers, each of which is one value for all images or an array [n].
+        numbers: The operation's numbers: each is one value for all images, or an array [n].
     """
     operations = np.zeros((num_images, 1), codes.OPERATION)
     operations["code"] = code

@@ -216,7 +216,7 @@ class RandomChoice(Choice):
             raise ValueError(f"p must have one number for each of {len(self.transforms)} transforms, got {p!r}")
         weights = np.ones(len(self.transforms)) if p is None else np.array(p, dtype=np.float64)
         if not (weights >= 0).all() or not 0 < weights.sum() < np.inf:
-            raise ValueError(f"p must have numbers that are not negative, and one that is positive, got {p!r}")
+            raise ValueError(f"p must have no negative numbers, and at least one positive number, got {p!r}")
         self.p = (weights / weights.sum()).tolist()
 
     def choose(self, rng_keys: Words) -> NDArray[np.int64]:

@@ -479,7 +479,7 @@ def _refuse_smaller(step: Geometry, sizes: Sizes, crop: tuple[int, int], remedy:
     if is_smaller.any():
         row = int(np.argmax(is_smaller))
         height, width = sizes[row].tolist()
-        message = f"{step!r} needs at least {crop[1]}×{crop[0]} pixels, and the image has {width}×{height}: {remedy}"
+        message = f"{step!r} needs at least {crop[1]}×{crop[0]} pixels, but the image has {width}×{height}: {remedy}"
         raise DecodeError(row, message)
 
 

@@ -179,8 +179,10 @@ def why_no_kernel() -> str | None:
 
 
 def check_kernel() -> None:
-    """Check the kernel that shardio was built with, unless it has been checked. Compile nothing. A check takes 0.1
-    s."""
+    """Check the kernel that shardio was built with, unless it has been checked.
+
+    This takes 0.1 s, and compiles nothing.
+    """
     _finder.check()
 
 
