@@ -171,8 +171,8 @@ def locate_values(
         is_image = entry is None and holds_images(name) and name not in own_decoders
         if kind == "image" and not is_image:
             raise ValueError(
-                f"the transform treats {reference!r} as an image, but it is neither 'image' nor a field that shardio "
-                "decodes, such as 'left.jpg'"
+                f"the transform treats {reference!r} as an image, but it is neither 'image' nor an image field that "
+                "shardio decodes"
             )
         if name in ("image", "label", "key") and kind != "image":
             raise ValueError(f"the transform treats {reference!r} as {kind!r}, which the dataset's {name!r} cannot be")
