@@ -272,9 +272,9 @@ def start_process(
         arguments: The new process's ``sys.argv[1:]``, converted to strings.
         environment: Environment variables to add to those of this process.
         descriptors: The file descriptors that the new process inherits.
-        cwd: Its working directory; by default, that of this process.
-        stdout: Its standard output, as in :class:`subprocess.Popen`.
-        stderr: Its standard error; by default, that of this process.
+        cwd: The new process's working directory; by default, that of this process.
+        stdout: The new process's standard output, as in :class:`subprocess.Popen`.
+        stderr: The new process's standard error; by default, that of this process.
     """
     return subprocess.Popen(
         [sys.executable, "-c", _write_program(function), repr(_absolute_module_path()), *map(str, arguments)],

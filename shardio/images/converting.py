@@ -66,8 +66,8 @@ def convert_image(
     ``webp``  lossy, 8 bits, RGB or RGBA
     ========  =======================================================================================================
 
-    CMYK, YCbCr, LAB and HSV become RGB. Pillow decodes the pixels. It keeps 8 bits of color; ``png`` keeps all
-    16. All metadata except the ICC profile is dropped. The same bytes always give the same result. An image that
+    CMYK, YCbCr, LAB and HSV become RGB. Pillow decodes the pixels, and keeps only 8 bits of color, but ``png`` keeps
+    all 16. All metadata except the ICC profile is dropped. The same bytes always give the same result. An image that
     already has the requested format is encoded again.
 
     Args:
@@ -144,7 +144,8 @@ def _convert_wide(
 def _check_frames(image: PIL.Image.Image) -> None:
     """Raise ValueError if an image has several frames or pages.
 
-    The additional images in an MPO, which many phones write as .jpg, are mostly previews. Those in a PSD are layers.
+    The additional images in an MPO, which many phones write as .jpg, are mostly previews. The additional images in a
+    PSD are layers.
     """
     num_frames = getattr(image, "n_frames", 1)
     if num_frames > 1 and image.format not in ("MPO", "PSD"):

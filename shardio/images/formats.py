@@ -372,7 +372,7 @@ def find_clipped_type(content: bytes) -> str | None:
 
 
 def is_for_opencv(image: PIL.Image.Image, content: bytes) -> bool:
-    """Return whether OpenCV decodes an image to the same pixels as Pillow. It does so for PNGs with 8-bit colors."""
+    """Return whether OpenCV decodes an image to the same pixels as Pillow. This is true for PNGs with 8-bit colors."""
     if image.format != "PNG" or image.mode not in ("RGB", "RGBA") or getattr(image, "is_animated", False):
         return False
     return content[_PNG_DEPTH] == 8 and "interlace" not in image.info
