@@ -1,4 +1,4 @@
-"""Learn a checkerboard from coordinates, in fp32 and with AMP: the results agree, and on a GPU AMP is faster.
+"""Learn a checkerboard from coordinates, in fp32 and with AMP. The results agree, and AMP is faster on a GPU.
 
     python examples/checkerboard.py               # with train()
     python examples/checkerboard.py --own-loop    # with TrainStep, in a custom loop
@@ -24,13 +24,13 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorData
 from shardio import DevicePrefetcher
 from shardio.train import TrainConfig, TrainStep, evaluate, in_groups, seed_everything, train
 
-NUM_SQUARES = 8  # Along each side of the board, which is [0, 1] x [0, 1].
+NUM_SQUARES = 8  # The number of squares along each side of the board, which is [0, 1] x [0, 1].
 NUM_POINTS, BATCH_SIZE = 2**15, 2**10
 TOLERANCE = 0.02  # The maximum difference between the precisions, in accuracy and in loss.
 
 
 class Network(nn.Module):
-    """Maps coordinates, float32 [N, 2], to outputs [N, 2] through waves of several lengths (Tancik et al., 2020)."""
+    """A network that maps coordinates, float32 [N, 2], to outputs [N, 2] by Fourier features (Tancik et al., 2020)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Network(nn.Module):
         )
 
     def forward(self, points: torch.Tensor) -> torch.Tensor:
-        # Autocast keeps these in fp32: half precision could not distinguish neighboring points.
+        # Autocast keeps these angles in fp32, because half precision cannot distinguish neighboring points.
         angles = torch.cat([points * math.pi * 2**octave for octave in range(4)], dim=1)
         outputs: torch.Tensor = self.layers(torch.cat([angles.sin(), angles.cos()], dim=1))
         return outputs
@@ -59,7 +59,7 @@ def make_loader(num_points: int, seed: int) -> DataLoader[tuple[torch.Tensor, ..
     points = torch.rand(num_points, 2, generator=torch.Generator().manual_seed(seed))
     colors = (points * NUM_SQUARES).long().sum(dim=1) % 2
     dataset = TensorDataset(points, colors)
-    # Samples this small are indexed a batch at a time rather than collated one by one.
+    # Index a batch at a time, because collating such small samples one by one is slow.
     sampler = BatchSampler(RandomSampler(dataset), BATCH_SIZE, drop_last=False)
     return DataLoader(dataset, sampler=sampler, batch_size=None)
 

@@ -1,14 +1,14 @@
-"""Train with torchvision's ResNet-50 recipe. Stop it at any time, even by SIGKILL, and rerun the command to resume.
+"""Train with torchvision's ResNet-50 recipe. Stop it at any time, even with SIGKILL, and rerun it to resume.
 
     python examples/resnet50_recipe.py OUT                      # creates small images first, and trains a small model
     python examples/resnet50_recipe.py IMAGES OUT --model torchvision:resnet50 --image-size 176 --epochs 600 \
         --batch-size 128 --lr 0.0625
 
-The recipe has random crops, flips, TrivialAugmentWide and RandomErasing for each sample, all compiled and in shardio's
-worker processes. It also has MixUp or CutMix for each batch, on the device, and label smoothing. All random numbers are
-functions of the seed, the epoch and the sample or batch. So a run that was killed and resumed has the same losses as an
-undisturbed one, bit-identical on a CPU: compare their OUT/run/log.jsonl. (The recipe's repeated augmentation and weight
-averaging are left out.)
+The recipe has random crops, flips, TrivialAugmentWide and RandomErasing for each sample. Compiled code applies them in
+shardio's worker processes. It also has MixUp or CutMix for each batch, on the device, and label smoothing. All random
+numbers are functions of the seed, the epoch and the sample or batch. So a run that was killed and resumed has the same
+losses as an undisturbed run, and on a CPU they are bit-identical: compare the files OUT/run/log.jsonl. (The recipe's
+repeated augmentation and weight averaging are left out.)
 
 Source: PyTorch's blog, "How to train state-of-the-art models using TorchVision's latest primitives", 2021.
 """
@@ -27,7 +27,7 @@ from shardio.transforms import recipes
 
 
 def render_images(folder: Path) -> None:
-    """Write 100 images of each of three classes: stripes across, stripes down, and a chessboard, in random colors."""
+    """Write 100 images in random colors for each pattern: horizontal stripes, vertical stripes and a checkerboard."""
     random = np.random.default_rng(0)
     y, x = np.arange(48)[:, np.newaxis], np.arange(64)
     patterns = {"across": y + 0 * x, "down": x + 0 * y, "chessboard": x // 8 + y // 8 << 3}

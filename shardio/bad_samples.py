@@ -122,11 +122,11 @@ class BadSamples:
         Args:
             error: The error of the unreadable sample.
             index: The index of the unreadable sample.
-            replacement_rng_key: The rng key that draws the replacement. Like the rng key of the transforms, it belongs
-                to the row.
+            replacement_rng_key: The rng key that draws the replacement. Like the transforms' rng key, it is the same
+                for all samples that are tried for the row.
             num_tries: The number of replacements already tried for this row.
             epoch: The epoch, if known.
-            describe: Returns a sample's key and location; None if the dataset cannot.
+            describe: Returns a sample's key and location; None if the dataset cannot describe samples.
 
         Raises:
             SampleError: If too many replacements were tried, or there is no other sample.
@@ -149,7 +149,7 @@ class BadSamples:
         return replacement
 
     def begin_count(self, num_workers: int, *, are_new: bool) -> None:
-        """Reset the count before an epoch. Its workers are new or still running."""
+        """Reset the count before an epoch, whose workers are new or still running from the last one."""
         if are_new:
             self._count = SharedNumbers([0] * max(num_workers, 1))
         else:
@@ -160,7 +160,7 @@ class BadSamples:
         self._count.array[find_worker().worker_id % len(self._count.array)] += 1
 
     def warn_of_counted(self, epoch: int | None) -> None:
-        """Call :meth:`warn` with the total count of all workers."""
+        """Call :meth:`warn` with the sum of all workers' counts."""
         self.warn(sum(self._count.values), epoch)
 
     def warn(self, num_bad: int, epoch: int | None) -> None:
@@ -212,7 +212,7 @@ def read_around(
     describe: Describe | None,
     keeps_broken: bool = False,
 ) -> list[Any]:
-    """Read samples; replace or leave out unreadable ones.
+    """Read samples, and replace or skip the unreadable ones.
 
     Args:
         bad_samples: The policy for unreadable samples; None raises their errors.
@@ -221,7 +221,7 @@ def read_around(
         rng_keys: uint64 [n].
         replacement_rng_keys: uint64 [n], the rng keys that draw replacements.
         epoch: The epoch, if known.
-        describe: Returns a sample's key and location; None if the dataset cannot.
+        describe: Returns a sample's key and location; None if the dataset cannot describe samples.
         keeps_broken: Whether to return errors as Broken in their samples' rows instead of raising them.
 
     Returns:
@@ -272,7 +272,7 @@ def read_samples(dataset: Any, indices: NDArray[np.int64]) -> list[Any]:
         indices: int64 [n].
 
     Raises:
-        Exception: The dataset's error. It names the sample at fault or is marked with it.
+        Exception: The dataset's error, which names the failed sample or is marked with it.
     """
     read_several = getattr(dataset, "__getitems__", None)
     if callable(read_several):

@@ -1,10 +1,10 @@
 """The protocol by which loaders, samplers and wrappers set the epoch, count batches and pass on rng keys.
 
 A loader's state counts the batches that the user received, but a prefetcher requests batches before the user does. So
-the loader provides a function that counts a batch, and the outermost wrapper calls it when the user receives the
-batch. Objects in between, such as generators, are not involved.
+the loader provides a function that counts a batch, and the outermost wrapper calls it when the user receives the batch.
+Intermediate objects, such as generators, need not cooperate.
 
-The loader also provides the rng key of each batch that it returns, from which a wrapper may draw.
+The loader also provides the rng key of each batch that it returns, so a wrapper can draw random numbers from it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 MAX_EPOCH = 2**62
-"""The exclusive upper bound of an epoch that is set. The epochs that follow also fit in 64 bits."""
+"""The exclusive upper bound of the epochs that can be set. It leaves room for later epochs within 64 bits."""
 
 NAMES = ("loader", "batch_sampler", "sampler", "dataset", "datasets")
 """Attributes that hold parts of a loader, sampler or dataset. Instances of torch's classes are found under any name."""
@@ -122,21 +122,22 @@ class RngKeys:
 def counts_when_received(loader: object) -> bool:
     """Return whether a loader counts batches with :func:`hand_over`. Its state is then never ahead of the user.
 
-    Such a loader has a true attribute of this name. Other loaders count batches when they are requested.
+    Such a loader has an attribute ``counts_when_received`` that is true. Other loaders count batches when they are
+    requested.
     """
     return bool(getattr(loader, "counts_when_received", False))
 
 
 def find_held() -> list[Count] | None:
-    """Return the list of the innermost :func:`held_back` around the caller; None if there is none."""
+    """Return the list of the innermost enclosing :func:`held_back` block; None outside of such blocks."""
     return _HELD.get()
 
 
 def restore_held(held: list[Count] | None) -> None:
-    """Leave each :func:`held_back` that was entered since :func:`find_held` returned ``held``.
+    """Leave each :func:`held_back` block that was entered since :func:`find_held` returned ``held``.
 
-    An interruption such as Ctrl-C may skip the end of the block. Without this call, no loader would count batches any
-    more.
+    An interruption such as Ctrl-C may skip the end of a block. Without this call, loaders would then stop counting
+    batches.
     """
     _HELD.set(held)
 
@@ -174,7 +175,7 @@ def counted_at_once() -> Iterator[list[Count]]:
 
 
 def find_rng_keys() -> RngKeys | None:
-    """Return the object through which the caller requests rng keys of batches; None if it requests none."""
+    """Return the object through which the enclosing block requests rng keys; None if it requests none."""
     return _RNG_KEYS.get()
 
 

@@ -146,8 +146,8 @@ def mark_sample(error: Exception, stage: Stage, row: int, key: str, where: str, 
         error: The error.
         stage: The stage that failed.
         row: The sample's row among those that were requested together.
-        key: Its key.
-        where: The place where it is stored.
+        key: The sample's key.
+        where: The place where the sample is stored.
         during: The step of the user's code, such as "while transforming sample".
     """
     add_note(error, f"{during} {key} in {where}")

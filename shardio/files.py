@@ -1,11 +1,11 @@
 """Write files atomically, lock work, and check which files other users may have written.
 
-Compiled code runs with the rights of this user, and training uses cached copies, so other users must not be able to
-write either. A file is *trusted* if it and its folder belong to this user or root, and neither their group nor others
-may write to them. Python demands less for its own ``.pyc`` files; OpenSSH demands the same for ``authorized_keys``
-(StrictModes). Even the user's private group must not have write access, because a remote directory may add members to
-it. Folders further up are not checked. A user with write access to those can replace files, but only with files that
-this user or root owns. A POSIX ACL that grants write access to others shows in the group's bits.
+Compiled code runs with the rights of this user, and training reads cached copies, so other users must not be able to
+write to either. A file is *trusted* if it and its folder belong to this user or root, and neither their group nor
+others may write to them. Python demands less for its own ``.pyc`` files; OpenSSH demands the same for
+``authorized_keys`` (StrictModes). Even the user's private group must not have write access, because a remote directory
+may add members to it. Folders further up are not checked. A user with write access to those can replace files, but only
+with files that this user or root owns. A POSIX ACL that grants write access to others shows in the group's bits.
 
 The checks use open descriptors, and the content is read from the same descriptors, so nothing can be replaced between
 check and use. Symbolic links are followed, and their targets are checked.
@@ -73,7 +73,7 @@ def write_whole(path: Path, *, mode: int | None = None) -> Iterator[BinaryIO]:
                 os.fsync(file.fileno())
             temporary.replace(path)
             sync_directory(path.parent)
-    except BaseException:  # Ctrl-C must not leave a partial file either.
+    except BaseException:  # Even Ctrl-C must not leave a partial file.
         temporary.unlink(missing_ok=True)
         raise
 
@@ -98,13 +98,13 @@ def create_whole(path: Path, content: bytes) -> bool:
 
 
 def find_target(name: str) -> str | None:
-    """Return the final name of an unfinished file; None if ``name`` is another file's."""
+    """Return the final name of an unfinished file; None if ``name`` is not the name of an unfinished file."""
     found = _UNFINISHED.fullmatch(name)
     return None if found is None else found["target"]
 
 
 def remove_unfinished(directory: Path, targets: Container[str] | None = None) -> None:
-    """Remove the files that a killed process left in a directory that no other process writes to.
+    """Remove the unfinished files of a killed process from a directory that no other process writes to.
 
     Args:
         directory: The directory.
@@ -149,9 +149,10 @@ def sync_directory(directory: Path) -> None:
 class WorkLock:
     """A lock file, which keeps processes from doing the same work at the same time.
 
-    No result may depend on it, because it fails in two cases: the file system has no locks, or the process that holds
-    it is suspended. After waiting for ``patience_s``, this process logs a warning that names the holder, and continues
-    without the lock. Later attempts do not wait, until one of them takes the lock. Threads can share the lock.
+    The results of the work must not depend on the lock, because it is ineffective if the file system has no locks, or
+    if the process that holds it is suspended. After waiting for ``patience_s``, this process logs a warning that names
+    the holder, and continues without the lock. Later attempts do not wait, until one of them takes the lock. Threads
+    can share the lock.
 
     Args:
         path: The lock file. It is created if it does not exist, and never removed.
@@ -190,7 +191,7 @@ class WorkLock:
 
     def _take(self, descriptor: int) -> bool:
         num_tries = 1 if self._is_stuck else 1 + int(self._patience_s / POLL_S)
-        for tried in range(num_tries):  # A count, not a clock: time in which this process is suspended must not count.
+        for tried in range(num_tries):  # Count tries: a clock also runs while this process is suspended.
             if tried:
                 time.sleep(POLL_S)  # flock(2) has no timeout.
             try:
@@ -202,7 +203,7 @@ class WorkLock:
                     raise
                 return False
             self._is_stuck = False
-            with suppress(OSError):  # On a full disk, the lock holds although its holder is not named.
+            with suppress(OSError):  # On a full disk, the lock works, but does not name its holder.
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
             return True
@@ -257,7 +258,7 @@ def why_untrusted(path: Path) -> str | None:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise an UntrustedError if a folder belongs to another user, or other users may write to it."""
+    """Raise UntrustedError if a folder belongs to another user, or other users may write to it."""
     _check(folder.stat(), folder)
 
 
@@ -267,7 +268,7 @@ def is_trusted(status: os.stat_result) -> bool:
 
 
 def describe_owner(status: os.stat_result) -> str:
-    """Return the owner and the mode of a file or a folder as text, to follow its name."""
+    """Return the owner and the mode of a file or a folder as text to append to its name."""
     return f"belongs to {_name_user(status.st_uid)} and has mode {stat.S_IMODE(status.st_mode):04o}"
 
 
@@ -287,7 +288,7 @@ def make_folder(folder: Path) -> None:
             part.mkdir()
         except FileExistsError:
             continue
-        descriptor = os.open(part, _NEW_FOLDER)  # By now, the name may be a symbolic link.
+        descriptor = os.open(part, _NEW_FOLDER)  # The folder may have been replaced by a symbolic link.
         try:
             os.fchmod(descriptor, FOLDER_MODE)
         finally:

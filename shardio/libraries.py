@@ -1,4 +1,4 @@
-"""Import torch's companion libraries, and make ordinary tensors in any mode that the user has set in torch."""
+"""Import torch's companion libraries, and create ordinary tensors in any mode that the user has set in torch."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any
 def import_torchvision() -> None:
     """Import torchvision, even if its compiled part does not load.
 
-    A build of torchvision with CUDA cannot load that part with a torch without CUDA. Only detection models need it, and
-    torchvision reports when it is missing. Declaring two of its operators is enough to import torchvision.
+    A build of torchvision with CUDA cannot load this part if torch was built without CUDA. Only detection models need
+    this part, and torchvision raises an error if it is missing. Declaring two of its operators is enough to import
+    torchvision.
 
     Raises:
         ImportError: If it is not installed.
@@ -71,10 +72,10 @@ def import_library(name: str) -> Any:
     import torch
 
     try:
-        import_torchvision()  # timm imports it as well.
+        import_torchvision()  # timm also imports it.
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        missing = (error.name or name).partition(".")[0]  # The part that can be installed, not its submodule.
+        missing = (error.name or name).partition(".")[0]  # The package to install, without submodules.
         raise ValueError(f"{name}:… needs {missing}, which is not installed: pip install {missing}") from error
     except (ImportError, RuntimeError) as error:
         raise ValueError(

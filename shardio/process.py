@@ -108,9 +108,9 @@ def call_at_fork(
     """Register functions to call with ``owner`` whenever this process forks. ``owner`` is not kept alive.
 
     As with ``os.register_at_fork``, calls before a fork run in reverse order of registration, and calls after it in
-    order. Unlike with it, a function is unregistered when its ``owner`` is destroyed. An error of one function does not
-    prevent the other calls; Python reports the errors through ``sys.unraisablehook``. Ctrl-C that arrives before the
-    first call prevents all of them, so locks need :func:`hold_during_forks`.
+    order. A function is unregistered when its ``owner`` is destroyed. An error in one function does not prevent the
+    other calls; Python reports the errors through ``sys.unraisablehook``. Ctrl-C that arrives before the first call
+    prevents all of them, so locks need :func:`hold_during_forks`.
 
     Args:
         owner: An object that can be weakly referenced.
@@ -127,9 +127,9 @@ def call_at_fork(
 def hold_during_forks(lock: threading.RLock) -> None:
     """Hold a lock whenever this process forks. The lock is kept alive until the process ends.
 
-    Python calls the lock's own methods. They run no Python code, so Ctrl-C cannot skip the release. Ctrl-C can end the
-    wait for a lock that another thread holds. This process then forks without the lock, and the release that follows
-    fails, because only its owner can release an RLock.
+    Python calls the lock's own methods. They run no Python code, so Ctrl-C cannot skip the release. Ctrl-C can
+    interrupt the wait for a lock that another thread holds. The process then forks without the lock, and the subsequent
+    release fails, because only its owner can release an RLock.
     """
     if hasattr(os, "register_at_fork"):  # Windows has no forks.
         # As concurrent.futures does. The child gets a released lock, even if another thread of the parent held it.
@@ -152,24 +152,24 @@ def _register() -> None:
 
 
 def _call(moment: str) -> None:
-    watches = list(_watches.values())  # An atomic copy: other threads may register functions meanwhile.
+    watches = list(_watches.values())  # An atomic copy: other threads may register functions.
     _call_each(iter(watches[::-1] if moment == "before" else watches), moment)
 
 
 def _call_each(watches: Iterator[_Watch], moment: str) -> None:
-    """Make all calls, even if some raise errors; raise the errors as a chain."""
+    """Call all functions, even if some raise errors, and raise the errors as a chain."""
     try:
         for watch in watches:
             owner, function = watch.owner(), getattr(watch, moment)
             if owner is not None and function is not None:
                 function(owner)
-    except BaseException:  # Also Ctrl-C: the other watches must release what they hold in any case.
+    except BaseException:  # Even after Ctrl-C, the other watches must release their locks.
         _call_each(watches, moment)
         raise
 
 
 class Owned:
-    """A group of workers that belongs to the process that created it, and ends there when it is closed or freed.
+    """A group of workers that belongs to the process that created it, and ends when that process closes or frees it.
 
     Args:
         end: Ends the workers and waits for them. It must not refer to this object.
@@ -195,7 +195,7 @@ def _end_in(owner_id: int, end: Callable[[], object]) -> None:
 
 
 def let_through(error: BaseException) -> None:
-    """Re-raise an error if it is an interruption. Call this before blaming a sample for an error.
+    """Re-raise an error if it is an interruption. Call this before attributing an error to a sample.
 
     A sample whose decoding was interrupted is not damaged, but the interrupted batch may be lost.
     """
@@ -207,7 +207,7 @@ def is_interruption(error: BaseException) -> bool:
     """Return whether a signal handler raised an error or one of its causes."""
     handlers, seen = set(_codes_of_handlers()), set[int]()
     cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:  # `raise error from error` makes a cycle.
+    while cause is not None and id(cause) not in seen:  # `raise error from error` creates a cycle.
         trace = cause.__traceback__
         while trace is not None:
             if trace.tb_frame.f_code in handlers:
@@ -272,9 +272,9 @@ def start_process(
         arguments: The new process's ``sys.argv[1:]``, converted to strings.
         environment: Environment variables to add to those of this process.
         descriptors: The file descriptors that the new process inherits.
-        cwd: Its working directory; by default, that of this process.
-        stdout: Its standard output, as in :class:`subprocess.Popen`.
-        stderr: Its standard error; by default, that of this process.
+        cwd: The new process's working directory; by default, that of this process.
+        stdout: The new process's standard output, as in :class:`subprocess.Popen`.
+        stderr: The new process's standard error; by default, that of this process.
     """
     return subprocess.Popen(
         [sys.executable, "-c", _write_program(function), repr(_absolute_module_path()), *map(str, arguments)],
@@ -290,7 +290,7 @@ def start_process(
 
 def _write_program(function: str) -> str:
     module, _, name = function.partition(":")
-    # Imports create few reference cycles, and the search for them takes a tenth of the import time.
+    # Imports create few reference cycles, and searching for them takes a tenth of the import time.
     return (
         "import gc, sys; gc.disable(); sys.path[:] = eval(sys.argv.pop(1)); "
         f"from {module} import {name}; gc.enable(); {name}()"
@@ -307,7 +307,7 @@ def _absolute_module_path() -> list[str]:
 
 
 def is_stopped(process_id: int) -> bool:
-    """Return whether a signal has stopped a process; false if the operating system does not say."""
+    """Return whether a signal has stopped a process; false if the operating system does not report this."""
     with suppress(OSError):
         status = Path(f"/proc/{process_id}/stat").read_bytes()  # proc(5): the state follows the name.
         return status.rpartition(b")")[2].split()[0] == b"T"
@@ -315,11 +315,11 @@ def is_stopped(process_id: int) -> bool:
 
 
 def describe_exit(process: str, code: int) -> str:
-    """Describe the end of a process in the words of torch's DataLoader, by which programs recognize a dead worker.
+    """Describe the end of a process in the words of torch's DataLoader, which programs search for.
 
     Args:
-        process: Its name, such as ``DataLoader worker (pid 12)``.
-        code: Its exit code; negative for a signal.
+        process: The name of the process, such as ``DataLoader worker (pid 12)``.
+        code: The exit code; negative if a signal ended the process.
     """
     if code >= 0:
         return f"{process} exited unexpectedly with exit code {code}"
@@ -328,7 +328,7 @@ def describe_exit(process: str, code: int) -> str:
 
 
 def ignore_pillows_warnings() -> None:
-    """Ignore Pillow's warnings about files, from now on in this process.
+    """Ignore Pillow's warnings about files from now on.
 
     These warnings concern metadata and do not name the file. Damaged pixels raise errors. The user's own filters take
     precedence. Call this only in shardio's own processes.

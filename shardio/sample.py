@@ -132,7 +132,7 @@ def _members(dataset: Any, depth: int = 0) -> Iterator[Any]:
             yield from _members(wrapped, depth + 1)
             return
     datasets = getattr(dataset, "datasets", None)
-    if isinstance(datasets, list | tuple) and type(dataset).__name__ != "StackDataset":  # Its labels are never mixed.
+    if isinstance(datasets, list | tuple) and type(dataset).__name__ != "StackDataset":  # It never mixes labels.
         for each in datasets:
             yield from _members(each, depth + 1)
 
@@ -140,7 +140,7 @@ def _members(dataset: Any, depth: int = 0) -> Iterator[Any]:
 def _find_names(dataset: Any) -> Any:
     try:
         return getattr(dataset, "classes", None)
-    except Exception:  # A property may raise anything. There are then no classes to compare.
+    except Exception:  # A property may raise anything.
         return None
 
 

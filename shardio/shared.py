@@ -41,11 +41,11 @@ ARENA_LINES = 1024
 
 @total_ordering
 class SharedList(MutableSequence[T], Generic[T]):
-    """A list whose values are strings, bytes, integers, floats, booleans or tuples of these.
+    """A list of strings, bytes, integers, floats, booleans, or tuples of these.
 
-    All values have the same type; tuples have the same length and element types. The list equals a plain list of the
-    same values. An integer needs 8 bytes, and a string its UTF-8 encoding and 8 bytes. After a change, the values are
-    kept in a plain list until the SharedList is pickled.
+    All values have the same type, and tuples also have the same length and element types. The list compares equal to a
+    plain list of the same values. An integer needs 8 bytes, and a string its UTF-8 encoding and 8 bytes. After a
+    change, the values are kept in a plain list until the SharedList is pickled.
 
     >>> samples = SharedList([("a.jpg", 0), ("b.jpg", 1)])
     >>> samples[1], len(samples)
@@ -57,7 +57,8 @@ class SharedList(MutableSequence[T], Generic[T]):
         values: The values.
 
     Raises:
-        TypeError: If a value has an unsupported type, or not the type of the first value. The message names the value.
+        TypeError: If a value has an unsupported type, or a different type than the first value. The message names the
+            value.
         OverflowError: If an integer does not fit in 64 bits (signed).
     """
 
@@ -85,7 +86,7 @@ class SharedList(MutableSequence[T], Generic[T]):
             if step == 1:
                 return packed.take(start, max(start, stop))
             return [self[each] for each in range(start, stop, step)]
-        number = range(len(self))[index]  # This raises IndexError, and counts negative indices from the end.
+        number = range(len(self))[index]  # Raises IndexError, and supports negative indices.
         value: T = packed.take(number, number + 1)[0]
         return value
 
@@ -241,7 +242,7 @@ def _encode(text: str) -> bytes:
 
 
 class SharedNumbers:
-    """A few integers in memory that forked and spawned worker processes share. Any other copy has its own memory.
+    """A few integers in memory that forked and spawned worker processes share. Other copies have their own memory.
 
     Args:
         values: The initial integers.
@@ -321,7 +322,7 @@ def _make_arena(num_lines: int) -> _Arena:
     try:
         os.ftruncate(descriptor, num_lines * LINE)
         return _Arena(descriptor, num_lines)
-    except BaseException:  # Ctrl-C must not leave the descriptor open either.
+    except BaseException:  # Even Ctrl-C must not leave the descriptor open.
         os.close(descriptor)
         raise
 

@@ -1,8 +1,8 @@
-"""Read shards as streams, forwards only, such as the output of commands.
+"""Read shards sequentially from streams, such as the output of commands.
 
-WebDataset's own reader ignores some exit statuses, and checks the status only if a command has ended by the time of a
-read. It waits for up to two hours for a command that does not end. So this module starts commands as WebDataset does,
-but reads their output and exit status itself.
+WebDataset's own reader ignores some exit statuses, and does not check the status of a command that has not yet ended
+when its output is read. It waits for up to two hours for a command that does not end. So this module starts commands as
+WebDataset does, but reads their output and exit status itself.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from shardio.shards.tar_scan import IncompleteTarError, StreamedSample, Streamed
 from shardio.storage import Location, ReplacedError, find_url, make_path, parse_location, read_pieces
 
 COMMAND = "pipe:"
-"""The prefix of a stream's name that is a command, whose output is the stream."""
+"""The prefix of a stream's name if the stream is the output of a command."""
 
 KNOWN_SCHEMES = frozenset({"pipe", "http", "https", "gs", "htgs", "hf", "ais", "sftp", "ftps", "scp"})
 """The URL schemes that WebDataset opens. Users may register more."""
 
 PIPE_BYTES = 2**20
-"""The size of an enlarged pipe, in bytes. A command can continue while samples are decoded."""
+"""The size of an enlarged pipe, in bytes. It lets a command continue while samples are decoded."""
 
 MAX_POLL_MS = 2**31 - 1
 """The longest wait for bytes that the operating system supports, in milliseconds."""
 
 TERMINATION_S = 5.0
-"""The time that a command has to exit before it is killed, in seconds."""
+"""The time, in seconds, that a terminated command has to exit before it is killed."""
 
 MAX_SAID = 400
 """The maximum number of characters of a command's error output in a message."""
@@ -87,7 +87,7 @@ def find_streams(source: StreamNames) -> tuple[StreamSource, ...]:
     Raises:
         FileNotFoundError: If a local tar does not exist.
         FormatError: If a stream is named twice.
-        ImportError: If WebDataset is needed to open a stream, and is not installed.
+        ImportError: If a stream needs WebDataset, and it is not installed.
         LocationError: If a URL is not supported.
         ValueError: If nothing is named, or the braces of a pattern do not match.
     """
@@ -115,7 +115,7 @@ def _expand(pattern: str) -> list[str]:
 
     if "{" not in pattern or (not pattern.startswith(COMMAND) and make_path(pattern).exists()):
         return [pattern]
-    # braceexpand removes backslashes, and expands what the shell expands itself.
+    # Protect backslashes, which braceexpand removes, and ${…}, which the shell expands.
     escaped = re.sub(r"\\(?![{},])", r"\\\\", pattern)
     escaped = re.sub(r"\$\{([^{}]*)\}", r"$\\{\1\\}", escaped)
     try:
@@ -154,7 +154,7 @@ def is_opened_by_webdataset(name: str) -> bool:
     """Return whether WebDataset opens a stream, instead of one of shardio's stores.
 
     Raises:
-        ImportError: If WebDataset is not installed but needed.
+        ImportError: If the stream needs WebDataset, and it is not installed.
     """
     scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):", name)
     if scheme is None or scheme[1] == "file" or name.startswith("hf://datasets/"):
@@ -174,7 +174,7 @@ def import_gopen() -> Any:
         ImportError: If WebDataset is not installed.
     """
     try:
-        return importlib.import_module("webdataset.gopen")  # The attribute of this name is a function.
+        return importlib.import_module("webdataset.gopen")  # webdataset.gopen is also the name of a function.
     except ImportError as error:
         raise ImportError(
             f"streams of commands and of web servers need the package webdataset ({error}): "
@@ -384,7 +384,7 @@ class ByteStream(NamedTuple):
     Attributes:
         read: A function that returns the next bytes, or ``b""`` at the end. It raises StreamFailureError if the stream
             failed, and OSError if a stored object cannot be read.
-        close: A function that releases everything that the stream uses, at any point of the stream.
+        close: A function that releases all resources of the stream. It can be called at any time.
     """
 
     read: Callable[[], bytes]
@@ -407,7 +407,7 @@ class CommandStream:
         self._descriptor: int = pipe.stream.fileno()
         self._poll = select.poll()
         self._poll.register(self._descriptor, select.POLLIN)
-        with suppress(OSError, AttributeError):  # The system may refuse the size, and only Linux can set it.
+        with suppress(OSError, AttributeError):  # The system may refuse the size, and only Linux supports it.
             fcntl.fcntl(self._descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
     def read(self) -> bytes:
@@ -428,7 +428,7 @@ class CommandStream:
             ) from None
         if status:
             how = f"was ended by signal {-status}" if status < 0 else f"ended with exit status {status}"
-            is_permanent = status in (126, 127)  # The shell found no such program.
+            is_permanent = status in (126, 127)  # The shell cannot find or run the program.
             raise StreamFailureError(f"the command {how}{self._describe_output()}", is_permanent=is_permanent)
 
     def _describe_output(self) -> str:

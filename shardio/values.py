@@ -38,7 +38,7 @@ def check_integer(name: str, value: SupportsIndex, *, at_least: int | None = Non
     is_bool = isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
     try:
         number = None if is_bool else operator.index(value)
-    except (TypeError, ValueError):  # Including arrays of several values and of floats.
+    except (TypeError, ValueError):  # For example, an array of floats or of several values.
         number = None
     if number is None:
         raise TypeError(f"{name} must be an integer, got {value!r}")
@@ -52,7 +52,7 @@ def check_integer(name: str, value: SupportsIndex, *, at_least: int | None = Non
 def check_optional_integer(
     name: str, value: SupportsIndex | None, *, at_least: int | None = None, below: int | None = None
 ) -> int | None:
-    """Return None for None, and otherwise the result of :func:`check_integer`."""
+    """Return the result of :func:`check_integer`, or None if the value is None."""
     return None if value is None else check_integer(name, value, at_least=at_least, below=below)
 
 
@@ -109,8 +109,8 @@ def check_seconds(name: str, value: object) -> float:
     """Return a time in seconds as a Python float.
 
     Raises:
-        TypeError: If it is neither a number nor a string.
-        ValueError: If it is not a positive, finite number.
+        TypeError: If the value is neither a number nor a string.
+        ValueError: If the value is not a positive, finite number.
     """
     number = check_plain(name, value)
     if isinstance(number, str | bool) or not 0 < number < math.inf:
@@ -147,7 +147,7 @@ def parse_size(name: str, size: str | int) -> int:
 
     Args:
         name: The name of the setting, for messages.
-        size: The number, or a text such as ``256MiB`` or ``1GB``.
+        size: A number of bytes, or text such as ``256MiB`` or ``1GB``.
 
     Raises:
         TypeError: If the size is neither.
@@ -176,8 +176,8 @@ def parse_json(content: bytes | str) -> Any:
         content: The text, as a string or in UTF-8.
 
     Raises:
-        ValueError: If the text is not JSON in UTF-8 (RFC 8259), holds NaN or an infinity, or is nested too deeply. Also
-            if an object has a duplicate name, which parsers interpret differently.
+        ValueError: If the text is not JSON in UTF-8 (RFC 8259), holds NaN or an infinity, is nested too deeply, or has
+            an object with a duplicate name, which parsers interpret differently.
     """
     text = content if isinstance(content, str) else content.decode("utf-8-sig")
     try:
@@ -201,14 +201,13 @@ def _refuse_constant(name: str) -> Any:
 def load_function(target: str) -> Callable[..., Any]:
     """Load the function named by ``path/to/file.py:function`` or ``package.module:function``.
 
-    As with ``python -m``, modules in the current directory are also found. A file may import modules from its own
-    directory.
+    As with ``python -m``, modules may be in the current directory. A file may import modules from its own directory.
 
     Args:
         target: The file or module, and the name of a function or class in it.
 
     Raises:
-        ValueError: If the target has another form, or the file, module or function does not exist.
+        ValueError: If the target does not have this form, or the file, module or function does not exist.
     """
     path, _, name = target.rpartition(":")
     if path.endswith(".py"):

@@ -44,8 +44,8 @@ class Worker:
 
     Attributes:
         worker_id: Its number.
-        num_workers: The number of workers of its loader.
-        loader_seed: The seed that torch's loader drew for all of its workers; 0 in the training process.
+        num_workers: The loader's number of workers.
+        loader_seed: The seed that torch's loader drew for its workers; 0 in the training process.
     """
 
     worker_id: int
@@ -57,7 +57,7 @@ class Worker:
 class WorkerRng:
     """The random number generators of a worker that is a thread, seeded as torch seeds a worker process.
 
-    Threads share the global generators, so code that draws from those is not reproducible in worker threads.
+    Threads share the global generators, so code that draws from them is not reproducible in worker threads.
 
     Attributes:
         random_generator: Python's generator.
@@ -76,10 +76,10 @@ class WorkerInfo:
 
     Attributes:
         id: Its number.
-        num_workers: The number of workers of its loader.
+        num_workers: The loader's number of workers.
         seed: The seed of ``rng``.
         dataset: The loader's dataset, which all workers share; an iterable dataset is this worker's copy.
-        rng: Its own random number generators.
+        rng: The worker's own random number generators.
         worker_method: "thread".
     """
 
@@ -100,10 +100,10 @@ _thread = _Thread()
 
 
 def get_worker_info() -> Any:
-    """Return the calling worker of a DataLoader, in a worker process or a worker thread; None outside of workers.
+    """Return the DataLoader worker (process or thread) that calls this function; None outside of workers.
 
-    In worker processes, this returns the result of torch's ``get_worker_info``. That function supports one worker per
-    process, and returns None in worker threads; this one returns a :class:`WorkerInfo` there.
+    In worker processes, this returns the result of torch's ``get_worker_info``. In worker threads, where torch's
+    function returns None, it returns a :class:`WorkerInfo`.
     """
     if _thread.info is not None:
         _thread.has_asked = True
@@ -151,7 +151,7 @@ class CarriedWorld:
 
 
 def find_world(rank: int | None = None, world_size: int | None = None, *, carried: CarriedWorld | None = None) -> World:
-    """Return the world: given, carried, or from torch.distributed or torchrun's variables; by default, rank 0 of 1.
+    """Return the world from the arguments, torch.distributed or torchrun's variables; by default, rank 0 of 1.
 
     Raises:
         ValueError: If only one of rank and world size is given or set in the environment, or the rank is out of range.
@@ -246,8 +246,8 @@ def find_data_world(*, carried: CarriedWorld | None = None) -> World:
     """Return the world as :func:`find_world` does, if all of its ranks read different samples.
 
     Raises:
-        RuntimeError: If that is unclear, because there is a mesh with several dimensions. Under tensor, pipeline or
-            context parallelism, the ranks of one replica must read the same samples.
+        RuntimeError: If it is unclear whether they do, because there is a mesh with several dimensions. Under tensor,
+            pipeline or context parallelism, the ranks of one replica must read the same samples.
     """
     if (carried is None or not carried.is_for_here()) and (dims := _find_small_dims()):
         raise RuntimeError(
@@ -261,7 +261,7 @@ def find_data_world(*, carried: CarriedWorld | None = None) -> World:
 def _find_small_dims() -> list[str]:
     """Return the dimensions of meshes that have fewer ranks than the world.
 
-    If there is one, its mesh has other dimensions, even if these have only one rank each.
+    A mesh with such a dimension also has other dimensions, even if these have only one rank each.
     """
     import torch.distributed
 
@@ -270,7 +270,7 @@ def _find_small_dims() -> list[str]:
     from torch.distributed import distributed_c10d
 
     # torch keeps no list of meshes. Each dimension has a process group, whose description begins with "mesh_"; a
-    # dimension of all ranks has the default group.
+    # dimension with all ranks has the default group.
     groups = getattr(distributed_c10d._world, "pg_map", {})
     small = [group for group in groups if group.size() < torch.distributed.get_world_size()]
     described = (str(getattr(group, "group_desc", "")) for group in small)
@@ -298,13 +298,13 @@ def find_local_world_size() -> int:
 
 
 def find_worker() -> Worker:
-    """Return the calling worker of the rank."""
+    """Return the worker that calls this function; worker 0 of 1 outside of workers."""
     info = get_worker_info()
     return Worker(worker_id=0, num_workers=1) if info is None else _describe(info)
 
 
 def find_worker_over(dataset: object) -> Worker | None:
-    """Return the calling worker of a loader over exactly this dataset; None outside of its workers."""
+    """Return the calling worker if its loader's dataset is exactly this object, else None."""
     info = get_worker_info()
     return None if info is None or info.dataset is not dataset else _describe(info)
 
@@ -315,5 +315,5 @@ def is_torch_worker() -> bool:
 
 
 def _describe(info: Any) -> Worker:
-    # torch seeds each worker with the sum of both.
+    # torch seeds each worker with the sum of the loader's seed and the worker's ID.
     return Worker(worker_id=info.id, num_workers=info.num_workers, loader_seed=info.seed - info.id)

@@ -22,7 +22,7 @@ import hypothesis
 import typer
 from hypothesis import HealthCheck, given, strategies as st
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not an installed package.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not installed.
 
 from shardio import DataLoader
 from tests.buffers import find_buffers
@@ -75,17 +75,17 @@ def _run(what: str, test: Any, cases: int, seed: int, *strategies: st.SearchStra
         check(*drawn)
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # About more workers than processors, and the cost of resuming.
+        warnings.simplefilter("ignore")  # Warnings about the number of workers and the cost of resuming.
         run()
     took_s = time.perf_counter() - started
-    typer.echo(f"{num_run} programs of seed {seed} were {what}, without a difference, in {took_s:.0f} s")
+    typer.echo(f"{num_run} programs of seed {seed} were {what}, with no differences, in {took_s:.0f} s")
 
 
 @app.command()
 def leaks(loaders: Annotated[int, typer.Option(min=1, help="Number of loaders.")] = 1000) -> None:
-    """Create loaders, drop each one after half an epoch, and check that nothing is left of them."""
+    """Create loaders, drop each one after half an epoch, and check that they leave nothing behind."""
     started = time.perf_counter()
-    warnings.simplefilter("ignore")  # About more workers than processors.
+    warnings.simplefilter("ignore")  # Warnings about the number of workers.
     _leave(0)
     gc.collect()
     before = _count_resources()
@@ -97,7 +97,7 @@ def leaks(loaders: Annotated[int, typer.Option(min=1, help="Number of loaders.")
         typer.echo(f"after {loaders} loaders: {after}, expected {before}")
         raise typer.Exit(1)
     took_s = time.perf_counter() - started
-    typer.echo(f"{loaders} loaders, each dropped after half an epoch, left nothing in {took_s:.0f} s: {after}")
+    typer.echo(f"{loaders} loaders, each dropped after half an epoch, left nothing behind, in {took_s:.0f} s: {after}")
 
 
 def _leave(number: int) -> None:

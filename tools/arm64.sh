@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # Runs tests of the last commit on an emulated 64-bit ARM processor, in a separate Debian system. As root:
 #   bash tools/arm64.sh [TEST…]
-# Without arguments, runs the tests of everything that depends on the processor. Compiling the kernel alone takes six
-# minutes. Needs the packages debootstrap, qemu-user-static and binfmt-support. If ARM64_ROOT is set, the system is kept
-# there. OPENCV sets the version of OpenCV to install (default: the newest).
+# Without arguments, runs all tests that depend on the processor.
+# Compiling the kernel alone takes six minutes.
+# Needs the packages debootstrap, qemu-user-static and binfmt-support.
+# If ARM64_ROOT is set, the system is kept in that directory.
+# OPENCV sets the version of OpenCV to install (default: the newest).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

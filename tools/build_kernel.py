@@ -2,8 +2,9 @@
 
     python tools/build_kernel.py    compile it, unless it is already compiled from the same source
 
-hatch_build.py does this when it builds shardio. It needs numba, xxhash and a linker: the C compiler named by CC, the
-system's compiler, or that of the package ziglang. Two builds with the same versions of these produce identical bytes.
+hatch_build.py runs this script when it builds shardio. The script needs numba, xxhash and a linker: the C compiler
+named by CC, the system's compiler, or that of the package ziglang. Two builds with the same versions of these produce
+identical bytes.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def link(content: bytes, path: Path) -> None:
 
 
 def import_without_dependencies(*packages: str) -> None:
-    """Make modules of these packages importable without the packages' own imports, which may not be installed."""
+    """Make the modules of packages importable without running the packages' own imports, which may fail."""
     sys.path.insert(0, str(ROOT))
     for name in packages:
         package = ModuleType(name)

@@ -1,4 +1,4 @@
-"""Kill processes that share a cache, and check that it stays within its size and never holds a wrong byte.
+"""Kill processes that share a cache, and check that the cache stays within its size and never holds a wrong byte.
 
     python tools/cache_campaign.py --kills 50
 
@@ -26,7 +26,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not an installed package.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not installed.
 
 from shardio import ImageFolder, ShardDataset, ShardWriter
 from shardio.storage import make_access, parse_location
@@ -114,7 +114,7 @@ class Reader:
         assert victim is not None
         try:
             os.kill(victim, signal.SIGKILL)
-        except ProcessLookupError:  # The storage process was killed before: its successor is unknown here.
+        except ProcessLookupError:  # The storage process was killed before, and its successor is unknown here.
             return self.kill(storage_process=False)
         if not storage_process:
             self._process.join()
@@ -163,7 +163,7 @@ def read_files(end: Connection, folder: Path, url: str, access: dict[str, Any], 
 
 
 def read_until_asked(end: Connection, read: Callable[[int], bool]) -> None:
-    """Read epochs until the campaign asks to stop; exit if one is wrong."""
+    """Read epochs until the campaign requests a stop; exit if an epoch is wrong."""
     process = client()._process
     assert process is not None
     end.send(process.pid)
@@ -210,7 +210,7 @@ def check_copies(cache: Path, originals: Mapping[str, bytes], max_bytes: int) ->
         try:
             with path.open("rb") as file:
                 used += os.fstat(file.fileno()).st_blocks * 512
-                # Read the marks first: a block that is not marked yet may be written meanwhile.
+                # Read the marks first, because an unmarked block may still be incomplete.
                 file.seek(len(original))
                 marks = np.frombuffer(file.read(-(-len(original) // BLOCK)), np.uint8)
                 file.seek(0)
@@ -223,7 +223,7 @@ def check_copies(cache: Path, originals: Mapping[str, bytes], max_bytes: int) ->
                 sys.exit(f"block {block} of {path.name} is wrong")
         num_present += int(np.count_nonzero(marks))
     if used > max_bytes:
-        sys.exit(f"the cache takes {used} bytes, more than {max_bytes}")
+        sys.exit(f"the cache uses {used} bytes, more than {max_bytes}")
     return num_present
 
 

@@ -14,7 +14,7 @@ INTERRUPTED = 130
 
 
 def make_progress(what: str) -> Progress:
-    """Return a progress bar on standard error. ``what`` names the things that it counts."""
+    """Return a progress bar on standard error. ``what`` names the counted items."""
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     return Progress(*columns, console=Console(stderr=True))
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Checks lint, format and types, and runs the tests. With --all as the first argument, also runs the slow tests, as CI
-# does. Passes other arguments to pytest.
+# Checks lint, format and types, and runs the tests.
+# With --all as the first argument, also runs the slow tests, as CI does.
+# Passes other arguments to pytest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ "${1:-}" = --all ]; then
@@ -13,6 +14,6 @@ fi
 .venv/bin/mypy
 # The tests start hundreds of processes, each of which would compile the package again.
 unset PYTHONDONTWRITEBYTECODE
-# Two test processes share the processors, so each computes in one thread.
+# Two test processes share the processors, so each uses one thread.
 export OMP_NUM_THREADS=1
 exec .venv/bin/pytest --numprocesses 2 --dist worksteal --durations 20 --durations-min 3 "$@"

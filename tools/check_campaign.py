@@ -1,7 +1,7 @@
-"""Plant faults in loaders and verify that the checker identifies each one, and that it accepts all right loaders.
+"""Plant faults in loaders, and verify that the checker identifies each fault and accepts all correct loaders.
 
-The cases are defined in ``tests/check/``; the tests run the quick ones. The output is two tables in
-Markdown. The campaign fails if the checker misses or misnames a fault, or calls a right loader wrong.
+The cases are defined in ``tests/check/``, and the tests run the quick cases. The output is two tables in Markdown. The
+campaign fails if the checker misses or misnames a fault, or rejects a correct loader.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not an installed package.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not installed.
 
 import shardio
 from tests.check.cases import Case
@@ -40,7 +40,7 @@ def main(
     only: Annotated[str, typer.Option(help="Run only the cases whose names contain this text.")] = "",
     quick: Annotated[bool, typer.Option(help="Skip cases with worker processes or 10^6 samples.")] = False,
 ) -> None:
-    """Run the checker on planted faults and on right loaders."""
+    """Run the checker on planted faults and on correct loaders."""
     warnings.filterwarnings("ignore", message="This DataLoader will create")
     start, num_wrong = time.perf_counter(), 0
     with tempfile.TemporaryDirectory() as work:

@@ -1,7 +1,7 @@
 """Count what a newcomer has to read: files, lines, imports, words and tests of a checkout.
 
-``python tools/count_house.py [CHECKOUT …] [--junit FILE …]`` prints one column for each checkout. The environment that
-runs this script must be able to import each of them.
+``python tools/count_house.py [CHECKOUT …] [--junit FILE …]`` prints one column for each checkout. The script's
+environment must have the dependencies of each checkout.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ with tempfile.TemporaryDirectory() as folder:
         pass
 print(sum(name.split(".")[0] == "shardio" for name in sys.modules))
 """
-"""Packs an image, loads it as a batch, and prints the number of shardio's modules that this imports."""
+"""A program that packs an image, loads it in a batch, and prints how many of shardio's modules are then imported."""
 
 
 def count(checkout: Path, junit: Path | None) -> Iterator[tuple[str, str]]:
-    """Yield the name and the value of each figure of a checkout."""
+    """Yield the name and value of each statistic of a checkout."""
     package = checkout / "shardio"
     kernel = package / "images" / "kernel"
     paths = sorted(package.rglob("*.py"))

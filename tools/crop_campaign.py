@@ -1,8 +1,8 @@
 """Render random crops of photographs, and compare their pixels with those of a full decode.
 
 Each chunk holds several photographs, some of them tiled or turned by EXIF, with one or more crops of each. The kernel
-renders all crops of a chunk together where possible. The crops are compared with those of simplejpeg, OpenCV and
-Pillow.
+renders all crops of a chunk together where possible. The campaign compares the crops with those of simplejpeg, OpenCV
+and Pillow.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not an installed package.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not installed.
 
 from shardio.images import CropPlan, JpegPicture, PlannedCrop, Resampling, open_image, render_crops
 from shardio.images.jpeg import Box
@@ -73,7 +73,7 @@ def main(
         if num_done >= crops:
             break
     counts = ", ".join(f"{count} by {name}" for name, count in sorted(decoders.items()))
-    print(f"{num_done} crops of {len(paths)} photographs are right ({counts}), in {time.monotonic() - began:.0f} s")
+    print(f"{num_done} crops of {len(paths)} photographs are correct ({counts}), in {time.monotonic() - began:.0f} s")
 
 
 def open_photograph(path: Path, random: np.random.Generator) -> Photograph:
@@ -105,7 +105,7 @@ def check_crops(photographs: list[Photograph], num_crops: int, random: np.random
         decoders.update(rendered.decoder_names)
         for row, (photograph, found) in enumerate(zip(photographs, rendered.images, strict=True)):
             if not np.array_equal(found, _render(photograph.pixels, crop.plan, row)):
-                raise AssertionError(f"{photograph.name}: wrong pixels by {crop.plan.take(np.array([row]))}")
+                raise AssertionError(f"{photograph.name}: wrong pixels with {crop.plan.take(np.array([row]))}")
     return decoders
 
 
@@ -116,7 +116,7 @@ def _draw_plan(photographs: list[Photograph], random: np.random.Generator) -> Cr
     boxes = [random_boxes(*photograph.picture.size, 1, random)[0] for photograph in photographs]
     sizes = np.array([(height, width)] * n)
     windows = np.concatenate([np.zeros((n, 2), np.int64), sizes], axis=1)
-    if random.random() < 0.3:  # Windows of resized boxes of other sizes, some of them beyond the box.
+    if random.random() < 0.3:  # Windows that differ from the resized boxes, and may extend beyond them.
         sizes = random.integers(1, LARGEST, (n, 2))
         windows[:, :2] = random.integers(-20, np.maximum(sizes, 1))
     elif random.random() < 0.1:  # Not resized.

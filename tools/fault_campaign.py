@@ -1,12 +1,13 @@
-"""Read from an object store whose network fails at random: each sample arrives once per epoch, unchanged.
+"""Read from an object store over a network that fails at random, and check that each epoch is complete and correct.
 
     python tools/fault_campaign.py --faults 10000
 
-A real object store (SeaweedFS) stands behind a proxy that spoils a share of all responses in every way that it
-supports: error statuses, expired credentials, resets, stalls, bodies that are cut off, too long or corrupt, wrong
-ranges, and false claims that an object has changed. One rank or three ranks read each epoch, each with two worker
-processes, through a cache that is much smaller than the dataset. The order and the bytes of the delivered samples must
-be those of the local dataset. The campaign continues until the proxy has injected the number of faults.
+A proxy in front of a real object store (SeaweedFS) injects every kind of fault that it supports into a fraction of all
+responses. The faults are error statuses, expired credentials, resets, stalls, bodies that are truncated, too long or
+corrupt, wrong ranges, and false claims that an object has changed. One rank or three ranks read each epoch, each with
+two worker processes, through a cache that is much smaller than the dataset. The order and the bytes of the delivered
+samples must be those of the local dataset. The campaign continues until the proxy has injected the requested number of
+faults.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not an installed package.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not installed.
 
 from shardio import DataLoader, ShardDataset, ShardWriter
 from tests.faults.proxy import KINDS, FaultProxy, Script
@@ -29,12 +30,12 @@ from tests.servers.server import Server, upload
 from tests.servers.stores import run_seaweedfs
 
 STALL_S = 0.5
-"""The time-out of a request that makes no progress."""
+"""The timeout, in seconds, of a request that makes no progress."""
 
 
 def main(
     faults: Annotated[int, typer.Option(min=1, help="Number of faults to inject.")] = 10_000,
-    rate: Annotated[float, typer.Option(min=0, max=0.9, help="Share of responses that are spoiled.")] = 0.2,
+    rate: Annotated[float, typer.Option(min=0, max=0.9, help="Fraction of responses with faults.")] = 0.2,
     samples: Annotated[int, typer.Option(min=100, help="Number of samples.")] = 2000,
     seed: Annotated[int, typer.Option(help="Seed of data and faults.")] = 0,
 ) -> None:
@@ -54,7 +55,7 @@ def main(
                     injected = Counter(counts.num_faults)
                     epoch += 1
                     print(
-                        f"epoch {epoch}: right; {counts.num_requests} requests, {injected.total()} faults, "
+                        f"epoch {epoch}: correct; {counts.num_requests} requests, {injected.total()} faults, "
                         f"{time.monotonic() - began:.0f} s",
                         flush=True,
                     )

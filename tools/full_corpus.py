@@ -1,4 +1,4 @@
-"""Make JPEG files of every kind, far more than the tests use: all sizes, qualities, factors and options."""
+"""Create JPEG files of every kind, far more than the tests use: all sizes, qualities, factors and options."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from tests.images.pictures import Array, make_picture
 
 
 def full_corpus() -> Iterator[JpegFile]:
-    """Yield the small corpus, all sizes up to 70x70, all qualities, all factors and the product of options."""
+    """Yield the small corpus, all sizes up to 70x70, all qualities, all factors and all combinations of options."""
     yield from small_corpus()
     sizes = [(8, 8), (9, 15), (16, 16), (33, 65), (64, 1), (3, 100)]
     for quality in range(1, 101):
-        if quality != 85:  # The small corpus has them.
+        if quality != 85:  # The small corpus has the files with quality 85.
             yield from real_encoders([(20, 35)], quality)
     yield from every_size(range(1, 71))
     single = [(h, v) for h in range(1, 5) for v in range(1, 5)]
@@ -63,7 +63,7 @@ def full_corpus() -> Iterator[JpegFile]:
 
 
 def every_size(sides: range) -> Iterator[JpegFile]:
-    """Yield each width with each height once, by random encoders and with random options."""
+    """Yield one file for each width and height, from a random encoder with random options."""
     encoders: dict[str, tuple[list[str], Callable[[Array, str, int], bytes]]] = {
         "pillow": (["gray", *PILLOW_SAMPLINGS], _pillow_of),
         "cv2": (list(CV2_SAMPLINGS), _cv2_of),
@@ -89,7 +89,7 @@ def every_size(sides: range) -> Iterator[JpegFile]:
 
 
 def product(sizes: Sizes) -> Iterator[JpegFile]:
-    """Yield the product of many options."""
+    """Yield a file for each combination of several options."""
     axes: dict[str, list[Any]] = {
         "factors": [*SAMPLINGS.values(), ODD_FACTORS["4:1:0"], ODD_FACTORS["larger chroma"]],
         "huffman": ["standard", "best", "deep"],

@@ -1,8 +1,8 @@
-"""Damage hundreds of thousands of small image files at random, and read and tile them.
+"""Damage hundreds of thousands of small image files at random, then read and tile them.
 
 Each file has its own seed, so ``--only`` can repeat one that breaks a law. The laws are those of
-``tests/images/fuzz_laws.py``: reading gives a meaningful error or the right pixels. It never crashes, and never takes
-more than a few seconds or a little memory.
+``tests/images/fuzz_laws.py``: reading gives a meaningful error or the right pixels. Reading never crashes, and never
+takes more than a few seconds or a little memory.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from typing import Annotated, BinaryIO
 
 import typer
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not an installed package.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not installed.
 
 from tests.images.fuzz_laws import check_file, make_damaged_file
 from tests.images.mutations import write_originals
 from tools.campaigns import INTERRUPTED, describe_end, make_progress, show
 
 LIMIT_S = 5
-"""The time limit of a file in seconds. A file that exceeds it ends its process."""
+"""The time limit for a file, in seconds. A file that exceeds it ends the process that reads it."""
 
 MEMORY = 512 * 2**20
-"""Bytes of address space that reading may add to what the process has after the warm-up."""
+"""The number of bytes of address space that the process may add after the warm-up."""
 
 WARM_UP = 300
 """The number of files to read before memory is measured, to compile loops and fill caches."""
@@ -70,12 +70,12 @@ class Report:
 
 
 def check_seed(seed: int, note: BinaryIO) -> list[str]:
-    """Read the file of a seed, after writing a copy of it to ``note``; return the outcomes."""
+    """Write the file of a seed to ``note``, check it, and return the outcomes."""
     content, made_of, rng = make_damaged_file(seed, ORIGINALS)
     note.seek(0)
     note.truncate()
     note.write(content)
-    signal.alarm(LIMIT_S)  # Its default action ends the process, even if it hangs outside Python.
+    signal.alarm(LIMIT_S)  # SIGALRM ends the process, even if it hangs outside Python.
     try:
         return check_file(content, made_of, rng)
     finally:
@@ -86,7 +86,7 @@ ORIGINALS = write_originals()
 
 
 def run_seeds(seeds: range, reports: Connection, path: Path) -> None:
-    """Check the files of seeds in this process and report; stop at one that breaks a law."""
+    """Check the files of seeds in this process, and send reports. Stop at the first file that breaks a law."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with path.open("wb", buffering=0) as note:
         _report_seeds(seeds, reports, note)
@@ -118,7 +118,7 @@ def _limit_memory() -> None:
 
 
 def run_jobs(seeds: range, num_jobs: int, folder: Path) -> Iterator[tuple[Report, Path]]:
-    """Check seeds in processes; yield each report and the path of that process's file, up to the first broken law."""
+    """Check seeds in processes. Yield each report and the path of the process's file, up to the first broken law."""
     context = multiprocessing.get_context("spawn")
     jobs = []
     for i in range(num_jobs):
@@ -155,7 +155,7 @@ def main(
     save: Annotated[Path, typer.Option(help="Folder for a file that breaks a law.")] = Path("fuzz-failures"),
     only: Annotated[int | None, typer.Option(min=0, help="Read only the file of this seed, in this process.")] = None,
 ) -> None:
-    """Damage small image files at random, and read and tile them."""
+    """Damage small image files at random, then read and tile them."""
     if only is not None:
         save.mkdir(parents=True, exist_ok=True)
         with (save / f"seed-{only}").open("wb", buffering=0) as copy:
@@ -191,7 +191,7 @@ def main(
 
 
 def _save(note: Path, folder: Path) -> Path:
-    """Keep a file that breaks a law under a unique name."""
+    """Save a file that breaks a law under a unique name."""
     folder.mkdir(parents=True, exist_ok=True)
     content = note.read_bytes() if note.exists() else b""
     kept = folder / f"{int(time.time())}-{os.getpid()}.image"

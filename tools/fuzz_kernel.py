@@ -27,19 +27,19 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not an installed package.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not installed.
 
 from tests.images.fuzz_laws import make_damaged_file
 from tests.images.mutations import Originals, write_originals
 from tools.guarded_kernel import Chunk, ForeignAccessError, compile_checked, load_guarded
 
 CHUNK = 4
-"""The number of files that one call of the kernel renders, in rows of one size. With more files, fewer of them would
+"""The number of files that one call of the kernel renders, in rows of equal size. With more files, fewer of them would
 lie next to the inaccessible pages.
 """
 
 LIMIT_S = 60
-"""The time limit of a chunk in seconds. A chunk that exceeds it ends the process."""
+"""The time limit for a chunk, in seconds. A chunk that exceeds it ends the process."""
 
 PROBLEM = 1
 """The process's exit code if the kernel accessed memory other than its own."""
@@ -51,7 +51,7 @@ class Job:
 
     Attributes:
         guard: Whether to run the kernel as users run it.
-        tight: The number of pixels to compile the kernel for, without ``guard``; None for the usual number.
+        tight: The number of pixels for which to compile the kernel, without ``guard``; None for the usual number.
         seed: The campaign's seed.
         files: The indices of the files.
         num_at_once: The number of files per call.
@@ -73,7 +73,7 @@ class Job:
         return " --guard" if self.guard else f" --tight {self.tight}" if self.tight else ""
 
     def calls(self) -> Iterator[range]:
-        """Yield the files of each call. A call never includes files of two chunks, whose rows differ in size."""
+        """Yield the files of each call. Files of two chunks never share a call, because their rows differ in size."""
         start = self.files.start
         while start < self.files.stop:
             stop = min(start + self.num_at_once, (start // CHUNK + 1) * CHUNK, self.files.stop)
@@ -82,15 +82,15 @@ class Job:
 
 
 def run(job: Job) -> None:
-    """Do a job in this process, and end the process when something is wrong."""
+    """Run a job in this process. End the process at the first error."""
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     originals = write_originals()
     render = load_guarded() if job.guard else compile_checked(job.tight)
-    render(Chunk([], [], [], (1, 1), at_end=True))  # Compile everything before the clock starts.
+    render(Chunk([], [], [], (1, 1), at_end=True))  # Compile everything before the time limit applies.
     for files in job.calls():
         job.begun.value = files.start
-        signal.alarm(LIMIT_S)  # Its default action ends the process, even while the kernel runs.
+        signal.alarm(LIMIT_S)  # SIGALRM ends the process, even while the kernel runs.
         try:
             is_done = render(_make_chunk(job.seed, files, originals))
         except ForeignAccessError as error:
@@ -111,7 +111,7 @@ def _make_chunk(seed: int, files: range, originals: Originals) -> Chunk:
 
 
 def _make_plan(content: bytes, rng: random.Random) -> tuple[int, ...]:
-    """Return a plan for a part of a file, which mostly lies within the image."""
+    """Return a plan for a part that usually lies within the image."""
     frame = content.find(b"\xff\xc0\0") + 5
     sides = [int.from_bytes(content[at : at + 2], "big") for at in (frame, frame + 2)]
     if rng.random() < 0.15:
@@ -126,7 +126,7 @@ def _make_plan(content: bytes, rng: random.Random) -> tuple[int, ...]:
 
 
 def watch(job: Job, progress: Progress) -> str:
-    """Do a job in a separate process; return what ended it, or an empty string if it finished."""
+    """Run a job in a separate process. Return the error that ended it, or an empty string if it finished."""
     process = multiprocessing.get_context("spawn").Process(target=run, args=(job,))
     process.start()
     task = progress.add_task("files", total=len(job.files))
@@ -166,7 +166,7 @@ def main(
 
 
 def _name_file(job: Job, end: str, progress: Progress) -> str:
-    """Return the message for a job that ended early: the file that ends it alone, or the files that do so together."""
+    """Return the message for a job that ended early, which names the file or files that ended it."""
     files = next((call for call in job.calls() if call.start == job.begun.value), None)
     if files is None:
         return f"{end}, before the first file"

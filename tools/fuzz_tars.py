@@ -1,7 +1,7 @@
 """Read millions of random hostile tars and indexes.
 
 Each input has its own seed, so ``--only`` can repeat one that breaks a law. The laws are those of
-``tests/shards/tar_laws.py``: reading gives one of shardio's errors, or the samples that tarfile reads. It never
+``tests/shards/tar_laws.py``: reading gives one of shardio's errors, or the samples that tarfile reads. Reading never
 crashes, never takes more than a few seconds or a little memory, and never writes a file outside its folder.
 """
 
@@ -26,18 +26,18 @@ from typing import Annotated, Any
 
 import typer
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not an installed package.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not installed.
 
 from tools.campaigns import INTERRUPTED, describe_end, make_progress, show
 
 LIMIT_S = 2
-"""Seconds of processor time for each way of reading an input."""
+"""The processor time, in seconds per MiB, for each way of reading an input."""
 
 MEMORY = 64 * 2**20
-"""Bytes of address space that reading may add to what the process has after the warm-up."""
+"""The number of bytes of address space that the process may add after the warm-up."""
 
 MEMORY_PER_BYTE = 20
-"""Bytes of address space that reading may add for each byte of an input."""
+"""The number of bytes of address space that the process may also add for each byte of an input."""
 
 WARM_UP = 200
 """The number of inputs to read before memory is measured, to import modules and fill caches."""
@@ -45,16 +45,16 @@ WARM_UP = 200
 INPUTS_PER_REPORT = 1000
 
 INPUTS_PER_FOLDER = 100
-"""One of this number of inputs is also read from a disk."""
+"""The number of inputs of which one is also read from a folder."""
 
 MAX_FAILURES = 20
 
 MEMORY_FOLDER = "/dev/shm" if Path("/dev/shm").is_dir() else None
-"""The folder for files, in memory: writes to a disk would take most of the time."""
+"""The folder for files. It is in memory, because writes to a disk would take most of the time."""
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.symlink", "os.link", "os.rmdir", "os.truncate", "os.chmod"}
-"""Audited events that change paths."""
+"""The audit events of functions that change paths."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -75,7 +75,7 @@ class Report:
 
 
 class Limits:
-    """Limits processor time and memory of this process, and records changes of paths outside a folder."""
+    """Limits on the processor time and memory of this process, and a record of changed paths outside a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.changed: list[str] = []
@@ -90,9 +90,8 @@ class Limits:
 
     def start(self, num_bytes: int) -> None:
         """Limit the time and the memory until the next call, given the size of an input."""
-        signal.setitimer(
-            signal.ITIMER_PROF, LIMIT_S * max(1, num_bytes / 2**20)
-        )  # Its default action ends the process.
+        # SIGPROF ends the process.
+        signal.setitimer(signal.ITIMER_PROF, LIMIT_S * max(1, num_bytes / 2**20))
         if self._num_bytes is not None:
             _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
             resource.setrlimit(resource.RLIMIT_AS, (self._num_bytes + MEMORY_PER_BYTE * num_bytes, hard_limit))
@@ -110,17 +109,17 @@ class Limits:
                 return
         elif event in CHANGES:
             if arguments[-1] not in (-1, None) and event in ("os.remove", "os.rmdir"):
-                return  # Relative to an open folder: shutil.rmtree.
+                return  # shutil.rmtree passes a path relative to an open folder.
             path = arguments[0]
         else:
             return
-        is_cache = "/__pycache__/" in os.fsdecode(path)  # A module is imported for the first time.
+        is_cache = "/__pycache__/" in os.fsdecode(path)  # The first import of a module writes bytecode.
         if not is_cache and not os.fsdecode(path).startswith((self._folder, "/dev/null")):
             self.changed.append(f"{event} {path!r}")
 
 
 def run_seeds(seeds: range, reports: Connection, current: Any, folder: Path) -> None:
-    """Check the inputs of seeds in this process and report; stop at one that breaks a law."""
+    """Check the inputs of seeds in this process, and send reports. Stop at the first input that breaks a law."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["XDG_CACHE_HOME"] = tempfile.tempdir = str(folder)
     limits = Limits(folder)
@@ -141,7 +140,7 @@ def run_seeds(seeds: range, reports: Connection, current: Any, folder: Path) -> 
 
 
 def check_seed(seed: int, limits: Limits, outcomes: Counter[str], folder: Path) -> str | None:
-    """Read the input of a seed; add the outcomes, and return the law that it breaks, or None."""
+    """Check the input of a seed, and add its outcomes. Return the law that it breaks, or None."""
     from tests.shards.hostile import make_shard
     from tests.shards.tar_laws import Laws
 
@@ -160,7 +159,7 @@ def check_seed(seed: int, limits: Limits, outcomes: Counter[str], folder: Path) 
 
 
 def run_job(seeds: range, folder: Path) -> Iterator[Report]:
-    """Check seeds in processes, one at a time; yield reports. After a broken law, a new process continues."""
+    """Check seeds in a process, and yield reports. After a broken law, a new process continues."""
     context = multiprocessing.get_context("spawn")
     current = context.RawValue("q", seeds.start)
     while seeds:
@@ -261,7 +260,7 @@ def _save(seed: int, folder: Path) -> str:
 
 
 def run_atheris(options: list[str], save: Path) -> None:
-    """Run atheris, which changes inputs to reach new lines of shardio and tarfile, and then ends the process."""
+    """Run atheris, which changes inputs to reach new lines of shardio and tarfile, then exits the process."""
     try:
         atheris: Any = import_module("atheris")
     except ImportError:

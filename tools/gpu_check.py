@@ -1,10 +1,9 @@
 """Run everything that needs a GPU, in stages, and write the results to one folder: see tools/gpu_check.sh.
 
-Each stage has its own time limit, and none stops the next one. The most valuable stages come first. Output is printed
-as it arrives. The folder contains ``stages.json`` (the results), ``summary.md`` (one page), ``log.txt`` (all output)
-and the files that the stages write. A second call with the same folder adds its stages, so stages can be spread over
-several
-commands: without ``--stage``, a call runs those that fit into seven minutes.
+Each stage has its own time limit, and the next stage runs even if it fails. The most valuable stages come first. Output
+is printed as it arrives. The folder contains ``stages.json`` (the results), ``summary.md`` (one page), ``log.txt`` (all
+output) and the files that the stages write. A second call with the same folder adds its stages to the results, so
+stages can be spread over several calls. Without ``--stage``, a call runs the stages that fit into seven minutes.
 
 Only the standard library is imported here, because packages may be missing.
 """
@@ -36,10 +35,10 @@ BUDGET_S = 7 * 60.0
 """The time for a call, unless ``--budget`` sets another."""
 
 FIRST_CALL = ("facts", "tests", "memory")
-"""The stages of a call that names none."""
+"""The stages that run if a call names none."""
 
 END_S = 5.0
-"""Seconds that a stage may take to end after its time is up, before it is killed."""
+"""The time, in seconds, that a stage has to end after its time limit before it is killed."""
 
 CUDA_TESTS = ("tests/device/test_cuda.py", "tests/device/test_mixing.py", "tests/train/test_cuda.py")
 """The files with tests that need CUDA. Others may import packages that such machines lack."""
@@ -48,10 +47,10 @@ RESULTS = "RESULTS"
 """The placeholder in a stage's command for the directory to which the stage writes JSON files."""
 
 NUM_LINES = 40
-"""The number of a stage's last lines that the page shows."""
+"""The number of lines from the end of a stage's output that the page shows."""
 
 NUM_REASON_LINES = 10
-"""The number of a failed stage's last lines that are printed at the end."""
+"""The number of lines from the end of a failed stage's output that are printed last."""
 
 LOOK_S = 0.2
 """The interval at which the output of a stage is read, in seconds."""
@@ -63,10 +62,10 @@ class Stage:
 
     Attributes:
         name: Its name.
-        what: A description of what it shows.
+        what: A description of its results.
         command: Its command, with ``RESULTS`` for the directory of the JSON files that it writes.
-        share: Its share of the budget, relative to the shares of the stages that run with it.
-        program: A program that it needs; without it, the stage is left out.
+        share: Its share of the budget, relative to the shares of the other stages of the call.
+        program: A program that the stage needs. If it is not installed, the stage is left out.
     """
 
     name: str
@@ -120,8 +119,8 @@ def run_stages(
 
     Args:
         stages: The stages.
-        out: The folder for the results. Results of other stages in it are kept.
-        budget_s: The time limit of all stages together, in seconds.
+        out: The folder for the results. Existing results of other stages are kept.
+        budget_s: The time limit for all stages together, in seconds.
         environment: Additional environment variables.
     """
     out.mkdir(parents=True, exist_ok=True)
@@ -184,7 +183,7 @@ def _run_stage(stage: Stage, out: Path, limit_s: float, environment: dict[str, s
 
 
 def _follow(process: subprocess.Popen[bytes], log: Path, start: int, ends_at: float) -> str | None:
-    """Print what a process adds to the log until it ends; return its outcome, or None if its time is up."""
+    """Print the output that a process adds to the log until it ends. Return its outcome, or None after a timeout."""
     with log.open("rb") as output:
         output.seek(start)
         while True:
@@ -211,12 +210,12 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
-    except ValueError as error:  # A stage that was terminated may have written only a part.
+    except ValueError as error:  # A terminated stage may have written only a part.
         return f"not JSON: {error}"
 
 
 def _write_results(out: Path, found: Sequence[dict[str, Any]]) -> None:
-    """Write the results of these stages, and of other stages in earlier calls, as JSON and as a page."""
+    """Write the results of these stages, and those of other stages from earlier calls, as JSON and as a page."""
     path = out / "stages.json"
     earlier = json.loads(path.read_text())["stages"] if path.exists() else []
     names = [one["name"] for one in found]
@@ -254,9 +253,9 @@ def find_problem(device: str) -> str | None:
 
 
 def install_missing(wheels: Path, packages: Path) -> list[str]:
-    """Install the wheels of packages that are not installed into a directory; return their names.
+    """Install missing packages from wheels into a directory, and return their names.
 
-    From shardio's wheel, only the compiled kernel is used: the checkout has the rest.
+    From shardio's wheel, only the compiled kernel is used, because the checkout has the rest.
     """
     searched = [*sys.path, str(packages)]
     installed = {name_of(found.name) for found in importlib.metadata.distributions(path=searched) if found.name}

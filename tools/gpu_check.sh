@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# On a machine with an NVIDIA GPU: runs everything that needs one, in stages, each within its share of a time budget.
+# Runs everything that needs an NVIDIA GPU, in stages, each within its share of a time budget.
 #   bash tools/gpu_check.sh [--wheels DIR] [--out DIR]       facts, tests and transfers, in seven minutes
 #   bash tools/gpu_check.sh … --stage photographs --stage sanitizer --budget 4m          --help lists the options
-# Runs with .venv's Python, or set PYTHON to another one. Downloads nothing: tools/gpu_wheels.sh collects wheels.
+# Uses .venv's Python by default; set PYTHON to use another one.
+# Downloads nothing: tools/gpu_wheels.sh collects wheels.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

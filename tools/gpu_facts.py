@@ -1,8 +1,8 @@
 """Measure what needs a GPU: transfers, pinning, stalls, normalization. ``python -m tools.gpu_facts [--device cpu]``.
 
-Each fact is measured separately: if a measurement fails, its error is the result. ``--device cpu`` measures those that
-need no GPU, as a rehearsal. The results are printed and, with ``--results DIR``, written to ``DIR/facts.json`` after
-each fact.
+Each fact is measured separately: if a measurement fails, its error is the result. As a rehearsal, ``--device cpu``
+measures the facts that need no GPU. The results are printed and, with ``--results DIR``, written to ``DIR/facts.json``
+after each fact.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BATCH = (256, 3, 224, 224)
 """The shape of a batch of images."""
 
 BUFFER_BYTES = int(np.prod(BATCH))
-"""The size of its memory in bytes, as uint8."""
+"""The size of this batch in bytes, as uint8."""
 
 NORMALIZE = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
@@ -90,7 +90,7 @@ def check_refused_registration(device: torch.device) -> Facts:
     second_half = memory.ctypes.data + memory.nbytes // 2
     first = int(cudart.cudaHostRegister(second_half, memory.nbytes // 2, 0))
     try:
-        Registration(device)(memory)  # They overlap, so CUDA refuses.
+        Registration(device)(memory)  # CUDA refuses the overlapping registration.
         total = int(torch.ones(1000, device=device).sum())
     finally:
         cudart.cudaHostUnregister(second_half)
@@ -99,13 +99,13 @@ def check_refused_registration(device: torch.device) -> Facts:
 
 
 def check_plain_iteration(device: torch.device) -> Facts:
-    """Iterate over a loader plainly after a prefetcher has used it: none of its buffers may be pinned."""
+    """Iterate over a loader without a prefetcher after one has used it: none of its buffers may be pinned."""
     with tempfile.TemporaryDirectory() as folder:
         loader = _make_loader(Path(folder), persistent_workers=True)
         for _ in DevicePrefetcher(loader, device):
             pass
         num_pinned = sum(images.is_pinned() for images, _ in loader)
-    check(num_pinned == 0, f"{num_pinned} batches of a plain iteration are pinned")
+    check(num_pinned == 0, f"{num_pinned} batches are pinned in an iteration without a prefetcher")
     return {"pinned_batches": num_pinned}
 
 
@@ -127,7 +127,7 @@ def measure_normalization(device: torch.device) -> Facts:
 
 
 def measure_waiting(device: torch.device) -> Facts:
-    """Return the CPU time in a wait of about half a second for the device, with blocking and with spinning events."""
+    """Return the CPU time of a half-second wait for the device, with blocking and with spinning events."""
     facts: Facts = {}
     matrix = torch.ones(4096, 4096, device=device)
     per_step_s = _time(lambda: matrix @ matrix, device)
@@ -234,7 +234,7 @@ NEED_CUDA = ("refused_registration", "registration", "waiting", "decoding")
 
 
 def check(is_right: bool, problem: str) -> None:
-    """Raise a ValueError with the problem unless a fact is right."""
+    """Raise ValueError with the problem unless a fact is correct."""
     if not is_right:
         raise ValueError(problem)
 
@@ -271,7 +271,7 @@ def _time(function: Callable[[], object], device: torch.device, num_rounds: int 
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure the facts; return 1 if one of them failed."""
+    """Measure the facts. Return 1 if a measurement failed."""
     parser = argparse.ArgumentParser(prog="python -m tools.gpu_facts", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--device", default="cuda")

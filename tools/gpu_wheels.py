@@ -19,13 +19,13 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 TEST_PACKAGES = ("hypothesis", "pytest", "pytest-timeout")
-"""The packages that the tests on a GPU import besides shardio's dependencies."""
+"""The packages, other than shardio's dependencies, that the tests on a GPU import."""
 
 USUAL = ("numpy", "opencv-python-headless", "timm", "torch", "torchvision")
 """Large packages that machines with a GPU usually have."""
 
 LIMIT_MIB = 60
-"""The largest size of the wheels and the tracked files together."""
+"""The largest total size of the wheels and the tracked files, in MiB."""
 
 GLIBC_MINORS = (17, 24, 27, 28, 31, 34, 35)
 """The minor versions of glibc 2 whose manylinux platforms are searched for wheels: pip compares versions exactly."""
@@ -43,11 +43,11 @@ def find_missing(
     read_requirements: Callable[[Sequence[str]], Iterable[str]],
     python_version: str,
 ) -> set[str]:
-    """Return the canonical names of the wanted packages, and of those that they require, which the machine lacks.
+    """Return the canonical names of the wanted packages and their requirements that the machine lacks.
 
     Args:
         wanted: Requirements, as in pyproject.toml.
-        have: The canonical names of the packages of the machine. Their requirements are ignored.
+        have: The canonical names of the machine's packages. Their requirements are ignored.
         read_requirements: Returns the requirements of packages, given their canonical names.
         python_version: The machine's Python, such as ``"3.12"``. The machine runs Linux on x86-64.
     """
@@ -75,7 +75,7 @@ def find_missing(
 
 
 def download(names: Sequence[str], directory: Path, python_version: str) -> list[str]:
-    """Download the wheels of packages without the packages that they require; return these requirements."""
+    """Download the wheels of packages without their requirements, and return these requirements."""
     platforms = [f"manylinux_2_{minor}_x86_64" for minor in GLIBC_MINORS]
     run_pip(
         ["download", "--no-deps", "--only-binary", ":all:", "--constraint", "constraints.txt"],
@@ -99,7 +99,7 @@ def read_metadata(wheel: Path) -> email.message.Message:
 
 
 def run_pip(*arguments: Sequence[str]) -> None:
-    """Run a command of pip in the repository."""
+    """Run a pip command in the repository."""
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     environment = {**os.environ, "SHARDIO_KERNEL": "require"}
     subprocess.run([*pip, *(part for each in arguments for part in each)], cwd=ROOT, env=environment, check=True)
@@ -112,7 +112,7 @@ def read_names(path: Path) -> set[str]:
 
 
 def main() -> int:
-    """Run the command; return 1 if the wheels and the tree are too large."""
+    """Run the command. Return 1 if the wheels and the tree are too large."""
     parser = argparse.ArgumentParser(prog="tools/gpu_wheels.sh", description=__doc__)
     parser.add_argument("directory", type=Path, help="where to write the wheels")
     parser.add_argument(

@@ -20,8 +20,8 @@ _mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 class GuardedMemory:
     """Memory for one array at a time, between two inaccessible pages.
 
-    An array lies next to one of them. An access beyond its other end is detected only after the rest of a page, so
-    place arrays alternately at the end and at the start.
+    An array touches one of these pages. Beyond its other end, an access is detected only if it leaves the array's last
+    page, so place arrays alternately at the end and at the start.
     """
 
     def __init__(self) -> None:
@@ -35,8 +35,8 @@ class GuardedMemory:
         Args:
             shape: Its shape.
             dtype: The type of its elements.
-            at_end: Whether it lies at the end of the memory, or at its start.
-            content: Its content, which makes it read-only. Without it, the array holds whatever the memory holds.
+            at_end: Whether the array lies at the end or at the start of the memory.
+            content: The content of the array, which makes it read-only. By default, the content is arbitrary.
         """
         kind = np.dtype(dtype)
         num_bytes = kind.itemsize * int(np.prod(shape))
@@ -51,7 +51,7 @@ class GuardedMemory:
         return array
 
     def forbid(self, start: int, stop: int) -> None:
-        """Make all pages inaccessible that are entirely within [start, stop) of the memory for arrays."""
+        """Make inaccessible all pages that are entirely within [start, stop) of the memory for arrays."""
         first, end = -(-start // PAGE) * PAGE, stop // PAGE * PAGE
         if first < end:
             protect(self._address + PAGE + first, end - first, NONE)

@@ -1,4 +1,4 @@
-"""The kernel under guard: an access outside its own memory ends the process or raises an error."""
+"""Guard the kernel: an access outside its own memory ends the process or raises an error."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ LARGE = (
 
 
 class ForeignAccessError(AssertionError):
-    """The kernel accesses memory other than its own."""
+    """The error for a kernel that accesses memory other than its own."""
 
 
 class Chunk(NamedTuple):
-    """The arguments of a call of the kernel.
+    """The arguments of one call of the kernel.
 
     Attributes:
         contents: The bytes of n files.
         plans: The fields of one or more PLANs for each file.
         turns: The turn that makes each image upright.
         shape: Height and width of the rows.
-        at_end: Whether arrays lie at the end of the accessible memory, or at its start.
+        at_end: Whether arrays lie at the end or at the start of the accessible memory.
     """
 
     contents: list[bytes]
@@ -52,21 +52,21 @@ class Chunk(NamedTuple):
 
 
 Render = Callable[[Chunk], NDArray[np.uint8]]
-"""Renders a chunk; returns whether each file was rendered, uint8 [n]."""
+"""A function that renders a chunk, and returns whether each file was rendered, uint8 [n]."""
 
 
 def load_guarded() -> Render:
-    """Return the kernel as users run it; an access outside its memory ends the process."""
+    """Return the kernel as users run it. An access outside its memory ends the process."""
     from shardio.images.kernel import compiled_functions
 
     return _between_guards(compiled_functions().decode_chunk, _second_halves(WORKSPACE))
 
 
 def compile_checked(max_pixels: int | None = None) -> Render:
-    """Compile the kernel with a check of every index, in a process that has not imported its functions yet.
+    """Compile the kernel with a check of every index, in a process that has not yet imported the kernel's functions.
 
     Args:
-        max_pixels: The capacity of its arrays, so that small images can fill them.
+        max_pixels: The capacity of the kernel's arrays, which small images can then fill.
     """
     os.environ["NUMBA_BOUNDSCHECK"] = "1"
     from shardio.images.kernel.compiled import memory
@@ -153,7 +153,7 @@ def _second_halves(workspace: np.dtype[np.void]) -> Iterator[tuple[int, int]]:
 
 
 def _checked_memory() -> dict[str, Callable[..., Any]]:
-    """Return checked versions of the functions of the kernel's memory.py that numba does not check."""
+    """Return checked versions of the functions in the kernel's memory.py that numba does not check."""
     from numba import carray  # type: ignore[attr-defined]  # It is not in __all__.
 
     from shardio.images.kernel.compiled import memory
@@ -172,7 +172,7 @@ def _checked_memory() -> dict[str, Callable[..., Any]]:
 
 
 def _make_small(max_pixels: int) -> None:
-    """Make the arrays of records.py small, before any module imports their sizes."""
+    """Shrink the arrays of records.py, before any module imports their sizes."""
     smaller = {
         "MAX_PIXELS = 1 << 20": f"MAX_PIXELS = {max_pixels}",
         "MAX_STREAMS = 1 << 15": "MAX_STREAMS = 4",

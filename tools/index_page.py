@@ -1,4 +1,4 @@
-"""Create the page for a package index: the README without relative links, which are broken there."""
+"""Create the page for a package index: the README without relative links, which would be broken there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kill worker processes, drop loaders and run many epochs: no batch is lost or repeated, and nothing leaks.
+"""Kill worker processes, drop loaders and run many epochs, and check the batches and the use of resources.
 
 ``kills`` kills or stops a worker process at a random moment of each epoch, and compares the batches with those of a
 loader without worker processes. ``leaks`` creates loaders, iterates over half of each one and drops it. ``epochs`` runs
@@ -29,7 +29,7 @@ import numpy as np
 import typer
 from torch.utils.data import default_collate
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not an installed package.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not installed.
 
 import shardio
 from shardio.libraries import import_library
@@ -53,8 +53,8 @@ from tests.sources import write_images
 from tools.campaigns import INTERRUPTED, make_progress
 
 PATIENCE_S = 0.3
-"""Seconds before a silent worker process is pinged, and again until a missing answer ends it. The loader's default
-would dominate the running time.
+"""The time in seconds after which a silent worker process is pinged, and then ended if it does not answer. The loader's
+default would dominate the running time.
 """
 
 STARTUP_PATIENCE_S = 10.0
@@ -191,7 +191,7 @@ def kills(
     only: Annotated[int | None, typer.Option(min=0, help="Run only the case with this seed.")] = None,
     others: Annotated[bool, typer.Option(help="Use transforms and a collate_fn of the user.")] = False,
 ) -> None:
-    """Kill or stop a worker process or the fork server at random moments: no batch is lost, repeated or changed."""
+    """Kill or stop worker processes or fork servers at random moments, and check that all batches are unchanged."""
     warnings.filterwarnings("ignore", message="worker process|fork server")  # Worker processes are expected to die.
     pool_module.PATIENCE_S = fork_server.EXIT_S = PATIENCE_S
     pool_module.STARTUP_PATIENCE_S = STARTUP_PATIENCE_S
@@ -217,7 +217,7 @@ def kills(
 
 @app.command()
 def leaks(loaders: Annotated[int, typer.Option(min=1, help="Number of loaders.")] = 1000) -> None:
-    """Create loaders, drop each one after half an epoch, and check that nothing is left of them."""
+    """Create loaders, drop each one after half an epoch, and check that they leave nothing behind."""
     started = time.perf_counter()
     with dataset(per_class=16, side=64) as data:
         batches_of(make_loader(data, num_workers=1))  # Starts the threads and processes that torch starts only once.
@@ -238,8 +238,8 @@ def leaks(loaders: Annotated[int, typer.Option(min=1, help="Number of loaders.")
         typer.echo(f"after {loaders} loaders: {_describe(after)}, expected {_describe(before)}")
         raise typer.Exit(1)
     typer.echo(
-        f"{loaders} loaders, each dropped after half an epoch, left nothing in {time.perf_counter() - started:.0f} s: "
-        f"{_describe(after)}, as before; at most {_describe(peak)} meanwhile"
+        f"{loaders} loaders, each dropped after half an epoch, left nothing behind, in "
+        f"{time.perf_counter() - started:.0f} s: {_describe(after)}, as before; at most {_describe(peak)} at any time"
     )
 
 
@@ -262,7 +262,7 @@ def epochs(
     num_workers: Annotated[int, typer.Option(min=1, help="Number of workers.")] = 2,
     persistent: Annotated[bool, typer.Option(help="Whether worker processes outlive an epoch.")] = True,
 ) -> None:
-    """Run many epochs: the memory of the process and its worker processes does not grow."""
+    """Run many epochs, and check that the memory of the process and its worker processes does not grow."""
     started, sizes_mb = time.perf_counter(), list[float]()
     with dataset(per_class=200, side=160) as data:
         loader = make_loader(data, "shards", num_workers, batch_size=32, persistent_workers=persistent)
@@ -283,7 +283,7 @@ def epochs(
 
 
 def _pss_mb(process_id: int) -> float:
-    """Return a process's proportional set size, to which memory shared by n processes contributes 1/n."""
+    """Return a process's proportional set size, in which memory shared by n processes counts as 1/n."""
     lines = Path(f"/proc/{process_id}/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
 

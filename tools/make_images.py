@@ -21,12 +21,13 @@ import typer
 from numpy.typing import NDArray
 
 TEXTURE_SIZE = 1024
-"""The side length in pixels of the noise that images are cut from."""
+"""The side length, in pixels, of the noise from which images are cut."""
 
 NUM_TEXTURES = 6
 
 SLOPE = 1.4
-"""The exponent by which the amplitude falls with the frequency; it gives the file sizes of real photographs."""
+"""The exponent with which the amplitude falls with the frequency. This value gives the file sizes of real
+photographs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,9 +2,9 @@
 
 ``python tools/mutation_campaign.py choose 60 --seed 1 > changes.json`` chooses changes, the same number in each folder.
 ``python tools/mutation_campaign.py run changes.json`` applies one change at a time to this checkout, which must have no
-uncommitted changes. It runs the tests of the change's folder, then all others, until one fails. All tests must pass
-first. ``--checkout`` uses
-another checkout, for comparison. A change is found there by its function and its statement, in any file.
+uncommitted changes. For each change, the script runs the tests of the changed folder, then all others, until a test
+fails. All tests must pass without a change. For comparison, ``--checkout`` uses another checkout, where each change is
+found by its function and its statement, in any file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parents[1]
 LEFT_OUT = "images/kernel"
-"""The kernel. A change there needs a compilation, and ``tools/fuzz_images.py`` checks all of its pixels."""
+"""The kernel, in which each change would require a compilation. ``tools/fuzz_images.py`` checks its pixels."""
 SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -44,8 +44,8 @@ SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
     ast.Or: ast.And,
 }
 TIMEOUT_S = 1200.0
-"""The time limit of the tests in seconds. If a change makes them exceed it, they are ended, and the change counts as
-noticed.
+"""The time limit of the tests in seconds. If a change makes the tests exceed it, they are killed, and the change counts
+as noticed.
 """
 
 Change = dict[str, str]
@@ -121,7 +121,7 @@ def apply(checkout: Path, wanted: Change) -> Path | None:
 
 
 def is_noticed(checkout: Path, folder: str) -> bool:
-    """Run the tests of a folder, or of the modules outside folders, then all others. Return whether one fails."""
+    """Run the tests of a folder, or of the modules outside folders, then all others. Return whether any test fails."""
     tests = checkout / "tests"
     first = [tests / folder] if (tests / folder).exists() else sorted(tests.glob("test_*.py"))
     others = [path for path in sorted(tests.iterdir()) if path not in first]

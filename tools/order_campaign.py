@@ -1,7 +1,7 @@
 """Check the laws of order and state on several hundred thousand random cases.
 
 Each case has its own seed, so a failing case can be rerun alone with ``--only``. The laws are defined in
-``tests/order/laws.py``; the tests check them on fewer cases.
+``tests/order/laws.py``, and the tests check them on fewer cases.
 """
 
 from __future__ import annotations
@@ -17,22 +17,21 @@ from typing import Annotated
 
 import typer
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not an installed package.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not installed.
 
 from shardio.order import POLICIES, OrderSettings
 from tests.order.laws import Case, Group, check_laws
 from tools.campaigns import INTERRUPTED, make_progress
 
 CASES_PER_CHUNK = 50
-"""The number of cases that a process checks between two reports. Ctrl-C waits for these cases, for a fraction of a
-second.
+"""The number of cases that a process checks between two reports. Ctrl-C waits a fraction of a second for these cases.
 """
 
 
 def draw_case(seed: int) -> Case:
     """Return the case of a seed."""
     rng = random.Random(seed)
-    # Most datasets are small, so edge cases coincide. A few exceed the length that is evaluated at a time.
+    # Most datasets are small, so edge cases coincide. A few are longer than the part that is evaluated at a time.
     largest = rng.choices((3, 12, 40, 400), weights=(30, 40, 27, 3))[0]
     sizes = [0 if rng.random() < 0.15 else rng.randint(1, largest) for _ in range(rng.randint(1, 12))]
     if not any(sizes):
@@ -80,7 +79,7 @@ def check_chunk(seeds: range) -> str | None:
 
 
 def run_chunks(chunks: Iterator[range], processes: int) -> Iterator[tuple[int, str | None]]:
-    """Check chunks of seeds in parallel; as each finishes, yield its number of cases and its failure."""
+    """Check chunks of seeds in parallel. As each finishes, yield its number of cases and its failure."""
     with ProcessPoolExecutor(processes, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)) as pool:
         running: dict[Future[str | None], int] = {}
         try:

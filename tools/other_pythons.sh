@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Runs the tests with other versions of Python, each in a fresh clone of the last commit with its own environment:
 #   bash tools/other_pythons.sh python3.10 python3.13
-# On Linux, the package index installs torch with CUDA, which is several GB: shardio must also work with it.
-# The last lines show the outcome for each Python. PYTEST_ARGS are passed to pytest.
+# On Linux, this installs torch with CUDA from the package index, which is several GB: shardio must also work with it.
+# The last lines of the output show the outcome for each Python.
+# PYTEST_ARGS are passed to pytest.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,13 +1,13 @@
-"""Kill ``shardio pack`` at random moments and resume it: the result is identical to that of an undisturbed pack.
+"""Kill ``shardio pack`` at random moments, resume it, and check that the result equals that of an undisturbed pack.
 
     python tools/pack_campaign.py --kills 200
 
-Each pack has 1 to 4 workers and a random mode of storing JPEGs. A launch is interrupted at a uniformly distributed
-moment of the time that a whole pack takes, including its start. The interruption is SIGKILL or SIGINT to the command,
-SIGKILL to one of its worker processes, or a disk that is full after a random number of bytes of one file. After each
-interruption, files with a final name must have the bytes of the undisturbed pack, and no process of the pack may be
-left. Then the same command resumes until it finishes. The campaign packs again until it has reached the number of
-interruptions.
+Each pack has 1 to 4 workers and a random mode of storing JPEGs. The pack is interrupted at a random moment, uniformly
+distributed over the duration of a whole pack, including the start. The interruption is SIGKILL or SIGINT to the
+command, SIGKILL to one of its worker processes, or a disk that is full after a random number of bytes of one file.
+After each interruption, files with final names must have the bytes of the undisturbed pack, and no process of the pack
+may remain. The same command then resumes the pack until it finishes. The campaign starts more packs until it reaches
+the requested number of interruptions.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from typing import Annotated
 
 import typer
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not an installed package.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not installed.
 
 from shardio.shards import MANIFEST_NAME, UNFINISHED_NAME
 from tests.files import read_files
 from tests.sources import write_images
 
 ENDS_WITHIN_S = 15.0
-"""Seconds in which the worker processes of a killed pack end."""
+"""The time, in seconds, in which the worker processes of a killed pack must end."""
 
 MODES = (("--no-check",), (), ("--jpeg", "tile"), ("--jpeg", "reencode", "--max-side", "40"))
 
@@ -54,7 +54,7 @@ def main(
 
 
 class Campaign:
-    """A campaign, which packs one directory repeatedly.
+    """A campaign that packs one directory repeatedly.
 
     Attributes:
         interruptions: The number of interruptions of each kind.
@@ -76,7 +76,7 @@ class Campaign:
         self._started = time.monotonic()
 
     def pack_until_finished(self, kills: int) -> None:
-        """Pack, and interrupt the command each time until it finishes, or the number of kills is reached."""
+        """Pack, and interrupt the command repeatedly, until it finishes or the number of kills is reached."""
         mode, num_workers = self._draw.choice(MODES), self._draw.randint(1, 4)
         is_finished = False
         while not is_finished and self.interruptions.total() < kills:
@@ -98,7 +98,7 @@ class Campaign:
         )
 
     def _launch(self, mode: tuple[str, ...], num_workers: int) -> bool:
-        """Run the command and interrupt it; return whether it finished first."""
+        """Run the command and interrupt it. Return whether it finished first."""
         kind = self._draw.choice(list(KINDS))
         limit = self._draw.randint(1, 60_000) if kind == "full disk" else None
         command = self._command(mode, num_workers)
@@ -143,7 +143,7 @@ def interrupt(process: subprocess.Popen[str], workers: list[int], draw: random.R
 
 
 def kill_worker(process: subprocess.Popen[str], workers: list[int], draw: random.Random) -> None:
-    """Kill a worker process; if there is none yet, kill the command."""
+    """Kill a worker process or, if there is none yet, the command."""
     with suppress(ProcessLookupError):
         os.kill(draw.choice(workers or [process.pid]), signal.SIGKILL)
 
@@ -170,7 +170,7 @@ def list_children(pid: int) -> list[int]:
 
 
 def wait_for_end(pids: list[int]) -> None:
-    """Wait until processes have ended; fail if they do not."""
+    """Wait until processes have ended, or fail after a timeout."""
     deadline = time.monotonic() + ENDS_WITHIN_S
     while left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
         assert time.monotonic() < deadline, f"worker processes {left} are left"

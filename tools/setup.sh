@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Creates .venv with shardio and the packages that its tests need, at the pinned versions.
-# Needs a package index and Python 3.10 or newer: python3, or set PYTHON to another one.
+# Needs a package index and Python 3.10 or newer (python3 by default; set PYTHON to use another one).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -16,11 +16,11 @@ if [[ "$(cat "$installed" 2>/dev/null)" != "$wanted" ]]; then
   "${install[@]}" torch
   # The packages that a build needs. Without --no-build-isolation, pip would build with other versions of these.
   needed=(editables hatchling numba xxhash)
-  # Where there is no C compiler, ziglang links the kernel.
+  # If there is no C compiler, ziglang links the kernel.
   [[ -n $(type -P cc gcc clang || true) ]] || needed+=(ziglang)
   "${install[@]}" "${needed[@]}"
   "${install[@]}" --no-build-isolation --editable '.[dev]'
-  # Datasets of other tools, for the tests of packing. These tools work with newer packages than they declare:
+  # The tests that pack datasets of other tools need these tools, which work with newer packages than they declare:
   # mosaicml-streaming requires transformers < 5 and numpy < 2.2, and boto3 requires an older python-dateutil.
   "${install[@]}" brotli catalog python-snappy tifffile tqdm zstd
   "${install[@]}" --no-deps boto3 botocore jmespath litdata mosaicml-streaming s3transfer

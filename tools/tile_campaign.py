@@ -25,7 +25,7 @@ import typer
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not an installed package.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not installed.
 
 from shardio.images import open_image
 from shardio.images.jpeg import MIN_SCALED_SIDE
@@ -49,7 +49,7 @@ class Subject:
     Attributes:
         name: Its name in messages.
         content: Its content.
-        check: Checks the laws and returns the outcome, as ``check_file`` does.
+        check: A function that checks the laws and returns the outcome, like ``check_file``.
     """
 
     name: str
@@ -59,14 +59,14 @@ class Subject:
 
 @dataclass(kw_only=True, slots=True)
 class Comparison:
-    """The output of jpegtran for the tiled files.
+    """A comparison of tiled files with the output of jpegtran.
 
     Attributes:
         outcomes: The number of files by outcome: ``same scan``, byte for byte; ``other scan, same pixels``; ``not
             read``. jpegtran's scan may differ because it empties the padding blocks outside the image and renumbers
             Huffman tables.
         num_bytes: The total size of jpegtran's files.
-        num_tiled_bytes: The total size of the same files, tiled.
+        num_tiled_bytes: The total size of the tiled files.
         num_table_bytes: The total size of the tile tables in the tiled files, which jpegtran's files do not have.
     """
 
@@ -104,8 +104,8 @@ class Comparison:
         ratio = self.num_tiled_bytes / max(self.num_bytes, 1)
         bare_ratio = (self.num_tiled_bytes - self.num_table_bytes) / max(self.num_bytes, 1)
         return (
-            f"jpegtran: {format_counts(self.outcomes)}; tiled files have {100 * ratio:.2f} % of the size of its files "
-            f"({self.num_bytes:,} bytes), {100 * bare_ratio:.2f} % without their tile tables"
+            f"jpegtran: {format_counts(self.outcomes)}; tiled files have {100 * ratio:.2f} % of the size of jpegtran's "
+            f"files ({self.num_bytes:,} bytes), {100 * bare_ratio:.2f} % without their tile tables"
         )
 
 
@@ -133,7 +133,7 @@ def check_crops(subject: Subject, num_crops: int) -> None:
     random = np.random.default_rng([num_crops, len(subject.content)])
     size = open_image(subject.content).size
     for scale in SCALES:
-        # simplejpeg accepts a minimum size instead of a scale. For the smallest images, several scales have the same
+        # simplejpeg accepts a minimum size instead of a scale. For the smallest images, several scales give the same
         # size.
         if scale > 1 and max(size) < MIN_SCALED_SIDE:
             continue

@@ -1,11 +1,11 @@
-"""Kill ``shardio train`` at random moments and resume it: the losses equal those of an uninterrupted run.
+"""Kill ``shardio train`` at random moments, resume it, and check that the losses equal those of an uninterrupted run.
 
     python tools/train_campaign.py --kills 50              one process
     python tools/train_campaign.py --kills 20 --ranks 2    two ranks under torchrun, one of which is killed
 
-Each launch is killed with SIGKILL at a uniformly distributed moment of the time that a whole run takes, including
-its start. The same command then resumes the run until it finishes. The campaign compares the weights, and the losses
-and learning rates of every step, bit by bit. It starts another run until it has reached the number of kills.
+SIGKILL ends each launch at a random moment, uniformly distributed over the duration of a whole run, including the
+start. The same command then resumes the run until it finishes. The campaign checks that the weights, and the losses and
+learning rates of every step, are bit-identical. It starts more runs until it reaches the requested number of kills.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Annotated
 import torch
 import typer
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not an installed package.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not installed.
 
 import shardio
 from shardio.train import load_checkpoint
@@ -63,7 +63,7 @@ def main(
 
 
 class Campaign:
-    """A campaign, which kills and resumes runs in a directory.
+    """A campaign that kills and resumes runs in a directory.
 
     Attributes:
         phases: The number of kills in each phase of a run.
@@ -112,7 +112,7 @@ class Campaign:
             raise SystemExit(f"a run failed without being killed: {stderr.decode()}")
 
     def _kill(self, name: str, after_s: float) -> bool:
-        """Start or resume a run and kill it after some time; return whether it was still running."""
+        """Start or resume a run, and kill it after some time. Return whether it was still running."""
         run = self.directory / name
         before, num_lines = _find_partial(run), len(list(read_log(run / LOG)))
         process = self._start(name)
@@ -148,7 +148,7 @@ class Campaign:
 
 
 def _find_ranks(parent: int) -> list[int]:
-    """Return the ids of the processes that a launcher started (its children, proc(5))."""
+    """Return the IDs of the processes that a launcher started (its children; see proc(5))."""
     found: list[int] = []
     for children in Path(f"/proc/{parent}/task").glob("*/children"):
         with contextlib.suppress(OSError):
@@ -157,7 +157,7 @@ def _find_ranks(parent: int) -> list[int]:
 
 
 def _find_partial(run: Path) -> set[Path]:
-    """Return the files that a kill left half-written."""
+    """Return the incomplete files that a kill left behind."""
     return set(run.glob(".*.partial"))
 
 

@@ -1,4 +1,4 @@
-"""Compare operations on pixels with torchvision and Pillow, on many more cases than the tests.
+"""Compare operations on pixels with torchvision and Pillow, in many more cases than the tests.
 
     python -m tools.transform_campaign operations --cases 100000 --seed 1   random images, operations and sequences
     python -m tools.transform_campaign hues                                 all 2^24 colors, each of 256 shifts
@@ -35,7 +35,7 @@ app = typer.Typer(help=__doc__)
 
 @app.command()
 def operations(cases: int = 100_000, seed: int = 0) -> None:
-    """Apply one to six operations to each of some images."""
+    """Apply one to six operations to random images."""
     began, random, num_different = time.monotonic(), np.random.default_rng(seed), 0
     for case in range(cases):
         pixels = make_image(random)
@@ -61,7 +61,7 @@ def hues() -> None:
 
 @app.command()
 def blurs(cases: int = 20_000, seed: int = 0) -> None:
-    """Blur some images, including images smaller than the kernel, which torchvision refuses."""
+    """Blur random images, including images smaller than the kernel, which torchvision refuses."""
     began, random = time.monotonic(), np.random.default_rng(seed)
     num_wrong, num_by_one, num_values = 0, 0, 0
     for _ in range(cases):

@@ -19,7 +19,7 @@ if "$work/venv/bin/python" -c "import numba" 2>"$work/no-numba"; then
   exit 1
 fi
 
-# The tests, without the package beside them: they must import the installed one.
+# Copy the tests without the package, so they import the installed package.
 mkdir "$work/checkout"
 cp -r pyproject.toml constraints.txt README.md tests tools benchmarks examples docs "$work/checkout"
 cd "$work/checkout"

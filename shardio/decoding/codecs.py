@@ -1,4 +1,4 @@
-"""Field codecs: decode the bytes of stored fields by the extension of a field's name; verify datasets.
+"""Decode the bytes of stored fields, each by the extension of its name, and verify datasets.
 
 To add a codec, add a line to :data:`DECODERS`, and to :data:`UNBOUNDED` if it parses integers of any size.
 """
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 
 
 FieldCodec = Callable[[bytes], Any]
-"""A function from the bytes of a field to its value, which depends only on the bytes.
+"""A function that decodes the bytes of a field to a value that depends only on these bytes.
 
-If the bytes are damaged, the function raises an Exception, and allocates no more memory than the bytes justify. Users
-pass such functions as ``decoders=``. :mod:`shardio.testing.field_codec` has tests of codecs.
+If the bytes are damaged, the function raises an Exception and allocates no more memory than their number justifies.
+Users pass such functions as ``decoders=``. :mod:`shardio.testing.field_codec` has tests of codecs.
 """
 
 Missing = Literal["error"] | None
@@ -55,7 +55,7 @@ _LONG = re.compile(rb"[0-9]{19}")
 
 
 _STORED_FIELDS: dict[str, tuple[str, ...]] = {"image": IMAGE_FIELDS, "label": (LABEL_FIELD,), "key": ()}
-"""The stored fields of each value that is not named after its field."""
+"""The stored fields that may hold a value, for each value that is not named after its stored field."""
 
 
 def stored_fields_of(name: str) -> tuple[str, ...]:
@@ -64,7 +64,7 @@ def stored_fields_of(name: str) -> tuple[str, ...]:
 
 
 def check_present(names: Sequence[str], present: Sequence[str], where: str) -> None:
-    """Check the names of values, given the fields that a dataset's samples have.
+    """Check that the samples of a dataset, which have the fields ``present``, can provide the named values.
 
     Raises:
         ValueError: If a field is missing.
@@ -80,12 +80,12 @@ def check_present(names: Sequence[str], present: Sequence[str], where: str) -> N
 
 
 def open_images(samples: StoredSamples, name: str, open_one: Callable[[bytes], Any]) -> list[Any]:
-    """Open an image of each sample: the first of its fields that is not empty.
+    """Open one image for each sample, from the first image field that is not empty.
 
     Args:
         samples: n samples.
         name: The name of the images' field: ``image`` for images of any format.
-        open_one: Opens an image; raises ValueError if that fails.
+        open_one: Opens an image; raises ValueError if it is damaged.
 
     Raises:
         SampleError: If an image is missing, empty or damaged.
@@ -187,15 +187,15 @@ def decode_values(samples: StoredSamples, field: str, decode: FieldCodec | None,
 def call_decoder(
     decode: FieldCodec, samples: StoredSamples, field: str, missing: Missing, calls: Calls, rng_keys: Words
 ) -> list[Any]:
-    """Return the values of a field from a user decoder.
+    """Return the values that a user decoder returns for a field.
 
     Args:
         decode: The decoder.
         samples: n samples.
         field: The stored field.
-        missing: As for :func:`decode_values`.
+        missing: The effect of a missing field, as for :func:`decode_values`.
         calls: Makes the calls.
-        rng_keys: uint64 [n], for the generators that the decoder draws from.
+        rng_keys: uint64 [n], the keys that seed the generators that the decoder draws from.
 
     Raises:
         SampleError: If the field is missing.
@@ -232,7 +232,7 @@ def find_wide(value: Any) -> int | None:
 
 
 def refuse_wide(samples: StoredSamples, field: str, values: Sequence[Any]) -> None:
-    """Raise SampleError if a sample's field holds an integer of more than 64 bits."""
+    """Raise SampleError if the field of a sample holds an integer of more than 64 bits."""
     if extension_of(field) not in UNBOUNDED:
         return
     for row, (content, value) in enumerate(zip(samples.columns[field], values, strict=True)):
@@ -340,7 +340,7 @@ def decode_safetensors(content: bytes) -> dict[str, NDArray[Any]]:
 
     try:
         return safetensors.numpy.load(content)
-    except KeyError as error:  # safetensors looks the type up in a table.
+    except KeyError as error:  # numpy has no type of this name.
         raise ValueError(
             f"it holds numbers of type {error.args[0]}, which numpy lacks: pass decoders= with safetensors.torch.load "
             "for this field"
@@ -374,7 +374,7 @@ TRUSTED_DECODERS: dict[str, FieldCodec] = {
     "pickle": pickle.loads,
     "pyd": pickle.loads,
 }
-"""The decoders for trusted data, which may run code. The field names of pickles are WebDataset's."""
+"""The decoders for trusted data, which may run code. WebDataset uses the same field names for pickles."""
 
 
 def verify(
@@ -407,7 +407,7 @@ def verify(
         FileNotFoundError: If the source does not exist or holds no tars.
         ValueError: If ``num_workers`` is not positive, or a storage option is invalid.
     """
-    # Imported here, because worker processes import this folder and should start fast.
+    # Imported here so that worker processes, which import this folder, start faster.
     from shardio.shards import find_problems
     from shardio.storage import make_direct_access
 
@@ -421,7 +421,7 @@ def check_image(field: str, content: bytes) -> str | None:
     """Return the reason why an image cannot be decoded; None if it can, or if the field does not hold images."""
     if not holds_images(field):
         return None
-    # A mask is read with its stored values: conversion to RGB may be impossible.
+    # A mask is read with its stored values, because conversion to RGB may be impossible.
     decode = decode_image if field in IMAGE_FORMATS else decode_unconverted
     try:
         decode(content)

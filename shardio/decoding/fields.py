@@ -1,4 +1,4 @@
-"""Decode samples: from the bytes of their fields to one column of values for each field.
+"""Decode the bytes of samples' fields into columns of values, one for each field.
 
 The images, masks, boxes and points of a chunk are planned together, then rendered.
 """
@@ -73,19 +73,19 @@ Fields = str | Sequence[str]
 """The names of the values in a sample's tuple, or a single name for bare values."""
 
 CHUNK, CHUNK_OF_WHOLE = 64, 16
-"""The number of samples to decode together: fewer if whole images are in memory before they are cropped."""
+"""The number of samples to decode together, smaller if whole images are in memory before they are cropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedImages:
-    """Opened images and the drawn parameters of their transforms. :meth:`render` makes their pixels.
+    """Opened images and the drawn parameters of their transforms, from which :meth:`render` makes pixels.
 
     Attributes:
         name: The name of the images' field: ``image`` for images of any format.
-        samples: The images' samples, for errors.
-        calls: The calls of user callables.
-        crops: For each crop of a MultiCrop, or for the only crop, the n images: pictures and the plan to render them,
-            or finished images without a plan.
+        samples: The samples that contain the images, for error messages.
+        calls: The object that calls user callables.
+        crops: The n images for each crop of a MultiCrop, or for the only crop: either pictures and the plan that
+            renders them, or finished images and None.
     """
 
     name: str = "image"
@@ -102,11 +102,11 @@ class PlannedImages:
         """Render the images.
 
         Args:
-            rows: The destination of each crop's images, uint8 [n, height, width, 3], which the images fit; None for
-                new arrays. By default, all arrays are new.
+            rows: The destination of each crop's images, uint8 [n, height, width, 3], of the same size; None for new
+                arrays. By default, all arrays are new.
 
         Returns:
-            For each crop, the images, and the name of each image's decoder.
+            The images of each crop, with the name of each image's decoder.
 
         Raises:
             SampleError: If an image is damaged.
@@ -128,11 +128,11 @@ class PlannedImages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocatedValue:
-    """A value that a transform transforms.
+    """A value of a sample that a transform changes.
 
     Attributes:
         reference: The value's name in the transform.
-        name: The name of the sample's value that contains it.
+        name: The name of the sample's value that is or contains it.
         entry: The value's key in the containing value; None if it is the whole value.
         kind: The value's kind.
     """
@@ -146,9 +146,9 @@ class LocatedValue:
 def locate_values(
     kinds: Mapping[str, FieldKind], names: Sequence[str], own_decoders: Collection[str]
 ) -> list[LocatedValue]:
-    """Find the values that a transform transforms.
+    """Find the values of a sample that a transform changes.
 
-    A reference is the name of a value, or a name, a dot, and the key of an entry.
+    A reference is the name of a value, or the name, a dot, and the key of an entry in that value.
 
     Args:
         kinds: The kind of each value, by its reference.
@@ -156,7 +156,7 @@ def locate_values(
         own_decoders: The names of the values that user decoders return.
 
     Raises:
-        ValueError: If there is no such value, or shardio cannot decode an image.
+        ValueError: If a value does not exist, or shardio cannot decode an image.
     """
     located = []
     for reference, kind in kinds.items():
@@ -171,11 +171,11 @@ def locate_values(
         is_image = entry is None and holds_images(name) and name not in own_decoders
         if kind == "image" and not is_image:
             raise ValueError(
-                f"the transform has the image {reference!r}, but an image is 'image' or a field that shardio decodes, "
-                "such as 'left.jpg'"
+                f"the transform treats {reference!r} as an image, but it is neither 'image' nor an image field that "
+                "shardio decodes"
             )
         if name in ("image", "label", "key") and kind != "image":
-            raise ValueError(f"the transform treats {reference!r} as {kind!r}, but the dataset's {name!r} is not one")
+            raise ValueError(f"the transform treats {reference!r} as {kind!r}, which the dataset's {name!r} cannot be")
         located.append(LocatedValue(reference=reference, name=name, entry=entry, kind=kind))
     return located
 
@@ -198,13 +198,13 @@ def check_sizes(samples: StoredSamples, pictures_by_name: Mapping[str, Sequence[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedFields:
-    """The opened and planned images of samples, which their other fields follow.
+    """The opened and planned images of samples, and the values that must be transformed like them.
 
     Attributes:
-        images: The images by field. The other images follow the first.
-        followers: The values that follow the images.
+        images: The images by field. All are rendered by the plan of the first.
+        followers: The values that are transformed like the images.
         sizes: The height and width of each sample's images.
-        missing: The result for a missing value: an error, or None.
+        missing: The effect of a missing value: an error, or the value None.
     """
 
     images: Mapping[str, PlannedImages]
@@ -213,7 +213,7 @@ class PlannedFields:
     missing: Missing = "error"
 
     def move(self, columns: Mapping[str, Sequence[Any]], samples: StoredSamples) -> dict[str, list[Any]]:
-        """Transform the values that follow the images.
+        """Transform the followers like the images.
 
         Args:
             columns: The n values of each other field, by name.
@@ -223,7 +223,7 @@ class PlannedFields:
             All columns, with the transformed values.
 
         Raises:
-            SampleError: If a value does not fit its kind.
+            SampleError: If a value is not valid for its kind.
         """
         moved = {name: list(column) for name, column in columns.items()}
         if not self.followers or not samples:
@@ -267,7 +267,7 @@ class PlannedFields:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FieldDecoder:
-    """A decoder of stored samples to columns of values.
+    """A decoder that converts stored samples to columns of values.
 
     Attributes:
         fields: The names of the values in a sample's tuple, or a single name for bare values. ``image`` is the
@@ -282,7 +282,7 @@ class FieldDecoder:
         seed_transforms: Whether each sample's rng key seeds the generators that user callables draw from.
         transform_sample: The transform of the dict of a sample's values, or None.
         decoders: User decoders of fields, by name.
-        missing: The result for a sample that lacks a field other than the image: an ``error``, or the value None.
+        missing: The effect of a missing field other than the image: an ``error``, or the value None.
     """
 
     fields: Fields
@@ -332,30 +332,30 @@ class FieldDecoder:
 
     @property
     def image_names(self) -> tuple[str, ...]:
-        """The names of the values that are images for the transform: ``image``, or the images of a Compose's fields."""
+        """The names of the values that are images: ``image``, or the images in a Compose's fields."""
         located = tuple(each.name for each in self.located_values if each.kind == "image")
         return located or (("image",) if "image" in self.names else ())
 
     @cached_property
     def located_values(self) -> list[LocatedValue]:
-        """The values that a Compose with fields transforms."""
+        """The values that a Compose with fields changes."""
         return locate_values(field_kinds_of(self.transform), self.names, self.decoders)
 
     @property
     def followers(self) -> list[LocatedValue]:
-        """The located values that follow the images: masks, boxes, labels and points."""
+        """The values that are transformed like the images: masks, boxes, labels and points."""
         return [each for each in self.located_values if each.kind != "image"]
 
     @property
     def runs_user_code(self) -> bool:
-        """Whether decoding runs user code: a transform, a decoder, or code that a pickle names."""
+        """Whether decoding runs user code: a transform, a decoder, or code named in a pickle."""
         return (
             self.trusted or bool(self.decoders) or self.transform_sample is not None or not is_builtin(self.transform)
         )
 
     @property
     def replacements(self) -> list[Any]:
-        """Shardio's transforms that replace the leading steps of another library's pipeline."""
+        """The transforms of shardio that replace the leading steps of another library's pipeline."""
         transform, _ = self.pipeline
         if transform is self.transform or not isinstance(transform, Compose):
             return []
@@ -388,12 +388,12 @@ class FieldDecoder:
 
     @property
     def column_names(self) -> tuple[str, ...]:
-        """The name of each decoded column: as in :attr:`names`, with a column for each crop of an image."""
+        """The name of each decoded column: :attr:`names`, with ``image`` repeated for each of its crops."""
         num_crops = count_crops(self.transform) or 1
         return tuple(column for name in self.names for column in [name] * (num_crops if name == "image" else 1))
 
     def join_crops(self, columns: Sequence[Joined], join: Callable[[list[Joined]], Joined]) -> list[Joined]:
-        """Join the columns of a MultiCrop's crops.
+        """Join the columns of the crops of each image.
 
         Args:
             columns: One column for each of :attr:`column_names`.
@@ -412,7 +412,7 @@ class FieldDecoder:
     def pipeline(self) -> tuple[Callable[[Any], Any] | None, Decode]:
         """The transform and its input: arrays, if shardio recognized the leading steps, or Pillow images.
 
-        It is computed once for each chunk, because users change the settings of their transforms between epochs.
+        This is computed again for each chunk, because users may change the settings of their transforms between epochs.
         """
         decode = "pil" if is_made_for_pillow(self.transform) else self.decode
         found = replace_leading(self.transform, decode)
@@ -424,7 +424,7 @@ class FieldDecoder:
         Args:
             samples: At most :attr:`chunk_size` samples with the stored fields.
             rng_keys: uint64 [n], one rng key for each sample's random transforms.
-            calls: Makes the calls of user code.
+            calls: Calls user code.
 
         Returns:
             A column of n values for each of :attr:`names`. Images are uint8 [height, width, 3], or results of the
@@ -449,7 +449,7 @@ class FieldDecoder:
     def plan(self, samples: StoredSamples, rng_keys: Words, calls: Calls) -> PlannedFields:
         """Open the samples' images and draw the transform's parameters.
 
-        No image is decoded, unless the transform needs its pixels.
+        An image is decoded only if the transform needs its pixels.
 
         Raises:
             SampleError: If an image is missing or damaged, or images that are transformed together differ in size.
@@ -464,19 +464,19 @@ class FieldDecoder:
         check_sizes(samples, opened)
         (name, pictures), *further = opened.items()
         if form == "pil":
-            calls.decoder_names = ["pillow"] * len(pictures)  # Opening them has decoded them.
+            calls.decoder_names = ["pillow"] * len(pictures)  # decode_pil has decoded them.
         try:
             crops = plan_crops(transform, pictures, rng_keys, calls)
         except DecodeError as error:
             raise undecodable(samples, name, error.row, error) from error
-        except StopIteration as error:  # It would silently end an epoch.
+        except StopIteration as error:  # A StopIteration would silently end an epoch.
             raise no_end(error) from error
         except Exception as error:
             self._mark(error, calls, samples)
             raise
         leader = PlannedImages(name=name, samples=samples, crops=crops, calls=calls)
         images = {name: leader}
-        for other, others in further:  # A transform that extends plans has planned the leader.
+        for other, others in further:  # Several images require a Compose with fields, whose steps all extend plans.
             same, plan = leader.crops[0]
             try:
                 images[other] = replace(leader, name=other, crops=[(render_like(others, same), plan)])
@@ -486,7 +486,7 @@ class FieldDecoder:
         return PlannedFields(images=images, followers=self.followers, sizes=sizes, missing=self.missing)
 
     def make_calls(self) -> Calls:
-        """Return the object that makes and times the calls of user code for a chunk."""
+        """Return an object that calls user code for a chunk and measures the time."""
         return Calls(self._generators)
 
     @cached_property
@@ -502,20 +502,20 @@ class FieldDecoder:
         return {name: value for name, value in self.__dict__.items() if name != "_generators"}
 
     def diverge(self) -> None:
-        """Randomly seed the generators of user callables, unless samples seed them, to make forked processes differ."""
+        """Seed the generators of user callables differently in each process, unless samples seed them."""
         if not self.seed_transforms:
             Generators(self._callables).seed(int.from_bytes(os.urandom(8), "little"))
 
     def decode_others(
         self, planned: PlannedFields, samples: StoredSamples, rng_keys: Words, calls: Calls
     ) -> dict[str, list[Any]]:
-        """Decode the fields other than the planned images, and transform those that follow them.
+        """Decode the fields other than the planned images, and transform the followers.
 
         Args:
             planned: The images.
             samples: n samples.
-            rng_keys: uint64 [n], for the generators that user decoders draw from.
-            calls: Makes the calls of user decoders.
+            rng_keys: uint64 [n], the keys that seed the generators that user decoders draw from.
+            calls: Calls user decoders.
 
         Returns:
             The n values of each field, by name.
@@ -540,7 +540,7 @@ class FieldDecoder:
         """Apply ``transform_sample`` to samples, given their columns."""
         assert self.transform_sample is not None, "the caller checks this"
         dicts = [dict(zip(self.names, values, strict=True)) for values in zip(*columns, strict=True)]
-        # transform_sample needs its own keys, because the image's transform has already drawn from the others.
+        # transform_sample needs its own keys, because the image's transform has already drawn from the given ones.
         own_keys = derive_rng_key(rng_keys, make_rng_key(0, "sample"))
         try:
             return calls.call([partial(call_with_sample, self.transform_sample)], dicts, own_keys)

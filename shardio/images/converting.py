@@ -1,7 +1,7 @@
-"""Convert images of any format that Pillow reads to JPEG, PNG or WebP, and their colors to sRGB.
+"""Convert images of any format that Pillow reads to JPEG, PNG or WebP, and convert their colors to sRGB.
 
-The rendering intent is perceptual, as in browsers and by default in Pillow. A profile that defines only relative
-colorimetry, as most profiles of cameras and screens do, gives the same colors for both intents.
+The rendering intent is perceptual, as in browsers and in Pillow by default. Profiles that define only relative
+colorimetry, such as most profiles of cameras and screens, give the same colors for both intents.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from shardio.images.opening import decode_image, decode_unconverted
 from shardio.images.pictures import DEFAULT_MAX_PIXELS, check_size, read_turn, turn_pillow
 
 _MODELS = {"RGB ": "RGB", "GRAY": "L", "CMYK": "CMYK"}
-"""Pillow's mode for the values that a profile describes, by the color space in its header (ICC.1:2022, 7.2.6)."""
+"""Pillow's mode for the colors that a profile describes, by the color space in the profile's header (ICC.1:2022,
+7.2.6)."""
 
 _ALPHA = {"LA": "L", "RGBA": "RGB"}
 
@@ -37,7 +38,7 @@ _SIMPLER_MODES = {
     **dict.fromkeys(("PA", "RGBa"), "RGBA"),
     "La": "LA",
 }
-"""For each Pillow mode: the mode that PNG has for the same pixels."""
+"""The PNG-compatible Pillow mode for the pixels of each Pillow mode."""
 
 _INTEGERS = frozenset(("I", "I;16B", "I;16L", "I;16N"))
 """Modes of gray images whose values may fit into 16 bits."""
@@ -65,24 +66,24 @@ def convert_image(
     ``webp``  lossy, 8 bits, RGB or RGBA
     ========  =======================================================================================================
 
-    CMYK, YCbCr, LAB and HSV become RGB. Pillow decodes the pixels. It keeps 8 bits of color; ``png`` keeps all
-    16. All metadata except the ICC profile is dropped. The same bytes always give the same result. An image that
+    CMYK, YCbCr, LAB and HSV become RGB. Pillow decodes the pixels, and keeps only 8 bits of color, but ``png`` keeps
+    all 16. All metadata except the ICC profile is dropped. The same bytes always give the same result. An image that
     already has the requested format is encoded again.
 
     Args:
         content: The bytes of an image file.
         to: The format to convert to.
-        quality: 1 to 100, of JPEGs (on libjpeg's scale) and WebPs. PNGs ignore it.
-        max_side: The largest permitted side in pixels, or None for no limit. Larger images are shrunk by averaging over
-            areas.
-        to_srgb: Whether to convert the colors from the image's ICC profile to sRGB. If so, the profile is dropped,
-            and a palette becomes RGB or RGBA. Otherwise, the profile stays embedded, unless it no longer fits because
-            the image changes between gray, RGB and others.
+        quality: The quality of JPEGs (on libjpeg's scale) and WebPs, 1 to 100. It is ignored for PNGs.
+        max_side: The largest permitted side in pixels, or None for no limit. Larger images are shrunk by area
+            averaging.
+        to_srgb: Whether to convert the colors from the image's ICC profile to sRGB. If so, the profile is dropped, and
+            a palette becomes RGB or RGBA. Otherwise, the profile stays embedded, unless the image changes between gray,
+            RGB and other color models.
         max_pixels: The largest permitted number of pixels.
 
     Raises:
         ValueError: If the image is damaged, too large (TooManyPixels), or of an unknown format; if it has several
-            frames; if the format cannot store it; or if its profile is needed, but damaged.
+            frames; if the format cannot store it; or if its profile is needed and damaged.
     """
     stored = read_value_format(content)
     if stored is not None and not _is_like_pillows(stored):
@@ -107,18 +108,18 @@ def _read_upright(content: bytes, max_pixels: int, *, needs_profile: bool) -> tu
         _check_frames(stored)
         profile = read_profile(stored) if needs_profile else stored.info.get("icc_profile")
         if stored.format in ("JPEG", "MPO") and stored.mode in ("L", "RGB"):
-            # Unlike Pillow, this refuses damaged data.
+            # Unlike Pillow, decode_image refuses damaged data.
             pixels = decode_image(content, orientation="apply", max_pixels=max_pixels)
             image = PIL.Image.fromarray(pixels if stored.mode == "RGB" else pixels[..., 0].copy())
         else:
-            stored.load()  # Only loading determines the orientation of a TIFF.
+            stored.load()  # The orientation of a TIFF is known only after loading.
             image = turn_pillow(stored, read_turn(stored))
         image.info = {name: value for name, value in image.info.items() if name == "transparency"}
     return image, profile
 
 
 def _is_like_pillows(stored: ValueFormat) -> bool:
-    """Return whether Pillow's image has a file's values, apart from a scale factor."""
+    """Return whether Pillow's image holds the values of a file, apart from a scale factor."""
     return stored.is_in_pillow or (stored.white is not None and (stored.dtype == np.uint8 or stored.num_channels == 1))
 
 
@@ -143,7 +144,8 @@ def _convert_wide(
 def _check_frames(image: PIL.Image.Image) -> None:
     """Raise ValueError if an image has several frames or pages.
 
-    The additional images in an MPO, which many phones write as .jpg, are mostly previews. Those in a PSD are layers.
+    The additional images in an MPO, which many phones write as .jpg, are mostly previews. The additional images in a
+    PSD are layers.
     """
     num_frames = getattr(image, "n_frames", 1)
     if num_frames > 1 and image.format not in ("MPO", "PSD"):
@@ -151,7 +153,7 @@ def _check_frames(image: PIL.Image.Image) -> None:
 
 
 def _convert_colors(image: PIL.Image.Image, profile: bytes) -> PIL.Image.Image:
-    if image.mode == "LAB":  # Its colors do not depend on a device. Pillow converts them to sRGB.
+    if image.mode == "LAB":  # LAB needs no profile: Pillow converts it to sRGB.
         return _simplify(image)
     if image.mode == "I;16" or image.mode in _INTEGERS or image.mode == "F":
         raise ValueError(f"gray of more than 8 bits (mode {image.mode}) cannot be converted to sRGB: leave out to_srgb")
@@ -167,7 +169,7 @@ def _convert_colors(image: PIL.Image.Image, profile: bytes) -> PIL.Image.Image:
 def _simplify(image: PIL.Image.Image) -> PIL.Image.Image:
     """Return an image with the same pixels in a mode that PNG has."""
     if image.mode in _INTEGERS:
-        integers = image.convert("I")  # Direct conversions between modes of 16 bits lose the upper 8 bits.
+        integers = image.convert("I")  # Direct conversions between 16-bit modes lose the upper 8 bits.
         low, high = integers.getextrema()
         if low < 0 or high > 0xFFFF:  # type: ignore[operator]  # One channel gives two numbers.
             raise ValueError(f"stores integers from {low} to {high}, which no image of at most 16 bits can hold")
@@ -180,7 +182,7 @@ def _simplify(image: PIL.Image.Image) -> PIL.Image.Image:
 def _shrink(image: PIL.Image.Image, max_side: int | None) -> PIL.Image.Image:
     if max_side is None or max(image.size) <= max_side:
         return image
-    if image.mode in ("1", "P"):  # Their values cannot be averaged.
+    if image.mode in ("1", "P"):  # Bits and palette indices cannot be averaged.
         with_alpha = image.has_transparency_data
         image = image.convert("L" if image.mode == "1" else "RGBA" if with_alpha else "RGB")
     ratio = max_side / max(image.size)
@@ -221,7 +223,7 @@ def _require_8_bits(image: PIL.Image.Image) -> PIL.Image.Image:
 
 
 def _drop_opaque_alpha(image: PIL.Image.Image) -> PIL.Image.Image:
-    """Return an image with its transparency in an alpha channel, or without that channel if all pixels are opaque."""
+    """Return an image with its transparency in an alpha channel, or without transparency if all pixels are opaque."""
     if not image.has_transparency_data:
         return image
     is_gray = image.mode in _GRAY
@@ -241,7 +243,7 @@ def read_profile(image: PIL.Image.Image) -> bytes | None:
     """Return an image's embedded ICC profile, or None if it has none.
 
     Raises:
-        ValueError: If the file contains only a part of the profile, or a profile that cannot be decompressed.
+        ValueError: If the profile in the file is incomplete, or cannot be decompressed.
     """
     profile: bytes | None = image.info.get("icc_profile")
     if profile is None and "icc_profile" in image.info:
@@ -250,7 +252,7 @@ def read_profile(image: PIL.Image.Image) -> bytes | None:
 
 
 def convert_to_srgb(image: PIL.Image.Image, profile: bytes) -> PIL.Image.Image:
-    """Convert an image from the colors of its profile to sRGB.
+    """Convert the colors of an image from its profile to sRGB.
 
     Args:
         image: An image of mode L, LA, RGB, RGBA or CMYK.
@@ -260,7 +262,7 @@ def convert_to_srgb(image: PIL.Image.Image, profile: bytes) -> PIL.Image.Image:
         An image of mode RGB; L if the image is gray. An alpha channel is kept.
 
     Raises:
-        ValueError: If the profile is damaged, or made for other images.
+        ValueError: If the profile is damaged, or is for another color model.
     """
     colors = image.convert(_ALPHA.get(image.mode, image.mode))
     converted = _apply_profile(colors, profile)
@@ -288,7 +290,7 @@ def _apply_profile(image: PIL.Image.Image, profile: bytes) -> PIL.Image.Image:
 
 @lru_cache(maxsize=16)
 def _make_srgb_transform(profile: bytes) -> tuple[str, PIL.ImageCms.ImageCmsTransform]:
-    """Return the mode of the images that a profile is for, and their conversion to sRGB.
+    """Return the mode of the images to which a profile applies, and their conversion to sRGB.
 
     Creating a conversion takes as long as converting 200,000 pixels, and many images have the same profile. Threads may
     share a conversion.
@@ -311,4 +313,4 @@ _CONVERSIONS: dict[ConvertedFormat, _Conversion] = {
     "png": _Conversion(_prepare_png, {"format": "PNG"}),
     "webp": _Conversion(_prepare_webp, {"format": "WEBP"}),
 }
-"""For each format: a function that converts an image to a mode of the format, and Pillow's options."""
+"""The conversion to each format: a function that converts an image to a mode of the format, and Pillow's options."""

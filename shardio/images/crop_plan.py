@@ -1,11 +1,12 @@
 """Plan the rendering of images before any image is decoded, and render images with OpenCV, Pillow and numpy.
 
-Bilinear resizing gives the pixels of OpenCV's INTER_LINEAR on x86 (resize.cpp). OpenCV's code for other processors
-rounds differently in some versions, so OpenCV resizes only if it gives the same pixels in this process. The kernel has
-its own code for the same definition. Weights have 11 bits. Rows are first resized across, and keep 7 bits more than a
-pixel has. Then two rows are mixed. Antialiased resizing gives the pixels of Pillow.
+Bilinear resizing gives the pixels of OpenCV's INTER_LINEAR on x86 (resize.cpp). On other processors, some versions of
+OpenCV round differently, so OpenCV is used only if it gives these pixels in the current process. The kernel has its own
+code for the same definition. Weights have 11 bits. Rows are first resized horizontally, with 7 more bits than a pixel
+has. Then pairs of rows are blended. Antialiased resizing gives the pixels of Pillow.
 
-OpenCV and Pillow are imported when an image first needs them, so worker processes that need neither start 50 ms sooner.
+OpenCV and Pillow are imported when an image first needs them, so worker processes that need neither of them start 50 ms
+sooner.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 SCALES = (8, 4, 2)
-"""The factors by which libjpeg can shrink a JPEG while decoding, using a smaller inverse DCT of each block."""
+"""The factors by which libjpeg can shrink a JPEG during decoding, with a smaller inverse DCT of each block."""
 
 MAX_RESIZED_PIXELS = DEFAULT_MAX_PIXELS
 """The maximum number of pixels after resizing. Enlarging the shorter side of a long, thin image can make it huge."""
@@ -35,7 +36,7 @@ MAX_RESIZED_PIXELS = DEFAULT_MAX_PIXELS
 MAX_AVERAGED_PIXELS = 1 << 20
 """The largest box, in pixels, that is decoded at full size if it shrinks to half or less without antialiasing.
 
-Larger boxes are decoded at a fraction of their size. Decoding smaller ones at full size takes the kernel about as long.
+Larger boxes are decoded at a fraction of their size. The kernel decodes smaller boxes about as fast at full size.
 """
 
 Render = Callable[[Pixels], object]
@@ -51,12 +52,13 @@ _CHECKED_SIZES = (
     ((48, 64), (15, 40)),
     ((23, 17), (61, 70)),
 )
-"""The sizes before and after resizing with which OpenCV is checked. On ARM, its results differ if both sides shrink."""
+"""The sizes before and after resizing with which OpenCV is checked. On ARM, OpenCV's results differ if both sides
+shrink."""
 
 Resampling = Literal["bilinear", "plain bilinear", "antialiased bilinear", "antialiased bicubic"]
-"""The way to resize. "plain bilinear" computes each new pixel from the nearest four. So does "bilinear", unless a crop
-plan halves both sides: see CropPlan.is_halved. The others average over all pixels when shrinking (Pillow's BILINEAR and
-BICUBIC)."""
+"""The resampling method. "plain bilinear" computes each new pixel from the nearest four pixels. So does "bilinear",
+unless both sides shrink to half or less: see CropPlan.is_halved. The other methods average over all pixels when
+shrinking (Pillow's BILINEAR and BICUBIC)."""
 
 Sizes = NDArray[np.int64]
 """int64 [n, 2]: the height and width of n images."""
@@ -70,7 +72,7 @@ Rows = Pixels | Sequence[Pixels]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CropPlan:
-    """The way to render n images: take a box of each, resize it, take a window of the result, flip and edit the window.
+    """Instructions to render n images: read a box of each, resize it, take a window, flip and edit the window.
 
     Transforms extend the plan in order. No image is decoded between transforms that can extend it.
 
@@ -79,7 +81,7 @@ class CropPlan:
         size: The size that the box is resized to.
         window: The part of the resized box to return. Pixels outside the box are black.
         flip: bool [n], whether to mirror the window left to right.
-        resampling: The way to resize the box.
+        resampling: The method for resizing the box.
         upside_down: bool [n], whether to mirror the window top to bottom; None if none is.
         operations: OPERATION [n, k], the operations on the flipped window, in order; None if there are none.
     """
@@ -104,13 +106,14 @@ class CropPlan:
         return self.window[:, 2:]
 
     def fits(self, rows: Pixels) -> bool:
-        """Return whether every result has the size of the rows, uint8 [n, height, width, 3]."""
+        """Return whether all results have the size of the rows, uint8 [n, height, width, 3]."""
         return bool((self.output_size == rows.shape[1:3]).all())
 
     def pads(self, boxes: Boxes) -> NDArray[np.bool_]:
-        """Return whether cropping by ``boxes`` would pad a part of an image, bool [n].
+        """Return which images are already cropped and would be padded by a crop to ``boxes``, bool [n].
 
-        Such images must be rendered first. Otherwise, pixels around the part would appear instead of black ones.
+        These images must be rendered first. Otherwise, the padding would show pixels that the first crop removed,
+        instead of black.
         """
         is_part = _any_in_row((self.window[:, :2] != 0) | (self.window[:, 2:] != self.size))
         return is_part & _reach_beyond(boxes, self.output_size)
@@ -126,33 +129,33 @@ class CropPlan:
 
     @property
     def is_final(self) -> NDArray[np.bool_]:
-        """Whether each image is resized or padded, bool [n]. If so, it must be rendered before it is resized again."""
+        """Whether each image is resized or padded, bool [n], so it must be rendered before it is resized again."""
         return _any_in_row(self.size != self.box[:, 2:]) | _reach_beyond(self.window, self.size)
 
     @property
     def is_halved(self) -> NDArray[np.bool_]:
         """Whether each box shrinks to half its size or less without antialiasing, bool [n].
 
-        The nearest four pixels would be too few. So "bilinear" averages over all pixels of such a box, or of a smaller
-        inverse DCT of it: see :func:`shardio.images.crop_plan.prepare_render`.
+        For such a box, the nearest four pixels are too few. So "bilinear" averages over all of its pixels, or those of
+        a smaller inverse DCT of it: see :func:`shardio.images.crop_plan.prepare_render`.
         """
         if self.resampling != "bilinear":
             return np.zeros(len(self.box), np.bool_)
         return np.asarray((self.box[:, 2:] >= 2 * self.size).all(axis=1))
 
     def resize(self, sizes: Sizes, resampling: Resampling = "bilinear") -> CropPlan:
-        """Return a plan that also resizes this plan's results. No result may be final."""
+        """Return a plan that also resizes this plan's results. :attr:`is_final` must be false for all of them."""
         assert not self.is_final.any(), "a box that is resized or padded is rendered before it is resized again"
         box = np.concatenate([self.box[:, :2] + self.window[:, :2], self.window[:, 2:]], axis=1)
         whole = np.concatenate([np.zeros_like(sizes), sizes], axis=1)
         return replace(self, box=box, size=sizes, window=whole, resampling=resampling)
 
     def mirror(self, flips: NDArray[np.bool_]) -> CropPlan:
-        """Return a plan that also mirrors the results for which ``flips`` is true left to right."""
+        """Return a plan that also mirrors results left to right, where ``flips`` is true."""
         return replace(self, flip=self.flip ^ flips)
 
     def mirror_vertically(self, flips: NDArray[np.bool_]) -> CropPlan:
-        """Return a plan that also mirrors the results for which ``flips`` is true top to bottom."""
+        """Return a plan that also mirrors results top to bottom, where ``flips`` is true."""
         return replace(self, upside_down=flips if self.upside_down is None else self.upside_down ^ flips)
 
     def edit(self, operations: NDArray[np.void]) -> CropPlan:
@@ -161,14 +164,14 @@ class CropPlan:
         return replace(self, operations=np.concatenate([*before, operations], axis=1))
 
     def take(self, rows: NDArray[np.int64]) -> CropPlan:
-        """Return the plan for the images with the indices ``rows``."""
+        """Return the plan for the images in ``rows``."""
         given = {each.name: getattr(self, each.name) for each in fields(self)}
         taken: dict[str, Any] = {name: each[rows] for name, each in given.items() if isinstance(each, np.ndarray)}
         return replace(self, **taken)
 
     def restart(self, rows: NDArray[np.int64]) -> CropPlan:
         """Return a plan that leaves the images in ``rows`` as they are, because they have been rendered."""
-        assert self.operations is None, "all edited images are rendered at once"
+        assert self.operations is None, "edited images are always rendered together"
         whole = CropPlan.whole(self.output_size[rows])
         arrays: dict[str, Any] = {}
         for name in ("box", "size", "window", "flip", "upside_down"):
@@ -179,7 +182,7 @@ class CropPlan:
 
 
 class PlanRow(NamedTuple):
-    """The way to render one image: its row of a plan."""
+    """Instructions to render one image: a plan and the image's row in it."""
 
     plan: CropPlan
     row: int
@@ -206,7 +209,7 @@ def _any_in_row(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:  # bool [n, m] â†
 
 
 def is_too_large_to_average(num_pixels: Any) -> Any:
-    """Return whether a box with this many pixels is decoded at a smaller size if it shrinks to half or less.
+    """Return whether a box of ``num_pixels`` is decoded at a smaller size if it shrinks to half or less.
 
     Args:
         num_pixels: An int or an array.
@@ -226,7 +229,7 @@ def prepare_render(picture: Picture, box: Box, height: int, width: int, window: 
         height: The height that the box is resized to.
         width: The width that the box is resized to.
         window: The part of the resized box to render.
-        resampling: The way to resize the box.
+        resampling: The method for resizing the box.
 
     Raises:
         ValueError: If the resized box is too large.
@@ -270,7 +273,7 @@ def _prepare_window(
 ) -> Render:
     """Return a function that renders a part of the resized box.
 
-    :func:`resize` would sample a part of an image at other points. So its input is the whole box, in which only the
+    :func:`resize` would sample a part of an image at different points. So it receives the whole box, in which only the
     pixels for the visible part are decoded.
     """
     rows = _needed_pixels(visible.top, visible.height, box.height, height, resampling)
@@ -289,9 +292,9 @@ def _prepare_window(
 
 
 def _prepare_scaled(picture: Picture, box: Box, height: int, width: int, visible: Box, scale: int) -> Render:
-    """Return a function that renders a part of the resized box from the picture at 1/scale of its size.
+    """Return a function that renders a part of the resized box from the picture, decoded at 1/scale of its size.
 
-    The box may begin between pixels of the scaled picture, so the picture is sampled at the exact points.
+    The box may begin between pixels of the scaled picture, so the function samples the picture at the exact points.
     """
     (picture_height, picture_width), (origin_top, origin_left) = picture.size, picture.origin(scale)
     rows = _Samples.lay(box.top, box.height, height, picture_height, scale, origin_top)
@@ -306,7 +309,7 @@ def _prepare_scaled(picture: Picture, box: Box, height: int, width: int, visible
 
 
 class _Samples(NamedTuple):
-    """Evenly spaced points along a side of a scaled picture, in its pixels, from the center of the first pixel."""
+    """Evenly spaced points along a side of a scaled picture, in scaled pixels from the center of the first one."""
 
     first: float
     step: float
@@ -315,7 +318,7 @@ class _Samples(NamedTuple):
 
     @classmethod
     def lay(cls, start: int, length: int, num_after: int, total: int, scale: int, origin: float) -> _Samples:
-        """Space ``num_after`` points evenly over a part of a side of ``total`` pixels, at 1/scale of its size."""
+        """Space ``num_after`` points evenly over a part of a side that has ``total`` pixels before scaling."""
         before, step = origin + start / scale, length / scale / num_after
         stop = min(math.ceil(before + length / scale), -(-total // scale))
         return cls(before + step / 2 - 0.5, step, math.floor(before), stop)
@@ -324,7 +327,7 @@ class _Samples(NamedTuple):
         return self.first + index * self.step
 
     def sources(self, start: int, length: int) -> range:
-        """Return the pixels inside the box that determine a run of points."""
+        """Return the pixels inside the box that determine the values at consecutive points."""
         first, last = math.floor(self.point(start)), math.floor(self.point(start + length - 1))
         return range(max(first - 1, self.start), min(last + 3, self.stop))
 
@@ -360,7 +363,7 @@ def _part_of(pixels: Pixels, box: Box) -> Pixels:
 
 
 def use_one_thread() -> None:
-    """Limit OpenCV to one thread in this process: decode threads already keep all processors busy."""
+    """Limit OpenCV to one thread in this process, because decode threads already keep all processors busy."""
     import cv2
 
     cv2.setNumThreads(0)
@@ -375,7 +378,7 @@ def resize(
         image: uint8 [rows, columns, 3].
         height: The new number of rows.
         width: The new number of columns.
-        resampling: The way to resize it.
+        resampling: The method.
         out: uint8 [height, width, 3] to write to, or None to return a new array.
 
     Returns:
@@ -399,9 +402,9 @@ def resize(
 
 
 def _resize_by_pillow(image: Pixels, height: int, width: int, resampling: Resampling) -> PIL.Image.Image:
-    """Resize an image across first, then down, and round in between.
+    """Resize an image horizontally, round, and resize it vertically.
 
-    Pillow 13 chooses the order by the sizes. Earlier versions resized across first.
+    Earlier versions of Pillow always use this order. Pillow 13 chooses an order by the sizes.
     """
     import PIL.Image
 
@@ -414,7 +417,7 @@ def _resize_by_pillow(image: Pixels, height: int, width: int, resampling: Resamp
 
 
 def flip(image: Pixels, out: Pixels) -> None:
-    """Mirror an image left to right into ``out``, both uint8 [height, width, 3]."""
+    """Write an image, mirrored left to right, to ``out``; both are uint8 [height, width, 3]."""
     import cv2
 
     if cv2.flip(image, 1, dst=out) is not out:
@@ -426,7 +429,7 @@ class Points(NamedTuple):
 
     Attributes:
         first: int64 [n], the first of the two pixels that each point lies between. It may be outside the image.
-        weights: int32 [2, n], the weights of both.
+        weights: int32 [2, n], the weights of both pixels.
     """
 
     first: NDArray[np.int64]
@@ -437,9 +440,9 @@ class Points(NamedTuple):
         """Return the points at these positions.
 
         Args:
-            positions: Float [n], in pixels from the center of the first pixel.
-            length: The length of the side in pixels, if the border's pixel gets all the weight beyond the border;
-                None if both pixels are the border's pixel there, which rounds differently.
+            positions: float [n], in pixels from the center of the first pixel.
+            length: The length of the side in pixels. Beyond the border, the border's pixel then gets the whole weight.
+                If None, both pixels are the border's pixel there, which rounds differently.
         """
         exact = positions.astype(np.float32)
         first = np.floor(exact)
@@ -459,14 +462,14 @@ def resize_bilinear(image: Pixels, height: int, width: int) -> Pixels:
 
 
 def sample(image: Pixels, corner: tuple[float, float], step: tuple[float, float], height: int, width: int) -> Pixels:
-    """Sample an image bilinearly on a grid whose points may be between pixels.
+    """Sample an image bilinearly on a grid with points that may be between pixels.
 
     Args:
-        image: uint8 [rows, columns, 3]. Beyond its border, the border's pixels are repeated.
-        corner: The position of the first sample, down and across, in pixels from the center of the first pixel.
-        step: The distance between samples, down and across, in pixels.
-        height: The number of samples down.
-        width: The number of samples across.
+        image: uint8 [rows, columns, 3]. Beyond the border, the border's pixels are repeated.
+        corner: The vertical and horizontal position of the first sample, in pixels from the center of the first pixel.
+        step: The vertical and horizontal distance between samples, in pixels.
+        height: The number of samples in a column.
+        width: The number of samples in a row.
 
     Returns:
         uint8 [height, width, 3].
@@ -477,8 +480,8 @@ def sample(image: Pixels, corner: tuple[float, float], step: tuple[float, float]
 
 @cache
 def is_opencv_equal() -> bool:
-    """Return whether OpenCV's pixels follow the definition in this process."""
-    import cv2  # Not before an image needs it.
+    """Return whether OpenCV's pixels in this process match the definition in this module."""
+    import cv2  # Imported only when an image needs it.
 
     random = np.random.default_rng(0)
     for before, (height, width) in _CHECKED_SIZES:

@@ -1,12 +1,13 @@
 """Describe image formats: their names, suffixes and signatures, and the values that files store.
 
-Pillow's images hold colors of at most 8 bits, or gray values: 16-bit integers, signed 32-bit integers or 32-bit
-floats. Pillow cuts, wraps or refuses other values. OpenCV reads more of the types that PNGs and TIFFs store. shardio
-uses OpenCV only for kinds of files that it decodes exactly, and checks that the result has the declared type and shape.
+Pillow's images hold colors of at most 8 bits, or gray values: 16-bit integers, signed 32-bit integers or 32-bit floats.
+Pillow truncates, wraps or refuses other values. OpenCV reads more of the types that PNGs and TIFFs store. shardio uses
+OpenCV only for the kinds of files that OpenCV decodes exactly, and checks that the result has the declared type and
+shape.
 
 OpenCV also decodes ordinary PNGs, because it is faster than Pillow. PNGs have checksums, and OpenCV refuses all damaged
-PNGs that Pillow refuses. Pillow decodes WebP images, although it takes 1.2 to 1.6 times as long as OpenCV: OpenCV
-accepts one in sixteen of the damaged WebP images that Pillow refuses.
+PNGs that Pillow refuses. Pillow decodes WebP images, although it takes 1.2 to 1.6 times as long as OpenCV, because
+OpenCV accepts one in sixteen of the damaged WebP images that Pillow refuses.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 IHDR = struct.Struct(">IIBBBBB")
-"""The data of the first chunk: width, height, bit depth, color type, compression, filter, interlace (11.2.1)."""
+"""The data of a PNG's first chunk: width, height, bit depth, color type, compression, filter, interlace (11.2.1)."""
 
 COLOR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}
 """The color types of gray, gray with alpha, RGB and RGBA, by number of channels."""
@@ -55,9 +56,9 @@ class ImageFormat(NamedTuple):
 
     Attributes:
         name: Pillow's name of the format.
-        suffixes: The suffixes of its files, which are also the names of samples' fields.
-        signature: Matches the first 16 bytes of each file; None if there is no such pattern. Pillow then identifies the
-            format, more slowly.
+        suffixes: The suffixes of the format's files, which are also the names of samples' fields.
+        signature: A pattern that matches the first 16 bytes of every file. If it is None, Pillow identifies the format,
+            more slowly.
     """
 
     name: str
@@ -76,13 +77,13 @@ _FORMATS = (
 """The formats that shardio packs and reads. To add a format that Pillow reads, add a line here."""
 
 IMAGE_FORMATS = {suffix: image_format.name for image_format in _FORMATS for suffix in image_format.suffixes}
-"""The format of each suffix. The suffix is also the name of the sample's field."""
+"""The format of each suffix, which is also the name of a sample's field."""
 
 IMAGE_FIELDS = tuple(IMAGE_FORMATS)
 """The fields that contain images."""
 
 UNCOMPRESSED = frozenset(("bmp", "ppm", "pgm"))
-"""Fields of formats that are hardly ever compressed."""
+"""Fields of formats that are rarely compressed."""
 
 ConvertedFormat = Literal["jpeg", "png", "webp"]
 """The formats that images can be converted to."""
@@ -90,7 +91,7 @@ ConvertedFormat = Literal["jpeg", "png", "webp"]
 CONVERTIBLE = frozenset(
     ["avif", "dib", "gif", "ico", "j2k", "jfif", "jp2", "jpe", "jpf", "jpx", "pbm", "pcx", "pnm", "qoi", "tga"]
 )
-"""Suffixes of further formats that Pillow reads. shardio packs such images only if it converts them."""
+"""Suffixes of other formats that Pillow reads. shardio packs such images only if it converts them."""
 
 _OTHER_IMAGES = CONVERTIBLE.union(["arw", "cr2", "cr3", "dng", "heic", "heif", "hif", "nef", "jxl", "svg"]).difference(
     IMAGE_FORMATS
@@ -99,7 +100,7 @@ _OTHER_IMAGES = CONVERTIBLE.union(["arw", "cr2", "cr3", "dng", "heic", "heif", "
 
 
 def is_convertible(field: str) -> bool:
-    """Return whether a field holds images that may be converted: of any format, but not masks such as ``mask.png``."""
+    """Return whether images in a field may be converted: those of any format, except masks such as ``mask.png``."""
     return field == "image" or field in IMAGE_FORMATS or field in CONVERTIBLE
 
 
@@ -150,11 +151,11 @@ def _find_format(file: BinaryIO) -> str | None:
     for image_format in _FORMATS:
         if image_format.signature is not None and image_format.signature.match(start):
             return image_format.name
-    import PIL.Image  # Not before an image needs it: see crop_plan.py.
+    import PIL.Image  # Imported only when an image needs it: see crop_plan.py.
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Decoding gives the same warnings again.
+            warnings.simplefilter("ignore")  # Decoding repeats the warnings.
             with PIL.Image.open(file) as image:
                 return image.format
     except pillow_errors() as error:  # Pillow's readers raise all of these for bytes that are not an image.
@@ -166,10 +167,10 @@ def _find_format(file: BinaryIO) -> str | None:
 def pillow_errors() -> tuple[type[Exception], ...]:
     """Return the errors that Pillow raises for damaged files.
 
-    They do not include MemoryError, which says nothing about the file, or user-defined errors, which a signal handler
-    may raise.
+    They do not include MemoryError, which does not mean that a file is damaged, or user-defined errors, which a signal
+    handler may raise.
     """
-    import PIL.Image  # Not before an image needs it: see crop_plan.py.
+    import PIL.Image  # Imported only when an image needs it: see crop_plan.py.
 
     return (
         ArithmeticError,
@@ -200,7 +201,7 @@ def errors_of_pillow() -> Iterator[None]:
         let_through(error)
         if isinstance(error, ValueError):
             raise
-        if isinstance(error, UnidentifiedImageError):  # Its message contains a memory address.
+        if isinstance(error, UnidentifiedImageError):  # The message contains a memory address.
             raise ValueError("it is not an image in a known format") from error
         raise ValueError(str(error) or repr(error)) from error
 
@@ -208,14 +209,14 @@ def errors_of_pillow() -> Iterator[None]:
 @contextmanager
 def opened_by_pillow(content: bytes) -> Iterator[PIL.Image.Image]:
     """Open an image in a ``with`` block, and convert any error that Pillow raises in it to ValueError."""
-    import PIL.Image  # Not before an image needs it: see crop_plan.py.
+    import PIL.Image  # Imported only when an image needs it: see crop_plan.py.
 
     with errors_of_pillow(), PIL.Image.open(io.BytesIO(content)) as image:
         yield image
 
 
 def strip_png(content: bytes) -> bytes | None:
-    """Return a PNG with only its critical chunks, without profiles and the like; None if any chunk is damaged.
+    """Return a PNG without ancillary chunks, such as profiles; None if any chunk is damaged.
 
     libpng prints warnings about the other chunks, and OpenCV adds an alpha channel for a transparent color. libpng
     also prints errors for damaged chunks, so this function compares the checksums.
@@ -240,7 +241,7 @@ def encode_png(
 ) -> bytes:
     """Encode values without loss as a 16-bit PNG.
 
-    Pillow cannot do this: its images have at most 8 bits of color.
+    Pillow cannot encode such colors, because its images have at most 8 bits of color.
 
     Args:
         values: uint16 [height, width] or [height, width, channels], 1 to 4 channels.
@@ -266,7 +267,7 @@ def _write_chunk(name: bytes, data: bytes) -> bytes:
 
 
 def _filter_by_paeth(rows: NDArray[np.uint8], stride: int) -> bytes:
-    """Filter rows of bytes by Paeth's predictor, with the bytes of a pixel ``stride`` apart (clause 9.4)."""
+    """Filter rows of bytes with the Paeth predictor (clause 9.4). A pixel has ``stride`` bytes."""
     padded = np.zeros((rows.shape[0] + 1, rows.shape[1] + stride), np.int16)
     padded[1:, stride:] = rows
     left, above, corner = padded[1:, :-stride], padded[:-1, stride:], padded[:-1, :-stride]
@@ -285,20 +286,21 @@ _SILENT = 0
 """OpenCV's lowest log level."""
 
 _LOG_LEVEL_LOCK = Lock()
-"""Guards OpenCV's log level, which is global."""
+"""A lock for OpenCV's log level, which is global."""
 
 
 class ValueFormat(NamedTuple):
-    """The value format of an image file.
+    """The form in which an image file stores its values.
 
     Attributes:
         dtype: The values' type, in native byte order.
         shape: Height, width and, unless there is a single channel, the number of channels.
         is_in_pillow: Whether Pillow's image holds the same values.
-        decode: Decodes the file to these values, [height, width] or [height, width, channels]; None if no decoder is
-            exact.
-        has_alpha: Whether the last of 2 or 4 channels is an alpha channel that the others are not multiplied by.
-        white: The largest value that a pixel may have. Pillow scales values unless it is 255 or 65,535.
+        decode: A function that decodes the file to these values, [height, width] or [height, width, channels]; None if
+            no decoder is exact.
+        has_alpha: Whether the last of 2 or 4 channels is an alpha channel, and the others are not multiplied by it.
+        white: The value of white, the largest that a pixel may have. Pillow scales values unless white is 255 or
+            65,535.
     """
 
     dtype: np.dtype[Any]
@@ -319,12 +321,12 @@ class ValueFormat(NamedTuple):
         return f"{channels} of {self.dtype.name}"
 
     def scale(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return values scaled so that white has all bits set, as Pillow scales them."""
+        """Scale values as Pillow does, so that all bits of white are set."""
         full = np.iinfo(self.dtype).max
         return values if self.white in (None, full) else np.rint(values * (full / self.white)).astype(self.dtype)
 
     def decode_exactly(self, content: bytes, max_pixels: int) -> NDArray[Any]:
-        """Return the values that a file of this format stores, writable.
+        """Return the values that a file of this format stores, as a writable array.
 
         Raises:
             ValueError: If the image is damaged or too large (TooManyPixels), or cannot be decoded exactly.
@@ -345,9 +347,9 @@ class ValueFormat(NamedTuple):
 
 
 def read_value_format(content: bytes) -> ValueFormat | None:
-    """Return the value format of an image file; None if it has 8 bits or fewer, or is damaged, which Pillow reports.
+    """Return the value format of an image file; None if values have at most 8 bits, or if the file is damaged.
 
-    The result for 8-bit files is not None if Pillow drops or multiplies some of their channels.
+    For 8-bit files, the result is not None if Pillow drops or multiplies some of the channels.
     """
     if content.startswith(PNG_SIGNATURE):
         return _read_png(content)
@@ -361,7 +363,7 @@ def read_value_format(content: bytes) -> ValueFormat | None:
 
 
 def find_clipped_type(content: bytes) -> str | None:
-    """Return the type of an image's gray values if they are clipped when the image becomes RGB; otherwise None.
+    """Return the type of an image's gray values if conversion to RGB clips them, else None.
 
     Pillow keeps the upper 8 bits of color, but clips gray of more than 8 bits, and treats signed bytes as unsigned.
     """
@@ -370,14 +372,14 @@ def find_clipped_type(content: bytes) -> str | None:
 
 
 def is_for_opencv(image: PIL.Image.Image, content: bytes) -> bool:
-    """Return whether OpenCV decodes an image to the same pixels as Pillow. It does so for PNGs with 8-bit colors."""
+    """Return whether OpenCV decodes an image to the same pixels as Pillow. This is true for PNGs with 8-bit colors."""
     if image.format != "PNG" or image.mode not in ("RGB", "RGBA") or getattr(image, "is_animated", False):
         return False
     return content[_PNG_DEPTH] == 8 and "interlace" not in image.info
 
 
 def decode_by_opencv(content: bytes) -> Pixels | None:
-    """Decode a whole PNG. Ignore its transparency and orientation. Return None if it is damaged or too large."""
+    """Decode a whole PNG without its transparency and orientation. Return None if it is damaged or too large."""
     import cv2
 
     if (stripped := strip_png(content)) is None:
@@ -427,7 +429,7 @@ def _decode_png(content: bytes) -> NDArray[Any]:
     if values is None:
         raise ValueError("the PNG is truncated or damaged")
     is_gray_with_alpha = content[len(PNG_SIGNATURE) + 8 + 9] == COLOR_TYPES[2]
-    return values[..., [0, 3]] if is_gray_with_alpha else values  # OpenCV copies gray to three channels.
+    return values[..., [0, 3]] if is_gray_with_alpha else values  # OpenCV decodes gray to three equal channels.
 
 
 _TIFF_SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
@@ -435,7 +437,7 @@ _BIG_TIFF = 43
 
 _WIDTH, _HEIGHT, _BITS, _PHOTOMETRIC, _SAMPLES, _PLANES, _EXTRA, _KINDS = 256, 257, 258, 262, 277, 284, 338, 339
 _ORIENTATION, _TRANSPOSING = 274, 5
-"""Tags (TIFF 6.0, sections 8 and 18 to 20), and the first orientation whose rows are columns."""
+"""TIFF tags (TIFF 6.0, sections 8 and 18 to 20), and the first orientation that swaps rows and columns."""
 
 _GRAY_OR_RGB = (0, 1, 2)
 _UNSIGNED, _SIGNED, _FLOATING = 1, 2, 3
@@ -447,7 +449,7 @@ _IN_PILLOW = {("u", 2), ("i", 2), ("i", 4), ("f", 4)}
 
 
 def _read_tiff(content: bytes) -> ValueFormat | None:
-    from PIL import TiffImagePlugin  # Not before an image needs it: see crop_plan.py.
+    from PIL import TiffImagePlugin  # Imported only when an image needs it: see crop_plan.py.
 
     is_big = _BIG_TIFF in content[2:4]
     try:
@@ -470,7 +472,7 @@ def _read_tiff(content: bytes) -> ValueFormat | None:
     num_bits, kind = max(bits), _NUMPY_KINDS.get(max(kinds), "u")
     is_uniform = len(bits) == len(kinds) == 1 and num_bits in (8, 16, 32, 64) and (kind, num_bits) != ("f", 8)
     if not is_uniform or kind == "c":
-        # Pillow scales gray of 2 and 4 bits as in PNGs, and unpacks 12 bits. It refuses nearly all other widths.
+        # Pillow scales gray values of 2 and 4 bits, as in PNGs, and unpacks 12 bits. It refuses most other depths.
         is_in_pillow = samples == 1 and kinds == {_UNSIGNED}
         is_narrow = is_in_pillow and num_bits <= 8
         return None if is_narrow else _make_format(np.uint16, height, width, samples, is_in_pillow=is_in_pillow)
@@ -480,7 +482,7 @@ def _read_tiff(content: bytes) -> ValueFormat | None:
         return None
     is_readable = samples == 1 or (samples in (3, 4) and planes == 1)
     if dtype == np.float16 or (dtype.itemsize == 1 and photometric == 0):
-        is_readable = False  # OpenCV does not read the former, and inverts the latter.
+        is_readable = False  # OpenCV cannot read float16, and inverts bytes in which 0 is white.
     return _make_format(
         dtype,
         height,
@@ -501,11 +503,11 @@ def _decode_tiff(content: bytes) -> NDArray[Any]:
 
 _PNM_GAP = rb"(?:\s|#[^\n]*\n)+"
 _PNM_HEAD = re.compile(rb"P([2356])" + (_PNM_GAP + rb"(\d{1,9})") * 3 + rb"\s")
-"""The head of a Netpbm image, gray or color: its kind, width, height and largest value."""
+"""The header of a gray or color Netpbm image: the kind, width, height and largest value."""
 
 
 def _read_pnm(content: bytes) -> ValueFormat | None:
-    """Read the head of a PGM or PPM. Pillow scales its values if the largest one is not 255."""
+    """Read the header of a PGM or PPM. Pillow scales the values if the declared maximum is not 255."""
     if (head := _PNM_HEAD.match(content)) is None:
         return None
     _, width, height, largest = map(int, head.groups())
@@ -517,7 +519,7 @@ def _read_pnm(content: bytes) -> ValueFormat | None:
 
 def _decode_pnm(content: bytes) -> NDArray[Any]:
     head = _PNM_HEAD.match(content)
-    assert head is not None, "its head has been read"
+    assert head is not None, "the header has been read"
     _, width, height, largest = map(int, head.groups())
     shape = (height, width, 3) if head[1] in b"36" else (height, width)
     dtype = np.dtype(np.uint8 if largest < 256 else ">u2")
@@ -535,7 +537,8 @@ def _decode_pnm(content: bytes) -> NDArray[Any]:
 _JPEG_2000_SIGNATURES = (b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP  ")
 _CODESTREAM = _JPEG_2000_SIGNATURES[0]
 _COMPONENTS, _COMPONENT_DEPTH = 40, 42
-"""The offsets of the number of components and of the first one's depth in a codestream (ISO/IEC 15444-1, A.5.1)."""
+"""The offsets, in a codestream, of the number of components and of the first component's depth (ISO/IEC 15444-1,
+A.5.1)."""
 
 
 def _read_jpeg_2000(content: bytes) -> ValueFormat | None:
@@ -555,7 +558,7 @@ _AVIF_HIGH_DEPTH = 0x40
 
 
 def _read_avif(content: bytes) -> ValueFormat | None:
-    """Recognize AVIFs of 10 or 12 bits by their configuration (AV1 in ISOBMFF, 2.3.3)."""
+    """Recognize AVIF images of 10 or 12 bits by their configuration (AV1 in ISOBMFF, 2.3.3)."""
     start = content.find(b"av1C")
     if start < 0 or len(content) < start + 8 or not content[start + 6] & _AVIF_HIGH_DEPTH:
         return None

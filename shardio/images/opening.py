@@ -44,17 +44,17 @@ if TYPE_CHECKING:
 
 
 _SAMPLE_FORMAT, _SIGNED = 339, 2
-"""The TIFF tag of the kind of values, and its value for signed integers (TIFF 6.0, section 19)."""
+"""The TIFF tag that specifies the kind of values, and its value for signed integers (TIFF 6.0, section 19)."""
 
 _LEFTOVER = re.compile(r"Corrupt JPEG data: [0-9]+ extraneous bytes before marker 0x(d[0-9])")
-"""libjpeg's warning when the frame ends before the scan does. The pixels are decoded nevertheless."""
+"""Matches libjpeg's warning about a frame that ends before its scan. The pixels are complete nevertheless."""
 
 
 def open_image(content: bytes, *, orientation: Orientation = "ignore", max_pixels: int = DEFAULT_MAX_PIXELS) -> Picture:
     """Open an image of any common format.
 
-    libjpeg-turbo decodes JPEGs. It refuses damaged data, and decodes only the requested parts. Pillow decodes CMYK
-    JPEGs and all other formats whole, with the pixels of its ``convert("RGB")``.
+    libjpeg-turbo decodes JPEGs, but only the requested parts, and damaged data is an error. Pillow decodes CMYK JPEGs
+    and all other formats whole, with the pixels of its ``convert("RGB")``.
 
     Args:
         content: The bytes of an image file.
@@ -85,8 +85,8 @@ def decode_image(
 def decode_pil(
     content: bytes, *, orientation: Orientation = "ignore", max_pixels: int = DEFAULT_MAX_PIXELS
 ) -> PIL.Image.Image:
-    """Decode an image to a Pillow image in RGB, with the pixels and the errors of :func:`decode_image`."""
-    import PIL.Image  # Not before an image needs it: see crop_plan.py.
+    """Decode an image to an RGB Pillow image, with the pixels and errors of :func:`decode_image`."""
+    import PIL.Image  # Imported only when an image needs it: see crop_plan.py.
 
     return PIL.Image.fromarray(decode_image(content, orientation=orientation, max_pixels=max_pixels))
 
@@ -97,12 +97,13 @@ def decode_unconverted(
     """Decode a whole image to the values that its file stores. Arguments and errors are as in :func:`open_image`.
 
     Returns:
-        The stored values in native byte order, writable, [height, width] or [height, width, channels]. Their type is
-        the stored type, with three exceptions: one-bit values become bool, and signed 16-bit values of a TIFF become
-        int32. Gray of 2 or 4 bits is scaled to uint8. For an image with a palette, the values are its indices.
+        The stored values in native byte order, in a writable array [height, width] or [height, width, channels]. Their
+        type is the stored type, with three exceptions: one-bit values become bool, signed 16-bit values in a TIFF
+        become int32, and gray of 2 or 4 bits is scaled to uint8. For an image with a palette, the values are the
+        indices.
 
     Raises:
-        ValueError: Also if the values cannot be decoded exactly.
+        ValueError: As for :func:`open_image`, or if the values cannot be decoded exactly.
     """
     stored = read_value_format(content)
     if stored is not None and not stored.is_in_pillow:
@@ -118,10 +119,10 @@ def decode_unconverted(
 def decode_unconverted_pil(
     content: bytes, *, orientation: Orientation = "ignore", max_pixels: int = DEFAULT_MAX_PIXELS
 ) -> PIL.Image.Image:
-    """Decode an image to a Pillow image of its own mode, with the values of :func:`decode_unconverted`.
+    """Decode an image to a Pillow image of the stored mode, with the values of :func:`decode_unconverted`.
 
     Raises:
-        ValueError: Also if a Pillow image cannot hold the values.
+        ValueError: As for :func:`decode_unconverted`, or if a Pillow image cannot hold the values.
     """
     stored = read_value_format(content)
     if stored is not None and not stored.is_in_pillow:
@@ -157,7 +158,7 @@ def _load_unconverted(content: bytes, orientation: Orientation) -> PIL.Image.Ima
 
 
 class JpegPicture(Picture):
-    """A JPEG. Each part is decoded when it is read.
+    """A JPEG whose parts are decoded when they are read.
 
     Attributes:
         content: The bytes of the file.
@@ -210,7 +211,7 @@ def open_by_libjpeg(content: bytes, orientation: Orientation, max_pixels: int) -
         head = read_head(content)
     except ValueError:
         with suppress(KeyError):
-            simplejpeg.decode_jpeg_header(content)  # If libjpeg also finds an error, raise that error.
+            simplejpeg.decode_jpeg_header(content)  # Raises libjpeg's error, if it finds one.
         return None
     if not _can_convert(content, head):
         return None
@@ -226,7 +227,7 @@ def _can_convert(content: bytes, head: JpegHead) -> bool:
         return True
     try:
         simplejpeg.decode_jpeg_header(content)
-    except (ValueError, KeyError):  # KeyError: libjpeg supports the factors, but simplejpeg does not.
+    except (ValueError, KeyError):  # simplejpeg raises KeyError for factors that only libjpeg supports.
         return False
     return True
 
@@ -249,13 +250,14 @@ def prepare_part(
         head: Its head.
         box: The part, in pixels of the image at 1/scale of its size.
         scale: 1, 2, 4 or 8.
-        is_regular: Whether parts of the image can be decoded on their own.
+        is_regular: Whether parts of the image can be decoded separately.
 
     Returns:
-        A function that returns uint8 [box.height, box.width, 3], RGB: the pixels of a full decode. They are valid until
-        the thread decodes again. The function raises ValueError if the image is truncated, or damaged where it is read.
+        A function that returns RGB pixels, uint8 [box.height, box.width, 3], equal to those of a full decode. They are
+        valid until this thread decodes again. The function raises ValueError if the image is truncated, or damaged in
+        the part that is read.
     """
-    # In pixels of the full-size image.
+    # The box in pixels of the full-size image.
     requested = Box(box.top * scale, box.left * scale, box.height * scale, box.width * scale)
     cut = _cut(content, head, requested, scale) if is_regular else None
 
@@ -313,18 +315,18 @@ def _destination(height: int, width: int, scale: int) -> NDArray[np.uint8]:
 
 
 def _cut(content: bytes, head: JpegHead, requested: Box, scale: int) -> _Cut | None:
-    """Cut out the intervals around a box, or the rows down to its last one. Return None if that saves nothing."""
+    """Cut out the intervals that contain a box, or the rows down to its last row. Return None if that saves nothing."""
     tiles = read_tiles(content, head)
     if tiles is not None:
         return _Cut(*cut_tiles(content, head, tiles, requested, scale), next_marker=None)
     if not content.endswith(marker_bytes(EOI)):
-        return None  # The file may be truncated below the box. A full decode detects that.
+        return None  # The file may be truncated below the box, which a full decode detects.
     rows, shown = cut_rows(content, head, requested, scale)
     return None if shown.height == head.height else _Cut(rows, shown, _marker_after(head, shown.height))
 
 
 def _marker_after(head: JpegHead, height: int) -> int:
-    """Return the marker that ends the first interval that continues below a frame of a smaller height."""
+    """Return the marker after the interval that contains the first MCU below ``height``."""
     rows, row_mcus = head.num_mcus
     if not head.restart_interval:
         return EOI
@@ -334,7 +336,7 @@ def _marker_after(head: JpegHead, height: int) -> int:
 
 
 def _decode_cut(cut: _Cut, scale: int) -> NDArray[np.uint8] | None:
-    """Decode a cut. Return None if anything is wrong with it: a full decode then reports the error."""
+    """Decode a smaller JPEG. Return None if it has an error, which a full decode then reports."""
     pixels = _destination(cut.shown.height, cut.shown.width, scale)
     try:
         _decode_to(pixels, cut.content, scale)
@@ -348,14 +350,14 @@ def _decode_cut(cut: _Cut, scale: int) -> NDArray[np.uint8] | None:
 _OPENERS: tuple[Callable[[bytes, Orientation, int], Picture | None], ...] = (open_by_libjpeg,)
 """The decoders, in the order in which they are tried. Each returns None for images that it does not read.
 
-Pillow opens the images that none of these decoders reads.
+Pillow opens all other images.
 
 To add a decoder, add its function here and its name to :data:`shardio.images.pictures.DecoderName`.
 """
 
 
 class PillowPicture(Picture):
-    """An image of any format. Each read of a part decodes the whole image."""
+    """An image of any format that Pillow reads. Reading a part decodes the whole image."""
 
     can_scale = False
 
@@ -373,7 +375,7 @@ class PillowPicture(Picture):
         if self._is_for_opencv:
             pixels = decode_by_opencv(self._content)
             if pixels is not None and pixels.shape[:2] == self.size:
-                return pixels  # Otherwise, Pillow reports what is wrong.
+                return pixels  # Otherwise, Pillow reports the error.
         _refuse_damage(self._content)
         with opened_by_pillow(self._content) as image:
             pixels = _convert_to_rgb(image)
@@ -395,14 +397,14 @@ def open_by_pillow(content: bytes, orientation: Orientation, max_pixels: int) ->
         if orientation == "ignore" and image.format != "TIFF":
             return PillowPicture(content, *image.size[::-1], name, is_for_opencv=is_for_opencv(image, content))
         _refuse_damage(content)
-        # The orientation, and therefore the size, is certain only after the whole file has been read.
+        # The orientation, and therefore the size, is known only after the whole file has been read.
         pixels = _convert_to_rgb(image)
         return DecodedPicture(pixels if orientation == "ignore" else read_turn(image).apply(pixels), name)
 
 
 def _open_stored(content: bytes) -> PIL.Image.Image:
-    """Open an image. The error names the stored values if Pillow does not read their type."""
-    import PIL.Image  # Not before an image needs it: see crop_plan.py.
+    """Open an image. If Pillow does not support the type of the stored values, the error names the type."""
+    import PIL.Image  # Imported only when an image needs it: see crop_plan.py.
 
     try:
         return PIL.Image.open(io.BytesIO(content))
@@ -411,13 +413,13 @@ def _open_stored(content: bytes) -> PIL.Image.Image:
             raise
         raise ValueError(
             f"it stores {stored.describe()}, which cannot become RGB: give its field a name such as 'values.tif', "
-            "which is read as it is stored, rather than as a sample's image"
+            "which is read unconverted, rather than as a sample's image"
         ) from error
 
 
 def _convert_to_rgb(image: PIL.Image.Image) -> Pixels:
     if image.mode == "P":
-        image.info.pop("transparency", None)  # RGB has no transparency, and Pillow warns about some forms of it.
+        image.info.pop("transparency", None)  # Pillow warns about some forms of transparency, which RGB does not have.
     return np.array(image.convert("RGB"))
 
 
@@ -434,7 +436,7 @@ def _refuse_damage(content: bytes) -> None:
 
 
 def _is_clipped(image: PIL.Image.Image) -> bool:
-    """Return whether Pillow clips an image's gray values when it converts them to RGB, or mistakes their sign."""
+    """Return whether Pillow clips an image's gray values in the conversion to RGB, or misreads their sign."""
     if image.mode == "L" and image.format == "TIFF":
         return bool(image.tag_v2.get(_SAMPLE_FORMAT) == (_SIGNED,))  # type: ignore[attr-defined]  # TIFFs have it.
     return image.mode[0] in ("I", "F")

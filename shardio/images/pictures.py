@@ -28,7 +28,7 @@ DEFAULT_MAX_PIXELS = 178_956_970
 """The default limit on an image's pixels. Pillow treats larger images as decompression bombs."""
 
 DecoderName = Literal["kernel", "libjpeg", "pillow", "pillow, clipped"]
-"""The decoder of an image. :data:`DECODER_DESCRIPTIONS` says what each name means."""
+"""The decoder of an image. :data:`DECODER_DESCRIPTIONS` describes each decoder."""
 
 DECODER_DESCRIPTIONS: dict[DecoderName, str] = {
     "kernel": "the kernel",
@@ -43,7 +43,7 @@ CLIPPED_ADVICE = (
     "white or black. Read them as a field, such as fields=('png', 'label'), which keeps their values, or scale the "
     "files first"
 )
-"""The effect on gray images that are not of 8 bits, and the remedy."""
+"""The effect on gray images that do not have 8 bits, and the remedy."""
 
 Part = Callable[[], Pixels]
 """A function that reads a part of a picture.
@@ -59,7 +59,7 @@ _ORIENTATION_TAG = 0x0112  # Exif 2.32, table 4
 
 
 class Turn(NamedTuple):
-    """The turn that makes a stored picture upright: mirror it along one or both axes, then transpose it."""
+    """The turn that makes a stored picture upright: mirroring along any of the axes, followed by transposition."""
 
     upside_down: bool = False
     mirrored: bool = False
@@ -70,17 +70,17 @@ class Turn(NamedTuple):
         return (width, height) if self.transposed else (height, width)
 
     def corner(self, below: float, right: float) -> tuple[float, float]:
-        """Return how far stored pixels extend above the upright picture and to its left.
+        """Return how far the stored pixels extend beyond the upright picture, at its top and at its left.
 
         Args:
-            below: How far they extend below the stored picture.
-            right: How far they extend to its right.
+            below: The distance by which they extend below the stored picture.
+            right: The distance by which they extend to the right of the stored picture.
         """
         above, left = below * self.upside_down, right * self.mirrored
         return (left, above) if self.transposed else (above, left)
 
     def stored_box(self, box: Box, height: int, width: int) -> Box:
-        """Convert a box of the upright picture to one of the stored picture, whose size is ``height`` × ``width``."""
+        """Convert a box in the upright picture to a box in the stored picture, whose size is ``height`` × ``width``."""
         if self.transposed:
             box = Box(box.left, box.top, box.width, box.height)
         top = height - box.top - box.height if self.upside_down else box.top
@@ -115,7 +115,7 @@ def read_turn(image: PIL.Image.Image) -> Turn:
 
 
 def turn_pillow(image: PIL.Image.Image, turn: Turn) -> PIL.Image.Image:
-    """Turn a stored image of any mode upright, as :meth:`Turn.apply` turns pixels. Metadata stays as it is."""
+    """Turn a stored image of any mode upright, as :meth:`Turn.apply` turns pixels. Do not change the metadata."""
     from PIL.Image import Transpose
 
     for is_needed, method in (
@@ -128,7 +128,7 @@ def turn_pillow(image: PIL.Image.Image, turn: Turn) -> PIL.Image.Image:
     return image
 
 
-class TooManyPixels(ValueError):  # noqa: N818  # It names the finding, as NotTileable does.
+class TooManyPixels(ValueError):  # noqa: N818  # It names the problem, like NotTileable.
     """The error for an image with more pixels than the caller allows."""
 
 
@@ -138,8 +138,8 @@ class Picture(ABC):
     Attributes:
         size: Height and width in pixels.
         can_scale: Whether :meth:`part` can read the picture at a smaller scale.
-        decoder_name: The decoder that :meth:`part` uses, or that has decoded the picture already.
-        history: The steps that rendered the picture from a stored picture; empty if this picture is stored.
+        decoder_name: The decoder that :meth:`part` uses, or that has already decoded the picture.
+        history: The steps that rendered the picture from a stored picture; empty if it is a stored picture.
     """
 
     size: tuple[int, int]
@@ -168,8 +168,8 @@ class Picture(ABC):
     def origin(self, scale: int) -> tuple[float, float]:
         """Return the position of the picture's top left corner, in pixels of the picture at 1/scale of its size.
 
-        If the size is not a multiple of the scale, the last scaled pixel reaches beyond the picture. In a turned
-        picture, that pixel may be the first.
+        If the size is not a multiple of the scale, the last scaled pixel extends beyond the picture. In a turned
+        picture, this may be the first pixel.
         """
         return 0.0, 0.0
 
@@ -179,7 +179,7 @@ class DecodedPicture(Picture):
 
     Args:
         pixels: uint8 [height, width, 3].
-        decoder_name: The decoder that produced the pixels. The default is for arrays of unknown origin.
+        decoder_name: The decoder that produced the pixels. The default applies to arrays of unknown origin.
         history: The steps that rendered the picture.
     """
 
@@ -212,7 +212,7 @@ _scratch_arrays = threading.local()
 
 
 def scratch(purpose: str, num_bytes: int) -> NDArray[np.uint8]:
-    """Return uint8 [num_bytes] with arbitrary content, valid until this thread calls again with the same purpose."""
+    """Return uint8 [num_bytes] with arbitrary content, valid until this thread's next call with the same purpose."""
     arrays: dict[str, NDArray[np.uint8]] = vars(_scratch_arrays)  # This thread's arrays.
     array = arrays.get(purpose)
     if array is None or array.size < num_bytes:

@@ -1,4 +1,4 @@
-"""Render a chunk's pictures into the rows of a batch by their crop plan, and edit their pixels.
+"""Render the pictures of a chunk into the rows of a batch by a crop plan, and edit their pixels.
 
 The kernel's compiled functions do this if they can; otherwise, OpenCV, Pillow and numpy do. Both give the same pixels.
 :mod:`shardio.images.kernel.compiled.operation_records` lists the kernel's operations.
@@ -53,7 +53,7 @@ Operations = NDArray[np.void]
 Floats = NDArray[np.float32]
 
 IMAGES_AT_ONCE = GROUP_SIZE
-"""The number of images that the kernel decodes side by side. Rendering fewer in a call takes longer per image."""
+"""The number of images whose decoding the kernel interleaves. With fewer images in a call, each takes longer."""
 
 _KERNEL_FACTORS = frozenset((luma, (1, 1), (1, 1)) for luma in LUMA_FACTORS)
 
@@ -77,7 +77,7 @@ class RenderedImages(NamedTuple):
     """The rendered images of a chunk.
 
     Attributes:
-        images: n images: uint8 [height, width, 3], or results of other libraries' transforms.
+        images: The n images, uint8 [height, width, 3], or results of other libraries' transforms.
         decoder_names: The decoder of each image. The list is empty if the decoders are unknown.
     """
 
@@ -91,24 +91,24 @@ def render_chunk(pictures: Sequence[Picture], plan: CropPlan, rows: Rows | None 
 
 
 def render_crops(crops: Sequence[PlannedCrop], rows: Sequence[Rows | None]) -> list[RenderedImages]:
-    """Decode images; crop, resize, mirror and edit each image once for each of its crops.
+    """Decode images, and crop, resize, mirror and edit each image once for each of its crops.
 
     Only the parts that the crops need are decoded, and all heavy work releases the GIL. The pixels are those of a full
-    decode that is then cropped and resized. The exception is a JPEG whose box has more than a million pixels and
-    shrinks by a factor of at least 2, 4 or 8 without antialiasing. It is decoded at 1/2, 1/4 or 1/8 of its size, then
-    sampled at the same points.
+    decode that is then cropped and resized. The only exception is a JPEG whose box has more than a million pixels and
+    shrinks by a factor of at least 2, 4 or 8 without antialiasing. Such a JPEG is decoded at 1/2, 1/4 or 1/8 of its
+    size, then sampled at the same points.
 
     Args:
         crops: The crops of n images, at least one of each.
-        rows: The destinations of each crop: n uint8 [height, width, 3] arrays of the plan's output sizes, or one array
-            of them; None for new arrays.
+        rows: The destinations of each crop: n uint8 [height, width, 3] arrays of the plan's output sizes, or a single
+            array that contains them; None for new arrays.
 
     Returns:
-        For each crop, the rows, and the decoder of each image.
+        The rows of each crop, and the decoder of each image.
 
     Raises:
         DecodeError: If an image is truncated or damaged, or would be too large when resized.
-        MemoryError: If memory runs out. The images may be undamaged.
+        MemoryError: If memory runs out, even if no image is damaged.
     """
     destinations = [_make_rows(crop.plan) if given is None else given for crop, given in zip(crops, rows, strict=True)]
     is_rendered = render_by_kernel(crops, destinations)
@@ -132,7 +132,7 @@ def _render_by_libraries(crop: PlannedCrop, destinations: Rows, rows: list[int])
     boxes, sizes, windows = plan.box.tolist(), plan.size.tolist(), plan.window.tolist()
     flips = plan.flip.tolist()
     renders: list[tuple[int, Render]] = []
-    # All Python code runs before all decoding: each is faster while its memory is in the processor's caches.
+    # Run all Python code before all decoding, because each is faster while its memory is in the processor's caches.
     for row in rows:
         with _name_row(row):
             args = Box(*boxes[row]), *sizes[row], Box(*windows[row]), plan.resampling
@@ -171,14 +171,14 @@ def _make_rows(plan: CropPlan) -> Rows:
 
 
 def why_not_by_kernel(content: bytes) -> str | None:
-    """Return why the kernel cannot render an image, or None if it can.
+    """Return the reason why the kernel cannot render an image, or None if it can.
 
-    This checks only the file's head and its end. The kernel also skips damaged files, files with very rare heads, such
-    as JFIF 2, and some crops of any file: regions above a million pixels, and crops that :func:`_is_for_libraries`
-    names. There are only a few different answers, and they are short, so a caller can count them.
+    This checks only the head and the end of the file. The kernel also skips damaged files, files with very rare heads,
+    such as JFIF 2, and some crops of any file: regions above a million pixels, and crops that :func:`_is_for_libraries`
+    names. There are only a few distinct reasons, all short, so callers can count images by reason.
 
     Args:
-        content: The image's file.
+        content: The bytes of the image file.
     """
     if not content.startswith(JPEG_START):
         return "not a JPEG"
@@ -226,7 +226,7 @@ def render_by_kernel(crops: Sequence[PlannedCrop], rows: Sequence[Rows]) -> NDAr
         return is_rendered
     records = np.stack([as_records(crop.plan) for crop in crops], axis=1)
     records["height"][~is_for_kernel] = 0
-    # Sort by how much of an untiled file must be read: images decoded side by side then take about equally long.
+    # Sort by how much of an untiled file must be read, so images whose decoding is interleaved take about equally long.
     bottom = np.max([crop.plan.box[:, 0] + crop.plan.box[:, 2] for crop in crops], axis=0)
     order = np.argsort(bottom / [picture.size[0] for picture in pictures] * [len(content) for content in contents])
     turns = np.array([_encode_turn(picture) for picture in pictures])
@@ -248,7 +248,7 @@ def _find_suitable(crop: PlannedCrop, pictures: Sequence[Picture], rows: Rows) -
 
 
 def _is_for_libjpeg(crop: PlannedCrop) -> NDArray[np.bool_]:
-    """Return which images libjpeg-turbo decodes faster: whole ones that are neither tiled nor resized, bool [n].
+    """Return which images libjpeg-turbo decodes faster: whole images that are neither tiled nor resized, bool [n].
 
     The kernel saves time on pixels outside a crop, and on resizing pixels that are still in the processor's caches.
     """
@@ -263,7 +263,7 @@ def _is_for_libjpeg(crop: PlannedCrop) -> NDArray[np.bool_]:
 
 
 def _is_for_libraries(plan: CropPlan) -> NDArray[np.bool_]:
-    """Return which images the kernel must leave to the libraries, whatever their files contain, bool [n].
+    """Return which images the kernel must leave to the libraries because of their crops, bool [n].
 
     :func:`prepare_render` renders some of these images from a smaller inverse DCT, and refuses the others.
     """
@@ -296,7 +296,7 @@ def make_operations(num_images: int, code: int, *numbers: object) -> Operations:
     Args:
         num_images: n.
         code: The operation's code.
-        numbers: The operation's numbers. Each is one value for all images, or an array [n].
+        numbers: The operation's numbers: each is one value for all images, or an array [n].
     """
     operations = np.zeros((num_images, 1), codes.OPERATION)
     operations["code"] = code
@@ -326,7 +326,7 @@ def edit_images(rows: Pixels | Sequence[Pixels], operations: Operations) -> None
 
 
 def normalize_image(pixels: Pixels, means: Floats, deviations: Floats) -> Floats:
-    """Return (pixels / 255 - mean) / deviation, rounded to 32 bits after each step, float32 [3, height, width].
+    """Return (pixels / 255 - mean) / deviation, float32 [3, height, width], rounded to 32 bits after each step.
 
     Args:
         pixels: uint8 [height, width, 3].
@@ -342,39 +342,39 @@ def normalize_image(pixels: Pixels, means: Floats, deviations: Floats) -> Floats
 
 
 def normalize_floats(image: Floats, means: Floats, deviations: Floats) -> Floats:
-    """Return (image - mean) / deviation; the image and the result are float32 [3, height, width]."""
+    """Return (image - mean) / deviation. The image and the result are float32 [3, height, width]."""
     normalized: Floats = image - means[:, None, None]
     normalized /= deviations[:, None, None]
     return normalized
 
 
 Edit = Callable[["Image.Image", Sequence[float]], "Image.Image"]
-"""An operation on a Pillow image, given the operation's numbers. It does not change its argument."""
+"""A function that applies an operation, given its numbers, to a Pillow image, and returns a new image."""
 
 _DEFINED: dict[int, Edit] = {}
 """The operations that the kernel does not have, by code."""
 
 
 def define_operation(name: str, edit: Edit) -> int:
-    """Define an operation that the kernel does not have, and return its code, the same in every process.
+    """Define an operation that the kernel does not have. Return its code, which is the same in every process.
 
-    Transforms draw the operation, crop plans end with it, and Pillow or numpy applies it.
+    Transforms can then draw the operation, crop plans can contain it, and ``edit`` applies it.
 
     Args:
         name: A name that no other operation has.
-        edit: Applies the operation to an image, with at most twelve numbers as parameters.
+        edit: A function that applies the operation to an image, given at most twelve numbers.
 
     Raises:
         ValueError: If another operation has the name.
     """
     code = -1 - zlib.crc32(name.encode())
     if _DEFINED.setdefault(code, edit) is not edit:
-        raise ValueError(f"an operation named {name!r} exists already: choose another name")
+        raise ValueError(f"an operation named {name!r} already exists: choose another name")
     return code
 
 
 def edit_by_pillow(pixels: Pixels, operations: NDArray[np.void]) -> Pixels:
-    """Return an image after operations.
+    """Apply operations to an image, and return the result.
 
     Args:
         pixels: uint8 [height, width, 3].
@@ -437,9 +437,9 @@ def _kernels_operations() -> dict[int, Edit]:
 
 
 def blur(image: Pixels, radius_down: float, ratio_down: float, radius_across: float, ratio_across: float) -> Pixels:
-    """Return an image after a Gaussian blur, down and then across. GAUSSIAN_BLUR describes the numbers.
+    """Blur an image with a Gaussian, first vertically, then horizontally. GAUSSIAN_BLUR describes the numbers.
 
-    Beyond the border, the image is mirrored at the center of the border's pixels.
+    Beyond the border, the image is mirrored at the centers of the border's pixels.
     """
     down = _add_neighbors(image, _weigh(int(radius_down), ratio_down))
     across = _add_neighbors(down.swapaxes(0, 1), _weigh(int(radius_across), ratio_across)).swapaxes(0, 1)
@@ -448,7 +448,7 @@ def blur(image: Pixels, radius_down: float, ratio_down: float, radius_across: fl
 
 
 def _add_neighbors(image: NDArray[np.generic], weights: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the weighted sums of the pixels above and below each pixel, float32, from the middle outwards."""
+    """Return the weighted sum of each pixel and the pixels above and below, float32, added from the middle outward."""
     radius, height = len(weights) - 1, len(image)
     padded = np.pad(image.astype(np.float32), ((radius, radius), (0, 0), (0, 0)), mode="reflect")
     total: NDArray[np.float32] = weights[0] * padded[radius : radius + height]

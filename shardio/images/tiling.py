@@ -1,13 +1,13 @@
-"""Rewrite JPEGs so that parts of them can be decoded separately, with the same coefficients.
+"""Rewrite JPEGs so that parts of them can be decoded separately, without changing the coefficients.
 
 A tiled JPEG has restart intervals of a few MCUs, and a table that locates them (:mod:`shardio.images.jpeg.tile_table`).
-So a crop can be decoded without the rest of the image. To tile a JPEG, shardio decodes its data once, to tokens, whose
-counts determine the best Huffman tables. Then it writes the tokens.
+So a crop can be decoded without the rest of the image. To tile a JPEG, shardio decodes its data to tokens, whose counts
+determine the best Huffman tables, then writes the tokens.
 
-:func:`tile_jpeg` reads every code of the scan, and refuses all scans that libjpeg would complain about. It does not
-check the other data that libjpeg needs: quantization tables, and the segments that determine how to convert colors. If
-these are faulty, libjpeg refuses the file or warns about it (:mod:`shardio.images.jpeg`). :func:`decodes_if_tileable`
-tests conditions under which libjpeg does neither. Other files may or may not be decodable.
+:func:`tile_jpeg` reads every code of the scan, and refuses all scans about which libjpeg would warn. It does not check
+the other data that libjpeg needs: quantization tables, and the segments that determine how to convert colors. If these
+are faulty, libjpeg refuses the file or warns about it (:mod:`shardio.images.jpeg`). :func:`decodes_if_tileable` tests
+conditions under which libjpeg does neither. Other files may or may not be decodable.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ TILE_WIDTH = 64
 
 
 MIN_WIDTH, MAX_WIDTH = TILE_WIDTH // 2, TILE_WIDTH * 2
-"""The permitted widths of an interval, in pixels, if the MCU row can be divided accordingly."""
+"""The permitted widths of an interval, in pixels, if the row of MCUs can be divided into such intervals."""
 
 MIN_LONE_MCU_WIDTH = 16
-"""The minimum width, in pixels, of an MCU that may form an interval by itself, in a row without a suitable divisor."""
+"""The minimum width, in pixels, of an MCU that may be an interval by itself if no divisor of a row is suitable."""
 
 _SCAN_ERRORS = {
     DAMAGED: "damaged: the data ends early or contains an unknown code",
@@ -81,14 +81,14 @@ _SCAN_ERRORS = {
 }
 
 _SLACK = 64
-"""Spare bytes at the end of arrays that are copied 32 bytes at a time, and spare tokens for an incomplete block."""
+"""The spare bytes in arrays that are copied 32 bytes at a time, and the spare tokens for an incomplete block."""
 
 
-class NotTileable(ValueError):  # noqa: N818  # It names the finding: the image may be intact.
+class NotTileable(ValueError):  # noqa: N818  # Such an image may be intact.
     """The error for an image that cannot be tiled.
 
     Attributes:
-        reason: The reason in a few words, the same for all images of a kind.
+        reason: The reason in a few words, identical for all images of a kind.
     """
 
     def __init__(self, reason: str) -> None:
@@ -118,7 +118,7 @@ def untile_jpeg(content: bytes) -> bytes:
 
 
 def choose_interval(row_mcus: int, mcu_width: int) -> int:
-    """Return the number of MCUs in an interval, which divides the number of MCUs in a row.
+    """Return the number of MCUs in an interval, a divisor of the number of MCUs in a row.
 
     Args:
         row_mcus: The number of MCUs in a row.
@@ -255,7 +255,7 @@ def read_tables(content: bytes, head: JpegHead) -> dict[int, HuffmanTable]:
 
 
 def dump_tables(tables: dict[int, HuffmanTable]) -> bytes:
-    """Return one DHT segment with these tables, given by index."""
+    """Return a DHT segment with the tables, which are given by index."""
     body = b"".join(
         bytes([(index // FIRST_AC_TABLE) << 4 | index % FIRST_AC_TABLE]) + table.lengths + table.symbols
         for index, table in sorted(tables.items())
@@ -264,7 +264,7 @@ def dump_tables(tables: dict[int, HuffmanTable]) -> bytes:
 
 
 def pack_tables(tables: dict[int, HuffmanTable]) -> NDArray[np.void]:
-    """Return Huffman tables given by index in the form of the compiled functions, HUFFMAN_TABLE [8].
+    """Convert Huffman tables, given by index, to the form that the compiled functions use, HUFFMAN_TABLE [8].
 
     Raises:
         ValueError: If a table has more codes than its lengths allow.
@@ -273,7 +273,7 @@ def pack_tables(tables: dict[int, HuffmanTable]) -> NDArray[np.void]:
     for index, (lengths, symbols) in tables.items():
         code = 0
         for length, num_codes in enumerate(lengths, 1):
-            # The code of all ones stays unused (C.2).
+            # The code that consists of ones stays unused (C.2).
             if code + num_codes > (1 << length) - (num_codes > 0):
                 raise ValueError("a Huffman table has more codes than its lengths allow")
             code = (code + num_codes) << 1
@@ -284,7 +284,7 @@ def pack_tables(tables: dict[int, HuffmanTable]) -> NDArray[np.void]:
 def make_best_table(counts: Counts) -> HuffmanTable:
     """Return the Huffman table for symbols with these counts, built as in K.2 and libjpeg.
 
-    The table needs the fewest bits, except that one code stays unused and codes above 16 bits are shortened.
+    The table needs the fewest bits, except that one code stays unused, and codes of more than 16 bits are shortened.
     """
     return HuffmanTable(*compiled_functions().make_best_table(counts))
 
@@ -293,12 +293,12 @@ class Scan(NamedTuple):
     """A scan to recode.
 
     Attributes:
-        data: uint8, the file from the scan's first byte on.
+        data: uint8, the file from the first byte of the scan.
         tables: HUFFMAN_TABLE [8], the scan's Huffman tables.
         components: COMPONENT [components].
         blocks: int64 [blocks per MCU], the index of each block's component.
         num_mcus: The number of MCUs in the scan.
-        interval: MCUs between restart markers; 0 if there are none.
+        interval: The number of MCUs between restart markers; 0 if there are none.
     """
 
     data: NDArray[np.uint8]
@@ -310,13 +310,13 @@ class Scan(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """A scan as symbols and the bits that follow their codes.
+    """A scan, decoded to symbols and the bits that follow their codes.
 
     Attributes:
         tokens: uint32 [tokens], valid until this thread reads the next scan.
-        stops: int64 [intervals], the end of each restart interval in the tokens.
-        counts: int64 [8, 256], the occurrences of each symbol of each Huffman table.
-        stop: The offset of the scan's end in its data.
+        stops: int64 [intervals], the index after the last token of each restart interval.
+        counts: int64 [8, 256], the number of occurrences of each symbol in each Huffman table.
+        stop: The offset of the end of the scan in the data.
     """
 
     tokens: NDArray[np.uint32]
@@ -334,17 +334,17 @@ class ExcessDataError(ScanError):
 
 
 def read_tokens(scan: Scan, interval: int) -> Tokens:
-    """Read a scan in order to write it with another restart interval.
+    """Read a scan, to be written with another restart interval.
 
     Args:
         scan: The scan.
-        interval: MCUs between restart markers in the data to write; 0 for none.
+        interval: The number of MCUs between restart markers in the data to write; 0 for none.
 
     Raises:
         ScanError: If the scan cannot be recoded.
     """
     num_intervals = -(-scan.num_mcus // interval) if interval else 1
-    # A token has at least one bit, and a block at most 64 tokens. Each interval may get one token without a meaning.
+    # A token has at least one bit, and a block at most 64 tokens. Each interval may have one additional token.
     max_tokens = min(8 * len(scan.data), 64 * scan.num_mcus * len(scan.blocks)) + num_intervals + _SLACK
     tokens = scratch("tokens", 4 * max_tokens).view(np.uint32)
     unstuffed = scratch("scan", len(scan.data) + READ_PADDING)
@@ -375,7 +375,7 @@ def write_tokens(tokens: Tokens, tables: NDArray[np.void]) -> tuple[bytes, NDArr
         tables: HUFFMAN_TABLE [8], with codes for all symbols of the scan.
 
     Returns:
-        The data, and the number of bytes in each restart interval without its marker, int64 [intervals].
+        The data, and the number of bytes in each restart interval, without its marker, int64 [intervals].
     """
     num_tokens, num_intervals = len(tokens.tokens), len(tokens.stops)
     # A token has at most 27 bits. At worst, each byte is 0xFF and is followed by a stuffed 0; an interval ends in a
@@ -445,7 +445,7 @@ def has_whole_profile(content: bytes, head: JpegHead) -> bool:
     """Return whether a JPEG's color profile is complete or missing. libjpeg warns about other profiles."""
     start = len(ICC_SIGNATURE)
     parts = [content[segment.payload_start + start : segment.stop] for segment in _find_profile(content, head)]
-    # Each part begins with its number, from 1, and the number of parts (ICC.1:2022, B.4).
+    # Each part begins with its one-based number and the number of parts (ICC.1:2022, B.4).
     numbers = [bytes([i, len(parts)]) for i in range(1, len(parts) + 1)] if len(parts) < 256 else []
     return sorted(part[:2] for part in parts) == numbers and (not parts or any(len(part) > 2 for part in parts))
 
@@ -464,19 +464,19 @@ def reencode_jpeg(
 ) -> bytes:
     """Decode a JPEG, turn it upright, shrink it, and encode it as a tiled JPEG.
 
-    Color is stored as 4:2:0, and gray stays gray. CMYK becomes RGB without its color profile; other images keep
-    theirs. All other metadata is dropped.
+    Color is stored as 4:2:0, and gray stays gray. CMYK becomes RGB and loses its color profile; other images keep their
+    profiles. All other metadata is dropped.
 
     Args:
         content: A JPEG file.
-        max_side: The largest permitted side in pixels, or None for no limit. Larger images are shrunk by averaging over
-            areas.
+        max_side: The largest permitted side in pixels, or None for no limit. Larger images are shrunk by area
+            averaging.
         quality: 1 to 100, on libjpeg's scale.
         max_pixels: The largest permitted number of pixels.
         to_srgb: Whether to convert the colors from the profile to sRGB, before shrinking, and to drop the profile.
 
     Raises:
-        ValueError: If the image is damaged or too large, or if its profile is needed, but damaged.
+        ValueError: If the image is damaged or too large, or if its profile is needed and damaged.
     """
     pixels = decode_image(content, orientation="apply", max_pixels=max_pixels)
     head = read_head(content)
@@ -487,13 +487,13 @@ def reencode_jpeg(
         encoded = simplejpeg.encode_jpeg(pixels[..., :1].copy(), quality, "GRAY", "Gray")
     else:
         encoded = simplejpeg.encode_jpeg(pixels, quality, "RGB", "420")
-    is_kept = not to_srgb and len(head.factors) < 4  # CMYK becomes RGB, which its profile does not fit.
+    is_kept = not to_srgb and len(head.factors) < 4  # A CMYK profile does not apply to RGB.
     profile = _read_profile(content, head) if is_kept else b""
     return tile_jpeg(_insert_segments(encoded, profile))
 
 
 def _convert_to_srgb(content: bytes, pixels: Pixels, max_pixels: int) -> Pixels:
-    import PIL.Image  # Not before an image needs it: see crop_plan.py.
+    import PIL.Image  # Imported only when an image needs it: see crop_plan.py.
 
     from shardio.images.converting import convert_to_srgb, read_profile
 
@@ -514,7 +514,7 @@ def _shrink(pixels: Pixels, max_side: int | None) -> Pixels:
         return pixels
     ratio = max_side / max(height, width)
     size = max(round(width * ratio), 1), max(round(height * ratio), 1)
-    import cv2  # Importing it takes 0.1 s, and packing without re-encoding does not need it.
+    import cv2  # Imported here because this takes 0.1 s, and packing without re-encoding does not need OpenCV.
 
     return cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)  # type: ignore[return-value]  # uint8 stays uint8
 

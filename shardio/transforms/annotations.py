@@ -27,7 +27,7 @@ __all__ = ["AnnotationError", "BoundingBoxes", "FieldKind", "KeyPoints", "Labels
 __all__ += ["render_like"]
 
 BoxFormat = Literal["xyxy", "xywh", "cxcywh"]
-"""The four numbers of a box: two corners; a corner and the size; the center and the size."""
+"""The numbers that define a box: two corners; one corner and the size; or the center and the size."""
 
 History = Sequence[PlanRow]
 """The steps that render an image."""
@@ -42,7 +42,7 @@ _NUM_CHANNELS = 3
 class Mask:
     """A mask: an array [height, width] or [height, width, channels], as large as the image.
 
-    Its values are never mixed: it is resized like Pillow's NEAREST.
+    Its values are never mixed, because it is resized to nearest pixels, like Pillow's NEAREST.
 
     Attributes:
         fill: The value of pixels outside the image, such as 255 for pixels that the loss ignores.
@@ -56,10 +56,10 @@ class BoundingBoxes:
     """Boxes [k, 4] in pixels of the image. They are clipped to the remaining part of the image.
 
     Attributes:
-        format: The four numbers of each box: "xyxy" for left, top, right, bottom; "xywh" for left, top, width, height;
-            "cxcywh" for the center and the size.
-        min_size: Clipped boxes with a shorter side are dropped; 0 keeps all boxes.
-        min_area: Boxes with a smaller area are dropped; 0 keeps all boxes.
+        format: The meaning of the four numbers of a box: "xyxy" for left, top, right, bottom; "xywh" for left, top,
+            width, height; "cxcywh" for the center and the size.
+        min_size: Boxes with a side shorter than this after clipping are dropped; 0 keeps all boxes.
+        min_area: Boxes with an area smaller than this after clipping are dropped; 0 keeps all boxes.
     """
 
     format: BoxFormat = "xyxy"
@@ -82,7 +82,7 @@ class BoundingBoxes:
 class KeyPoints:
     """Points [..., 2 or more]: x and y in pixels of the image, and numbers that do not change, such as visibility.
 
-    Points may leave the image. Left and right points are not exchanged when the image is mirrored.
+    Points may move outside the image. Left and right points are not swapped when the image is mirrored.
 
     Attributes:
         boxes: The boxes to which the points [k, ...] belong. The points of dropped boxes are dropped. None keeps all
@@ -108,7 +108,7 @@ FieldKind = Literal["image"] | Mask | BoundingBoxes | KeyPoints | Labels
 
 
 class Ragged(np.ndarray[Any, Any]):
-    """An array whose length differs between samples. A batch holds a list of such arrays, even if all are equal."""
+    """An array whose length may differ between samples. A batch always holds a list of such arrays."""
 
 
 class AnnotationError(ValueError):
@@ -126,7 +126,7 @@ _KINDS: dict[str, FieldKind] = {
     "keypoints": KeyPoints(),
     "labels": Labels(),
 }
-"""The kinds with default settings, by their short names."""
+"""The kinds with default settings, by name."""
 
 
 def check_field_kinds(fields: object) -> dict[str, FieldKind]:
@@ -181,7 +181,7 @@ def move_annotations(
         value was a float64 array; labels as Ragged of their own dtype.
 
     Raises:
-        AnnotationError: If a value does not fit its kind.
+        AnnotationError: If a value is not valid for its kind.
     """
     moved = dict(values)
     kept = dict[str, NDArray[np.bool_]]()
@@ -261,7 +261,7 @@ def _as_numbers(value: Any, what: str, *widths: int) -> NDArray[Any]:
     """Return a value as an array of numbers. An empty list becomes int64 [0, *widths]."""
     try:
         numbers = np.asarray(value)
-    except (TypeError, ValueError) as error:  # Rows of different lengths, for example.
+    except (TypeError, ValueError) as error:  # For example, rows of different lengths.
         raise ValueError(f"must be {what}, got {type(value).__name__}: {error}") from error
     if numbers.shape == (0,):
         numbers = numbers.reshape(0, *widths)
@@ -299,9 +299,9 @@ _FROM_CORNERS: dict[BoxFormat, _Conversion] = {"xyxy": np.copy, "xywh": _to_size
 
 
 def render_like(images: list[Any], others: Sequence[Picture]) -> list[Any]:
-    """Return images as pictures, rendered by the same plans as other pictures.
+    """Render images by the plans that rendered other pictures, and return them as pictures.
 
-    Images whose plan was the same object are rendered together.
+    Images with the same plan object are rendered together.
     """
     images = list(images)
     for step in range(max((len(other.history) for other in others), default=0)):
@@ -330,7 +330,7 @@ def render_rows_as_pictures(images: list[Any], plan: CropPlan, rows: NDArray[np.
 
 
 def render_rows(pictures: list[Any], plan: CropPlan, rows: NDArray[np.int64]) -> RenderedImages:
-    """Render these rows of a chunk. An error names the row in the chunk."""
+    """Render the given rows of a chunk. Errors refer to rows of the chunk."""
     try:
         return render_chunk([pictures[row] for row in rows], plan.take(rows))
     except DecodeError as error:
@@ -356,7 +356,7 @@ def move_mask(mask: NDArray[Any], step: PlanRow, fill: int) -> NDArray[Any]:
 
 
 def move_points(points: Places, step: PlanRow) -> Places:
-    """Return points after one step of rendering, float64 [n, 2]: x, y. They may leave the image."""
+    """Return points after one step of rendering, float64 [n, 2]: x, y. Points may be outside the image."""
     rows, columns = _sides_of(step)
     moved = np.stack([columns.move_points(points[:, 0]), rows.move_points(points[:, 1])], axis=1)
     for operation in _moving_operations(step):
@@ -384,7 +384,7 @@ def move_boxes(boxes: Places, step: PlanRow) -> Places:
 
 
 def _moving_operations(step: PlanRow) -> Operations:
-    """Return the operations of a step that move pixels, OPERATION [k], without operations in mixtures."""
+    """Return the operations of a step that move pixels, OPERATION [k], except those within mixtures."""
     plan, row = step
     if plan.operations is None:
         return np.empty(0, np.void)
@@ -460,7 +460,7 @@ class _Side(NamedTuple):
     def _find_nearest(self) -> NDArray[np.int64]:
         """Return the row or column of the box for each row or column of the resized box, int64 [new_length].
 
-        Like Pillow, this adds up the steps in float64 (ImagingScaleAffine in Geometry.c).
+        Like Pillow, this method adds up the steps in float64 (ImagingScaleAffine in Geometry.c).
         """
         steps = np.full(self.new_length, self.length / self.new_length)
         steps[0] /= 2
@@ -471,12 +471,12 @@ class _Side(NamedTuple):
         return (places - self.start) * (self.new_length / self.length) - self.window_start
 
     def move_points(self, places: Places) -> Places:
-        """Return points in the result. As in torchvision, mirroring exchanges the first and last pixel."""
+        """Convert points in the image to points in the result. Mirroring swaps the first and last pixel."""
         moved = self.move(places)
         return self.window_length - 1 - moved if self.is_mirrored else moved
 
     def move_intervals(self, low: Places, high: Places) -> tuple[Places, Places]:
-        """Return the bounds of intervals in the result, limited to the part that shows the image."""
+        """Convert intervals in the image to intervals in the result, clipped to the part that shows the image."""
         shown_low = min(max(-self.window_start, 0), self.window_length)
         shown_high = max(min(self.new_length - self.window_start, self.window_length), shown_low)
         low, high = (_clip(self.move(each), shown_low, shown_high) for each in (low, high))
@@ -484,7 +484,7 @@ class _Side(NamedTuple):
 
 
 def _clip(places: Places, low: float, high: float) -> Places:
-    """Limit places. For few places, this takes a third of the time of np.clip."""
+    """Limit places to a range. For a few places, this takes a third of the time of np.clip."""
     return np.minimum(np.maximum(places, low), high)
 
 

@@ -31,7 +31,7 @@ class Strength(NamedTuple):
         last: The last number.
         first: The first number.
         side: The side that the numbers are relative to: the image's height (0) or width (1); None for neither.
-        is_signed: Whether half of the magnitudes are negated.
+        is_signed: Whether magnitudes are negated at random, with probability 0.5.
     """
 
     last: float
@@ -41,13 +41,13 @@ class Strength(NamedTuple):
 
 
 NUM_STRENGTHS = 10
-"""The number of strengths of AutoAugment and AugMix."""
+"""The number of strengths in AutoAugment and AugMix."""
 
 MAX_DEPTH = 3
 """The largest depth of an AugMix chain whose depth is random."""
 
 Space = Mapping[str, Strength | None]
-"""The operations to choose from, by their names in torchvision; None for an operation without a magnitude."""
+"""The operations to choose from, by torchvision's names; None for an operation without a magnitude."""
 
 
 def _moves(shear: float, shift: float, angle: float, *, is_relative: bool = True) -> Space:
@@ -102,7 +102,7 @@ _CODES_WITHOUT_MAGNITUDE = {
 def make_named_operations(
     name: str, magnitudes: NDArray[np.float64], sizes: Sizes, interpolation: str, fill: Color
 ) -> Operations:
-    """Return one operation of automatic augmentation for each of n images, OPERATION [n, 1].
+    """Return a named operation for each of n images, OPERATION [n, 1].
 
     Args:
         name: torchvision's name of the operation.
@@ -127,13 +127,13 @@ def make_named_operations(
 def space_evenly(
     first: float, lasts: NDArray[np.float64], num_numbers: int, chosen: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Return one number of torch.linspace(first, last, num_numbers) for each of n last numbers.
+    """Return one number of ``torch.linspace(first, last, num_numbers)`` for each of n values of ``last``.
 
-    torch computes with 32 bits, counts from the nearer end and rounds once. A threshold such as 255 × 0.8 depends on
-    these details.
+    Like torch, this function computes in 32 bits, from the nearer end, and rounds once. Thresholds such as 255 × 0.8
+    depend on these details.
 
     Args:
-        first: The first number of all n sequences.
+        first: The first number of every sequence.
         lasts: float64 [n], the last number of each sequence.
         num_numbers: The length of each sequence.
         chosen: int64 [n], the index of the number to return from each sequence.
@@ -344,13 +344,13 @@ class AugMix(Augmentation):
     """Mix an image with the results of several random chains of operations.
 
     The operations give the pixels of Pillow. torchvision converts Pillow images to tensors first, and its operations on
-    tensors round differently. The mixture itself equals torchvision's. In a Compose with fields, AugMix moves only
+    tensors round differently. The results are mixed as in torchvision. In a Compose with fields, AugMix transforms only
     images.
 
     Args:
         severity: The largest strength of an operation, from 1 to 10.
         mixture_width: The number of chains.
-        chain_depth: The number of operations in a chain; 1 to 3 at random if it is not positive.
+        chain_depth: The number of operations in a chain. If it is not positive, the number is drawn from 1 to 3.
         alpha: The chains' weights come from Dirichlet(alpha, …), and the image's weight from Beta(alpha, alpha).
         all_ops: Whether to also change brightness, color, contrast and sharpness.
         interpolation: "nearest", "bilinear" or "bicubic", or a torchvision or Pillow constant.
@@ -399,12 +399,12 @@ class AugMix(Augmentation):
         return np.concatenate([begin, *chains, make_operations(len(sizes), codes.END_MIXTURE)], axis=1)
 
     def _draw_weights(self, rng_keys: Words) -> NDArray[np.float64]:
-        """Return the weights of n images and of their chains, float64 [n, 1 + mixture_width]."""
+        """Return the weights of n images and their chains, float64 [n, 1 + mixture_width]."""
         # Normalized gamma variates follow a Dirichlet distribution.
         gammas = draw_gammas(derive_rng_key(rng_keys, np.array([0], np.uint64)), self.alpha, 2 + self.mixture_width)
         own, chains = gammas[:, :2], gammas[:, 2:]
         own, chains = (each / each.sum(axis=1, keepdims=True) for each in (own, chains))
-        # torchvision computes with 32 bits.
+        # torchvision computes in 32 bits.
         scaled = chains.astype(np.float32) * own[:, 1:].astype(np.float32)
         return np.concatenate([own[:, :1].astype(np.float32), scaled], axis=1).astype(np.float64)
 
@@ -417,7 +417,7 @@ def draw_gammas(rng_keys: Words, shape: float, num_numbers: int) -> NDArray[np.f
     Args:
         rng_keys: uint64 [n].
         shape: The distribution's shape, positive. Its scale is 1.
-        num_numbers: The number of variates of each rng key.
+        num_numbers: The number of variates for each rng key.
     """
     keys = derive_rng_key(rng_keys[:, None], np.arange(num_numbers, dtype=np.uint64)).reshape(-1)
     d = (shape + 1 if shape < 1 else shape) - 1 / 3

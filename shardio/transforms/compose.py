@@ -50,9 +50,9 @@ __all__ = ["Combination", "Compose", "MultiCrop", "RandomApply", "RandomChoice",
 __all__ += ["count_crops", "field_kinds_of", "is_builtin", "others_in", "plan_crops", "plan_transform", "refuse_pillow"]
 
 MAX_RENDERED_BYTES = 2**25
-"""The maximum number of bytes of pixels to render at a time for user callables, unless three images need more.
+"""The maximum size of the pixels to render at a time for user callables, in bytes, unless three images need more.
 
-The kernel decodes three images side by side, and is fastest if it can choose three that take equally long.
+The kernel interleaves the decoding of three images, and is fastest if it can choose three that take equally long.
 """
 
 
@@ -97,18 +97,19 @@ class Compose(Combination):
     """A sequence of transforms, applied in order. Subclasses cannot override ``__call__``.
 
     Args:
-        transforms: shardio's transforms, which draw from the samples' rng keys, and any other callables, which use
-            their own randomness. torchvision's transforms and other ``torch.nn.Module`` objects get a uint8 tensor
-            [3, H, W]. Albumentations' transforms get the array as ``image=``. All other callables get the array, or
-            the previous transform's result. The last transform's result is the sample's image.
+        transforms: shardio's transforms, which draw from the samples' rng keys, and any other callables, which draw
+            random numbers in their own way. torchvision's transforms and other ``torch.nn.Module`` objects get a uint8
+            tensor [3, H, W]. Albumentations' transforms get the array as ``image=``. All other callables get the array,
+            or the previous transform's result. The last transform's result is the sample's image.
         fields: The fields of a sample to transform together, and the kind of each: "image", "mask", "boxes",
             "keypoints", "labels", or an object with settings, such as ``Mask(fill=255)``. ``json.boxes`` is the entry
-            ``boxes`` of the field ``json``. All images of a sample have one size, and get the same geometry and
-            colors. All transforms must be shardio's own. By default, only the field ``image`` is transformed.
+            ``boxes`` of the field ``json``. All images of a sample must have the same size, and are transformed with
+            the same parameters. All transforms must be shardio's own. By default, only the field ``image`` is
+            transformed.
 
     Raises:
         TypeError: If ``transforms`` is a single transform, or one of the transforms is not callable.
-        ValueError: If ``fields`` has an unknown kind, or no image.
+        ValueError: If ``fields`` names an unknown kind, or no image.
 
     Example:
         >>> from shardio.transforms import ColorJitter, Compose, RandomHorizontalFlip, RandomResizedCrop
@@ -130,12 +131,12 @@ class Compose(Combination):
 class MultiCrop(Combination):
     """Make several results for each image, such as the two views of SimCLR or the ten crops of DINO.
 
-    Each transform gets the image, and draws its own parameters. The file is read once. The kernel also decodes it
-    once, for the crops of all transforms that consist of shardio's own. Images that the kernel does not decode (other
+    Each transform gets the image, and draws its own parameters. The file is read once. The kernel also decodes it once,
+    for the crops of all transforms that consist of shardio's own. Images that the kernel does not decode (other
     formats, and JPEGs whose crops together cover more than a million pixels) are decoded for each crop. A sample's
-    image is a tuple of results, in the order of the transforms. A batch's images are a list of tensors, one for each
-    transform, so each transform must return images of one size. A MultiCrop is a dataset's whole transform: it cannot
-    be part of a Compose.
+    image becomes a tuple of results, in the order of the transforms, and a batch's images become a list of tensors, one
+    for each transform. So each transform must return images of equal size. A MultiCrop must be the whole transform of a
+    dataset, so it cannot be part of a Compose.
 
     Args:
         transforms: One transform for each result; see :class:`Compose`. A transform may appear several times.
@@ -158,13 +159,13 @@ class MultiCrop(Combination):
 
 
 class Choice(Combination, ABC):
-    """The base class of transforms that choose for each image which of their transforms to apply.
+    """The base class of transforms that choose, for each image, which of several transforms to apply.
 
-    If all transforms are shardio's and keep an image's size, one compiled call applies them. Otherwise, images are
-    first decoded as a whole.
+    If all transforms are shardio's and keep the sizes of images, a single compiled call applies them. Otherwise, whole
+    images are decoded first.
 
     Args:
-        transforms: The choices: shardio's transforms, a :class:`Compose`, or any other callables.
+        transforms: The transforms to choose from: shardio's transforms, a :class:`Compose`, or any other callables.
     """
 
     def __init__(self, transforms: Sequence[Callable[[Any], Any]]) -> None:
@@ -215,12 +216,12 @@ class RandomChoice(Choice):
             raise ValueError(f"p must have one number for each of {len(self.transforms)} transforms, got {p!r}")
         weights = np.ones(len(self.transforms)) if p is None else np.array(p, dtype=np.float64)
         if not (weights >= 0).all() or not 0 < weights.sum() < np.inf:
-            raise ValueError(f"p must have numbers that are not negative, and one that is positive, got {p!r}")
+            raise ValueError(f"p must have no negative numbers, and at least one positive number, got {p!r}")
         self.p = (weights / weights.sum()).tolist()
 
     def choose(self, rng_keys: Words) -> NDArray[np.int64]:
         bounds = np.cumsum(self.p)
-        # The sum may be slightly below 1. A number above the sum chooses the last transform with a weight.
+        # The last bound may be slightly below 1. Numbers above it choose the last transform with a positive weight.
         last = int(np.flatnonzero(self.p)[-1])
         return np.minimum(np.searchsorted(bounds, draw_units(rng_keys, 1), side="right"), last)
 
@@ -236,7 +237,7 @@ class RandomOrder(Choice):
 
 
 def check_transform(transform: object) -> None:
-    """Raise TypeError if a transform is not callable, or is a class, which a call would only instantiate."""
+    """Raise TypeError if a transform is not callable, or is a class, so calling it would only create an instance."""
     if isinstance(transform, type) and (issubclass(transform, Transform | Combination) or is_known(transform)):
         raise TypeError(f"{transform.__name__} is a class, not a transform: write {transform.__name__}(...)")
     if isinstance(transform, MultiCrop):
@@ -264,12 +265,12 @@ def parts_of(transform: Any) -> Sequence[Any] | None:
 
 
 def keys_of_inner(rng_keys: Words, number: int) -> Words:
-    """Return the rng keys of one of a transform's inner transforms, uint64 [n]."""
+    """Return the rng keys of an inner transform, given those of the outer transform and its index, uint64 [n]."""
     return derive_rng_key(rng_keys, np.array([number], dtype=np.uint64))
 
 
 def consists_of_operations(transform: Any) -> bool:
-    """Return whether a transform and all of its parts only draw operations on pixels."""
+    """Return whether a transform and all of its parts do nothing but draw operations on pixels."""
     if (parts := parts_of(transform)) is not None:
         return all(map(consists_of_operations, parts))
     return isinstance(transform, PixelTransform) and transform.is_planned
@@ -292,7 +293,7 @@ def draw_operations(transform: Any, sizes: Sizes, rng_keys: Words) -> Operations
     if not isinstance(transform, Choice):
         return np.concatenate([nothing[:, :0], *drawn], axis=1)
     length = max(operations.shape[1] for operations in drawn)
-    # [n, number of the transform, operation]; the last transform does nothing, so -1 means none.
+    # [n, transform, operation]; the last transform does nothing, so the index -1 means none.
     choices = np.stack([_lengthen(each, length) for each in (*drawn, nothing)], axis=1)
     rows = np.arange(len(sizes))[:, None]
     return choices[rows, transform.choose(rng_keys)].reshape(len(sizes), -1)
@@ -310,7 +311,7 @@ def render_all(images: list[Any], plan: CropPlan | None) -> list[Any]:
 
 
 def render_each(images: list[Any], plan: CropPlan | None, calls: Calls) -> Iterator[Any]:
-    """Yield the finished images. Only as many as :data:`MAX_RENDERED_BYTES` allows are in memory at the same time."""
+    """Yield the finished images, rendering only as many at a time as :data:`MAX_RENDERED_BYTES` allows."""
     if plan is None:
         yield from images
         return
@@ -323,7 +324,7 @@ def render_each(images: list[Any], plan: CropPlan | None, calls: Calls) -> Itera
 
 
 def render_some(images: list[Any], plan: CropPlan, rows: NDArray[np.int64]) -> tuple[list[Any], CropPlan]:
-    """Render only these rows. The pixels of the other images must not depend on them."""
+    """Render only the given rows, because an image's pixels must not depend on the other images of a chunk."""
     if not rows.size:
         return images, plan
     pictures, images = render_rows_as_pictures(images, plan, rows), list(images)
@@ -338,7 +339,7 @@ def count_crops(transform: Callable[[Any], Any] | None) -> int | None:
 
 
 def is_builtin(transform: Callable[[Any], Any] | None) -> bool:
-    """Return whether a transform, or None, runs only shardio's code. Subclasses elsewhere may run other code."""
+    """Return whether a transform (or None) runs only shardio's code, unlike subclasses in other packages."""
     if isinstance(transform, Combination) and _is_ours(transform):
         return all(map(is_builtin, transform.transforms))
     return transform is None or _is_ours(transform)
@@ -350,10 +351,10 @@ def others_in(transform: Callable[[Any], Any] | None) -> list[Callable[[Any], An
 
 
 def field_kinds_of(transform: Callable[[Any], Any] | None) -> dict[str, FieldKind]:
-    """Return the kind of each field that a dataset's transform changes; empty if it transforms only the image.
+    """Return the kind of each field that a dataset's transform changes; empty if it changes only the image.
 
     Raises:
-        TypeError: If crop plans cannot express some of the steps, because these would transform only an image.
+        TypeError: If crop plans cannot express a step, because such a step would transform only the image.
     """
     if not isinstance(transform, Compose) or transform.fields is None:
         return {}
@@ -373,7 +374,7 @@ def _is_ours(step: Any) -> bool:
 
 
 def refuse_pillow(transform: Callable[[Any], Any] | None) -> None:
-    """Raise TypeError if the first transform is shardio's own: these do not accept Pillow images."""
+    """Raise TypeError if the first transform is shardio's, because shardio's transforms do not accept Pillow images."""
     for step in [next(_steps(each), None) for each in _crops_of(transform)]:
         if not isinstance(step, Transform):
             continue
@@ -422,7 +423,7 @@ def plan_transform(
         transform: One of shardio's transforms, any other callable, or None.
         images: Pictures, uint8 [height, width, 3] arrays, or any objects that other callables accept.
         rng_keys: uint64 [n], one rng key for each image. Each transform of a Compose derives its own keys.
-        calls: Calls the other callables. By default, their random generators are left as they are.
+        calls: Calls other callables. By default, their random generators are not seeded.
 
     Returns:
         The images and the plan that renders them; None instead of a plan if the images are finished.
@@ -437,7 +438,7 @@ def plan_transform(
     for kind, group in groupby(steps, key=lambda step_and_keys: _kind_of(step_and_keys[0])):
         if kind == "other":
             callables, keys = zip(*group, strict=True)
-            # Render one image after the other: whole images are large, but a callable's results may be small.
+            # Render images as they are needed: whole images are large, but a callable's results may be small.
             images, plan = calls.call(callables, render_each(images, plan, calls), keys[0]), None
             continue
         for step, step_keys in group:
@@ -475,9 +476,9 @@ def _extend(step: Any, images: list[Any], plan: CropPlan, step_keys: Words) -> t
 def _begin(
     step: Any, images: list[Any], plan: CropPlan | None, decoder_names: Sequence[DecoderName]
 ) -> tuple[list[Any], CropPlan]:
-    """Return images and their plan, by default a plan that leaves the images as they are.
+    """Return pictures and their plan. The default plan leaves the pictures as they are.
 
-    ``decoder_names`` has fewer than n names if the decoders are unknown.
+    If ``decoder_names`` has fewer than n names, the decoders are unknown.
     """
     if plan is not None:
         return images, plan
@@ -506,7 +507,7 @@ def _apply_chosen(choice: Any, images: list[Any], rng_keys: Words, calls: Calls)
                 changed = render_all(*plan_transform(transform, [images[row] for row in rows], keys, calls))
             except DecodeError as error:
                 raise DecodeError(int(rows[error.row]), str(error)) from error
-            except BaseException:  # User code may raise anything. Its row in this group becomes its row in the chunk.
+            except BaseException:  # User code may raise anything. Convert the row to that in the chunk.
                 if calls.failed_row is not None:
                     calls.failed_row = int(rows[calls.failed_row])
                 raise

@@ -1,9 +1,9 @@
 """Crop, resize, flip and pad images, with torchvision's names, arguments and distributions.
 
 Parameters follow torchvision's definitions (torchvision.transforms.v2). Images are resized bilinearly. By default, each
-new pixel is computed from the nearest four pixels, as in OpenCV. If both sides shrink to half or less, it is computed
-from all nearby pixels. With ``antialias=True``, it always is: this takes about 15 % longer and gives the pixels of
-Pillow and torchvision. See :mod:`shardio.images.crop_plan`.
+new pixel is computed from the nearest four pixels, as in OpenCV, unless both sides shrink to half or less: then it is
+computed from all nearby pixels. With ``antialias=True``, all nearby pixels are always used, which takes about 15 %
+longer and gives the pixels of Pillow and torchvision. See :mod:`shardio.images.crop_plan`.
 """
 
 from __future__ import annotations
@@ -77,14 +77,15 @@ class _Resizing(Geometry):
 
 
 class RandomResizedCrop(_Resizing):
-    """Crop a random part of the image, then resize it.
+    """Crop a random part of the image, and resize it.
 
     Args:
         size: The result's size in pixels: one number for a square, or (height, width).
-        scale: The lower and upper bounds of the crop's share of the image's area.
-        ratio: The lower and upper bounds of the crop's width / height, drawn uniformly on a logarithmic scale.
+        scale: The lower and upper bounds of the crop's area, as a fraction of the image's area.
+        ratio: The lower and upper bounds of the crop's aspect ratio (width / height), which is drawn uniformly on a
+            logarithmic scale.
         interpolation: "bilinear" or "bicubic", or a torchvision or Pillow constant.
-        antialias: Whether to average over all of a crop's pixels when it is shrunk. "bicubic" requires it.
+        antialias: Whether to average over all pixels when a crop is shrunk. "bicubic" requires it.
     """
 
     def __init__(
@@ -127,12 +128,12 @@ class Resize(_Resizing):
     """Resize the image.
 
     Args:
-        size: The result's size in pixels: (height, width), or one number for the shorter side. The longer side is
-            then scaled in proportion, rounded down. None scales the image so that its longer side is ``max_size``.
+        size: The result's size in pixels: (height, width), or one number for the shorter side. In the latter case, the
+            longer side is scaled in proportion and rounded down. None scales the longer side to ``max_size``.
         interpolation: "bilinear" or "bicubic", or a torchvision or Pillow constant.
-        max_size: The largest length of the longer side in pixels, unless ``size`` is (height, width). An image that
-            would be longer is scaled to this length.
-        antialias: Whether to average over all of an image's pixels when it is shrunk. "bicubic" requires it.
+        max_size: The largest length of the longer side in pixels. An image that would be longer is scaled to this
+            length. It cannot be combined with a ``size`` of (height, width).
+        antialias: Whether to average over all pixels when an image is shrunk. "bicubic" requires it.
     """
 
     def __init__(
@@ -181,11 +182,11 @@ class _Plain(_Resizing):
 
 
 class PlainRandomResizedCrop(_Plain, RandomResizedCrop):
-    """A RandomResizedCrop that never averages, however much it shrinks: OpenCV's INTER_LINEAR."""
+    """A RandomResizedCrop that always resizes like OpenCV's INTER_LINEAR, without averaging."""
 
 
 class PlainResize(_Plain, Resize):
-    """A Resize that never averages, however much it shrinks: OpenCV's INTER_LINEAR."""
+    """A Resize that always resizes like OpenCV's INTER_LINEAR, without averaging."""
 
 
 class _Cropping(Geometry):
@@ -200,8 +201,8 @@ class CenterCrop(_Cropping):
     """Crop the image's center.
 
     Args:
-        size: The result's size in pixels: one number for a square, or (height, width). If the image is smaller in a
-            dimension, it is padded with black on both sides.
+        size: The result's size in pixels: one number for a square, or (height, width). An image that is smaller in a
+            dimension is padded with black on both sides.
     """
 
     def __init__(self, size: int | Sequence[int]) -> None:
@@ -272,11 +273,11 @@ class Pad(_Padding):
     """Add pixels on all sides of the image.
 
     Args:
-        padding: The number of pixels: one number; two, for left and right, and for top and bottom; or four, for left,
-            top, right and bottom.
-        fill: The color of the added pixels, if it is constant: one number or three.
+        padding: The number of pixels to add: one number for all sides; two numbers, for left and right, and for top and
+            bottom; or four numbers, for left, top, right and bottom.
+        fill: The color of the added pixels in mode "constant": one number or three.
         padding_mode: The content of the added pixels: "constant"; "edge" repeats the border's pixels; "reflect" mirrors
-            the image at the centers of these pixels; "symmetric" mirrors it at the border.
+            the image at the centers of the border's pixels; "symmetric" mirrors it at their outer edges.
     """
 
     def __init__(self, padding: int | Sequence[int], fill: Fill = 0, padding_mode: PaddingMode = "constant") -> None:
@@ -284,7 +285,7 @@ class Pad(_Padding):
         self.padding = _check_padding(padding)
 
     def draw(self, sizes: Sizes, rng_keys: Words) -> Boxes:
-        """Return the part of each image's plane that the result shows, int64 [n, 4]: top, left, height, width."""
+        """Return the part of each image's plane that is in the result, int64 [n, 4]: top, left, height, width."""
         left, top, right, bottom = self.padding
         corners = np.broadcast_to(np.array([-top, -left], dtype=np.int64), sizes.shape)
         return np.concatenate([corners, sizes + np.array([top + bottom, left + right])], axis=1)
@@ -295,10 +296,10 @@ class RandomCrop(_Padding):
 
     Args:
         size: The crop's size in pixels: one number for a square, or (height, width).
-        padding: The number of pixels to add on the sides first, as in :class:`Pad`; None for none.
-        pad_if_needed: Whether to also pad images that are smaller than the crop, on both sides by the missing length.
+        padding: The number of pixels to add first, as in :class:`Pad`; None adds none.
+        pad_if_needed: Whether to also pad images that are smaller than the crop, by the missing length on both sides.
             If false, such images are an error.
-        fill: The color of the added pixels, if it is constant: one number or three.
+        fill: The color of the added pixels in mode "constant": one number or three.
         padding_mode: The content of the added pixels; see :class:`Pad`.
     """
 
@@ -336,7 +337,7 @@ class RandomCrop(_Padding):
     def from_torchvision(cls, theirs: Any) -> RandomCrop:
         padding = theirs.padding
         if padding is not None and ".v2." in type(theirs).__module__:
-            left, right, top, bottom = padding  # v2 stores the numbers in another order than its argument has them.
+            left, right, top, bottom = padding  # v2 stores the numbers in a different order.
             padding = left, top, right, bottom
         return cls(theirs.size, padding, theirs.pad_if_needed, theirs.fill, theirs.padding_mode)
 
@@ -365,15 +366,15 @@ class CornerCrop(_Cropping):
 
 
 class FiveCrop(MultiCrop):
-    """Crop the four corners of an image and its center, such as for evaluation on several crops.
+    """Crop the four corners and the center of an image, for example to evaluate on several crops.
 
-    torchvision's FiveCrop is a step of a pipeline. A MultiCrop is a dataset's whole transform, so this class accepts
-    the other steps.
+    torchvision's FiveCrop is a step of a pipeline. This class is a MultiCrop, which must be the whole transform of a
+    dataset, so it accepts the other steps as arguments.
 
     Args:
         size: The crops' size in pixels: one number for a square, or (height, width).
         before: The transforms before the crops. Random transforms draw different parameters for each crop.
-        after: The transforms of each crop.
+        after: The transforms to apply to each crop.
 
     Example:
         >>> from shardio.transforms import FiveCrop, Resize
@@ -399,7 +400,7 @@ def pair(size: object) -> tuple[int, int]:
             return int(side), int(side)
         case (int() | np.integer() as height, int() | np.integer() as width) if min(height, width) >= 1:
             return int(height), int(width)
-    got = reprlib.repr(size)  # Shortened, because calling the class with an image ends here.
+    got = reprlib.repr(size)  # Shortened, because a user may pass an image by mistake.
     raise ValueError(f"size must be a positive integer or (height, width), got {got}")
 
 
@@ -412,7 +413,7 @@ def are_in_order(bounds: object) -> bool:
 
 
 def check_part(scale: Bounds, ratio: Bounds) -> tuple[Bounds, Bounds]:
-    """Return the bounds of a part's share of the area and of the ratio of its sides, or raise ValueError."""
+    """Check the bounds of a part's relative area and of its aspect ratio, and return them."""
     if not (are_in_order(scale) and scale[1] <= 1):
         raise ValueError(f"scale must be (low, high) with 0 < low <= high <= 1, got {scale!r}")
     if not are_in_order(ratio):
@@ -425,13 +426,13 @@ def draw_sides(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the sides of random parts of n images: two arrays int64 [n, NUM_TRIES].
 
-    The first side grows with the ratio.
+    The sides in the first array grow with the ratio.
 
     Args:
         sizes: int64 [n, 2].
         unit: float64 [n, 2 * NUM_TRIES or more], numbers in [0, 1).
-        scale: The bounds of a part's share of the image's area.
-        log_ratio: The bounds of the logarithm of the ratio of its sides.
+        scale: The bounds of a part's area, as a fraction of the image's area.
+        log_ratio: The bounds of the logarithm of a part's aspect ratio.
     """
     area = sizes.prod(axis=1)[:, None] * between(scale, unit[:, :NUM_TRIES])
     ratio = np.exp(between(log_ratio, unit[:, NUM_TRIES : 2 * NUM_TRIES]))
@@ -440,13 +441,13 @@ def draw_sides(
 
 
 def take_first(fits: NDArray[np.bool_], heights: NDArray[np.int64], widths: NDArray[np.int64]) -> Sizes:
-    """Return the first sides that fit, int64 [n, 2]: height, width. If none fit an image, its result is arbitrary."""
+    """Return the first fitting sides for each image, int64 [n, 2]: height, width; arbitrary ones if none fit."""
     rows, first = np.arange(len(fits)), np.argmax(fits, axis=1)
     return np.stack([heights[rows, first], widths[rows, first]], axis=1)
 
 
 def check_fill(name: str, fill: Fill) -> Color:
-    """Return a color as red, green and blue, or raise ValueError."""
+    """Check a color, and return it as red, green and blue."""
     values = [0.0] * 3 if fill is None else [float(fill)] * 3 if isinstance(fill, int | float) else list(fill)
     values = values * 3 if len(values) == 1 else values
     if len(values) != 3 or not all(0 <= value <= 255 for value in values):
@@ -456,7 +457,7 @@ def check_fill(name: str, fill: Fill) -> Color:
 
 
 def check_interpolation(interpolation: object) -> str:
-    """Return the name of an interpolation, which may be a torchvision or Pillow constant, or raise ValueError."""
+    """Return the name of an interpolation, which may be a torchvision or Pillow constant."""
     value = getattr(interpolation, "value", interpolation)
     for name, number in INTERPOLATIONS.items():
         if value in (name, number):
@@ -478,12 +479,12 @@ def _refuse_smaller(step: Geometry, sizes: Sizes, crop: tuple[int, int], remedy:
     if is_smaller.any():
         row = int(np.argmax(is_smaller))
         height, width = sizes[row].tolist()
-        message = f"{step!r} needs at least {crop[1]}×{crop[0]} pixels, and the image has {width}×{height}: {remedy}"
+        message = f"{step!r} needs at least {crop[1]}×{crop[0]} pixels, but the image has {width}×{height}: {remedy}"
         raise DecodeError(row, message)
 
 
 def _paint_outside(boxes: Boxes, sizes: Sizes, color: tuple[int, int, int]) -> Operations:
-    """Return operations that paint the pixels of n boxes outside images of these sizes, OPERATION [n, 4]."""
+    """Return operations that paint those pixels of n boxes that are outside the images, OPERATION [n, 4]."""
     height, width = boxes[:, 2], boxes[:, 3]
     top, left = np.clip(-boxes[:, 0], 0, height), np.clip(-boxes[:, 1], 0, width)
     bottom = np.clip(sizes[:, 0] - boxes[:, 0], 0, height)

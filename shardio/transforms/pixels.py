@@ -3,7 +3,7 @@
 The pixels equal Pillow's, as in torchvision on Pillow images. torchvision rounds differently for tensors.
 
 Most programs need no conversion: DevicePrefetcher converts and normalizes on the device, so images cross the bus as
-uint8, which is a quarter of the bytes.
+uint8, in a quarter of the bytes.
 """
 
 from __future__ import annotations
@@ -43,18 +43,19 @@ __all__ += ["RandomEqualize", "RandomErasing", "RandomGrayscale", "RandomInvert"
 __all__ += ["RandomPosterize", "RandomSolarize", "ToDtype"]
 
 MAX_FACTOR = 4096.0
-"""The largest factor. Larger factors give the same pixels, because every value that they change is 0 or 255."""
+"""The largest factor. Larger factors give the same pixels, because every value that they change becomes 0 or 255."""
 
 
 class ColorJitter(PixelTransform):
     """Change brightness, contrast, saturation and hue by random factors, in random order.
 
     Args:
-        brightness: The factor is drawn from ``max(0, 1 - brightness)`` to ``1 + brightness``, or from given bounds
-            (low, high). None or 0 changes nothing.
+        brightness: The factor for brightness is drawn from ``max(0, 1 - brightness)`` to ``1 + brightness``, or from
+            given bounds (low, high). None or 0 changes nothing.
         contrast: The same for contrast.
         saturation: The same for saturation.
-        hue: The shift is drawn from ``-hue`` to ``hue``, or from given bounds, within -0.5 to 0.5 of the circle.
+        hue: The shift of the hue is drawn from ``-hue`` to ``hue``, or from given bounds, as a fraction of the color
+            circle from -0.5 to 0.5.
     """
 
     def __init__(
@@ -181,14 +182,14 @@ class RandomAdjustSharpness(RandomPixelTransform):
 
 
 class GaussianBlur(PixelTransform):
-    """Blur images by a Gaussian of random width.
+    """Blur images with a Gaussian of random width.
 
-    Some pixels may differ by 1 from torchvision's, because torchvision adds the products in another order. Images may
-    be smaller than the kernel; torchvision refuses such images.
+    Some pixels may differ by 1 from torchvision's, because torchvision adds the products in a different order. Unlike
+    in torchvision, images may be smaller than the kernel.
 
     Args:
-        kernel_size: The size of the kernel in pixels: an odd number, or two, for the width and the height.
-        sigma: The bounds (low, high) of the standard deviation in pixels, or the deviation itself.
+        kernel_size: The size of the kernel in pixels: one odd number, or two for the width and the height.
+        sigma: The bounds (low, high) of the standard deviation in pixels, or a fixed standard deviation.
     """
 
     equals_torchvisions = False
@@ -206,7 +207,7 @@ class GaussianBlur(PixelTransform):
     def draw(self, sizes: Sizes, rng_keys: Words) -> Operations:
         """Return the operations on n images, OPERATION [n, 1]."""
         deviations = between(self.sigma, draw_units(rng_keys, 1)[:, 0])
-        # Not np.exp, whose last bit may depend on the processor.
+        # Avoid np.exp, whose last bit may depend on the processor.
         ratios = np.array([math.exp(-0.5 / deviation**2) for deviation in deviations.tolist()])
         width, height = self.kernel_size
         return make_operations(len(sizes), codes.GAUSSIAN_BLUR, height // 2, ratios, width // 2, ratios)
@@ -215,15 +216,15 @@ class GaussianBlur(PixelTransform):
 class RandomErasing(PixelTransform):
     """Fill a random part of an image with one color, with probability ``p``.
 
-    This transform acts on bytes. torchvision's recipes erase normalized images instead, where 0 is the mean color: use
-    ``shardio.BatchRandomErasing`` for that, or the mean color as ``value``.
+    This transform acts on uint8 pixels. torchvision's recipes erase normalized images instead, in which 0 is the mean
+    color. For the same effect, use ``shardio.BatchRandomErasing``, or pass the mean color as ``value``.
 
     Args:
         p: The probability that an image is changed.
-        scale: The lower and upper bounds of the part's share of the image's area.
-        ratio: The lower and upper bounds of the part's height / width, drawn uniformly on a logarithmic scale.
+        scale: The lower and upper bounds of the part's area, as a fraction of the image's area.
+        ratio: The lower and upper bounds of the part's height / width, which is drawn uniformly on a logarithmic scale.
         value: The color: one number from 0 to 255, or three.
-        inplace: Accepted as in torchvision, without effect: the input is never changed.
+        inplace: Ignored, because the input is never changed; accepted for compatibility with torchvision.
     """
 
     equals_torchvisions = False
@@ -271,7 +272,7 @@ class ToDtype(_Conversion):
     A batch is a tensor float32 [N, 3, height, width].
 
     Args:
-        dtype: float32: torch's, numpy's, or the name.
+        dtype: torch.float32, numpy.float32, or "float32".
         scale: Must be True. For values from 0 to 255, use ``DevicePrefetcher(dtype=torch.float32)``.
     """
 
@@ -299,7 +300,7 @@ class Normalize(_Conversion):
     Args:
         mean: The mean of red, green and blue, for pixels from 0 to 1.
         std: The standard deviation of red, green and blue.
-        inplace: Accepted as in torchvision, without effect: the input is never changed.
+        inplace: Ignored, because the input is never changed; accepted for compatibility with torchvision.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], inplace: bool = False) -> None:
@@ -311,7 +312,7 @@ class Normalize(_Conversion):
         self._mean, self._std = np.array(mean, np.float32), np.array(std, np.float32)
 
     def as_input(self, image: Any) -> Any:
-        """Return a float image, such as a result of ToDtype, as it is, and any other image as pixels."""
+        """Return a float image, such as a result of ToDtype, unchanged, and any other image as pixels."""
         return image if _is_float_image(image) else as_pixels(self, image)
 
     def apply(self, image: Any, parameters: Any) -> Any:

@@ -1,10 +1,10 @@
-"""Build well-known pipelines by name, to use as they are or to copy and change.
+"""Build well-known pipelines by name. Use them as they are, or copy and change them.
 
 >>> from shardio.transforms import recipes
 >>> transform = recipes.trivial_augment()
 
 The pipelines resize by averaging (``antialias=True``), which gives the pixels of torchvision and Pillow. They return
-uint8 images: normalize these on the device, with ``DevicePrefetcher(normalize=...)``.
+uint8 images, to be normalized on the device with ``DevicePrefetcher(normalize=...)``.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ def imagenet_train(size: int = 224) -> Compose:
 
 
 def imagenet_eval(size: int = 224, resize: int | None = None) -> Compose:
-    """Return a pipeline that crops the center of resized images. By default, the shorter side is 8/7 of ``size``."""
+    """Return a pipeline that resizes the shorter side (to 8/7 of ``size`` by default) and crops the center."""
     return Compose([Resize(size * 8 // 7 if resize is None else resize, antialias=True), CenterCrop(size)])
 
 
 def trivial_augment(size: int = 176) -> Compose:
     """Return the training pipeline of torchvision's second ResNet-50 weights.
 
-    Evaluate with ``imagenet_eval(224, resize=232)``. The recipe also has MixUp, CutMix and a label smoothing of 0.1,
-    which are not part of a sample's transform: see ``shardio.device``. Source: PyTorch's blog, "How to train
-    state-of-the-art models using TorchVision's latest primitives", 2021.
+    Evaluate with ``imagenet_eval(224, resize=232)``. The recipe also has MixUp, CutMix and label smoothing (0.1), which
+    are not part of a sample's transform: see ``shardio.device``. Source: PyTorch's blog, "How to train state-of-the-art
+    models using TorchVision's latest primitives", 2021.
     """
     return Compose(
         [
             RandomResizedCrop(size, antialias=True),
             RandomHorizontalFlip(),
             TrivialAugmentWide(),
-            RandomErasing(0.1, value=IMAGENET_MEAN),  # torchvision normalizes first: 0 is the mean color.
+            RandomErasing(0.1, value=IMAGENET_MEAN),  # Like 0 after torchvision's Normalize.
         ]
     )
 
@@ -53,7 +53,7 @@ def randaugment(size: int = 224, num_ops: int = 2, magnitude: int = 9) -> Compos
 
 
 def simclr(size: int = 224, strength: float = 1.0) -> MultiCrop:
-    """Return a pipeline with the two views of SimCLR (arxiv.org/abs/2002.05709, appendix A).
+    """Return a pipeline that makes the two views of SimCLR (arxiv.org/abs/2002.05709, appendix A).
 
     Args:
         size: The size of both views in pixels.
@@ -72,7 +72,7 @@ def simclr(size: int = 224, strength: float = 1.0) -> MultiCrop:
 
 
 def dino(size: int = 224, small_size: int = 96, num_small: int = 8) -> MultiCrop:
-    """Return a pipeline with the two large crops and the small crops of DINO (arxiv.org/abs/2104.14294).
+    """Return a pipeline that makes the large and small crops of DINO (arxiv.org/abs/2104.14294).
 
     Args:
         size: The size of the large crops in pixels.
@@ -102,7 +102,7 @@ def cifar(size: int = 32) -> Compose:
 
 
 def cifar_eval(size: int = 32) -> Compose:
-    """Return the evaluation pipeline for CIFAR: it leaves images as they are, and crops the center of larger images."""
+    """Return the evaluation pipeline for CIFAR, which crops the center of images that are larger than ``size``."""
     return Compose([CenterCrop(size)])
 
 

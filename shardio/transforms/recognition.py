@@ -1,14 +1,16 @@
-"""Replace the leading steps of another library's pipeline by shardio's transforms, which extend crop plans.
+"""Replace the leading steps of another library's pipeline with shardio's transforms, which extend crop plans.
 
-shardio's transforms draw from the same distribution, as a function of the sample, and give the same pixels:
+shardio's transforms draw from the same distributions, as a function of the sample, and give the same pixels. They
+replace the transforms of two libraries:
 
 - torchvision, on Pillow images: crops, resizes, flips, rotations, colors and automatic augmentations. torchvision
-  resizes such images by Pillow, whose pixels shardio gives with ``antialias=True``. (Pillow 13 resizes some crops down
-  first and then across. shardio always resizes as earlier versions do, so these crops may differ by 1: see
-  docs/decisions/pixels.md.) Steps on tensors are not replaced, because torchvision's own resize differs from Pillow's
-  by 1 in 4 % of the values. Some pixels of GaussianBlur and RandomPerspective differ by 1, so these are not replaced
-  either.
-- Albumentations, on arrays: it resizes by OpenCV's INTER_LINEAR, which never averages.
+  resizes such images with Pillow, which shardio matches with ``antialias=True``. (Pillow 13 resizes some crops
+  vertically first. shardio always resizes horizontally first, like earlier versions, so these crops may differ by 1:
+  see docs/decisions/pixels.md.) Steps on tensors are not replaced, because torchvision's own resize differs from
+  Pillow's by 1 in 4 % of the values. GaussianBlur and RandomPerspective are not replaced, because some of their pixels
+  differ by 1.
+- Albumentations, on arrays: RandomResizedCrop and Resize with OpenCV's INTER_LINEAR, which never averages, and
+  HorizontalFlip.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ _TORCHVISION_MODULES = frozenset(
         *(f"torchvision.transforms.{name}" for name in ("autoaugment", "transforms")),
     }
 )
-"""The modules in which torchvision defines these transforms. Subclasses in other modules may do anything."""
+"""The modules in which torchvision defines these transforms. Subclasses in other modules may behave differently."""
 
 _ALBUMENTATIONS = "albumentations.augmentations."
 
@@ -55,7 +57,7 @@ _INTER_LINEAR = 1
 
 
 def replace_leading(transform: Callable[[Any], Any] | None, decode: Decode) -> Compose | None:
-    """Replace the leading steps of another library's pipeline by shardio's transforms. The result accepts arrays.
+    """Replace the leading steps of another library's pipeline with shardio's transforms. The result accepts arrays.
 
     Args:
         transform: A dataset's transform.
@@ -78,8 +80,8 @@ def replace_leading(transform: Callable[[Any], Any] | None, decode: Decode) -> C
 def is_made_for_pillow(transform: Callable[[Any], Any] | None) -> bool:
     """Return whether a pipeline of torchvision or timm was made for the Pillow images of torchvision's datasets.
 
-    Such a pipeline converts the image to a tensor in a later step. A pipeline that never does so may expect tensors,
-    and shardio's own transforms do not accept Pillow images.
+    Such a pipeline converts the image to a tensor after its first step. Other pipelines may expect tensors, and
+    shardio's own transforms do not accept Pillow images.
     """
     steps = list(_flatten(transform))
     if any(isinstance(step, Transform | Compose) for step in steps):
@@ -100,7 +102,7 @@ def _flatten(transform: Any) -> Iterator[Any]:
 
 
 def _is_mere_sequence(transform: Any) -> bool:
-    """Return whether this is Albumentations' Compose without boxes or points, which only calls transforms in order."""
+    """Return whether this is Albumentations' Compose, without boxes or points, that only calls transforms in order."""
     kind = type(transform)
     return bool(
         f"{kind.__module__}.{kind.__qualname__}" == "albumentations.core.composition.Compose"
@@ -118,7 +120,7 @@ def recognize(theirs: Any, decode: Decode) -> Callable[[Any], Any] | None:
             return _replace_torchvisions(theirs)
         if kind.__module__.startswith(_ALBUMENTATIONS):
             return _replace_albumentations(kind.__name__, theirs)
-    except (AttributeError, TypeError, ValueError):  # Settings that shardio's transform does not have.
+    except (AttributeError, TypeError, ValueError):  # shardio's transform does not support the settings.
         return None
     return None
 

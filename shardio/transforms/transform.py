@@ -1,9 +1,9 @@
 """Define the base classes of shardio's transforms, and call other libraries' transforms and user callables.
 
-torchvision's v2 transforms silently return numpy arrays unchanged. Albumentations' transforms accept only arrays, as
-the keyword argument ``image``, and timm's accept only Pillow images. The module names of a transform's classes show
-which library it comes from, so shardio imports none of these libraries. Callables draw from random generators that are
-seeded from each sample's rng key.
+torchvision's v2 transforms silently return numpy arrays unchanged. Albumentations' transforms accept only arrays,
+passed as the keyword argument ``image``. timm's transforms accept only Pillow images. The module name of a transform's
+class shows its library, so shardio need not import it. User callables draw from generators that are seeded with each
+sample's rng key.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class Transform(ABC):
     """A transform of uint8 [height, width, 3] arrays.
 
     Subclasses draw their parameters for n images at once, as a function of the images' sizes and one rng key for each
-    image. They apply the parameters to one image at a time. They keep each argument of their constructor in an
-    attribute of the same name. When called with an image, a transform draws its rng key from torch's global generator,
-    like torchvision's. Subclasses cannot override ``__call__``. :mod:`shardio.testing.transform` tests these rules.
+    image. They apply the parameters to one image at a time, and keep each constructor argument in an attribute of the
+    same name. When called with an image, a transform draws its rng key from torch's global generator, like
+    torchvision's. Subclasses cannot override ``__call__``. :mod:`shardio.testing.transform` tests these rules.
 
     Attributes:
         equals_torchvisions: Whether torchvision's transform of the same name has the same distribution and, on Pillow
             images, the same pixels. If so, shardio's transform replaces it.
-        unshown: Settings that ``repr`` leaves out if they have these values.
+        unshown: The values with which ``repr`` omits a setting, by the setting's name.
     """
 
     equals_torchvisions: ClassVar[bool] = True
@@ -73,10 +73,10 @@ class Transform(ABC):
 
     @classmethod
     def from_torchvision(cls, theirs: Any) -> Transform | None:
-        """Return this transform with the settings of torchvision's, or None if it has no such settings.
+        """Return this transform with the settings of torchvision's, or None if it cannot replace torchvision's.
 
         Raises:
-            AttributeError, TypeError, ValueError: If this transform lacks some of the settings.
+            AttributeError, TypeError, ValueError: If this transform does not support the settings.
         """
         make: Any = cls
         settings = {name: True if name == "antialias" else getattr(theirs, name) for name in _settings_of(cls)}
@@ -106,12 +106,12 @@ class Transform(ABC):
             rng_keys: uint64 [n], one rng key for each image.
 
         Returns:
-            An array of n rows, one for each image. :meth:`apply` gets one row.
+            An array of n rows, one for each image. :meth:`apply` receives one row.
         """
 
     @abstractmethod
     def apply(self, image: Pixels, parameters: Any) -> Pixels:
-        """Transform one image with its row of parameters."""
+        """Transform one image, given its row of parameters."""
 
 
 @functools.cache
@@ -129,7 +129,7 @@ def check_call(cls: type, parent: type, remedy: str) -> None:
 
 
 class Geometry(Transform):
-    """A transform that extends crop plans: only the needed parts of encoded images are decoded."""
+    """A transform that extends crop plans, so only the needed parts of images are decoded."""
 
     @property
     def is_planned(self) -> bool:
@@ -142,7 +142,7 @@ class Geometry(Transform):
 
     @abstractmethod
     def extend(self, plan: CropPlan, parameters: NDArray[Any]) -> CropPlan:
-        """Return a plan that also applies this transform. Images for which ``needs_pixels`` is true are rendered."""
+        """Return a plan that also applies this transform. Images that need pixels have been rendered."""
 
     def apply(self, image: Pixels, parameters: Any) -> Pixels:
         picture = DecodedPicture(image)
@@ -152,11 +152,11 @@ class Geometry(Transform):
 
 
 class PixelTransform(Transform):
-    """A transform that keeps an image's size. It draws the operations of n images, OPERATION [n, k]."""
+    """A transform that keeps the sizes of images, and draws their operations: OPERATION [n, k] for n images."""
 
     @property
     def is_planned(self) -> bool:
-        """Whether crop plans can end with its operations. If not, :meth:`apply` is called for each image."""
+        """Whether crop plans can end with the operations. If not, :meth:`apply` is called for each image."""
         return type(self).apply is PixelTransform.apply
 
     def apply(self, image: Pixels, parameters: Any) -> Pixels:
@@ -184,7 +184,7 @@ class RandomPixelTransform(PixelTransform):
         return ()
 
     def draw(self, sizes: Sizes, rng_keys: Words) -> Operations:
-        """Return the operations on n images, OPERATION [n, 1]. Operations on unchanged images do nothing."""
+        """Return the operations on n images, OPERATION [n, 1]; for unchanged images, operations that do nothing."""
         operations = make_operations(len(sizes), self.code, *self.numbers)
         operations["code"][~draw_chance(rng_keys, self.p)] = 0
         return operations
@@ -220,25 +220,25 @@ def draw_units(rng_keys: Words, num_numbers: int) -> NDArray[np.float64]:
 
 
 def draw_chance(rng_keys: Words, p: float) -> NDArray[np.bool_]:
-    """Return bool [n], true with probability p for each of n rng keys."""
+    """Return bool [n], each true with probability ``p``, for n rng keys."""
     return np.asarray(draw_units(rng_keys, 1)[:, 0] < p)
 
 
 def check_probability(p: float) -> float:
-    """Return p if it is a probability, else raise ValueError."""
+    """Check that p is a probability, and return it."""
     if not 0 <= p <= 1:
         raise ValueError(f"p must be a probability from 0 to 1, got {p}")
     return p
 
 
 def between(bounds: Sequence[Any], unit: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return numbers between two bounds, for numbers in [0, 1)."""
+    """Map numbers in [0, 1) to numbers between two bounds."""
     low, high = bounds
     return np.asarray(low + (high - low) * unit)
 
 
 def to_integers(unit: NDArray[np.float64], counts: int | NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return integers from 0 to ``counts`` - 1 for numbers in [0, 1)."""
+    """Map numbers in [0, 1) to integers from 0 to ``counts`` - 1."""
     integers: NDArray[np.int64] = np.minimum((unit * counts).astype(np.int64), np.asarray(counts) - 1)
     return integers
 
@@ -252,7 +252,7 @@ _FAMILIES: dict[str, Family] = {
     "timm.data.": "timm",
     "torch.nn.modules.module.": "module",
 }
-"""The family of a class, by the beginning of a base class's module name with a final dot. The first match counts."""
+"""The family of a class, by a prefix of a base class's module name with a final dot. The first match counts."""
 
 _SEQUENCES = frozenset(
     {
@@ -273,7 +273,7 @@ def steps_of(transform: Any) -> Sequence[Any] | None:
 
 
 def is_known(kind: type) -> bool:
-    """Return whether a class is another library's transform or module, which a call would only instantiate."""
+    """Return whether a class is another library's transform or module, so calling it would only create an instance."""
     return _family_of(kind) != "other"
 
 
@@ -315,7 +315,7 @@ def call_with_sample(transform: Callable[..., Any], sample: dict[str, Any]) -> A
         case "albumentations":
             return transform(**sample)
         case "v2":
-            tv_tensors = sys.modules["torchvision.tv_tensors"]  # The transform's class has imported it.
+            tv_tensors = sys.modules["torchvision.tv_tensors"]  # The transform's module has imported it.
             images = [name for name, value in sample.items() if is_image_array(value)]
             return transform({**sample, **{name: tv_tensors.Image(next(_forms(sample[name]))) for name in images}})
         case _:
@@ -341,7 +341,7 @@ def as_pillow(pixels: NDArray[np.uint8]) -> Any:
 
 
 def as_array(image: Any) -> Any:
-    """Return a tensor [C, H, W] or a Pillow image as an array [H, W, C], and anything else unchanged."""
+    """Convert a tensor [C, H, W] or a Pillow image to an array [H, W, C]; return anything else unchanged."""
     if is_pillow_image(image):
         return np.array(image)
     torch = sys.modules.get("torch")
@@ -353,7 +353,7 @@ def as_array(image: Any) -> Any:
 def _choose_form(transform: Any, image: Any) -> Any:
     """Return an image in a form that a torchvision transform, and all transforms that it calls, act on.
 
-    If these act on different forms, return a form that the first of them acts on: it may convert the image.
+    If these act on different forms, return a form that the first transform acts on, because it may convert the image.
     """
     leaves = list(_leaves(transform))
     for called in (leaves, leaves[:1]):
@@ -414,7 +414,7 @@ def _acts_on(transform: Any, image: Any) -> bool:
     names = {base.__name__ for base in type(transform).__mro__}
     match _family(transform):
         case "v2":
-            from torch.utils._pytree import tree_flatten  # As in torchvision: the image may be a tuple of crops.
+            from torch.utils._pytree import tree_flatten  # The image may be a tuple of crops.
 
             types = transform.types if "Lambda" in names else transform._transformed_types
             return "Identity" in names or any(
@@ -435,10 +435,10 @@ def _acts_on(transform: Any, image: Any) -> bool:
 
 
 def _refuse_ignored(transform: Any, kind: type) -> AbstractContextManager[Any]:
-    """Raise TypeError inside the ``with`` block if a v2 transform is called with an object of a type that it ignores.
+    """Raise TypeError inside the ``with`` block if a v2 transform is called with an object that it ignores.
 
-    Only the call shows which transforms a function uses. The result does not: a transform that is applied with some
-    probability may also return the image unchanged.
+    The transforms that a function uses are known only during the call. The result does not show an ignored image,
+    because random transforms may also return an image unchanged.
     """
     if "torchvision.transforms.v2" not in sys.modules:
         return nullcontext()
@@ -460,14 +460,14 @@ def _refuse_ignored(transform: Any, kind: type) -> AbstractContextManager[Any]:
 
 
 _INCREMENT = 0xDA3E39CB94B95BDB
-"""PCG64's increment. It may be any odd number."""
+"""The increment of PCG64, an arbitrary odd number."""
 
 
 class Generators:
     """The random generators of transforms: the global generators, and those of Albumentations' transforms.
 
-    Each Albumentations transform has its own generators. The constructor replaces them permanently. It finds the
-    transforms in sequences, closures, attributes, and globals that a function names.
+    Each Albumentations transform has its own generators, which the constructor replaces permanently. It finds the
+    transforms in sequences, closures, attributes, and the globals that functions use.
 
     Args:
         transforms: The transforms, and any other callables.
@@ -484,8 +484,8 @@ class Generators:
         """Seed all generators from a uint64. This takes 12 µs, or 25 µs with Albumentations' transforms."""
         torch: Any = sys.modules.get("torch")
         if torch is not None:
-            torch.default_generator.manual_seed(rng_key)  # torch.manual_seed takes 140 µs, for other devices.
-        np.random.seed(rng_key & 0xFFFFFFFF)  # A list of two 32-bit numbers would take nine times as long.
+            torch.default_generator.manual_seed(rng_key)  # torch.manual_seed, for all devices, takes 140 µs.
+        np.random.seed(rng_key & 0xFFFFFFFF)  # Seeding with 64 bits would take nine times as long.
         random.seed(rng_key)
         if self._has_owners:
             self._python.seed(rng_key)
@@ -504,7 +504,7 @@ def _reachable(transforms: object) -> Iterator[Any]:
     while queue and len(seen) < MAX_SEARCHED:
         found = queue.popleft()
         if id(found) not in seen:
-            seen[id(found)] = found  # Keep a reference: no other object may get its id.
+            seen[id(found)] = found  # Keep a reference, so no other object gets its id.
             yield found
             queue.extend(_referents(found))
 
@@ -541,15 +541,15 @@ def _contents(cell: Any) -> Iterator[Any]:
 
 
 class Calls:
-    """The calls of user callables for a chunk.
+    """The object that calls user callables for the images of a chunk.
 
     Args:
-        generators: The generators to seed from each image's rng key; None to leave them as they are.
+        generators: The generators to seed with each image's rng key; None to seed none.
 
     Attributes:
         elapsed_s: The duration of all calls, in seconds.
-        decoder_names: The decoder of each image that has been rendered so far.
-        failed_row: The row of the image with which a callable raised an error; None if none did.
+        decoder_names: The decoder of each image rendered so far.
+        failed_row: The row of the image for which a callable raised an error; None if none did.
     """
 
     def __init__(self, generators: Generators | None = None) -> None:
@@ -559,10 +559,10 @@ class Calls:
         self.failed_row: int | None = None
 
     def call(self, callables: Sequence[Callable[..., Any]], images: Iterable[Any], rng_keys: Words) -> list[Any]:
-        """Return each image after all callables, one after the other.
+        """Apply all callables, in order, to each image, and return the results.
 
         Args:
-            callables: Other libraries' transforms, and functions.
+            callables: Transforms of other libraries, or functions.
             images: n images.
             rng_keys: uint64 [n]. An image's rng key seeds the generators for all callables.
         """
@@ -572,9 +572,9 @@ class Calls:
                 began = time.perf_counter()
                 try:
                     results.append(self._call_with_seed(callables, image, rng_key))
-                except BaseException as error:  # The caller adds the sample to the error.
+                except BaseException as error:  # The caller marks the error with the sample.
                     self.failed_row = len(results)
-                    if isinstance(error, StopIteration):  # It would silently end an epoch.
+                    if isinstance(error, StopIteration):  # A StopIteration would silently end an epoch.
                         raise no_end(error) from error
                     raise
                 finally:
@@ -589,7 +589,7 @@ class Calls:
         result = _call_all(callables, image)
         if original is None or "torch" not in sys.modules:
             return result
-        # A callable has just imported torch, and may have drawn from a generator without a seed.
+        # A callable has just imported torch, and may have drawn from torch's generator before it was seeded.
         self._generators.seed(rng_key)
         return _call_all(callables, original)
 

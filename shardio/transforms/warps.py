@@ -2,9 +2,9 @@
 
 The pixels equal Pillow's, as in torchvision on Pillow images. torchvision rounds differently for tensors.
 
-A warp is a rotation, an affine or a perspective transform. Its matrix maps each place (x, y) of the result to the place
-of the original image that appears there. The matrix has six numbers. The matrix of a perspective transform has two
-more, for the divisor.
+A warp is a rotation, an affine or a perspective transform. Its matrix maps each place (x, y) in the result to the place
+in the original image that appears there. It has six numbers, or eight for a perspective transform, whose divisor needs
+two.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class RandomRotation(PixelTransform):
     Args:
         degrees: The counterclockwise angle is drawn from ``-degrees`` to ``degrees``, or from given bounds (low, high).
         interpolation: "nearest", "bilinear" or "bicubic", or a torchvision or Pillow constant.
-        expand: Whether to enlarge each image so that all of it stays visible. Such images differ in size. Pillow
-            rotates them, which is slower.
-        center: The fixed point, x and y in pixels; the image's center by default.
+        expand: Whether to enlarge each image so that all of it stays visible. The results then differ in size, and
+            Pillow rotates the images, which is slower.
+        center: The fixed point, x and y in pixels; by default, the image's center.
         fill: The color of pixels outside the image: one number or three.
     """
 
@@ -98,17 +98,18 @@ class RandomRotation(PixelTransform):
 
 
 class RandomAffine(PixelTransform):
-    """Rotate, move, scale and shear images at random. The center of an image is the fixed point.
+    """Rotate, move, scale and shear images at random. By default, the center of an image is the fixed point.
 
     Args:
         degrees: The clockwise angle is drawn from ``-degrees`` to ``degrees``, or from given bounds (low, high).
-        translate: The largest shifts to the right and downwards, as shares of the image's width and height, 0 to 1.
+        translate: The largest horizontal and vertical shifts, as fractions of the image's width and height, from 0 to
+            1.
         scale: The bounds of the scale factor.
         shear: The angle of the shear along x is drawn from ``-shear`` to ``shear``, or from given bounds (low, high).
             With four bounds, the last two are for the shear along y.
         interpolation: "nearest", "bilinear" or "bicubic", or a torchvision or Pillow constant.
         fill: The color of pixels outside the image: one number or three.
-        center: The fixed point, apart from the shift, x and y in pixels; the image's center by default.
+        center: The fixed point before the shift, x and y in pixels; by default, the image's center.
     """
 
     def __init__(
@@ -153,13 +154,13 @@ class RandomAffine(PixelTransform):
 
 
 class RandomPerspective(PixelTransform):
-    """Move the corners of images inwards at random, each image with probability ``p``.
+    """Move the corners of images inward at random, each image with probability ``p``.
 
-    An image stays as it is if three of its moved corners are on a line, as in an image of one row. torchvision raises
-    an error for such images.
+    An image stays unchanged if three of its moved corners are on a line, for example because it has only one row.
+    torchvision raises an error for such images.
 
     Args:
-        distortion_scale: The largest move of a corner, as a share of half the width and height, 0 to 1.
+        distortion_scale: The largest shift of a corner, as a fraction of half the width and height, from 0 to 1.
         p: The probability that an image is changed.
         interpolation: "nearest", "bilinear" or "bicubic", or a torchvision or Pillow constant.
         fill: The color of pixels outside the image: one number or three.
@@ -178,7 +179,7 @@ class RandomPerspective(PixelTransform):
         self.fill = check_fill("fill", fill)
 
     def draw(self, sizes: Sizes, rng_keys: Words) -> Operations:
-        """Return the operations on n images, OPERATION [n, 1]. Those on images that stay unchanged do nothing."""
+        """Return the operations on n images, OPERATION [n, 1]; for unchanged images, operations that do nothing."""
         unit = draw_units(rng_keys, 9)
         counts = (self.distortion_scale * (sizes[:, ::-1] // 2)).astype(np.int64) + 1
         moves = (unit[:, 1:].reshape(-1, 4, 2) * counts[:, np.newaxis]).astype(np.int64)  # [n, corner, x and y]
@@ -197,7 +198,7 @@ def make_warps(matrices: Sequence[Matrix | None], interpolation: str, fill: Colo
     """Return an affine or perspective transform for each of n images, OPERATION [n, 1].
 
     Args:
-        matrices: The matrix for each image; None if it stays as it is.
+        matrices: The matrix for each image; None leaves the image unchanged.
         interpolation: The name of the interpolation.
         fill: The color of pixels outside the images.
     """
@@ -238,7 +239,7 @@ def make_affine_matrix(
     Args:
         center: The fixed point, x and y in pixels.
         angle: The angle of the rotation in degrees, clockwise.
-        translate: The shift to the right and downwards in pixels.
+        translate: The shift to the right and down, in pixels.
         scale: The scale factor.
         shear: The angles of the shears along x and y in degrees.
     """
@@ -257,13 +258,13 @@ def make_affine_matrix(
 
 
 def make_rotation_matrix(height: int, width: int, angle: float, center: Point | None = None) -> Matrix | None:
-    """Return the matrix of Pillow's ``rotate``; None if the image stays as it is.
+    """Return the matrix of Pillow's ``rotate``; None if the image stays unchanged.
 
     Args:
         height: The image's height.
         width: The image's width.
         angle: The angle in degrees, counterclockwise.
-        center: The fixed point, x and y in pixels; the image's center by default.
+        center: The fixed point, x and y in pixels; by default, the image's center.
     """
     angle %= 360.0
     if angle == 0:
@@ -278,10 +279,10 @@ def make_perspective_matrix(height: int, width: int, corners: Sequence[tuple[int
     """Return the matrix of torchvision's ``perspective``; None if three corners are on a line.
 
     torchvision solves eight equations and rounds the solution to 32 bits. This function rounds the exact solution in
-    the same way. The only difference is that numbers that should be 0 are around 1e-14 in torchvision.
+    the same way. The results differ only where numbers that should be 0 are around 1e-14 in torchvision.
 
-    The matrix from a unit square to the corners has a formula with integers (Heckbert, Fundamentals of Texture Mapping
-    and Image Warping, 1989, section 2.2.3). Its adjugate is a multiple of the inverse matrix.
+    The matrix that maps a unit square to the corners has an integer formula (Heckbert, Fundamentals of Texture Mapping
+    and Image Warping, 1989, section 2.2.3). The adjugate of this matrix is a multiple of its inverse.
 
     Args:
         height: The image's height.

@@ -256,8 +256,8 @@ def test_masks_that_differ_in_size_are_an_error_with_a_remedy(shards: Path) -> N
 LEFT = {"left.jpg": "image"}
 REFUSED: list[tuple[dict[str, str], dict[str, Any], str]] = [
     ({**LEFT, "mask.png": "mask"}, {}, r"has the field 'mask\.png', but fields=.* does not name it"),
-    ({"json.boxes": "image"}, {}, r"has the image 'json\.boxes', but an image is"),
-    (LEFT, {"decoders": {"left.jpg": bytes}}, r"'left\.jpg', but an image is 'image' or a field that shardio decodes"),
+    ({"json.boxes": "image"}, {}, r"treats 'json\.boxes' as an image, but it is neither"),
+    (LEFT, {"decoders": {"left.jpg": bytes}}, r"'left\.jpg' as an image, but it is neither .* that shardio decodes"),
     (LEFT, {"decode": "pil"}, "needs decode='array'"),
     (LEFT, {"fields": ("left.jpg", "image")}, "names 'image', but the transform's fields do not"),
 ]

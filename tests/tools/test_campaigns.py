@@ -80,7 +80,7 @@ def test_right_crops_and_operations_pass_and_a_wrong_pixel_is_found(
     for i, size in enumerate([(90, 120), (120, 90), (61, 64)]):
         (tmp_path / f"{i}.jpg").write_bytes(by_pillow(make_picture(*size)))
     crop_campaign.main(tmp_path, crops=200, seed=1)
-    assert "crops of 3 photographs are right" in capsys.readouterr().out
+    assert "crops of 3 photographs are correct" in capsys.readouterr().out
     transform_campaign.operations(cases=25, seed=3)
     assert "0 of 25 images differ" in capsys.readouterr().out
     render = rendering.render_by_kernel
@@ -92,7 +92,7 @@ def test_right_crops_and_operations_pass_and_a_wrong_pixel_is_found(
         return is_rendered
 
     monkeypatch.setattr(rendering, "render_by_kernel", change_one)
-    with pytest.raises(AssertionError, match="wrong pixels by CropPlan"):
+    with pytest.raises(AssertionError, match="wrong pixels with CropPlan"):
         crop_campaign.main(tmp_path, crops=200, seed=1)
     monkeypatch.setattr(transform_campaign, "edit_compiled", lambda pixels, _: np.zeros_like(pixels))
     with pytest.raises(typer.Exit):

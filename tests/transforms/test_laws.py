@@ -211,7 +211,7 @@ REFUSED = r"""
     MultiCrop([]) -> at least one
     RandomApply(THREE, 2) -> p must be a probability
     RandomChoice(THREE, [1, 2]) -> p must have one number for each of 3 transforms
-    RandomChoice(THREE, [0, 0, 0]) -> one that is positive
+    RandomChoice(THREE, [0, 0, 0]) -> at least one positive number
 """
 BAD_SIZES = [0, -3, (0, 4), (4, -1), (0,), (4, 4, 4), (), "16", 1.5]
 BAD_SCALES = [(0, 1), (-0.1, 1), (0.5, 0.4), (0.5, 1.1), (math.nan, 1), (0.08,), 0.5, "12"]

@@ -176,7 +176,7 @@ def test_corner_crops_and_the_center_are_torchvisions_five_crops(packed: Path) -
 
 
 def test_an_image_that_is_too_small_is_named_with_the_remedy(packed: Path) -> None:
-    too_small = r"needs at least 50×50 pixels, and the image has 20×60: set pad_if_needed=True"
+    too_small = r"needs at least 50×50 pixels, but the image has 20×60: set pad_if_needed=True"
     with pytest.raises(DecodeError, match=too_small):
         tr.apply_transform(tr.RandomCrop(50), [make_noise(60, 60), make_noise(60, 20)], make_rng_keys(2))
     with pytest.raises(DecodeError, match=r"CornerCrop.* needs at least 9×9 pixels"):

@@ -1,25 +1,24 @@
 """Cut a smaller JPEG out of a JPEG, and tell damaged JPEGs from intact ones.
 
-The smaller file consists of a frame header with another size, the tables, and the restart intervals that the part
-touches. Without tiles, it contains the whole scan, but its frame ends below the part.
+The smaller JPEG consists of a frame header with another size, the tables, and the restart intervals that overlap the
+part. If the original has no tiles, the smaller JPEG contains the whole scan, but its frame ends below the part.
 
 A pixel depends on the blocks that contain it. Where chroma is subsampled, it also depends on the adjacent chroma
 samples, from which libjpeg's "fancy" upsampling interpolates (libjpeg-turbo, jdsample.c). So a part is cut out with a
 margin of one chroma sample. At the image's own borders, no margin is needed.
 
 libjpeg-turbo warns about data that it ignores, guesses or makes up, and continues. Pillow and OpenCV ignore all
-warnings.
-A warning is harmless if no pixel depends on the damage:
+warnings. A warning is harmless if no pixel depends on the damage:
 
 =========================  ===========================================================================================
 damage to metadata         an incomplete ICC profile; a JFIF version other than 1; an unknown Adobe color
                            transform, which libjpeg treats as YCbCr; spectral parameters that a sequential scan ignores
 padding                    bytes before a restart marker or the end-of-image marker that no code needs: at most
                            three, which encoders write to align data to 16 or 32 bits, or one byte repeated. libjpeg
-                           counts only bytes that its bit buffer does not hold already
+                           counts only bytes that its bit buffer does not already hold
 damage to pixels           everything else: data that ends early, unknown codes, wrong restart markers, scans in an
-                           impossible order, and other bytes that no code needs. A flipped bit leaves such bytes
-                           behind: the codes after it mean something else, and end before the data does
+                           impossible order, and other bytes that no code needs. A flipped bit has this effect if the
+                           codes after it change their meaning, and end before the data does
 =========================  ===========================================================================================
 
 libjpeg-turbo reports only its first warning, so the file is decoded again without the parts whose damage is harmless.
@@ -38,16 +37,17 @@ from shardio.images.jpeg.standard import APP0, APP9, APP14, DHT, DQT, DRI, EOI, 
 from shardio.images.jpeg.tile_table import SIGNATURE, Tiles, read_tiles, restart_codes
 
 _KEPT = frozenset({APP0, APP14, DQT, DHT, DRI, SOS})
-"""The segments that the smaller file keeps, besides the frame header. APP0 (JFIF) and APP14 (Adobe) determine the
+"""The segments that the smaller JPEG keeps in addition to the frame header. APP0 (JFIF) and APP14 (Adobe) determine the
 color space. All other metadata is left out."""
 
 MIN_SCALED_SIDE = 8
-"""In pixels. simplejpeg accepts a minimum size, not a scale. From this length on, the size determines the scale."""
+"""The minimum side, in pixels, of a JPEG that is decoded at a scale. Instead of a scale, simplejpeg accepts a minimum
+size, which determines the scale only for sides of at least this length."""
 
 _SIZE = struct.Struct(">HH")
 
 MAX_ALIGNMENT = 3
-"""The maximum number of surplus bytes that count as padding whatever their values are."""
+"""The maximum number of surplus bytes that count as padding regardless of their values."""
 
 _SURPLUS = re.compile(r"Corrupt JPEG data: ([0-9]+) extraneous bytes before marker 0x(d[0-9])")
 
@@ -57,16 +57,13 @@ _MARKER = re.compile(rb"\xff+([^\x00\xff])", re.DOTALL)
 
 MAX_SIDE = 65500  # libjpeg's JPEG_MAX_DIMENSION
 
-
 JFIF, JFIF_MAJOR = b"JFIF\0", 5
-
-
 ADOBE, ADOBE_TRANSFORM = b"Adobe", 11
-"""The first bytes of segments' contents, and offsets of fields that libjpeg checks (jdmarker.c, jdapimin.c)."""
+"""The first bytes of the contents of segments, and the offsets of fields that libjpeg checks (jdmarker.c,
+jdapimin.c)."""
 
 _PAYLOAD = 4
 """The offset of a segment's contents."""
-
 
 _YCC, _YCCK = 1, 2
 """Values of Adobe's color transform."""
@@ -83,7 +80,7 @@ class Box(NamedTuple):
 
 def has_tiles(content: bytes) -> bool:
     """Return whether a JPEG has a tile table that matches it."""
-    if not _may_have_tiles(content):  # Nearly all JPEGs end here. Reading the segments is much slower.
+    if not _may_have_tiles(content):  # This quick check excludes nearly all JPEGs.
         return False
     try:
         return read_tiles(content, read_head(content)) is not None
@@ -105,19 +102,19 @@ def _may_have_tiles(content: bytes) -> bool:
 
 
 def cut_tiles(content: bytes, head: JpegHead, tiles: Tiles, box: Box, scale: int) -> tuple[bytearray, Box]:
-    """Return a JPEG of the restart intervals around ``box``, and the part of the image that it shows.
+    """Return a JPEG of the restart intervals that contain ``box``, and the part of the image that it shows.
 
     Args:
         content: The tiled JPEG.
         head: Its head.
         tiles: The positions of its restart intervals.
         box: The part whose pixels must be exact.
-        scale: 1, 2, 4 or 8. The result is to be decoded at 1/scale of its size.
+        scale: 1, 2, 4 or 8. The result will be decoded at 1/scale of its size.
     """
     mcu_height, mcu_width = head.mcu_size
     margin, margin_down = _margin(head, scale)
     tile_width = tiles.interval * mcu_width
-    # Chroma rows of one or two samples are upsampled by another rule (jdsample.c: downsampled_width > 2).
+    # Chroma rows of one or two samples are upsampled by a different rule (jdsample.c: downsampled_width > 2).
     min_width = 2 * margin + 1 if scale == 1 else max(2 * margin + 1, MIN_SCALED_SIDE)
     min_height = 1 if scale == 1 else MIN_SCALED_SIDE
     first_row, stop_row = _cover(box.top, box.height, mcu_height, head.height, margin_down, min_height)
@@ -130,7 +127,7 @@ def cut_tiles(content: bytes, head: JpegHead, tiles: Tiles, box: Box, scale: int
     view = memoryview(content)
     parts += [view[start:end] for start, end in zip(starts[:, 0].tolist(), stops[:, -1].tolist(), strict=True)]
     cut = bytearray().join(parts)
-    # Each interval ends in its marker. The markers are renumbered, and the last one becomes EOI.
+    # Each interval ends with its marker. The markers are renumbered, and the last marker becomes EOI.
     ends = (stops - starts).cumsum()
     ends += len(cut) - ends[-1] - 1
     np.frombuffer(cut, np.uint8)[ends] = restart_codes(len(ends))
@@ -141,7 +138,7 @@ def cut_tiles(content: bytes, head: JpegHead, tiles: Tiles, box: Box, scale: int
 def cut_rows(content: bytes, head: JpegHead, box: Box, scale: int) -> tuple[bytes, Box]:
     """Return a JPEG whose frame ends below ``box``, and the part of the image that it shows.
 
-    The JPEG keeps the whole scan, so data is left over after the last row.
+    The JPEG keeps the whole scan, so some data follows that of the last row.
     """
     mcu_height, _ = head.mcu_size
     _, stop_row = _cover(box.top, box.height, mcu_height, head.height, _margin(head, scale)[1], 1)
@@ -151,24 +148,24 @@ def cut_rows(content: bytes, head: JpegHead, box: Box, scale: int) -> tuple[byte
 
 
 def _margin(head: JpegHead, scale: int) -> tuple[int, int]:
-    """Return the size of one chroma sample in pixels, across and down; 0 in a direction without subsampling."""
+    """Return the width and height of a chroma sample in pixels; 0 in a direction without subsampling."""
     (across, down), (is_across, is_down) = head.sampling, head.is_subsampled
     return scale * across * is_across, scale * down * is_down
 
 
 def _cover(start: int, length: int, unit: int, total: int, margin: int, min_length: int) -> tuple[int, int]:
-    """Return the units of a row that cover a part of it.
+    """Return the units that cover a part of a row.
 
     Args:
         start: The beginning of the part.
         length: The length of the part.
         unit: The length of a unit; the last unit ends with the row.
         total: The length of the row.
-        margin: The length to cover on both sides of the part, within the row.
+        margin: The additional length to cover on both sides of the part, within the row.
         min_length: The minimum length of all units together, unless the row is shorter.
 
     Returns:
-        The first unit, and the one after the last.
+        The index of the first unit, and the index after the last unit.
     """
     first = max(start - margin, 0) // unit
     stop = min(-(-(start + length + margin) // unit), -(-total // unit))
@@ -178,7 +175,7 @@ def _cover(start: int, length: int, unit: int, total: int, margin: int, min_leng
 
 
 def write_head(content: bytes, head: JpegHead, height: int, width: int) -> list[bytes | memoryview]:
-    """Return the parts of a file's head for an image of another size."""
+    """Return the parts of a head for an image of another size."""
     parts: list[bytes | memoryview] = [marker_bytes(SOI)]
     for marker, start, stop in head.segments:
         if start == head.frame_start:
@@ -189,9 +186,9 @@ def write_head(content: bytes, head: JpegHead, height: int, width: int) -> list[
 
 
 def write_harmless(content: bytes, head: JpegHead) -> bytes | None:
-    """Return a JPEG with the same pixels as one that libjpeg-turbo complained about; None if its pixels are damaged.
+    """Rewrite a JPEG about which libjpeg-turbo warns, without changing its pixels; return None if they are damaged.
 
-    libjpeg-turbo may still warn about padding, but about nothing else: ignore warnings when reading the result.
+    libjpeg-turbo may still warn about padding, but about nothing else, so ignore warnings when reading the result.
     """
     clean = _write_clean_head(content, head, head.height, head.width) + content[head.scan_start :]
     return clean if _is_harmless(clean, content, head) else None
@@ -206,7 +203,7 @@ def _is_harmless(clean: bytes, content: bytes, head: JpegHead) -> bool:
         return False
     if why_irregular(head) is None and head.restart_interval:
         return _has_padded_intervals(content, head)
-    # Nothing follows the end-of-image marker, so there is no other warning.
+    # The end-of-image marker comes last, so there is no other warning.
     end = _find_end(content, head.scan_start) if int(surplus[2], 16) == EOI else None
     return end is not None and _is_padding(content[head.scan_start : end], int(surplus[1]))
 
@@ -222,7 +219,7 @@ def refuse_damage(content: bytes, head: JpegHead) -> None:
 
 
 def _complain(content: bytes, num_components: int) -> str | None:
-    import simplejpeg  # Copying files needs no decoder.
+    import simplejpeg  # Imported here, because copying files needs no decoder.
 
     try:
         simplejpeg.decode_jpeg(content, "CMYK" if num_components == 4 else "RGB")
@@ -232,7 +229,7 @@ def _complain(content: bytes, num_components: int) -> str | None:
 
 
 def _write_clean_head(content: bytes, head: JpegHead, height: int, width: int, *, left_out: int | None = None) -> bytes:
-    """Return a head without metadata. Values that libjpeg warns about become those that it assumes instead."""
+    """Return a head without metadata, in which libjpeg's assumptions replace the values that it warns about."""
     parts = map(bytes, write_head(content, head, height, width))
     return b"".join(_mend(part, head) for part in parts if part[1] != left_out)
 
@@ -251,7 +248,7 @@ def _mend(segment: bytes, head: JpegHead) -> bytes:
 
 
 def _find_end(content: bytes, start: int) -> int | None:
-    """Return the offset of the marker that ends an image, or None if there is none.
+    """Return the offset of the end-of-image marker, or None if there is none.
 
     Args:
         content: The file.
@@ -269,14 +266,15 @@ def _find_end(content: bytes, start: int) -> int | None:
 
 def _is_padding(data: bytes, num_surplus: int) -> bool:
     """Return whether the surplus bytes at the end of a scan or an interval are padding."""
-    surplus = data.replace(b"\xff\0", b"\xff")[-num_surplus:]  # A stuffed zero may or may not count.
+    surplus = data.replace(b"\xff\0", b"\xff")[-num_surplus:]  # libjpeg may or may not count a stuffed zero.
     return num_surplus <= MAX_ALIGNMENT or len(set(surplus)) == 1 or set(data[-num_surplus:]) == {0xFF, 0}
 
 
 def _has_padded_intervals(content: bytes, head: JpegHead) -> bool:
-    """Return whether each restart interval can be decoded alone, with only padding left over.
+    """Return whether each restart interval can be decoded separately, with only padding left over.
 
-    An interval becomes an image of a single row of MCUs, or of as many rows as make its sides short enough.
+    Each interval is decoded as an image with a single row of MCUs, or with more rows if a single row is too long for a
+    JPEG.
     """
     interval, (rows, row_mcus), (height, width) = head.restart_interval, head.num_mcus, head.mcu_size
     num_mcus, start, heads = rows * row_mcus, head.scan_start, dict[int, bytes]()

@@ -24,7 +24,7 @@ from shardio.images.jpeg.standard import (
 )
 
 _KNOWN = FRAME_MARKERS | {DHT, DAC, DQT, DRI, SOS, COM, *range(APP0, APP15 + 1)}
-"""Markers that may precede the image data. libjpeg reads or refuses files with other markers."""
+"""Markers that may precede the image data. Files with other markers are left to libjpeg."""
 
 
 class Segment(NamedTuple):
@@ -41,26 +41,26 @@ class Segment(NamedTuple):
 
 
 Factors = tuple[tuple[int, int], ...]
-"""The sampling factors of each component of a frame, across and down."""
+"""The horizontal and vertical sampling factors of each component of a frame."""
 
 
 class JpegHead(NamedTuple):
     """The contents of a JPEG before its first entropy-coded data.
 
     Attributes:
-        segments: In order, up to and including the first SOS.
+        segments: The segments in order, up to and including the first SOS.
         process: The frame's marker: SOF0 is baseline, SOF1 extended sequential, SOF2 progressive.
         precision: Bits per sample.
-        height: In pixels; 0 if a DNL segment gives it later.
-        width: In pixels.
+        height: The height in pixels; 0 if a DNL segment specifies it later.
+        width: The width in pixels.
         factors: The sampling factors of the frame's components.
-        sampling: The largest sampling factors, across and down; (1, 1) for one component, whose MCU is one block
-            (A.2.2).
-        is_subsampled: Whether any component has fewer samples than the image has pixels, across and down.
+        sampling: The largest horizontal and vertical sampling factors; (1, 1) for a single component, whose MCU is one
+            block (A.2.2).
+        is_subsampled: Whether any component has fewer samples than the image has pixels, horizontally and vertically.
         frame_start: The offset of the frame header's 0xFF.
-        restart_interval: In MCUs; 0 if there are no restart markers.
+        restart_interval: The restart interval in MCUs; 0 if there are no restart markers.
         scan_start: The offset of the first entropy-coded byte.
-        is_single_scan: Whether the first scan holds all components, complete.
+        is_single_scan: Whether the first scan holds all coefficients of all components.
     """
 
     segments: list[Segment]
@@ -84,16 +84,16 @@ class JpegHead(NamedTuple):
 
     @property
     def num_mcus(self) -> tuple[int, int]:
-        """The number of MCU rows, and of MCUs in each row."""
+        """The number of MCU rows, and the number of MCUs in each row."""
         mcu_height, mcu_width = self.mcu_size
         return -(-self.height // mcu_height), -(-self.width // mcu_width)
 
 
 def read_head(content: bytes) -> JpegHead:
-    """Parse the segments of a JPEG by their lengths.
+    """Parse the segments of a JPEG that precede its image data.
 
     Raises:
-        ValueError: If the bytes do not follow the standard. The message says what is wrong, and at which byte.
+        ValueError: If the bytes violate the standard. The message names the violation and its offset.
     """
     try:
         return _parse(content)
@@ -102,10 +102,10 @@ def read_head(content: bytes) -> JpegHead:
 
 
 def why_irregular(head: JpegHead) -> str | None:
-    """Return why parts of an image cannot be decoded on their own, or None if they can.
+    """Return the reason why parts of an image cannot be decoded separately, or None if they can.
 
     This requires baseline or extended sequential Huffman coding, 8 bits per sample, and 1 or 3 components in one scan.
-    There are only a few different answers, and they are short, so a caller can count them.
+    There are only a few distinct reasons, all short, so callers can count images by reason.
     """
     if head.process not in (SOF0, SOF1):
         return "progressive" if head.process == SOF2 else f"coded by process SOF{head.process - SOF0}"

@@ -2,8 +2,8 @@
 
 The functions are in :mod:`compiled`. numba compiles them (:mod:`compiling`) when shardio is built, for several
 processors (:mod:`targets`), or else on the user's machine (:mod:`building`). A background process on that machine
-checks the kernel's pixels once (:mod:`checking`). Processes that decode load the machine code without numba
-(:mod:`loading`). :mod:`finding` decides which code they load, if any.
+checks the kernel's pixels once (:mod:`checking`). Decoding processes load the machine code without numba
+(:mod:`loading`). :mod:`finding` decides which code, if any, to load.
 """
 
 from shardio.images.kernel.finding import (

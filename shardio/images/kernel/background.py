@@ -36,12 +36,12 @@ _log = logging.getLogger("shardio")
 class BackgroundBuild:
     """A background process that compiles the functions if necessary, and checks them.
 
-    Its output goes to a file: an inherited pipe would stay open, and keep its reader waiting, until the process ends.
-    The process inherits the lock and holds it until it ends, however it ends.
+    The output of the process goes to a file, because an inherited pipe would stay open, and block its reader, until the
+    process ends. The process inherits the lock, and holds it for its whole lifetime.
 
     Args:
-        lock: The descriptor that holds the lock. The constructor closes it.
-        log: The file for its standard output and error.
+        lock: The descriptor that holds the lock. The constructor closes this process's copy.
+        log: The file for the standard output and error of the process.
     """
 
     def __init__(self, lock: int, log: Path) -> None:
@@ -77,7 +77,7 @@ class BackgroundBuild:
 
 
 def can_keep_outcome() -> bool:
-    """Return whether this user has a cache folder that only they can write to. Create the folder if necessary."""
+    """Create the user's cache folder if necessary, and return whether this user, and no other user, can write to it."""
     try:
         make_folder(user_folder())
     except (UntrustedError, OSError):
@@ -86,9 +86,9 @@ def can_keep_outcome() -> bool:
 
 
 def build_in_background(functions: Functions | None) -> BackgroundBuild | None:
-    """Start a process that compiles the functions unless they are given, and checks them.
+    """Start a process that compiles the functions, unless they are given, and checks them.
 
-    Return None if another process is doing this or has just done it, or if a file cannot be written.
+    Return None if another process is compiling or checking them, or has just finished, or if a file cannot be written.
     """
     untrusted = why_untrusted_file(object_name()) if functions is None else None
     try:
@@ -130,7 +130,7 @@ def build_in_background(functions: Functions | None) -> BackgroundBuild | None:
 
 
 def build_and_remove_log() -> None:
-    """Compile and check the functions in a process that inherited the lock, and remove the log on success."""
+    """Compile and check the functions in a process that has inherited the lock. Remove the log on success."""
     from shardio.images.kernel.building import build_locked
 
     try:
@@ -141,7 +141,7 @@ def build_and_remove_log() -> None:
 
 
 def _take(path: Path) -> int | None:
-    """Take the lock as filelock does. Return the descriptor that holds it, or None if another process holds it."""
+    """Take the lock. Return the descriptor that holds it, or None if another process holds it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

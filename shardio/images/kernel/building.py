@@ -1,4 +1,4 @@
-"""Compile the functions on this machine if shardio was built without them, and check their pixels, once each."""
+"""Compile the functions on this machine if shardio was built without them, and check their pixels."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from shardio.images.kernel.loading import can_compile, load_built, load_object
 from shardio.images.kernel.source import hash_source
 
 PATIENCE_S = 180.0
-"""The maximum wait for another process to compile the functions, in seconds: several times as long as that takes."""
+"""The maximum wait for another process to compile the functions, in seconds: several times the usual duration."""
 
 _log = logging.getLogger("shardio")
 
 
 def build(folder: Path | None = None) -> None:
-    """Compile the functions unless this processor has them already, and check them unless they have been checked.
+    """Compile the functions unless they exist for this processor, and check them unless they have been checked.
 
-    Several processes may call this at the same time: one works, the others wait. If the functions' pixels differ from
-    the libraries', a file records the difference, and the kernel is not used. All users may read the files, whatever
-    the umask.
+    If several processes call this at the same time, one works and the others wait. If the functions' pixels differ from
+    the libraries', a file records the difference, and the kernel is not used. All users may read the files, regardless
+    of the umask.
 
     Args:
         folder: The folder to write to; by default, the user's cache folder.
@@ -40,7 +40,7 @@ def build(folder: Path | None = None) -> None:
 
 
 def build_locked(folder: Path) -> None:
-    """Compile and check the functions like :func:`build`. The process must hold the lock."""
+    """Compile and check the functions like :func:`build`. The caller must hold the lock."""
     functions, new_code = load_built(), None
     if functions is None:
         if not can_compile():
@@ -55,7 +55,7 @@ def build_locked(folder: Path) -> None:
         from shardio.images.kernel.checking import find_difference
 
         difference = find_difference(functions) or ""
-        if new_code is not None:  # Only now: functions that crash are not published.
+        if new_code is not None:  # Written after the check, so functions that crash are not published.
             _write(folder / object_name(), new_code)
         _write(folder / check_name(functions.name), difference.encode())
     if difference:

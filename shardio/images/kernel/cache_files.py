@@ -19,17 +19,17 @@ _HASH_SIZE = 8
 
 
 def user_folder() -> Path:
-    """Return the folder of this user, whether it exists or not."""
+    """Return the path of this user's folder, which may not exist."""
     return user_cache_path("shardio") / "kernels"
 
 
 def system_folder() -> Path:
-    """Return the folder for all users of the machine or container image, whether it exists or not."""
+    """Return the path of the folder for all users of the machine or container image, which may not exist."""
     return site_cache_path("shardio") / "kernels"
 
 
 def lock_path() -> Path:
-    """Return the path of the file that is locked while functions are compiled or checked for this user."""
+    """Return the path of the file that a process locks while it compiles or checks functions for this user."""
     return user_folder() / f"{hash_source()}.lock"
 
 
@@ -53,7 +53,7 @@ def object_name() -> str:
 
 
 def pack(content: bytes) -> bytes:
-    """Return the content of a cache file, which begins with a hash."""
+    """Return the bytes of a cache file: a hash, and the content."""
     return xxhash.xxh3_64_digest(content) + content
 
 
@@ -77,7 +77,7 @@ def check_name(functions_name: str) -> str:
 
 
 def read_check(functions_name: str, *folders: Path) -> str | None:
-    """Return how the functions' pixels differ on this machine; "" if they do not; None if they were not checked.
+    """Return a description of how the functions' pixels differ on this machine; "" if they do not; None if unchecked.
 
     Args:
         functions_name: The functions' name.
@@ -88,7 +88,7 @@ def read_check(functions_name: str, *folders: Path) -> str | None:
 
 
 def why_untrusted_file(name: str) -> str | None:
-    """Return why an existing cache file is not trusted, or None if there is no such file."""
+    """Return the reason why an existing cache file is not trusted; None if it is trusted or does not exist."""
     return why_untrusted(user_folder() / name) or why_untrusted(system_folder() / name)
 
 

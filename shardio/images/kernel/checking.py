@@ -1,7 +1,7 @@
-"""Check that the kernel's pixels on this machine are those of the libraries that decode all other images.
+"""Check that the kernel gives the same pixels, on this machine, as the libraries that decode other images.
 
 The kernel follows the code of libjpeg-turbo and Pillow. These libraries have different code for other processors, and
-other versions of them may round differently. A crop's pixels would then depend on the decoder.
+other versions of them may round differently. In that case, the pixels of a crop would depend on its decoder.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PLANS = np.array(
 def find_difference(functions: Functions) -> str | None:
     """Render images with the kernel and with the libraries. Return the first difference, or None."""
     names, files = zip(*_make_files(), strict=True)
-    # One call, in which adjacent images are different files.
+    # Render all images in one call, in which adjacent images are different files.
     tasks = [(file, plan) for plan in range(len(_PLANS)) for file in range(len(files))]
     rows = np.zeros((len(tasks), _ROWS, _COLUMNS, 3), np.uint8)
     plans = _PLANS[[plan for _, plan in tasks]]
@@ -57,7 +57,7 @@ def find_difference(functions: Functions) -> str | None:
 
 
 def _make_files() -> Iterator[tuple[str, bytes]]:
-    """Yield the names and contents of JPEGs of smooth images with some noise, in each sampling, untiled and tiled."""
+    """Yield the names and contents of JPEGs of smooth images with noise, for each subsampling, untiled and tiled."""
     random = np.random.default_rng(0)
     for sampling in _SAMPLINGS:
         for quality in (60, 95):
@@ -71,7 +71,7 @@ def _make_files() -> Iterator[tuple[str, bytes]]:
 
 
 def _render(content: bytes, plan: np.void) -> NDArray[np.uint8]:
-    """Render an image with libjpeg-turbo, and numpy or Pillow."""
+    """Render an image with libjpeg-turbo, and with numpy or Pillow."""
     top, left, height, width, new_height, new_width, window_top, window_left, is_flipped, resampling = plan.tolist()
     box = simplejpeg.decode_jpeg(content)[top : top + height, left : left + width]
     if resampling == OPENCV_BILINEAR:

@@ -1,4 +1,4 @@
-"""Find the compiled functions. If there are none, or they are unchecked, compile or check them in the background.
+"""Find the compiled functions. If they do not exist or are unchecked, compile or check them in the background.
 
 Without compiled functions and without numba, there is no kernel and no error.
 """
@@ -56,7 +56,7 @@ class _Finder:
         functions = self.functions()
         if self.find() is not None or (functions is None and not can_compile()):
             return
-        if self.difference() is not None:  # Another process has just checked them, or their pixels differ.
+        if self.difference() is not None:  # Another process has checked them, or their pixels differ.
             return
         from shardio.images.kernel import background
 
@@ -81,7 +81,7 @@ class _Finder:
             self._functions, self._look_at = functions, 0.0
 
     def difference(self) -> str | None:
-        """Return the outcome of the check: how pixels differ, "" if they do not, None if they were not checked."""
+        """Return the outcome of the check: how the pixels differ, "" if they do not, None if they were not checked."""
         from shardio.images.kernel.cache_files import read_check
 
         functions = self.functions()
@@ -112,7 +112,7 @@ class _Finder:
         return Kernel(functions) if read_check(functions.name) == "" else None
 
     def _hold_back_forks(self) -> None:
-        """Make forks wait until no thread loads the functions. In the child, a held lock would never be released."""
+        """Make forks wait until no thread holds the lock, which would never be released in the child."""
         if not self._is_registered:
             hold_during_forks(self._lock)
             self._is_registered = True
@@ -122,7 +122,7 @@ _finder = _Finder()
 
 
 def find_kernel() -> Kernel | None:
-    """Return the kernel, or None if it is not compiled or not checked yet, or cannot be used."""
+    """Return the kernel; None if it is not yet compiled or checked, or cannot be used."""
     return _finder.find()
 
 
@@ -132,7 +132,7 @@ def find_functions() -> Functions | None:
 
 
 def compiled_functions() -> Functions:
-    """Return the compiled functions. Compile them first if necessary, which takes half a minute.
+    """Return the compiled functions, after compiling them if necessary, which takes half a minute.
 
     Raises:
         ImportError: If shardio was built without them for this processor, and numba is not installed.
@@ -146,17 +146,17 @@ def compiled_functions() -> Functions:
     except (UntrustedError, OSError):  # The functions cannot be stored, so each process compiles its own.
         adopt(compile_here())
     functions = _finder.functions()
-    assert functions is not None, "they have just been compiled"
+    assert functions is not None, "the functions have just been compiled"
     return functions
 
 
 def adopt(functions: Functions) -> None:
-    """Use functions that this process has just compiled."""
+    """Make this process use functions that it has just compiled."""
     _finder.adopt(functions)
 
 
 def why_no_kernel() -> str | None:
-    """Return why this process has no kernel, or None if it has one."""
+    """Return the reason why this process has no kernel, or None if it has one."""
     if find_kernel() is not None:
         return None
     functions = _finder.functions()
@@ -179,10 +179,13 @@ def why_no_kernel() -> str | None:
 
 
 def check_kernel() -> None:
-    """Check the kernel that shardio was built with, unless it has been checked. This takes 0.1 s. Compile nothing."""
+    """Check the kernel that shardio was built with, unless it has been checked.
+
+    This takes 0.1 s, and compiles nothing.
+    """
     _finder.check()
 
 
 def prepare_kernel() -> None:
-    """Start compiling or checking the kernel in the background if necessary. Only one process does so."""
+    """Start compiling or checking the kernel in the background, if necessary and not yet started by another process."""
     _finder.prepare()

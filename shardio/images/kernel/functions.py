@@ -1,4 +1,4 @@
-"""Call the compiled functions by methods that take arrays."""
+"""Provide the compiled functions as methods that accept arrays."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ RESAMPLINGS: dict[Resampling, int] = {
     "antialiased bilinear": PILLOW_BILINEAR,
     "antialiased bicubic": PILLOW_BICUBIC,
 }
-"""The number that a PLAN holds for each way to resize."""
+"""The number of each resampling method in a PLAN."""
 
 Rows = Pixels | Sequence[Pixels]
 """uint8 [n, height, width, 3], or n uint8 [height, width, 3] arrays."""
 
 Function = Callable[[int], None]
-"""A compiled function. It takes the address of its arguments, and releases the GIL."""
+"""A compiled function. It takes the address of a record of arguments, and runs without the GIL."""
 
 
 class Functions:
-    """The compiled functions in this process.
+    """The compiled functions, loaded into this process.
 
     Args:
         name: Identifies the machine code.
-        find: Returns the function with a name of :data:`shardio.images.kernel.compiled.entry.ENTRIES`.
+        find: Returns the function with a given name in :data:`shardio.images.kernel.compiled.entry.ENTRIES`.
     """
 
     def __init__(self, name: str, find: Callable[[str], Function]) -> None:
@@ -122,7 +122,7 @@ class Functions:
         self._read_scan(scan.ctypes.data)
 
     def write_scan(self, scan: NDArray[np.void]) -> None:
-        """Write a scan's tokens with other Huffman tables.
+        """Write the tokens of a scan with other Huffman tables.
 
         Args:
             scan: CODED_SCAN [1]. Its results are set.
@@ -130,7 +130,7 @@ class Functions:
         self._write_scan(scan.ctypes.data)
 
     def make_best_table(self, counts: NDArray[np.int64]) -> tuple[bytes, bytes]:
-        """Return the number of codes of each length from 1 to 16, and the symbols in the order of their codes.
+        """Return the best Huffman table: the number of codes of each length, 1 to 16, and the symbols in code order.
 
         Args:
             counts: int64 [256], the number of occurrences of each symbol.
@@ -146,8 +146,8 @@ class Functions:
 class Kernel:
     """The decoder.
 
-    Any number of threads may call it at the same time, but only as many of them run as there are processors. So waiting
-    threads need no workspace, and the workspaces of running threads stay in the processor's caches.
+    Any number of threads may call the decoder at the same time, but no more of them run than there are processors. So
+    waiting threads need no workspaces, and those of running threads stay in the processor's caches.
 
     Args:
         functions: The compiled functions.
@@ -173,10 +173,10 @@ class Kernel:
         Args:
             contents: The bytes of n files.
             plans: PLAN [n * crops], the crops of the first image first.
-            order: int64 [n], the order in which to decode them.
+            order: int64 [n], the order in which to decode the files.
             rows: A destination for each crop: uint8 [n * crops, height, width, 3], or n * crops
                 uint8 [height, width, 3] arrays. Each must be contiguous.
-            turns: uint8 [n], how to turn each stored picture upright (IMAGE.turn). By default, they are upright.
+            turns: uint8 [n], the turn that makes each stored picture upright (IMAGE.turn); by default, none is turned.
 
         Returns:
             bool [n], whether the crops of each image were rendered. The others are left to libjpeg-turbo.
@@ -193,7 +193,7 @@ class Kernel:
         call = np.zeros(1, CALL)
         with self._processors:
             try:
-                workspace = self._free.pop()  # The most recently used one.
+                workspace = self._free.pop()  # The most recently used workspace.
             except IndexError:
                 workspace = _make_workspace()
             call[0] = (
@@ -223,7 +223,7 @@ def _find_destinations(rows: Rows) -> NDArray[np.void]:
 
 
 def _make_workspace() -> NDArray[np.void]:
-    """Return a workspace. Unused pages take no memory. Pages are small, because only a little of each array is used."""
+    """Return a workspace. Unused pages need no memory, and pages are small, because images use little of each array."""
     memory = mmap.mmap(-1, WORKSPACE.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         with suppress(OSError):  # The operating system has no huge pages.

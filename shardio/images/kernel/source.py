@@ -1,4 +1,4 @@
-"""Hash the source of the compiled functions, and locate the files that a build of shardio makes of it."""
+"""Hash the source of the compiled functions, and locate the shared objects that a build compiles from it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 import xxhash
 
 BUILT_FOLDER = Path(__file__).parent / "built"
-"""Holds the shared objects that shardio was built with."""
+"""The folder of the shared objects that shardio was built with."""
 
 _COMPILED_IN = ("jpeg/standard.py", "jpeg/tile_table.py", "kernel/compiling.py")
-"""The files outside ``compiled/`` that determine the machine code: constants, and how LLVM is called."""
+"""The files outside ``compiled/`` that determine the machine code: constants, and the code that calls LLVM."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""List the processors that wheels contain compiled functions for, and find those that match this machine."""
+"""List the processors for which wheels contain compiled functions, and find those that match this machine."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ TARGETS: dict[str, dict[str, frozenset[str]]] = {
     "x86_64": {"x86-64-v4": _V4, "x86-64-v3": _V3, "x86-64-v2": _V2},
     "aarch64": {"aarch64": frozenset()},
 }
-"""For each machine type: the targets, fastest first, and the flags that the operating system lists for them.
+"""The targets for each machine type, fastest first, and the processor flags that each of them needs.
 
-The levels of x86-64 are those of its ABI (x86-64 psABI, table 3.1: Micro-Architecture Levels).
+The levels of x86-64 are defined in its ABI (x86-64 psABI, table 3.1: Micro-Architecture Levels).
 """
 
 _CPUINFO = Path("/proc/cpuinfo")
@@ -33,13 +33,13 @@ def find_targets() -> list[str]:
 
 
 def describe_processor() -> str:
-    """Return a text that is the same on machines with equal processors."""
+    """Return text that is identical on machines with equal processors."""
     return repr((platform.machine(), sorted(_read_cpuinfo().items())))
 
 
 @cache
 def _read_cpuinfo() -> dict[str, str]:
-    """Return the first processor's entry in /proc/cpuinfo, without values that differ between processors."""
+    """Return the first processor's entry in /proc/cpuinfo, without values that differ between equal processors."""
     found: dict[str, str] = {}
     try:
         with _CPUINFO.open(encoding="utf-8", errors="replace") as lines:
