@@ -1,8 +1,8 @@
 """Manage the folder of an unfinished dataset, in a local directory or an object store.
 
-Object stores have no locks, renames or appends. A writer creates the mark of an unfinished dataset only if there is
-none: if two writers start at the same time, one of them gets an error. A pack records each finished shard in a separate
-object.
+Object stores have no locks, renames or appends. A writer creates the mark of an unfinished dataset only if the
+folder has no mark: if two writers start at the same time, one of them gets an error. A pack records each finished shard
+in a separate object.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ MAX_REQUESTS = 16
 """The maximum number of small objects that are read or removed at a time."""
 
 MARK = b"written by a program"
-"""The start of the mark of a dataset that a program writes. A pack's mark differs, so a pack refuses to resume the
-dataset."""
+"""The prefix of the mark of a dataset that a program writes. A pack has a different mark, so a pack refuses to resume
+such a dataset."""
 
 _OTHER_NAMES = {MANIFEST_NAME, REJECTED_NAME}
 
@@ -61,13 +61,13 @@ class Journal(Protocol):
         """The shards that earlier runs finished, by name."""
 
     def add(self, shard: PackedShard) -> None:
-        """Record a shard. The record is durable when this method returns."""
+        """Record a shard. The record is durable after this method returns."""
 
 
 class DatasetFolder(Protocol):
     """The folder of a dataset that is being written. It can be compared, hashed and pickled.
 
-    Its files are read and written through its location. These methods cover the differences between stores.
+    The files are read and written through the folder's location. The methods cover the differences between stores.
     """
 
     @property
@@ -109,16 +109,16 @@ class DatasetFolder(Protocol):
         """
 
     def open_journal(self) -> AbstractContextManager[Journal]:
-        """Open the journal of a pack. Create it if there is none."""
+        """Open the journal of a pack, or create it if it does not exist."""
 
     def remove_journal(self) -> None:
-        """Remove the journal if there is one."""
+        """Remove the journal if it exists."""
 
     def identify(self, tar: Location) -> str:
         """Return an identifier of the current content of a shard and its index, for :meth:`find_damage`."""
 
     def find_damage(self, tar: Location, shard: PackedShard) -> str | None:
-        """Return a description of the damage to a shard that an earlier run finished; None if it is unchanged."""
+        """Return a description of the damage to a shard that an earlier run finished, or None if it is unchanged."""
 
 
 class _LocalJournal:
@@ -173,7 +173,7 @@ class _LocalFolder:
 
     @contextmanager
     def locked(self, lock_name: str = LOCK_NAME) -> Iterator[None]:
-        """Lock the directory for this process. If it is new and stays empty, remove it afterwards."""
+        """Lock the directory for this process. Remove the directory afterwards if it is new and still empty."""
         from filelock import FileLock, Timeout  # Worker processes do not lock folders.
 
         path = self._path
@@ -296,7 +296,7 @@ class _RemoteFolder:
                 file.write(content)
         elif not mark.create(content):
             raise PackError(
-                f"another program has just begun to write to {self.location}: wait until it has finished, or choose "
+                f"another program has just started writing to {self.location}: wait until it has finished, or choose "
                 "another destination"
             )
 
@@ -433,7 +433,7 @@ def finish(manifests: Mapping[UnfinishedDataset, Manifest]) -> None:
     """Write the manifests that complete unfinished datasets, and remove their marks and journals.
 
     Raises:
-        PackError: If a destination was removed or replaced during the pack, and shards are lost.
+        PackError: If shards are lost because a destination was removed or replaced during the pack.
     """
     for unfinished, manifest in manifests.items():
         _write_manifest(unfinished, manifest)
@@ -467,14 +467,12 @@ def end(digests: Mapping[DatasetFolder, str]) -> list[Manifest]:
 def _write_manifest(unfinished: UnfinishedDataset, manifest: Manifest) -> None:
     where, mark = unfinished.folder.location, _read_mark(unfinished.folder)
     if mark is None and _has_manifest(where, manifest):
-        return  # Without locks, a pack may run several times at once. Another run has finished first.
+        return  # Without locks, the same pack may run several times in parallel: another run finished first.
     if mark is None:
-        raise PackError(
-            f"{where} was removed during the pack: delete the directory of that name, if there is one, and pack again"
-        )
+        raise PackError(f"{where} was removed during the pack: delete any directory of that name, and pack again")
     if mark != unfinished.mark:
         raise PackError(
-            f"another program has begun to write to {where}, and has replaced shards of this one: choose another "
+            f"another program has started writing to {where}, and has replaced shards of this pack: choose another "
             "destination, and pack again"
         )
     write_manifest(where / MANIFEST_NAME, manifest)
@@ -491,7 +489,7 @@ def _unmark(folder: DatasetFolder) -> None:
 
 
 def _read_mark(folder: DatasetFolder) -> bytes | None:
-    """Return the content of the mark of an unfinished dataset; None if there is none."""
+    """Return the content of the mark of an unfinished dataset, or None if it has no mark."""
     try:
         return (folder.location / UNFINISHED_NAME).read_whole()
     except FileNotFoundError:
@@ -514,8 +512,8 @@ def new_dataset(folder: DatasetFolder, *, overwrite: bool) -> Iterator[Unfinishe
     shard is finished, nothing remains.
 
     Args:
-        folder: The folder. It must be missing or empty, or hold a dataset that ``overwrite`` replaces.
-        overwrite: Whether to remove the shards and the manifest that are there.
+        folder: The folder, which must be missing or empty, or hold a dataset that ``overwrite`` replaces.
+        overwrite: Whether to remove existing shards and the existing manifest.
 
     Raises:
         PackError: If the folder cannot be used.
@@ -537,7 +535,7 @@ def _clear_if_empty(unfinished: UnfinishedDataset) -> None:
     with suppress(OSError):  # The folder may have been removed, or the store may be unreachable.
         folder.remove_partial()
         is_empty = not any(name.endswith(".tar") for name in folder.list_names())
-        if is_empty and _read_mark(folder) == unfinished.mark:  # Otherwise, another writer has started.
+        if is_empty and _read_mark(folder) == unfinished.mark:  # With another mark, another writer has started.
             _unmark(folder)
 
 

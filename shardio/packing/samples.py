@@ -333,7 +333,7 @@ def _place(table: array[int], value: int) -> bool:
 
 
 def find_duplicate(tables: Sequence[ShardTable]) -> tuple[str, Location, Location] | None:
-    """Return a key that two samples in the datasets share, and their tars; None if all keys differ.
+    """Return a key that two samples in the datasets share, and their tars, or None if all keys differ.
 
     Only the indexes are read. The hash of each key uses 8 bytes of memory, and 16 bytes during sorting.
 

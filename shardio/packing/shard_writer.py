@@ -281,7 +281,7 @@ class ShardWriter:
             )
 
     def _find(self, key: str) -> str | None:
-        """Return the place of the earlier sample with a key; None if only the hashes of two keys are equal."""
+        """Return the place of the earlier sample with a key, or None if only the hashes of two keys are equal."""
         assert self._sequence is not None, "called by write"
         raw = key.encode()
         for entry in self._sequence.entries:

@@ -361,7 +361,7 @@ class ReadAhead:
 
 
 def find_remote_shards(table: ShardTable, fields: Sequence[str]) -> RemoteShards | None:
-    """Return a dataset's shards for reading ahead; None if they are local or have no cache."""
+    """Return a dataset's shards for reading ahead, or None if they are local or have no cache."""
     cache_bytes = next((tar.store.cache_bytes for tar in table.tars if not tar.store.is_local), None)
     return None if cache_bytes is None else RemoteShards(table, fields, cache_bytes)
 

@@ -330,7 +330,7 @@ class SeenSamples:
         self._num_unseen = num_samples  # Approximate: threads update it concurrently.
 
     def find_unseen(self, samples: Ints) -> NDArray[np.bool_] | None:
-        """Return a mask of the samples that have not been seen, bool [n]; None if all have been seen."""
+        """Return a mask of the samples that have not been seen, bool [n], or None if all have been seen."""
         bits = self._bits  # Read once: another thread may drop them.
         if not len(bits):
             return None

@@ -60,7 +60,7 @@ class _Part:
 
 
 def find_complete(file: StoredFile, columns: IndexColumns | None) -> TruncatedTar | None:
-    """Return which samples of a truncated tar are complete; None if the tar is intact, or damaged in another way.
+    """Return which samples of a truncated tar are complete, or None if the tar is intact, or damaged in another way.
 
     A tar is truncated if it has intact members up to its end, where a header, a member or the end mark is cut off. The
     result is also None if the members of a sample are not adjacent, because any sample may then lack some.
@@ -183,7 +183,7 @@ class RepairResult:
     """The result of a repair.
 
     Attributes:
-        manifest: The manifest of the repaired dataset; None if there is none, because no sample can be read.
+        manifest: The manifest of the repaired dataset, or None if there is none, because no sample can be read.
         actions: The files that were written.
         problems: The problems that could not be repaired.
         are_classes_lost: Whether the samples have labels, but the class names are unknown.

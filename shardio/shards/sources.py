@@ -470,7 +470,7 @@ def _write_where_allowed(tar: Location, write: Callable[[Location], object]) -> 
 
 
 def find_index(tar: Location) -> Location | None:
-    """Return the index of a tar, next to it or in the cache, whether or not it is current; None if there is none."""
+    """Return the index of a tar, next to it or in the cache, whether or not it is current, or None if there is none."""
     return next((index for index in (index_location(tar), cached_index_location(tar)) if index.exists()), None)
 
 
@@ -500,7 +500,7 @@ def has_split_samples(index: Location, header: IndexHeader) -> bool:
 
 
 def find_compressed_index(tar: Location) -> Location | None:
-    """Return the index of a compressed tar; None if there is none, or the tar has changed since it was indexed."""
+    """Return the index of a compressed tar, or None if there is none, or the tar has changed since it was indexed."""
     index = find_index(tar)
     if index is None:
         return None
@@ -531,7 +531,7 @@ class IndexReport:
         tar: The tar.
         index: The tar's index.
         columns: The content of the index.
-        contents: The contents of the tar; None if the index existed already.
+        contents: The contents of the tar, or None if the index existed already.
     """
 
     tar: Location

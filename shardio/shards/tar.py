@@ -229,7 +229,7 @@ def gather_members(tar: str, runs: Sequence[tuple[str, dict[str, Some]]]) -> lis
 
 
 def _join_runs(tar: str, key: str, runs: Sequence[dict[str, Some]]) -> dict[str, Some] | None:
-    """Return the members of several runs of one key as one sample; None if each run is a sample."""
+    """Return the members of several runs of one key as one sample, or None if each run is a sample."""
     counts = Counter(field for run in runs for field in run)
     if len(counts) == counts.total():
         return {field: member for run in runs for field, member in run.items()}

@@ -227,7 +227,7 @@ def is_header(block: bytes) -> bool:
 
 
 def find_member(file: StoredFile, offset: int) -> tuple[str, int] | None:
-    """Return the name and the size of the member whose content starts at an offset; None if there is none."""
+    """Return the name and the size of the member whose content starts at an offset, or None if there is none."""
     try:
         for info, _ in read_headers(ForwardFile(file)):
             if info.offset_data >= offset:

@@ -37,7 +37,7 @@ from shardio.shards.tar_scan import TAR_ERRORS, WITHOUT_CONTENT, ForwardFile, ch
 from shardio.storage import Location, RemoteAccess, StoredFile, parse_location, read_pieces
 
 ContentCheck = Callable[[str, bytes], str | None]
-"""A function that returns what is wrong with a field's content, given the field's name; None if nothing is wrong."""
+"""A function that returns what is wrong with a field's content, given the field's name, or None if nothing is wrong."""
 
 
 MEMBERS_AT_ONCE = 512
@@ -86,9 +86,9 @@ class Problem:
         kind: The kind of the problem.
         where: The path of the tar, index, manifest or directory.
         message: The problem in words, with what was found and what was expected.
-        key: The key of the sample; None if the problem is not about one sample.
-        field: The name of the field; None if the problem is not about one field.
-        offset: The problem's offset in the tar, in bytes; None if it is unknown.
+        key: The key of the sample, or None if the problem is not about one sample.
+        field: The name of the field, or None if the problem is not about one field.
+        offset: The problem's offset in the tar, in bytes, or None if it is unknown.
     """
 
     kind: ProblemKind
@@ -115,9 +115,9 @@ class NamedShard:
 
     Attributes:
         tar: The location of the tar.
-        index: The location of the index; None if there is none.
+        index: The location of the index, or None if there is none.
         num_bytes: The size of the tar in bytes; 0 if it does not exist.
-        manifest: The location of the manifest that lists the shard; None if there is none.
+        manifest: The location of the manifest that lists the shard, or None if there is none.
         entry: The shard's entry in the manifest.
         fields: The fields of the whole dataset, according to the manifest.
     """

@@ -177,7 +177,7 @@ def test_a_destination_that_is_not_empty_is_refused(source: Path, out: Location)
 
 def test_of_two_writers_that_begin_at_the_same_time_one_is_refused(out: Location) -> None:
     choose_folder(out).mark(b"one")
-    assert_raises(PackError, "another program has just begun to write", choose_folder(out).mark, b"other")
+    assert_raises(PackError, "another program has just started writing", choose_folder(out).mark, b"other")
     assert (out / UNFINISHED_NAME).read_whole() == b"one"
 
 
@@ -289,7 +289,7 @@ def test_a_writer_that_another_one_replaces_makes_no_dataset_and_keeps_its_mark(
     if writes:
         first.write({"__key__": "a", "txt": "first"})
         second.write({"__key__": "a", "txt": "second"})
-    with pytest.raises(PackError, match="another program has begun to write" if writes else "no samples were written"):
+    with pytest.raises(PackError, match="another program has started writing" if writes else "no samples were written"):
         first.__exit__(None, None, None)
     assert MANIFEST_NAME not in out.list()
     if not writes:

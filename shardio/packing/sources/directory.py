@@ -51,7 +51,7 @@ _TOOL_FILES = frozenset(("classes.txt", "notes.json"))
 
 
 def find_main_file(src: Path, options: PackOptions) -> Path | None:
-    """Return a file that makes a directory a source of files; None if there is none, or ``src`` is not a directory.
+    """Return a file that makes a directory a source of files, or None if there is none, or ``src`` is not a directory.
 
     Raises:
         PackError: If a folder cannot be read.

@@ -81,8 +81,8 @@ class FileTable:
         first_files: int64 [n + 1], the place of each sample's first file in ``sizes`` and ``mtimes_ns``.
         sizes: int64 [m], the sizes of all files in bytes.
         mtimes_ns: int64 [m], their modification times in nanoseconds.
-        labels: int64 [n], the label of each sample; None if the samples have none.
-        json: The concatenated contents of the ``json`` fields that are not files; None if the samples have none.
+        labels: int64 [n], the label of each sample, or None if the samples have none.
+        json: The concatenated contents of the ``json`` fields that are not files, or None if the samples have none.
         json_bounds: int64 [n + 1], the offsets in ``json`` at which the contents start and stop.
     """
 

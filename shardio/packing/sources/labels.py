@@ -72,7 +72,7 @@ def select_files(
     Args:
         src: The source.
         paths: All files.
-        chosen: The split; None if none is chosen.
+        chosen: The split, or None if none is chosen.
         may_be_column: Whether files without splits in their names may have a column of splits.
 
     Raises:
@@ -94,7 +94,7 @@ class SplitColumn:
 
     Args:
         src: The table.
-        chosen: The split; None if none is chosen.
+        chosen: The split, or None if none is chosen.
         ignored: The columns of images, labels and keys.
     """
 
@@ -140,7 +140,7 @@ class SplitColumn:
                 raise PackError(f"--source-split {self._chosen} does not select rows of {self._src}: {there}")
 
     def describe_mixture(self) -> str | None:
-        """Return a message about a column that assigns the rows to several splits; None if there is none."""
+        """Return a message about a column that assigns the rows to several splits, or None if there is none."""
         for name, splits in self._find_values().items():
             if len(splits) > 1:
                 return f"the column {name!r} of {self._src} says that rows belong to the splits {', '.join(splits)}"

@@ -131,8 +131,8 @@ class ListedShard(NamedTuple):
     Attributes:
         name: Its name when it is decompressed.
         num_bytes: Its size in bytes when it is decompressed.
-        packed: Its name when it is compressed; None if it is not.
-        packed_bytes: Its size in bytes when it is compressed; None if that is unknown.
+        packed: Its name when it is compressed, or None if it is not.
+        packed_bytes: Its size in bytes when it is compressed, or None if that is unknown.
         may_be_larger: Whether it may be larger than ``num_bytes``.
     """
 
@@ -270,7 +270,7 @@ class IndexedRecords:
         files: Its files.
         series: Its files of samples.
         columns: The roles of its columns.
-        unpacked: The folder of decompressed files; None if there are none.
+        unpacked: The folder of decompressed files, or None if there are none.
     """
 
     path: Path

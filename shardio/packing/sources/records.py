@@ -78,7 +78,7 @@ class RecordScan:
         sizes: int64 [n], the size of each record's fields in bytes. It may be an estimate.
         num_fields: The number of fields of most records, without the label.
         keys: The value of the key column for each record; None to number the records.
-        labels: The label of each record, an integer or a class name; None if the records have none.
+        labels: The label of each record, an integer or a class name, or None if the records have none.
         classes: The class names by label, if the dataset has them.
         ignored: The parts that do not belong to a record, as paths below the dataset.
         is_selected: bool [n], the records to pack; None for all.
@@ -129,7 +129,7 @@ class RecordTable:
         keys: The keys of the records.
         sizes: int64 [n], the size of each record's fields in bytes.
         tar_sizes: int64 [n], the size of each record in a tar in bytes.
-        labels: int64 [n], the labels; None if the records have no labels, or have a label field.
+        labels: int64 [n], the labels, or None if the records have no labels, or have a label field.
     """
 
     records: Records
@@ -221,7 +221,7 @@ def number_labels_of_records(
     Args:
         path: The dataset, for messages.
         records: Describes the records for messages.
-        values: The label of each record, an integer or a class name; None if the records have none.
+        values: The label of each record, an integer or a class name, or None if the records have none.
         names: The class names by label, if the dataset has them.
         options: The options of the pack, including a label file and class names.
         is_selected: bool [n], whether each record is selected.

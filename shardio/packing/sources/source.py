@@ -75,7 +75,7 @@ class PackSource(ABC):
 
     @abstractmethod
     def find(self, src: Path) -> Evidence | None:
-        """Return a file that shows that a path is a dataset of this kind; None if it is not.
+        """Return a file that shows that a path is a dataset of this kind, or None if it is not.
 
         This method must be quick, and must not fail if the path does not exist or its files are damaged.
 
@@ -313,7 +313,7 @@ def explain_changes(first: FileChangedError, changes: Iterable[FileProblem], dst
 
 
 def find_change(file: SourceFile) -> FileProblem | None:
-    """Return the change of a file since the scan; None if there is none."""
+    """Return the change of a file since the scan, or None if there is none."""
     try:
         _compare(file, os.stat(file.path))  # noqa: PTH116  # A million Paths cost seconds.
     except FileChangedError as change:
