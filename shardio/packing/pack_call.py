@@ -444,9 +444,9 @@ def pack(
             paths) or ``tars``. ``auto`` recognizes it. A table that only names or labels images is not a source.
         layout: ``auto`` accepts class folders or a flat directory, and refuses a source that looks different: one
             with splits, or with images and masks. ``classes`` treats each folder as a class, regardless of its
-            name. ``flat`` creates no classes. ``pairs`` turns matching files into fields of one sample: ``images/a.jpg``
-            and ``masks/a.png`` become the fields ``jpg`` and ``masks.png``. Files in one folder, ``a.jpg`` and
-            ``a.mask.png``, become ``jpg`` and ``mask.png``.
+            name. ``flat`` creates no classes. ``pairs`` turns matching files into fields of one sample:
+            ``images/a.jpg`` and ``masks/a.png`` become the fields ``jpg`` and ``masks.png``. Files in one folder,
+            ``a.jpg`` and ``a.mask.png``, become ``jpg`` and ``mask.png``.
         source_split: The split to pack, if the source holds several. ``train`` selects the folders ``images/train`` and
             ``masks/train``, the files ``train-0.tar`` or ``train-0.parquet``, or the rows of a table that have
             ``train`` in the split column. ``all`` packs all splits as one dataset. Without this option, a source with
@@ -487,7 +487,7 @@ def pack(
         ValueError: If a setting is out of range.
     """
     options = PackOptions(**{name: value for name, value in locals().items() if name not in ("src", "dst")})
-    from shardio.packing.packer import pack_iterable, pack_source  # They import this module.
+    from shardio.packing.packer import pack_iterable, pack_source  # The packer imports this module.
 
     if isinstance(src, str | os.PathLike):
         result = pack_source(make_path(src), dst, options)

@@ -1,4 +1,4 @@
-"""Make samples that every reader recovers: check keys and field names, encode values, find duplicate keys."""
+"""Create samples that readers recover unchanged: check keys and field names, encode values, find duplicate keys."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def check_field(key: str, field: object) -> str:
     """Check that readers recover a key and a field name unchanged, and return the field name.
 
     Args:
-        key: The sample's key, which another tool may have made.
+        key: The sample's key, which may come from another tool.
         field: The field name.
 
     Raises:
-        TypeError: If it is not a string.
+        TypeError: If the field name is not a string.
         ValueError: If the field name is invalid.
     """
     if not isinstance(field, str):
@@ -69,7 +69,7 @@ def check_key(key: object) -> str:
     """Check a key and return it.
 
     Raises:
-        TypeError: If it is not a string.
+        TypeError: If the key is not a string.
         ValueError: If the key is invalid.
     """
     if not isinstance(key, str):
@@ -147,7 +147,7 @@ class ValueEncoder:
 
 
 def encode_sample(encoder: ValueEncoder, sample: Mapping[str, Any]) -> Sample:
-    """Encode the values of a sample, and return it with the contents of its fields.
+    """Encode the values of a sample, and return the sample with the contents of its fields.
 
     Args:
         encoder: Encodes the values.
@@ -283,7 +283,7 @@ def encode_array(array: Any) -> bytes:
     """Return an array as a ``.npy`` file.
 
     Raises:
-        ValueError: If it holds Python objects.
+        ValueError: If the array holds Python objects.
     """
     file = io.BytesIO()
     np.save(file, array, allow_pickle=False)
@@ -294,7 +294,7 @@ _START = 1024
 
 
 class KeyHashes:
-    """A set of 64-bit hashes. It uses 16 to 32 bytes for each hash; a Python set uses about 70."""
+    """A set of 64-bit hashes that uses 16 to 32 bytes for each hash; a Python set uses about 70."""
 
     def __init__(self) -> None:
         self._table = array("Q", bytes(8 * _START))  # Open addressing. 0 means empty.
@@ -304,7 +304,7 @@ class KeyHashes:
         return self._num
 
     def add(self, key_hash: int) -> bool:
-        """Add a hash. Return whether it is new."""
+        """Add a hash. Return whether the hash is new."""
         if 2 * self._num >= len(self._table):
             self._grow()
         if not _place(self._table, key_hash or 1):

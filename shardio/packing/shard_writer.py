@@ -73,7 +73,7 @@ class ShardSequence:
 
     Attributes:
         entries: The finished shards.
-        fields: The names of their fields.
+        fields: The names of the samples' fields.
 
     Args:
         folder: The folder to write the shards to.
@@ -90,14 +90,14 @@ class ShardSequence:
 
     @property
     def current(self) -> Location:
-        """The location of the open shard; if none is open, of the next shard."""
+        """The location of the open shard, or of the next shard if none is open."""
         return self._folder / self._make_name(len(self.entries))
 
     def add(self, sample: Sample) -> None:
         """Write a sample.
 
         Raises:
-            OSError: If it cannot be written.
+            OSError: If the sample cannot be written.
         """
         if self._writer is not None and not self._has_room(self._writer, sample):
             self.end_shard()
@@ -109,7 +109,7 @@ class ShardSequence:
         """Finish the current shard, if it has samples.
 
         Raises:
-            OSError: If it cannot be written.
+            OSError: If the shard cannot be written.
         """
         if self._writer is None:
             return
@@ -124,7 +124,7 @@ class ShardSequence:
     def discard(self, error: BaseException) -> None:
         """Remove the unfinished shard after an error."""
         self._writer = None
-        with suppress(OSError):  # Closing the file may fail as the write did.
+        with suppress(OSError):  # Closing the file may fail for the same reason as the write.
             self._open.__exit__(type(error), error, error.__traceback__)
 
     def keys_of_current(self) -> Iterator[str]:
@@ -143,7 +143,7 @@ class ShardWriter:
     >>> with shardio.ShardWriter("out", classes=["cat", "dog"]) as writer:  # doctest: +SKIP
     ...     writer.write({"__key__": "a/1", "jpg": jpeg_bytes, "cls": "dog", "json": {"width": 640}})
 
-    If the block raises, finished shards stay, and readers refuse the directory as unfinished.
+    If the block raises an exception, finished shards remain, and readers refuse the directory as unfinished.
 
     To write from several processes, give each one ``worker=`` and ``num_workers=``. Each process writes its own shards.
     When all processes have ended, call :func:`shardio.finalize` to write the manifest.
@@ -281,7 +281,7 @@ class ShardWriter:
             )
 
     def _find(self, key: str) -> str | None:
-        """Return the place of the earlier sample with a key, or None if only the hashes of two keys are equal."""
+        """Return the place of the earlier sample with a key, or None if only the hashes of the keys are equal."""
         assert self._sequence is not None, "called by write"
         raw = key.encode()
         for entry in self._sequence.entries:

@@ -239,7 +239,7 @@ def test_writers_iterables_and_rewritten_datasets_have_the_same_bytes(tmp_path: 
     for name in ("in", "iterable", "small", "parts/x", "parts/y", "merged", "workers"):
         assert read_objects(out / name) == read_files(tmp_path / name)
     assert shardio.verify(str(out / "in")) == []
-    with pytest.raises(PackError, match="holds tars that would be read"):
+    with pytest.raises(PackError, match="holds tars of a source"):
         shardio.reshard(str(out / "in"), str(out / "in"), overwrite=True)
     shardio.append(tmp_path / "parts" / "x", [str(out / "parts" / "y")])
     with shardio.open(tmp_path / "parts" / "x") as appended:
