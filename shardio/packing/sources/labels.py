@@ -44,8 +44,8 @@ _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*|\.[0-9]+[eE][+-]?[0-9]+)?")
 def split_of(column: str, value: Any) -> str | None:
     """Return the split that a value of a column names, "" if the value is missing, or None if it names no split.
 
-    A column such as ``is_train`` contains 0 and 1, or false and true. Rows that are not for training count as test rows.
-    Rows that are not for testing, or not for validation, count as training rows.
+    A column such as ``is_train`` contains 0 and 1, or false and true. Rows that are not for training count as test
+    rows. Rows that are not for testing, or not for validation, count as training rows.
 
     >>> split_of("set", "val"), split_of("is_train", 1), split_of("is_train", "0"), split_of("is_val", False)
     ('val', 'train', 'test', 'train')
