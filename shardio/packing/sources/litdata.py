@@ -251,7 +251,7 @@ class LitDataChunks(PackSource):
         """Scan a directory that ``litdata.optimize`` wrote. Compressed chunks are decompressed into a temporary folder.
 
         Raises:
-            PackError: If the directory holds several splits, a chunk is missing or damaged, or a value cannot be packed.
+            PackError: If the directory holds several splits, a chunk is missing or damaged, or values cannot be packed.
         """
         litdata, index = _import_litdata(src), read_index(src, _KIND)
         with invalid_index_is_an_error(src):

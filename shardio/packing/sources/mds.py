@@ -286,7 +286,7 @@ class IndexedRecords:
 
 @contextmanager
 def any_error_is_a_value_error() -> Iterator[None]:
-    """Raise ValueError for any error in the block: neither Streaming nor LitData has an error class for damaged samples."""
+    """Raise ValueError for any error in the block, because neither tool has an error class for damaged samples."""
     try:
         yield
     except Exception as error:
@@ -364,7 +364,7 @@ class MdsShards(PackSource):
         """Scan a directory that ``MDSWriter`` wrote. Compressed shards are decompressed into a temporary folder.
 
         Raises:
-            PackError: If the directory holds several splits, a shard is missing or damaged, or a column cannot be packed.
+            PackError: If there are several splits, a shard is missing or damaged, or the columns cannot be packed.
         """
         streaming, entries = _import_streaming(src), read_index(src, _KIND).get("shards") or []
         with invalid_index_is_an_error(src):
@@ -415,9 +415,7 @@ def _find_encodings(src: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str
             )
         encodings = dict(zip(entry["column_names"], entry["column_encodings"], strict=False))
         if number and encodings != found:
-            raise PackError(
-                f"shards 0 and {number} in {src / INDEX} have different columns: pack each shard separately"
-            )
+            raise PackError(f"shards 0 and {number} in {src / INDEX} have different columns: pack each shard alone")
         found = encodings
     for name, encoding in found.items():
         if encoding == "pkl":

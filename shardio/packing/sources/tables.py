@@ -208,7 +208,7 @@ class _Rows:
         if without_image_suffix(path) == path:  # Another suffix, such as .jfif, or none.
             path = self._stems[-1]
         if path.startswith(("/", ".")) or "//" in path or "/." in path:
-            path = os.path.normpath(os.path.join(self._folder, path))  # noqa: PTH118  # A million Paths cost seconds.
+            path = os.path.normpath(os.path.join(self._folder, path))  # noqa: PTH118  # Creating a million Paths takes seconds.
             inner = path.removeprefix(f"{self._folder.rstrip('/')}/")
             path = inner if inner != path else path.lstrip("/")
         return path
