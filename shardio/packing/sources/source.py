@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from shardio.packing.pack_call import PackOptions
 
 SourceKind = Literal["auto", "files", "lmdb", "litdata", "mds", "parquet", "saved", "table", "tars"]
-"""The kind of a source: ``files`` is a directory of images or other files, ``saved`` is a directory that ``save_to_disk``
-of ``datasets`` wrote, ``table`` is a table of paths, and ``auto`` recognizes the kind by the source's files."""
+"""The kind of a source: ``files`` is a directory of images or other files, ``saved`` is a directory written by
+``save_to_disk`` of ``datasets``, ``table`` is a table of paths, and ``auto`` recognizes the kind by the source's files."""
 
 SOURCES: Mapping[SourceKind, str] = {
     "saved": "tables:SavedDataset",
@@ -261,7 +261,7 @@ def stat_file(path: str) -> SourceFile:
     Raises:
         OSError: If the file does not exist, or is a directory.
     """
-    status = os.stat(path)  # noqa: PTH116  # Creating a million Paths takes seconds.
+    status = os.stat(path)  # noqa: PTH116  # Slow with a million Paths.
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     return SourceFile(path, status.st_size, status.st_mtime_ns)
@@ -315,7 +315,7 @@ def explain_changes(first: FileChangedError, changes: Iterable[FileProblem], dst
 def find_change(file: SourceFile) -> FileProblem | None:
     """Return the change of a file since the scan, or None if the file is unchanged."""
     try:
-        _compare(file, os.stat(file.path))  # noqa: PTH116  # Creating a million Paths takes seconds.
+        _compare(file, os.stat(file.path))  # noqa: PTH116  # Slow with a million Paths.
     except FileChangedError as change:
         return change.problem
     except OSError as error:
