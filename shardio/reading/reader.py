@@ -283,7 +283,7 @@ class SampleReader:
             self._open[shard] = opened
             with suppress(KeyError):
                 while len(self._open) > MAX_OPEN_SHARDS:
-                    # Another thread may be reading the shard. It is closed when the last reference is gone.
+                    # Another thread may be reading the shard: it is closed when the last reference is gone.
                     self._open.popitem(last=False)
         with suppress(KeyError):  # Another thread has removed the shard.
             self._open.move_to_end(shard)
@@ -384,8 +384,9 @@ def map_in_threads(function: Callable[[Item], object], items: Sequence[Item]) ->
 
 
 class KeyedShards(Mapping[str, dict[str, Any]]):
-    """The samples of a dataset by key. Iteration yields the keys in manifest order. The context manager closes the
-    shards.
+    """The samples of a dataset by key. The context manager closes the shards.
+
+    Iteration yields the keys in manifest order.
 
     Opening reads only the manifest, or the headers of the indexes. The first lookup by key reads all keys once and
     keeps a hash of 8 bytes and an index of 4 or 8 bytes for each sample. Each lookup takes logarithmic time, and reads
