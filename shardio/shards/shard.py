@@ -470,8 +470,7 @@ class DecompressedFile:
             raise
 
     def remember(self, headers: Mapping[int, bytes]) -> None:
-        """Keep blocks in memory, by the offsets at which they end, so that reading them again needs no
-        decompression."""
+        """Keep blocks in memory, by the offsets at which they end, to read them again without decompression."""
         self._known = headers
 
     def read(self, start: int, stop: int) -> bytes:
