@@ -59,7 +59,7 @@ Report = Callable[[int, int], None]
 def _find_finished(
     folder: DatasetFolder, tar: Location, samples: Sequence[SourceSample], earlier: PackedShard | None
 ) -> PackedShard | str | None:
-    """Return the shard of an earlier run if it can be kept, a description of its damage if any, or None."""
+    """Return the shard of an earlier run if it can be kept, a description of its damage, or None."""
     damage = None
     if earlier is not None:
         if earlier.findings.changed:

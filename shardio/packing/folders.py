@@ -105,7 +105,7 @@ class DatasetFolder(Protocol):
         """Remove partial files that killed processes left behind.
 
         Args:
-            targets: The final names of the files to remove; None for all.
+            targets: The final names of the files to remove, or None for all.
         """
 
     def open_journal(self) -> AbstractContextManager[Journal]:
@@ -535,7 +535,7 @@ def _clear_if_empty(unfinished: UnfinishedDataset) -> None:
     with suppress(OSError):  # The folder may have been removed, or the store may be unreachable.
         folder.remove_partial()
         is_empty = not any(name.endswith(".tar") for name in folder.list_names())
-        if is_empty and _read_mark(folder) == unfinished.mark:  # With another mark, another writer has started.
+        if is_empty and _read_mark(folder) == unfinished.mark:  # A different mark belongs to another writer.
             _unmark(folder)
 
 
@@ -592,4 +592,4 @@ def _refuse_unplanned(folder: DatasetFolder, names: Collection[str]) -> None:
 
 def explain_foreign(tar: Location, why: str) -> str:
     """Return the message about a tar that is not a shard of the plan."""
-    return f"{tar} is not a shard of the unfinished pack in {tar.folder}: {why}. Move it away or delete it"
+    return f"{tar} is not a shard of the unfinished pack in {tar.folder}: {why}. Move it elsewhere or delete it"

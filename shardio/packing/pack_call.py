@@ -54,7 +54,7 @@ class Option:
         below: The exclusive upper bound of an integer.
         decides_output: Whether the value affects the packed bytes. An interrupted pack cannot be resumed with another
             value. A new option at its default must give the same bytes as before.
-        of_iterables: Whether the option applies to iterables of samples. Options that decide the output always do.
+        of_iterables: Whether the option applies to iterables of samples. Options that decide the output always apply.
     """
 
     help: str
@@ -412,8 +412,8 @@ def pack(
             ``__key__`` are numbered. Iterables are packed in their order and in this process. If a call with an
             iterable is repeated, it starts again.
         dst: A new or empty directory, the directory of an interrupted pack to resume, or a URL such as
-            ``s3://bucket/train``. If it is a URL, each shard is uploaded when it is complete, without a local copy of
-            the dataset.
+            ``s3://bucket/train``. With a URL, each shard is uploaded when it is complete, without a local copy of the
+            dataset.
         max_shard_size: The maximum size of a shard, in bytes or as text such as ``"256MiB"``. Only a shard with a
             single sample may exceed it. If JPEGs are rewritten, the limit applies to the sizes of the original files.
         max_shard_samples: The maximum number of samples in a shard.
@@ -453,7 +453,7 @@ def pack(
             several splits raises an error.
         on_incomplete: With the layout ``pairs``, what to do with an image that lacks a file that other images have,
             such as a mask. ``raise`` stops with an error; ``skip`` leaves the image out; ``keep`` packs the image with
-            the files that it has. Read a dataset with such images with ``missing=None``.
+            the files that it has. To read the packed dataset, set ``missing=None``.
         fields: The fields to pack from a directory, such as ``["wav", "json"]``: the suffixes of the files of a sample.
             Each sample must have the first. Other files are ignored. By default, samples are images, with all files
             that have the same stem.
@@ -546,7 +546,7 @@ def make_parts(fractions: Sequence[float | str], names: Sequence[str]) -> Parts:
     if len(set(names)) < len(names):
         raise ValueError(f"the names of the parts must differ, got {', '.join(names)}")
     try:
-        exact = [Fraction(str(fraction)) for fraction in fractions]  # Exactly the decimal that the user wrote.
+        exact = [Fraction(str(fraction)) for fraction in fractions]  # Convert exactly the decimal that the user wrote.
     except (ValueError, ZeroDivisionError) as error:
         raise ValueError(f"the fractions must be numbers such as 0.9 and 0.1, got {fractions!r}") from error
     total = sum(exact, Fraction())

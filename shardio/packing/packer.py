@@ -180,7 +180,7 @@ def _choose_kind(src: Path, options: PackOptions) -> SourceKind:
     found = found or {kind: evidence.file for kind, evidence in all_found.items()} or {"files": src}
     if len(found) > 1:  # An option that applies to only one kind selects it.
         found = {kind: file for kind, file in found.items() if _find_other_option(kind, options) is None} or found
-    first_kinds = {file: kind for kind, file in reversed(found.items())}  # The first kind that reads each file.
+    first_kinds = {file: kind for kind, file in reversed(found.items())}  # Keep only the first kind for each file.
     found = {kind: file for kind, file in found.items() if first_kinds[file] == kind}
     if len(found) > 1:
         lines = [
@@ -249,7 +249,7 @@ def make_plan(samples: SourceTable, classes: Sequence[str], options: PackOptions
 
 
 def _cut(sizes: NDArray[np.int64], options: PackOptions) -> list[int]:
-    """Return the end of each shard, given the sizes in a tar of the samples in packing order."""
+    """Return the end of each shard, given the samples' sizes in a tar, in packing order."""
     ends, stops, start = np.cumsum(sizes), list[int](), 0
     while start < len(sizes):
         before = int(ends[start - 1]) if start else 0

@@ -67,7 +67,7 @@ class JpegTally:
         self.damaged += other.damaged
 
     def note_damage(self, source: SourceSample, field: str, outcome: str) -> None:
-        """Record a JPEG as damaged if its outcome is damage."""
+        """Record a JPEG as damaged if its outcome says that it is."""
         if outcome.startswith("damaged"):
             verb = "has a" if outcome.startswith("damaged header") else "is"
             self.damaged.append(source.problem(field, f"{verb} {outcome}"))
@@ -227,10 +227,10 @@ class PackedShard:
     Attributes:
         entry: The shard's entry in the manifest.
         fields: The names of the samples' fields.
-        identity: The identifier of the shard's content, from its folder; "" if it has no samples and thus no files.
+        identity: The identifier of the shard's content, from its folder, or "" if it has no samples.
         findings: The findings about the shard's samples.
         was_kept: Whether an earlier run wrote the shard.
-        damage: The damage to the shard of an earlier run, which was packed again; "" if it had no damage.
+        damage: The damage to the shard of an earlier run, which was packed again, or "" if it was intact.
     """
 
     entry: ShardEntry
@@ -289,7 +289,7 @@ def _find_mislabelled(field: str, content: bytes) -> str | None:
 
 
 def _why_rejected(field: str, content: bytes, max_pixels: int | None) -> str | None:
-    """Return the reason why an image cannot be decoded, or None if it can."""
+    """Return the reason why an image cannot be decoded, or None if it can be decoded."""
     from shardio.images import decode_image, decode_unconverted  # Packing without a check does not need this module.
 
     if find_format(content) is None:

@@ -372,7 +372,7 @@ def append(
             shards = [pair for each in tables for pair in zip(each.tars, each.indexes, strict=True)]
             new = manifest.shards[len(table.manifest.shards) :]
             _link_all(folder, shards, new, manifest, requested, copy=copy)
-        except Exception:  # Remove images that were packed for this call only.
+        except Exception:  # Images that were packed only for this call are no longer needed.
             _remove_packed(folder)
             raise
     return manifest
@@ -419,7 +419,7 @@ def _link_all(
     for target in targets:
         for each in target, index_location(target):
             if os.path.lexists(each.key):
-                raise PackError(f"{each} exists but is not in the manifest: move it away or delete it")
+                raise PackError(f"{each} exists but is not in the manifest: move it elsewhere or delete it")
     record = _Record(sources=requested, names=[entry.name for entry in entries], digest=manifest.digest)
     with parse_location(folder / RECORD_NAME).write_whole() as file:
         file.write(json.dumps({name: getattr(record, name) for name in record.__slots__}).encode())
@@ -439,7 +439,7 @@ def _link_all(
 
 
 def _end_earlier(folder: Path, manifest: Manifest, requested: list[str]) -> bool:
-    """Clean up after an interrupted append. Return True if the same append had written its manifest."""
+    """Clean up after an interrupted append. Return True if the same append had already written the manifest."""
     location = parse_location(folder / RECORD_NAME)
     remove_unfinished(folder)
     if not location.exists():

@@ -53,7 +53,7 @@ class ShardLimits:
 
     Attributes:
         max_size: The maximum size in bytes. Only a shard with a single sample may exceed it.
-        max_samples: The maximum number of samples; None for no limit.
+        max_samples: The maximum number of samples, or None for no limit.
     """
 
     max_size: int
@@ -210,7 +210,7 @@ class ShardWriter:
         self.num_samples = 0
         """The number of samples written so far."""
         self.manifest: Manifest | None = None
-        """The manifest, after the ``with`` block; None for one of several workers."""
+        """The manifest, after the ``with`` block, or None for one of several workers."""
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Write a sample. After a TypeError or a ValueError, nothing is written, and the writer remains usable.
@@ -416,7 +416,7 @@ def _join(folder: DatasetFolder, records: Sequence[_WorkerRecord]) -> Manifest:
         raise PackError(f"no worker wrote a sample to {location}: there is no dataset to finish")
     names = {entry.name for entry in entries}
     if unlisted := [name for name in folder.list_names() if name.endswith(".tar") and name not in names]:
-        raise PackError(f"{location / unlisted[0]} belongs to no worker that has ended: move it away or delete it")
+        raise PackError(f"{location / unlisted[0]} belongs to no worker that has ended: move it elsewhere or delete it")
     tars = tuple(location / entry.name for entry in entries)
     indexes = tuple(map(index_location, tars))
     for tar, found, entry in zip(tars, map_locations(_read_entry, tars), entries, strict=True):

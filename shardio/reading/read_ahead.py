@@ -38,7 +38,7 @@ LocatedSample = tuple[int, Any]
 """The number of a reader among the joined readers, and the sample in the form that this reader accepts."""
 
 CHECK_S = 0.5
-"""The interval in seconds between the thread's checks whether the rank has advanced or stopped."""
+"""The interval in seconds at which the thread checks whether the rank has advanced or stopped."""
 
 MAX_FILES = 1024
 """The maximum number of files in a window. Requests for files cannot be joined, so a longer window would save no

@@ -297,14 +297,14 @@ class SampleReader:
             opened.close()
             raise StaleIndexError(
                 f"{tar} does not match the manifest: got {found}, expected {expected}. Pack the dataset again, or "
-                "download shards and manifest together"
+                "download the shards and the manifest together"
             )
         if other := set(opened.index.header.fields).difference(self._table.manifest.fields):
             opened.close()
             raise StaleIndexError(
                 f"{index} has the fields {', '.join(sorted(other))}, but the manifest has only "
-                f"{', '.join(self._table.manifest.fields)}. Pack the dataset again, or download shards, index files "
-                "and manifest together"
+                f"{', '.join(self._table.manifest.fields)}. Pack the dataset again, or download the shards, index "
+                "files and manifest together"
             )
         return opened
 
@@ -370,7 +370,7 @@ def map_in_threads(function: Callable[[Item], object], items: Sequence[Item]) ->
         for item in remaining:
             try:
                 function(item)
-            except StoreError as error:  # noqa: PERF203  # Requests take much longer than try.
+            except StoreError as error:  # noqa: PERF203  # Requests are slow.
                 errors.append(error)
             except (ShardioError, OSError, EOFError):
                 continue
@@ -492,7 +492,7 @@ class KeyedShards(Mapping[str, dict[str, Any]]):
             if len(keys) != stop - start:
                 raise FormatError(
                     f"{index} has {len(keys)} samples, but the manifest says {stop - start}: run shardio verify, or "
-                    "download shards, index files and manifest together"
+                    "download the shards, index files and manifest together"
                 )
             hashes[start:stop] = keys.hash_all()
         order = hashes.argsort(kind="stable")
@@ -535,8 +535,8 @@ def open(  # noqa: A001  # The name follows tarfile and PIL.Image.
             without an index are indexed first.
         verify: ``first`` compares each sample with its index when it is first read; ``off`` compares nothing.
         storage_options: Settings of the store of a remote source, as for :class:`shardio.ShardDataset`.
-        cache: A local folder for the fetched parts of a remote source. Processes share this folder, and it is kept. By
-            default, shardio uses a private folder and removes it at the end.
+        cache: A local folder for the fetched parts of a remote source. Processes share this folder, which is never
+            removed. By default, shardio uses a private folder and removes it at the end.
         cache_size: The size of the cache, such as ``"200GB"``; by default, a fifth of the free space, and at most
             32 GiB if the cache is private.
         cache_shared: Whether to share the folder ``cache`` with other users, and to trust copies that they wrote.

@@ -443,14 +443,14 @@ class _IndexFile:
         except (ValueError, KeyError, TypeError) as error:
             raise FormatError(
                 f"{file.location} is damaged, or is not a shardio index ({error!r}). Download it again, or pack the "
-                "dataset again. If shardio did not pack the tar, move this file away: shardio then creates a new index"
+                "dataset again. If shardio did not pack the tar, move this file elsewhere: shardio then creates an index"
             ) from error
         return header, begins, layout["key_bytes"]["shape"][0]
 
 
 def _make_header(values: dict[str, Any]) -> IndexHeader:
     mtime_ns, inode = values.pop("mtime_ns", None), values.pop("inode", None)
-    if mtime_ns is not None and inode is not None:  # From an early version of shardio.
+    if mtime_ns is not None and inode is not None:  # Early versions of shardio wrote these values.
         values["version"] = make_version(values["num_bytes"], mtime_ns, inode)
     header = IndexHeader(**{**values, "fields": tuple(values["fields"])})
     for field in header.fields:

@@ -370,7 +370,7 @@ def _list_energon(table: ShardTable, split: str, prefix: str) -> Files:
 def _make_energon_index(index: Location) -> bytes:
     columns = read_columns(index)
     stops = np.where(columns.starts >= 0, columns.starts + columns.sizes, 0).max(axis=0, initial=0)
-    ends: NDArray[np.int64] = -(-stops // BLOCK) * BLOCK  # A header follows the previous sample.
+    ends: NDArray[np.int64] = -(-stops // BLOCK) * BLOCK  # The next sample's header starts here.
     return np.concatenate([[0], ends]).astype("<u8").tobytes()
 
 
@@ -457,8 +457,8 @@ def export_index(
     folder = home if out is None else out
     if chosen == "energon" and folder.resolve() == home.resolve():
         raise ValueError(
-            "Megatron-Energon's index of NAME.tar is NAME.tar.idx, which is also shardio's: pass another directory as "
-            "--out (out=…), to which the tars are linked"
+            "Megatron-Energon's index of NAME.tar is NAME.tar.idx, which is also the name of shardio's index: pass "
+            "another directory as --out (out=…), into which the tars are linked"
         )
     if chosen != "dali":  # DALI's index has an offset for each member.
         _refuse_scattered(table, chosen)

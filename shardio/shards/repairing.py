@@ -231,14 +231,16 @@ class _Repair:
         if old is not None:
             for tar in tars:
                 if tar.name not in old_entries:
-                    message = f"{MANIFEST_NAME} does not list this tar: it was left out. Move it away, or append it"
+                    message = (
+                        f"{MANIFEST_NAME} does not list this tar: it was left out. Move it elsewhere, or append it"
+                    )
                     self._add_problem("unlisted", tar, message)
             tars = [self._folder / name for name in old_entries]
         else:
             for tar in find_indexed(self._folder):
                 if tar not in tars:
                     index = index_location(tar).name
-                    self._add_problem("missing", tar, f"there is an index, {index}, but no such tar: download it")
+                    self._add_problem("missing", tar, f"the index {index} exists, but the tar does not: download it")
         entries, fields = list[ShardEntry](), set[str]()
         for tar in tars:
             entry, fields_of_shard = self._repair_shard(tar, old_entries.get(tar.name))
@@ -323,7 +325,8 @@ class _Repair:
             return None
         if columns is not None and not self._accept_changes and (damage := _find_damage(file, columns, found.end)):
             self._problems += damage
-            self._add_problem("digest", tar, f"the tar is truncated, and damaged before that: it was kept. {_REMEDY}")
+            message = f"the tar is truncated, and its complete samples are damaged, so it was kept. {_REMEDY}"
+            self._add_problem("digest", tar, message)
             return None
         write_complete(tar, file, found.end)
         message = (

@@ -478,7 +478,7 @@ class DecompressedFile:
         if stop - start == BLOCK and stop in self._known:
             return self._known[stop]
         content = bytearray()
-        while (position := start + len(content)) < stop:  # Piecewise: an index may claim any size.
+        while (position := start + len(content)) < stop:  # Piecewise, because a damaged index may claim any size.
             piece = bytearray(min(PIECE, stop - position))
             self.read_into([position], [memoryview(piece)])
             content += piece

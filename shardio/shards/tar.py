@@ -41,7 +41,7 @@ END = bytes(2 * BLOCK)
 """The end of a tar."""
 
 MAX_MEMBER = 2**31
-"""The maximum size of a member in bytes. It is limited because many whole samples are in memory at a time."""
+"""The maximum size of a member in bytes. The size is limited because many whole samples are in memory at a time."""
 
 TOO_LARGE = f"more than {MAX_MEMBER}, the largest size of a field: split it, or keep it outside the tars"
 """The end of an error message about a member that is too large."""
@@ -285,7 +285,7 @@ class _PieceStream(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: bytearray | memoryview, /) -> int:  # type: ignore[override]  # only these buffers
+    def readinto(self, buffer: bytearray | memoryview, /) -> int:  # type: ignore[override]  # narrower
         self._left = self._left or next(self._pieces, self._left)
         num_read = min(len(buffer), len(self._left))
         buffer[:num_read], self._left = self._left[:num_read], self._left[num_read:]
@@ -327,7 +327,7 @@ class TarWriter:
 
     def __init__(self, file: Writer) -> None:
         self._file = file
-        self._buffer, self._num_pending = bytearray(PIECE), 0  # Reused: new memory is slow.
+        self._buffer, self._num_pending = bytearray(PIECE), 0  # Reused, because new memory is slow.
         self._hash = xxhash.xxh3_128()
         self.num_bytes = 0
         self.stored = list[StoredSample]()

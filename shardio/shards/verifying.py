@@ -181,7 +181,7 @@ def _find_in_folder(folder: Location, manifest: Location) -> tuple[list[NamedSha
             counts = Counter(entry.name for entry in found.shards)
             twice = [f"it lists {name} {num_times} times" for name, num_times in counts.items() if num_times > 1]
             problems += [Problem(kind="manifest", where=str(manifest), message=message) for message in twice]
-            message = f"the tar is not in {manifest.name}, so nothing reads it"
+            message = f"the tar is not in {manifest.name}, so shardio does not read it"
             others = [str(tar) for tar in tars if tar.name not in counts]
             problems += [Problem(kind="unlisted", where=where, message=message) for where in others]
             entries, fields, unlisted = {entry.name: entry for entry in found.shards}, found.fields, []
@@ -192,7 +192,7 @@ def _find_in_folder(folder: Location, manifest: Location) -> tuple[list[NamedSha
     shards += [_name_shard(tar) for tar in unlisted]
     for tar in find_indexed(folder):
         if tar not in tars and tar.name not in entries:
-            message = f"there is an index, {tar.name}{INDEX_SUFFIX}, but no such tar"
+            message = f"the index {tar.name}{INDEX_SUFFIX} exists, but the tar does not"
             problems.append(Problem(kind="missing", where=str(tar), message=message))
     if not shards and not problems:
         raise FileNotFoundError(f"the directory {folder} holds neither {MANIFEST_NAME} nor any *.tar")
@@ -439,7 +439,7 @@ def _read_members(
         end = begin + len(piece)
         num_ended = int(np.searchsorted(stops, end, side="right"))
         while i < len(starts) and starts[i] - BLOCK < end:
-            if starts[i] - BLOCK >= begin and i < num_ended:  # Usual: these members are in the piece.
+            if starts[i] - BLOCK >= begin and i < num_ended:  # Usual: the piece contains these members.
                 starts_here = starts[i:num_ended] - begin
                 blocks.append(_take_blocks(piece, starts_here - BLOCK))
                 bounds = zip(starts_here.tolist(), (stops[i:num_ended] - begin).tolist(), strict=True)
@@ -535,7 +535,7 @@ def _verify(shard: NamedShard, check_content: ContentCheck | None) -> _Verified:
     if has_split_samples(shard.index, columns.header):
         message = (
             "it lists the parts of samples whose members are not adjacent as separate samples, because an early "
-            "version of shardio made it: create it again with shardio index"
+            "version of shardio created it: create it again with shardio index"
         )
         problems.append(Problem(kind="index", where=str(shard.index), message=message))
     try:
@@ -589,7 +589,7 @@ def _find_duplicates(shards: list[NamedShard], hashes: list[NDArray[np.uint64]])
             offset = int(min(starts[starts >= 0], default=0))
             place = f"{shard.tar} at byte {offset}"
             if (earlier := first_places.setdefault(key, place)) != place:
-                message = f"its key is also in {earlier}: readers by key find only one of the samples"
+                message = f"its key is also in {earlier}: lookups by key find only one of the samples"
                 yield Problem(kind="duplicate", where=str(shard.tar), message=message, key=key, offset=offset)
     if num_more > 0:
         message = f"there may be up to {num_more} more samples with repeated keys"

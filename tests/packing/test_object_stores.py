@@ -157,7 +157,7 @@ def test_a_tar_that_is_not_part_of_the_pack_is_refused(source: Path, out: Locati
     write(out.folder / "foreign")
     precious = (out.folder / "foreign" / "shard-000000.tar").read_whole()
     put(out / name, precious)
-    with pytest.raises(PackError, match=f"{name} is not a shard of the unfinished pack in .*Move it away"):
+    with pytest.raises(PackError, match=f"{name} is not a shard of the unfinished pack in .*Move it elsewhere"):
         shardio.pack(source, str(out), max_shard_samples=3, num_workers=1)
     assert (out / name).read_whole() == precious
 

@@ -210,7 +210,7 @@ def _check_sizes(table: FileTable) -> None:
         row = int(np.searchsorted(table.first_files, file_index, side="right")) - 1
         for file in table.sample(row).files.values():
             if file.size < 0:
-                os.stat(file.path)  # noqa: PTH116  # It raises the error.
+                os.stat(file.path)  # noqa: PTH116  # os.stat raises the error.
             elif file.size > MAX_MEMBER:
                 raise PackError(f"{file.path} has {file.size} bytes, {TOO_LARGE}")
 

@@ -345,9 +345,9 @@ class LabelFile:
 
     Attributes:
         path: The file: ``.csv``, ``.jsonl`` or ``.parquet``.
-        key_column: The column with keys (``cats/0001``) or paths (``cats/0001.jpg``) below the source; None for the
-            first of two columns.
-        label_column: The column with labels: class names, or integers; None for the second of two columns.
+        key_column: The column with keys (``cats/0001``) or paths (``cats/0001.jpg``) below the source, or None for
+            the first of two columns.
+        label_column: The column with labels: class names or integers. None selects the second of two columns.
         may_mix_splits: Whether the samples may belong to several splits, according to another column.
     """
 

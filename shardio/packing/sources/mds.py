@@ -66,7 +66,7 @@ _KIND = IndexKind(entries="shards", key="column_encodings", pattern="*.mds*")
 
 
 def split_contents(value: bytes) -> list[bytes]:
-    """Return the images in a value, as MosaicML Streaming and LitData write a list of images.
+    """Return the images of a list that MosaicML Streaming or LitData wrote as one value.
 
     The value contains the number of images and the size of each image, as uint32, followed by the images.
 
@@ -146,7 +146,7 @@ class ListedShard(NamedTuple):
 def find_files(
     src: Path, parts: Sequence[ListedShard], find_decompress: Callable[[ListedShard], Callable[[bytes], bytes]]
 ) -> tuple[tuple[SourceFile, ...], TemporaryFolder | None]:
-    """Return the files of a dataset, and the folder of newly decompressed files if there are any.
+    """Return the files of a dataset, and the folder of newly decompressed files, if any.
 
     MosaicML Streaming and LitData leave decompressed files beside the compressed files. This function uses them.
 
@@ -415,7 +415,7 @@ def _find_encodings(src: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str
             )
         encodings = dict(zip(entry["column_names"], entry["column_encodings"], strict=False))
         if number and encodings != found:
-            raise PackError(f"shards 0 and {number} in {src / INDEX} have different columns: pack each shard alone")
+            raise PackError(f"shards 0 and {number} in {src / INDEX} have different columns: pack them separately")
         found = encodings
     for name, encoding in found.items():
         if encoding == "pkl":

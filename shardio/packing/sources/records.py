@@ -81,7 +81,7 @@ class RecordScan:
         labels: The label of each record, an integer or a class name, or None if the records have none.
         classes: The class names by label, if the dataset has them.
         ignored: The parts that do not belong to a record, as paths below the dataset.
-        is_selected: bool [n], whether to pack each record; None for all.
+        is_selected: bool [n], whether to pack each record, or None for all records.
     """
 
     records: Records
@@ -245,7 +245,7 @@ def number_labels_of_records(
         raise PackError(f"{records.describe(len(labels))} of {path} has {error}") from error
     rows = np.flatnonzero(is_selected).tolist()
     if all(labels[row] in (None, -1) for row in rows):
-        return None, ()  # Hugging Face marks a missing label with -1. Test sets lack all labels.
+        return None, ()  # Hugging Face marks missing labels with -1, as in test sets.
     if names:  # The dataset has names for its integers, but this pack may number the names differently.
         labels = [_name_label(names, label) for label in labels]
     wanted = list[int | str]()

@@ -61,13 +61,13 @@ class PackSource(ABC):
     """A kind of dataset that can be packed: the interface that each module in this folder implements.
 
     To add a kind, write a module with a subclass, and add its name to :data:`SourceKind` and :data:`SOURCES`. In
-    :data:`SOURCES`, it must precede any kind that recognizes the same files: ``table`` recognizes each ``.jsonl``.
-    :class:`shardio.testing.pack_source.PackSourceTests` checks the subclass.
+    :data:`SOURCES`, it must precede any kind that recognizes the same files, such as ``table``, which recognizes each
+    ``.jsonl`` file. The tests in :class:`shardio.testing.pack_source.PackSourceTests` check the subclass.
 
     Attributes:
         what: The kind's name in messages, such as ``MDS shards``.
-        takes: The options in :data:`OPTIONS_OF_KINDS` that apply to it. A pack with another of these options is
-            refused.
+        takes: The options in :data:`OPTIONS_OF_KINDS` that apply to the kind. A pack with another option from
+            this list is refused.
     """
 
     what: ClassVar[str]
@@ -160,7 +160,7 @@ class SourceScan:
         samples: The samples to pack.
         classes: The class names in the order of their labels; empty if labels have no names.
         ignored: Files that do not belong to a sample.
-        suffixed: The keys that end in the file's suffix, because another image has the same path without the suffix.
+        suffixed: The keys that end in their file's suffix, because another image has the same path without the suffix.
     """
 
     samples: SourceTable
@@ -261,7 +261,7 @@ def stat_file(path: str) -> SourceFile:
     Raises:
         OSError: If the file does not exist, or is a directory.
     """
-    status = os.stat(path)  # noqa: PTH116  # Slow with a million Paths.
+    status = os.stat(path)  # noqa: PTH116  # Paths are slower.
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     return SourceFile(path, status.st_size, status.st_mtime_ns)
@@ -315,7 +315,7 @@ def explain_changes(first: FileChangedError, changes: Iterable[FileProblem], dst
 def find_change(file: SourceFile) -> FileProblem | None:
     """Return the change of a file since the scan, or None if the file is unchanged."""
     try:
-        _compare(file, os.stat(file.path))  # noqa: PTH116  # Slow with a million Paths.
+        _compare(file, os.stat(file.path))  # noqa: PTH116  # Paths are slower.
     except FileChangedError as change:
         return change.problem
     except OSError as error:

@@ -208,7 +208,7 @@ class _Rows:
         if without_image_suffix(path) == path:  # The path has no image suffix.
             path = self._stems[-1]
         if path.startswith(("/", ".")) or "//" in path or "/." in path:
-            path = os.path.normpath(os.path.join(self._folder, path))  # noqa: PTH118  # Slow with a million Paths.
+            path = os.path.normpath(os.path.join(self._folder, path))  # noqa: PTH118  # Paths are slower.
             inner = path.removeprefix(f"{self._folder.rstrip('/')}/")
             path = inner if inner != path else path.lstrip("/")
         return path
@@ -349,7 +349,7 @@ class ParquetFiles(PackSource):
 
 def _find_in_folder(src: Path) -> tuple[list[Path], list[Path]]:
     others = list[Path]()
-    for folder in (src, src / "data"):  # Datasets of Hugging Face have a data/ folder.
+    for folder in (src, src / "data"):  # Hugging Face datasets keep their files in data/.
         with_contents = list[Path]()
         for path in sorted(folder.glob("*.parquet")):
             (with_contents if holds_contents(path) else others).append(path)

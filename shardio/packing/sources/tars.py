@@ -215,7 +215,7 @@ class Tars(PackSource):
             return Evidence(src) if src.name == MANIFEST_NAME or _TAR.fullmatch(src.name) is not None else None
         if (src / MANIFEST_NAME).is_file():
             return Evidence(src / MANIFEST_NAME)
-        all_names = os.listdir(src)  # noqa: PTH208  # Slow with a million Paths.
+        all_names = os.listdir(src)  # noqa: PTH208  # Paths are slower.
         names = [
             name for name in all_names if ".t" in name.lower() and _TAR.fullmatch(name) and not name.startswith(".")
         ]
