@@ -35,8 +35,8 @@ MAX_WORKERS = 16
 """The maximum number of worker processes, unless the caller chooses a number."""
 
 BYTES_PER_WORKER = {"copied": 128 * 2**20, "decoded": 16 * 2**20}
-"""The number of source bytes that justify starting another worker process. Starting one mostly means importing
-modules."""
+"""The number of source bytes that justify starting another worker process. Starting a process mostly
+consists of importing modules."""
 
 END_WITHIN_S = 10.0
 """The time in seconds that a worker process has to end after its connection is closed. The process only has to remove
@@ -44,7 +44,7 @@ one unfinished file."""
 
 SILENT_S, LAST_CHANCE_S = 60.0, 20.0
 """A worker process counts as suspended if it does not report for the sum of these two times, in seconds. The second
-time lets workers report after this process itself was suspended. An active worker process reports every few seconds."""
+time allows workers to report after this process itself was suspended. An active worker reports every few seconds."""
 
 REPORT_EVERY_S = 0.1
 """The time in seconds between reports. A report also shows that the parent process still exists."""
@@ -172,7 +172,7 @@ class PackExecutor(Protocol):
     def __call__(self, jobs: Iterator[ShardJob], progress: WorkProgress) -> Generator[tuple[int, PackedShard]]:
         """Pack shards. Yield each shard with its number when it is finished, in any order.
 
-        Jobs are created on demand. After the iterator is closed or raises, no process is packing.
+        Jobs are created on demand. After the iterator is closed or raises an error, no process is packing.
 
         Raises:
             PackError, FileChangedError, OSError: The first error that a job raises.

@@ -65,7 +65,7 @@ class Journal(Protocol):
 
 
 class DatasetFolder(Protocol):
-    """The folder of a dataset that is being written. It can be compared, hashed and pickled.
+    """The folder of a dataset that is being written. Folders can be compared, hashed and pickled.
 
     The files are read and written through the folder's location. The methods cover the differences between stores.
     """
@@ -280,7 +280,7 @@ class _RemoteFolder:
     location: Location
 
     def refuse_source(self, src: Path) -> None:
-        """Refuse a read-only server. The source is local, so the two cannot overlap."""
+        """Refuse a read-only server. A local source cannot overlap a folder in a store."""
         self._refuse_read_only()
 
     @contextmanager
@@ -319,7 +319,7 @@ class _RemoteFolder:
         self.remove(self._list_records())
 
     def identify(self, tar: Location) -> str:
-        """Return the versions of both objects."""
+        """Return the versions of the tar and its index."""
         return f"{tar.stat().version} {index_location(tar).stat().version}"
 
     def find_damage(self, tar: Location, shard: PackedShard) -> str | None:
@@ -409,7 +409,8 @@ def locked(src: Path, folder: DatasetFolder) -> Iterator[None]:
 
 @contextmanager
 def begun(folder: DatasetFolder, digest: str, names: Collection[str]) -> Iterator[UnfinishedDataset]:
-    """Prepare the destination to start or resume a plan. Clear it if the block fails before a shard is finished.
+    """Prepare the destination to start or resume a plan. Clear the destination if the block fails before a shard is
+    finished.
 
     Raises:
         PackError: If the destination holds an unfinished pack of another plan, or a tar that is not in this plan.
@@ -454,7 +455,7 @@ def end(digests: Mapping[DatasetFolder, str]) -> list[Manifest]:
     """Finish a pack that :func:`are_ending` recognized, given the digests of its plans, and return the manifests.
 
     Raises:
-        PackError: If the pack had another plan.
+        PackError: If the pack had a different plan.
     """
     for folder, digest in digests.items():
         if (mark := _read_mark(folder)) is not None:
@@ -508,8 +509,8 @@ def _refuse_other_plan(folder: DatasetFolder, mark: bytes, digest: str) -> None:
 def new_dataset(folder: DatasetFolder, *, overwrite: bool) -> Iterator[UnfinishedDataset]:
     """Create or clear a folder, lock it and mark it as unfinished for the duration of a block.
 
-    The block must write the manifest and remove the mark. If it raises, finished shards and the mark remain; if no
-    shard is finished, nothing remains.
+    The block must write the manifest and remove the mark. If it raises an exception, finished shards and the mark
+    remain. If no shard is finished, nothing remains.
 
     Args:
         folder: The folder, which must be missing or empty, or hold a dataset that ``overwrite`` replaces.

@@ -116,7 +116,7 @@ class PackOptions:
     convert_to: Annotated[
         ConvertedFormat | None,
         _deciding(
-            "Format to convert images in other formats to. This includes formats such as GIF and AVIF, which are "
+            "Convert images in other formats to this format. This includes formats such as GIF and AVIF, which are "
             "otherwise not packed. Masks stay unchanged."
         ),
     ] = None
@@ -191,8 +191,8 @@ class PackOptions:
     fields: Annotated[
         tuple[str, ...] | None,
         Option(
-            "Fields to pack from a directory, such as wav,json: each sample must have the first, and other files "
-            "are ignored. By default, samples are images, with all files that have the same stem.",
+            "Fields to pack from a directory, such as wav,json: each sample must have the first field, and other "
+            "files are ignored. By default, samples are images, with all files that have the same stem.",
             metavar="SUFFIXES",
         ),
     ] = None
@@ -402,15 +402,15 @@ def pack(
     with the same stem become further fields of the sample. If two images have the same stem, each becomes a sample
     whose key ends in its suffix (``class/…/name_png``). Image bytes are copied unchanged unless you set ``jpeg`` or
     ``convert_to``. The same input and settings give the same bytes. Repeat the same call to resume an interrupted pack:
-    it keeps finished shards that are unchanged, and packs damaged ones again.
+    it keeps finished shards that are unchanged, and packs damaged shards again.
 
     Args:
         src: A directory of images, another tool's dataset, or an iterable of samples. A directory contains class
             folders with images, or only images. A dataset is a Parquet file or a directory of Parquet files, a dataset
             that Hugging Face's ``datasets`` saved, tars, MDS shards, LitData chunks, an LMDB environment, or a CSV or
             JSON Lines file of paths. An iterable yields mappings as for :meth:`ShardWriter.write`. Samples without
-            ``__key__`` are numbered. Iterables are packed in their order and in this process. If a call with an
-            iterable is repeated, it starts again.
+            ``__key__`` are numbered. Iterables are packed in their order and in this process. A repeated call
+            with an iterable starts again.
         dst: A new or empty directory, the directory of an interrupted pack to resume, or a URL such as
             ``s3://bucket/train``. With a URL, each shard is uploaded when it is complete, without a local copy of the
             dataset.
@@ -435,7 +435,7 @@ def pack(
         quality: With ``reencode`` or ``convert_to``, the quality of encoded JPEGs and WebPs, 1 to 100; by default, 90.
         to_srgb: With ``reencode`` or ``convert_to``, whether to convert the colors of encoded images from their ICC
             profiles to sRGB. By default, the profiles are kept.
-        max_pixels: The maximum number of pixels of an image. Larger images are rejected. By default, Pillow's limit for
+        max_pixels: The maximum number of pixels of an image. Larger images are rejected. Defaults to Pillow's limit for
             decompression bombs.
         num_workers: The number of worker processes; 1 for none. Each process writes one shard at a time. The number
             does not affect the output.
@@ -455,10 +455,11 @@ def pack(
             such as a mask. ``raise`` stops with an error; ``skip`` leaves the image out; ``keep`` packs the image with
             the files that it has. To read the packed dataset, set ``missing=None``.
         fields: The fields to pack from a directory, such as ``["wav", "json"]``: the suffixes of the files of a sample.
-            Each sample must have the first. Other files are ignored. By default, samples are images, with all files
-            that have the same stem.
+            Each sample must have the first field. Other files are ignored. By default, samples are images, with all
+            files that have the same stem.
         classes: The class names that define the labels, or a dataset or manifest that has class names. For validation
-            data, pass those of the training data. By default, the sorted names of the class folders.
+            data, pass the class names of the training data. By default, the classes are the sorted
+            names of the class folders.
         labels: A CSV, JSON Lines or Parquet file that labels the images, instead of class folders. Labels are class
             names, or integers, which may be written as ``3.0``. Each image needs a label. Rows for other images are
             allowed.

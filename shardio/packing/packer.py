@@ -117,7 +117,7 @@ class PackResult(Findings):
 
 
 def _write_rejected(folder: Location, rejected: Sequence[RejectedSample]) -> None:
-    """Write the list of rejected samples; remove it if there are none."""
+    """Write the list of rejected samples, or remove the list if there are none."""
     location = folder / REJECTED_NAME
     if not rejected:
         location.remove()
@@ -215,8 +215,8 @@ class PackPlan:
     Attributes:
         order: The rows of all samples in packing order, int64 [n].
         stops: The end of each shard in this order, int64 [shards].
-        digest: The digest of the samples, their labels, their files' sizes and times, and the settings. It identifies
-            an unfinished pack.
+        digest: The digest of the samples, their labels, their files' sizes and times, and the settings, which
+            identifies an unfinished pack.
     """
 
     order: NDArray[np.int64]
@@ -272,7 +272,7 @@ def pack_source(
 def pack_parts(
     src: Path, out: Path, parts: Parts, options: PackOptions, progress: WorkProgress | None = None
 ) -> dict[str, PackResult]:
-    """Pack a source into several datasets: a hash of each sample's key chooses its dataset.
+    """Pack a source into several datasets. A hash of each sample's key chooses the sample's dataset.
 
     All datasets have the class names of the whole source. Samples stay in their parts when other samples are added to
     the source. In all other respects, this function behaves like :func:`pack_source`.

@@ -283,7 +283,7 @@ def _load_problems(values: Sequence[tuple[str, str]]) -> list[FileProblem]:
 
 
 def _find_mislabelled(field: str, content: bytes) -> str | None:
-    """Return an image's format if its field's suffix belongs to another format; otherwise None."""
+    """Return an image's format if its field's suffix belongs to another format, or else None."""
     found = find_format(content)
     return found if found is not None and found != IMAGE_FORMATS[field.rpartition(".")[2]] else None
 
@@ -335,7 +335,7 @@ class Preparation:
 
     Args:
         options: The options of the pack.
-        root: The prefix of the names of the source's files, which ends in a slash.
+        root: The prefix of the source's file names, which ends in a slash.
     """
 
     def __init__(self, options: PackOptions, root: str) -> None:

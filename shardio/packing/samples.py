@@ -100,7 +100,7 @@ class ValueEncoder:
     """Encodes values by the last suffix of the field's name. Bytes are stored as they are.
 
     Attributes:
-        classes: The class names, indexed by label; empty if labels have no names.
+        classes: The class names, indexed by label, or () if labels have no names.
         quality: The quality of JPEG and WebP images, 1 to 100.
     """
 
@@ -133,7 +133,7 @@ class ValueEncoder:
         if suffix in _PICKLES:
             raise TypeError(
                 f"field {field!r} of sample {key!r} would be pickled, and a pickle can run any code when it is read: "
-                "store the value as json, npy or txt, or pass bytes that you have pickled"
+                "store the value as json, npy or txt, or pass bytes that you have pickled yourself"
             )
         if suffix not in _ENCODERS:
             _refuse(key, field, value, f"pass bytes, or use one of the suffixes {', '.join(_ENCODERS)}")
@@ -176,7 +176,7 @@ def _refuse(key: str, field: str, value: Any, remedy: str, cause: Exception | No
 
 
 def _encode_image(encoder: ValueEncoder, suffix: str, value: Any) -> bytes:
-    """Encode uint8 [height, width, 3], or for PNG also uint16 and [height, width]."""
+    """Encode an array: uint8 [height, width, 3], and for PNG also uint16 and [height, width]."""
     if not isinstance(value, np.ndarray) or value.dtype not in (np.uint8, np.uint16):
         raise TypeError
     if not (value.ndim == 3 and value.shape[2] == 3) and not (value.ndim == 2 and suffix == "png"):
@@ -321,7 +321,7 @@ class KeyHashes:
 
 
 def _place(table: array[int], value: int) -> bool:
-    """Insert a value into a table. Return False if the table already contains it."""
+    """Insert a value into a table. Return False if the table already contains the value."""
     mask = len(table) - 1
     place = value & mask
     while found := table[place]:

@@ -69,7 +69,7 @@ class ShardSequence:
     """Writes samples to shards, and starts a new shard when one is full. One shard is open at a time.
 
     The same samples with the same limits give the same bytes, as in a pack. A shard and its index appear only when they
-    are complete, the index last.
+    are complete, and the index appears last.
 
     Attributes:
         entries: The finished shards.
@@ -145,8 +145,8 @@ class ShardWriter:
 
     If the block raises an exception, finished shards remain, and readers refuse the directory as unfinished.
 
-    To write from several processes, give each one ``worker=`` and ``num_workers=``. Each process writes its own shards.
-    When all processes have ended, call :func:`shardio.finalize` to write the manifest.
+    To write from several processes, pass ``worker=`` and ``num_workers=`` in each process. Each process writes its own
+    shards. When all processes have ended, call :func:`shardio.finalize` to write the manifest.
 
     Args:
         out: A new or empty directory, or the URL of one in an object store, such as ``s3://bucket/train``.
@@ -219,8 +219,8 @@ class ShardWriter:
             sample: The key, as ``__key__``, and the fields. Other names that start with ``__`` are ignored. Bytes are
                 stored unchanged. The field's last suffix determines how other values are encoded. ``jpg``, ``png`` and
                 ``webp`` accept uint8 arrays, [height, width, 3]; ``png`` also accepts uint16 and [height, width].
-                ``cls`` accepts a label: an integer or one of ``classes``. ``json`` accepts what ``json.dumps`` accepts,
-                ``txt`` a string and ``npy`` an array.
+                ``cls`` accepts a label: an integer or one of ``classes``. ``json`` accepts any value that
+                ``json.dumps`` accepts, ``txt`` accepts a string, and ``npy`` accepts an array.
 
         Raises:
             PackError: If an earlier sample has the same key, or an earlier write has failed.

@@ -231,9 +231,7 @@ class _Repair:
         if old is not None:
             for tar in tars:
                 if tar.name not in old_entries:
-                    message = (
-                        f"{MANIFEST_NAME} does not list this tar: it was left out. Move it elsewhere, or append it"
-                    )
+                    message = f"{MANIFEST_NAME} does not list this tar: it was left out. Move it elsewhere or append it"
                     self._add_problem("unlisted", tar, message)
             tars = [self._folder / name for name in old_entries]
         else:

@@ -323,7 +323,7 @@ def _refuse_ambiguous_layouts(
 
 
 def _find_images_folder(folders: Sequence[FolderFiles]) -> str | None:
-    """Return the name of the folder of images if there are other folders, such as masks/; otherwise None."""
+    """Return the name of the folder of images, or None if there are no other folders, such as masks/."""
     names = sorted({_top(folder) for folder in folders if folder.path and folder.names})
     found = [name for name in names if _is_named(IMAGES, name)]
     if len(names) < 2 or not found:

@@ -298,7 +298,7 @@ def group_files(
         their file's suffix, because another image has the same stem.
 
     Raises:
-        PackError: If some files cannot be packed. The message names up to SHOWN of them, and each remedy once.
+        PackError: If some files cannot be packed. The message names up to SHOWN files, and each remedy once.
     """
     grouping = _Grouping(src, options)
     if images is None:
@@ -390,7 +390,7 @@ class _Grouping:
         )
 
     def _add(self, stem: str, files: list[_File], undotted: frozenset[str]) -> None:
-        """Add a sample, or the error that prevents it; ignore files without a main field."""
+        """Add a sample, or the error that prevents it. Ignore files without a main field."""
         if not any(name.field in self._main for name, _, _ in files):
             self.ignored += (_path(stem, name) for name, _, _ in files)
             return

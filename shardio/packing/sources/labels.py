@@ -243,7 +243,7 @@ def _read_csv(path: Path, columns: Sequence[str] | None) -> Iterator[Row]:
     rows = _split_csv(_decode(parse_location(path).read_whole()))
     names = [name.strip() for name in next(rows, ())]
     if twice := sorted(name for name, number in Counter(names).items() if number > 1):
-        raise ValueError(f"two columns have the name {twice[0]!r}: rename one")
+        raise ValueError(f"two columns have the name {twice[0]!r}: rename one of them")
     for number, values in enumerate(rows, 1):
         if len(values) != len(names):
             raise ValueError(f"row {number} has more or fewer values than the header has columns")
@@ -299,7 +299,7 @@ def _read_parquet(path: Path, columns: Sequence[str] | None) -> Iterator[Row]:
     try:
         import pyarrow.parquet
     except ImportError as error:
-        raise PackError(f"{path} is read by the package pyarrow ({error}): pip install pyarrow") from error
+        raise PackError(f"reading {path} requires the package pyarrow ({error}): pip install pyarrow") from error
     content = parse_location(path).read_whole()
     table = pyarrow.parquet.read_table(io.BytesIO(content), columns=columns)
     for batch in table.to_batches():
@@ -370,7 +370,7 @@ def find_labels(
         names: The keys of samples, by alternative names that the file may use.
 
     Returns:
-        int64 [n], and the class names by label; none if the file has integers.
+        int64 [n], and the class names by label, or () if the file has integers.
 
     Raises:
         PackError: If the file cannot be read, a sample has no label or two, or class names and integers are mixed.
@@ -398,7 +398,7 @@ def number_labels(
         classes: The class names that define the labels; by default, the sorted names among ``values``.
 
     Returns:
-        int64 [n], and the class names by label; none if the labels are integers.
+        int64 [n], and the class names by label, or () if the labels are integers.
 
     Raises:
         PackError: If class names and integers are mixed, an integer is out of range or may be the name of another

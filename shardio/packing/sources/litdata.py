@@ -194,7 +194,7 @@ class _Reader:
 class _Items:
     """Reads items with LitData's ``PyTreeLoader``.
 
-    LitData's ``StreamingDataset`` would replace compressed chunks with decompressed ones in their folder.
+    LitData's ``StreamingDataset`` would replace compressed chunks with decompressed chunks in the dataset's folder.
     """
 
     def __init__(
@@ -296,7 +296,7 @@ def _find_files(
 
     def find_decompress(part: ListedShard) -> Callable[[bytes], bytes]:
         if compression not in litdata.compressors:
-            raise PackError(f"{src} is compressed by {compression!r}, which LitData cannot read here: pip install zstd")
+            raise PackError(f"{src} is compressed with {compression!r}, which LitData cannot read: pip install zstd")
         decompress: Callable[[bytes], bytes] = litdata.compressors[compression].decompress
         return decompress
 
@@ -349,6 +349,7 @@ def _import_litdata(src: Path) -> _LitData:
         from litdata.streaming.serializers import _get_serializers
     except ImportError as error:
         raise PackError(
-            f"{src} is read by the package litdata ({error}): install it with --no-deps, as docs/packing.md describes"
+            f"reading {src} requires the package litdata ({error}): install it with --no-deps, as described in "
+            "docs/packing.md"
         ) from error
     return _LitData(PyTreeLoader, ChunksConfig, _get_serializers, is_in_file_compression, _COMPRESSORS)

@@ -45,7 +45,7 @@ _PICKLE = re.compile(rb"\x80[\x02-\x05].*\.", re.DOTALL)
 """Matches a pickle of protocol 2 or later. No image has this signature."""
 
 _USE_ITERABLE = (
-    "Read the samples with the program that knows their format, and pack what it yields: "
+    "Read the samples with the program that knows their format, and pack the samples that it yields: "
     "shardio.pack(iterable, out), or shardio.ShardWriter"
 )
 
@@ -189,7 +189,7 @@ class _EntryNames:
             self._add_named(stem, entries)
 
     def _add_named(self, stem: str, entries: Sequence[tuple[_Entry, str]]) -> None:
-        """Add a sample, or the error that prevents it; ignore entries without a main field."""
+        """Add a sample, or the error that prevents it. Ignore entries without a main field."""
         if not any(field in self._main for _, field in entries):
             self._ignored += (entry.name for entry, _ in entries)
             return
@@ -315,7 +315,7 @@ class LmdbEnvironment(PackSource):
         if not len(entries):
             found = f" such as {entries.ignored[0]!r}" if entries.ignored else ""
             raise PackError(
-                f"{src} holds no images that can be packed: an image's name has no suffix, or one of "
+                f"{src} holds no images that can be packed: an image's name must have no suffix, or one of "
                 f"{', '.join(IMAGE_FIELDS)}. It has {len(entries.ignored)} other entries{found}. {_USE_ITERABLE}"
             )
         scan = RecordScan(
@@ -363,7 +363,9 @@ def _open(path: Path) -> Any:
     try:
         import lmdb
     except ImportError as error:
-        raise PackError(f"{path} is read by the package lmdb ({error}): pip install 'shardio-loader[lmdb]'") from error
+        raise PackError(
+            f"reading {path} requires the package lmdb ({error}): pip install 'shardio-loader[lmdb]'"
+        ) from error
     with _explaining(path):
         environment = lmdb.open(
             str(path), subdir=path.is_dir(), readonly=True, lock=False, readahead=False, create=False

@@ -505,7 +505,7 @@ def _import_streaming(src: Path) -> _Streaming:
         from streaming.base.format.mds.encodings import mds_decode
     except (ImportError, RuntimeError) as error:
         raise PackError(
-            f"{src} is read by the package mosaicml-streaming ({error}): install it with --no-deps, as "
+            f"reading {src} requires the package mosaicml-streaming ({error}): install it with --no-deps, as "
             "docs/packing.md describes"
         ) from error
     return _Streaming(reader_from_json, mds_decode, decompress)

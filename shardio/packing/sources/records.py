@@ -220,13 +220,13 @@ def number_labels_of_records(
 
     Args:
         path: The dataset, for messages.
-        records: Describes the records for messages.
+        records: The dataset, which describes its records for messages.
         values: The label of each record, an integer or a class name, or None if the records have none.
         names: The class names by label, if the dataset has them.
         options: The options of the pack, including a label file and class names.
         is_selected: bool [n], whether each record is selected.
         keys: The keys of the selected records, for the label file.
-        other_names: The keys of records by other names that a label file may use.
+        other_names: The keys of records, by alternative names that a label file may use.
 
     Raises:
         PackError: If a label is missing or invalid, or class names and integers are mixed.
@@ -347,7 +347,7 @@ def choose_columns(
     if len({*lower}) != len(lower):
         twice = sorted(name for name in names if lower.count(name.lower()) > 1)
         raise PackError(
-            f"columns of {path} differ only in case ({', '.join(twice)}), but fields are lower case: rename one"
+            f"columns of {path} differ only in case ({', '.join(twice)}), but fields are lower case: rename one of them"
         )
     if image is not None and image not in contents:
         raise PackError(f"the column {image!r} of {path} does not hold bytes: choose one of {', '.join(contents)}")

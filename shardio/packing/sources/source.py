@@ -158,7 +158,7 @@ class SourceScan:
 
     Attributes:
         samples: The samples to pack.
-        classes: The class names in the order of their labels; empty if labels have no names.
+        classes: The class names in the order of their labels, or () if labels have no names.
         ignored: Files that do not belong to a sample.
         suffixed: The keys that end in their file's suffix, because another image has the same path without the suffix.
     """
@@ -230,7 +230,7 @@ SHOWN = 20
 
 
 class FileProblem(NamedTuple):
-    """A file that has changed, is damaged, or has another format than its suffix says."""
+    """A file that has changed, is damaged, or has a format that does not match its suffix."""
 
     path: Path | Location
     what: str

@@ -413,7 +413,7 @@ def _load(kind: Literal["parquet", "saved"], src: Path, files: Sequence[SourceFi
         import datasets
     except ImportError as error:
         raise PackError(
-            f"{src} is read by the package datasets ({error}): pip install 'shardio-loader[parquet]'"
+            f"reading {src} requires the package datasets ({error}): pip install 'shardio-loader[parquet]'"
         ) from error
     with _without_progress_bars(datasets):
         try:

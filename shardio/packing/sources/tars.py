@@ -201,7 +201,7 @@ class _Reader:
 
 
 class Tars(PackSource):
-    """Tars of WebDataset, or a packed dataset."""
+    """WebDataset's tars, or a packed dataset."""
 
     what = "tars"
     takes = ("prefix_keys", "source_split")
