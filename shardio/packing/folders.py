@@ -409,8 +409,9 @@ def locked(src: Path, folder: DatasetFolder) -> Iterator[None]:
 
 @contextmanager
 def begun(folder: DatasetFolder, digest: str, names: Collection[str]) -> Iterator[UnfinishedDataset]:
-    """Prepare the destination to start or resume a plan. Clear the destination if the block fails before a shard is
-    finished.
+    """Prepare the destination to start or resume a plan.
+
+    If the block fails before a shard is finished, the destination is cleared.
 
     Raises:
         PackError: If the destination holds an unfinished pack of another plan, or a tar that is not in this plan.
