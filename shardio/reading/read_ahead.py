@@ -206,7 +206,7 @@ class JoinedReader:
         )
 
     def describe(self, sample: LocatedSample, fields: Sequence[str]) -> tuple[str, str]:
-        """Return a sample's key and where some of its fields are stored, for messages."""
+        """Return a sample's key, and the location of some of its fields, for messages."""
         part, inner = sample
         return self._readers[part].describe(inner, fields)
 
@@ -387,8 +387,8 @@ class RemoteShards:
             warnings.warn(
                 f"the cache of {self._cache_bytes / 1e9:.1f} GB is too small for the shuffle: {size} samples of "
                 f"{mean / 1e3:.0f} kB are mixed, and the cache should hold {SHARE_OF_CACHE} times as much. Samples may "
-                f"be fetched more than once. Set cache_size to {SHARE_OF_CACHE * size * mean / 1e9:.1f} GB, or a "
-                "smaller window or fewer lanes",
+                f"be fetched more than once. Set cache_size to {SHARE_OF_CACHE * size * mean / 1e9:.1f} GB, or "
+                "use a smaller window or fewer lanes",
                 RuntimeWarning,
                 stacklevel=2,
             )

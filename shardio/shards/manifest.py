@@ -1,4 +1,4 @@
-"""Read and write manifests, which make directories of shards datasets; interpret names; export other tools' indexes."""
+"""Read and write manifests, interpret file names, and export indexes for other tools."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def read_manifest(location: Location) -> Manifest:
 
 def _explain(content: bytes, error: ValueError) -> str:
     if content.startswith(b"\x1f\x8b"):
-        return "it is compressed with gzip: decompress it, or let the server send it as it is"
+        return "it is compressed with gzip: decompress it, or configure the server to send it unchanged"
     if content.lstrip().startswith(b"<"):
         return "it is a web page. Check the URL, and whether you must log in first"
     return str(error)

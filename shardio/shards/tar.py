@@ -160,7 +160,7 @@ def is_added_by_macos(name: str) -> bool:
 
 
 class Member(Protocol):
-    """A member of a tar, whose content begins at an offset."""
+    """A member of a tar, whose content has a known offset."""
 
     @property
     def offset(self) -> int:

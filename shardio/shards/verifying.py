@@ -37,7 +37,7 @@ from shardio.shards.tar_scan import TAR_ERRORS, WITHOUT_CONTENT, ForwardFile, ch
 from shardio.storage import Location, RemoteAccess, StoredFile, parse_location, read_pieces
 
 ContentCheck = Callable[[str, bytes], str | None]
-"""A function that takes a field's name and content, and returns a description of the damage, or None if intact."""
+"""A function that takes a field's name and content, and returns a description of the problem, if any."""
 
 
 MEMBERS_AT_ONCE = 512
@@ -490,7 +490,7 @@ def find_problems(
             need indexes.
         access: The access to remote shards.
         check_content: A function that takes a field's name and its intact content, and returns a description of the
-            damage, or None. Several threads call this function.
+            problem, or None. Several threads call this function.
         num_workers: The number of shards to read at a time; by default, up to 4.
         progress: Receives the total number of shards, and the numbers of verified shards, bytes and samples.
 
