@@ -349,7 +349,7 @@ def _import_litdata(src: Path) -> _LitData:
         from litdata.streaming.serializers import _get_serializers
     except ImportError as error:
         raise PackError(
-            f"reading {src} requires the package litdata ({error}): install it with --no-deps, as described in "
-            "docs/packing.md"
+            f"reading {src} requires the package litdata ({error}): install it with --no-deps, as "
+            "docs/packing.md describes"
         ) from error
     return _LitData(PyTreeLoader, ChunksConfig, _get_serializers, is_in_file_compression, _COMPRESSORS)
