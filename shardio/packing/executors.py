@@ -35,8 +35,8 @@ MAX_WORKERS = 16
 """The maximum number of worker processes, unless the caller chooses a number."""
 
 BYTES_PER_WORKER = {"copied": 128 * 2**20, "decoded": 16 * 2**20}
-"""The number of source bytes that justify starting another worker process. Starting one mostly means importing
-modules."""
+"""The number of source bytes that justify starting another worker process. Starting a process mostly
+consists of importing modules."""
 
 END_WITHIN_S = 10.0
 """The time in seconds that a worker process has to end after its connection is closed. The process only has to remove
@@ -44,7 +44,7 @@ one unfinished file."""
 
 SILENT_S, LAST_CHANCE_S = 60.0, 20.0
 """A worker process counts as suspended if it does not report for the sum of these two times, in seconds. The second
-time lets workers report after this process itself was suspended. An active worker process reports every few seconds."""
+time allows workers to report after this process itself was suspended. An active worker reports every few seconds."""
 
 REPORT_EVERY_S = 0.1
 """The time in seconds between reports. A report also shows that the parent process still exists."""
@@ -59,11 +59,11 @@ Report = Callable[[int, int], None]
 def _find_finished(
     folder: DatasetFolder, tar: Location, samples: Sequence[SourceSample], earlier: PackedShard | None
 ) -> PackedShard | str | None:
-    """Return the shard from an earlier run if it can be kept, a description of its damage, or None."""
+    """Return the shard of an earlier run if it can be kept, a description of its damage, or None."""
     damage = None
     if earlier is not None:
         if earlier.findings.changed:
-            return None  # The shard lacks samples whose files had changed. The files may be restored by now.
+            return None  # The shard lacks samples whose files had changed, but those may be restored by now.
         damage = folder.find_damage(tar, earlier) if earlier.entry.num_samples else None
         if damage is None:
             return replace(earlier, was_kept=True)
@@ -80,7 +80,7 @@ def _refuse_foreign(tar: Location, samples: Sequence[SourceSample], *, is_record
     try:
         with closing(tar.open()) as file:
             names = [split_name(name) for name in list_names(file)]
-    except StoreError:  # The tar is not the cause.
+    except StoreError:  # The tar did not cause this error.
         raise
     except (FormatError, OSError) as error:
         if is_recorded or _is_absent(tar, error):
@@ -104,13 +104,13 @@ class ShardJob:
     """A shard to pack.
 
     Attributes:
-        number: Its number in the plan.
-        folder: The folder to write it to.
-        name: Its file name.
-        root: The prefix of the names of the source's files, which ends in a slash.
-        samples: Its samples in order.
+        number: The shard's number in the plan.
+        folder: The folder to write the shard to.
+        name: The shard's file name.
+        root: The prefix of the source's file names, which ends in a slash.
+        samples: The shard's samples in order.
         options: The options of the pack.
-        earlier: The shard that an earlier run finished; None if no run did.
+        earlier: The shard that an earlier run finished, or None if no run did.
     """
 
     number: int
@@ -172,7 +172,7 @@ class PackExecutor(Protocol):
     def __call__(self, jobs: Iterator[ShardJob], progress: WorkProgress) -> Generator[tuple[int, PackedShard]]:
         """Pack shards. Yield each shard with its number when it is finished, in any order.
 
-        Jobs are created on demand. After the iterator is closed or raises, no process is packing.
+        Jobs are created on demand. After the iterator is closed or raises an error, no process is packing.
 
         Raises:
             PackError, FileChangedError, OSError: The first error that a job raises.
@@ -188,7 +188,7 @@ def _pack_here(jobs: Iterator[ShardJob], progress: WorkProgress) -> Generator[tu
 
 
 def choose_executor(options: PackOptions, num_shards: int, num_bytes: int) -> PackExecutor:
-    """Return the executor for a pack, given the numbers of shards and of bytes in the source."""
+    """Return the executor for a pack, given the number of shards and the number of bytes in the source."""
     num_workers = options.num_workers
     if options.engine == "ray":
         _import_ray()
@@ -266,7 +266,7 @@ def _run_in_processes(
 
 
 def _start_worker() -> _Worker:
-    from multiprocessing.connection import Connection  # A pack in this process does not need it.
+    from multiprocessing.connection import Connection  # Imported only if worker processes are used.
 
     ours, theirs = socket.socketpair()
     with theirs:
@@ -358,7 +358,7 @@ def _pack_in_process(job: ShardJob, sender: _Sender) -> tuple[object, ...]:
     reporter = _Reporter(sender)
     try:
         shard = pack_shard(job, reporter.add)
-    except Exception as error:  # The parent process raises it.
+    except Exception as error:  # The parent process raises this error.
         return "error", _picklable(error)
     reporter.send()
     return "packed", job.number, shard
@@ -366,8 +366,8 @@ def _pack_in_process(job: ShardJob, sender: _Sender) -> tuple[object, ...]:
 
 def _picklable(error: Exception) -> Exception:
     try:
-        pickle.loads(pickle.dumps(error))  # This process has made these bytes.
-    except Exception:  # Its text can always be sent.
+        pickle.loads(pickle.dumps(error))  # Safe: this process created the pickle.
+    except Exception:  # The error's text can always be sent.
         return PackError(f"{type(error).__name__}: {error}")
     return error
 

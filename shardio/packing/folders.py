@@ -1,8 +1,8 @@
 """Manage the folder of an unfinished dataset, in a local directory or an object store.
 
-Object stores have no locks, renames or appends. A writer creates the mark of an unfinished dataset only if there is
-none: if two writers start at the same time, one of them gets an error. A pack records each finished shard in a separate
-object.
+Object stores have no locks, renames or appends. A writer creates the mark of an unfinished dataset only if the
+folder has no mark: if two writers start at the same time, one of them gets an error. A pack records each finished shard
+in a separate object.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ MAX_REQUESTS = 16
 """The maximum number of small objects that are read or removed at a time."""
 
 MARK = b"written by a program"
-"""The start of the mark of a dataset that a program writes. A pack's mark differs, so a pack refuses to resume the
-dataset."""
+"""The prefix of the mark of a dataset that a program writes. A pack has a different mark, so a pack refuses to resume
+such a dataset."""
 
 _OTHER_NAMES = {MANIFEST_NAME, REJECTED_NAME}
 
@@ -61,13 +61,13 @@ class Journal(Protocol):
         """The shards that earlier runs finished, by name."""
 
     def add(self, shard: PackedShard) -> None:
-        """Record a shard. The record is durable when this method returns."""
+        """Record a shard. The record is durable after this method returns."""
 
 
 class DatasetFolder(Protocol):
-    """The folder of a dataset that is being written. It can be compared, hashed and pickled.
+    """The folder of a dataset that is being written. Folders can be compared, hashed and pickled.
 
-    Its files are read and written through its location. These methods cover the differences between stores.
+    The files are read and written through the folder's location. The methods cover the differences between stores.
     """
 
     @property
@@ -105,20 +105,20 @@ class DatasetFolder(Protocol):
         """Remove partial files that killed processes left behind.
 
         Args:
-            targets: The final names of the files to remove; None for all.
+            targets: The final names of the files to remove, or None for all.
         """
 
     def open_journal(self) -> AbstractContextManager[Journal]:
-        """Open the journal of a pack. Create it if there is none."""
+        """Open the journal of a pack, or create it if it does not exist."""
 
     def remove_journal(self) -> None:
-        """Remove the journal if there is one."""
+        """Remove the journal if it exists."""
 
     def identify(self, tar: Location) -> str:
         """Return an identifier of the current content of a shard and its index, for :meth:`find_damage`."""
 
     def find_damage(self, tar: Location, shard: PackedShard) -> str | None:
-        """Return a description of the damage to a shard that an earlier run finished; None if it is unchanged."""
+        """Return a description of the damage to a shard that an earlier run finished, or None if it is unchanged."""
 
 
 class _LocalJournal:
@@ -173,7 +173,7 @@ class _LocalFolder:
 
     @contextmanager
     def locked(self, lock_name: str = LOCK_NAME) -> Iterator[None]:
-        """Lock the directory for this process. If it is new and stays empty, remove it afterwards."""
+        """Lock the directory for this process. Remove the directory afterwards if it is new and still empty."""
         from filelock import FileLock, Timeout  # Worker processes do not lock folders.
 
         path = self._path
@@ -280,7 +280,7 @@ class _RemoteFolder:
     location: Location
 
     def refuse_source(self, src: Path) -> None:
-        """Refuse a read-only server. The source is local, so the two cannot overlap."""
+        """Refuse a read-only server. A local source cannot overlap a folder in a store."""
         self._refuse_read_only()
 
     @contextmanager
@@ -296,7 +296,7 @@ class _RemoteFolder:
                 file.write(content)
         elif not mark.create(content):
             raise PackError(
-                f"another program has just begun to write to {self.location}: wait until it has finished, or choose "
+                f"another program has just started writing to {self.location}: wait until it has finished, or choose "
                 "another destination"
             )
 
@@ -319,7 +319,7 @@ class _RemoteFolder:
         self.remove(self._list_records())
 
     def identify(self, tar: Location) -> str:
-        """Return the versions of both objects."""
+        """Return the versions of the tar and its index."""
         return f"{tar.stat().version} {index_location(tar).stat().version}"
 
     def find_damage(self, tar: Location, shard: PackedShard) -> str | None:
@@ -409,7 +409,9 @@ def locked(src: Path, folder: DatasetFolder) -> Iterator[None]:
 
 @contextmanager
 def begun(folder: DatasetFolder, digest: str, names: Collection[str]) -> Iterator[UnfinishedDataset]:
-    """Prepare the destination to start or resume a plan. Clear it if the block fails before a shard is finished.
+    """Prepare the destination to start or resume a plan.
+
+    If the block fails before a shard is finished, the destination is cleared.
 
     Raises:
         PackError: If the destination holds an unfinished pack of another plan, or a tar that is not in this plan.
@@ -433,7 +435,7 @@ def finish(manifests: Mapping[UnfinishedDataset, Manifest]) -> None:
     """Write the manifests that complete unfinished datasets, and remove their marks and journals.
 
     Raises:
-        PackError: If a destination was removed or replaced during the pack, and shards are lost.
+        PackError: If shards are lost because a destination was removed or replaced during the pack.
     """
     for unfinished, manifest in manifests.items():
         _write_manifest(unfinished, manifest)
@@ -454,7 +456,7 @@ def end(digests: Mapping[DatasetFolder, str]) -> list[Manifest]:
     """Finish a pack that :func:`are_ending` recognized, given the digests of its plans, and return the manifests.
 
     Raises:
-        PackError: If the pack had another plan.
+        PackError: If the pack had a different plan.
     """
     for folder, digest in digests.items():
         if (mark := _read_mark(folder)) is not None:
@@ -467,14 +469,12 @@ def end(digests: Mapping[DatasetFolder, str]) -> list[Manifest]:
 def _write_manifest(unfinished: UnfinishedDataset, manifest: Manifest) -> None:
     where, mark = unfinished.folder.location, _read_mark(unfinished.folder)
     if mark is None and _has_manifest(where, manifest):
-        return  # Without locks, a pack may run several times at once. Another run has finished first.
+        return  # Without locks, the same pack may run several times in parallel: another run finished first.
     if mark is None:
-        raise PackError(
-            f"{where} was removed during the pack: delete the directory of that name, if there is one, and pack again"
-        )
+        raise PackError(f"{where} was removed during the pack: delete any directory of that name, and pack again")
     if mark != unfinished.mark:
         raise PackError(
-            f"another program has begun to write to {where}, and has replaced shards of this one: choose another "
+            f"another program has started writing to {where}, and has replaced shards of this pack: choose another "
             "destination, and pack again"
         )
     write_manifest(where / MANIFEST_NAME, manifest)
@@ -491,7 +491,7 @@ def _unmark(folder: DatasetFolder) -> None:
 
 
 def _read_mark(folder: DatasetFolder) -> bytes | None:
-    """Return the content of the mark of an unfinished dataset; None if there is none."""
+    """Return the content of the mark of an unfinished dataset, or None if it has no mark."""
     try:
         return (folder.location / UNFINISHED_NAME).read_whole()
     except FileNotFoundError:
@@ -510,12 +510,12 @@ def _refuse_other_plan(folder: DatasetFolder, mark: bytes, digest: str) -> None:
 def new_dataset(folder: DatasetFolder, *, overwrite: bool) -> Iterator[UnfinishedDataset]:
     """Create or clear a folder, lock it and mark it as unfinished for the duration of a block.
 
-    The block must write the manifest and remove the mark. If it raises, finished shards and the mark remain; if no
-    shard is finished, nothing remains.
+    The block must write the manifest and remove the mark. If it raises an exception, finished shards and the mark
+    remain. If no shard is finished, nothing remains.
 
     Args:
-        folder: The folder. It must be missing or empty, or hold a dataset that ``overwrite`` replaces.
-        overwrite: Whether to remove the shards and the manifest that are there.
+        folder: The folder, which must be missing or empty, or hold a dataset that ``overwrite`` replaces.
+        overwrite: Whether to remove existing shards and the existing manifest.
 
     Raises:
         PackError: If the folder cannot be used.
@@ -537,7 +537,7 @@ def _clear_if_empty(unfinished: UnfinishedDataset) -> None:
     with suppress(OSError):  # The folder may have been removed, or the store may be unreachable.
         folder.remove_partial()
         is_empty = not any(name.endswith(".tar") for name in folder.list_names())
-        if is_empty and _read_mark(folder) == unfinished.mark:  # Otherwise, another writer has started.
+        if is_empty and _read_mark(folder) == unfinished.mark:  # A different mark belongs to another writer.
             _unmark(folder)
 
 
@@ -594,4 +594,4 @@ def _refuse_unplanned(folder: DatasetFolder, names: Collection[str]) -> None:
 
 def explain_foreign(tar: Location, why: str) -> str:
     """Return the message about a tar that is not a shard of the plan."""
-    return f"{tar} is not a shard of the unfinished pack in {tar.folder}: {why}. Move it away or delete it"
+    return f"{tar} is not a shard of the unfinished pack in {tar.folder}: {why}. Move it elsewhere or delete it"

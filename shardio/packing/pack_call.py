@@ -46,15 +46,15 @@ class Option:
     """The checks of an option, and its form on the command line.
 
     Attributes:
-        help: Its text in ``--help``.
-        names: Its names on the command line, if they differ from its name in Python.
-        metavar: The placeholder of its value in ``--help``.
-        shown_default: Its default in ``--help``, if the value itself says little.
+        help: The option's text in ``--help``.
+        names: The option's names on the command line, if they differ from its name in Python.
+        metavar: The placeholder for the option's value in ``--help``.
+        shown_default: The default to show in ``--help``, if the value itself is not informative.
         at_least: The minimum of an integer.
         below: The exclusive upper bound of an integer.
         decides_output: Whether the value affects the packed bytes. An interrupted pack cannot be resumed with another
             value. A new option at its default must give the same bytes as before.
-        of_iterables: Whether it applies to iterables of samples. All options that decide the output apply to them.
+        of_iterables: Whether the option applies to iterables of samples. Options that decide the output always apply.
     """
 
     help: str
@@ -116,7 +116,7 @@ class PackOptions:
     convert_to: Annotated[
         ConvertedFormat | None,
         _deciding(
-            "Format to convert images in other formats to. This includes formats such as GIF and AVIF, which are "
+            "Convert images in other formats to this format. This includes formats such as GIF and AVIF, which are "
             "otherwise not packed. Masks stay unchanged."
         ),
     ] = None
@@ -150,8 +150,8 @@ class PackOptions:
     num_workers: Annotated[
         int | None,
         Option(
-            "Number of worker processes. Each writes one shard at a time. Does not affect the output. "
-            "Leave unset to let shardio choose.",
+            "Number of worker processes. Each process writes one shard at a time. The number does not affect the "
+            "output. Leave unset to let shardio choose.",
             names=("--num-workers", "--workers"),
             at_least=1,
         ),
@@ -167,9 +167,9 @@ class PackOptions:
     layout: Annotated[
         Layout,
         Option(
-            "Layout of the files. auto recognizes class folders and flat directories; classes makes each folder "
-            "a class; flat makes no classes; pairs makes one sample of images/a.jpg and masks/a.png, or of a.jpg and "
-            "a.mask.png."
+            "Layout of the files. auto recognizes class folders and flat directories; classes treats each folder as "
+            "a class; flat creates no classes; pairs combines images/a.jpg and masks/a.png, or a.jpg and a.mask.png, "
+            "into one sample."
         ),
     ] = "auto"
     source_split: Annotated[
@@ -191,8 +191,8 @@ class PackOptions:
     fields: Annotated[
         tuple[str, ...] | None,
         Option(
-            "Fields to pack from a directory, such as wav,json: each sample must have the first, and other files "
-            "are ignored. By default, samples are images, with all files that have the same stem.",
+            "Fields to pack from a directory, such as wav,json: each sample must have the first field, and other "
+            "files are ignored. By default, samples are images, with all files that have the same stem.",
             metavar="SUFFIXES",
         ),
     ] = None
@@ -289,7 +289,7 @@ class PackOptions:
 
     @property
     def label_file(self) -> LabelFile | None:
-        """The file that labels the samples; None if the source has the labels."""
+        """The file that labels the samples, or None if the source has the labels."""
         if self.labels is None:
             return None
         return LabelFile(
@@ -300,7 +300,7 @@ class PackOptions:
         )
 
     def column_of_source(self, name: str) -> str | None:
-        """Return the value of an option that names a column; None if the column is in the label file."""
+        """Return the value of an option that names a column, or None if the column is in the label file."""
         return getattr(self, name) if self.labels is None or name == "image_column" else None
 
     @property
@@ -320,7 +320,7 @@ class PackOptions:
         return f"images that can be packed (supported: {', '.join(IMAGE_FIELDS)}{others})"
 
     def find_given(self, names: Iterable[str]) -> str | None:
-        """Return the first of some options whose value is not its default; None if there is none."""
+        """Return the first of some options whose value is not its default, or None if all have their defaults."""
         defaults = {each.name: each.default for each in fields(self)}
         values = ((name, self.column_of_source(name) if name in COLUMNS else getattr(self, name)) for name in names)
         return next((name for name, value in values if value != defaults[name]), None)
@@ -330,7 +330,7 @@ class PackOptions:
         deciding = [name for name, (_, each) in kinds_of_options().items() if each.decides_output]
         given = [name for name in deciding if name in _ALWAYS_IDENTIFY or self.find_given([name])]
         text = ", ".join(f"{name}={getattr(self, name)!r}" for name in given)
-        # Earlier versions wrote this text: their packs can be resumed.
+        # Earlier versions wrote the same text, so their packs can be resumed.
         return f"(PackSettings({text}), {tuple(classes)!r})".encode()
 
 
@@ -402,16 +402,18 @@ def pack(
     with the same stem become further fields of the sample. If two images have the same stem, each becomes a sample
     whose key ends in its suffix (``class/…/name_png``). Image bytes are copied unchanged unless you set ``jpeg`` or
     ``convert_to``. The same input and settings give the same bytes. Repeat the same call to resume an interrupted pack:
-    it keeps finished shards that are unchanged, and packs damaged ones again.
+    it keeps finished shards that are unchanged, and packs damaged shards again.
 
     Args:
-        src: A directory: class folders with images, or a flat directory of images. Or another tool's dataset: a Parquet
-            file or a directory of them, a dataset that Hugging Face's ``datasets`` saved, tars, MDS shards, LitData
-            chunks, an LMDB environment, or a CSV or JSON Lines file of paths. Or an iterable or a sequence of samples:
-            mappings as for :meth:`ShardWriter.write`. Samples without ``__key__`` are numbered. Iterables are packed in
-            their order and in this process. A repeated call starts again.
-        dst: A new or empty directory, or the directory of an interrupted pack to resume. Or a URL such as
-            ``s3://bucket/train``: each shard is uploaded when it is complete, without a local copy of the dataset.
+        src: A directory of images, another tool's dataset, or an iterable of samples. A directory contains class
+            folders with images, or only images. A dataset is a Parquet file or a directory of Parquet files, a dataset
+            that Hugging Face's ``datasets`` saved, tars, MDS shards, LitData chunks, an LMDB environment, or a CSV or
+            JSON Lines file of paths. An iterable yields mappings as for :meth:`ShardWriter.write`. Samples without
+            ``__key__`` are numbered. Iterables are packed in their order and in this process. A repeated call
+            with an iterable starts again.
+        dst: A new or empty directory, the directory of an interrupted pack to resume, or a URL such as
+            ``s3://bucket/train``. With a URL, each shard is uploaded when it is complete, without a local copy of the
+            dataset.
         max_shard_size: The maximum size of a shard, in bytes or as text such as ``"256MiB"``. Only a shard with a
             single sample may exceed it. If JPEGs are rewritten, the limit applies to the sizes of the original files.
         max_shard_samples: The maximum number of samples in a shard.
@@ -427,36 +429,37 @@ def pack(
             that cannot be tiled are stored unchanged. ``reencode`` decodes each JPEG and stores it upright, tiled and,
             with ``max_side``, smaller.
         convert_to: The format that images in other formats are converted to: ``jpeg``, ``png`` or ``webp``. This
-            includes images in formats such as GIF and AVIF, which are not packed otherwise. Masks and other fields such
-            as ``mask.png`` stay unchanged.
+            includes images in formats such as GIF and AVIF, which are not packed by default. Masks and other fields
+            such as ``mask.png`` stay unchanged.
         max_side: With ``reencode`` or ``convert_to``, the maximum length of an encoded image's longer side, in pixels.
         quality: With ``reencode`` or ``convert_to``, the quality of encoded JPEGs and WebPs, 1 to 100; by default, 90.
         to_srgb: With ``reencode`` or ``convert_to``, whether to convert the colors of encoded images from their ICC
-            profiles to sRGB. Otherwise, the profiles are kept.
-        max_pixels: The maximum number of pixels of an image. Larger images are rejected. By default, Pillow's limit for
+            profiles to sRGB. By default, the profiles are kept.
+        max_pixels: The maximum number of pixels of an image. Larger images are rejected. Defaults to Pillow's limit for
             decompression bombs.
-        num_workers: The number of worker processes; 1 for none. Each writes one shard at a time. The number does not
-            affect the output.
+        num_workers: The number of worker processes; 1 for none. Each process writes one shard at a time. The number
+            does not affect the output.
         source_kind: The kind of ``src``, if it holds samples of several kinds: ``files`` for a directory of images, or
             ``lmdb``, ``litdata``, ``mds``, ``parquet``, ``saved`` (by Hugging Face's ``datasets``), ``table`` (of
             paths) or ``tars``. ``auto`` recognizes it. A table that only names or labels images is not a source.
         layout: ``auto`` accepts class folders or a flat directory, and refuses a source that looks different: one
-            with splits, or with images and masks. ``classes`` makes each folder a class, regardless of its name.
-            ``flat`` makes no classes. ``pairs`` turns matching files into fields of one sample: ``images/a.jpg`` and
-            ``masks/a.png`` become its fields ``jpg`` and ``masks.png``; in one folder, ``a.jpg`` and ``a.mask.png``
-            become ``jpg`` and ``mask.png``.
+            with splits, or with images and masks. ``classes`` treats each folder as a class, regardless of its
+            name. ``flat`` creates no classes. ``pairs`` turns matching files into fields of one sample:
+            ``images/a.jpg`` and ``masks/a.png`` become the fields ``jpg`` and ``masks.png``. Files in one folder,
+            ``a.jpg`` and ``a.mask.png``, become ``jpg`` and ``mask.png``.
         source_split: The split to pack, if the source holds several. ``train`` selects the folders ``images/train`` and
             ``masks/train``, the files ``train-0.tar`` or ``train-0.parquet``, or the rows of a table that have
             ``train`` in the split column. ``all`` packs all splits as one dataset. Without this option, a source with
-            several splits is refused.
+            several splits raises an error.
         on_incomplete: With the layout ``pairs``, what to do with an image that lacks a file that other images have,
             such as a mask. ``raise`` stops with an error; ``skip`` leaves the image out; ``keep`` packs the image with
-            the files that it has. Read such a dataset with ``missing=None``.
+            the files that it has. To read the packed dataset, set ``missing=None``.
         fields: The fields to pack from a directory, such as ``["wav", "json"]``: the suffixes of the files of a sample.
-            Each sample must have the first. Other files are ignored. By default, samples are images, with all files
-            that have the same stem.
+            Each sample must have the first field. Other files are ignored. By default, samples are images, with all
+            files that have the same stem.
         classes: The class names that define the labels, or a dataset or manifest that has class names. For validation
-            data, pass those of the training data. By default, the sorted names of the class folders.
+            data, pass the class names of the training data. By default, the classes are the sorted
+            names of the class folders.
         labels: A CSV, JSON Lines or Parquet file that labels the images, instead of class folders. Labels are class
             names, or integers, which may be written as ``3.0``. Each image needs a label. Rows for other images are
             allowed.
@@ -485,7 +488,7 @@ def pack(
         ValueError: If a setting is out of range.
     """
     options = PackOptions(**{name: value for name, value in locals().items() if name not in ("src", "dst")})
-    from shardio.packing.packer import pack_iterable, pack_source  # They import this module.
+    from shardio.packing.packer import pack_iterable, pack_source  # The packer imports this module.
 
     if isinstance(src, str | os.PathLike):
         result = pack_source(make_path(src), dst, options)
@@ -511,15 +514,15 @@ class Parts:
     thresholds: tuple[int, ...]
 
     def assign(self, key_hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Return the number of the part of each sample, int64 [n], given the hashes of the keys, uint64 [n]."""
+        """Return the number of each sample's part, int64 [n], given the hashes of the samples' keys, uint64 [n]."""
         return np.searchsorted(np.array(self.thresholds, np.uint64), key_hashes, side="right")
 
     def refuse_empty(self, num_samples: Sequence[int], where: str) -> None:
         """Raise PackError if a part would have no samples.
 
         Args:
-            num_samples: The number of samples of each part.
-            where: The dataset that is divided, for the message.
+            num_samples: The number of samples in each part.
+            where: The dataset that is being split, for the message.
         """
         if empty := [name for name, number in zip(self.names, num_samples, strict=True) if not number]:
             raise PackError(
@@ -528,7 +531,7 @@ class Parts:
 
 
 def make_parts(fractions: Sequence[float | str], names: Sequence[str]) -> Parts:
-    """Return parts, given the fraction and the name of each one.
+    """Return parts, given the fraction and the name of each part.
 
     Raises:
         ValueError: If the fractions are not positive or do not sum to 1, or a name is not a directory name or is given
@@ -544,7 +547,7 @@ def make_parts(fractions: Sequence[float | str], names: Sequence[str]) -> Parts:
     if len(set(names)) < len(names):
         raise ValueError(f"the names of the parts must differ, got {', '.join(names)}")
     try:
-        exact = [Fraction(str(fraction)) for fraction in fractions]  # The decimals that the user has written.
+        exact = [Fraction(str(fraction)) for fraction in fractions]  # Convert exactly the decimal that the user wrote.
     except (ValueError, ZeroDivisionError) as error:
         raise ValueError(f"the fractions must be numbers such as 0.9 and 0.1, got {fractions!r}") from error
     total = sum(exact, Fraction())

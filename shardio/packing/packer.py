@@ -75,7 +75,7 @@ class PackResult(Findings):
     Attributes:
         manifest: The manifest that was written.
         ignored: The files of the source that do not belong to a sample.
-        suffixed: The keys that end in the file's suffix, because another image has the same name except for its suffix.
+        suffixed: The keys that end in their file's suffix, because another image has the same path without the suffix.
         num_kept: The number of samples in shards that an earlier run had finished.
         damaged_shards: Shards that were damaged after an earlier run had finished them. They were packed again.
     """
@@ -96,7 +96,7 @@ class PackResult(Findings):
         """Return a message about the keys that end in a suffix."""
         return (
             f"{len(self.suffixed)} images have the same name as another, apart from the suffix: they are separate "
-            f"samples, whose keys end in the suffix, such as {self.suffixed[0]!r}. If some are the masks of others, "
+            f"samples, whose keys end in the suffix, such as {self.suffixed[0]!r}. If some are masks of other images, "
             "pack them as fields of one sample, such as --fields jpg,png (fields=['jpg', 'png'])"
         )
 
@@ -117,7 +117,7 @@ class PackResult(Findings):
 
 
 def _write_rejected(folder: Location, rejected: Sequence[RejectedSample]) -> None:
-    """Write the list of rejected samples; remove it if there are none."""
+    """Write the list of rejected samples, or remove the list if there are none."""
     location = folder / REJECTED_NAME
     if not rejected:
         location.remove()
@@ -168,7 +168,7 @@ def _refuse_outer_folder(src: Path, dst: Location) -> None:
 
 
 def _choose_kind(src: Path, options: PackOptions) -> SourceKind:
-    """Return the kind of a source. Files that hold no samples, such as label tables, do not determine it."""
+    """Return the kind of a source. Files that hold no samples, such as label tables, do not affect the kind."""
     if (kind := options.source_kind) != "auto":
         if kind != "files" and _load_source(kind).find(src) is None:
             raise PackError(f"{src} is not {_load_source(kind).what}: omit --source-kind {kind} (source_kind={kind!r})")
@@ -180,7 +180,7 @@ def _choose_kind(src: Path, options: PackOptions) -> SourceKind:
     found = found or {kind: evidence.file for kind, evidence in all_found.items()} or {"files": src}
     if len(found) > 1:  # An option that applies to only one kind selects it.
         found = {kind: file for kind, file in found.items() if _find_other_option(kind, options) is None} or found
-    first_kinds = {file: kind for kind, file in reversed(found.items())}  # Of the kinds that read a file, the first.
+    first_kinds = {file: kind for kind, file in reversed(found.items())}  # Keep only the first kind for each file.
     found = {kind: file for kind, file in found.items() if first_kinds[file] == kind}
     if len(found) > 1:
         lines = [
@@ -190,13 +190,13 @@ def _choose_kind(src: Path, options: PackOptions) -> SourceKind:
         raise PackError(
             f"{src} holds samples of {len(found)} kinds:\n"
             + "\n".join(lines)
-            + "\nPass one of these options, or move the others out of the source"
+            + "\nPass one of these options, or move the files of the other kinds out of the source"
         )
     return next(iter(found))
 
 
 def _find_other_option(kind: SourceKind, options: PackOptions) -> str | None:
-    """Return an option that is given but does not apply to a kind of source; None if all apply."""
+    """Return an option that is given but does not apply to a kind of source, or None if all apply."""
     return options.find_given(name for name in OPTIONS_OF_KINDS if name not in _load_source(kind).takes)
 
 
@@ -215,8 +215,8 @@ class PackPlan:
     Attributes:
         order: The rows of all samples in packing order, int64 [n].
         stops: The end of each shard in this order, int64 [shards].
-        digest: The digest of the samples, their labels, their files' sizes and times, and the settings. It identifies
-            an unfinished pack.
+        digest: The digest of the samples, their labels, their files' sizes and times, and the settings, which
+            identifies an unfinished pack.
     """
 
     order: NDArray[np.int64]
@@ -249,7 +249,7 @@ def make_plan(samples: SourceTable, classes: Sequence[str], options: PackOptions
 
 
 def _cut(sizes: NDArray[np.int64], options: PackOptions) -> list[int]:
-    """Return the end of each shard, given the samples' sizes in a tar in packing order."""
+    """Return the end of each shard, given the samples' sizes in a tar, in packing order."""
     ends, stops, start = np.cumsum(sizes), list[int](), 0
     while start < len(sizes):
         before = int(ends[start - 1]) if start else 0
@@ -272,10 +272,10 @@ def pack_source(
 def pack_parts(
     src: Path, out: Path, parts: Parts, options: PackOptions, progress: WorkProgress | None = None
 ) -> dict[str, PackResult]:
-    """Pack a source into several datasets: a hash of each sample's key chooses its dataset.
+    """Pack a source into several datasets. A hash of each sample's key chooses the sample's dataset.
 
     All datasets have the class names of the whole source. Samples stay in their parts when other samples are added to
-    the source. Otherwise, this function packs as :func:`pack_source` does.
+    the source. In all other respects, this function behaves like :func:`pack_source`.
 
     Returns:
         The result for each part, by name. The first result also lists the ignored files of the whole source, and its
@@ -308,7 +308,7 @@ def _pack(
     divide_scan: Callable[[SourceScan], Sequence[SourceScan]],
 ) -> list[PackResult]:
     progress = progress or WorkProgress()
-    choose_rewrite(options)  # This call raises an error if packages are missing.
+    choose_rewrite(options)  # Called early: it raises an error if a package is missing.
     refuse_url(src, out)
     if options.engine == "ray":  # Ray tasks run in other directories.
         src = absolute_path(src)
@@ -343,7 +343,7 @@ def _write_dataset(
 ) -> PackResult:
     samples = scan.samples
     execute = choose_executor(options, len(plan), samples.num_bytes)
-    of_jobs = replace(options, classes=None, labels=None, storage_options=None)  # These may be large or secret.
+    of_jobs = replace(options, classes=None, labels=None, storage_options=None)  # These options may be large or secret.
     try:
         shards = _write_shards(
             folder, samples, plan, partial(ShardJob, root=samples.root, options=of_jobs), execute, progress

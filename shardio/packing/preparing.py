@@ -31,7 +31,7 @@ TILED = "tiled"
 """The outcome of a JPEG that is stored tiled. Other outcomes are reasons why a JPEG is stored unchanged."""
 
 Rewrite = Callable[[bytes], tuple[bytes, str]]
-"""A function of a JPEG that returns the bytes to store, and TILED or a reason with details in parentheses."""
+"""A function that takes a JPEG and returns the bytes to store, and TILED or a reason with details in parentheses."""
 
 _JPEG_START = b"\xff\xd8\xff"
 
@@ -67,7 +67,7 @@ class JpegTally:
         self.damaged += other.damaged
 
     def note_damage(self, source: SourceSample, field: str, outcome: str) -> None:
-        """Record a JPEG as damaged if its outcome says so."""
+        """Record a JPEG as damaged if its outcome says that it is."""
         if outcome.startswith("damaged"):
             verb = "has a" if outcome.startswith("damaged header") else "is"
             self.damaged.append(source.problem(field, f"{verb} {outcome}"))
@@ -108,7 +108,7 @@ def require_compiled_functions() -> None:
     """Load the compiled functions that rewriting JPEGs needs.
 
     Raises:
-        PackError: If shardio was built without them for this processor, and numba is not installed.
+        PackError: If shardio was built without these functions for this processor, and numba is not installed.
     """
     from shardio.images.kernel import compiled_functions
 
@@ -129,7 +129,7 @@ def choose_rewrite(options: PackOptions) -> Rewrite:
     """
     if options.jpeg == "copy":
         return lambda content: (content, TILED if has_tiles(content) else "copied")
-    from shardio.images.tiling import NotTileable, reencode_jpeg, tile_jpeg  # Copying does not need it.
+    from shardio.images.tiling import NotTileable, reencode_jpeg, tile_jpeg  # Copying JPEGs does not need this module.
 
     require_compiled_functions()
     quality, max_pixels = options.quality or DEFAULT_QUALITY, options.max_pixels or DEFAULT_MAX_PIXELS
@@ -169,7 +169,7 @@ def _tiling_proves_soundness(content: bytes, max_pixels: int | None) -> bool:
         return False
     try:
         return decodes_if_tileable(content, max_pixels=max_pixels or DEFAULT_MAX_PIXELS)
-    except ValueError:  # The check reports what is wrong with its header.
+    except ValueError:  # The header is damaged; decoding reports the details.
         return False
 
 
@@ -214,7 +214,7 @@ class Findings:
             problems.sort()
 
     def refuse_problems(self, root: str) -> None:
-        """Raise PackError if ``strict`` forbids one of the problems, given the prefix of file names."""
+        """Raise PackError if ``strict`` forbids one of the problems. ``root`` is the prefix of file names."""
         rejected = [(root + each.file, each.reason) for each in self.rejected]
         for path, what in (*rejected, *self.mislabelled, *self.jpegs.damaged):
             raise PackError(f"{path} {what}: rename, repair or remove the file, or omit --strict (strict=True)")
@@ -225,12 +225,12 @@ class PackedShard:
     """A finished shard.
 
     Attributes:
-        entry: Its entry in the manifest.
-        fields: The names of its fields.
-        identity: The identifier of its content, from its folder; "" if it has no samples and therefore no files.
-        findings: The findings about its samples.
-        was_kept: Whether an earlier run wrote it.
-        damage: The damage of an earlier run's shard, which was packed again; "" if there was none.
+        entry: The shard's entry in the manifest.
+        fields: The names of the samples' fields.
+        identity: The identifier of the shard's content, from its folder, or "" if it has no samples.
+        findings: The findings about the shard's samples.
+        was_kept: Whether an earlier run wrote the shard.
+        damage: The damage to the shard of an earlier run, which was packed again, or "" if it was intact.
     """
 
     entry: ShardEntry
@@ -283,14 +283,14 @@ def _load_problems(values: Sequence[tuple[str, str]]) -> list[FileProblem]:
 
 
 def _find_mislabelled(field: str, content: bytes) -> str | None:
-    """Return an image's format if its field's suffix belongs to another format; otherwise None."""
+    """Return an image's format if its field's suffix belongs to another format, or else None."""
     found = find_format(content)
     return found if found is not None and found != IMAGE_FORMATS[field.rpartition(".")[2]] else None
 
 
 def _why_rejected(field: str, content: bytes, max_pixels: int | None) -> str | None:
-    """Return the reason why an image cannot be decoded; None if it can."""
-    from shardio.images import decode_image, decode_unconverted  # Packing without a check does not need decoders.
+    """Return the reason why an image cannot be decoded, or None if it can be decoded."""
+    from shardio.images import decode_image, decode_unconverted  # Packing without a check does not need this module.
 
     if find_format(content) is None:
         return "is not an image"
@@ -335,19 +335,19 @@ class Preparation:
 
     Args:
         options: The options of the pack.
-        root: The prefix of the names of the source's files, which ends in a slash.
+        root: The prefix of the source's file names, which ends in a slash.
     """
 
     def __init__(self, options: PackOptions, root: str) -> None:
         self._options, self._root = options, root
         self._rewrite = choose_rewrite(options)
         self._rewrite_converted = self._rewrite
-        if options.convert_to is not None and options.jpeg == "reencode":  # Losing quality once is enough.
+        if options.convert_to is not None and options.jpeg == "reencode":  # Avoid lossy compression twice.
             self._rewrite_converted = choose_rewrite(replace(options, jpeg="tile"))
         self.findings = Findings()
 
     def prepare(self, source: SourceSample, sample: Sample) -> Sample | None:
-        """Return the sample to store; None if the sample is rejected.
+        """Return the sample to store, or None if the sample is rejected.
 
         Args:
             source: The sample in the source, for messages.
@@ -421,7 +421,7 @@ class Preparation:
     def _convert(self, image: _PreparedImage, to: ConvertedFormat) -> None:
         found, target = find_format(image.content), to.upper()
         if found != target:
-            from shardio.images.converting import convert_image  # Copying does not need Pillow.
+            from shardio.images.converting import convert_image  # Packing without conversion does not need Pillow.
 
             options = self._options
             try:

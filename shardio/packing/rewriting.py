@@ -210,7 +210,7 @@ def _copy(
     shuffle_seed: int | None = None,
     choose: Callable[[Sample], int] | None = None,
 ) -> list[Manifest]:
-    """Copy the samples of datasets to a new dataset, or each one to the dataset whose number ``choose`` returns."""
+    """Copy the samples of datasets to a new dataset, or each sample to the dataset whose number ``choose`` returns."""
     overwrite = check_flag("overwrite", overwrite)
     classes = _unite_classes(tables)
     refuse_duplicates(tables)
@@ -245,7 +245,7 @@ def _copy(
 
 
 def _unite_classes(tables: Sequence[ShardTable]) -> tuple[str, ...]:
-    """Return the longest list of class names, by label. Other datasets' lists must be prefixes of it."""
+    """Return the longest list of class names, by label. The lists of other datasets must be prefixes of this list."""
     longest = max(tables, key=lambda table: len(table.manifest.classes))
     names = longest.manifest.classes
     for table in tables:
@@ -259,7 +259,7 @@ def _unite_classes(tables: Sequence[ShardTable]) -> tuple[str, ...]:
         if names and not others and LABEL_FIELD in table.manifest.fields:
             raise PackError(
                 f"{describe(table)} has labels without class names, and {describe(longest)} has {len(names)} class "
-                "names, so it is unknown whether the labels mean the same: write the former again with class names "
+                "names, so shardio cannot tell whether the labels agree: write the former again with class names "
                 "(shardio pack --classes, or ShardWriter(classes=…))"
             )
     return names
@@ -299,7 +299,7 @@ def _refuse_sources(tables: Sequence[ShardTable], folders: Sequence[Location]) -
     homes = {tar.folder.resolve() for table in tables for tar in table.tars}
     for folder in folders:
         if folder.resolve() in homes:
-            raise PackError(f"{folder} holds tars that would be read: choose another directory for the new dataset")
+            raise PackError(f"{folder} holds tars of a source: choose another directory for the new dataset")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -372,7 +372,7 @@ def append(
             shards = [pair for each in tables for pair in zip(each.tars, each.indexes, strict=True)]
             new = manifest.shards[len(table.manifest.shards) :]
             _link_all(folder, shards, new, manifest, requested, copy=copy)
-        except Exception:  # Re-raised: images that were packed for this call are no longer needed.
+        except Exception:  # Images that were packed only for this call are no longer needed.
             _remove_packed(folder)
             raise
     return manifest
@@ -419,7 +419,7 @@ def _link_all(
     for target in targets:
         for each in target, index_location(target):
             if os.path.lexists(each.key):
-                raise PackError(f"{each} exists but is not in the manifest: move it away or delete it")
+                raise PackError(f"{each} exists but is not in the manifest: move it elsewhere or delete it")
     record = _Record(sources=requested, names=[entry.name for entry in entries], digest=manifest.digest)
     with parse_location(folder / RECORD_NAME).write_whole() as file:
         file.write(json.dumps({name: getattr(record, name) for name in record.__slots__}).encode())
@@ -439,7 +439,7 @@ def _link_all(
 
 
 def _end_earlier(folder: Path, manifest: Manifest, requested: list[str]) -> bool:
-    """Clean up after an interrupted append. Return whether it was the requested append and had written the manifest."""
+    """Clean up after an interrupted append. Return True if the same append had already written the manifest."""
     location = parse_location(folder / RECORD_NAME)
     remove_unfinished(folder)
     if not location.exists():

@@ -1,4 +1,4 @@
-"""Make samples that every reader recovers: check keys and field names, encode values, find duplicate keys."""
+"""Create samples that readers recover unchanged: check keys and field names, encode values, find duplicate keys."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def check_field(key: str, field: object) -> str:
     """Check that readers recover a key and a field name unchanged, and return the field name.
 
     Args:
-        key: The sample's key, which another tool may have made.
+        key: The sample's key, which may come from another tool.
         field: The field name.
 
     Raises:
-        TypeError: If it is not a string.
+        TypeError: If the field name is not a string.
         ValueError: If the field name is invalid.
     """
     if not isinstance(field, str):
@@ -69,7 +69,7 @@ def check_key(key: object) -> str:
     """Check a key and return it.
 
     Raises:
-        TypeError: If it is not a string.
+        TypeError: If the key is not a string.
         ValueError: If the key is invalid.
     """
     if not isinstance(key, str):
@@ -100,7 +100,7 @@ class ValueEncoder:
     """Encodes values by the last suffix of the field's name. Bytes are stored as they are.
 
     Attributes:
-        classes: The class names, indexed by label; empty if labels have no names.
+        classes: The class names, indexed by label, or () if labels have no names.
         quality: The quality of JPEG and WebP images, 1 to 100.
     """
 
@@ -133,7 +133,7 @@ class ValueEncoder:
         if suffix in _PICKLES:
             raise TypeError(
                 f"field {field!r} of sample {key!r} would be pickled, and a pickle can run any code when it is read: "
-                "store the value as json, npy or txt, or pass bytes that you have pickled"
+                "store the value as json, npy or txt, or pass bytes that you have pickled yourself"
             )
         if suffix not in _ENCODERS:
             _refuse(key, field, value, f"pass bytes, or use one of the suffixes {', '.join(_ENCODERS)}")
@@ -147,7 +147,7 @@ class ValueEncoder:
 
 
 def encode_sample(encoder: ValueEncoder, sample: Mapping[str, Any]) -> Sample:
-    """Encode the values of a sample, and return it with the contents of its fields.
+    """Encode the values of a sample, and return the sample with the contents of its fields.
 
     Args:
         encoder: Encodes the values.
@@ -176,7 +176,7 @@ def _refuse(key: str, field: str, value: Any, remedy: str, cause: Exception | No
 
 
 def _encode_image(encoder: ValueEncoder, suffix: str, value: Any) -> bytes:
-    """Encode uint8 [height, width, 3], or for PNG also uint16 and [height, width]."""
+    """Encode an array: uint8 [height, width, 3], and for PNG also uint16 and [height, width]."""
     if not isinstance(value, np.ndarray) or value.dtype not in (np.uint8, np.uint16):
         raise TypeError
     if not (value.ndim == 3 and value.shape[2] == 3) and not (value.ndim == 2 and suffix == "png"):
@@ -283,7 +283,7 @@ def encode_array(array: Any) -> bytes:
     """Return an array as a ``.npy`` file.
 
     Raises:
-        ValueError: If it holds Python objects.
+        ValueError: If the array holds Python objects.
     """
     file = io.BytesIO()
     np.save(file, array, allow_pickle=False)
@@ -294,7 +294,7 @@ _START = 1024
 
 
 class KeyHashes:
-    """A set of 64-bit hashes. It uses 16 to 32 bytes for each hash; a Python set uses about 70."""
+    """A set of 64-bit hashes that uses 16 to 32 bytes for each hash; a Python set uses about 70."""
 
     def __init__(self) -> None:
         self._table = array("Q", bytes(8 * _START))  # Open addressing. 0 means empty.
@@ -304,7 +304,7 @@ class KeyHashes:
         return self._num
 
     def add(self, key_hash: int) -> bool:
-        """Add a hash. Return whether it is new."""
+        """Add a hash. Return whether the hash is new."""
         if 2 * self._num >= len(self._table):
             self._grow()
         if not _place(self._table, key_hash or 1):
@@ -321,7 +321,7 @@ class KeyHashes:
 
 
 def _place(table: array[int], value: int) -> bool:
-    """Insert a value into a table. Return False if the table already contains it."""
+    """Insert a value into a table. Return False if the table already contains the value."""
     mask = len(table) - 1
     place = value & mask
     while found := table[place]:
@@ -333,7 +333,7 @@ def _place(table: array[int], value: int) -> bool:
 
 
 def find_duplicate(tables: Sequence[ShardTable]) -> tuple[str, Location, Location] | None:
-    """Return a key that two samples in the datasets share, and their tars; None if all keys differ.
+    """Return a key that two samples in the datasets share, and their tars, or None if all keys differ.
 
     Only the indexes are read. The hash of each key uses 8 bytes of memory, and 16 bytes during sorting.
 

@@ -53,7 +53,7 @@ class ShardLimits:
 
     Attributes:
         max_size: The maximum size in bytes. Only a shard with a single sample may exceed it.
-        max_samples: The maximum number of samples; None for no limit.
+        max_samples: The maximum number of samples, or None for no limit.
     """
 
     max_size: int
@@ -69,11 +69,11 @@ class ShardSequence:
     """Writes samples to shards, and starts a new shard when one is full. One shard is open at a time.
 
     The same samples with the same limits give the same bytes, as in a pack. A shard and its index appear only when they
-    are complete, the index last.
+    are complete, and the index appears last.
 
     Attributes:
         entries: The finished shards.
-        fields: The names of their fields.
+        fields: The names of the samples' fields.
 
     Args:
         folder: The folder to write the shards to.
@@ -90,14 +90,14 @@ class ShardSequence:
 
     @property
     def current(self) -> Location:
-        """The location of the open shard; if none is open, of the next shard."""
+        """The location of the open shard, or of the next shard if none is open."""
         return self._folder / self._make_name(len(self.entries))
 
     def add(self, sample: Sample) -> None:
         """Write a sample.
 
         Raises:
-            OSError: If it cannot be written.
+            OSError: If the sample cannot be written.
         """
         if self._writer is not None and not self._has_room(self._writer, sample):
             self.end_shard()
@@ -109,7 +109,7 @@ class ShardSequence:
         """Finish the current shard, if it has samples.
 
         Raises:
-            OSError: If it cannot be written.
+            OSError: If the shard cannot be written.
         """
         if self._writer is None:
             return
@@ -124,7 +124,7 @@ class ShardSequence:
     def discard(self, error: BaseException) -> None:
         """Remove the unfinished shard after an error."""
         self._writer = None
-        with suppress(OSError):  # Closing the file may fail as the write did.
+        with suppress(OSError):  # Closing the file may fail for the same reason as the write.
             self._open.__exit__(type(error), error, error.__traceback__)
 
     def keys_of_current(self) -> Iterator[str]:
@@ -143,10 +143,10 @@ class ShardWriter:
     >>> with shardio.ShardWriter("out", classes=["cat", "dog"]) as writer:  # doctest: +SKIP
     ...     writer.write({"__key__": "a/1", "jpg": jpeg_bytes, "cls": "dog", "json": {"width": 640}})
 
-    If the block raises, finished shards stay, and readers refuse the directory as unfinished.
+    If the block raises an exception, finished shards remain, and readers refuse the directory as unfinished.
 
-    To write from several processes, give each one ``worker=`` and ``num_workers=``. Each process writes its own shards.
-    When all processes have ended, call :func:`shardio.finalize` to write the manifest.
+    To write from several processes, pass ``worker=`` and ``num_workers=`` in each process. Each process writes its own
+    shards. When all processes have ended, call :func:`shardio.finalize` to write the manifest.
 
     Args:
         out: A new or empty directory, or the URL of one in an object store, such as ``s3://bucket/train``.
@@ -210,7 +210,7 @@ class ShardWriter:
         self.num_samples = 0
         """The number of samples written so far."""
         self.manifest: Manifest | None = None
-        """The manifest, after the ``with`` block; None for one of several workers."""
+        """The manifest, after the ``with`` block, or None for one of several workers."""
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Write a sample. After a TypeError or a ValueError, nothing is written, and the writer remains usable.
@@ -219,8 +219,8 @@ class ShardWriter:
             sample: The key, as ``__key__``, and the fields. Other names that start with ``__`` are ignored. Bytes are
                 stored unchanged. The field's last suffix determines how other values are encoded. ``jpg``, ``png`` and
                 ``webp`` accept uint8 arrays, [height, width, 3]; ``png`` also accepts uint16 and [height, width].
-                ``cls`` accepts a label: an integer or one of ``classes``. ``json`` accepts what ``json.dumps`` accepts,
-                ``txt`` a string and ``npy`` an array.
+                ``cls`` accepts a label: an integer or one of ``classes``. ``json`` accepts any value that
+                ``json.dumps`` accepts, ``txt`` accepts a string, and ``npy`` accepts an array.
 
         Raises:
             PackError: If an earlier sample has the same key, or an earlier write has failed.
@@ -281,7 +281,7 @@ class ShardWriter:
             )
 
     def _find(self, key: str) -> str | None:
-        """Return the place of the earlier sample with a key; None if only the hashes of two keys are equal."""
+        """Return the place of the earlier sample with a key, or None if only the hashes of the keys are equal."""
         assert self._sequence is not None, "called by write"
         raw = key.encode()
         for entry in self._sequence.entries:
@@ -416,7 +416,7 @@ def _join(folder: DatasetFolder, records: Sequence[_WorkerRecord]) -> Manifest:
         raise PackError(f"no worker wrote a sample to {location}: there is no dataset to finish")
     names = {entry.name for entry in entries}
     if unlisted := [name for name in folder.list_names() if name.endswith(".tar") and name not in names]:
-        raise PackError(f"{location / unlisted[0]} belongs to no worker that has ended: move it away or delete it")
+        raise PackError(f"{location / unlisted[0]} belongs to no worker that has ended: move it elsewhere or delete it")
     tars = tuple(location / entry.name for entry in entries)
     indexes = tuple(map(index_location, tars))
     for tar, found, entry in zip(tars, map_locations(_read_entry, tars), entries, strict=True):

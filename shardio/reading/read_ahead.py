@@ -1,8 +1,8 @@
 """Read image files and joined datasets, and fetch remote samples that will be read soon.
 
-The order is known, so a thread plans the requests for a whole *window* of the epoch at once. With shuffling, that is
-one window of the order in each lane. Its samples lie next to each other in few shards, so few large requests fetch
-them.
+The order is known, so a thread plans the requests for a whole *window* of the epoch at once. With shuffling, a window
+of the epoch consists of one window of the order in each lane. Its samples are adjacent in few shards, so few large
+requests fetch them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 LabeledFile = tuple[str, int]
-"""An image's path or, if it is in a remote store, its URL; and its label."""
+"""An image's path (or its URL in a remote store), and its label."""
 
 Value = TypeVar("Value")
 
@@ -38,16 +38,17 @@ LocatedSample = tuple[int, Any]
 """The number of a reader among the joined readers, and the sample in the form that this reader accepts."""
 
 CHECK_S = 0.5
-"""The interval, in seconds, at which the thread checks whether the rank has advanced or stopped."""
+"""The interval in seconds at which the thread checks whether the rank has advanced or stopped."""
 
 MAX_FILES = 1024
-"""The maximum number of files in a window. Requests cannot be joined, so a longer window would save no requests."""
+"""The maximum number of files in a window. Requests for files cannot be joined, so a longer window would save no
+requests."""
 
 MAX_BYTES = 256 * 2**20
 """The approximate maximum number of bytes in a window of files."""
 
 SHARE_FOR_FILES = 8
-"""A window of files takes at most the cache's size divided by this number: the cache removes whole bundles."""
+"""A window of files takes at most the cache's size divided by this number, because the cache removes whole bundles."""
 
 FILES_TOGETHER = 8
 """The number of files that one message to the storage process requests."""
@@ -56,22 +57,22 @@ MAX_GAP = 4096
 """The largest gap between ranges, in bytes, that is fetched along with the ranges."""
 
 MAX_RANGE = REMOTE_PIECE
-"""The approximate limit of a range in bytes."""
+"""The approximate maximum size of a range in bytes."""
 
 SHARE_OF_CACHE = 4
-"""A window of samples in shards takes at most the cache's size divided by this number: two windows are in use at a
-time."""
+"""A window of samples in shards takes at most the cache's size divided by this number, because two windows are in use
+at the same time."""
 
 FIRST = 128
-"""The number of samples in the first window, if the order is shuffled. Few of them are neighbors, so their requests
-are small, and the first batches need not wait until most of the order's window has arrived."""
+"""The number of samples in the first window, if the order is shuffled. Few of these samples are
+neighbors, so their requests are small, and the first batches need not wait for most of the order's window."""
 
 START_RANGE = 2**20
-"""The limit of ranges in the order's first window, in bytes. With ranges of r samples, the share 1 - (1 - x)^r of a
-window must arrive before the share x of its samples can be read. So large ranges would delay the first batches."""
+"""The maximum size of ranges in the order's first window, in bytes. With ranges of r samples, the share 1 - (1 - x)^r
+of a window must arrive before the share x of its samples can be read, so large ranges would delay the first batches."""
 
 UNSHUFFLED = 256 * 2**20
-"""The size of a window in bytes, without shuffling."""
+"""The size of a window in bytes if the order is not shuffled."""
 
 
 class FileReader:
@@ -91,7 +92,7 @@ class FileReader:
 
         Args:
             samples: n files.
-            fields: Ignored. Every sample has an image and a label.
+            fields: Ignored, because every sample has an image and a label.
 
         Raises:
             SampleError: If a file cannot be read.
@@ -134,7 +135,7 @@ class FileReader:
         present = [files.read_present(key) for key in keys]
         missing = [key for key, content in zip(keys, present, strict=True) if content is None]
         if len(missing) > 1:
-            # Fetch in parallel. The code below finds the sample with an error.
+            # Fetch in parallel, and ignore errors: reading reports them with their samples.
             with suppress(FileNotFoundError, PermissionError, ReplacedError):
                 files.prefetch(missing, is_urgent=True)
         return [
@@ -205,7 +206,7 @@ class JoinedReader:
         )
 
     def describe(self, sample: LocatedSample, fields: Sequence[str]) -> tuple[str, str]:
-        """Return a sample's key and where some of its fields are stored, for messages."""
+        """Return a sample's key, and the location of some of its fields, for messages."""
         part, inner = sample
         return self._readers[part].describe(inner, fields)
 
@@ -241,9 +242,9 @@ class RemoteSamples(Protocol):
         """Yield the number of samples in each window, at least 1, endlessly.
 
         Args:
-            first: The number of the rank's samples in the rest of the order's first window, in all lanes together; None
-                without shuffling.
-            size: The number of the rank's samples in each further window of the order; None without shuffling.
+            first: The number of the rank's samples in the rest of the order's first window, in all lanes together, or
+                None without shuffling.
+            size: The number of the rank's samples in each further window of the order, or None without shuffling.
         """
 
     def plan(self, indices: Ints, num_before: int) -> Sequence[Callable[[], object]]:
@@ -260,14 +261,14 @@ def read_windows_ahead(
 ) -> AbstractContextManager[Callable[[int], object]]:
     """Return a context in which samples are read ahead in a known order.
 
-    Its value is a function to call with the number of samples that are about to be read.
+    The context's value is a function to call with the number of samples that are about to be read.
 
     Args:
         samples: The samples.
         upcoming: The indices of the rank's samples in the order of the epoch: int64 arrays of any lengths.
-        first: The number of the rank's samples in the rest of the order's first window, in all lanes together; None
-            without shuffling.
-        size: The number of the rank's samples in each further window of the order; None without shuffling.
+        first: The number of the rank's samples in the rest of the order's first window, in all lanes together, or
+            None without shuffling.
+        size: The number of the rank's samples in each further window of the order, or None without shuffling.
     """
     return _reading_ahead(ReadAhead(samples, _cut(upcoming, samples.choose_lengths(first, size))))
 
@@ -334,9 +335,9 @@ class ReadAhead:
         self._thread.start()
 
     def advance(self, num_samples: int) -> None:
-        """Record that the rank has read ``num_samples`` further samples."""
+        """Record that the rank has read ``num_samples`` more samples."""
         self._num_read += num_samples
-        if self._moved.acquire(blocking=False):  # Never wait: the thread checks again soon.
+        if self._moved.acquire(blocking=False):  # Do not wait for the lock: the thread checks again soon.
             self._moved.notify_all()
             self._moved.release()
 
@@ -361,7 +362,7 @@ class ReadAhead:
 
 
 def find_remote_shards(table: ShardTable, fields: Sequence[str]) -> RemoteShards | None:
-    """Return a dataset's shards for reading ahead; None if they are local or have no cache."""
+    """Return a dataset's shards for reading ahead, or None if they are local or have no cache."""
     cache_bytes = next((tar.store.cache_bytes for tar in table.tars if not tar.store.is_local), None)
     return None if cache_bytes is None else RemoteShards(table, fields, cache_bytes)
 
@@ -386,8 +387,8 @@ class RemoteShards:
             warnings.warn(
                 f"the cache of {self._cache_bytes / 1e9:.1f} GB is too small for the shuffle: {size} samples of "
                 f"{mean / 1e3:.0f} kB are mixed, and the cache should hold {SHARE_OF_CACHE} times as much. Samples may "
-                f"be fetched more than once. Set cache_size to {SHARE_OF_CACHE * size * mean / 1e9:.1f} GB, or a "
-                "smaller window or fewer lanes",
+                f"be fetched more than once. Set cache_size to {SHARE_OF_CACHE * size * mean / 1e9:.1f} GB, or "
+                "use a smaller window or fewer lanes",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -412,7 +413,7 @@ class RemoteShards:
 
 
 class _Range(NamedTuple):
-    """A range of a tar that is fetched at once, and the first row of the window that needs it."""
+    """A range of a tar to fetch in one piece, and the first row of the window that needs the range."""
 
     file: StoredFile
     start: int
@@ -428,7 +429,7 @@ def _join(file: StoredFile, starts: Ints, stops: Ints, rows: Ints, max_bytes: in
         starts: int64 [n], the ranges' first bytes.
         stops: int64 [n], the bytes after the ranges' last bytes. No two ranges overlap.
         rows: int64 [n], the rows that need the ranges.
-        max_bytes: The approximate limit of a joined range.
+        max_bytes: The approximate maximum size of a joined range.
     """
     if not len(starts):
         return []
@@ -437,7 +438,7 @@ def _join(file: StoredFile, starts: Ints, stops: Ints, rows: Ints, max_bytes: in
     is_first = np.empty(len(starts), np.bool_)
     is_first[0] = True
     is_first[1:] = starts[1:] - stops[:-1] > MAX_GAP
-    # Cut long runs where they pass a multiple of the limit, counted from their starts.
+    # Cut long runs of ranges at multiples of ``max_bytes`` from the start of the run.
     run_starts = starts[np.maximum.accumulate(np.where(is_first, np.arange(len(starts)), 0))]
     place = (starts - run_starts) // max_bytes
     is_first[1:] |= place[1:] != place[:-1]
@@ -448,7 +449,7 @@ def _join(file: StoredFile, starts: Ints, stops: Ints, rows: Ints, max_bytes: in
 
 
 def _group(ranges: Sequence[_Range]) -> list[list[_Range]]:
-    """Group small ranges of one tar, because one message can request many. Order groups by their first ranges."""
+    """Group small ranges of one tar to request them in one message. Order groups by their first ranges."""
     groups, growing = list[list[_Range]](), dict[int, list[_Range]]()
     sizes = dict[int, int]()
     for each in ranges:
@@ -487,9 +488,9 @@ class RemoteParts:
     """The samples of several datasets: see :class:`RemoteSamples`.
 
     Args:
-        parts: The remote samples of each dataset; None for a local dataset.
-        divide: A function that divides indices among the datasets. It yields the number of a dataset, and the indices
-            of samples in it, in the same order.
+        parts: The remote samples of each dataset, or None for a local dataset.
+        divide: A function that divides indices among the datasets, in order. For each dataset, it yields the dataset's
+            number, and the indices of samples in the dataset.
     """
 
     def __init__(

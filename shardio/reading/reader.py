@@ -30,15 +30,15 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 NUM_THREADS = 16
-"""The number of simultaneous calls."""
+"""The maximum number of threads that open shards or fetch samples at the same time."""
 
 Verify = Literal["first", "off"]
-"""Compare samples with the index file when they are first read, or never. Samples of remote shards are compared each
-time, because their bytes may be fetched again."""
+"""When to compare samples with the index file: when they are first read, or never. With ``first``, samples of remote
+shards are compared at each read, because their bytes may be fetched again."""
 
 MAX_FAILURES = 3
-"""The number of times to fetch a damaged remote sample, or to open a damaged shard. If all fail, the store's copy is
-probably damaged."""
+"""The number of times to fetch a damaged remote sample, or to open a damaged shard. If all attempts fail, the store's
+copy is probably damaged."""
 
 MAX_OPEN_SHARDS = 1024
 """The maximum number of shards that a reader keeps open, at about 5 kB each. Other shards are reopened as needed."""
@@ -48,14 +48,14 @@ KEYS_AT_ONCE = 4096
 
 
 class StoredSamples(Sequence[Sample]):
-    """Samples in columns, because many small objects would be slow. Single samples are created on demand.
+    """Samples in columns, because many small objects would be slow. Sample objects are created on demand.
 
     Args:
         columns: The contents by field, in the order in which the fields were requested.
         num_samples: The number of samples.
         describe: A function that returns the key of the sample in a row, and the place where some fields are stored.
         list_keys: A function that returns the keys of all samples.
-        remedy: A further remedy for a sample that lacks a field, for messages.
+        remedy: A remedy to add to messages about a sample that lacks a field.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class StoredSamples(Sequence[Sample]):
         return self._list_keys()
 
     def describe(self, row: int, fields: Sequence[str] | None = None) -> tuple[str, str]:
-        """Return a sample's key and where some of its fields (by default, those read) are stored, for messages."""
+        """Return a sample's key, and the location of some fields (by default, those that were read), for messages."""
         return self._describe(row, tuple(self.columns) if fields is None else fields)
 
     def __len__(self) -> int:
@@ -100,7 +100,7 @@ class StoredSamples(Sequence[Sample]):
 
 
 class SampleReader:
-    """A reader of a dataset's samples by their indices in manifest order. Threads can share it.
+    """A reader of a dataset's samples by their indices in manifest order. Threads can share a reader.
 
     When a sample is first read, its tar headers and contents are compared with the index file. If a tar has changed
     when it is reopened, its samples are compared again.
@@ -169,7 +169,7 @@ class SampleReader:
         return keys
 
     def describe(self, index: int, fields: Sequence[str]) -> tuple[str, str]:
-        """Return a sample's key and where some of its fields are stored, for messages."""
+        """Return a sample's key, and the location of some of its fields, for messages."""
         ((shard, _, inner),) = self.by_shard(np.array([index]))
         return self._use(shard, lambda opened: opened.describe(int(inner[0]), fields))
 
@@ -189,22 +189,22 @@ class SampleReader:
             fields: F names of fields.
 
         Returns:
-            The open tar; the start and the stop of each content, int64 [n, F], -1 if the sample lacks the field; and
+            The open tar; the start and the stop of each content, int64 [n, F], or -1 if the sample lacks the field; and
             the hash of each content, uint64 [n, F].
         """
         return self._use(shard, lambda opened: (opened.tar, *opened.index.locate(inner, fields)))
 
     def by_shard(self, indices: Ints) -> Iterator[tuple[int, Ints, Ints]]:
-        """Yield each shard's place in the manifest, the rows of its samples in ``indices``, and their indices in it.
+        """Yield each shard's place in the manifest, its samples' rows in ``indices``, and their indices in the shard.
 
-        Shards and samples come in manifest order, so each shard is opened once and read forward.
+        Shards and samples are in manifest order, so each shard is opened once and read forward.
         """
         order = np.argsort(indices, kind="stable")
         shards = np.searchsorted(self._stops, indices[order], side="right")
         firsts = np.flatnonzero(np.diff(shards, prepend=-1))
         for shard, rows in zip(
             shards[firsts].tolist(), np.split(order, firsts[1:]), strict=False
-        ):  # Without samples, there is one empty split.
+        ):  # If there are no samples, np.split returns one empty array.
             yield shard, rows, indices[rows] - (self._stops[shard - 1] if shard else 0)
 
     def _read(self, shard: int, inner: Ints, fields: Sequence[str]) -> list[list[bytes | None]]:
@@ -233,7 +233,7 @@ class SampleReader:
     def _read_again(
         self, shard: int, inner: Ints, fields: Sequence[str], error: SampleError
     ) -> list[list[bytes | None]]:
-        """Read samples again because one is damaged. If its bytes came over a network, they are fetched again."""
+        """Read samples again because one is damaged. If the bytes came over a network, fetch them again."""
         num_failures = Counter[int]()
         while True:
             sample, opened = int(inner[error.row]), self._get_open(shard)
@@ -251,8 +251,8 @@ class SampleReader:
     def _use(self, shard: int, use: Callable[[Shard], Result]) -> Result:
         """Call a function with an open shard.
 
-        If the shard's files were replaced, or a remote index was damaged in transit, call it again with the current
-        files. Ask a remote store for their versions again, because the known ones may be outdated.
+        If the shard's files were replaced, or a remote index was damaged in transit, call the function again with the
+        current files. Request the versions of remote files again, because the known versions may be outdated.
         """
         num_failures = 0
         while True:
@@ -270,8 +270,9 @@ class SampleReader:
                 map_locations(Location.exists, [self._table.tars[shard], self._table.indexes[shard]])
 
     def _open_remote(self, shards: Sequence[int]) -> None:
-        tars = self._table.tars  # In parallel, because opening one takes several requests.
+        tars = self._table.tars
         missing = [shard for shard in shards if shard not in self._open and not tars[shard].store.is_local]
+        # Open shards in parallel, because each one takes several requests.
         if len(missing) > 1 and (errors := map_in_threads(self._get_open, missing)):
             raise errors[0]
 
@@ -282,9 +283,9 @@ class SampleReader:
             self._open[shard] = opened
             with suppress(KeyError):
                 while len(self._open) > MAX_OPEN_SHARDS:
-                    # Not closed here: another thread may be reading it. It closes when the last reference is gone.
+                    # Another thread may be reading the shard: it is closed when the last reference is gone.
                     self._open.popitem(last=False)
-        with suppress(KeyError):  # Another thread has removed it.
+        with suppress(KeyError):  # Another thread has removed the shard.
             self._open.move_to_end(shard)
         return opened
 
@@ -296,30 +297,31 @@ class SampleReader:
             opened.close()
             raise StaleIndexError(
                 f"{tar} does not match the manifest: got {found}, expected {expected}. Pack the dataset again, or "
-                "download shards and manifest together"
+                "download the shards and the manifest together"
             )
         if other := set(opened.index.header.fields).difference(self._table.manifest.fields):
             opened.close()
             raise StaleIndexError(
                 f"{index} has the fields {', '.join(sorted(other))}, but the manifest has only "
-                f"{', '.join(self._table.manifest.fields)}. Pack the dataset again, or download shards, index files "
-                "and manifest together"
+                f"{', '.join(self._table.manifest.fields)}. Pack the dataset again, or download the shards, index "
+                "files and manifest together"
             )
         return opened
 
     def __reduce__(self) -> tuple[type[SampleReader], tuple[ShardTable, Verify]]:
-        return type(self), (self._table, self._verify)  # An unpickled reader starts with nothing open.
+        return type(self), (self._table, self._verify)  # An unpickled reader has no open shards.
 
 
 class SeenSamples:
-    """A record of the samples of a shard that have been *seen*: compared with the index file. Threads can share it.
+    """A record of the samples of a shard that have been *seen*, which means compared with the index file.
 
-    If two threads record samples at the same moment, one record may be lost. Its samples are then compared again.
+    Threads can share a record. If two threads add samples at the same moment, one addition may be lost. The lost
+    samples are then compared again.
 
     Args:
         num_samples: The number of samples in the shard.
         version: The version of the tar.
-        is_kept: Whether anything is recorded.
+        is_kept: Whether to record seen samples.
     """
 
     __slots__ = ("_bits", "_is_kept", "_num_unseen", "version")
@@ -327,11 +329,11 @@ class SeenSamples:
     def __init__(self, num_samples: int, version: str, *, is_kept: bool = True) -> None:
         self.version, self._is_kept = version, is_kept
         self._bits = np.packbits(np.arange(-num_samples % 8 + num_samples) >= num_samples, bitorder="little")
-        self._num_unseen = num_samples  # Approximate: threads update it concurrently.
+        self._num_unseen = num_samples  # Approximate, because threads update this number concurrently.
 
     def find_unseen(self, samples: Ints) -> NDArray[np.bool_] | None:
-        """Return a mask of the samples that have not been seen, bool [n]; None if all have been seen."""
-        bits = self._bits  # Read once: another thread may drop them.
+        """Return a mask of the samples that have not been seen, bool [n], or None if all samples have been seen."""
+        bits = self._bits  # Read the attribute once: another thread may drop the bits.
         if not len(bits):
             return None
         unseen: NDArray[np.bool_] = (bits[samples >> 3] & _bits_of(samples)) == 0
@@ -347,7 +349,7 @@ class SeenSamples:
         if self._num_unseen <= 0:
             self._num_unseen = int(np.unpackbits(~bits).sum())
             if self._num_unseen == 0:
-                self._bits = bits[:0]  # All have been seen, so the bits are not needed.
+                self._bits = bits[:0]  # All samples have been seen, so the bits are not needed.
 
 
 def _bits_of(samples: Ints) -> NDArray[np.uint8]:
@@ -358,17 +360,17 @@ def map_in_threads(function: Callable[[Item], object], items: Sequence[Item]) ->
     """Call a function with each item, in several daemon threads.
 
     Returns:
-        The errors of stores that kept failing, because repeating such a request would take as long again. Other errors
-        are ignored: reading the item fetches it again, and reports the error with the sample.
+        The errors of stores that kept failing, because repeating their requests would take just as long. Other errors
+        are ignored: reading an item fetches the item again, and reports the error with the sample.
     """
-    remaining = iter(items)  # Threads share it: next() is atomic for iterators of sequences.
+    remaining = iter(items)  # Threads share the iterator: next() is atomic for iterators of sequences.
     errors = list[StoreError]()
 
     def work() -> None:
         for item in remaining:
             try:
                 function(item)
-            except StoreError as error:  # noqa: PERF203  # A request takes much longer.
+            except StoreError as error:  # noqa: PERF203  # Requests are slow.
                 errors.append(error)
             except (ShardioError, OSError, EOFError):
                 continue
@@ -382,11 +384,13 @@ def map_in_threads(function: Callable[[Item], object], items: Sequence[Item]) ->
 
 
 class KeyedShards(Mapping[str, dict[str, Any]]):
-    """The samples of a dataset by key. Iteration yields the keys in manifest order. A context manager closes it.
+    """The samples of a dataset by key. The context manager closes the shards.
+
+    Iteration yields the keys in manifest order.
 
     Opening reads only the manifest, or the headers of the indexes. The first lookup by key reads all keys once and
     keeps a hash of 8 bytes and an index of 4 or 8 bytes for each sample. Each lookup takes logarithmic time, and reads
-    some keys from an index file to compare the key itself. Threads can share the object.
+    some keys from an index file to compare the whole key. Threads can share the object.
 
     >>> with shardio.open("out") as samples:  # doctest: +SKIP
     ...     image = samples["cats/0001"]["jpg"]
@@ -409,7 +413,7 @@ class KeyedShards(Mapping[str, dict[str, Any]]):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The names of the fields, sorted. A sample may lack some of them."""
+        """The names of the fields, sorted. A sample may lack some fields."""
         return self._table.manifest.fields
 
     def read(self, key: str, fields: Sequence[str] | None = None) -> dict[str, Any]:
@@ -420,7 +424,7 @@ class KeyedShards(Mapping[str, dict[str, Any]]):
             fields: The names of the fields to read; by default, all fields.
 
         Returns:
-            The sample's key as ``__key__``, then the contents of the fields that the sample has, as bytes by name.
+            The sample's key as ``__key__``, and the contents of the sample's fields, as bytes by name.
 
         Raises:
             KeyError: If no sample has the key.
@@ -432,7 +436,7 @@ class KeyedShards(Mapping[str, dict[str, Any]]):
         return {"__key__": key, **{field: content for field, content in columns.items() if content is not None}}
 
     def describe(self, key: str) -> str:
-        """Return where a sample is stored, as text. Raise KeyError if no sample has the key."""
+        """Return the location of a sample as text. Raise KeyError if no sample has the key."""
         return self._reader.describe(self._find(key), self.fields)[1]
 
     def close(self) -> None:
@@ -475,12 +479,12 @@ class KeyedShards(Mapping[str, dict[str, Any]]):
         hashes, indices = self._known
         wanted = np.array([hash_key(key)], np.uint64)
         start, stop = (int(hashes.searchsorted(wanted, side)[0]) for side in ("left", "right"))
-        found = indices[start:stop].astype(np.int64)  # Nearly always, there is at most one.
+        found = indices[start:stop].astype(np.int64)  # Usually at most one sample has the hash.
         keys = self._reader.keys(found) if len(found) else []
         return next((index for index, other in zip(found.tolist(), keys, strict=True) if other == key), None)
 
     def _read_hashes(self) -> tuple[NDArray[np.uint64], NDArray[np.uint32] | Ints]:
-        """Return the hashes of all keys, uint64 [samples], sorted; and the index of each sample in the same order."""
+        """Return the sorted hashes of all keys, uint64 [samples], and the index of each sample in the same order."""
         hashes = np.empty(len(self), np.uint64)
         stops = np.cumsum(self._table.manifest.shard_sizes).tolist()
         for index, (start, stop) in zip(self._table.indexes, pairwise([0, *stops]), strict=True):
@@ -488,7 +492,7 @@ class KeyedShards(Mapping[str, dict[str, Any]]):
             if len(keys) != stop - start:
                 raise FormatError(
                     f"{index} has {len(keys)} samples, but the manifest says {stop - start}: run shardio verify, or "
-                    "download shards, index files and manifest together"
+                    "download the shards, index files and manifest together"
                 )
             hashes[start:stop] = keys.hash_all()
         order = hashes.argsort(kind="stable")
@@ -497,7 +501,7 @@ class KeyedShards(Mapping[str, dict[str, Any]]):
         return hashes, order.astype(np.uint32) if len(order) <= 2**32 else order
 
     def _refuse_duplicates(self, hashes: NDArray[np.uint64], order: Ints) -> None:
-        # Different keys may have the same hash.
+        # Keys must be compared, because different keys may have the same hash.
         first = dict[str, int]()
         is_repeated = hashes[1:] == hashes[:-1]
         for place in np.flatnonzero(is_repeated).tolist():
@@ -511,7 +515,7 @@ class KeyedShards(Mapping[str, dict[str, Any]]):
                     )
 
 
-def open(  # noqa: A001  # As in tarfile and PIL.Image.
+def open(  # noqa: A001  # The name follows tarfile and PIL.Image.
     source: DatasetSource,
     *,
     verify: Verify = "first",
@@ -531,12 +535,12 @@ def open(  # noqa: A001  # As in tarfile and PIL.Image.
             without an index are indexed first.
         verify: ``first`` compares each sample with its index when it is first read; ``off`` compares nothing.
         storage_options: Settings of the store of a remote source, as for :class:`shardio.ShardDataset`.
-        cache: A local folder for the fetched parts of a remote source. Processes share the folder, and it is kept. By
-            default, a private folder, which is removed at the end.
+        cache: A local folder for the fetched parts of a remote source. Processes share this folder, which is never
+            removed. By default, shardio uses a private folder and removes it at the end.
         cache_size: The size of the cache, such as ``"200GB"``; by default, a fifth of the free space, and at most
             32 GiB if the cache is private.
         cache_shared: Whether to share the folder ``cache`` with other users, and to trust copies that they wrote.
-            Otherwise, only this user and root may be able to write to it.
+            By default, only this user and root may have write access to the folder.
 
     Returns:
         A read-only mapping from keys to samples.
@@ -547,6 +551,6 @@ def open(  # noqa: A001  # As in tarfile and PIL.Image.
         OSError: If a remote store denies access, or cannot be reached.
         ValueError: If ``verify``, or a setting of the store or the cache, is invalid.
     """
-    from shardio.shards import open_table  # It imports tarfile, which takes 4 ms.
+    from shardio.shards import open_table  # open_table imports tarfile, which takes 4 ms.
 
     return KeyedShards(open_table(source, make_access(storage_options, cache, cache_size, cache_shared)), verify)

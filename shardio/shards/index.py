@@ -13,9 +13,9 @@ The metadata has one key, ``shardio``, with a canonical JSON object (see :class:
 writes several keys in random order.
 
 Samples are in the order of their first members. In tars that shardio packs, the members of a sample are adjacent. In
-other tars, a sample may be *scattered*: members of other samples are between its members. Indexes of packed tars have
+other tars, a sample may be *scattered*, with members of other samples between its members. Indexes of packed tars have
 format 1. Indexes of other tars have format 2, which records the number of scattered samples. Early versions of shardio
-wrote format 1 for all tars, and made a sample of each run of adjacent members.
+wrote format 1 for all tars, and treated each run of adjacent members as a sample.
 
 The file is not memory-mapped: if another process truncated it, reading the mapping would kill this process.
 """
@@ -44,17 +44,17 @@ SCATTERED_FORMAT = 2
 INDEX_SUFFIX = ".idx"
 
 MAX_BYTES = 64 * 2**20
-"""The maximum memory in bytes for the parts of indexes that one reader keeps. The default order needs less for shards
-of 20,000 samples with two fields each."""
+"""The maximum memory in bytes for the parts of indexes that one reader keeps. With shards of 20,000 samples and two
+fields, the default order needs less."""
 
 PART = 512
 """The number of samples whose entries are read together."""
 
 HEAD = 4096
-"""The number of bytes to read first. They usually contain the whole header."""
+"""The number of bytes to read first. These bytes usually contain the whole header."""
 
 MAX_HEADER = 2**24
-"""The maximum size of a header in bytes: the size for a thousand fields with the longest names."""
+"""The maximum size of a header in bytes, which is enough for a thousand fields with the longest names."""
 
 _REBUILD = "Rebuild it with shardio repair, or download it again"
 
@@ -71,13 +71,13 @@ class IndexHeader:
         num_samples: The number of samples in the shard.
         num_bytes: The size of the tar.
         digest: xxh3-128 of the tar, in hexadecimal.
-        header_digest: xxh3-64 of the tar headers of the first and the last sample, in hexadecimal. Together with the
-            tar's size, it shows at opening whether the tar is the one that was indexed.
+        header_digest: xxh3-64 of the tar headers of the first and the last sample, in hexadecimal. When an index is
+            opened, this digest and the tar's size show whether the tar is the one that was indexed.
         version: The tar's version in its store if the tar was indexed on first use. None for a packed shard, because
             the shard may be copied and equal input must give equal indexes.
         compression: ``gzip`` if the tar is compressed: the offsets, the size and the digests then refer to the
             decompressed tar. None for an uncompressed tar.
-        num_scattered: The number of scattered samples in format 2; None in format 1.
+        num_scattered: The number of scattered samples in format 2, or None in format 1.
     """
 
     format: int
@@ -92,10 +92,10 @@ class IndexHeader:
 
 
 def find_scattered(starts: Ints) -> NDArray[np.bool_]:
-    """Return which samples of a tar are scattered: members of other samples are between their members.
+    """Return which samples of a tar are scattered, with members of other samples between their members.
 
     Args:
-        starts: int64 [F, n], the offset of each field's content in the tar; negative if the sample lacks the field.
+        starts: int64 [F, n], the offset of each field's content in the tar, or negative if the sample lacks the field.
 
     Returns:
         bool [n].
@@ -113,7 +113,7 @@ def index_location(tar: Location) -> Location:
 
 
 class TarHeaders(Protocol):
-    """The part of a tar that an index needs. A StoredFile has it, as does a tar that was just written."""
+    """The interface of a tar that an index needs. Stored files and newly written tars implement it."""
 
     @property
     def location(self) -> Location:
@@ -124,7 +124,7 @@ class TarHeaders(Protocol):
         """The tar's size in bytes."""
 
     def read_many(self, starts: Ints, stops: Ints) -> list[bytes]:
-        """Return blocks that are the headers of the first or the last sample's members."""
+        """Return blocks, which are the headers of the members of the first or the last sample."""
 
 
 def digest_headers(tar: TarHeaders, starts: Iterable[Ints]) -> str:
@@ -132,7 +132,7 @@ def digest_headers(tar: TarHeaders, starts: Iterable[Ints]) -> str:
 
     Args:
         tar: The tar.
-        starts: For each sample, the offset of each field's content, int64 [F]; -1 if the sample lacks the field.
+        starts: For each sample, the offset of each field's content, int64 [F], or -1 if the sample lacks the field.
 
     Returns:
         xxh3-64 in hexadecimal.
@@ -145,10 +145,10 @@ def digest_headers(tar: TarHeaders, starts: Iterable[Ints]) -> str:
 
 
 class PartCache:
-    """A cache of parts of indexes in memory. It drops the least recently used parts first.
+    """A cache of parts of indexes in memory, which drops the least recently used parts first.
 
-    There is no lock, because a forked child could inherit a held lock. Each operation on the dictionary is atomic, and
-    two threads that need the same part at the same time both read it.
+    The cache has no lock, because a forked child could inherit a held lock. Each operation on the dictionary is atomic,
+    and two threads that need the same part at the same time both read the part.
 
     Args:
         max_bytes: The maximum memory of all parts in bytes. Each part counts as much as the largest part.
@@ -160,10 +160,10 @@ class PartCache:
         self._parts: OrderedDict[Hashable, Any] = OrderedDict()
 
     def find(self, name: Hashable) -> Any:
-        """Return a part, or None if it is not in the cache."""
+        """Return a part, or None if the part is not in the cache."""
         part = self._parts.get(name)
         if part is not None:
-            with suppress(KeyError):  # Another thread has dropped it.
+            with suppress(KeyError):  # Another thread has dropped the part.
                 self._parts.move_to_end(name)
         return part
 
@@ -186,7 +186,7 @@ class ShardIndex:
     Attributes:
         location: The location of the index.
         header: The index's metadata.
-        field_indices: Each field's place in the index, by the field's name.
+        field_indices: The place of each field in the index, by the field's name.
 
     Args:
         location: The location of the index.
@@ -222,7 +222,7 @@ class ShardIndex:
         return list(map(decode_key, self.raw_keys(samples)))
 
     def raw_keys(self, samples: Ints) -> list[bytes]:
-        """Return the keys of samples as bytes, as in the tar: usually UTF-8."""
+        """Return the keys of samples as bytes from the tar, usually in UTF-8."""
         keys, current = list[bytes](), -1
         for sample in samples.tolist():
             part, row = divmod(sample, PART)
@@ -240,7 +240,7 @@ class ShardIndex:
             fields: F names of fields.
 
         Returns:
-            The start and the stop of each content in the tar, both int64 [n, F], -1 where a sample lacks the field;
+            The start and the stop of each content in the tar, both int64 [n, F], or -1 where a sample lacks the field;
             and the xxh3-64 of each content, uint64 [n, F].
         """
         parts = samples // PART
@@ -255,7 +255,7 @@ class ShardIndex:
         return starts, stops, hashes.view(np.uint64)
 
     def discard(self) -> bool:
-        """Remove the file's bytes from the cache. Return whether another read may give other bytes."""
+        """Remove the file's bytes from the cache. Return whether another read may return different bytes."""
         return self._file.discard()
 
     def close(self) -> None:
@@ -285,7 +285,7 @@ class ShardIndex:
         return found
 
     def _keys_part(self, part: int) -> tuple[list[int], bytes]:
-        """Return the n + 1 bounds of the keys of one part's samples, and the keys end to end."""
+        """Return the n + 1 bounds of the keys of a part's n samples, and the concatenated keys."""
         name = (self._identity, part)
         found: tuple[list[int], bytes] | None = self._parts.find(name)
         if found is None:
@@ -324,7 +324,7 @@ class ShardIndex:
             first_and_last = [starts[0], starts[1]]
             self._keys_part(0)
             self._keys_part(last // PART)
-        # A compressed tar's version was compared instead, because reading the last header decompresses all of it.
+        # For a compressed tar, the version was compared instead: reading its last header would decompress all of it.
         if header.compression is None and not self._fits_headers(first_and_last):
             raise StaleIndexError(
                 f"the index {self.location} was created for a tar with other members: {self._tar.location} has "
@@ -332,7 +332,7 @@ class ShardIndex:
             )
 
     def _fits_headers(self, starts: Sequence[Ints]) -> bool:
-        """Return whether the tar has the indexed headers before these contents. Damaged headers are read again."""
+        """Return whether the tar has the indexed headers before the contents. If headers differ, read them again."""
         if digest_headers(self._tar, starts) == self.header.header_digest:
             return True
         headers = [start for each in starts for start in each.tolist() if start >= BLOCK]
@@ -350,7 +350,7 @@ class _IndexFile:
     def __init__(self, location: Location) -> None:
         try:
             self._file = location.open(whole=True)
-        except (FileNotFoundError, IsADirectoryError) as error:  # Other errors do not mean that the index is bad.
+        except (FileNotFoundError, IsADirectoryError) as error:  # Other errors do not mean that the index is damaged.
             raise FormatError(
                 f"the index {location} cannot be opened: {error}. Copy the index there, or pack the dataset again. If "
                 "shardio did not pack the tar, open the dataset again: shardio then creates a new index"
@@ -374,7 +374,7 @@ class _IndexFile:
         return np.frombuffer(self._read(begin + 8 * first, begin + 8 * stop), dtype)
 
     def read_key_bounds(self, first: int, stop: int, remedy: str) -> Ints:
-        """Return the offsets among all keys at which the samples' keys start and stop, int64 [stop - first + 1]."""
+        """Return the offsets in the keys' bytes at which samples' keys start and stop, int64 [stop - first + 1]."""
         bounds = np.zeros(stop - first + 1, np.int64)
         bounds[0 if first else 1 :] = self.read_integers("key_stop", max(0, first - 1), stop)
         is_last = stop == self.header.num_samples
@@ -405,13 +405,13 @@ class _IndexFile:
     def _read(self, start: int, stop: int) -> bytes:
         try:
             return self._file.read(start, stop)
-        except EOFError as error:  # An OSError, such as one of the cache's disk, says nothing about the index.
+        except EOFError as error:  # An OSError, such as a full cache disk, does not mean damage.
             raise FormatError(f"the index {self._file.location} cannot be read: {error}") from error
 
     def _read_layout(self) -> tuple[IndexHeader, dict[str, int], int]:
         """Return the index's own metadata, the offset of each tensor in the file, and the number of bytes of all keys.
 
-        A safetensors file starts with the length of its JSON header in 8 bytes, and the header.
+        A safetensors file starts with the length of its JSON header in 8 bytes, followed by the header.
         """
         file = self._file
         content = self._read(0, min(HEAD, file.size))
@@ -429,7 +429,7 @@ class _IndexFile:
             if not isinstance(metadata, str):
                 raise TypeError(f"its metadata must be a string, got {type(metadata).__name__}")
             values = parse_json(metadata)
-            if values["format"] not in (INDEX_FORMAT, SCATTERED_FORMAT):  # First: other formats may have other values.
+            if values["format"] not in (INDEX_FORMAT, SCATTERED_FORMAT):  # Checked first: formats differ.
                 raise FormatError(
                     f"the index {file.location} has format {values['format']}, but this version of shardio reads "
                     f"{INDEX_FORMAT} and {SCATTERED_FORMAT}: use the version that wrote it, or pack the dataset again. "
@@ -442,21 +442,21 @@ class _IndexFile:
                     raise ValueError(f"tensor {name} extends beyond the end of the file")
         except (ValueError, KeyError, TypeError) as error:
             raise FormatError(
-                f"{file.location} is damaged, or is not a shardio index ({error!r}). Download it again, or pack the "
-                "dataset again. If shardio did not pack the tar, move this file away: shardio then creates a new index"
+                f"{file.location} is damaged, or is not a shardio index ({error!r}). Download it or pack the dataset "
+                "again. If shardio did not pack the tar, move this file elsewhere: shardio then creates a new index"
             ) from error
         return header, begins, layout["key_bytes"]["shape"][0]
 
 
 def _make_header(values: dict[str, Any]) -> IndexHeader:
     mtime_ns, inode = values.pop("mtime_ns", None), values.pop("inode", None)
-    if mtime_ns is not None and inode is not None:  # An early version of shardio wrote the index.
+    if mtime_ns is not None and inode is not None:  # Early versions of shardio wrote these values.
         values["version"] = make_version(values["num_bytes"], mtime_ns, inode)
     header = IndexHeader(**{**values, "fields": tuple(values["fields"])})
     for field in header.fields:
         if not isinstance(field, str):
             raise TypeError(f"fields must be strings, got {header.fields}")
-        field.encode(errors="surrogateescape")  # Raises a ValueError here rather than later, in Comparison.
+        field.encode(errors="surrogateescape")  # Raise a ValueError here rather than later, in Comparison.
     if not all(type(number) is int for number in (header.num_samples, header.num_bytes)):
         got = f"{header.num_samples!r} and {header.num_bytes!r}"
         raise TypeError(f"num_samples and num_bytes must be integers, got {got}")
@@ -475,7 +475,7 @@ def _check_tensor(name: str, tensor: Any, header: IndexHeader) -> int:
         raise TypeError(f"tensor {name} has the shape {shape} and bytes {start} to {stop}")
     expected = {
         "key_stop": [header.num_samples],
-        "key_bytes": shape[:1] or [0],  # Any number of bytes, in one dimension.
+        "key_bytes": shape[:1] or [0],  # Any number of bytes in one dimension is valid.
     }.get(name, [len(header.fields), header.num_samples])
     num_bytes = (1 if dtype == "U8" else 8) * math.prod(shape)
     if dtype != _DTYPES[name] or shape != expected or stop - start != num_bytes:
@@ -489,7 +489,7 @@ class KeyColumn:
 
     Attributes:
         bounds: int64 [n + 1], the offsets in ``content`` at which the keys start and stop.
-        content: The keys, end to end.
+        content: The concatenated keys.
     """
 
     bounds: Ints
@@ -520,7 +520,7 @@ class IndexColumns:
     Attributes:
         header: The index's metadata.
         keys: The keys.
-        starts: int64 [F, n], the offset of each field's content in the tar; negative if the sample lacks the field.
+        starts: int64 [F, n], the offset of each field's content in the tar, or negative if the sample lacks the field.
         sizes: int64 [F, n], the size of each field's content in bytes.
         hashes: uint64 [F, n], the xxh3-64 of each field's content.
     """
@@ -550,7 +550,7 @@ def hash_key(key: str) -> int:
 
 
 def find_equal(hashes: NDArray[np.uint64]) -> Ints:
-    """Return the sorted places of the hashes that occur several times, int64 [k]."""
+    """Return the sorted places of the hashes that occur more than once, int64 [k]."""
     _, inverse, counts = np.unique(hashes, return_inverse=True, return_counts=True)
     return np.flatnonzero(counts[inverse] > 1)
 
@@ -584,7 +584,7 @@ def read_keys(location: Location) -> KeyColumn:
 
 
 def read_columns(location: Location) -> IndexColumns:
-    """Read a whole index. It is not compared with its tar.
+    """Read a whole index, without comparing it with its tar.
 
     Raises:
         FormatError: If the file is not an index, or is damaged.

@@ -1,4 +1,4 @@
-"""Read and write manifests, which make directories of shards datasets; interpret names; export other tools' indexes."""
+"""Read and write manifests, interpret file names, and export indexes for other tools."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ UNFINISHED_NAME = f".shardio-pack{PARTIAL_SUFFIX}"
 
 
 _NAME = r"[^\0\ud800-\udc7f\udd00-\udfff]*"
-"""Matches NUL, and surrogates that do not represent a byte. File names contain neither."""
+"""Matches names without NUL and without surrogates that do not represent a byte. File names contain neither."""
 
 _OF = re.compile(r"(.*?)([0-9]+)([-_]of[-_])([0-9]{1,6})(.*)")
-"""Matches a file name that says how many files there are, such as ``train-00000-of-00041.parquet``."""
+"""Matches a file name that contains the number of files, such as ``train-00000-of-00041.parquet``."""
 
 _SPLITS = frozenset(
     ("train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval", "evaluation", "holdout")
@@ -50,7 +50,7 @@ _SPLITS = frozenset(
 
 
 _WITH_SPLITS = {"set", "data", "image", "images", "img", "split", "a", "b"}
-"""Words that may occur beside one of ``_SPLITS`` in the name of a split."""
+"""Words that may accompany one of ``_SPLITS`` in the name of a split."""
 
 
 _SPLIT = re.compile(rf"(?<![a-z])({'|'.join(sorted(_SPLITS))})(?![a-z])", re.IGNORECASE)
@@ -84,8 +84,8 @@ class Manifest:
     Attributes:
         shards: The dataset's shards, in manifest order.
         fields: The names of the samples' fields, sorted.
-        classes: The class names, by label; empty if the samples have no classes.
-        pack: The settings that the dataset was packed with; empty for tars that shardio did not pack.
+        classes: The class names by label, or () if the samples have no classes.
+        pack: The settings with which the dataset was packed, or {} for tars that shardio did not pack.
         format: The version of the manifest format.
     """
 
@@ -158,7 +158,7 @@ def read_manifest(location: Location) -> Manifest:
 
 def _explain(content: bytes, error: ValueError) -> str:
     if content.startswith(b"\x1f\x8b"):
-        return "it is compressed with gzip: decompress it, or let the server send it as it is"
+        return "it is compressed with gzip: decompress it, or configure the server to send it unchanged"
     if content.lstrip().startswith(b"<"):
         return "it is a web page. Check the URL, and whether you must log in first"
     return str(error)
@@ -166,7 +166,7 @@ def _explain(content: bytes, error: ValueError) -> str:
 
 @cache
 def _manifest_type() -> TypeAdapter[Manifest]:
-    """Return the validator of manifests. Building it takes 1 ms, and importing pydantic 0.1 s."""
+    """Return the validator of manifests. Building the validator takes 1 ms, and importing pydantic takes 0.1 s."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(Manifest)
@@ -188,10 +188,10 @@ class ShardTable:
 
 
 def find_gaps(names: Iterable[str]) -> list[str]:
-    """Return the missing names between numbered files, whose names differ in one number.
+    """Return the names of missing files between numbered files, whose names differ in one number.
 
     If at least half of the names are missing, the gaps are assumed to be intentional, and the list is empty. If names
-    say how many files there are (``x-0-of-3.tar``), all files are expected.
+    contain the number of files (``x-0-of-3.tar``), all files are expected.
 
     >>> find_gaps(["x-000.tar", "x-001.tar", "x-003.tar"])
     ['x-002.tar']
@@ -234,7 +234,7 @@ def _find_gaps_at(i: int, names: list[list[str]]) -> list[str]:
 
 
 def make_pattern(names: Sequence[str]) -> str:
-    """Return the pattern in brace notation of sorted, numbered files; the first name if there is none.
+    """Return a pattern of sorted, numbered files in brace notation, or the first name if no pattern fits.
 
     >>> make_pattern(["x-00.tar", "x-01.tar"])
     'x-{00..01}.tar'
@@ -250,7 +250,7 @@ def make_pattern(names: Sequence[str]) -> str:
 
 
 def group_by_split(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return file names by the split that each name contains, sorted. Names without a split are left out.
+    """Return sorted file names by the split that each name contains. Names without a split are left out.
 
     >>> group_by_split(["train-0.tar", "train-1.tar", "x-val-0.tar", "other.tar"])
     {'train': ['train-0.tar', 'train-1.tar'], 'val': ['x-val-0.tar']}
@@ -272,20 +272,20 @@ def words_of(name: str) -> list[str]:
 
 
 def is_split(name: str) -> bool:
-    """Return whether a name is that of a split, such as ``val2017`` or ``trainA``."""
+    """Return whether a name is the name of a split, such as ``val2017`` or ``trainA``."""
     words = set(words_of(name))
     return bool(words & _SPLITS) and words <= _SPLITS | _WITH_SPLITS
 
 
 Files = list[tuple[str, Callable[[], bytes]]]
-"""The path of each file to write, relative to the folder, and a function that makes its content."""
+"""The path of each file to write, relative to the folder, and a function that creates its content."""
 
 
 def _list_wids(table: ShardTable, split: str, prefix: str) -> Files:
-    """List the shard index that WebDataset's ``wids.ShardListDataset`` reads, as JSON.
+    """List the JSON shard index for WebDataset's ``wids.ShardListDataset``.
 
     The format is that of ``wids-index create`` in https://github.com/webdataset/webdataset (``wids/wids_index.py`` and
-    ``wids_specs.py``), without the optional MD5 sums. Names are relative to the file.
+    ``wids_specs.py``), without the optional MD5 sums. Names are relative to the index.
     """
     shards = [
         {"url": prefix + entry.name, "nsamples": entry.num_samples, "filesize": entry.num_bytes}
@@ -296,7 +296,7 @@ def _list_wids(table: ShardTable, split: str, prefix: str) -> Files:
 
 
 def _list_timm(table: ShardTable, split: str, prefix: str) -> Files:
-    """List the ``_info.json`` that timm's reader of WebDatasets reads.
+    """List the ``_info.json`` for timm's reader of WebDatasets.
 
     The format is that of ``timm/data/readers/reader_wds.py`` in https://github.com/huggingface/pytorch-image-models.
     """
@@ -310,9 +310,9 @@ def _list_timm(table: ShardTable, split: str, prefix: str) -> Files:
 
 
 def _list_sizes(table: ShardTable, split: str, prefix: str) -> Files:
-    """List the ``sizes.json`` of a WebDataset: the number of samples of each shard by its file name.
+    """List the ``sizes.json`` of a WebDataset, with the number of samples of each shard by the shard's file name.
 
-    open_clip reads it (``get_dataset_size`` in ``src/open_clip_train/data.py`` of
+    open_clip reads this file (``get_dataset_size`` in ``src/open_clip_train/data.py`` of
     https://github.com/mlfoundations/open_clip).
     """
     return [("sizes.json", partial(_to_json, {entry.name: entry.num_samples for entry in table.manifest.shards}))]
@@ -322,7 +322,7 @@ def _list_dali(table: ShardTable, split: str, prefix: str) -> Files:
     """List the indexes for DALI's ``fn.readers.webdataset``, one for each tar.
 
     The format is version 1.2 of ``tools/wds2idx.py`` in https://github.com/NVIDIA/DALI: a line with the version and the
-    number of samples, then a line for each sample with the extension, offset, size and name of each member.
+    number of samples, followed by a line for each sample with the extension, offset, size and name of each member.
     """
     names = [tar.name.partition(".")[0] + INDEX_SUFFIX for tar in table.tars]
     if len(set(names)) < len(names):
@@ -335,7 +335,7 @@ def _make_dali(index: Location) -> bytes:
     lines = [f"v1.2 {len(columns.keys)}"]
     for sample in range(len(columns.keys)):
         key = columns.keys.text(sample)
-        if any(letter.isspace() for letter in key):  # White space separates the values.
+        if any(letter.isspace() for letter in key):  # DALI separates values by white space.
             raise FormatError(
                 f"the key {key!r} contains white space, which DALI's index cannot hold: write the dataset again with "
                 "other keys"
@@ -348,11 +348,11 @@ def _make_dali(index: Location) -> bytes:
 def _list_energon(table: ShardTable, split: str, prefix: str) -> Files:
     """List the indexes for Megatron-Energon, and the files in ``.nv-meta`` that describe the dataset.
 
-    An index, ``NAME.tar.idx``, says where each sample starts, and where the last sample ends. Its format is that of
+    An index, ``NAME.tar.idx``, contains the offset of each sample and the end of the last sample. Its format is that of
     ``TarIndexWriter`` in ``src/megatron/energon/flavors/webdataset/itar.py`` of
     https://github.com/NVIDIA/Megatron-Energon: little-endian uint64 [n + 1]. The format of the other files is
     documented in https://nvidia.github.io/Megatron-Energon/data_on_disk.html. Names are relative to the folder that
-    holds ``.nv-meta``. The strings are quoted as in JSON, which is YAML.
+    holds ``.nv-meta``. Strings are quoted as in JSON, which is valid YAML.
     """
     names = [json.dumps(entry.name) for entry in table.manifest.shards]
     counts = [f"  {name}: {entry.num_samples}" for name, entry in zip(names, table.manifest.shards, strict=True)]
@@ -370,7 +370,7 @@ def _list_energon(table: ShardTable, split: str, prefix: str) -> Files:
 def _make_energon_index(index: Location) -> bytes:
     columns = read_columns(index)
     stops = np.where(columns.starts >= 0, columns.starts + columns.sizes, 0).max(axis=0, initial=0)
-    ends: NDArray[np.int64] = -(-stops // BLOCK) * BLOCK  # A sample's header follows the end of the one before.
+    ends: NDArray[np.int64] = -(-stops // BLOCK) * BLOCK  # The next sample's header starts here.
     return np.concatenate([[0], ends]).astype("<u8").tobytes()
 
 
@@ -413,12 +413,12 @@ EXPORTS: dict[ExportFormat, Callable[[ShardTable, str, str], Files]] = {
     "webdataset-sizes": _list_sizes,
 }
 """For each format, a function that lists the files. Its arguments are the shards, the name of the split that contains
-them all, and the path from the files to the shards. The path is empty or ends in a slash."""
+all shards, and the path from the files to the shards. This path is empty or ends in a slash."""
 
 
 def export_index(
     table: ShardTable,
-    format: ExportFormat,  # noqa: A002  # The command has the option --format.
+    format: ExportFormat,  # noqa: A002  # Named after the option --format.
     out: Location | None = None,
     *,
     split: str = "train",
@@ -426,23 +426,23 @@ def export_index(
 ) -> list[Location]:
     """Write another tool's index of a dataset. The shards and their own indexes are unchanged.
 
-    ``wids`` writes ``wids.json``, ``dali`` a ``NAME.idx`` for each ``NAME.tar``, ``timm`` ``_info.json``, and
-    ``webdataset-sizes`` ``sizes.json``. ``energon`` writes ``.nv-meta`` and a ``NAME.tar.idx`` for each tar. shardio's
-    own index has the same name, so ``energon`` needs another folder, ``out``. The tars are hard-linked to it, or copied
-    if links are impossible.
+    ``wids`` writes ``wids.json``, ``timm`` writes ``_info.json``, ``webdataset-sizes`` writes ``sizes.json``, and
+    ``dali`` writes a ``NAME.idx`` for each ``NAME.tar``. ``energon`` writes ``.nv-meta`` and a ``NAME.tar.idx`` for
+    each tar. shardio's own index has the same name, so ``energon`` needs another folder, ``out``. The tars are
+    hard-linked into this folder, or copied if links are impossible.
 
     Args:
         table: The shards of a packed directory, or tars of any tool.
         format: The format.
         out: The folder to write to; by default, the folder of the shards.
         split: The name of the split, for ``timm`` and ``energon``.
-        overwrite: Whether to replace files that exist.
+        overwrite: Whether to replace existing files.
 
     Returns:
         The files that were written.
 
     Raises:
-        FileExistsError: If a file exists, and ``overwrite`` is off.
+        FileExistsError: If a file exists and ``overwrite`` is False.
         FormatError: If an index is damaged, or the format cannot describe the dataset.
         ValueError: If an argument is invalid.
     """
@@ -457,8 +457,8 @@ def export_index(
     folder = home if out is None else out
     if chosen == "energon" and folder.resolve() == home.resolve():
         raise ValueError(
-            "Megatron-Energon's index of NAME.tar is NAME.tar.idx, which is also shardio's: pass another directory as "
-            "--out (out=…), to which the tars are linked"
+            "Megatron-Energon's index of NAME.tar is NAME.tar.idx, which is also the name of shardio's index: pass "
+            "another directory as --out (out=…), into which the tars are linked"
         )
     if chosen != "dali":  # DALI's index has an offset for each member.
         _refuse_scattered(table, chosen)

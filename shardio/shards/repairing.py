@@ -36,7 +36,8 @@ class TruncatedTar:
     """A tar that ends before its end mark.
 
     Attributes:
-        end: The offset where the complete samples end, a multiple of a block. The tar may lack the last padding.
+        end: The offset at which the complete samples end, a multiple of the block size. The tar may lack the last
+            padding.
         num_samples: The number of complete samples.
         dropped: The keys of the incomplete samples, as far as they are known.
     """
@@ -48,7 +49,7 @@ class TruncatedTar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """Adjacent members with the same key, as far as the tar holds them, and whether a field occurs twice."""
+    """Adjacent members of a truncated tar with the same key, and whether a field occurs twice."""
 
     key: str
     fields: dict[str, StoredField]
@@ -60,15 +61,16 @@ class _Part:
 
 
 def find_complete(file: StoredFile, columns: IndexColumns | None) -> TruncatedTar | None:
-    """Return which samples of a truncated tar are complete; None if the tar is intact, or damaged in another way.
+    """Return which samples of a truncated tar are complete, or None if the tar is intact or damaged in another way.
 
     A tar is truncated if it has intact members up to its end, where a header, a member or the end mark is cut off. The
-    result is also None if the members of a sample are not adjacent, because any sample may then lack some.
+    result is also None if the members of a sample are not adjacent, because any sample may then lack members.
 
     Args:
         file: The tar.
-        columns: The index of the whole tar, which lists the fields of the last sample; None if there is none. The last
-            sample then counts as complete if the next one begins, or if an earlier sample has the same fields.
+        columns: The index of the whole tar, which lists the fields of the last sample, or None if the tar has no index.
+            Without an index, the last sample counts as complete if another sample begins after it, or if an earlier
+            sample has the same fields.
     """
     scan, members = TarScan(file), list[tuple[str, StoredField]]()
     try:
@@ -98,7 +100,7 @@ def find_complete(file: StoredFile, columns: IndexColumns | None) -> TruncatedTa
 
 
 def write_complete(tar: Location, file: StoredFile, end: int) -> None:
-    """Replace a truncated tar by its first ``end`` bytes and an end mark, atomically."""
+    """Atomically replace a truncated tar with its first ``end`` bytes and an end mark."""
     with tar.write_whole() as written:
         position = 0
         for piece in read_pieces(file):
@@ -165,7 +167,7 @@ class RepairAction:
 
     Attributes:
         where: The path of the file.
-        message: The action and its reason, in words.
+        message: A description of the action and its reason.
         dropped: The keys of samples that were dropped from a tar, as far as they are known.
     """
 
@@ -183,7 +185,7 @@ class RepairResult:
     """The result of a repair.
 
     Attributes:
-        manifest: The manifest of the repaired dataset; None if there is none, because no sample can be read.
+        manifest: The manifest of the repaired dataset, or None if no sample can be read.
         actions: The files that were written.
         problems: The problems that could not be repaired.
         are_classes_lost: Whether the samples have labels, but the class names are unknown.
@@ -196,19 +198,19 @@ class RepairResult:
 
 
 def repair(folder: Location, *, classes: Sequence[str] | None = None, accept_changes: bool = False) -> RepairResult:
-    """Repair a packed dataset. Run it again if it is interrupted.
+    """Repair a packed dataset. If a repair is interrupted, run it again.
 
     Missing, stale and damaged indexes and manifests are rebuilt from the tars. If a tar is truncated, its complete
-    samples are written to a new tar, which replaces it. Other tars are never written. A tar is damaged if its contents
-    have changed without a change of its layout, so its index is kept as evidence.
+    samples are written to a new tar, which replaces the truncated tar. Other tars are never written. If a tar's
+    contents have changed but its layout has not, the tar is damaged, so its index is kept as evidence.
 
     Args:
         folder: The packed directory.
-        classes: The class names, by label; by default, those of the old manifest.
-        accept_changes: Whether to trust tars whose contents do not have the hashes of their indexes or the manifest.
+        classes: The class names by label; by default, the class names of the old manifest.
+        accept_changes: Whether to trust tars whose contents do not match the hashes in their indexes or the manifest.
 
     Raises:
-        FileNotFoundError: If there is no such directory, or it holds no tars.
+        FileNotFoundError: If the directory does not exist or holds no tars.
         FormatError: If the directory holds an unfinished pack, tars that shardio did not pack, or compressed tars.
         OSError: If a file cannot be written.
     """
@@ -229,14 +231,14 @@ class _Repair:
         if old is not None:
             for tar in tars:
                 if tar.name not in old_entries:
-                    message = f"{MANIFEST_NAME} does not list this tar: it was left out. Move it away, or append it"
+                    message = f"{MANIFEST_NAME} does not list this tar: it was left out. Move it elsewhere or append it"
                     self._add_problem("unlisted", tar, message)
             tars = [self._folder / name for name in old_entries]
         else:
             for tar in find_indexed(self._folder):
                 if tar not in tars:
                     index = index_location(tar).name
-                    self._add_problem("missing", tar, f"there is an index, {index}, but no such tar: download it")
+                    self._add_problem("missing", tar, f"the index {index} exists, but the tar does not: download it")
         entries, fields = list[ShardEntry](), set[str]()
         for tar in tars:
             entry, fields_of_shard = self._repair_shard(tar, old_entries.get(tar.name))
@@ -253,7 +255,7 @@ class _Repair:
         )
         pairs = [(entry, old_entries[entry.name]) for entry in entries if entry.name in old_entries]
         if any(new.digest != old.digest and new.num_samples != old.num_samples for new, old in pairs):
-            manifest.pack.pop("num_tiled", None)  # The number refers to the old samples.
+            manifest.pack.pop("num_tiled", None)  # ``num_tiled`` refers to the old samples.
         if manifest.num_samples:
             self._write(self._manifest, lambda where: write_manifest(where, manifest), "the manifest")
         return RepairResult(
@@ -288,7 +290,7 @@ class _Repair:
 
     def _repair_shard(self, tar: Location, old: ShardEntry | None) -> tuple[ShardEntry | None, Sequence[str]]:
         index, columns = index_location(tar), None
-        with suppress(FormatError):  # A damaged index is rebuilt below.
+        with suppress(FormatError):  # If the index is damaged, it is rebuilt below.
             columns = read_columns(index)
         known_fields = () if columns is None else columns.header.fields
         try:
@@ -321,7 +323,8 @@ class _Repair:
             return None
         if columns is not None and not self._accept_changes and (damage := _find_damage(file, columns, found.end)):
             self._problems += damage
-            self._add_problem("digest", tar, f"the tar is truncated, and damaged before that: it was kept. {_REMEDY}")
+            message = f"the tar is truncated, and its complete samples are damaged, so it was kept. {_REMEDY}"
+            self._add_problem("digest", tar, message)
             return None
         write_complete(tar, file, found.end)
         message = (
@@ -341,7 +344,7 @@ class _Repair:
             return False
         if columns is not None and columns.header.num_bytes == file.size and _has_layout(contents, columns):
             self._problems += _find_damage(file, columns, file.size)
-            message = f"the tar does not have the content of its index, which was kept. {_REMEDY}"
+            message = f"the tar does not match the hashes in its index, which was kept. {_REMEDY}"
             self._add_problem("digest", file.location, message)
             return True
         if old is not None and (old.num_bytes, old.num_samples) == (file.size, len(contents.samples)):
@@ -351,7 +354,7 @@ class _Repair:
         return False
 
     def _write(self, location: Location, write: Callable[[Location], object], what: str) -> None:
-        """Write a file unless it has the same content already."""
+        """Write a file unless it already has the same content."""
         with TemporaryDirectory() as folder:
             rendered = parse_location(Path(folder) / "rendered")
             write(rendered)

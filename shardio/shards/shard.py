@@ -59,10 +59,10 @@ MAX_FIELDS = 1024
 """The maximum number of fields. A tar with more fields does not follow WebDataset's naming."""
 
 MAX_EMPTY = 64
-"""The maximum number of entries in an index for each member of its tar. The surplus entries are for missing fields."""
+"""The maximum number of entries in an index for each member of its tar. Surplus entries stand for missing fields."""
 
 MAX_CELLS = 2**18
-"""The number of entries that any index may have, whatever the number of members."""
+"""The number of entries that any index may have, regardless of the number of members."""
 
 
 def describe_offset(tar: StoredFile, offset: int) -> str:
@@ -71,7 +71,7 @@ def describe_offset(tar: StoredFile, offset: int) -> str:
 
 
 class Shard:
-    """A tar and its index, open for reading. A context manager closes them.
+    """A tar and its index, open for reading. The context manager closes both files.
 
     Args:
         tar: The location of the tar.
@@ -107,13 +107,13 @@ class Shard:
     def read_many(
         self, samples: Ints, fields: Sequence[str], unseen: NDArray[np.bool_] | None = None
     ) -> list[list[bytes | None]]:
-        """Read fields of samples. Neighboring ranges are read together.
+        """Read fields of samples. Read neighboring ranges together.
 
         Args:
             samples: int64 [n], indices in this shard.
             fields: F names of fields.
-            unseen: bool [n], whether to compare each sample's tar headers and contents with the index; None to compare
-                no sample.
+            unseen: bool [n], whether to compare each sample's tar headers and contents with the index, or None to
+                compare no sample.
 
         Returns:
             For each field, the content of each sample, or None if the sample lacks the field.
@@ -154,18 +154,18 @@ class Shard:
         return [by_field[field] if field in by_field else [None] * len(samples) for field in fields]
 
     def describe(self, sample: int, fields: Iterable[str]) -> tuple[str, str]:
-        """Return a sample's key, and its location as text."""
+        """Return a sample's key, and the sample's location as text."""
         starts, _, _ = self.index.locate(np.array([sample]), tuple(fields))
         found = starts[starts >= 0]
         return self.index.key(sample), describe_offset(self.tar, int(found.min()) if len(found) else 0)
 
     def _let_store_errors_through(self, error: OSError | EOFError) -> None:
-        # A failing store, or a cache that cannot be written, is not the fault of a sample.
+        # A failing store or a cache that cannot be written does not mean that a sample is damaged.
         if not self.tar.is_local and not isinstance(error, FileNotFoundError | EOFError):
             raise error
 
     def discard(self, sample: int, fields: Sequence[str]) -> bool:
-        """Remove a damaged sample from the cache. Return whether another read may give other bytes."""
+        """Remove a damaged sample from the cache. Return whether another read may return different bytes."""
         starts, stops, _ = self.index.locate(np.array([sample]), tuple(fields))
         found = False
         for start, stop in zip(starts[starts >= 0].tolist(), stops[starts >= 0].tolist(), strict=True):
@@ -195,7 +195,7 @@ class Shard:
         for row, field_index in np.argwhere(starts >= 0).tolist():
             try:
                 self.tar.read(int(starts[row, field_index]) - BLOCK, int(stops[row, field_index]))
-            except (OSError, EOFError) as error:  # noqa: PERF203  # Only the first bad sample ends the loop.
+            except (OSError, EOFError) as error:  # noqa: PERF203  # The first error ends the loop.
                 let_through(error)
                 self._let_store_errors_through(error)
                 key, origin = self.describe(int(samples[row]), fields)
@@ -217,13 +217,13 @@ class Shard:
         Args:
             samples: int64 [n], indices in the shard.
             fields: F names of fields.
-            columns: F columns of n contents; None where a sample lacks the field.
+            columns: F columns of n contents, or None where a sample lacks the field.
             rows: int64 [m], the rows of the samples to compare.
-            starts: int64 [n, F], the offsets of the contents; -1 where a sample lacks the field.
+            starts: int64 [n, F], the offsets of the contents, or -1 where a sample lacks the field.
             headers: The tar headers of the contents to compare, sample by sample. Missing fields have no headers.
             hashes: uint64 [n, F], the xxh3-64 of the contents according to the index.
         """
-        # Python's integers and bytes are faster here than arrays: this runs once for every sample.
+        # Python's integers and bytes are faster here than arrays, because this loop handles single samples.
         suffixes = [f".{field}".encode(errors="surrogateescape") for field in fields]
         keys = self.index.raw_keys(samples[rows])
         header_of_next = iter(headers)
@@ -256,7 +256,7 @@ class Shard:
     def _doubt_name(self, row: int, start: int, num_bytes: int, raw_key: bytes, field: str, header: bytes) -> None:
         if not self._names_are_plain:  # Some archivers write an extended header for every member.
             return
-        from shardio.shards.tar_scan import find_member, is_header  # It imports tarfile, which takes 4 ms.
+        from shardio.shards.tar_scan import find_member, is_header  # It imports tarfile (4 ms).
 
         member, parts = find_member(self.tar, start), (decode_key(raw_key), field)
         has_name = member is not None and split_name(member[0]) == parts
@@ -312,7 +312,7 @@ def write_index(
         FormatError: If the tar has more fields than an index can hold.
         OSError: If the index cannot be written.
     """
-    import safetensors.numpy  # Reading samples does not need it.
+    import safetensors.numpy  # Reading samples does not need safetensors.
 
     fields = tuple(sorted({field for sample in samples for field in sample.fields}))
     if len(fields) > MAX_FIELDS:
@@ -365,12 +365,12 @@ def write_index(
 
 
 def write_shard(tar: Location, samples: Iterable[Sample]) -> tuple[ShardEntry, tuple[str, ...]]:
-    """Write samples to a tar in the given order, and write its index next to it.
+    """Write samples to a tar in the given order, and write the tar's index next to the tar.
 
-    Each file is written atomically. The index is written last. Nothing is read back.
+    Each file is written atomically. The index is written last. Written files are not read.
 
     Returns:
-        The shard's entry for the manifest, and the names of its fields.
+        The shard's entry for the manifest, and the names of the samples' fields.
     """
     with tar.write_whole() as file:
         writer = TarWriter(file)
@@ -381,7 +381,7 @@ def write_shard(tar: Location, samples: Iterable[Sample]) -> tuple[ShardEntry, t
 
 
 def write_index_of(tar: Location, writer: TarWriter) -> tuple[ShardEntry, tuple[str, ...]]:
-    """Write the index of a tar that a writer has ended. The result is that of :func:`write_shard`."""
+    """Write the index of a tar that a writer has ended, and return the same result as :func:`write_shard`."""
     samples = writer.stored
     written = _WrittenTar(location=tar, size=writer.num_bytes, headers={**writer.headers_of_first, **writer.headers})
     write_index(index_location(tar), written, samples, writer.digest)
@@ -401,9 +401,8 @@ class _WrittenTar(NamedTuple):
 def was_packed(tar: Location) -> bool:
     """Return whether ``pack`` wrote a tar's index. The tar need not exist.
 
-    An index that was created on first use holds the tar's version, except in early versions of shardio. So the tar
-    must also have a name that ``pack`` gives. Its first member must have a header without time or owner, as ``pack``
-    writes it.
+    An index that was created on first use contains the tar's version, except in early versions of shardio. Therefore,
+    the tar must also have a name that ``pack`` chooses, and the header of its first member must have no time or owner.
 
     Raises:
         FormatError: If the index is damaged.
@@ -427,7 +426,7 @@ def _has_packs_header(tar: Location, index: Location) -> bool:
 
 
 def cached_index_location(tar: Location) -> Location:
-    """Return the location of a tar's index in the user's cache folder, for a tar whose folder is read-only."""
+    """Return the location, in the user's cache folder, of the index of a tar in a read-only folder."""
     import platformdirs
 
     name = xxhash.xxh3_128_hexdigest(os.fsencode(tar.resolve()))
@@ -435,19 +434,19 @@ def cached_index_location(tar: Location) -> Location:
 
 
 def is_compressed(tar: Location) -> bool:
-    """Return whether a name ends in ``.tar.gz`` or ``.tgz``, in lower or upper case."""
+    """Return whether a tar's name ends in ``.tar.gz`` or ``.tgz``, in lower or upper case."""
     return _COMPRESSED_NAME.fullmatch(tar.name) is not None
 
 
 def open_tar(tar: Location, header: IndexHeader) -> StoredFile:
-    """Open a tar whose index has the given metadata, and which may be compressed."""
+    """Open a tar, which may be compressed, given the metadata of its index."""
     return tar.open() if header.compression is None else DecompressedFile(tar, header.num_bytes)
 
 
 class DecompressedFile:
-    """A gzip-compressed tar, read as if it were not compressed. Threads cannot share it.
+    """A gzip-compressed tar that is read as if it were not compressed.
 
-    Reading backwards decompresses the file from its beginning again.
+    Threads cannot share this object. Reading backwards decompresses the file again from its beginning.
 
     Args:
         location: The location of the compressed tar.
@@ -471,7 +470,7 @@ class DecompressedFile:
             raise
 
     def remember(self, headers: Mapping[int, bytes]) -> None:
-        """Keep blocks in memory, given by the offsets where they end: reading them again then costs nothing."""
+        """Keep blocks in memory, by the offsets at which they end, to read them again without decompression."""
         self._known = headers
 
     def read(self, start: int, stop: int) -> bytes:
@@ -479,14 +478,14 @@ class DecompressedFile:
         if stop - start == BLOCK and stop in self._known:
             return self._known[stop]
         content = bytearray()
-        while (position := start + len(content)) < stop:  # In pieces: an index may claim too many bytes.
+        while (position := start + len(content)) < stop:  # Piecewise, because a damaged index may claim any size.
             piece = bytearray(min(PIECE, stop - position))
             self.read_into([position], [memoryview(piece)])
             content += piece
         return bytes(content)
 
     def read_many(self, starts: Ints, stops: Ints) -> list[bytes]:
-        """Return the contents of many ranges, which are read in the order of their starts."""
+        """Return the contents of many ranges. Read the ranges in the order of their starts."""
         contents = [b""] * len(starts)
         for i in np.argsort(starts, kind="stable").tolist():
             contents[i] = self.read(int(starts[i]), int(stops[i]))

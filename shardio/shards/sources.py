@@ -1,8 +1,8 @@
 """Find the shards that a user names, and index the tars that other tools packed.
 
 A user names a directory, a manifest, tars or a brace pattern. Tars are indexed on first use, and again after they
-change. gzip-compressed tars are indexed only to list their contents and to extract single samples. Datasets do not read
-these tars, because reading a member decompresses everything before it.
+change. Compressed tars (gzip) are indexed only to list their contents and to extract single samples. Datasets do not
+read compressed tars, because reading a member decompresses all members before it.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ _COMPRESSED = re.compile(
 
 
 def find_tars(folder: Location) -> list[Location]:
-    """Return the tars in a folder, sorted: all files named ``*.tar`` in lower or upper case.
+    """Return all files in a folder that are named ``*.tar``, in lower or upper case, sorted.
 
-    Hidden files are skipped, except those that macOS adds (``._x.tar``), which the caller counts.
+    Hidden files are skipped, except files that macOS adds (``._x.tar``), which the caller counts.
 
     Raises:
         FormatError: If the folder also holds compressed tars, whose samples would be left out.
@@ -97,7 +97,7 @@ DatasetSource = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 MAX_BYTES = 2**63 - 1
-"""The maximum size of a dataset in bytes: bytes and samples are counted in int64."""
+"""The maximum size of a dataset in bytes, because bytes and samples are counted in int64."""
 
 
 MAX_NAMED = 8
@@ -108,7 +108,7 @@ def open_table(source: DatasetSource, access: RemoteAccess | None = None) -> Sha
     """Find the shards that ``source`` names.
 
     Args:
-        source: A directory (with a manifest, or with ``*.tar``, read in sorted order), a manifest file, a
+        source: A directory with a manifest, a directory with ``*.tar`` (read in sorted order), a manifest file, a
             tar, a pattern in brace notation such as ``shard-{000000..000012}.tar``, or a list of tars and patterns.
             Tars without a manifest are indexed on first use. A RuntimeWarning reports tars with equal contents, gaps
             in the numbers of a directory's tars, and samples whose members are not adjacent.
@@ -211,7 +211,7 @@ def _refuse_unfinished(folder: Location, tars: Sequence[Location]) -> None:
 
 
 def expand_pattern(pattern: str | os.PathLike[str], access: RemoteAccess | None = None) -> list[Location]:
-    """Return the locations that a pattern in brace notation names. They need not exist."""
+    """Return the locations that a pattern in brace notation names. The files need not exist."""
     from braceexpand import braceexpand
 
     location = parse_location(pattern, access)
@@ -237,8 +237,8 @@ def _table_of_manifest(location: Location) -> ShardTable:
 def _check_counts(manifest: Manifest, location: Location) -> None:
     """Refuse a manifest with more samples or bytes than its shards can have.
 
-    Only the largest shard's file is checked, because the time to open a dataset must not depend on the number of its
-    shards. Defects of other shards are found when they are first read.
+    Only the largest shard's file is checked, because the time to open a dataset must not depend on its number of
+    shards. Damage to other shards is found when they are first read.
     """
     for shard in manifest.shards:
         if shard.num_samples > shard.num_bytes // BLOCK:
@@ -338,7 +338,7 @@ def _describe_scattered(counts: Mapping[Location, int]) -> str:
     return (
         f"the members of some samples ({sum(counts.values())}) are not adjacent in {_name_some(tars)}, as after tar "
         "without --sort=name. shardio gathers them by key, but needs a read for each part of such a sample. WebDataset "
-        "reads the parts as samples, and streams refuse them. To get adjacent members, pack the tars (shardio pack), "
+        "reads the parts as samples, and streams reject them. To get adjacent members, pack the tars (shardio pack), "
         "or create them with tar --sort=name"
     )
 
@@ -360,10 +360,10 @@ class TarContents:
         samples: The tar's samples, in the order of their first members.
         digest: The xxh3-128 of the tar, in hexadecimal.
         num_added_by_macos: The number of skipped files that macOS added.
-        num_without_key: The number of other skipped files, whose names have no key.
+        num_without_key: The number of files that were skipped because their names have no key.
         skipped: The names of the first skipped files.
         headers: The plain headers of the first and the last run of adjacent members with one key, by the offsets of the
-            contents. They cover the first and the last sample, unless these are scattered.
+            contents. They include the headers of the first and the last sample, unless these samples are scattered.
     """
 
     samples: list[StoredSample] = field(default_factory=list)
@@ -377,9 +377,9 @@ class TarContents:
 def find_or_make_index(tar: Location) -> tuple[Location, TarContents | None]:
     """Return the index of a tar, and the tar's contents if the index had to be created.
 
-    The index is created if it does not exist, or if the tar may have changed since. It is written next to the tar if
-    this process may write there, and otherwise to the user's cache folder. Several processes may do this at the same
-    time: each writes its own temporary file and renames it.
+    If no index exists, or the tar may have changed since the index was created, an index is written next to the tar, or
+    to the user's cache folder if this process may not write there. Several processes can create the same index in
+    parallel, because each process writes a temporary file of its own and renames it.
 
     Raises:
         FormatError: If the tar cannot be indexed, or a file that is not an index has the index's name.
@@ -393,7 +393,7 @@ def find_or_make_index(tar: Location) -> tuple[Location, TarContents | None]:
 def find_or_make_compressed_index(tar: Location) -> tuple[Location, TarContents | None]:
     """Return the index of a compressed tar, and the tar's contents if the index had to be created.
 
-    The tar is decompressed twice: once to find its size, and once to read it. Memory use does not grow with its size.
+    The tar is decompressed twice: once to find its size, and once to read it. Memory use does not depend on the size.
 
     Raises:
         FormatError: If the file is not a complete tar in a complete gzip file, or cannot be indexed.
@@ -406,7 +406,7 @@ def find_or_make_compressed_index(tar: Location) -> tuple[Location, TarContents 
 def _make_index(tar: Location, compression: str | None = None) -> tuple[Location, TarContents]:
     file = tar.open() if compression is None else DecompressedFile(tar)
     with closing(file):
-        file.discard(0, file.size)  # Cached bytes may be damaged, and no hash exists to detect that.
+        file.discard(0, file.size)  # Cached bytes may be damaged, and no hash exists to detect the damage.
         contents = scan_contents(file)
         if isinstance(file, DecompressedFile):
             file.remember(contents.headers)
@@ -438,7 +438,7 @@ def _list_members(scan: TarScan, contents: TarContents) -> Iterator[tuple[tuple[
     for name, content in scan.members():
         is_added = is_added_by_macos(name)
         parts = None if is_added else split_name(name)
-        if parts is None:  # WebDataset skips these files as well.
+        if parts is None:  # WebDataset skips the same files.
             contents.num_added_by_macos += is_added
             contents.num_without_key += not is_added
             if len(contents.skipped) < MAX_SKIPPED:
@@ -456,7 +456,7 @@ def _write_where_allowed(tar: Location, write: Callable[[Location], object]) -> 
     beside, cached = index_location(tar), cached_index_location(tar)
     try:
         if beside.can_write():
-            with suppress(PermissionError):  # Only an attempt to write shows whether an object store allows it.
+            with suppress(PermissionError):  # Only an attempt shows whether an object store allows writes.
                 write(beside)
                 return beside
         write(cached)
@@ -470,7 +470,7 @@ def _write_where_allowed(tar: Location, write: Callable[[Location], object]) -> 
 
 
 def find_index(tar: Location) -> Location | None:
-    """Return the index of a tar, next to it or in the cache, whether or not it is current; None if there is none."""
+    """Return the index of a tar, next to the tar or in the cache, or None. The index may be outdated."""
     return next((index for index in (index_location(tar), cached_index_location(tar)) if index.exists()), None)
 
 
@@ -484,7 +484,7 @@ def _is_current(index: Location, tar: Location) -> bool:
 
 
 def has_split_samples(index: Location, header: IndexHeader) -> bool:
-    """Return whether an index of an early version lists the parts of scattered samples as samples.
+    """Return whether an index from an early version of shardio lists the parts of scattered samples as samples.
 
     Args:
         index: The location of the index.
@@ -494,13 +494,13 @@ def has_split_samples(index: Location, header: IndexHeader) -> bool:
         return False
     columns = read_columns(index)
     is_there = columns.starts >= 0
-    if is_there.all():  # The parts of a sample have different fields, so each lacks some.
+    if is_there.all():  # The parts of a sample have different fields.
         return False
     return any(np.any(is_there[:, rows] != is_there[:, rows[:1]]) for rows in find_repeated(columns.keys).values())
 
 
 def find_compressed_index(tar: Location) -> Location | None:
-    """Return the index of a compressed tar; None if there is none, or the tar has changed since it was indexed."""
+    """Return the index of a compressed tar, or None if the tar has no index or has changed since it was indexed."""
     index = find_index(tar)
     if index is None:
         return None
@@ -510,7 +510,7 @@ def find_compressed_index(tar: Location) -> Location | None:
 
 
 def open_compressed(tar: Location) -> ShardTable:
-    """Return a compressed tar that has an index as a dataset, for one thread that reads its samples in tar order.
+    """Return an indexed, compressed tar as a dataset, for one thread that reads the samples in tar order.
 
     Raises:
         FormatError: If the tar has no current index.
@@ -531,7 +531,7 @@ class IndexReport:
         tar: The tar.
         index: The tar's index.
         columns: The content of the index.
-        contents: The contents of the tar; None if the index existed already.
+        contents: The contents of the tar, or None if the index already existed.
     """
 
     tar: Location
@@ -541,7 +541,7 @@ class IndexReport:
 
     @property
     def fields(self) -> dict[str, int]:
-        """The number of samples that have each field, by its name."""
+        """The number of samples that have each field, by the field's name."""
         counts = np.count_nonzero(self.columns.starts >= 0, axis=1).tolist()
         return dict(zip(self.columns.header.fields, counts, strict=True))
 
@@ -557,10 +557,10 @@ class IndexReport:
 
 
 def index_tar(tar: Location) -> IndexReport:
-    """Create the index of a tar, unless it has a current one, and report what the tar contains. The tar is unchanged.
+    """Create the index of a tar if it has no current index, and report what the tar contains. The tar is unchanged.
 
     Raises:
-        FormatError: If the tar cannot be indexed, or shardio packed it and its index is missing.
+        FormatError: If the tar cannot be indexed, or shardio packed the tar and its index is missing.
         OSError: If the tar cannot be read, or the index cannot be written.
     """
     index, contents = (find_or_make_compressed_index if is_compressed(tar) else find_or_make_index)(tar)

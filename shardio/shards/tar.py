@@ -1,11 +1,11 @@
 """Write and parse plain POSIX tars (IEEE Std 1003.1, "pax Interchange Format") with WebDataset's naming.
 
-Each member is a header of whole 512-byte blocks, its content, and zeros up to the next block. Two zero blocks end the
-file. Time, owner and mode are constants, so equal input gives equal bytes. If a name does not fit the plain header, a
-pax header precedes it. The block right before the content is always the member's own plain header.
+Each member consists of a header of whole 512-byte blocks, its content, and zeros up to the next block. Two zero blocks
+end the file. Time, owner and mode are constants, so equal input gives equal bytes. If a name does not fit the plain
+header, a pax header precedes it. The block right before the content is always the member's own plain header.
 
 A member ``path/key.field`` belongs to sample ``path/key``; the key ends at the first dot of the base name. WebDataset
-expects the members of a sample to be adjacent. In tars made without ``tar --sort=name``, they may be anywhere.
+expects the members of a sample to be adjacent. In tars created without ``tar --sort=name``, members may be anywhere.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ END = bytes(2 * BLOCK)
 """The end of a tar."""
 
 MAX_MEMBER = 2**31
-"""The maximum size of a member in bytes: many whole samples are read at a time."""
+"""The maximum size of a member in bytes. The size is limited because many whole samples are in memory at a time."""
 
 TOO_LARGE = f"more than {MAX_MEMBER}, the largest size of a field: split it, or keep it outside the tars"
-"""The end of an error message about a larger member."""
+"""The end of an error message about a member that is too large."""
 
 
 LABEL_FIELD = "cls"
@@ -74,7 +74,7 @@ def _plain_template() -> tuple[bytes, int]:
 
 
 def _make_header_by_tarfile(name: str, num_bytes: int) -> bytes:
-    import tarfile  # Importing it takes 4 ms, and reading samples does not need it.
+    import tarfile  # Importing tarfile takes 4 ms, and reading samples does not need it.
 
     info = tarfile.TarInfo(name)
     info.size = num_bytes
@@ -103,12 +103,12 @@ def header_fits(header: bytes, key: bytes, suffix: bytes, num_bytes: int) -> boo
         num_bytes: The size of the content.
 
     Returns:
-        False if the name or the size differs. A name that a plain header may shorten or encode differently fits any
-        header.
+        False if the name or the size differs. If a plain header may shorten or encode the name differently, the name
+        is not compared.
     """
     name = key + suffix
     if header.startswith(name + b"\0") and header[124:136] == b"%011o\0" % num_bytes and not header[345]:
-        return True  # Nearly all headers match here.
+        return True  # Nearly all headers match this fast check.
     if num_bytes < 8**11 and _read_size(header) not in (num_bytes, None):
         return False
     if len(name) > MAX_PLAIN_NAME or not name.isascii():
@@ -128,10 +128,10 @@ _META_NAME = re.compile(r"__[^/]*__(/|$)")
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    r"""Split a member's name into key and field; return None if WebDataset would not read the member.
+    r"""Split a member's name into key and field, or return None if WebDataset would not read the member.
 
-    The result equals that of WebDataset's regular expression, ``((?:.*/)?[^.]+)\.([^/]*)``, which takes quadratic time
-    for hostile names. So the field of ``x/.y`` is ``y``, and its key ends with the slash.
+    The result is the same as with WebDataset's regular expression, ``((?:.*/)?[^.]+)\.([^/]*)``, which takes quadratic
+    time for hostile names. For example, the field of ``x/.y`` is ``y``, and its key ends with the slash.
 
     >>> split_name("cats/0001.JPG")
     ('cats/0001', 'jpg')
@@ -154,13 +154,13 @@ def join_name(key: str, field: str) -> str:
 
 
 def is_added_by_macos(name: str) -> bool:
-    """Return whether macOS has added a file to its folder: AppleDouble (``._x.jpg``) or ``.DS_Store``."""
+    """Return whether a file was added by macOS, such as ``._x.jpg`` (AppleDouble) or ``.DS_Store``."""
     name = name.rpartition("/")[2]
     return name.startswith("._") or name == ".DS_Store"
 
 
 class Member(Protocol):
-    """A member of a tar, whose content begins at an offset."""
+    """A member of a tar, whose content has a known offset."""
 
     @property
     def offset(self) -> int:
@@ -175,7 +175,7 @@ def group_members(tar: str, named: Iterable[tuple[tuple[str, str], Some]]) -> It
 
     Args:
         tar: The tar's location, for messages.
-        named: The members in tar order, each after its key and its field.
+        named: Each member's key and field, and the member, in tar order.
 
     Yields:
         The key of each sample, and its members by field.
@@ -198,7 +198,7 @@ def group_members(tar: str, named: Iterable[tuple[tuple[str, str], Some]]) -> It
 def gather_members(tar: str, runs: Sequence[tuple[str, dict[str, Some]]]) -> list[tuple[str, dict[str, Some]]]:
     """Join all runs of adjacent members that have the same key into one sample.
 
-    If all runs of a key have the same fields, they stay separate samples, as WebDataset reads them.
+    If all runs of a key have the same fields, the runs stay separate samples, as in WebDataset.
 
     Args:
         tar: The tar's location, for messages.
@@ -229,7 +229,7 @@ def gather_members(tar: str, runs: Sequence[tuple[str, dict[str, Some]]]) -> lis
 
 
 def _join_runs(tar: str, key: str, runs: Sequence[dict[str, Some]]) -> dict[str, Some] | None:
-    """Return the members of several runs of one key as one sample; None if each run is a sample."""
+    """Return the members of several runs of one key as one sample, or None if each run is a sample."""
     counts = Counter(field for run in runs for field in run)
     if len(counts) == counts.total():
         return {field: member for run in runs for field, member in run.items()}
@@ -244,7 +244,7 @@ def _join_runs(tar: str, key: str, runs: Sequence[dict[str, Some]]) -> dict[str,
 
 
 _DIGIT_SHIFTS = np.arange(30, -1, -3)
-"""The positions of the 11 octal digits of a size, in bits."""
+"""The bit positions of the 11 octal digits of a size."""
 
 
 def are_plain_headers(blocks: NDArray[np.uint8], names: Sequence[bytes], sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -259,12 +259,12 @@ def are_plain_headers(blocks: NDArray[np.uint8], names: Sequence[bytes], sizes: 
         sizes: int64 [n], sizes in bytes, not negative.
     """
     lengths = np.fromiter(map(len, names), np.int64, len(names))
-    width = min(int(lengths.max(initial=0)) + 1, MAX_PLAIN_NAME)  # With one or more of the zeros that fill the field.
+    width = min(int(lengths.max(initial=0)) + 1, MAX_PLAIN_NAME)  # Includes at least one of the padding zeros.
     stored_names = np.ascontiguousarray(blocks[:, :width]).view(f"S{width}")[:, 0]
     fits: NDArray[np.bool_] = (stored_names == np.array(names, f"S{width}")) & (lengths < width) & (sizes < 8**11)
     digits = (sizes[:, None] >> _DIGIT_SHIFTS & 7).astype(np.uint8) + ord("0")
     fits &= (blocks[:, 124:135] == digits).all(axis=1) & (blocks[:, 135] == 0)
-    fits &= blocks[:, 345] == 0  # Otherwise, the name has a folder, which is stored there.
+    fits &= blocks[:, 345] == 0  # Otherwise, the prefix field contains the name's folder.
     return fits
 
 
@@ -273,7 +273,7 @@ GZIP_ERRORS = (gzip.BadGzipFile, zlib.error, EOFError)
 
 
 def decompress(pieces: Iterator[bytes] | Iterator[memoryview]) -> gzip.GzipFile:
-    """Return the decompressed content of a gzip-compressed stream. Each piece may overwrite the last."""
+    """Return the decompressed content of a gzip-compressed stream. Each piece may overwrite the previous piece."""
     stream = io.BufferedReader(_PieceStream(pieces), PIECE)
     return gzip.GzipFile(fileobj=cast(BinaryIO, stream), mode="rb")
 
@@ -285,7 +285,7 @@ class _PieceStream(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: bytearray | memoryview, /) -> int:  # type: ignore[override]  # not any buffer
+    def readinto(self, buffer: bytearray | memoryview, /) -> int:  # type: ignore[override]  # narrower
         self._left = self._left or next(self._pieces, self._left)
         num_read = min(len(buffer), len(self._left))
         buffer[:num_read], self._left = self._left[:num_read], self._left[num_read:]
@@ -293,7 +293,7 @@ class _PieceStream(io.RawIOBase):
 
 
 PIECE = 2**20
-"""The number of bytes to collect before they are written and hashed. This needs few calls, and the bytes are still in
+"""The number of bytes to collect before they are written and hashed. Few calls are needed, and the bytes are still in
 the processor's cache."""
 
 
@@ -313,7 +313,7 @@ class StoredSample(NamedTuple):
 
 
 class TarWriter:
-    """A writer of samples to a tar, which records where their fields are.
+    """A writer of samples to a tar, which records the location of each field.
 
     Attributes:
         num_bytes: The size of the tar so far, in bytes.
@@ -327,7 +327,7 @@ class TarWriter:
 
     def __init__(self, file: Writer) -> None:
         self._file = file
-        self._buffer, self._num_pending = bytearray(PIECE), 0  # Reused: new memory costs more than the copy.
+        self._buffer, self._num_pending = bytearray(PIECE), 0  # Reused, because new memory is slow.
         self._hash = xxhash.xxh3_128()
         self.num_bytes = 0
         self.stored = list[StoredSample]()

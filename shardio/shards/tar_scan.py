@@ -1,8 +1,8 @@
 """Read tars with tarfile: the headers of their members, whole tars with hashes, or streams of samples.
 
 tarfile trusts the sizes in headers. It reads an extended header of any length at once, calls itself recursively for
-consecutive extended headers, and seeks forwards or backwards by any number of bytes. So it reads from a
-:class:`ForwardReader`, which limits the lengths, the recursion and the seeks.
+consecutive extended headers, and seeks forwards or backwards by any number of bytes. Therefore, tarfile
+reads from a :class:`ForwardReader`, which limits the lengths, the recursion and the seeks.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ HEADERS_PIECE = 2**16
 """The number of bytes to read at a time if contents are skipped."""
 
 UNKNOWN_SIZE = 2**63 - 1
-"""The size of a stream whose real size is known only at its end. No tar is as large."""
+"""The size of a stream whose real size is known only at its end. All tars are smaller."""
 
 _STREAM_PIECE = 2**18
 """The number of bytes of a stream to decompress at a time."""
 
 TAR_ERRORS = (tarfile.TarError, EOFError, ValueError, IndexError)
-"""The errors that tarfile raises for a damaged tar: ValueError for invalid digits, IndexError for a truncated map of a
-sparse file."""
+"""The errors that tarfile raises for a damaged tar: ValueError for invalid digits, and IndexError for a truncated map
+of a sparse file."""
 
 WITHOUT_CONTENT = (tarfile.DIRTYPE, b"D", b"V")
 """The types of members that can be skipped: directories, and GNU tar's directory lists and volume labels."""
@@ -72,7 +72,7 @@ EXTENDED = (*_PAX, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 """The types of headers that precede the header of the member itself."""
 
 _IS_DIGIT = bytes(48 <= byte < 58 for byte in range(256))
-"""1 for each digit, and 0 for each other byte."""
+"""A table of all bytes, with 1 for each digit and 0 for any other byte."""
 
 _GZIP = b"\x1f\x8b"
 _OTHERS = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4"}
@@ -85,10 +85,10 @@ class ForwardReader:
     Attributes:
         size: The tar's size in bytes, or UNKNOWN_SIZE.
         position: The offset of the next byte to read.
-        last_read: The block that tarfile read last: the plain header of the current member.
+        last_read: The block that tarfile read last, which is the plain header of the current member.
 
     Args:
-        pieces: The tar's content. Each piece may overwrite the last.
+        pieces: The tar's content. Each piece may overwrite the previous piece.
         size: The tar's size in bytes.
     """
 
@@ -97,16 +97,17 @@ class ForwardReader:
         self.position = 0
         self.last_read = b""
         self._num_reads = 0
-        self._extended = b""  # The type of the extended header that tarfile reads next; empty before other reads.
+        self._extended = b""  # The type of the extended header that tarfile reads next, or empty.
         self._global_keywords = set[bytes]()
         self._pieces = pieces
-        self._piece = memoryview(b"")  # Bytes from `position` on that have already been read.
+        self._piece = memoryview(b"")  # Bytes after `position` that have already been read.
 
     def open(self) -> tarfile.TarFile:
         """Return a TarFile that reads this file.
 
         Raises:
-            tarfile.TarError: If the first header is damaged. Iterating over the TarFile raises it for later headers.
+            tarfile.TarError: If the first header is damaged. Iteration over the TarFile raises the error for later
+            headers.
         """
         return tarfile.open(fileobj=cast(BinaryIO, self), mode="r:")
 
@@ -139,9 +140,9 @@ class ForwardReader:
                 raise tarfile.ReadError(f"pax headers have more than {MAX_RECORDS} records")
 
     def read_content(self, max_bytes: int) -> memoryview:
-        """Return the next bytes: from 1 to ``max_bytes`` of them, or none at the end of the file.
+        """Return the next 1 to ``max_bytes`` bytes, or no bytes at the end of the file.
 
-        The next call overwrites them.
+        The next call may overwrite these bytes.
         """
         if not self._piece:
             self._piece = next(self._pieces, self._piece)
@@ -173,7 +174,7 @@ class ForwardFile(ForwardReader):
 
     Args:
         file: The open tar.
-        digest: Updated with all bytes, including skipped ones. Without a digest, contents are not read.
+        digest: A digest to update with all bytes, including skipped bytes. Without a digest, contents are not read.
     """
 
     def __init__(self, file: StoredFile, digest: xxhash.xxh3_128 | None = None) -> None:
@@ -197,7 +198,7 @@ class ForwardFile(ForwardReader):
 def _find_keywords(header: bytes) -> list[bytes]:
     """Return the keywords of the records of a pax header, which may be padded with zeros.
 
-    If a record lacks the equals sign, old versions of tarfile search the rest of the header; later versions refuse it.
+    Records without an equals sign are rejected, because old versions of tarfile would search the rest of the header.
 
     Raises:
         tarfile.ReadError: If a record is not ``length keyword=value``, or has too many digits in a row.
@@ -227,13 +228,13 @@ def is_header(block: bytes) -> bool:
 
 
 def find_member(file: StoredFile, offset: int) -> tuple[str, int] | None:
-    """Return the name and the size of the member whose content starts at an offset; None if there is none."""
+    """Return the name and the size of the member whose content starts at an offset, or None if no content does."""
     try:
         for info, _ in read_headers(ForwardFile(file)):
             if info.offset_data >= offset:
                 return (info.name, info.size) if info.offset_data == offset else None
     except TAR_ERRORS:
-        pass  # A damaged tar has no member at the offset.
+        pass  # In a damaged tar, no member is found at the offset.
     return None
 
 
@@ -252,13 +253,13 @@ def list_names(file: StoredFile) -> list[str]:
 def read_headers(file: ForwardReader) -> Iterator[tuple[tarfile.TarInfo, int]]:
     """Yield a tar's members, each with the offset at which its padding ends.
 
-    Raises one of :data:`TAR_ERRORS` if the tar is damaged. A damaged header may instead look like the end.
+    Raises one of :data:`TAR_ERRORS` if the tar is damaged. Some damaged headers look like the end of the tar.
     """
     with file.open() as tar:
         for info in tar:
             yield info, tar.offset
             file.end_member()
-            tar.members = []  # type: ignore[attr-defined]  # tarfile would remember every member
+            tar.members = []  # type: ignore[attr-defined]  # TarFile would keep all members.
 
 
 class TarScan:
@@ -275,7 +276,7 @@ class TarScan:
 
     @property
     def digest(self) -> str:
-        """The xxh3-128 of the bytes read so far, in hexadecimal. It is the tar's after all members have been read."""
+        """The xxh3-128 of the bytes read so far, in hexadecimal: of the whole tar after all members have been read."""
         return self._hash.hexdigest()
 
     def members(self) -> Iterator[tuple[str, StoredField]]:
@@ -293,7 +294,7 @@ class TarScan:
                     self.last_header = forward.last_read
                     yield info.name, self._read_content(forward, info, next_header)
                 stop = next_header
-            check_end(self._file, stop)  # tarfile's offset may be beyond headers that it mistakes for the end.
+            check_end(self._file, stop)  # tarfile's own offset may be after a header that it mistakes for the end.
             forward.seek(forward.size)  # The digest includes the bytes after the end.
         except TAR_ERRORS as error:
             raise FormatError(
@@ -361,13 +362,13 @@ def refuse_without_content(tar: str, info: tarfile.TarInfo) -> None:
 
 
 def check_end(file: StoredFile, offset: int) -> None:
-    """Refuse a tar in which anything but zeros follows the last member.
+    """Refuse a tar in which anything other than zeros follows the last member.
 
-    tarfile mistakes a damaged header for the end, and ignores a second tar after the end of the first.
+    tarfile mistakes a damaged header for the end, and ignores a second tar after the end of the first tar.
 
     Args:
         file: The tar.
-        offset: The offset of the end mark, right after the last member.
+        offset: The expected offset of the end mark, right after the last member.
 
     Raises:
         FormatError: If the end mark is missing, or data follows it.
@@ -406,7 +407,7 @@ class StreamedSample:
 
     Attributes:
         key: The sample's key.
-        offset: The offset of the content of its first field in the (decompressed) tar.
+        offset: The offset of the first field's content in the (decompressed) tar.
         contents: The contents of the requested fields.
         digest: The xxh3-64 of the names and sizes of the fields of all samples in the tar up to this one.
     """
@@ -424,7 +425,7 @@ class _Member(NamedTuple):
 
 
 class StreamedTar:
-    """A tar that is read forwards. It yields the same samples as an index of the tar, in the same order.
+    """A tar that is read forwards, and yields the same samples as its index, in the same order.
 
     An index gathers the members of scattered samples. A stream raises an error at the second part of a scattered
     sample, after it has yielded the first part.
@@ -452,7 +453,7 @@ class StreamedTar:
             FormatError: If the stream is not a tar of samples, or the members of a sample are not adjacent.
         """
         digest, field_sets = 0, dict[frozenset[str], int]()
-        fields_of = dict[int, int]()  # The number of each sample's set of fields, by the hash of its key.
+        fields_of = dict[int, int]()  # For each key's hash, the number of its set of fields.
         for key, members in group_members(self._name, self._members()):
             fields = field_sets.setdefault(frozenset(members), len(field_sets))
             if fields_of.setdefault(hash_key(key), fields) != fields:
@@ -471,7 +472,7 @@ class StreamedTar:
         return FormatError(
             f"the members of sample {key} of {self._name} are not adjacent: some follow at byte {offset}, after other "
             "samples, so a stream would deliver parts of samples. Index the tar (shardio index) and read it with "
-            "ShardDataset, which gathers them, or make it again with tar --sort=name"
+            "ShardDataset, which gathers them, or create it again with tar --sort=name"
         )
 
     def _members(self) -> Iterator[tuple[tuple[str, str], _Member]]:
@@ -502,7 +503,7 @@ class StreamedTar:
         return b"".join(parts) if is_kept else None
 
     def _read_end(self, stop: int) -> None:
-        """Read the rest of the stream, which must be zeros. tarfile has read one block from ``stop`` on."""
+        """Read the rest of the stream, which must be zeros. tarfile has already read the block at ``stop``."""
         reader = self._reader
         if reader.position != stop + BLOCK or reader.last_read != bytes(BLOCK):
             raise EOFError(f"neither a member nor the end mark is at byte {stop}")

@@ -37,12 +37,12 @@ from shardio.shards.tar_scan import TAR_ERRORS, WITHOUT_CONTENT, ForwardFile, ch
 from shardio.storage import Location, RemoteAccess, StoredFile, parse_location, read_pieces
 
 ContentCheck = Callable[[str, bytes], str | None]
-"""A function that returns what is wrong with a field's content, given the field's name; None if nothing is wrong."""
+"""A function that takes a field's name and content, and returns a description of the problem, if any."""
 
 
 MEMBERS_AT_ONCE = 512
-"""The approximate number of headers to compare at once. With fewer, numpy's calls cost more per header. With more, the
-headers do not stay in the processor's cache."""
+"""The approximate number of headers to compare at once. With fewer headers, the overhead of numpy's calls is larger.
+With more headers, they do not stay in the processor's cache."""
 
 
 MAX_WORKERS = 4
@@ -80,15 +80,15 @@ undecodable    an image cannot be decoded
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A problem of a dataset.
+    """A problem in a dataset.
 
     Attributes:
         kind: The kind of the problem.
         where: The path of the tar, index, manifest or directory.
-        message: The problem in words, with what was found and what was expected.
-        key: The key of the sample; None if the problem is not about one sample.
-        field: The name of the field; None if the problem is not about one field.
-        offset: The problem's offset in the tar, in bytes; None if it is unknown.
+        message: A description of the problem, with the found and the expected values.
+        key: The key of the sample, or None if the problem is not about one sample.
+        field: The name of the field, or None if the problem is not about one field.
+        offset: The problem's offset in the tar, in bytes, or None if the offset is unknown.
     """
 
     kind: ProblemKind
@@ -115,9 +115,9 @@ class NamedShard:
 
     Attributes:
         tar: The location of the tar.
-        index: The location of the index; None if there is none.
-        num_bytes: The size of the tar in bytes; 0 if it does not exist.
-        manifest: The location of the manifest that lists the shard; None if there is none.
+        index: The location of the index, or None if the shard has no index.
+        num_bytes: The size of the tar in bytes, or 0 if the tar does not exist.
+        manifest: The location of the manifest that lists the shard, or None if no manifest lists it.
         entry: The shard's entry in the manifest.
         fields: The fields of the whole dataset, according to the manifest.
     """
@@ -131,7 +131,7 @@ class NamedShard:
 
 
 def find_shards(source: DatasetSource, access: RemoteAccess | None = None) -> tuple[list[NamedShard], list[Problem]]:
-    """Find the shards that a source names, and the problems that show without opening them.
+    """Find the shards that a source names, and the problems that are visible without opening shards.
 
     Raises:
         FileNotFoundError: If the source does not exist or holds no tars.
@@ -181,7 +181,7 @@ def _find_in_folder(folder: Location, manifest: Location) -> tuple[list[NamedSha
             counts = Counter(entry.name for entry in found.shards)
             twice = [f"it lists {name} {num_times} times" for name, num_times in counts.items() if num_times > 1]
             problems += [Problem(kind="manifest", where=str(manifest), message=message) for message in twice]
-            message = f"the tar is not in {manifest.name}, so nothing reads it"
+            message = f"the tar is not in {manifest.name}, so shardio does not read it"
             others = [str(tar) for tar in tars if tar.name not in counts]
             problems += [Problem(kind="unlisted", where=where, message=message) for where in others]
             entries, fields, unlisted = {entry.name: entry for entry in found.shards}, found.fields, []
@@ -192,7 +192,7 @@ def _find_in_folder(folder: Location, manifest: Location) -> tuple[list[NamedSha
     shards += [_name_shard(tar) for tar in unlisted]
     for tar in find_indexed(folder):
         if tar not in tars and tar.name not in entries:
-            message = f"there is an index, {tar.name}{INDEX_SUFFIX}, but no such tar"
+            message = f"the index {tar.name}{INDEX_SUFFIX} exists, but the tar does not"
             problems.append(Problem(kind="missing", where=str(tar), message=message))
     if not shards and not problems:
         raise FileNotFoundError(f"the directory {folder} holds neither {MANIFEST_NAME} nor any *.tar")
@@ -206,7 +206,7 @@ def _name_shard(
     fields: tuple[str, ...] = (),
 ) -> NamedShard:
     index = find_index(tar)
-    if manifest is not None and index != index_location(tar):  # Readers of packed shards look nowhere else.
+    if manifest is not None and index != index_location(tar):  # Readers of packed shards use no other index.
         index = None
     try:
         num_bytes = tar.stat().size
@@ -246,7 +246,7 @@ def _find_entry_problems(
 
 
 class ShardVerification:
-    """A comparison of a tar with its index. It finds all problems, not only the first.
+    """A comparison of a tar with its index, which finds all problems, not only the first.
 
     Args:
         tar: The open tar.
@@ -257,7 +257,7 @@ class ShardVerification:
     def __init__(self, tar: StoredFile, columns: IndexColumns, check_content: ContentCheck | None = None) -> None:
         self._tar, self._columns, self._check_content = tar, columns, check_content
         self._where = str(tar.location)
-        self._members = np.flatnonzero(columns.starts >= 0)  # Places in the flattened columns, then in tar order.
+        self._members = np.flatnonzero(columns.starts >= 0)  # The members' places in the flattened columns.
         self._starts = columns.starts.ravel()[self._members]
         order = np.argsort(self._starts, kind="stable")
         self._members, self._starts = self._members[order], self._starts[order]
@@ -265,7 +265,7 @@ class ShardVerification:
         self._suffixes = [f".{field}".encode(errors="surrogateescape") for field in columns.header.fields]
 
     def find_problems(self) -> Iterator[Problem]:
-        """Yield the problems: first those of the whole tar, then those of its members in tar order."""
+        """Yield the problems of the whole tar, followed by the problems of its members in tar order."""
         header, tar = self._columns.header, self._tar
         if tar.size != header.num_bytes:
             message = f"the tar has {tar.size} bytes, but its index was created for {header.num_bytes}"
@@ -345,7 +345,8 @@ class ShardVerification:
     def _compare_names(self, doubted: set[int]) -> list[Problem]:
         """Compare the names and sizes of all members, including those in extended headers, with the index.
 
-        Reading all headers takes longer than reading the contents of small members, so intact plain tars skip it.
+        Reading all headers takes longer than reading the contents of small members, so intact plain tars skip this
+        check.
 
         Args:
             doubted: The places of the members whose plain headers do not fit.
@@ -419,26 +420,26 @@ def _proves_name(block: bytes, key: bytes, suffix: bytes, num_bytes: int) -> boo
 def _read_members(
     tar: StoredFile, starts: Ints, stops: Ints, digest: xxhash.xxh3_128
 ) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint64]]]:
-    """Read a tar once, in pieces, and update its digest. Yield header blocks and xxh3-64 of many members at a time.
+    """Read a tar once, piece by piece. Yield the header blocks and the xxh3-64 of many members at a time.
 
     Args:
         tar: The tar.
-        starts: int64 [n], the offsets of contents that do not overlap, sorted.
+        starts: int64 [n], the sorted offsets of contents that do not overlap.
         stops: int64 [n], the offsets at which the contents end.
-        digest: Updated with all bytes.
+        digest: A digest to update with all bytes.
 
     Yields:
         Header blocks, uint8 [k, 512], and hashes of contents, uint64 [k], of the next k members.
     """
     i, begin = 0, 0
     blocks, hashes = list[NDArray[np.uint8]](), list[int]()
-    head, partial = b"", xxhash.xxh3_64()  # The start of a member that is only partly in the pieces so far.
+    head, partial = b"", xxhash.xxh3_64()  # The part of the current member in earlier pieces.
     for piece in read_pieces(tar):
         digest.update(piece)
         end = begin + len(piece)
         num_ended = int(np.searchsorted(stops, end, side="right"))
         while i < len(starts) and starts[i] - BLOCK < end:
-            if starts[i] - BLOCK >= begin and i < num_ended:  # Usual. All members up to num_ended are inside.
+            if starts[i] - BLOCK >= begin and i < num_ended:  # Usual: the piece contains these members.
                 starts_here = starts[i:num_ended] - begin
                 blocks.append(_take_blocks(piece, starts_here - BLOCK))
                 bounds = zip(starts_here.tolist(), (stops[i:num_ended] - begin).tolist(), strict=True)
@@ -487,11 +488,11 @@ def find_problems(
     Args:
         source: A packed directory, a manifest, a tar, a pattern of tars, a directory of tars, or a list of tars. Tars
             need indexes.
-        access: How remote shards are reached.
-        check_content: A function that checks each intact content, given its field and its bytes, and returns what is
-            wrong with it, or None. Threads call it.
+        access: The access to remote shards.
+        check_content: A function that takes a field's name and its intact content, and returns a description of the
+            problem, or None. Several threads call this function.
         num_workers: The number of shards to read at a time; by default, up to 4.
-        progress: Receives the number of shards, then the numbers of verified shards, bytes and samples.
+        progress: Receives the total number of shards, and the numbers of verified shards, bytes and samples.
 
     Raises:
         FileNotFoundError: If the source does not exist or holds no tars.
@@ -534,7 +535,7 @@ def _verify(shard: NamedShard, check_content: ContentCheck | None) -> _Verified:
     if has_split_samples(shard.index, columns.header):
         message = (
             "it lists the parts of samples whose members are not adjacent as separate samples, because an early "
-            "version of shardio made it: create it again with shardio index"
+            "version of shardio created it: create it again with shardio index"
         )
         problems.append(Problem(kind="index", where=str(shard.index), message=message))
     try:
@@ -560,13 +561,13 @@ def _as_problem(kind: ProblemKind, location: Location, error: FormatError) -> Pr
 def _open_as_datasets_do(tar: Location, index: Location) -> list[Problem]:
     try:
         Shard(tar, index).close()
-    except FormatError as error:  # Such as a wrong digest of headers.
+    except FormatError as error:  # For example, the digest of headers is wrong.
         return [_as_problem("index", index, error)]
     return []
 
 
 def _find_duplicates(shards: list[NamedShard], hashes: list[NDArray[np.uint64]]) -> Iterator[Problem]:
-    """Yield a problem for each sample with the key of an earlier one.
+    """Yield a problem for each sample with the same key as an earlier sample.
 
     Args:
         shards: The shards.
@@ -588,7 +589,7 @@ def _find_duplicates(shards: list[NamedShard], hashes: list[NDArray[np.uint64]])
             offset = int(min(starts[starts >= 0], default=0))
             place = f"{shard.tar} at byte {offset}"
             if (earlier := first_places.setdefault(key, place)) != place:
-                message = f"its key is also in {earlier}: readers by key find only one of the samples"
+                message = f"its key is also in {earlier}: lookups by key find only one of the samples"
                 yield Problem(kind="duplicate", where=str(shard.tar), message=message, key=key, offset=offset)
     if num_more > 0:
         message = f"there may be up to {num_more} more samples with repeated keys"

@@ -132,7 +132,7 @@ def test_a_foreign_tar_is_refused(source: Path, resume: Resume, unfinished: Path
     is_tar, name = "no tar" not in name, name.rpartition(" ")[2]
     (unfinished / name).write_bytes((tmp_path / "foreign.tar").read_bytes() if is_tar else b"precious")
     before = read_files(unfinished)
-    message = f"{name} is not a shard of the unfinished pack in .*Move it away"
+    message = f"{name} is not a shard of the unfinished pack in .*Move it elsewhere"
     assert_refused(message, source, unfinished, max_shard_samples=3, num_workers=1)
     assert read_files(unfinished) == before
     (unfinished / name).unlink()

@@ -91,7 +91,7 @@ def test_datasets_that_do_not_fit_are_not_merged(packed: Path, foreign: Path, tm
         shardio.merge(tmp_path / "out", [packed, shutil.copytree(packed, tmp_path / "copy")])
     assert_raises(PackError, "labels without class names", shardio.merge, tmp_path / "out", [packed, foreign])
     assert_raises(ValueError, "a list", shardio.merge, tmp_path / "out", packed)
-    assert_raises(PackError, "holds tars that would be read", shardio.merge, packed, [packed], overwrite=True)
+    assert_raises(PackError, "holds tars of a source", shardio.merge, packed, [packed], overwrite=True)
     assert not (tmp_path / "out").exists()
     assert shardio.verify(packed) == []
 

@@ -324,7 +324,7 @@ def test_energons_sample_type_fits_the_fields(tmp_path: Path, fields: dict[str, 
 def test_energons_index_does_not_replace_shardios(out: Path) -> None:
     before = read_files(out)
     for folder in None, out, out / ".." / "out":
-        assert_raises(ValueError, "also shardio's", export, out, "energon", folder)
+        assert_raises(ValueError, "also the name of shardio's index", export, out, "energon", folder)
     assert read_files(out) == before
 
 

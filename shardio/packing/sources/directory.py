@@ -41,17 +41,17 @@ COMPANIONS = re.compile(
 )
 
 _NOISE = {"bit", "coarse", "dir", "fine", "folder", "left", "right", "tr", "ts"}
-"""Words that may accompany the words above: img_dir, leftImg8bit, gtFine, imagesTr."""
+"""Words that may accompany ``IMAGES`` and ``COMPANIONS``, as in img_dir, leftImg8bit, gtFine and imagesTr."""
 
 COPIES = {"s3": "aws s3 sync {} {}", "gs": "gcloud storage rsync --recursive {} {}"}
 """The command that copies a directory from a URL, by the URL's scheme."""
 
 _TOOL_FILES = frozenset(("classes.txt", "notes.json"))
-"""Files that annotation tools write into the folder of labels: YOLO's class names, Label Studio's description."""
+"""Files that annotation tools write into a folder of labels, such as YOLO's class names and Label Studio's notes."""
 
 
 def find_main_file(src: Path, options: PackOptions) -> Path | None:
-    """Return a file that makes a directory a source of files; None if there is none, or ``src`` is not a directory.
+    """Return a file that makes ``src`` a directory of files to pack, or None if ``src`` has no such file.
 
     Raises:
         PackError: If a folder cannot be read.
@@ -82,8 +82,8 @@ class Directory(PackSource):
 def scan_directory(src: Path, dst: Location, options: PackOptions) -> SourceScan:
     """Find the samples in ``src/class/…/name.jpg``, or in a flat directory ``src/name.jpg``.
 
-    Error messages name the file that prevents the pack, and commands that pack into ``dst``. Without class names, the
-    sorted names of the class folders, or the names in the label file, define the labels.
+    Error messages name the file that prevents the pack, and suggest commands that pack into ``dst``. If the options
+    have no class names, the sorted names of the class folders, or the names in the label file, define the labels.
     """
     if not src.is_dir():
         raise PackError(f"the source {src} {'is not a directory' if src.exists() else 'does not exist'}")
@@ -170,7 +170,7 @@ def _with_labels(table: FileTable, found: Sequence[str], classes: Sequence[str] 
 
 
 def _find_names(table: FileTable, suffixed: Collection[str]) -> dict[str, str]:
-    """Return the keys that differ from the stems of their files, by path, and by stem if no other key has that stem."""
+    """Return the keys that differ from their files' stems, by path, and by stem if no other key has that stem."""
     if table.stems is table.keys:
         return {}
     found, suffixed = dict[str, str](), set(suffixed)
@@ -183,7 +183,7 @@ def _find_names(table: FileTable, suffixed: Collection[str]) -> dict[str, str]:
 
 
 def _find_class_folders(src: Path, table: FileTable, options: PackOptions) -> tuple[str, ...]:
-    """Return the sorted names of the class folders; none for a flat directory."""
+    """Return the sorted names of the class folders. A flat directory has none."""
     flat = next((row for row, key in enumerate(table.keys) if "/" not in key), None)
     used = {key.split("/", 1)[0] for key in table.keys if "/" in key}
     if flat is not None and used:
@@ -210,7 +210,7 @@ def _check_sizes(table: FileTable) -> None:
         row = int(np.searchsorted(table.first_files, file_index, side="right")) - 1
         for file in table.sample(row).files.values():
             if file.size < 0:
-                os.stat(file.path)  # noqa: PTH116  # This call raises the error.
+                os.stat(file.path)  # noqa: PTH116  # os.stat raises the error.
             elif file.size > MAX_MEMBER:
                 raise PackError(f"{file.path} has {file.size} bytes, {TOO_LARGE}")
 
@@ -238,7 +238,7 @@ def quote(path: str | Path | Location) -> str:
 def _select_split(
     src: Path, folders: Sequence[FolderFiles], main: Collection[str], name: str | None
 ) -> Sequence[FolderFiles]:
-    """Return the files in folders that have the name of a split; all files if no split is chosen."""
+    """Return the files in folders that have the name of a split, or all files if no split is chosen."""
     if name in (None, ALL_SPLITS):
         return folders
     found = [folder for folder in folders if name in folder.path.split("/")]
@@ -250,7 +250,7 @@ def _select_split(
 
 
 def _find_splits(folders: Sequence[FolderFiles], main: Collection[str]) -> tuple[str, list[str]]:
-    """Return the folder that holds several splits of a dataset, "" for the source, and the names of the splits."""
+    """Return the folder that holds several splits of a dataset ("" for the source itself), and the splits' names."""
     children = defaultdict[str, set[str]](set)
     for folder in folders:
         if folder.path and _has_main(folder, main):
@@ -290,7 +290,7 @@ def _refuse_merged_splits(
 ) -> None:
     """Raise PackError, with the right commands, if splits of a dataset would become one dataset."""
     parent, splits = _find_splits(folders, main)
-    if not splits or (not parent and has_classes):  # Splits as classes are another error.
+    if not splits or (not parent and has_classes):  # Splits among class folders raise another error.
         return
     options = f" {options}" if options else ""
     lines = [
@@ -323,7 +323,7 @@ def _refuse_ambiguous_layouts(
 
 
 def _find_images_folder(folders: Sequence[FolderFiles]) -> str | None:
-    """Return the name of the folder of images if there are other folders, such as masks/; otherwise None."""
+    """Return the name of the folder of images, or None if there are no other folders, such as masks/."""
     names = sorted({_top(folder) for folder in folders if folder.path and folder.names})
     found = [name for name in names if _is_named(IMAGES, name)]
     if len(names) < 2 or not found:
@@ -331,7 +331,7 @@ def _find_images_folder(folders: Sequence[FolderFiles]) -> str | None:
     if len(found) > 1:
         raise PackError(
             f"several folders are named like a folder of images ({', '.join(found)}), but the layout 'pairs' allows "
-            "only one: move the others out of the source"
+            "only one: move the other folders out of the source"
         )
     return found[0]
 
@@ -448,7 +448,7 @@ def _refuse_companions_of_split(src: Path, folders: Sequence[FolderFiles], main:
 
 
 def _are_common_numbers(stems: frozenset[str], others: Sequence[set[str]]) -> bool:
-    """Return whether stems differ only in numbers and occur in most other folders. They do not indicate pairs."""
+    """Return whether stems differ only in numbers and occur in most other folders. Such stems do not indicate pairs."""
     num_with_same = sum(2 * len(stems & other) >= min(len(stems), len(other)) for other in others)
     return len({re.sub(r"[0-9]+", "", stem) for stem in stems}) == 1 and 2 * num_with_same > len(others)
 
@@ -482,7 +482,7 @@ def _refuse_companions(src: Path, dst: Location, folders: Sequence[FolderFiles],
             if middle and is_main(name, main) and base in undotted:
                 companions[middle.lower()].append(f"{folder.path}/{name}" if folder.path else name)
     for middle, dotted in companions.items():
-        # photo.1.jpg is a separate photo. So is photo.edited.jpg if there are few such files.
+        # photo.1.jpg is a separate photo, and so is photo.edited.jpg if few files have such names.
         is_rare = 2 * len(dotted) < num_undotted
         if middle.isdigit() or (is_rare and not COMPANIONS.fullmatch(_last_word(middle))):
             continue

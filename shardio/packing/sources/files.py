@@ -29,7 +29,7 @@ PART = 4096
 """The number of samples whose names are hashed together."""
 
 JSON_FIELD = "json"
-"""The field for those columns of a table that are not paths, labels or keys."""
+"""The field for the columns of a table that are not paths, labels or keys."""
 
 _AS_FIELDS = (
     "If they are fields of one sample, such as an image and its mask, list their suffixes, starting with the image's: "
@@ -48,7 +48,7 @@ class FileName(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSample:
-    """A sample before packing: its key, the files that become its fields, its label, and its field ``json``."""
+    """A sample before packing: its key, its files, its label, and the content of its ``json`` field."""
 
     key: str
     files: Mapping[str, SourceFile]
@@ -73,16 +73,16 @@ class FileTable:
 
     Attributes:
         root: The directory of the source, as a string that ends in a slash.
-        home: The prefix of all files' paths: ``root``, or nothing.
+        home: The prefix of all files' paths, which is ``root`` or empty.
         keys: The keys of the samples.
-        stems: The paths of their files after ``home``, without prefix and suffix. Stems usually equal the keys.
-        kinds: The kinds of samples: for each, the names of its files, sorted by field.
+        stems: The paths of the samples' files without ``home``, prefix and suffix. Stems usually equal the keys.
+        kinds: For each kind of sample, the names of its files, sorted by field.
         kind_ids: int32 [n], the kind of each sample.
         first_files: int64 [n + 1], the place of each sample's first file in ``sizes`` and ``mtimes_ns``.
         sizes: int64 [m], the sizes of all files in bytes.
         mtimes_ns: int64 [m], their modification times in nanoseconds.
-        labels: int64 [n], the label of each sample; None if the samples have none.
-        json: The concatenated contents of the ``json`` fields that are not files; None if the samples have none.
+        labels: int64 [n], the label of each sample, or None if the samples have none.
+        json: The concatenated contents of the ``json`` fields that are not files, or None if the samples have none.
         json_bounds: int64 [n + 1], the offsets in ``json`` at which the contents start and stop.
     """
 
@@ -192,9 +192,9 @@ def header_sizes(keys: Sequence[str], field: str, sizes: NDArray[np.int64]) -> N
 class Pairing:
     """Matches each file to the sample of its image.
 
-    A name may contain the name of its top folder, and more words after it, as in Cityscapes:
+    A file's name may contain the name of its top folder, followed by other words, as in Cityscapes:
     ``leftImg8bit/x_leftImg8bit.png`` and ``gtFine/x_gtFine_labelIds.png`` belong to ``x``. Companions may be in folders
-    below their top folder, as in Oxford Pets: ``annotations/trimaps/x.png``.
+    inside their top folder, as in Oxford Pets: ``annotations/trimaps/x.png``.
 
     Attributes:
         stems: The stems of the samples, relative to the folder of images.
@@ -218,9 +218,9 @@ class Pairing:
         self.stems = frozenset(inner + (_cut(stem, images)[0] if self._cuts_images else stem) for inner, stem in found)
 
     def match(self, folder: str, name: str) -> tuple[str, FileName]:
-        """Return the stem of a file's sample, and the file's name in that sample. The field is empty without a suffix.
+        """Return the stem of a file's sample, and the file's name in that sample.
 
-        If the sample has no image, its stem is not among ``stems``.
+        The field is empty if the file has no suffix. If the sample has no image, its stem is not among ``stems``.
         """
         (stem, suffix), top, inner = split_suffix(name), folder.partition("/")[0], _inner(folder)
         field = suffix[1:].lower()
@@ -244,13 +244,13 @@ class Pairing:
 
 
 def split_suffix(name: str) -> tuple[str, str]:
-    """Split a file's name before its last dot. The suffix is empty if the name ends with a dot, as in pathlib."""
+    """Split a file's name before its last dot. As in pathlib, the suffix is empty if the name ends with a dot."""
     stem, dot, suffix = name.rpartition(".")
     return (stem, dot + suffix) if stem and suffix else (name, "")
 
 
 def _inner(folder: str) -> str:
-    """Return the part of a folder's path below its top folder, with a trailing slash unless it is empty."""
+    """Return a folder's path inside its top folder, with a trailing slash unless the path is empty."""
     inner = folder.partition("/")[2]
     return f"{inner}/" if inner else ""
 
@@ -268,7 +268,7 @@ def _word(tail: str, top: str) -> str:
 
 @lru_cache(64)
 def _pattern(top: str) -> re.Pattern[str]:
-    """Return the pattern of a folder's name, or its singular, in the names of its files, as in masks/a_mask.png."""
+    """Return a pattern that finds a folder's name or its singular in file names, such as masks/a_mask.png."""
     words = "|".join(re.escape(word) for word in dict.fromkeys((top, top.removesuffix("s"))) if word)
     return re.compile(rf"[_-]({words})(?=[_-]|$)", re.IGNORECASE)
 
@@ -285,7 +285,7 @@ def find_main_stems(folder: FolderFiles, main: Collection[str]) -> frozenset[str
 
 
 _File = tuple[FileName, int, int]
-"""A file of a sample: its name, size and time. (Creating a NamedTuple takes seven times as long.)"""
+"""A file of a sample: its name, size and modification time. Creating a NamedTuple would take seven times as long."""
 
 
 def group_files(
@@ -295,10 +295,10 @@ def group_files(
 
     Returns:
         The samples that have a main field; the paths of all other files, relative to ``src``; and the keys that end in
-        the file's suffix, because another image has the same stem.
+        their file's suffix, because another image has the same stem.
 
     Raises:
-        PackError: If some files cannot be packed. The message names up to SHOWN of them, and each remedy once.
+        PackError: If some files cannot be packed. The message names up to SHOWN files, and each remedy once.
     """
     grouping = _Grouping(src, options)
     if images is None:
@@ -310,7 +310,7 @@ def group_files(
 
 
 class _UnpackableError(Exception):
-    """A sample cannot be packed. The remedy applies to all such samples."""
+    """A sample cannot be packed. The remedy applies to all samples with the same problem."""
 
     def __init__(self, what: str, remedy: str) -> None:
         super().__init__(what)
@@ -390,7 +390,7 @@ class _Grouping:
         )
 
     def _add(self, stem: str, files: list[_File], undotted: frozenset[str]) -> None:
-        """Add a sample, or the error that prevents it; ignore files without a main field."""
+        """Add a sample, or the error that prevents it. Ignore files without a main field."""
         if not any(name.field in self._main for name, _, _ in files):
             self.ignored += (_path(stem, name) for name, _, _ in files)
             return
@@ -418,7 +418,7 @@ class _Grouping:
             self._mtimes.append(mtime_ns)
 
     def _make_name(self, suffix: str) -> FileName:
-        # All files with this suffix share the object.
+        # All files with the same suffix share one FileName.
         return self._names.setdefault(suffix, FileName(suffix[1:].lower(), "", suffix))
 
     def _make_key(

@@ -38,14 +38,14 @@ Row = dict[str, Any]
 _OTHER_COLUMN = "Choose another --key-column (key_column), or none to number the records"
 
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*|\.[0-9]+[eE][+-]?[0-9]+)?")
-"""Numbers as programs write them to text: pandas writes 3 as ``3.0``, numpy as ``3.000000000000000000e+00``."""
+"""Matches integers as programs write them: pandas writes 3 as ``3.0``, numpy as ``3.000000000000000000e+00``."""
 
 
 def split_of(column: str, value: Any) -> str | None:
-    """Return the split that a value of a column names: "" if the value is missing, None if it names no split.
+    """Return the split that a value of a column names, "" if the value is missing, or None if it names no split.
 
-    A column such as ``is_train`` has 0 and 1, or false and true. Rows that are not for training count as test rows.
-    Rows that are not for testing, or not for validation, count as training rows.
+    A column such as ``is_train`` contains 0 and 1, or false and true. Rows that are not for training count as test
+    rows. Rows that are not for testing, or not for validation, count as training rows.
 
     >>> split_of("set", "val"), split_of("is_train", 1), split_of("is_train", "0"), split_of("is_val", False)
     ('val', 'train', 'test', 'train')
@@ -67,16 +67,16 @@ def split_of(column: str, value: Any) -> str | None:
 def select_files(
     src: Path, paths: Sequence[Path], chosen: str | None, *, may_be_column: bool = False
 ) -> Sequence[Path]:
-    """Return the files of a split, whose names contain the split's name, such as train-0.tar.
+    """Return the files of a split. A name such as train-0.tar contains the name of the split.
 
     Args:
         src: The source.
         paths: All files.
-        chosen: The split; None if none is chosen.
-        may_be_column: Whether files without splits in their names may have a column of splits.
+        chosen: The split, or None if the user has not chosen a split.
+        may_be_column: Whether files whose names contain no split may have a column of splits.
 
     Raises:
-        PackError: If the files belong to several splits and none is chosen, or the chosen split does not exist.
+        PackError: If the files belong to several splits and no split is chosen, or the chosen split does not exist.
     """
     splits = group_by_split(path.name for path in paths)
     if chosen is None and len(splits) > 1:
@@ -94,7 +94,7 @@ class SplitColumn:
 
     Args:
         src: The table.
-        chosen: The split; None if none is chosen.
+        chosen: The split, or None if the user has not chosen a split.
         ignored: The columns of images, labels and keys.
     """
 
@@ -104,7 +104,7 @@ class SplitColumn:
         self._deciding = set[str]()
 
     def selects(self, row: Mapping[str, Any]) -> bool:
-        """Return whether a row belongs to the chosen split. Without a choice, all rows do."""
+        """Return whether a row belongs to the chosen split. If no split is chosen, all rows belong to it."""
         if self._values is None:
             self._values = {name: set() for name in row if name not in self._ignored}
         for name in list(self._values):
@@ -140,7 +140,7 @@ class SplitColumn:
                 raise PackError(f"--source-split {self._chosen} does not select rows of {self._src}: {there}")
 
     def describe_mixture(self) -> str | None:
-        """Return a message about a column that assigns the rows to several splits; None if there is none."""
+        """Return a message about a column that assigns rows to several splits, or None if no column does."""
         for name, splits in self._find_values().items():
             if len(splits) > 1:
                 return f"the column {name!r} of {self._src} says that rows belong to the splits {', '.join(splits)}"
@@ -174,10 +174,10 @@ def make_keys(
     """Return the keys of records, given the values of the key column.
 
     Args:
-        records: Describes the records for messages.
+        records: The dataset, which describes its records for messages.
         values: Keys (``cats/0001``) or paths of images (``cats/0001.jpg``), one for each record.
         rename_dots: Whether each dot in the last part of a key becomes an underscore.
-        where: The place of the values, for messages.
+        where: A phrase that says where the values are, for messages.
         remedy: The remedy for an invalid key, for messages.
 
     Raises:
@@ -201,13 +201,13 @@ def make_keys(
 
 
 def without_image_suffix(path: str) -> str:
-    """Return a path without its suffix if that is an image suffix."""
+    """Return a path without its suffix, if the suffix is an image suffix."""
     stem, dot, suffix = path.rpartition(".")
     return stem if dot and suffix.lower() in IMAGE_FORMATS else path
 
 
 def separate_equal_stems(paths: Sequence[str]) -> dict[str, str]:
-    """Return the keys, by path, of images whose paths differ only in the suffix: a_jpg for a.jpg, a_png for a.png."""
+    """Return a key for each path that differs from another only in its suffix: a_jpg for a.jpg, a_png for a.png."""
     groups = defaultdict[str, set[str]](set)
     for path in paths:
         groups[without_image_suffix(path)].add(path)
@@ -229,8 +229,8 @@ def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[Row]
     """Yield the rows of a table.
 
     Args:
-        path: The table. Its suffix is one of ``TABLE_SUFFIXES``.
-        columns: The columns that the caller needs; None for all. Rows may have other columns.
+        path: The table, whose suffix is one of ``TABLE_SUFFIXES``.
+        columns: The columns that the caller needs, or None for all. Rows may have other columns.
 
     Raises:
         PackError: If a package is missing.
@@ -243,7 +243,7 @@ def _read_csv(path: Path, columns: Sequence[str] | None) -> Iterator[Row]:
     rows = _split_csv(_decode(parse_location(path).read_whole()))
     names = [name.strip() for name in next(rows, ())]
     if twice := sorted(name for name, number in Counter(names).items() if number > 1):
-        raise ValueError(f"two columns have the name {twice[0]!r}: rename one")
+        raise ValueError(f"two columns have the name {twice[0]!r}: rename one of them")
     for number, values in enumerate(rows, 1):
         if len(values) != len(names):
             raise ValueError(f"row {number} has more or fewer values than the header has columns")
@@ -258,7 +258,7 @@ def _decode(content: bytes) -> str:
 
 
 def _split_csv(text: str) -> Iterator[list[str]]:
-    # Excel writes semicolons in many countries.
+    # In many countries, Excel separates columns with semicolons.
     header = text[: text.find("\n")]
     delimiter = next((letter for letter in ",;\t" if letter in header), ",")
     reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
@@ -299,7 +299,7 @@ def _read_parquet(path: Path, columns: Sequence[str] | None) -> Iterator[Row]:
     try:
         import pyarrow.parquet
     except ImportError as error:
-        raise PackError(f"{path} is read by the package pyarrow ({error}): pip install pyarrow") from error
+        raise PackError(f"reading {path} requires the package pyarrow ({error}): pip install pyarrow") from error
     content = parse_location(path).read_whole()
     table = pyarrow.parquet.read_table(io.BytesIO(content), columns=columns)
     for batch in table.to_batches():
@@ -345,9 +345,9 @@ class LabelFile:
 
     Attributes:
         path: The file: ``.csv``, ``.jsonl`` or ``.parquet``.
-        key_column: The column with keys (``cats/0001``) or paths (``cats/0001.jpg``) below the source; None for the
-            first of two columns.
-        label_column: The column with labels: class names, or integers; None for the second of two columns.
+        key_column: The column with keys (``cats/0001``) or paths (``cats/0001.jpg``) below the source, or None for
+            the first of two columns.
+        label_column: The column with labels: class names or integers. None selects the second of two columns.
         may_mix_splits: Whether the samples may belong to several splits, according to another column.
     """
 
@@ -367,10 +367,10 @@ def find_labels(
         keys: The keys of the samples. Each sample needs a label.
         classes: The class names that define the labels; by default, the sorted names in the file. Integers are used as
             labels directly.
-        names: The keys of samples by other names that the file may use.
+        names: The keys of samples, by alternative names that the file may use.
 
     Returns:
-        int64 [n], and the class names by label; none if the file has integers.
+        int64 [n], and the class names by label, or () if the file has integers.
 
     Raises:
         PackError: If the file cannot be read, a sample has no label or two, or class names and integers are mixed.
@@ -380,7 +380,7 @@ def find_labels(
         more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
         raise PackError(
             f"{file.path} has no label for {len(missing)} of {len(keys)} samples: {', '.join(missing[:SHOWN])}{more}. "
-            f"Add rows, or remove the images. Images are named by keys such as {keys[0]!r}, or by paths such as "
+            f"Add rows, or remove the images. Rows name images by keys such as {keys[0]!r}, or by paths such as "
             f"{keys[0] + '.jpg'!r}"
         )
     return number_labels(file.path, list(labels.values()), [labels[key] for key in keys], classes)
@@ -393,12 +393,12 @@ def number_labels(
 
     Args:
         path: The source of the labels.
-        values: All labels in that source: class names, or integers, which are used directly.
+        values: All labels in the source: class names, or integers, which are used as labels directly.
         wanted: The labels of the samples.
         classes: The class names that define the labels; by default, the sorted names among ``values``.
 
     Returns:
-        int64 [n], and the class names by label; none if the labels are integers.
+        int64 [n], and the class names by label, or () if the labels are integers.
 
     Raises:
         PackError: If class names and integers are mixed, an integer is out of range or may be the name of another
@@ -483,9 +483,9 @@ def _choose_columns(file: LabelFile, names: Sequence[str]) -> tuple[str, str]:
 
 
 def read_label(value: Any) -> str | int | None:
-    """Return a label: an integer, a class name without spaces around it, or None if it is missing.
+    """Return a label: an integer, a class name without surrounding spaces, or None if the label is missing.
 
-    An integer may be of any numeric type, or text (``3``, ``3.0``). Empty text and NaN are missing labels.
+    An integer may have any numeric type, or be text (``3``, ``3.0``). Empty text and NaN are missing labels.
 
     Raises:
         ValueError: If the value is not an integer, or has another type. The message continues "row 7 has …".

@@ -80,7 +80,7 @@ class _Leaf:
 
     @property
     def suffix(self) -> str:
-        """The suffix of the content, "" if it is unknown."""
+        """The suffix of the content, or "" if the suffix is unknown."""
         return self.format.partition(":")[2].lower() or CONTENTS[self.kind]
 
     def get(self, sample: Any) -> Any:
@@ -95,7 +95,7 @@ def _find_leaves(src: Path, config: Mapping[str, Any]) -> tuple[_Leaf, ...]:
     if config.get("item_loader") not in (None, "PyTreeLoader") or not config["data_spec"]:
         raise PackError(
             f"{src} was written for LitData's {config.get('item_loader')}: only samples of the default PyTreeLoader "
-            "can be packed. Read the others with LitData, and pack an iterable of them"
+            "can be packed. Read other samples with LitData, and pack an iterable of them"
         )
     keys = list(_find_keys(src, parse_json(config["data_spec"])[1], ()))
     leaves = tuple(_Leaf(keys=each, format=name) for each, name in zip(keys, config["data_format"], strict=False))
@@ -110,18 +110,18 @@ def _find_leaves(src: Path, config: Mapping[str, Any]) -> tuple[_Leaf, ...]:
             )
         if leaf.kind not in (*CONTENTS, *LISTS, *ARRAYS, *PLAIN):
             raise PackError(
-                f"the value {leaf.name!r} of each sample of {src} has the format {leaf.format!r}, which is unknown "
-                "here: read the samples with LitData, and pack an iterable of them"
+                f"the value {leaf.name!r} of each sample of {src} has the format {leaf.format!r}, which shardio does "
+                "not support: read the samples with LitData, and pack an iterable of them"
             )
     return leaves
 
 
 def _find_keys(src: Path, spec: Mapping[str, Any], keys: tuple[Hashable, ...]) -> Iterator[tuple[Hashable, ...]]:
-    """Yield the keys of each value in a LitData specification (``TreeSpec``)."""
+    """Yield the keys that lead to each value in a LitData specification (``TreeSpec``)."""
     if spec["type"] is None:
         yield keys
         return
-    if spec["type"] not in _NODES:  # LitData would import the module that a specification of another type names.
+    if spec["type"] not in _NODES:  # For other types, LitData would import a module that the specification names.
         raise PackError(
             f"samples of {src} contain a {spec['type']}: only dictionaries, lists and tuples can be packed. Read the "
             "samples with LitData, and pack an iterable of them"
@@ -194,7 +194,7 @@ class _Reader:
 class _Items:
     """Reads items with LitData's ``PyTreeLoader``.
 
-    LitData's ``StreamingDataset`` would replace compressed chunks with decompressed ones in their folder.
+    LitData's ``StreamingDataset`` would replace compressed chunks with decompressed chunks in the dataset's folder.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class _Items:
 
         class PyTreeLoader(litdata.PyTreeLoader):  # type: ignore[misc, name-defined]  # LitData checks the name.
             def _data_format_to_key(self, data_format: str) -> str:
-                kind = data_format.partition(":")[0]  # LitData prefers the rest, such as "json" in "file:json".
+                kind = data_format.partition(":")[0]  # LitData would use the part after the colon.
                 return "bytes" if kind in raw else kind
 
             def deserialize(self, content: bytes | memoryview) -> Any:
@@ -227,7 +227,7 @@ class _Items:
         except Exception as error:  # LitData checks little.
             let_through(error)
             raise PackError(f"{path / INDEX} is invalid: {describe_error(error)}. Create it again") from error
-        # By default, LitData reads whole chunks: it expects all samples of a chunk to be read in turn.
+        # By default, LitData reads whole chunks, because it expects reads of all samples of a chunk in order.
         self._loader.set_mmap_allowed_chunks(set(range(len(series.names))))
         self._loader.set_posix_fast(True, keep=_NUM_MAPPED, willneed=False)
 
@@ -251,7 +251,7 @@ class LitDataChunks(PackSource):
         """Scan a directory that ``litdata.optimize`` wrote. Compressed chunks are decompressed into a temporary folder.
 
         Raises:
-            PackError: If it holds several splits, a chunk is missing or damaged, or its values cannot be packed.
+            PackError: If the directory holds several splits, a chunk is missing or damaged, or values cannot be packed.
         """
         litdata, index = _import_litdata(src), read_index(src, _KIND)
         with invalid_index_is_an_error(src):
@@ -296,7 +296,7 @@ def _find_files(
 
     def find_decompress(part: ListedShard) -> Callable[[bytes], bytes]:
         if compression not in litdata.compressors:
-            raise PackError(f"{src} is compressed by {compression!r}, which LitData cannot read here: pip install zstd")
+            raise PackError(f"{src} is compressed with {compression!r}, which LitData cannot read: pip install zstd")
         decompress: Callable[[bytes], bytes] = litdata.compressors[compression].decompress
         return decompress
 
@@ -326,7 +326,7 @@ def _read_values(records: _Chunks) -> dict[str, list[Any]]:
 
 
 def _as_plain(value: Any) -> Any:
-    """Return the number in an array or tensor without dimensions; return other values unchanged."""
+    """Return the number in an array or tensor without dimensions, and other values unchanged."""
     return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
@@ -349,6 +349,7 @@ def _import_litdata(src: Path) -> _LitData:
         from litdata.streaming.serializers import _get_serializers
     except ImportError as error:
         raise PackError(
-            f"{src} is read by the package litdata ({error}): install it with --no-deps, as docs/packing.md describes"
+            f"reading {src} requires the package litdata ({error}): install it with --no-deps, as "
+            "docs/packing.md describes"
         ) from error
     return _LitData(PyTreeLoader, ChunksConfig, _get_serializers, is_in_file_compression, _COMPRESSORS)

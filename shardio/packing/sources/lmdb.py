@@ -42,10 +42,10 @@ _PROBED = 100
 """The maximum number of entries without a suffix whose values are examined before packing starts."""
 
 _PICKLE = re.compile(rb"\x80[\x02-\x05].*\.", re.DOTALL)
-"""A pickle of protocol 2 or later. No image has this signature."""
+"""Matches a pickle of protocol 2 or later. No image has this signature."""
 
 _USE_ITERABLE = (
-    "Read the samples with the program that knows their format, and pack what it yields: "
+    "Read the samples with the program that knows their format, and pack the samples that it yields: "
     "shardio.pack(iterable, out), or shardio.ShardWriter"
 )
 
@@ -110,7 +110,7 @@ class _EntryNames:
         self._fields, self._field_indices = dict[str, int](), array("i")
 
     def add(self, name: bytes, size: int) -> str | None:
-        """Add an entry. Return its name if the name has no suffix: the value must then be an image."""
+        """Add an entry. If its name has no suffix, return the name, because the value must be an image."""
         try:
             text = name.decode()
         except UnicodeDecodeError:
@@ -167,7 +167,7 @@ class _EntryNames:
         return self.finish()
 
     def _end_group(self) -> None:
-        """Add the samples of the entries whose names are equal up to the first dot."""
+        """Add the samples of a group of entries whose names are equal up to the first dot."""
         group, self._group = self._group, []
         if not group:
             return
@@ -180,7 +180,7 @@ class _EntryNames:
         has_main = any(suffix.lower() in self._main for suffix in suffixes)
         samples = defaultdict[str, list[tuple[_Entry, str]]](list)
         for entry, suffix in zip(group, suffixes, strict=True):
-            # Beside a.jpg, a.mask.png is a field of the same sample, but a.1.jpg is another image.
+            # If there is an a.jpg, a.mask.png is a field of the same sample, but a.1.jpg is another image.
             middle = suffix.rpartition(".")[0]
             is_field = not middle or (has_main and not self._rename_dots and not middle.isdigit())
             stem = self._prefix if is_field else f"{self._prefix}.{middle}"
@@ -189,7 +189,7 @@ class _EntryNames:
             self._add_named(stem, entries)
 
     def _add_named(self, stem: str, entries: Sequence[tuple[_Entry, str]]) -> None:
-        """Add a sample, or the error that prevents it; ignore entries without a main field."""
+        """Add a sample, or the error that prevents it. Ignore entries without a main field."""
         if not any(field in self._main for _, field in entries):
             self._ignored += (entry.name for entry, _ in entries)
             return
@@ -212,7 +212,7 @@ class _EntryNames:
         try:
             check_key(key)
             for _, field in entries:
-                if field and field not in self._fields:  # Known fields have been checked.
+                if field and field not in self._fields:  # Known fields have already been checked.
                     check_name(key, field)
         except ValueError as error:
             self._errors.append(f"{entries[0][0].name!r} cannot be packed: {error}")
@@ -292,10 +292,10 @@ class LmdbEnvironment(PackSource):
         return Evidence(src) if is_lmdb else None
 
     def scan(self, src: Path, options: PackOptions) -> SourceScan:
-        """Scan an LMDB environment. Names become keys, their suffixes become fields, and values are not decoded.
+        """Scan an LMDB environment. Names become keys, suffixes become fields, and values are not decoded.
 
         Raises:
-            PackError: If it cannot be read, or holds values that are not files.
+            PackError: If the environment cannot be read, or holds values that are not files.
         """
         file = stat_file(str(src / "data.mdb" if src.is_dir() else src))
         environment = _open(src)
@@ -315,7 +315,7 @@ class LmdbEnvironment(PackSource):
         if not len(entries):
             found = f" such as {entries.ignored[0]!r}" if entries.ignored else ""
             raise PackError(
-                f"{src} holds no images that can be packed: an image's name has no suffix, or one of "
+                f"{src} holds no images that can be packed: an image's name must have no suffix, or one of "
                 f"{', '.join(IMAGE_FIELDS)}. It has {len(entries.ignored)} other entries{found}. {_USE_ITERABLE}"
             )
         scan = RecordScan(
@@ -330,7 +330,7 @@ class LmdbEnvironment(PackSource):
 
 @lru_cache(maxsize=1)
 def _find_entries(source: _Environment) -> _Entries:
-    """Return the entries of each sample. Read only names, sizes, and the first values whose name has no suffix."""
+    """Return the entries of each sample. Read only names, sizes, and some values whose names have no suffix."""
     names = _EntryNames(
         source.path, rename_dots=source.rename_dots, main_fields=source.main_fields, fields=source.fields
     )
@@ -363,7 +363,9 @@ def _open(path: Path) -> Any:
     try:
         import lmdb
     except ImportError as error:
-        raise PackError(f"{path} is read by the package lmdb ({error}): pip install 'shardio-loader[lmdb]'") from error
+        raise PackError(
+            f"reading {path} requires the package lmdb ({error}): pip install 'shardio-loader[lmdb]'"
+        ) from error
     with _explaining(path):
         environment = lmdb.open(
             str(path), subdir=path.is_dir(), readonly=True, lock=False, readahead=False, create=False
@@ -415,6 +417,6 @@ def _refuse_pickle(path: Path, name: bytes, value: bytes) -> None:
 
 def _explain_pickle(name: str) -> str:
     return (
-        f"the value of {name!r} is a pickle, as folder2lmdb writes them. Reading a pickle can run any code, so shardio "
+        f"the value of {name!r} is a pickle, as written by folder2lmdb. Reading a pickle can run any code, so shardio "
         f"reads none. {_USE_ITERABLE}"
     )

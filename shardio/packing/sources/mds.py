@@ -54,7 +54,7 @@ class IndexKind:
     Attributes:
         entries: The name of the list of files in the JSON object.
         key: A key of each object in that list.
-        pattern: The pattern of the files beside ``index.json``. They identify the tool if ``index.json`` is damaged.
+        pattern: The pattern of the files beside ``index.json``, which identify the tool if ``index.json`` is damaged.
     """
 
     entries: str
@@ -66,12 +66,12 @@ _KIND = IndexKind(entries="shards", key="column_encodings", pattern="*.mds*")
 
 
 def split_contents(value: bytes) -> list[bytes]:
-    """Return the contents in a value that MosaicML Streaming and LitData write for a list of images.
+    """Return the images of a list that MosaicML Streaming or LitData wrote as one value.
 
-    The value consists of the number of contents and the size of each content, as uint32, and then the contents.
+    The value contains the number of images and the size of each image, as uint32, followed by the images.
 
     Raises:
-        ValueError: If the sizes do not match.
+        ValueError: If the sizes do not add up to the size of the value.
     """
     if len(value) < 4:
         raise ValueError(f"a list of images has only {len(value)} bytes")
@@ -111,7 +111,7 @@ def read_index(src: Path, kind: IndexKind) -> Mapping[str, Any]:
 
 @contextmanager
 def invalid_index_is_an_error(src: Path) -> Iterator[None]:
-    """Raise PackError if the block finds that a value of ``index.json`` is missing or has the wrong type."""
+    """Raise PackError if the block fails because ``index.json`` lacks a value or has a value of the wrong type."""
     try:
         yield
     except (AttributeError, KeyError, TypeError) as error:
@@ -129,11 +129,11 @@ class ListedShard(NamedTuple):
     """A file of samples that ``index.json`` names.
 
     Attributes:
-        name: Its name when it is decompressed.
-        num_bytes: Its size in bytes when it is decompressed.
-        packed: Its name when it is compressed; None if it is not.
-        packed_bytes: Its size in bytes when it is compressed; None if that is unknown.
-        may_be_larger: Whether it may be larger than ``num_bytes``.
+        name: The name of the decompressed file.
+        num_bytes: The size of the decompressed file in bytes.
+        packed: The name of the compressed file, or None if the file is not compressed.
+        packed_bytes: The size of the compressed file in bytes, or None if the size is unknown.
+        may_be_larger: Whether the decompressed file may be larger than ``num_bytes``.
     """
 
     name: str
@@ -146,9 +146,9 @@ class ListedShard(NamedTuple):
 def find_files(
     src: Path, parts: Sequence[ListedShard], find_decompress: Callable[[ListedShard], Callable[[bytes], bytes]]
 ) -> tuple[tuple[SourceFile, ...], TemporaryFolder | None]:
-    """Return the files of a dataset, and the folder with decompressed files if there are any.
+    """Return the files of a dataset, and the folder of newly decompressed files, if any.
 
-    Both tools leave decompressed files beside the compressed files. This function uses them.
+    MosaicML Streaming and LitData leave decompressed files beside the compressed files. This function uses them.
 
     Args:
         src: The dataset.
@@ -205,13 +205,13 @@ def _matches(folder: Path, kind: IndexKind) -> bool:
 
 
 class TemporaryFolder:
-    """A folder that is removed with this object, or when the process that made it ends.
+    """A folder that is removed with this object, or when the process that created it ends.
 
     Worker processes receive copies of this object, which do not remove the folder.
 
     Args:
-        num_bytes: The total size of the files that the folder has to hold.
-        src: The source of these files, for messages.
+        num_bytes: The total size of the files for which the folder needs space.
+        src: The source of the files, for messages.
 
     Attributes:
         path: The folder.
@@ -239,14 +239,14 @@ class TemporaryFolder:
 
 
 def find_folder(src: Path, unpacked: TemporaryFolder | None, name: str) -> Path:
-    """Return the folder that has a file: the folder of decompressed files, or the source itself."""
+    """Return the folder that contains a file: the folder of decompressed files, or the source itself."""
     return unpacked.path if unpacked is not None and (unpacked.path / name).exists() else src
 
 
 def _unpack(src: Path, dst: Path, num_bytes: int, decompress: Callable[[bytes], bytes]) -> None:
     try:
         content = decompress(parse_location(src).read_whole())
-    except Exception as error:  # Each algorithm raises its own errors.
+    except Exception as error:  # Each compression algorithm raises errors of its own.
         let_through(error)
         raise PackError(f"{src} cannot be decompressed: {error}. Download or create it again") from error
     if len(content) < num_bytes:
@@ -267,10 +267,10 @@ class IndexedRecords:
 
     Attributes:
         path: The dataset.
-        files: Its files.
-        series: Its files of samples.
-        columns: The roles of its columns.
-        unpacked: The folder of decompressed files; None if there are none.
+        files: The dataset's files.
+        series: The dataset's files of samples.
+        columns: The roles of the dataset's columns.
+        unpacked: The folder of decompressed files, or None if no file was decompressed.
     """
 
     path: Path
@@ -286,7 +286,7 @@ class IndexedRecords:
 
 @contextmanager
 def any_error_is_a_value_error() -> Iterator[None]:
-    """Raise ValueError for any error in the block: neither tool has an error class for damaged samples."""
+    """Raise ValueError for any error in the block, because neither tool has an error class for damaged samples."""
     try:
         yield
     except Exception as error:
@@ -364,7 +364,7 @@ class MdsShards(PackSource):
         """Scan a directory that ``MDSWriter`` wrote. Compressed shards are decompressed into a temporary folder.
 
         Raises:
-            PackError: If it holds several splits, a shard is missing or damaged, or its columns cannot be packed.
+            PackError: If there are several splits, a shard is missing or damaged, or the columns cannot be packed.
         """
         streaming, entries = _import_streaming(src), read_index(src, _KIND).get("shards") or []
         with invalid_index_is_an_error(src):
@@ -415,7 +415,7 @@ def _find_encodings(src: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str
             )
         encodings = dict(zip(entry["column_names"], entry["column_encodings"], strict=False))
         if number and encodings != found:
-            raise PackError(f"shards 0 and {number} in {src / INDEX} have different columns: pack them one by one")
+            raise PackError(f"shards 0 and {number} in {src / INDEX} have different columns: pack them separately")
         found = encodings
     for name, encoding in found.items():
         if encoding == "pkl":
@@ -425,8 +425,8 @@ def _find_encodings(src: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str
             )
         if not (encoding in (*_CONTENTS, *_LISTS, *_PLAIN) or encoding.partition(":")[0] == "ndarray"):
             raise PackError(
-                f"the column {name!r} of {src} has the encoding {encoding!r}, which is unknown here: read the samples "
-                "yourself, and pack an iterable of them"
+                f"the column {name!r} of {src} has the encoding {encoding!r}, which shardio does not support: read "
+                "the samples yourself, and pack an iterable of them"
             )
     return found
 
@@ -456,7 +456,7 @@ def _open_shards(
 
 
 def _read_values(streaming: _Streaming, shard: Any, path: Path, values: Mapping[str, list[Any]]) -> NDArray[np.int64]:
-    """Append values of a shard to lists, without reading its images; return the size of each sample, int64 [n]."""
+    """Append values of a shard to lists, without reading images. Return the size of each sample, int64 [n]."""
     with closing(parse_location(path).open()) as file:
         offsets = np.frombuffer(file.read(4, 4 * (shard.samples + 2)), "<u4").astype(np.int64)
         sizes: NDArray[np.int64] = np.diff(offsets)
@@ -488,7 +488,7 @@ def _find_columns(shard: Any, file: StoredFile, offsets: NDArray[np.int64]) -> N
 
 def _decode(streaming: _Streaming, encoding: str, value: bytes) -> Any:
     if encoding == "str_decimal":
-        encoding = "str"  # JSON has no type for Python's Decimal.
+        encoding = "str"  # JSON has no decimal type, so decimals stay text.
     found = streaming.decode(encoding, value)
     return found.item() if isinstance(found, np.generic) else found
 
@@ -505,7 +505,7 @@ def _import_streaming(src: Path) -> _Streaming:
         from streaming.base.format.mds.encodings import mds_decode
     except (ImportError, RuntimeError) as error:
         raise PackError(
-            f"{src} is read by the package mosaicml-streaming ({error}): install it with --no-deps, as "
+            f"reading {src} requires the package mosaicml-streaming ({error}): install it with --no-deps, as "
             "docs/packing.md describes"
         ) from error
     return _Streaming(reader_from_json, mds_decode, decompress)

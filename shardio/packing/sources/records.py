@@ -1,7 +1,7 @@
 """Pack the records of another tool's dataset: rows of a table, entries of a database, samples of a tar.
 
-This module holds the code that the adapters in this folder share: the steps from a scan to samples, the choice of
-columns, and the names of fields.
+This module contains the code that the adapters in this folder share: it converts scans to samples, chooses columns, and
+names fields.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from shardio.sample import Sample
 from shardio.shards import BLOCK, LABEL_FIELD
 
 IMAGE = ""
-"""A placeholder for the name of a field that holds an image. The image's format determines the stored name."""
+"""A placeholder for the name of the image field. The image's format determines the actual name."""
 
 
 class RecordReader(Protocol):
     """Reads records in one process."""
 
     def read(self, row: int) -> Mapping[str, bytes]:
-        """Return the fields of a record, without the label. ``IMAGE`` is a placeholder for the image's format.
+        """Return the fields of a record, without the label. The image's field has the placeholder name ``IMAGE``.
 
         Raises:
             OSError, ValueError: If the record cannot be read.
@@ -52,7 +52,7 @@ class RecordReader(Protocol):
 
 
 class Records(Protocol):
-    """Another tool's dataset. It holds only paths and names: worker processes receive it and open the dataset."""
+    """The paths and names of another tool's dataset. Worker processes receive this object and open the dataset."""
 
     @property
     def path(self) -> Path:
@@ -63,7 +63,7 @@ class Records(Protocol):
         """The dataset's files at the time of the scan."""
 
     def open(self) -> RecordReader:
-        """Open the dataset in this process. It stays open until another dataset is opened, or the process ends."""
+        """Open the dataset in this process. The dataset stays open until another is opened, or the process ends."""
 
     def describe(self, row: int) -> str:
         """Return the name of a record for messages, such as ``row 7``."""
@@ -75,13 +75,13 @@ class RecordScan:
 
     Attributes:
         records: The dataset.
-        sizes: int64 [n], the size of each record's fields in bytes. It may be an estimate.
-        num_fields: The number of fields of most records, without the label.
-        keys: The value of the key column for each record; None to number the records.
-        labels: The label of each record, an integer or a class name; None if the records have none.
+        sizes: int64 [n], the size of each record's fields in bytes, possibly estimated.
+        num_fields: The usual number of fields of a record, without the label.
+        keys: The value of the key column for each record, or None to number the records.
+        labels: The label of each record, an integer or a class name, or None if the records have none.
         classes: The class names by label, if the dataset has them.
         ignored: The parts that do not belong to a record, as paths below the dataset.
-        is_selected: bool [n], the records to pack; None for all.
+        is_selected: bool [n], whether to pack each record, or None for all records.
     """
 
     records: Records
@@ -108,7 +108,7 @@ class _RecordSample:
             found = _opened.get(self.records).read(self.row)
             fields = {name or find_field(content): content for name, content in found.items()}
             for name in fields:
-                check_field(self.key, name)  # The name comes from a column.
+                check_field(self.key, name)  # The field name comes from a column.
         except (OSError, ValueError) as error:
             what = self.records.describe(self.row)
             raise PackError(f"{what} of {self.records.path} cannot be read: {error}") from error
@@ -129,7 +129,7 @@ class RecordTable:
         keys: The keys of the records.
         sizes: int64 [n], the size of each record's fields in bytes.
         tar_sizes: int64 [n], the size of each record in a tar in bytes.
-        labels: int64 [n], the labels; None if the records have no labels, or have a label field.
+        labels: int64 [n], the labels, or None if the records have no labels, or have a label field.
     """
 
     records: Records
@@ -214,19 +214,19 @@ def number_labels_of_records(
     keys: Sequence[str],
     other_names: Mapping[str, str] | None = None,
 ) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
-    """Return the labels of selected records, int64 [k], and the class names; no labels if no selected record has one.
+    """Return the labels of selected records, int64 [k] or None if they have no labels, and the class names.
 
-    By default, the class names come from all records, and all splits number their classes in the same way.
+    By default, the class names come from all records, so all splits number their classes in the same way.
 
     Args:
         path: The dataset, for messages.
-        records: Describes the records for messages.
-        values: The label of each record, an integer or a class name; None if the records have none.
+        records: The dataset, which describes its records for messages.
+        values: The label of each record, an integer or a class name, or None if the records have none.
         names: The class names by label, if the dataset has them.
         options: The options of the pack, including a label file and class names.
         is_selected: bool [n], whether each record is selected.
         keys: The keys of the selected records, for the label file.
-        other_names: The keys of records by other names that a label file may use.
+        other_names: The keys of records, by alternative names that a label file may use.
 
     Raises:
         PackError: If a label is missing or invalid, or class names and integers are mixed.
@@ -245,8 +245,8 @@ def number_labels_of_records(
         raise PackError(f"{records.describe(len(labels))} of {path} has {error}") from error
     rows = np.flatnonzero(is_selected).tolist()
     if all(labels[row] in (None, -1) for row in rows):
-        return None, ()  # Hugging Face marks a missing label with -1, as in all rows of a test set.
-    if names:  # The dataset names its integers. This pack may number the names differently.
+        return None, ()  # Hugging Face marks missing labels with -1, as in test sets.
+    if names:  # The dataset has names for its integers, but this pack may number the names differently.
         labels = [_name_label(names, label) for label in labels]
     wanted = list[int | str]()
     for row in rows:
@@ -265,20 +265,20 @@ def _name_label(classes: Sequence[str], label: int | str | None) -> int | str | 
 
 
 def close_records() -> None:
-    """Close the dataset that is open in this process, if there is one. Some datasets can be opened only once."""
+    """Close the dataset that is open in this process, if any. Some datasets cannot be opened twice at the same time."""
     _opened.close()
 
 
 class _Opened:
-    """Keeps a dataset open in this process: opening it for each sample would be slow."""
+    """Keeps a dataset open in this process, because opening it for each sample would be slow."""
 
     def __init__(self) -> None:
         self._records: Records | None = None
         self._reader: RecordReader | None = None
 
     def get(self, records: Records) -> RecordReader:
-        """Return the reader of a dataset. Open the dataset if it is not open."""
-        # The samples of a shard share this object. Comparing the values of thousands of files is slow.
+        """Return the reader of a dataset, and open the dataset if it is not open."""
+        # The samples of a shard share one object, so the slow comparison of thousands of files is rare.
         if self._reader is None or (records is not self._records and records != self._records):
             self.close()
             for file in records.files:
@@ -300,7 +300,7 @@ class Columns:
 
     Attributes:
         contents: The columns whose values are contents of files.
-        image: The column of images. Its field is named after the format alone, such as ``jpg``. The fields of other
+        image: The column of images, whose field is named after the format alone, such as ``jpg``. The fields of other
             contents have names such as ``depth.png``.
         label: The column with labels.
         key: The column with keys.
@@ -347,7 +347,7 @@ def choose_columns(
     if len({*lower}) != len(lower):
         twice = sorted(name for name in names if lower.count(name.lower()) > 1)
         raise PackError(
-            f"columns of {path} differ only in case ({', '.join(twice)}), but fields are lower case: rename one"
+            f"columns of {path} differ only in case ({', '.join(twice)}), but fields are lower case: rename one of them"
         )
     if image is not None and image not in contents:
         raise PackError(f"the column {image!r} of {path} does not hold bytes: choose one of {', '.join(contents)}")
@@ -356,13 +356,13 @@ def choose_columns(
 
 
 def name_field(columns: Columns, name: str, content: bytes, suffix: str) -> str:
-    """Return the name of the field for a file's content; ``IMAGE`` if it is the sample's image.
+    """Return the name of the field for a file's content, or ``IMAGE`` if the content is the sample's image.
 
     Args:
         columns: The columns of the table.
-        name: The content's column. It may be followed by a dot and the number of the content.
+        name: The content's column, which may be followed by a dot and the number of the content.
         content: The content.
-        suffix: The suffix of its file, "" if that is unknown.
+        suffix: The suffix of the content's file, or "" if the suffix is unknown.
     """
     if name == columns.image:
         return IMAGE if find_format(content) is not None or not suffix else suffix
@@ -387,7 +387,7 @@ class FileSeries:
     """The files of a dataset in order.
 
     Attributes:
-        names: The name of each file below the dataset.
+        names: The path of each file, relative to the dataset.
         ends: The number of samples up to the end of each file.
     """
 
@@ -399,7 +399,7 @@ class FileSeries:
         return cls(tuple(names), tuple(accumulate(nums_samples)))
 
     def find(self, row: int) -> tuple[int, int]:
-        """Return the number of the file that has a sample, and the sample's number in that file."""
+        """Return the number of the file that contains a sample, and the sample's number in the file."""
         number = bisect_right(self.ends, row)
         return number, row - (self.ends[number - 1] if number else 0)
 

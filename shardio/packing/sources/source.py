@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from shardio.packing.pack_call import PackOptions
 
 SourceKind = Literal["auto", "files", "lmdb", "litdata", "mds", "parquet", "saved", "table", "tars"]
-"""The kind of a source. ``files``: a directory of images, or of other files. ``saved``: a directory that
-``save_to_disk`` of ``datasets`` wrote. ``table``: a table of paths. ``auto``: recognized by its files."""
+"""The kind of a source: ``files`` is a directory of images or other files, ``saved`` is a directory written by
+``save_to_disk`` of ``datasets``, ``table`` is a table of paths, and ``auto`` recognizes the kind by the files."""
 
 SOURCES: Mapping[SourceKind, str] = {
     "saved": "tables:SavedDataset",
@@ -37,7 +37,7 @@ SOURCES: Mapping[SourceKind, str] = {
     "files": "directory:Directory",
 }
 """The module in this folder and the :class:`PackSource` of each kind, in the order of the search. If several kinds find
-the same file, the first is chosen, so special kinds precede general ones."""
+the same file, shardio chooses the first kind, so special kinds precede general kinds."""
 
 COLUMNS = ("image_column", "label_column", "key_column")
 
@@ -51,7 +51,7 @@ def describe_option(name: str) -> str:
 
 
 class Evidence(NamedTuple):
-    """A file that shows the kind of a source, and whether it holds samples. If not, the user must choose the kind."""
+    """A file that shows the kind of a source. If the file holds no samples, the user must choose the kind."""
 
     file: Path
     holds_samples: bool = True
@@ -60,14 +60,14 @@ class Evidence(NamedTuple):
 class PackSource(ABC):
     """A kind of dataset that can be packed: the interface that each module in this folder implements.
 
-    To add a kind, write a module with a subclass, and add its name to :data:`SourceKind` and :data:`SOURCES`: there,
-    before any kind that also recognizes its files, such as ``table``, which recognizes each ``.jsonl``.
-    :class:`shardio.testing.pack_source.PackSourceTests` checks the subclass.
+    To add a kind, write a module with a subclass, and add its name to :data:`SourceKind` and :data:`SOURCES`. In
+    :data:`SOURCES`, it must precede any kind that recognizes the same files, such as ``table``, which recognizes each
+    ``.jsonl`` file. The tests in :class:`shardio.testing.pack_source.PackSourceTests` check the subclass.
 
     Attributes:
-        what: Its name in messages, such as ``MDS shards``.
-        takes: The options in :data:`OPTIONS_OF_KINDS` that apply to it. A pack with another of these options is
-            refused.
+        what: The kind's name in messages, such as ``MDS shards``.
+        takes: The options in :data:`OPTIONS_OF_KINDS` that apply to the kind. A pack with another option from
+            this list is refused.
     """
 
     what: ClassVar[str]
@@ -75,7 +75,7 @@ class PackSource(ABC):
 
     @abstractmethod
     def find(self, src: Path) -> Evidence | None:
-        """Return a file that shows that a path is a dataset of this kind; None if it is not.
+        """Return a file that shows that a path is a dataset of this kind, or None if the path is not.
 
         This method must be quick, and must not fail if the path does not exist or its files are damaged.
 
@@ -88,7 +88,7 @@ class PackSource(ABC):
         """Find the samples of a dataset, without reading the contents of their fields if possible.
 
         Two scans of an unchanged dataset with the same options find the same samples, in the same order. Most kinds
-        return :func:`~shardio.packing.sources.records.scan_records` of their records.
+        return the result of :func:`~shardio.packing.sources.records.scan_records`.
 
         Args:
             src: A dataset that ``find`` recognizes.
@@ -100,7 +100,7 @@ class PackSource(ABC):
 
 
 class SourceSample(Protocol):
-    """A sample before packing. It can be pickled, and read in another process."""
+    """A sample before packing, which can be pickled and read in another process."""
 
     @property
     def key(self) -> str:
@@ -111,7 +111,7 @@ class SourceSample(Protocol):
 
         Raises:
             FileChangedError: If the source has changed since the scan.
-            PackError: If it cannot be read.
+            PackError: If the sample cannot be read.
         """
 
     def problem(self, field: str, what: str) -> FileProblem:
@@ -123,7 +123,7 @@ class SourceTable(Protocol):
 
     @property
     def root(self) -> str:
-        """The prefix of the names of files in messages, which ends in a slash."""
+        """The prefix of file names in messages, which ends in a slash."""
 
     @property
     def keys(self) -> Sequence[str]:
@@ -136,7 +136,7 @@ class SourceTable(Protocol):
     def __len__(self) -> int: ...
 
     def sizes_in_tar(self) -> NDArray[np.int64]:
-        """Return the size of each sample in a tar, in bytes, int64 [n]. It may be an estimate."""
+        """Return the size of each sample in a tar, in bytes, int64 [n]. Sizes may be estimates."""
 
     def digest(self) -> bytes:
         """Return a hash of everything that determines the output: keys, labels, and the state of the source's files."""
@@ -158,9 +158,9 @@ class SourceScan:
 
     Attributes:
         samples: The samples to pack.
-        classes: The class names in the order of their labels; empty if labels have no names.
+        classes: The class names in the order of their labels, or () if labels have no names.
         ignored: Files that do not belong to a sample.
-        suffixed: The keys that end in the file's suffix, because another image has the same name except for its suffix.
+        suffixed: The keys that end in their file's suffix, because another image has the same path without the suffix.
     """
 
     samples: SourceTable
@@ -176,8 +176,8 @@ class _Selection:
     Attributes:
         table: The table.
         rows: int64 [n], the rows in ascending order.
-        keys: Their keys.
-        tar_sizes: int64 [n], their sizes in a tar in bytes.
+        keys: The keys of the selected samples.
+        tar_sizes: int64 [n], the size of each sample in a tar, in bytes.
     """
 
     table: SourceTable
@@ -214,7 +214,7 @@ def divide(table: SourceTable, numbers: NDArray[np.int64], num_parts: int) -> li
 
     Args:
         table: The table.
-        numbers: int64 [n], the number of the part of each row.
+        numbers: int64 [n], the number of each row's part.
         num_parts: The number of parts.
     """
     sizes, selections = table.sizes_in_tar(), list[_Selection]()
@@ -230,7 +230,7 @@ SHOWN = 20
 
 
 class FileProblem(NamedTuple):
-    """A file that has changed, is damaged, or has another format than its suffix says."""
+    """A file that has changed, is damaged, or has a format that does not match its suffix."""
 
     path: Path | Location
     what: str
@@ -259,9 +259,9 @@ def stat_file(path: str) -> SourceFile:
     """Return a file with its current size and modification time.
 
     Raises:
-        OSError: If it does not exist, or is a directory.
+        OSError: If the file does not exist, or is a directory.
     """
-    status = os.stat(path)  # noqa: PTH116  # A million Paths cost seconds.
+    status = os.stat(path)  # noqa: PTH116  # Paths are slower.
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     return SourceFile(path, status.st_size, status.st_mtime_ns)
@@ -270,10 +270,10 @@ def stat_file(path: str) -> SourceFile:
 def read_unchanged(file: SourceFile) -> bytes:
     """Return a file's content if the file has not changed since the scan.
 
-    The open file's status is checked after the read, to detect writes by other programs until then.
+    The open file's status is checked after the read, to detect writes by other programs up to that time.
 
     Raises:
-        FileChangedError: If its size or modification time differs, or it is missing or unreadable.
+        FileChangedError: If the file's size or modification time differs, or the file is missing or unreadable.
     """
     try:
         content, status = read_and_stat(file.path, file.size)
@@ -292,7 +292,7 @@ def check_unchanged(file: SourceFile) -> None:
 
 
 def explain_changes(first: FileChangedError, changes: Iterable[FileProblem], dst: Location) -> PackError:
-    """Return the error for a pack that stopped at a changed file. It names all files that have changed so far."""
+    """Return the error for a pack that stopped at a changed file, with the names of all files that have changed."""
     problems = {first.problem.path: first.problem}
     for problem in changes:
         problems.setdefault(problem.path, problem)
@@ -313,9 +313,9 @@ def explain_changes(first: FileChangedError, changes: Iterable[FileProblem], dst
 
 
 def find_change(file: SourceFile) -> FileProblem | None:
-    """Return the change of a file since the scan; None if there is none."""
+    """Return the change of a file since the scan, or None if the file is unchanged."""
     try:
-        _compare(file, os.stat(file.path))  # noqa: PTH116  # A million Paths cost seconds.
+        _compare(file, os.stat(file.path))  # noqa: PTH116  # Paths are slower.
     except FileChangedError as change:
         return change.problem
     except OSError as error:

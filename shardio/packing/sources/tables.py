@@ -62,7 +62,7 @@ class TableOfPaths(PackSource):
         return Evidence(src, suffix != ".parquet" or not holds_contents(src))
 
     def scan(self, src: Path, options: PackOptions) -> SourceScan:
-        """Find the samples of a table of paths. Read each file's size and modification time.
+        """Find the samples of a table of paths, and read the size and modification time of each file.
 
         Paths are absolute, or relative to the table's folder. Without a key column, the keys are the paths without
         suffixes.
@@ -204,11 +204,11 @@ class _Rows:
         return None
 
     def _key_of(self, path: str) -> str:
-        """Return a path relative to the table's folder, or without its leading slash if it is not in that folder."""
-        if without_image_suffix(path) == path:  # Another suffix, such as .jfif, or none.
+        """Return a path relative to the table's folder, or without its leading slash if it is elsewhere."""
+        if without_image_suffix(path) == path:  # The path has no image suffix.
             path = self._stems[-1]
         if path.startswith(("/", ".")) or "//" in path or "/." in path:
-            path = os.path.normpath(os.path.join(self._folder, path))  # noqa: PTH118  # A million Paths cost seconds.
+            path = os.path.normpath(os.path.join(self._folder, path))  # noqa: PTH118  # Paths are slower.
             inner = path.removeprefix(f"{self._folder.rstrip('/')}/")
             path = inner if inner != path else path.lstrip("/")
         return path
@@ -227,7 +227,7 @@ def _choose_columns(src: Path, names: Sequence[str], options: PackOptions) -> Co
 
 
 def _find_field(path: str) -> str:
-    """Return the field of an image with another suffix, such as .jfif; "" if the file is not an image."""
+    """Return the field of an image with another suffix, such as .jfif, or "" if the file is not an image."""
     if (found := read_format(Path(path))) is None:
         return ""
     return next((suffix for suffix, name in IMAGE_FORMATS.items() if name == found), "image")
@@ -289,7 +289,7 @@ class SavedDataset(PackSource):
         """Scan a directory that ``save_to_disk`` wrote.
 
         Raises:
-            PackError: If it holds several splits, or its columns cannot be packed.
+            PackError: If the directory holds several splits, or its columns cannot be packed.
         """
         if (src / "dataset_dict.json").is_file():
             names = sorted(path.parent.name for path in src.glob("*/state.json"))
@@ -338,7 +338,7 @@ class ParquetFiles(PackSource):
         selected = select_files(src, paths, options.source_split, may_be_column=True)
         if missing := find_gaps([path.name for path in selected]) if len(paths) > 1 or src.is_dir() else ():
             warnings.warn(
-                f"{src} lacks {len(missing)} Parquet files, such as {missing[0]}, judging by the others' names: "
+                f"{src} lacks {len(missing)} Parquet files, such as {missing[0]}, judging by the names of the others: "
                 "check whether a download is unfinished, or two versions are mixed",
                 RuntimeWarning,
                 stacklevel=2,
@@ -349,7 +349,7 @@ class ParquetFiles(PackSource):
 
 def _find_in_folder(src: Path) -> tuple[list[Path], list[Path]]:
     others = list[Path]()
-    for folder in (src, src / "data"):  # Hugging Face uses the second folder.
+    for folder in (src, src / "data"):  # Hugging Face datasets keep their files in data/.
         with_contents = list[Path]()
         for path in sorted(folder.glob("*.parquet")):
             (with_contents if holds_contents(path) else others).append(path)
@@ -397,7 +397,7 @@ def _scan(
 def _select_rows(
     src: Path, dataset: Any, columns: Columns, options: PackOptions, *, has_selected_files: bool
 ) -> NDArray[np.bool_] | None:
-    """Return which rows belong to the chosen split, bool [n]; None for all."""
+    """Return which rows belong to the chosen split, bool [n], or None for all rows."""
     small = [name for name in columns.others if getattr(dataset.features[name], "dtype", "") in _SMALL_TYPES]
     first = dataset.select_columns(small)[:1] if small else {}
     candidates = [name for name, values in first.items() if all(split_of(name, value) is not None for value in values)]
@@ -413,7 +413,7 @@ def _load(kind: Literal["parquet", "saved"], src: Path, files: Sequence[SourceFi
         import datasets
     except ImportError as error:
         raise PackError(
-            f"{src} is read by the package datasets ({error}): pip install 'shardio-loader[parquet]'"
+            f"reading {src} requires the package datasets ({error}): pip install 'shardio-loader[parquet]'"
         ) from error
     with _without_progress_bars(datasets):
         try:
@@ -422,7 +422,7 @@ def _load(kind: Literal["parquet", "saved"], src: Path, files: Sequence[SourceFi
             else:
                 paths = [file.path for file in files]
                 dataset = datasets.load_dataset("parquet", data_files=paths, split="train")
-        except Exception as error:  # From pyarrow, or from datasets itself.
+        except Exception as error:  # Errors may come from pyarrow or datasets.
             raise PackError(f"{src} cannot be read by the package datasets: {error}") from error
     for name, feature in dataset.features.items():
         if type(feature).__name__ in ("Audio", "Image", "Pdf", "Video"):
@@ -450,7 +450,7 @@ def _holds_content(feature: Any) -> bool:
 
 
 def _sizes_of(src: Path, column: Any) -> NDArray[np.int64]:
-    """Return the sizes of contents in bytes, int64 [n]. Contents may be in files that the column names."""
+    """Return the sizes of contents in bytes, int64 [n]. The column may contain paths instead of contents."""
     import pyarrow
     import pyarrow.compute as pc
     from pyarrow import types
@@ -476,7 +476,7 @@ def _sizes_of(src: Path, column: Any) -> NDArray[np.int64]:
 
 
 def _read_content(value: Any) -> tuple[bytes, str]:
-    """Return a file's content, and its suffix, "" if that is unknown. Missing content is empty."""
+    """Return a file's content, and its suffix or "" if the suffix is unknown. Missing content is empty."""
     if value is None or isinstance(value, bytes):
         return value or b"", ""
     content, path = value["bytes"], value["path"]

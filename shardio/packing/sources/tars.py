@@ -50,7 +50,7 @@ MAX_BYTES = 32 * 2**20
 """The maximum number of bytes that are read together, unless one sample has more."""
 
 _TAR = re.compile(r".+\.(tar(\.\w+)?|tgz)", re.IGNORECASE)
-"""The pattern of the names of tars, including compressed tars, which cause an error with a remedy."""
+"""The pattern of tar names, including compressed tars, for which the error message suggests a remedy."""
 
 
 def refuse_duplicates(tables: Sequence[ShardTable]) -> None:
@@ -70,7 +70,7 @@ def describe(table: ShardTable) -> str:
 
 
 class CopySource:
-    """Reads the samples of datasets by consecutive numbers. The context manager closes the shards.
+    """Reads the samples of datasets, numbered consecutively. The context manager closes the shards.
 
     Args:
         tables: The datasets.
@@ -89,7 +89,7 @@ class CopySource:
         """Yield samples with all their fields, sorted by name. Memory use is bounded.
 
         Args:
-            order: int64 [n], the numbers of the samples to read; by default, all in order.
+            order: int64 [n], the numbers of the samples to read; by default, all samples in order.
 
         Raises:
             SampleError: If a sample is damaged or cannot be read.
@@ -109,7 +109,7 @@ class CopySource:
                 start = stop
 
     def _measure(self, shards: NDArray[np.int64], numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the number of bytes of the contents of some samples, int64 [n]."""
+        """Return the total size of each sample's contents in bytes, int64 [n]."""
         sizes = np.zeros(len(numbers), np.int64)
         for shard_id in np.unique(shards).tolist():
             rows = shards == shard_id
@@ -159,7 +159,7 @@ class _Tars:
     """The samples of tars: see :class:`~shardio.packing.sources.records.Records`."""
 
     path: Path
-    digest: str  # A hash of the fields below: comparing thousands of tars for each sample is slow.
+    digest: str  # A hash of the other fields, because comparing thousands of tars for each sample is slow.
     files: tuple[SourceFile, ...] = field(compare=False)
     indexes: tuple[str, ...] = field(compare=False)
     series: FileSeries = field(compare=False)
@@ -201,7 +201,7 @@ class _Reader:
 
 
 class Tars(PackSource):
-    """Tars of WebDataset, or a packed dataset."""
+    """WebDataset's tars, or a packed dataset."""
 
     what = "tars"
     takes = ("prefix_keys", "source_split")
@@ -209,13 +209,13 @@ class Tars(PackSource):
     def find(self, src: Path) -> Evidence | None:
         """Find a tar or a manifest: the source itself, a pattern of tars, or a file in a directory.
 
-        A compressed tar does not count as samples: other files in the directory probably come from it.
+        A compressed tar does not count as samples, because it probably contains the directory's other files.
         """
         if not src.is_dir():
             return Evidence(src) if src.name == MANIFEST_NAME or _TAR.fullmatch(src.name) is not None else None
         if (src / MANIFEST_NAME).is_file():
             return Evidence(src / MANIFEST_NAME)
-        all_names = os.listdir(src)  # noqa: PTH208  # A million Paths cost seconds.
+        all_names = os.listdir(src)  # noqa: PTH208  # Paths are slower.
         names = [
             name for name in all_names if ".t" in name.lower() and _TAR.fullmatch(name) and not name.startswith(".")
         ]
@@ -223,13 +223,13 @@ class Tars(PackSource):
         return Evidence(src / names[0], names[0].lower().endswith(".tar")) if names else None
 
     def scan(self, src: Path, options: PackOptions) -> SourceScan:
-        """Find the samples of tars, in their order. Tars without an index are indexed first.
+        """Find the samples of tars, in tar order. Tars without an index are indexed first.
 
         Labels and class names stay unchanged unless the options have a label file or other class names. The label file
         must contain the packed keys, including prefixes.
 
         Raises:
-            PackError: If a tar is compressed, damaged or missing, two samples have the same key, or labels do not fit.
+            PackError: If a tar is compressed, damaged or missing, two samples have the same key, or labels are invalid.
         """
         if options.rename_dots:
             raise PackError(f"--rename-dots (rename_dots) does not apply to {src}: omit it")
@@ -277,7 +277,7 @@ class Tars(PackSource):
 
 
 def _select_tars(src: Path, split: str | None) -> Sequence[Path]:
-    """Return the tars of a directory or a pattern that belong to the chosen split; none to read the whole source."""
+    """Return the tars of a directory or a pattern that belong to the chosen split, or () to read the whole source."""
     is_folder = src.is_dir() and not (src / MANIFEST_NAME).is_file()
     tars = sorted(src.glob("*.tar") if is_folder else src.parent.glob(src.name) if "*" in src.name else ())
     selected = select_files(src, tars, split)
@@ -296,7 +296,7 @@ def _make_prefixes(tars: Sequence[SourceFile]) -> list[str]:
 def _measure(
     table: ShardTable, prefixes: Sequence[str] | None, *, with_label: bool
 ) -> tuple[list[str], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the keys of all samples, their sizes, int64 [n], and their sizes in a tar, int64 [n]."""
+    """Return the keys of all samples, the sizes of their contents, int64 [n], and their sizes in a tar, int64 [n]."""
     keys, sizes, tar_sizes = list[str](), list[NDArray[np.int64]](), list[NDArray[np.int64]]()
     for number, index in enumerate(table.indexes):
         columns = read_columns(index)

@@ -97,7 +97,7 @@ def test_pickles_are_refused_with_what_to_do(tmp_path: Path) -> None:
     about = {"__keys__": pickle.dumps(list(entries)), "__len__": pickle.dumps(NUM)}
     for number, each in enumerate((entries | about, entries, about | {"a": IMAGES[0]})):
         source = write(tmp_path / f"in{number}", each)
-        assert_refused(r"is a pickle, as folder2lmdb writes them.*shardio\.pack\(iterable, out\)", source)
+        assert_refused(r"is a pickle, as written by folder2lmdb.*shardio\.pack\(iterable, out\)", source)
     assert not (tmp_path / "ran").exists()
 
 
