@@ -46,7 +46,7 @@ def main(
     with tempfile.TemporaryDirectory() as work:
         write_images(Path(work) / "in", classes=3, per_class=7, width=8, height=8)
         shardio.pack(Path(work) / "in", Path(work) / "out", max_shard_samples=6)
-        for title, cases in ("planted fault", PLANTED), ("right loader", UNUSUAL):
+        for title, cases in ("planted fault", PLANTED), ("correct loader", UNUSUAL):
             chosen = [case for case in cases if only in case.name and not (quick and case.is_slow)]
             typer.echo(f"\n| {title} | verdict | time |\n|---|---|---|")
             for case in chosen:

@@ -277,7 +277,7 @@ class DecoderForecast:
         from shardio.images import CLIPPED_ADVICE
 
         images = count(self.clipped.total(), "gray image stores", "gray images store")
-        return f"{self._examined}{images} other numbers than uint8 ({format_counts(self.clipped)}): {CLIPPED_ADVICE}"
+        return f"{self._examined}{images} values other than uint8 ({format_counts(self.clipped)}): {CLIPPED_ADVICE}"
 
 
 def forecast_decoders(table: ShardTable) -> DecoderForecast:

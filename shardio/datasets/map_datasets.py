@@ -281,8 +281,8 @@ def _find_local(root: Location) -> dict[str, list[str]]:
     for name in entries:
         if not name.endswith("/") and "." not in name and not (path := Path((root / name).key)).exists():
             raise FileNotFoundError(
-                f"{path} is a symbolic link that leads nowhere. If it is a class folder, its images would be left out: "
-                "correct or remove the link"
+                f"{path} is a symbolic link whose target does not exist. If it is a class folder, its "
+                "images would be left out: correct or remove the link"
             )
     names = sorted(name[:-1] for name in entries if name.endswith("/"))
     if not names:

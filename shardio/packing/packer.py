@@ -90,7 +90,7 @@ class PackResult(Findings):
         """Return a message about gray images whose values are clipped."""
         types = ", ".join(f"{num_images} × {kind}" for kind, num_images in self.clipped.most_common())
         what = "gray image stores" if self.clipped.total() == 1 else "gray images store"
-        return f"{self.clipped.total()} {what} other numbers than uint8 ({types}): {CLIPPED_ADVICE}"
+        return f"{self.clipped.total()} {what} values other than uint8 ({types}): {CLIPPED_ADVICE}"
 
     def describe_suffixed(self) -> str:
         """Return a message about the keys that end in a suffix."""

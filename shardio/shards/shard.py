@@ -446,7 +446,7 @@ def open_tar(tar: Location, header: IndexHeader) -> StoredFile:
 class DecompressedFile:
     """A gzip-compressed tar that is read as if it were not compressed.
 
-    Threads cannot share this object. Reading backwards decompresses the file again from its beginning.
+    Threads cannot share this object. Reading backward decompresses the file again from its beginning.
 
     Args:
         location: The location of the compressed tar.
@@ -507,7 +507,7 @@ class DecompressedFile:
         return self._file.is_local
 
     def prefetch(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Do nothing: a compressed tar is read forwards."""
+        """Do nothing: a compressed tar is read forward."""
 
     def discard(self, start: int, stop: int) -> bool:
         """Return False: nothing is cached."""

@@ -1,7 +1,7 @@
 """Read tars with tarfile: the headers of their members, whole tars with hashes, or streams of samples.
 
 tarfile trusts the sizes in headers. It reads an extended header of any length at once, calls itself recursively for
-consecutive extended headers, and seeks forwards or backwards by any number of bytes. Therefore, tarfile
+consecutive extended headers, and seeks forward or backward by any number of bytes. Therefore, tarfile
 reads from a :class:`ForwardReader`, which limits the lengths, the recursion and the seeks.
 """
 
@@ -425,7 +425,7 @@ class _Member(NamedTuple):
 
 
 class StreamedTar:
-    """A tar that is read forwards, and yields the same samples as its index, in the same order.
+    """A tar that is read forward, and yields the same samples as its index, in the same order.
 
     An index gathers the members of scattered samples. A stream raises an error at the second part of a scattered
     sample, after it has yielded the first part.

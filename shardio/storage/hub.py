@@ -137,7 +137,7 @@ class HubRepository:
             from huggingface_hub import constants
         except ImportError as error:
             raise LocationError(
-                f"{root} is read by the package huggingface_hub ({error}): pip install 'shardio-loader[hf]'"
+                f"reading {root} requires the package huggingface_hub ({error}): pip install 'shardio-loader[hf]'"
             ) from error
         config = dict(options.config)
         self.root = root
