@@ -120,13 +120,14 @@ def apply(checkout: Path, wanted: Change) -> Path | None:
     return None
 
 
-def is_noticed(checkout: Path, folder: str) -> bool:
-    """Run the tests of a folder, or of the modules outside folders, then all others. Return whether any test fails."""
-    tests = checkout / "tests"
-    first = [tests / folder] if (tests / folder).exists() else sorted(tests.glob("test_*.py"))
-    others = [path for path in sorted(tests.iterdir()) if path not in first]
-    others = [path for path in others if path.is_dir() or path.match("test_*.py")]
-    return run_tests(checkout, first) or run_tests(checkout, others)
+def is_noticed(checkout: Path, changed: Path) -> bool:
+    """Run the tests that are the most likely to fail first, and all others last. Return whether one fails."""
+    tests, module = checkout / "tests", changed.relative_to(checkout).with_suffix("")
+    all_files = sorted(tests.rglob("test_*.py"))
+    near = [path for path in all_files if ".".join(module.parts) in path.read_text()]
+    near += [path for path in all_files if path not in near and path.parent.name == module.parts[1]]
+    others = [path for path in all_files if path not in near]
+    return any(run_tests(checkout, paths) for paths in (near, others) if paths)
 
 
 def run_tests(checkout: Path, paths: Sequence[Path]) -> bool:
@@ -160,7 +161,7 @@ def run(checkout: Path, changes: Sequence[Change]) -> None:
             outcome = "not there"
         else:
             try:
-                outcome = "noticed" if is_noticed(checkout, wanted["folder"]) else "survived"
+                outcome = "noticed" if is_noticed(checkout, path) else "survived"
             finally:
                 subprocess.run(["git", "checkout", "--", str(path)], cwd=checkout, check=True)
         found[outcome] += 1
