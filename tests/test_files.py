@@ -162,11 +162,12 @@ def test_threads_exclude_each_other(tmp_path: Path) -> None:
     assert found == [1] * 20
 
 
-def test_a_mode_holds_whatever_the_umask(tmp_path: Path) -> None:
-    with umask(0o077):
+@pytest.mark.parametrize("mask", [0o000, 0o077])
+def test_a_mode_holds_whatever_the_umask(tmp_path: Path, mask: int) -> None:
+    with umask(mask):
         with WorkLock(tmp_path / "lock", 1, 0o660).held():
             assert mode_of(tmp_path / "lock") == 0o660
-        for mode, expected in ((None, 0o600), (0o644, 0o644), (0o600, 0o600)):
+        for mode, expected in ((None, 0o666 & ~mask), (0o644, 0o644), (0o600, 0o600)):
             with write_whole(tmp_path / "file", mode=mode):
                 pass
             assert mode_of(tmp_path / "file") == expected
