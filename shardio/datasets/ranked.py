@@ -302,10 +302,10 @@ class Ordered(Ranked):
 
     def own_split(self, cursor: Cursor) -> Split:
         """Return this rank's share for torch's DataLoader, with the batch size and remainder that the user set."""
-        if self.batch_size is None and self.remainder_policy.leaves_out:
+        if self.batch_size is None and self.remainder_policy.uses_batch_size:
             raise ValueError(
-                f"remainder={self.remainder!r} leaves out samples that do not fill a batch, but torch's DataLoader "
-                f"does not pass on its batch size: set {type(self).__name__}(batch_size=...), or use "
+                f"remainder={self.remainder!r} {self.remainder_policy.effect}, depending on the batch size, which "
+                f"torch's DataLoader does not pass on: set {type(self).__name__}(batch_size=...), or use "
                 "shardio.DataLoader"
             )
         return self.split(cursor, batch_size=self.batch_size or 1, remainder=self.remainder)

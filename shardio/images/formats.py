@@ -90,7 +90,7 @@ ConvertedFormat = Literal["jpeg", "png", "webp"]
 
 CONVERTIBLE = frozenset(
     ["avif", "dib", "gif", "ico", "j2k", "jfif", "jp2", "jpe", "jpf", "jpx", "pbm", "pcx", "pnm", "qoi", "tga"]
-)
+).difference(IMAGE_FORMATS)
 """Suffixes of other formats that Pillow reads. shardio packs such images only if it converts them."""
 
 _OTHER_IMAGES = CONVERTIBLE.union(["arw", "cr2", "cr3", "dng", "heic", "heif", "hif", "nef", "jxl", "svg"]).difference(

@@ -43,6 +43,8 @@ class RemainderPolicy:
         repeats: Whether some samples may be repeated.
         marks_repeats: Whether each sample gets the mark ``valid``, which is false for repeats.
         leaves_out: Whether some samples may be left out.
+        uses_batch_size: Whether the result of ``count_dealt`` depends on the batch size. If so, shardio's datasets
+            require the batch size of torch's DataLoader.
     """
 
     effect: str
@@ -50,6 +52,7 @@ class RemainderPolicy:
     repeats: bool = False
     marks_repeats: bool = False
     leaves_out: bool = False
+    uses_batch_size: bool = False
 
     @property
     def is_exact(self) -> bool:
@@ -74,6 +77,7 @@ POLICIES: Mapping[Remainder, RemainderPolicy] = MappingProxyType(
             effect="leaves the last samples out",
             count_dealt=lambda num_left, world_size, batch_size: num_left - num_left % (world_size * batch_size),
             leaves_out=True,
+            uses_batch_size=True,
         ),
     }
 )

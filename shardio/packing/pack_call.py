@@ -1,13 +1,15 @@
 """Define ``shardio.pack`` and its options, for Python and for the command line.
 
 Each option appears in the signature and the docstring of :func:`pack`, and in :class:`PackOptions` with its text for
-``--help``. The code that implements an option receives a PackOptions.
+``--help``. The code that implements an option receives a PackOptions. The rest follows from that class: the command has
+the option and, if the option decides the output, the manifest records its value, with which
+:func:`~shardio.packing.append` packs more images.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from functools import cache, partial
@@ -24,7 +26,7 @@ from shardio.packing.samples import DEFAULT_QUALITY
 from shardio.packing.sources.labels import ALL_SPLITS, LabelFile
 from shardio.packing.sources.source import COLUMNS, SourceKind, describe_option
 from shardio.sample import Classes, check_classes
-from shardio.shards import Manifest
+from shardio.shards import Manifest, PackSettings
 from shardio.storage import RemoteAccess, StorageOptions, make_direct_access, make_path
 from shardio.values import check_choice, check_flag, check_integer, check_text, parse_size
 
@@ -53,8 +55,14 @@ class Option:
         at_least: The minimum of an integer.
         below: The exclusive upper bound of an integer.
         decides_output: Whether the value affects the packed bytes. An interrupted pack cannot be resumed with another
+<<<<<<< HEAD
             value. A new option at its default must give the same bytes as before.
         of_iterables: Whether the option applies to iterables of samples. Options that decide the output always apply.
+=======
+            value. The manifest records the value, if it is not the default, so it must be a string, an integer or a
+            boolean, or None. A new option at its default must give the same bytes as before.
+        of_iterables: Whether it applies to iterables of samples. All options that decide the output apply to them.
+>>>>>>> wt-fa
     """
 
     help: str
@@ -75,6 +83,12 @@ _ALWAYS_IDENTIFY = (
 )
 """The options that identify an unfinished pack even at their defaults. Other options identify it only if given, so a
 version with a new option resumes the packs of earlier versions."""
+
+OPTIONS_OF_SHARDS = ("max_shard_size", "max_shard_samples", "shuffle_seed")
+"""The options that decide how samples are distributed among shards. Others decide what each sample holds."""
+
+_ALWAYS_RECORDED = (*OPTIONS_OF_SHARDS, "jpeg")
+"""The options that manifests record even at their defaults."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,11 +341,26 @@ class PackOptions:
 
     def identify(self, classes: Sequence[str]) -> bytes:
         """Return a text that differs between options or class names that give different bytes."""
+<<<<<<< HEAD
         deciding = [name for name, (_, each) in kinds_of_options().items() if each.decides_output]
         given = [name for name in deciding if name in _ALWAYS_IDENTIFY or self.find_given([name])]
         text = ", ".join(f"{name}={getattr(self, name)!r}" for name in given)
         # Earlier versions wrote the same text, so their packs can be resumed.
+=======
+        values = self._find_deciding(_ALWAYS_IDENTIFY)
+        text = ", ".join(f"{name}={value!r}" for name, value in values.items())
+        # Earlier versions wrote the same text, so their packs can be resumed.
+>>>>>>> wt-fa
         return f"(PackSettings({text}), {tuple(classes)!r})".encode()
+
+    def describe(self, num_tiled: int) -> PackSettings:
+        """Return the settings for the manifest, with the number of tiled JPEGs."""
+        encoding: PackSettings = {"max_side": self.max_side, "quality": self.quality or DEFAULT_QUALITY}
+        settings = self._find_deciding(_ALWAYS_RECORDED) | (encoding if self.does_encode else {})
+        return {**settings, "num_tiled": num_tiled}
+
+    def _find_deciding(self, always: Collection[str]) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in deciding_options() if name in always or self.find_given([name])}
 
 
 @cache
@@ -339,6 +368,11 @@ def kinds_of_options() -> dict[str, tuple[Any, Option]]:
     """Return the type of each option, and its description."""
     hints = get_type_hints(PackOptions, include_extras=True)
     return {each.name: get_args(hints[each.name]) for each in fields(PackOptions)}
+
+
+def deciding_options() -> list[str]:
+    """Return the names of the options that decide the output."""
+    return [name for name, (_, option) in kinds_of_options().items() if option.decides_output]
 
 
 def _check(name: str, value: Any, kind: Any, option: Option) -> Any:

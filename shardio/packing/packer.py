@@ -41,7 +41,6 @@ from shardio.packing.preparing import (
     Preparation,
     RejectedSample,
     choose_rewrite,
-    describe_jpegs,
 )
 from shardio.packing.samples import DEFAULT_QUALITY, ValueEncoder, encode_sample
 from shardio.packing.shard_writer import ShardWriter, name_shard
@@ -62,7 +61,7 @@ from shardio.packing.sources.source import (
 )
 from shardio.progress import WorkProgress
 from shardio.sample import Sample
-from shardio.shards import END, Manifest, hash_key
+from shardio.shards import END, Manifest, PackSettings, hash_key
 from shardio.storage import Location, absolute_path, parse_location
 
 logger = logging.getLogger(__name__)
@@ -413,12 +412,7 @@ def _make_manifest(shards: Sequence[PackedShard], scan: SourceScan, options: Pac
         shards=tuple(shard.entry for shard in shards if shard.entry.num_samples),
         fields=tuple(sorted({field for shard in shards for field in shard.fields})),
         classes=scan.classes,
-        pack={
-            "max_shard_size": options.max_shard_size,
-            "max_shard_samples": options.max_shard_samples,
-            "shuffle_seed": options.shuffle_seed,
-            **describe_jpegs(options, sum(shard.findings.jpegs.outcomes[TILED] for shard in shards)),
-        },
+        pack=options.describe(sum(shard.findings.jpegs.outcomes[TILED] for shard in shards)),
     )
 
 
@@ -450,9 +444,9 @@ class _Writer(ShardWriter):
         )
         self._options, self._preparation = options, preparation
 
-    def _describe(self) -> dict[str, Any]:
-        jpegs = describe_jpegs(self._options, self._preparation.findings.jpegs.outcomes[TILED])
-        return {**super()._describe(), "shuffle_seed": None, **jpegs}
+    def _describe(self) -> PackSettings:
+        settings = self._options.describe(self._preparation.findings.jpegs.outcomes[TILED])
+        return settings | {"shuffle_seed": None}
 
 
 def pack_iterable(

@@ -92,18 +92,6 @@ class JpegTally:
         )
 
 
-def describe_jpegs(options: PackOptions, num_tiled: int) -> dict[str, str | int | None]:
-    """Return the manifest's entries about JPEGs."""
-    encoding: dict[str, str | int | None] = {}
-    if options.does_encode:
-        encoding = {"max_side": options.max_side, "quality": options.quality or DEFAULT_QUALITY}
-    if options.convert_to is not None:
-        encoding["convert_to"] = options.convert_to
-    if options.to_srgb:
-        encoding["to_srgb"] = True
-    return {"jpeg": options.jpeg, **encoding, "num_tiled": num_tiled}
-
-
 def require_compiled_functions() -> None:
     """Load the compiled functions that rewriting JPEGs needs.
 

@@ -22,7 +22,14 @@ from shardio.errors import FormatError, PackError
 from shardio.files import remove_unfinished, sync_directory
 from shardio.order import make_rng_key, permute
 from shardio.packing.folders import choose_folder, finish, new_dataset
-from shardio.packing.pack_call import DEFAULT_SHARD_SIZE, Layout, PackOptions, kinds_of_options, make_parts
+from shardio.packing.pack_call import (
+    DEFAULT_SHARD_SIZE,
+    OPTIONS_OF_SHARDS,
+    Layout,
+    PackOptions,
+    deciding_options,
+    make_parts,
+)
 from shardio.packing.packer import pack_source
 from shardio.packing.shard_writer import ShardLimits, ShardSequence, name_shard
 from shardio.packing.sources.source import SourceKind
@@ -35,6 +42,7 @@ from shardio.shards import (
     UNFINISHED_NAME,
     DatasetSource,
     Manifest,
+    PackSettings,
     Shard,
     ShardEntry,
     ShardTable,
@@ -58,12 +66,6 @@ from shardio.storage import (
 from shardio.values import check_flag, check_optional_integer, parse_json, parse_size
 
 DEFAULT_SIZE = "256MiB"
-
-_Settings = dict[str, str | int | None]
-"""The settings in a manifest."""
-
-_KEPT_SETTINGS = ("jpeg", "max_side", "quality")
-"""Settings that describe the images, and remain true when samples are moved to other shards."""
 
 RECORD_NAME = ".shardio-append.json"
 """The file that lists the shards of an unfinished append."""
@@ -265,18 +267,24 @@ def _unite_classes(tables: Sequence[ShardTable]) -> tuple[str, ...]:
     return names
 
 
-def _unite_settings(manifests: Sequence[Manifest]) -> _Settings:
-    """Return the settings that describe the images and are equal in all datasets."""
+def _unite_settings(manifests: Sequence[Manifest]) -> PackSettings:
+    """Return the settings of the samples that are equal in all datasets, if they are valid without the others."""
     first = manifests[0].pack
-    settings: _Settings = {
+    settings: PackSettings = {
         name: first[name]
-        for name in _KEPT_SETTINGS
-        if name in first and all(name in each.pack and each.pack[name] == first[name] for each in manifests)
+        for name in deciding_options()
+        if name not in OPTIONS_OF_SHARDS
+        and name in first
+        and all(name in each.pack and each.pack[name] == first[name] for each in manifests)
     }
+    try:
+        PackOptions(**settings)  # type: ignore[arg-type]  # It checks the types.
+    except (TypeError, ValueError):  # For example, the quality is equal, but not the format that images have.
+        settings = {name: value for name, value in settings.items() if name == "jpeg"}
     return settings | _count_tiled(manifests)
 
 
-def _count_tiled(manifests: Sequence[Manifest]) -> _Settings:
+def _count_tiled(manifests: Sequence[Manifest]) -> PackSettings:
     counts = [manifest.pack.get("num_tiled") for manifest in manifests]
     known = [count for count in counts if isinstance(count, int)]
     return {"num_tiled": sum(known)} if len(known) == len(counts) else {}
@@ -325,9 +333,9 @@ def append(
     """Add the samples of other packed datasets, or of directories of images, to a packed dataset.
 
     Shards are hard-linked, or copied if linking is impossible. Their names continue the numbering. Images are packed
-    first, with the settings and the class names of ``out``. At the end, one rename replaces the manifest. Until then,
-    ``out`` is unchanged. Programs that opened it earlier keep reading its old samples. If the call is interrupted,
-    repeat it.
+    first, with the settings and the class names of ``out``, and rejected images are logged. At the end, one rename
+    replaces the manifest. Until then, ``out`` is unchanged. Programs that opened it earlier keep reading its old
+    samples. If the call is interrupted, repeat it.
 
     Args:
         out: A packed directory.
@@ -501,16 +509,11 @@ def _open_source(
     packed = folder / name
     if (packed / MANIFEST_NAME).exists():
         shutil.rmtree(packed)  # An earlier call packed the images, but they may have changed since.
-    deciding = [name for name, (_, option) in kinds_of_options().items() if option.decides_output]
-    known: dict[str, Any] = {name: manifest.pack[name] for name in deciding if name in manifest.pack}
+    known: dict[str, Any] = {name: manifest.pack[name] for name in deciding_options() if name in manifest.pack}
     known["max_shard_size"] = known.get("max_shard_size") or DEFAULT_SHARD_SIZE
     try:
-        options = replace(
-            options,
-            classes=manifest.classes or None,
-            **known,
-        )
+        options = replace(options, classes=manifest.classes or None, **known)
     except (TypeError, ValueError) as error:
         raise FormatError(f"the settings in the manifest cannot be used to pack more images: {error}") from error
-    pack_source(source, packed, options, progress)
+    pack_source(source, packed, options, progress).warn(str(source))
     return open_table(packed)

@@ -22,6 +22,7 @@ from shardio.shards import (
     MANIFEST_NAME,
     UNFINISHED_NAME,
     Manifest,
+    PackSettings,
     Shard,
     ShardEntry,
     ShardTable,
@@ -271,7 +272,7 @@ class ShardWriter:
                 sequence.discard(failure)
                 raise
 
-    def _describe(self) -> dict[str, Any]:
+    def _describe(self) -> PackSettings:
         return {"max_shard_size": self._limits.max_size, "max_shard_samples": self._limits.max_samples}
 
     def _refuse_second(self, key: str) -> None:
@@ -336,7 +337,7 @@ class _WorkerRecord:
     shards: tuple[ShardEntry, ...]
     fields: tuple[str, ...]
     classes: tuple[str, ...]
-    pack: dict[str, Any]
+    pack: PackSettings
 
 
 def _name_worker_shard(worker: int, number: int) -> str:

@@ -12,6 +12,7 @@ from .manifest import (
     UNFINISHED_NAME as UNFINISHED_NAME,
     ExportFormat as ExportFormat,
     Manifest as Manifest,
+    PackSettings as PackSettings,
     ShardEntry as ShardEntry,
     ShardTable as ShardTable,
     export_index as export_index,

@@ -77,6 +77,10 @@ class ShardEntry:
             raise ValueError(f"{self.name} has a negative size or number of samples")
 
 
+PackSettings = dict[str, str | int | bool | None]
+"""The settings in a manifest, by name."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """The contents of a dataset.
@@ -92,7 +96,7 @@ class Manifest:
     shards: tuple[ShardEntry, ...]
     fields: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
-    pack: dict[str, str | int | None] = field(default_factory=dict)
+    pack: PackSettings = field(default_factory=dict)
     format: int = MANIFEST_FORMAT
 
     @property

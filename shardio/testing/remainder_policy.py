@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, product
 
 import numpy as np
 import pytest
 
 from shardio.order import Remainder, Split
+
+SHARES = list(product(range(1, 61), range(1, 7)))
+"""Numbers of samples and of ranks."""
 
 
 class RemainderPolicyTests:
@@ -43,6 +46,8 @@ class RemainderPolicyTests:
         assert policy.repeats == (max(extra) > 0), "repeats"
         assert policy.leaves_out == (min(extra) < 0), "leaves_out"
         assert policy.repeats or not policy.marks_repeats, "marks_repeats"
+        counts = [{policy.count_dealt(left, world, size) for size in range(1, 7)} for left, world in SHARES]
+        assert policy.uses_batch_size == any(len(each) > 1 for each in counts), "uses_batch_size"
         assert policy.effect
 
     def test_marks_are_false_for_repeats_alone(self, worlds: list[list[Split]]) -> None:

@@ -22,6 +22,7 @@ import shardio
 from shardio import DataLoader, ImageFolder, PackError, SampleError, ShardDataset, ShardMapDataset, pack
 from shardio.images import IMAGE_FIELDS
 from shardio.libraries import import_torchvision
+from shardio.order import RemainderPolicy
 from shardio.order.split import POSITIONS_AT_ONCE
 from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 from tests.raising import assert_raises
@@ -121,6 +122,19 @@ def test_drop_without_a_batch_size_is_refused(packed: Path) -> None:
     for use in (iter, len):
         with pytest.raises(ValueError, match=r"remainder='drop' leaves .* set ShardDataset\(batch_size="):
             use(ShardDataset(packed, remainder="drop"))
+
+
+def test_any_policy_that_uses_the_batch_size_requires_one(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(num_left: int, world_size: int, batch_size: int) -> int:
+        return num_left + -num_left % (world_size * batch_size)
+
+    policy = RemainderPolicy(effect="fills the last batch", count_dealt=fill, repeats=True, uses_batch_size=True)
+    for module in ("shardio.order.split", "shardio.datasets.ranked"):
+        monkeypatch.setattr(f"{module}.POLICIES", {"pad": policy})
+    assert_raises(
+        ValueError, "remainder='pad' fills the last batch, depending on the batch", iter, ShardDataset(packed)
+    )
+    assert len(list(ShardDataset(packed, fields="key", batch_size=8))) == 24
 
 
 def test_map_style_holds_the_same_samples_in_manifest_order(packed: Path) -> None:

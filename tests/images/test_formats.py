@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from shardio.images import IMAGE_FORMATS, read_format
+from shardio.images import IMAGE_FORMATS, formats, read_format
 from shardio.images.tiling import tile_jpeg
 from shardio.testing.image_format import ImageFormatTests
 from tests.images.pictures import make_picture, save
@@ -40,6 +40,14 @@ class TestFormats(ImageFormatTests):
     @pytest.fixture
     def content(self, file: tuple[str, bytes]) -> bytes:
         return file[1]
+
+
+def test_a_format_that_is_added_is_no_longer_one_of_those_that_must_be_converted() -> None:
+    line = 'ImageFormat("BMP", ("bmp",), None),'
+    source = Path(formats.__file__).read_text().replace(line, f'{line} ImageFormat("PCX", ("pcx",), None),')
+    changed: dict[str, Any] = {"__name__": formats.__name__}
+    exec(source, changed)
+    assert changed["IMAGE_FORMATS"].keys() - IMAGE_FORMATS == formats.CONVERTIBLE - changed["CONVERTIBLE"] == {"pcx"}
 
 
 @pytest.mark.parametrize("file_format", ["GIF", "TGA", "JPEG2000", "JPEG", "PNG", "WEBP"])

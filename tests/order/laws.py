@@ -139,12 +139,12 @@ def check_windows(case: Case, samples: list[int]) -> None:
 
 def check_remainder(case: Case, splits: list[Split]) -> list[list[list[int]]]:
     batches = check_shares(splits)
-    num_dealt = case.num_samples - splits[0].start
-    if case.remainder == "drop":
-        num_dealt -= num_dealt % (len(splits) * splits[0].batch_size)
-    elif case.remainder != "keep":
-        num_dealt += -num_dealt % len(splits)
-    _hold("ranks have what the policy requires", sum(split.num_own_samples for split in splits), num_dealt)
+    policy, num_left = splits[0].remainder_policy, case.num_samples - splits[0].start
+    unit = len(splits) * (splits[0].batch_size if policy.uses_batch_size else 1)
+    fitting = {num_left - num_left % unit} if policy.leaves_out else set[int]()
+    fitting |= {num_left + -num_left % unit} if policy.repeats else set()
+    num_dealt = sum(split.num_own_samples for split in splits)
+    _hold(f"all ranks together have {fitting or num_left} samples", {num_dealt} <= (fitting or {num_left}), True)
     return batches
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from itertools import combinations, pairwise, permutations
 from math import isnan, sqrt
@@ -24,6 +25,7 @@ from shardio.order import (
     OrderSettings,
     Progress,
     Remainder,
+    RemainderPolicy,
     Split,
     Words,
     choose_settings,
@@ -47,7 +49,7 @@ from shardio.order.quality import (
     take_turns,
 )
 from shardio.order.state import STATE_VERSION
-from shardio.testing.remainder_policy import RemainderPolicyTests
+from shardio.testing.remainder_policy import RemainderPolicyTests, make_world
 from tests.order.laws import Case, Group, LawBrokenError, check_laws, check_windows
 from tests.raising import assert_raises
 from tools.freeze_orders import SHARDS
@@ -96,6 +98,35 @@ class TestRemainderPolicies(RemainderPolicyTests):
     @pytest.fixture(params=POLICIES)
     def remainder(self, request: pytest.FixtureRequest) -> Any:
         return request.param
+
+
+@pytest.mark.parametrize("attribute", ["repeats", "leaves_out", "uses_batch_size"])
+@pytest.mark.parametrize("remainder", POLICIES)
+def test_the_suite_refuses_a_policy_with_a_wrong_attribute(
+    remainder: Remainder, attribute: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong: Any = {attribute: not getattr(POLICIES[remainder], attribute)}
+    monkeypatch.setattr("shardio.order.split.POLICIES", {remainder: replace(POLICIES[remainder], **wrong)})
+    worlds = [make_world(random.Random(number), remainder, shuffled=False) for number in range(300)]
+    suite = TestRemainderPolicies()
+    assert_raises(AssertionError, attribute, suite.test_the_attributes_describe_the_policy, worlds)
+
+
+def fill(num_left: int, world_size: int, batch_size: int) -> int:
+    return num_left + -num_left % (world_size * batch_size)
+
+
+@pytest.mark.parametrize("uses_batch_size", [False, True])
+def test_the_laws_follow_from_the_attributes_of_a_policy(
+    uses_batch_size: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = RemainderPolicy(effect="fills batches", count_dealt=fill, repeats=True, uses_batch_size=uses_batch_size)
+    monkeypatch.setattr("shardio.order.split.POLICIES", {"pad": policy})
+    case = replace(EXAMPLE, remainder="pad", groups=(Group(world_size=3, num_workers=1, batch_size=5),))
+    if uses_batch_size:
+        check_laws(case)
+    else:
+        assert_raises(LawBrokenError, r"all ranks together have \{24\} samples", check_laws, case)
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])

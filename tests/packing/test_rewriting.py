@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -18,9 +20,9 @@ from shardio.packing.sources import tars
 from shardio.shards import UNFINISHED_NAME, open_table
 from tests.cli.commands import run, usage_error
 from tests.files import read_files, read_parts
-from tests.packing.packs import Interrupt, exit_code_if_killed, read_packed
+from tests.packing.packs import Interrupt, exit_code_if_killed, read_packed, write_files
 from tests.raising import assert_raises
-from tests.sources import write_images
+from tests.sources import encode, write_images
 from tests.tars import Samples, read_with_webdataset, write_tar
 
 
@@ -299,6 +301,27 @@ def test_images_are_packed_with_the_same_settings_and_classes(images: Path, out:
     assert_raises(PackError, "class-9", shardio.append, out, tmp_path / "new")
     assert_raises(PackError, "two samples have the key 'class-", shardio.append, out, images, num_workers=1)
     assert not [path.name for path in out.iterdir() if path.name.startswith(".")]
+
+
+def test_images_that_are_not_appended_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_images(tmp_path / "in", classes=1, per_class=1, width=8, height=8)
+    write_files(tmp_path / "more" / "class-0", {"large.jpg": encode(1, width=40, height=40), "small.jpg": encode(2)})
+    shardio.pack(tmp_path / "in", tmp_path / "out", max_pixels=1599)
+    with caplog.at_level(logging.WARNING):
+        assert shardio.append(tmp_path / "out", tmp_path / "more").num_samples == 2
+    (message,) = caplog.messages
+    assert re.match(rf"{tmp_path}/more: class-0/large\.jpg .*40×40.* left out", message)
+
+
+def test_images_are_appended_to_merged_datasets_of_different_settings(tmp_path: Path) -> None:
+    for name in ("png", "webp"):
+        write_files(tmp_path / f"in-{name}", {f"{name}.jpg": encode(1)})
+        shardio.pack(tmp_path / f"in-{name}", tmp_path / name, convert_to=name, max_side=20, check=False)
+    same = shardio.merge(tmp_path / "same", [tmp_path / "png"])
+    assert [same.pack[name] for name in ("convert_to", "max_side", "quality", "check")] == ["png", 20, 90, False]
+    shardio.merge(tmp_path / "out", [tmp_path / "png", tmp_path / "webp"])
+    write_files(tmp_path / "more", {"more.jpg": encode(2)})
+    assert shardio.append(tmp_path / "out", tmp_path / "more").num_samples == 3
 
 
 @pytest.mark.parametrize(

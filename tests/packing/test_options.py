@@ -1,0 +1,91 @@
+"""Each option of a pack is on the command line. If it decides the output, packs and appends depend on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+import typer.main
+
+import shardio
+from shardio.cli.main import app
+from shardio.packing import PackOptions, PackResult, pack_source, rewriting
+from shardio.packing.pack_call import OPTIONS_OF_SHARDS, deciding_options, kinds_of_options
+from tests.sources import write_images
+
+OTHER_VALUES: dict[str, Any] = {
+    "fields": ("jpg", "cls"),
+    "classes": ("class-0",),
+    "labels": Path("labels.csv"),
+    "storage_options": {"retries": 1},
+}
+"""Values other than the defaults. ``other_value`` chooses those of options that this table lacks."""
+
+NEEDED: dict[str, dict[str, Any]] = {
+    **{name: {"convert_to": "png"} for name in ("max_side", "quality", "to_srgb")},
+    "on_incomplete": {"layout": "pairs"},
+}
+"""Other options that an option needs."""
+
+
+def other_value(name: str) -> Any:
+    if name in OTHER_VALUES:
+        return OTHER_VALUES[name]
+    kind, default = kinds_of_options()[name][0], getattr(PackOptions(), name)
+    kinds = [each for each in (get_args(kind) if get_origin(kind) is not Literal else ()) if each is not type(None)]
+    kind = kinds[0] if kinds else kind
+    if get_origin(kind) is Literal:
+        return next(value for value in get_args(kind) if value != default)
+    return {bool: not default, int: 100, str: "text"}[kind]
+
+
+def options_with(name: str) -> dict[str, Any]:
+    return {**NEEDED.get(name, {}), name: other_value(name)}
+
+
+def test_a_manifest_records_few_options_at_their_defaults() -> None:
+    always = {"max_shard_size": 2**28, "max_shard_samples": None, "shuffle_seed": 0, "jpeg": "copy", "num_tiled": 3}
+    assert PackOptions().describe(3) == always
+    encoding = {"jpeg": "reencode", "max_side": None, "quality": 90}
+    assert PackOptions(jpeg="reencode").describe(3) == always | encoding
+
+
+@pytest.mark.parametrize("name", kinds_of_options())
+def test_an_option_identifies_a_pack_if_it_decides_the_output(name: str) -> None:
+    identity = PackOptions(**options_with(name)).identify([])
+    assert (identity != PackOptions(**NEEDED.get(name, {})).identify([])) == (name in deciding_options())
+
+
+@pytest.mark.parametrize("name", kinds_of_options())
+def test_each_option_is_on_the_command_line(name: str) -> None:
+    command: Any = typer.main.get_command(app)
+    (option,) = [each for each in command.commands["pack"].params if each.name == name]
+    assert option.opts[0].startswith("--")
+    assert option.help
+
+
+@pytest.mark.parametrize("is_resharded", [False, True])
+@pytest.mark.parametrize("name", deciding_options())
+def test_images_are_appended_with_the_options_that_decide_the_output(
+    tmp_path: Path, name: str, is_resharded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = list[PackOptions]()
+
+    def pack_and_note(source: Path, out: Path, options: PackOptions, *others: Any) -> PackResult:
+        used.append(options)
+        return pack_source(source, out, options, *others)
+
+    write_images(tmp_path / "in", classes=1, per_class=1, width=8, height=8)
+    write_images(tmp_path / "more", classes=1, per_class=2, width=8, height=8)
+    (tmp_path / "more" / "class-0" / "name-000.jpg").unlink()
+    out = tmp_path / "out"
+    shardio.pack(tmp_path / "in", out, num_workers=1, **options_with(name))
+    if is_resharded:
+        out = tmp_path / "resharded"
+        shardio.reshard(tmp_path / "out", out)
+    monkeypatch.setattr(rewriting, "pack_source", pack_and_note)
+    shardio.append(out, tmp_path / "more", num_workers=1)
+    assert [getattr(options, name) == other_value(name) for options in used] == [
+        not is_resharded or name not in OPTIONS_OF_SHARDS
+    ]

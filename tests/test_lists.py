@@ -1,0 +1,97 @@
+"""Lists in the documentation name everything that the code's tables hold, and nothing else."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from contextlib import suppress
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import pytest
+import typer.main
+
+import shardio
+from shardio.cli.main import app
+from shardio.datasets.map_datasets import FolderSettings
+from shardio.datasets.ordered import SamplerSettings, ShardDatasetSettings
+from shardio.datasets.samples import FieldedSettings
+from shardio.datasets.stream_dataset import StreamSettings
+from shardio.decoding.codecs import DECODERS
+from shardio.images import IMAGE_FORMATS
+from shardio.order import POLICIES
+from shardio.packing.sources.source import SOURCES
+
+ROOT = Path(shardio.__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def literals(kind: Any) -> set[str]:
+    """Return the strings that a type allows."""
+    if get_origin(kind) is Literal:
+        return {value for value in get_args(kind) if isinstance(value, str)}
+    return set[str]().union(*map(literals, get_args(kind))) if get_origin(kind) in (Union, UnionType) else set()
+
+
+def paragraph_of(name: str, doc: str) -> str:
+    """Return the description of a parameter or an attribute in a docstring."""
+    found = re.search(rf"^    {name}: (.*\n(?:        .*\n)*)", f"{inspect.cleandoc(doc)}\n", re.MULTILINE)
+    return found[1] if found else ""
+
+
+def described_settings() -> list[tuple[str, set[str], str]]:
+    """Return each public setting that is described, with the strings that it allows and its description."""
+    found = list[tuple[str, set[str], str]]()
+    owners: list[Any] = [FolderSettings, ShardDatasetSettings, SamplerSettings, StreamSettings]
+    owners += [getattr(shardio, name) for name in shardio.__all__]
+    for each in dict.fromkeys(part for owner in owners for part in getattr(owner, "__mro__", [owner])):
+        names = vars(sys.modules.get(getattr(each, "__module__", ""), shardio))
+        annotations = getattr(each, "__annotations__", {}) | getattr(each.__init__, "__annotations__", {})
+        for name, annotation in annotations.items():
+            if text := paragraph_of(name, each.__doc__ or ""):
+                with suppress(NameError):  # Type checkers alone import some types, which are not Literals.
+                    kind = eval(annotation, dict(names)) if isinstance(annotation, str) else annotation
+                    found.append((f"{each.__name__}: {name}", literals(kind), text))
+    return found
+
+
+def test_a_docstring_that_names_some_values_of_a_setting_names_all() -> None:
+    complete = list[str]()
+    for place, choices, text in described_settings():
+        if named := choices & set(re.findall(r"``\"?([\w-]+)\"?``", text)):
+            assert named == choices, place
+            complete.append(place)
+    assert {"pack: source_kind", "EpochSettings: remainder"} <= set(complete)
+
+
+def test_the_readme_explains_every_remainder_policy() -> None:
+    (paragraph,) = re.findall(r"^`remainder` decides.*?\n\n", README, re.MULTILINE | re.DOTALL)
+    assert set(re.findall(r"`(\w+)`", paragraph)) - {"remainder", "valid"} == set(POLICIES)
+
+
+@pytest.mark.parametrize(
+    "text", [README, paragraph_of("fields", FieldedSettings.__doc__ or "")], ids=["README", "fields"]
+)
+def test_lists_of_decoded_fields_name_every_codec(text: str) -> None:
+    lists = re.findall(r"(?:`(?:json|jpg)`+)(?:,\s+`+\w+`+)+\s+and\s+`+\w+`+", text)
+    named = set(re.findall(r"\w+", " ".join(lists))) - {"and"}
+    codecs = {**DECODERS, **IMAGE_FORMATS}
+    assert named <= codecs.keys()
+    assert {codecs[name] for name in named} == set(codecs.values())
+
+
+def test_lists_of_other_tools_datasets_name_every_kind() -> None:
+    command: Any = typer.main.get_command(app)
+    table = (ROOT / "docs" / "packing.md").read_text().partition("| you have | command |")[2].partition("\n\n")[0]
+    texts = [
+        *re.findall(r"^\| `shardio pack IMAGES OUT` .*", README, re.MULTILINE),
+        *(each.help for each in command.commands["pack"].params if each.name == "source"),
+        paragraph_of("src", shardio.pack.__doc__ or ""),
+        table,
+    ]
+    assert len(texts) == 4
+    words = [kind.replace("table", "csv") for kind in SOURCES if kind != "files"]
+    for text in texts:
+        assert [word for word in words if word not in text.lower()] == [], text
