@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -19,6 +19,8 @@ import shardio
 from shardio.images.kernel.building import build
 from shardio.images.kernel.source import BUILT_FOLDER, built_path
 from shardio.images.kernel.targets import find_targets
+from shardio.storage import Location, parse_location
+from shardio.storage.locations import OPENERS
 from tests.servers.stores import (  # noqa: F401  # Fixtures.
     azurite_server,
     fake_gcs_server,
@@ -97,3 +99,10 @@ def packed(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("packed")
     shardio.pack(images, out, max_shard_samples=5)
     return out
+
+
+@pytest.fixture
+def mirrored(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Location]:
+    """Return a function that returns where a local path is in a store like one that a user might add."""
+    monkeypatch.setitem(OPENERS, "mirror", "tests.mirror_store:open_url")
+    return lambda path: parse_location(f"mirror://{path}")

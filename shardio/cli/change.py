@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MaxShardSamples = Annotated[int | None, typer.Option(min=1, help="Maximum number of samples in a shard.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a dataset in the new directory.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print a summary as JSON.")]
-OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="A new or empty directory, or a URL.")]
+OutArgument = Annotated[str, typer.Argument(metavar="OUT", help="A new or empty directory, or a URL.")]
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def reporting(*, as_json: bool, doing: str = "copying") -> Iterator[WorkProgress
         yield progress
 
 
-def print_datasets(datasets: Mapping[Path, Manifest], *, as_json: bool) -> None:
+def print_datasets(datasets: Mapping[str, Manifest], *, as_json: bool) -> None:
     """Print the size of the dataset that was written to each directory."""
     if as_json:
         values = [summarize(out, manifest) for out, manifest in datasets.items()]
@@ -46,7 +46,7 @@ def print_datasets(datasets: Mapping[Path, Manifest], *, as_json: bool) -> None:
         echo(f"{name_of(out)}: {count(manifest.num_samples, 'sample')} in {size}")
 
 
-def summarize(out: Path, manifest: Manifest) -> dict[str, Any]:
+def summarize(out: str, manifest: Manifest) -> dict[str, Any]:
     """Return the summary of a dataset as a JSON object."""
     return {
         "out": name_of(out),
@@ -60,8 +60,8 @@ def summarize(out: Path, manifest: Manifest) -> dict[str, Any]:
 
 
 def append(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="A packed directory.")],
-    more: Annotated[list[Path], typer.Argument(metavar="MORE…", help="Packed directories, or directories of images.")],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="A packed directory.")],
+    more: Annotated[list[str], typer.Argument(metavar="MORE…", help="Packed directories, or directories of images.")],
     copy: Annotated[
         bool, typer.Option("--copy", help="Copy shards. By default, they are hard-linked where possible.")
     ] = False,
@@ -86,7 +86,9 @@ def append(
     from shardio import packing
     from shardio.shards import open_table
 
-    num_before = open_table(out).manifest.num_samples if out.exists() else 0  # `append` refuses a missing dataset.
+    num_before = (
+        open_table(out).manifest.num_samples if Path(out).exists() else 0
+    )  # `append` refuses a missing dataset.
     with reporting(as_json=as_json, doing="packing") as progress:
         manifest = packing.append(
             out,
@@ -109,7 +111,7 @@ def append(
 def merge(
     out: OutArgument,
     sources: Annotated[
-        list[Path], typer.Argument(metavar="SOURCE…", help="Packed directories, tars, or directories of tars.")
+        list[str], typer.Argument(metavar="SOURCE…", help="Packed directories, tars, or directories of tars.")
     ],
     max_shard_size: MaxShardSize = DEFAULT_SHARD_SIZE,
     max_shard_samples: MaxShardSamples = None,
@@ -141,9 +143,9 @@ def merge(
 
 def split(
     source: Annotated[
-        Path, typer.Argument(metavar="SOURCE", help="A packed directory, a manifest, a tar, or a directory of tars.")
+        str, typer.Argument(metavar="SOURCE", help="A packed directory, a manifest, a tar, or a directory of tars.")
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The directory of the new datasets, or a URL.")],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="The directory of the new datasets, or a URL.")],
     by: Annotated[
         str, typer.Option(metavar="FRACTIONS", help="The fraction of each part; the sum must be 1.")
     ] = "0.9,0.1",
@@ -178,12 +180,12 @@ def split(
             progress=progress,
             storage_options=read_options(storage_option),
         )
-    print_datasets({out / name: manifest for name, manifest in manifests.items()}, as_json=as_json)
+    print_datasets({f"{name_of(out)}/{name}": manifest for name, manifest in manifests.items()}, as_json=as_json)
 
 
 def reshard(
     source: Annotated[
-        Path, typer.Argument(metavar="SOURCE", help="A packed directory, a manifest, a tar, or a directory of tars.")
+        str, typer.Argument(metavar="SOURCE", help="A packed directory, a manifest, a tar, or a directory of tars.")
     ],
     out: OutArgument,
     max_shard_size: MaxShardSize = DEFAULT_SHARD_SIZE,

@@ -179,7 +179,7 @@ def _record_dataset(
 
 def doctor(
     source: Annotated[
-        Path,
+        str,
         typer.Argument(metavar="SOURCE", help="A packed dataset, such as s3://bucket/train."),
     ],
     rate: Annotated[
@@ -328,7 +328,7 @@ def _less_to_decode(stored: DatasetFormat) -> str:
 
 def bench(
     source: Annotated[
-        Path,
+        str,
         typer.Argument(
             metavar="SOURCE",
             help="A packed directory, a manifest, a tar, a directory of tars, or class folders of images.",
@@ -463,7 +463,7 @@ def _choose_transform(name: str | None, image_size: int) -> Any:
 
 
 def _make_loader(
-    source: Path, fields: str | None, settings: dict[str, Any], options: dict[str, Any], remote: RemoteArguments
+    source: str, fields: str | None, settings: dict[str, Any], options: dict[str, Any], remote: RemoteArguments
 ) -> tuple[DataLoader, DatasetFormat]:
     import shardio
     from shardio.storage import make_access

@@ -53,14 +53,14 @@ _DRIVE = re.compile(r"[A-Za-z]:")
 
 
 IndexedPath = Annotated[
-    Path,
+    str,
     typer.Argument(
         metavar="SOURCE", help="A packed directory, a manifest, a tar, a directory of tars, or an indexed .tar.gz."
     ),
 ]
 
 
-def open_shards(source: Path, storage_options: StorageOptions, *, is_cached: bool = False) -> ShardTable:
+def open_shards(source: str, storage_options: StorageOptions, *, is_cached: bool = False) -> ShardTable:
     """Return the shards of a dataset, or a compressed tar that has an index. Remote shards may be cached."""
     from shardio.shards import is_compressed, open_compressed, open_table
     from shardio.storage import make_access, make_direct_access, parse_location

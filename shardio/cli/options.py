@@ -42,7 +42,7 @@ MaxShardSize = Annotated[
 
 
 DatasetPath = Annotated[
-    Path, typer.Argument(metavar="SOURCE", help="A packed directory, a manifest, a tar, or a directory of tars.")
+    str, typer.Argument(metavar="SOURCE", help="A packed directory, a manifest, a tar, or a directory of tars.")
 ]
 
 StorageOptionTexts = Annotated[
@@ -199,7 +199,7 @@ def suggest_on_error(on_error: OnErrorPolicy) -> Iterator[None]:
         raise SampleError(f"{str(error).strip()} (to continue without it, pass --on-error skip or replace)") from error
 
 
-def has_class_folders(source: Path, access: RemoteAccess | None = None) -> bool:
+def has_class_folders(source: str | Path, access: RemoteAccess | None = None) -> bool:
     """Return whether a directory, or a folder of an object store, holds class folders rather than shards.
 
     Raises:
@@ -220,10 +220,10 @@ def find_class_folders(folder: Location) -> list[str]:
     return [name[:-1] for name in folder.list() if name.endswith("/") and not name.startswith(".")]
 
 
-def read_classes(source: Path, access: RemoteAccess | None = None) -> tuple[str, ...]:
+def read_classes(source: str | Path, access: RemoteAccess | None = None) -> tuple[str, ...]:
     """Return the class names from a text file or a dataset."""
-    if source.is_file() and source.suffix != ".json":
-        return check_classes(_read_lines(source))
+    if (path := Path(source)).is_file() and path.suffix != ".json":
+        return check_classes(_read_lines(path))
     if has_class_folders(source, access):
         return check_classes(sorted(map(read_as_utf8, find_class_folders(parse_location(source, access)))))
     return check_classes(open_table(source, access).manifest)

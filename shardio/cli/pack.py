@@ -47,7 +47,7 @@ SHOWN_FILES = 10
 
 
 def report(
-    results: Mapping[Path, PackResult], seconds: float, max_shard_size: int, *, as_json: bool, quiet: bool
+    results: Mapping[str, PackResult], seconds: float, max_shard_size: int, *, as_json: bool, quiet: bool
 ) -> None:
     """Print the results of a pack.
 
@@ -74,7 +74,7 @@ def report(
             echo(timing)
 
 
-def summarize(result: PackResult, out: Path, seconds: float) -> dict[str, Any]:
+def summarize(result: PackResult, out: str, seconds: float) -> dict[str, Any]:
     """Return the summary as JSON values."""
     manifest, jpegs = result.manifest, result.jpegs
     return {
@@ -189,7 +189,7 @@ def pack(
         ),
     ],
     out: Annotated[
-        Path,
+        str,
         typer.Argument(
             metavar="OUT",
             help="Destination of the shards: a new or empty directory, the directory of an interrupted pack to resume, "
@@ -238,7 +238,7 @@ def pack(
                 results = {out: pack_source(source, out, options, progress)}
             else:
                 by_name = pack_parts(source, out, parts, options, progress)
-                results = {out / name: result for name, result in by_name.items()}
+                results = {f"{name_of(out)}/{name}": result for name, result in by_name.items()}
     except KeyboardInterrupt:
         echo("interrupted: finished shards are kept; rerun the same command to resume", err=True)
         raise
@@ -249,7 +249,7 @@ _OWN_TYPES: dict[str, Any] = {
     "max_shard_size": MaxShardSize,
     "shuffle_seed": int,
     "fields": str | None,
-    "classes": Path | None,
+    "classes": str | None,
     "storage_options": StorageOptionTexts,
 }
 """The command-line types of options whose types in Python differ."""

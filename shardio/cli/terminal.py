@@ -134,11 +134,12 @@ def require_matplotlib() -> None:
         raise typer.Exit(1) from error
 
 
-def name_of(path: Path) -> str:
-    """Return a path or a URL as the user wrote it. A Path keeps only one of a URL's slashes."""
+def name_of(name: str) -> str:
+    """Return a path as pathlib writes it, or a URL, without a slash at its end."""
     from shardio.storage import find_url  # This loads numpy, which `--version` does not need.
 
-    return find_url(path) or str(path)
+    url = find_url(name)
+    return str(Path(name)) if url is None else url.rstrip("/")
 
 
 def count(num_things: int, noun: str, plural: str | None = None) -> str:

@@ -78,15 +78,15 @@ NO_OPTIONS = ("steps_per_epoch", "num_classes", "mean", "std", "data")
 
 def train(
     source: Annotated[
-        Path,
+        str,
         typer.Argument(
             metavar="SOURCE", help="A packed directory with classes, its manifest, or class folders of images."
         ),
     ],
     *,
     val: Annotated[
-        Path | None,
-        in_data(help="The validation data, in any form that SOURCE accepts."),
+        str | None,
+        in_data(metavar="SOURCE", help="The validation data, in any form that SOURCE accepts."),
     ] = None,
     val_share: Annotated[
         float | None,
@@ -354,8 +354,8 @@ def choose_transforms(
 
 
 def open_data(
-    source: Path,
-    val_source: Path | None,
+    source: str,
+    val_source: str | None,
     val_share: float,
     transforms: tuple[ImageTransform, ImageTransform],
     seed: int,
@@ -393,7 +393,7 @@ def open_data(
 
 
 def _open_source(
-    source: Path,
+    source: str,
     transform: ImageTransform,
     *,
     max_pixels: int,

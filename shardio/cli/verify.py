@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -99,9 +98,9 @@ def verify(
 
 
 def repair(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="A packed directory.")],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="A packed directory.")],
     classes: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             metavar="FILE|DATASET",
             help="The class names, if the manifest that had them is lost: a text file with one name per line, a packed "
@@ -134,10 +133,10 @@ def repair(
         names = None if classes is None else read_classes(classes, access)
     folder = parse_location(out, access)
     result = repair_folder(folder, classes=names, accept_changes=accept_changes)
-    if result.manifest is not None and find_path(folder) is not None:
+    if result.manifest is not None and (path := find_path(folder)) is not None:
         names_of_tars = [shard.name for shard in result.manifest.shards]
         targets = {MANIFEST_NAME, *names_of_tars, *(name + ".idx" for name in names_of_tars)}
-        remove_unfinished(out, targets)  # An earlier repair may have been killed.
+        remove_unfinished(path, targets)  # An earlier repair may have been killed.
     if as_json:
         values = {
             "actions": [action.dump() for action in result.actions],
@@ -169,7 +168,7 @@ def repair(
 
 def index(
     tars: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(metavar="TARS", help="Tars, compressed tars (.tar.gz, .tgz), or directories of them."),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with all keys.")] = False,
@@ -285,7 +284,7 @@ def export_index(
         ),
     ],
     out: Annotated[
-        Path | None,
+        str | None,
         typer.Option(metavar="DIR", show_default="the shards' directory", help="The directory to write to."),
     ] = None,
     split: Annotated[str, typer.Option(help="The name of the split, for timm and energon.")] = "train",
@@ -310,7 +309,7 @@ def export_index(
     if as_json:
         echo(json.dumps({"files": [str(location) for location in written]}, indent=1))
     else:
-        echo(f"wrote {count(len(written), 'file')} to {printable(written[0].folder if out is None else out)}")
+        echo(f"wrote {count(len(written), 'file')} to {printable(written[0].folder if out is None else name_of(out))}")
 
 
 def check_html_path(path: str | None) -> str | None:

@@ -168,7 +168,7 @@ def _show_thumbnail(thumbnail: Thumbnail) -> Image.Image:
 
 def augment(
     source: Annotated[
-        Path,
+        str,
         typer.Argument(
             metavar="SOURCE",
             help="Class folders of images, any other directory of images, one image, or a packed dataset.",
@@ -263,7 +263,7 @@ def _check_out(out: Path, dataset: MapDataset) -> None:
 
 
 def open_images(
-    source: Path, transform: Transform, decode: Decode, storage_options: StorageOptions | None = None
+    source: str, transform: Transform, decode: Decode, storage_options: StorageOptions | None = None
 ) -> MapDataset:
     """Open a source as a dataset whose samples begin with an image.
 
@@ -302,20 +302,20 @@ def open_images(
         return ShardMapDataset(
             source, fields=("image",), transform=transform, decode=decode, storage_options=storage_options
         )
-    source = absolute_path(source)
-    if source.is_file() and _is_image(source):
-        return ImageFiles(source.parent, [source])
-    if not source.is_dir() or holds_shards(parse_location(source)):
-        return ShardMapDataset(source, fields=("image",), transform=transform, decode=decode)
-    if has_class_folders(source):
+    path = absolute_path(Path(source))
+    if path.is_file() and _is_image(path):
+        return ImageFiles(path.parent, [path])
+    if not path.is_dir() or holds_shards(parse_location(path)):
+        return ShardMapDataset(path, fields=("image",), transform=transform, decode=decode)
+    if has_class_folders(path):
         try:
-            return ImageFolder(source, transform, decode=decode)
+            return ImageFolder(path, transform, decode=decode)
         except FileNotFoundError:
             pass  # Not every folder is a class: some folders hold no images.
-    paths = list(filter(_is_image, walk_files(source)))
+    paths = list(filter(_is_image, walk_files(path)))
     if not paths:
-        raise FileNotFoundError(f"{source} holds neither images ({', '.join(IMAGE_FIELDS)}) nor shards")
-    return ImageFiles(source, paths)
+        raise FileNotFoundError(f"{path} holds neither images ({', '.join(IMAGE_FIELDS)}) nor shards")
+    return ImageFiles(path, paths)
 
 
 def make_row(dataset: MapDataset, index: int, num_epochs: int, seed: int) -> SheetRow:

@@ -209,13 +209,13 @@ class ImageFolder(MapDataset):
         decoder = options.make_decoder(fields=("image", "label"))
         root = options.root
         location = parse_location(root, options.make_access())
-        files = None if location.store.is_local else _list_files(location, options.listing)
-        self.root: Path | str = Path(location.key) if files is None else str(location)
+        listing, files = (None, None) if location.store.is_local else _list_files(location, options.listing)
+        self.root: Path | str = Path(location.key) if listing is None else str(location)
         super().__init__(decoder, FileReader(location, IMAGE_FIELDS[0], files))
-        paths = _find_local(location) if files is None else _find_listed(files.listing)
+        paths = _find_local(location) if listing is None else _find_listed(listing)
         self.classes = list(paths if options.classes is None else check_classes(options.classes))
         labels = number_classes(list(paths), self.classes, str(root))
-        self.samples, others = _label_images(paths, labels, location, None if files is None else files.listing.path)
+        self.samples, others = _label_images(paths, labels, location, None if listing is None else listing.path)
         if len(paths) > 1 and all(map(is_split, paths)):
             warnings.warn(
                 f"{root}: the classes {', '.join(paths)} look like the splits of a dataset, not classes: pass one of "
@@ -268,7 +268,7 @@ class ImageFolder(MapDataset):
         return len(self.samples)
 
 
-def _list_files(root: Location, kept: str | os.PathLike[str] | None) -> CachedFiles:
+def _list_files(root: Location, kept: str | os.PathLike[str] | None) -> tuple[Listing, CachedFiles | None]:
     from shardio.storage.listing import open_files  # Local folders do not need this module.
 
     return open_files(root, kept)

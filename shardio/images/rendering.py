@@ -297,7 +297,15 @@ def make_operations(num_images: int, code: int, *numbers: object) -> Operations:
         num_images: n.
         code: The operation's code.
         numbers: The operation's numbers: each is one value for all images, or an array [n].
+
+    Raises:
+        ValueError: If there is no such operation.
     """
+    if not codes.NONE <= code <= codes.END_MIXTURE and code not in _DEFINED:  # The kernel does not check codes.
+        raise ValueError(
+            f"there is no operation with the code {code}: the kernel's have codes up to {codes.END_MIXTURE}, and "
+            "define_operation returns the codes of others"
+        )
     operations = np.zeros((num_images, 1), codes.OPERATION)
     operations["code"] = code
     for index, number in enumerate(numbers):

@@ -280,12 +280,12 @@ class _RemoteFolder:
     location: Location
 
     def refuse_source(self, src: Path) -> None:
-        """Refuse a read-only server. A local source cannot overlap a folder in a store."""
+        """Refuse a read-only store. A local source cannot overlap a folder in a store."""
         self._refuse_read_only()
 
     @contextmanager
     def locked(self, lock_name: str = LOCK_NAME) -> Iterator[None]:
-        """Refuse a read-only server. Only the mark excludes other writers."""
+        """Refuse a read-only store. Only the mark excludes other writers."""
         self._refuse_read_only()
         yield
 
@@ -332,8 +332,8 @@ class _RemoteFolder:
     def _refuse_read_only(self) -> None:
         if not self.location.can_write():
             raise PackError(
-                f"cannot write to {self.location}: HTTP servers and the Hugging Face Hub are read-only for shardio. "
-                "Choose a directory or an object store (s3://, gs://, az://)"
+                f"cannot write to {self.location}: {self.location.store.prefix} is read-only for shardio. Choose a "
+                "directory or an object store (s3://, gs://, az://)"
             )
 
     def _list_records(self) -> list[str]:

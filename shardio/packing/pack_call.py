@@ -55,14 +55,9 @@ class Option:
         at_least: The minimum of an integer.
         below: The exclusive upper bound of an integer.
         decides_output: Whether the value affects the packed bytes. An interrupted pack cannot be resumed with another
-<<<<<<< HEAD
-            value. A new option at its default must give the same bytes as before.
-        of_iterables: Whether the option applies to iterables of samples. Options that decide the output always apply.
-=======
             value. The manifest records the value, if it is not the default, so it must be a string, an integer or a
             boolean, or None. A new option at its default must give the same bytes as before.
         of_iterables: Whether it applies to iterables of samples. All options that decide the output apply to them.
->>>>>>> wt-fa
     """
 
     help: str
@@ -341,16 +336,9 @@ class PackOptions:
 
     def identify(self, classes: Sequence[str]) -> bytes:
         """Return a text that differs between options or class names that give different bytes."""
-<<<<<<< HEAD
-        deciding = [name for name, (_, each) in kinds_of_options().items() if each.decides_output]
-        given = [name for name in deciding if name in _ALWAYS_IDENTIFY or self.find_given([name])]
-        text = ", ".join(f"{name}={getattr(self, name)!r}" for name in given)
-        # Earlier versions wrote the same text, so their packs can be resumed.
-=======
         values = self._find_deciding(_ALWAYS_IDENTIFY)
         text = ", ".join(f"{name}={value!r}" for name, value in values.items())
         # Earlier versions wrote the same text, so their packs can be resumed.
->>>>>>> wt-fa
         return f"(PackSettings({text}), {tuple(classes)!r})".encode()
 
     def describe(self, num_tiled: int) -> PackSettings:

@@ -269,7 +269,11 @@ def pack_source(
 
 
 def pack_parts(
-    src: Path, out: Path, parts: Parts, options: PackOptions, progress: WorkProgress | None = None
+    src: Path,
+    out: str | os.PathLike[str],
+    parts: Parts,
+    options: PackOptions,
+    progress: WorkProgress | None = None,
 ) -> dict[str, PackResult]:
     """Pack a source into several datasets. A hash of each sample's key chooses the sample's dataset.
 

@@ -362,7 +362,7 @@ def append(
             f"cannot append to {url}: append to a local copy and upload it, or write a new dataset with shardio merge"
         )
     folder = make_path(out)
-    sources = [make_path(source) for source in ([more] if isinstance(more, str | os.PathLike) else more)]
+    sources = [more] if isinstance(more, str | os.PathLike) else more
     if not sources:
         raise ValueError("more is empty: pass at least one packed directory or directory of images")
     if not (folder / MANIFEST_NAME).exists() or (folder / UNFINISHED_NAME).exists():
@@ -487,15 +487,16 @@ def _remove_packed(folder: Path) -> None:
 
 
 def _open_source(
-    source: Path,
+    name: str | os.PathLike[str],
     folder: Path,
     manifest: Manifest,
     options: PackOptions,
     progress: WorkProgress | None,
     access: RemoteAccess,
 ) -> ShardTable:
-    if find_path(parse_location(source)) is None:
-        return open_table(source, access)
+    if find_path(parse_location(name)) is None:
+        return open_table(name, access)
+    source = make_path(name)
     if not source.exists():
         raise FileNotFoundError(f"{source} does not exist: pass a packed directory or a directory of images")
     if source.suffix == ".json" or (source / MANIFEST_NAME).exists():
@@ -505,8 +506,7 @@ def _open_source(
             f"{source} has no {MANIFEST_NAME}: convert tars of other tools first (shardio reshard {source} NEW), and "
             "append NEW. To append images beside tars, pass --source-kind files (source_kind='files')"
         )
-    name = f"{_PACKED_PREFIX}{xxhash.xxh3_64_hexdigest(os.fsencode(source.resolve()))}"
-    packed = folder / name
+    packed = folder / f"{_PACKED_PREFIX}{xxhash.xxh3_64_hexdigest(os.fsencode(source.resolve()))}"
     if (packed / MANIFEST_NAME).exists():
         shutil.rmtree(packed)  # An earlier call packed the images, but they may have changed since.
     known: dict[str, Any] = {name: manifest.pack[name] for name in deciding_options() if name in manifest.pack}

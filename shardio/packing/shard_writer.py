@@ -1,4 +1,8 @@
-"""Write a program's samples to shards, from one process or several: :class:`ShardWriter`, :func:`finalize`."""
+"""Write a program's samples to shards, from one process or several: :class:`ShardWriter`, :func:`finalize`.
+
+:func:`shardio.pack` writes only iterables with a ShardWriter. :mod:`shardio.packing.executors` writes the shards of
+folders, tables and other tools' datasets.
+"""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class FileReader:
     Args:
         root: The directory that contains the files.
         image_field: The name of the field that contains the image.
-        files: The files, if they are in a remote store.
+        files: The files, if they are read through a cache.
     """
 
     def __init__(self, root: Location, image_field: str, files: CachedFiles | None = None) -> None:
@@ -101,9 +101,9 @@ class FileReader:
             TypeError: If a label is not an integer.
         """
         if self.files is None:
-            images = [self._read_local(row, path) for row, (path, _) in enumerate(samples)]
+            images = [self._read_uncached(row, path) for row, (path, _) in enumerate(samples)]
         else:
-            images = self._read_remote(self.files, samples)
+            images = self._read_cached(self.files, samples)
         labels = [_write_label(path, label) for path, label in samples]
         return StoredSamples(
             {self._image_field: images, LABEL_FIELD: labels},
@@ -123,14 +123,17 @@ class FileReader:
     def close(self) -> None:
         """Do nothing: no file stays open."""
 
-    def _read_local(self, row: int, path: str) -> bytes:
+    def _read_uncached(self, row: int, path: str) -> bytes:
+        store = self._root.store
         try:
-            return self._root.store.read_whole(path)
-        except OSError as error:
+            return store.read_whole(self.find_key(path))
+        except (OSError, ReplacedError) as error:
             let_through(error)
+            if not (store.is_local or isinstance(error, FileNotFoundError | ReplacedError)):
+                raise  # The store or the credentials are the cause, not the sample.
             raise self._unreadable(row, path, str(error)) from error
 
-    def _read_remote(self, files: CachedFiles, samples: Sequence[LabeledFile]) -> list[bytes]:
+    def _read_cached(self, files: CachedFiles, samples: Sequence[LabeledFile]) -> list[bytes]:
         keys = [self.find_key(path) for path, _ in samples]
         present = [files.read_present(key) for key in keys]
         missing = [key for key, content in zip(keys, present, strict=True) if content is None]

@@ -389,15 +389,15 @@ class CachedFiles:
             copy.touch()
 
 
-def open_files(folder: Location, kept: str | os.PathLike[str] | None) -> CachedFiles:
-    """Return the files of a remote folder.
+def open_files(folder: Location, kept: str | os.PathLike[str] | None) -> tuple[Listing, CachedFiles | None]:
+    """Return the listing of a folder, and its files; None instead of the files if their store has no cache.
 
     Args:
-        folder: The folder, in a store with a cache.
+        folder: The folder.
         kept: A local file for the listing: see :func:`~shardio.storage.listing.open_listing`.
 
     Raises:
         The same errors as :func:`~shardio.storage.listing.open_listing`.
     """
-    assert isinstance(folder.store, ObjectStore), "the folder is remote"
-    return CachedFiles(folder.store, open_listing(folder, kept))
+    listing, store = open_listing(folder, kept), folder.store
+    return listing, CachedFiles(store, listing) if isinstance(store, ObjectStore) else None

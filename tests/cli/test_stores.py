@@ -8,7 +8,7 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,11 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def home() -> Location:
+@pytest.fixture(params=["memory", "mirror"])
+def home(request: pytest.FixtureRequest, mirrored: Callable[[Path], Location], tmp_path: Path) -> Location:
+    """A folder of an object store, or one whose URL contains a local path."""
+    if request.param == "mirror":
+        return mirrored(tmp_path / "home")
     return parse_location(f"memory://{uuid.uuid4().hex}/some")
 
 
@@ -112,7 +115,35 @@ def test_commands_look_into_a_dataset_in_a_store(packed: Path, remote: Location,
 
 def test_commands_change_a_dataset_in_a_store(packed: Path, remote: Location, tmp_path: Path) -> None:
     assert_is_changed_the_same(packed, remote, tmp_path)
-    assert "cannot append to memory:" in error_of("append", remote, remote.folder / "a")
+    assert f"cannot append to {remote}: " in error_of("append", remote, remote.folder / "a")
+
+
+def test_slashes_at_the_end_of_a_path_or_a_url_change_nothing(packed: Path, remote: Location, tmp_path: Path) -> None:
+    for place in (packed, remote):
+        by_name = [run("info", f"{place}{end}").stdout for end in ("", "/")]
+        assert by_name[0] == by_name[1]
+    for home in (tmp_path / "parts", remote.folder / "parts"):
+        done = run("split", f"{packed}/", f"{home}/").stdout.splitlines()
+        assert [line.partition(": ")[0] for line in done] == [f"{home}/train", f"{home}/val"]
+
+
+def test_loading_commands_read_class_folders_and_shards_by_url(
+    images: Path, packed: Path, remote: Location, mirrored: Callable[[Path], Location], tmp_path: Path
+) -> None:
+    assert "saturated" in run("doctor", remote, "--seconds", 0.01).stdout
+    for source in (remote, mirrored(images)):
+        found = run("bench", source, "--image-size", 32, "--num-workers", 0, "--json").stdout
+        assert json.loads(found)["num_samples"] == 21
+        output = [
+            train_here(str(place), "--val", str(place), "--epochs", 1, "--num-workers", 0).stdout
+            for place in (source, packed if source is remote else images)
+        ]
+        assert LINE.findall(output[0])[0][:5] == LINE.findall(output[1])[0][:5]
+    for number, place in enumerate((images, mirrored(images))):
+        run("augment", place, "--recipe", "cifar", "-o", tmp_path / f"{number}.png")
+    assert (tmp_path / "0.png").read_bytes() == (tmp_path / "1.png").read_bytes()
+    run("pack", images, tmp_path / "out", "--classes", mirrored(images))
+    run("pack", images, tmp_path / "other", "--classes", remote)
 
 
 def test_a_dataset_is_packed_into_an_object_store(source: Path, packed: Path, home: Location) -> None:

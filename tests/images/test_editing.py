@@ -19,6 +19,7 @@ from shardio.images.kernel.compiled import operation_records as codes
 from shardio.images.kernel.compiled.operation_records import OPERATION
 from shardio.images.rendering import blur, edit_by_pillow
 from shardio.libraries import import_library
+from tests.raising import assert_raises
 
 functional: Any = None
 if find_spec("torchvision") is not None:
@@ -204,6 +205,24 @@ def test_images_have_their_own_operations_and_sizes(monkeypatch: pytest.MonkeyPa
     for image, other, wanted in zip(images, others, expected, strict=True):
         np.testing.assert_array_equal(image, wanted)
         np.testing.assert_array_equal(other, wanted)
+
+
+def test_the_kernel_has_all_operations_with_pillows_pixels() -> None:
+    random, seen = np.random.default_rng(4), set[int]()
+    for _ in range(20):
+        each = [as_operations([step]) for step in make_steps(random).values()]
+        begin, add = (make_operations(1, code, 0.5)[0] for code in (codes.BEGIN_MIXTURE, codes.ADD_TO_MIXTURE))
+        mixture = np.concatenate([begin, each[0], add, make_operations(1, codes.END_MIXTURE)[0]])
+        for operations in (*each, mixture, make_blur((3, 2), (1.5, 0.9)), make_operations(1, codes.NONE)[0]):
+            pixels = make_image(random)
+            np.testing.assert_array_equal(edit_compiled(pixels, operations), edit_by_pillow(pixels, operations))
+            seen |= set(operations["code"].tolist())
+    assert seen == set(range(codes.END_MIXTURE + 1)), "END_MIXTURE is the last code"
+
+
+@pytest.mark.parametrize("code", [codes.END_MIXTURE + 1, -5])
+def test_an_operation_that_does_not_exist_is_refused(code: int) -> None:
+    assert_raises(ValueError, f"there is no operation with the code {code}", make_operations, 3, code)
 
 
 # Gaussian blur.

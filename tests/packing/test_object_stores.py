@@ -26,6 +26,7 @@ from shardio.storage.operations import PART
 from shardio.testing.store import put
 from tests.faults.proxy import FaultProxy, Script
 from tests.files import files_of_at_most, read_files, read_objects, read_parts
+from tests.mirror_store import MirrorStore
 from tests.packing.packs import Interrupt, assert_refused, pack
 from tests.processes import forkserver_context
 from tests.raising import assert_raises
@@ -208,10 +209,19 @@ def test_two_runs_of_one_pack_write_one_dataset(source: Path, expected: dict[str
     assert read_objects(out) == expected
 
 
-def test_a_read_only_server_and_urls_that_name_no_store_are_refused(source: Path) -> None:
-    assert_refused("are read-only for shardio", source, "http://127.0.0.1:9/out")
-    with pytest.raises(PackError, match="are read-only for shardio"):
-        shardio.ShardWriter("http://127.0.0.1:9/out").__enter__()
+def test_read_only_stores_and_urls_that_name_no_store_are_refused(
+    source: Path, mirrored: Callable[[Path], Location], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MirrorStore, "can_write", lambda store, key: False)
+    for url, root in (
+        ("http://127.0.0.1:9/out", "http://127.0.0.1:9/"),
+        ("hf://datasets/user/name/out", "hf://datasets/user/name/"),
+        (str(mirrored(source.parent / "out")), "mirror://"),
+    ):
+        message = f"cannot write to {url}: {root} is read-only for shardio. Choose a directory or an object store"
+        assert_refused(message, source, url)
+        with pytest.raises(PackError, match=message):
+            shardio.ShardWriter(url).__enter__()
     assert_raises(LocationError, "ftp:// is not supported", shardio.pack, source, "ftp://host/out")
     with pytest.raises(PackError, match=r"the source s3://bucket/in is a URL(.|\n)*aws s3 sync"):
         shardio.pack("s3://bucket/in", source.parent / "elsewhere")

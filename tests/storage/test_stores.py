@@ -69,6 +69,12 @@ class TestMemoryOfTests(StoreTests):
         return lambda folder: store.at(f"{uuid.uuid4().hex}/{folder.name}")
 
 
+class TestMirror(StoreTests):
+    @pytest.fixture
+    def make_root(self, mirrored: MakeRoot) -> MakeRoot:
+        return mirrored
+
+
 class TestHub(StoreTests):
     keys = tuple(key.replace("[]", "") for key in StoreTests.keys)  # The Hub refuses these characters.
     is_read_only = True
