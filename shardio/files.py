@@ -173,7 +173,8 @@ class WorkLock:
             try:
                 yield
             finally:
-                if descriptor is not None and is_ours:  # Closing is not enough: a forked child may also have it.
+                if descriptor is not None and is_ours:
+                    # Closing the descriptor is not enough: a forked child may have a copy of it.
                     fcntl.flock(descriptor, fcntl.LOCK_UN)
         finally:
             if descriptor is not None:

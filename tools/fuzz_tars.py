@@ -45,7 +45,7 @@ WARM_UP = 200
 INPUTS_PER_REPORT = 1000
 
 INPUTS_PER_FOLDER = 100
-"""The number of inputs of which one is also read from a folder."""
+"""One of this many inputs is also read from a folder."""
 
 MAX_FAILURES = 20
 

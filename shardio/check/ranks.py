@@ -60,7 +60,7 @@ GRACE_S = 5.0
 """The longest time between SIGTERM and SIGKILL, in seconds."""
 
 SHOWN_BYTES = 8192
-"""The number of bytes at the end of a rank's standard error that an error message shows."""
+"""The number of bytes that an error message shows from the end of a rank's standard error."""
 
 
 class CoverageRecorder:
@@ -161,7 +161,7 @@ class CoverageRecorder:
         return merge([load_recording(part, f"rank {rank}") for rank, part in enumerate(parts)], world_size=len(parts))
 
     def state_dict(self) -> dict[str, int]:
-        """Write the recording to its file, and return the number of epochs and of the last epoch's batches.
+        """Write the recording to its file, and return the number of epochs and the number of batches in the last one.
 
         Save the result in each checkpoint, together with the loader's state.
         """

@@ -210,7 +210,7 @@ class CopyStream(Protocol):
         """Return the batch on the device. Later work on the caller's stream waits for the batch."""
 
     def record_event(self) -> StreamEvent:
-        """Return an event after the work that is queued on the caller's stream."""
+        """Record an event after the work that is queued on the caller's stream, and return the event."""
 
 
 class CudaStream:

@@ -47,7 +47,7 @@ class LoaderStats:
         recognized: The names of shardio's transforms that replace the first steps of another library's pipeline.
         decode_s: The time for decoding, cropping and resizing, summed over all workers.
         idle_s: The time that workers waited for a chunk, summed over all workers. They wait while the loader is ahead
-            of the training.
+            of training.
         num_replaced: The number of unreadable samples that were replaced (``on_error="replace"``), in all batches that
             were begun.
         num_skipped: The number of unreadable samples that were left out (``on_error="skip"``), in all batches that were

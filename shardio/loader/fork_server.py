@@ -333,7 +333,7 @@ class Surroundings:
 
     @property
     def are_current(self) -> bool:
-        """Whether no setting has changed and no module has been reloaded since then.
+        """Whether no setting has changed and no module has been reloaded since these surroundings were recorded.
 
         Changes to module files do not count, because this process still has the code that it imported.
         """

@@ -269,7 +269,7 @@ def _load(state: dict[str, Any], *, is_iterable: bool) -> EpochPosition:
     positions = [_load_worker(worker, num_yielded, is_alone=is_alone) for worker in workers]
     is_counted = any(NUM_SINCE_STATE in worker for worker in workers)
     if is_iterable and not is_alone and not is_counted and not any(worker.state for worker in positions):
-        # StatefulDataLoader does not save how far each worker was.
+        # StatefulDataLoader does not save how far each worker had got.
         num_to_replay, num_yielded, last_worker_id = num_to_replay + num_yielded, 0, len(workers) - 1
     if missing := [key for key in REQUIRED if key not in main]:
         raise KeyError(missing[0])

@@ -42,7 +42,7 @@ _NUM_CHANNELS = 3
 class Mask:
     """A mask: an array [height, width] or [height, width, channels], as large as the image.
 
-    Its values are never mixed, because it is resized to nearest pixels, like Pillow's NEAREST.
+    Its values are never mixed, because it is resized by taking the nearest pixel, as Pillow's NEAREST does.
 
     Attributes:
         fill: The value of pixels outside the image, such as 255 for pixels that the loss ignores.

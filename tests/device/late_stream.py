@@ -20,7 +20,7 @@ from shardio.libraries import own_tensors
 
 @dataclass(slots=True, eq=False)
 class LateBatch:
-    """A batch that is copied and prepared at the latest possible or an earlier random moment."""
+    """A batch that is copied and prepared at the latest possible moment, or at a random earlier one."""
 
     value: Any
 

@@ -1,4 +1,7 @@
-"""The law that a decoded part of an image equals that part of the full decode, and independent full decodes."""
+"""The law that a decoded part of an image equals the same part of a full decode.
+
+This module also has independent full decodes to compare with.
+"""
 
 from __future__ import annotations
 

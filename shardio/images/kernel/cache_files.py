@@ -24,7 +24,7 @@ def user_folder() -> Path:
 
 
 def system_folder() -> Path:
-    """Return the path of the folder for all users of the machine or container image, which may not exist."""
+    """Return the path of the folder that all users of a machine or container image share. It may not exist."""
     return site_cache_path("shardio") / "kernels"
 
 

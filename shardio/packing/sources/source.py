@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SourceKind = Literal["auto", "files", "lmdb", "litdata", "mds", "parquet", "saved", "table", "tars"]
 """The kind of a source: ``files`` is a directory of images or other files, ``saved`` is a directory written by
-``save_to_disk`` of ``datasets``, ``table`` is a table of paths, and ``auto`` recognizes the kind by the files."""
+``save_to_disk`` of ``datasets``, ``table`` is a table of paths, and ``auto`` recognizes the kind from the files."""
 
 SOURCES: Mapping[SourceKind, str] = {
     "saved": "tables:SavedDataset",
