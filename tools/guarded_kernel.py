@@ -26,7 +26,7 @@ LARGE = (
     *("streams", "bits", "coefficients", "chroma", "places", "pixels", "turned"),
     *("columns", "column_weights", "column_taps", "rows", "row_taps", "weights", "resized", "resized_rows"),
 )
-"""The arrays of a workspace of which small images use only a part."""
+"""The arrays of a workspace that small images use only in part."""
 
 
 class ForeignAccessError(AssertionError):

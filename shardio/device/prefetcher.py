@@ -256,7 +256,7 @@ def _as_list(transform: BatchTransform | Sequence[BatchTransform] | None) -> lis
 
 
 def _no_iterator() -> None:
-    """Return None, like a weak reference to an iterator that no longer exists."""
+    """Return None, as a weak reference to an iterator that no longer exists does."""
 
 
 class ImagePreparation:

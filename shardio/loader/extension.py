@@ -187,7 +187,7 @@ class Extension:
             sampler: The sampler that they draw from; by default, the loader's ``_index_sampler``.
         """
         if self.order is None:
-            # Do not use the loader's length: like torch, iterators do not request that of an iterable dataset.
+            # Do not use the loader's length: as in torch, iterators do not request the length of an iterable dataset.
             return partial(len, loader._index_sampler if sampler is None else sampler)
         return partial(self.count_batches, batch_size=loader.batch_size, drop_last=loader.drop_last)
 
@@ -325,7 +325,7 @@ def _find_drawing_sampler(loader: Any) -> Any:
 
 
 def _none() -> None:
-    """Return None, like a dead weak reference."""
+    """Return None, as a dead weak reference does."""
 
 
 class Shown(Generic[Value]):

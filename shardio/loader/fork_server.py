@@ -53,8 +53,9 @@ The process's own exit code is more informative than that of a kill.
 class ForkServer:
     """A fork server for successive pools of worker processes, which imports their modules once.
 
-    The first worker process starts it. If it has ended, the next worker process starts another one. When this object is
-    freed, a fork server that has imported user code is kept for the next ForkServer; any other one ends.
+    The first worker process starts it. If the fork server has ended, the next worker process starts a new one. When
+    this object is freed, a fork server that has imported user code is kept for the next ForkServer; any other fork
+    server ends.
     """
 
     def __init__(self) -> None:

@@ -107,7 +107,7 @@ class EpochPosition:
         num_epochs_of_seed: The number of earlier epochs with that seed.
         follows_end: Whether the states of the workers were saved at the end of the previous epoch.
         len_called: The value of ``len(loader)`` with an iterable dataset, as in StatefulDataLoader's states.
-        is_finished: Whether the epoch is over. ``random_states`` are then those at its end.
+        is_finished: Whether the epoch is over. If so, ``random_states`` are the states at the end of the epoch.
         num_to_replay: The number of batches from here on that were delivered before the state was saved; only in the
             states of StatefulDataLoader.
     """
@@ -180,7 +180,7 @@ class EpochPosition:
         """Convert this to the position of a loader with batches of this size; 0 if a sampler determines it.
 
         Raises:
-            StateError: If the position counts batches of another size.
+            StateError: If the position counts batches of a different size.
         """
         saved, self.batch_size = self.batch_size, batch_size
         if saved in (None, batch_size) or self.is_finished or not (self.num_yielded or self.ahead):

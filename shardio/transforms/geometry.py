@@ -182,11 +182,11 @@ class _Plain(_Resizing):
 
 
 class PlainRandomResizedCrop(_Plain, RandomResizedCrop):
-    """A RandomResizedCrop that always resizes like OpenCV's INTER_LINEAR, without averaging."""
+    """A RandomResizedCrop that always resizes as OpenCV's INTER_LINEAR does, without averaging."""
 
 
 class PlainResize(_Plain, Resize):
-    """A Resize that always resizes like OpenCV's INTER_LINEAR, without averaging."""
+    """A Resize that always resizes as OpenCV's INTER_LINEAR does, without averaging."""
 
 
 class _Cropping(Geometry):

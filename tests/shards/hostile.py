@@ -522,4 +522,4 @@ def _text(rng: random.Random) -> bytes:
 
 
 LARGE_INDEXES: tuple[Callable[[random.Random], bytes], ...] = (_many_names, _many_fields, _deep, _many_lists, _text)
-"""Functions that make indexes that take long to read if the time is not linear in their size."""
+"""Functions that make indexes that are slow to read unless the reading time is linear in the index's size."""

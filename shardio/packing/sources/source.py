@@ -66,8 +66,8 @@ class PackSource(ABC):
 
     Attributes:
         what: The kind's name in messages, such as ``MDS shards``.
-        takes: The options in :data:`OPTIONS_OF_KINDS` that apply to the kind. A pack with another option from
-            this list is refused.
+        takes: The options in :data:`OPTIONS_OF_KINDS` that apply to the kind. A pack with any other option in
+            :data:`OPTIONS_OF_KINDS` is refused.
     """
 
     what: ClassVar[str]
