@@ -305,7 +305,7 @@ def merge_recordings(paths: Iterable[Path], *, world_size: int | None = None) ->
 
     Args:
         paths: The recordings, one file per rank.
-        world_size: The number of ranks; by default, the one in the recordings.
+        world_size: The number of ranks; by default, the number in the recordings.
 
     Raises:
         FormatError: If a file is not a recording, a rank has none or several, or the recordings are from different

@@ -178,7 +178,8 @@ class StreamEvent(Protocol):
         """Wait until the stream reaches this point."""
 
     def elapsed_time(self, end_event: Any, /) -> float:
-        """Return the milliseconds from this point to a later one of the same stream, which must have reached both."""
+        """Return the milliseconds from this point to a later one of the same stream. The stream must have reached
+        both."""
 
 
 @dataclass(slots=True, eq=False)

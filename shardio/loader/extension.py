@@ -301,7 +301,7 @@ def find_extension(loader: Any) -> Extension | None:
     extension: Extension | None = vars(loader).get(_NAME)
     if extension is None:
         return None
-    if extension.owner() is not loader:  # The loader is a copy of another one.
+    if extension.owner() is not loader:  # The loader is a copy of another loader.
         extension = vars(loader)[_NAME] = extension.copy_for(loader)
     if extension.order is not None and (why := find_override(loader)) is not None:
         _log.info("this loader does not have shardio's order, because %s", why)

@@ -100,7 +100,7 @@ class EpochPosition:
         batch_size: The size of the batches; 0 if a sampler determines it, and None if it is not known.
         sampler_epoch: The epoch that was set on the sampler; None if it has no ``set_epoch``.
         sampler: The position of the sampler after the batches that were delivered without a gap.
-        ahead: The numbers of batches that were delivered before an earlier one.
+        ahead: The numbers of batches that were delivered before an earlier batch.
         last_worker_id: The worker that made the latest batch.
         base_seed: The seed of the workers; None if it is not known.
         draws_seed: Whether that seed was drawn when the epoch began, not earlier.

@@ -19,7 +19,7 @@ _HASH_SIZE = 8
 
 
 def user_folder() -> Path:
-    """Return the path of this user's folder, which may not exist."""
+    """Return the path of this user's folder. The folder may not exist."""
     return user_cache_path("shardio") / "kernels"
 
 
