@@ -159,7 +159,7 @@ def _checked_memory() -> dict[str, Callable[..., Any]]:
     from shardio.images.kernel.compiled import memory
 
     kernel_function: Any = memory.kernel_function
-    pointer: Any = memory.pointer  # numba's intrinsics are called with other arguments than they are defined with.
+    pointer: Any = memory.pointer  # numba's intrinsics are called with arguments other than those in their definitions.
 
     @kernel_function
     def shaped(array, start, shape):  # type: ignore[no-untyped-def]

@@ -178,8 +178,7 @@ class StreamEvent(Protocol):
         """Wait until the stream reaches this point."""
 
     def elapsed_time(self, end_event: Any, /) -> float:
-        """Return the milliseconds from this point to a later one of the same stream. The stream must have reached
-        both."""
+        """Return the milliseconds to a later point of the same stream, after the stream has reached both points."""
 
 
 @dataclass(slots=True, eq=False)
