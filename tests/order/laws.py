@@ -44,7 +44,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """An epoch of a dataset, and the groups of ranks that train on it. Each group resumes where the last one stopped.
+    """An epoch of a dataset, and the groups of ranks that train on it. Each group resumes where the previous group
+    stopped.
 
     Some shards may be empty, but not all. The last group trains to the end. The greatest common divisor of
     ``other_world_size`` and the samples of a step is another world size with the same steps. ``probe`` selects single
