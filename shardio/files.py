@@ -55,7 +55,7 @@ _FILE = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0)  # A FIFO must
 def write_whole(path: Path, *, mode: int | None = None) -> Iterator[BinaryIO]:
     """Open a file for writing. It appears whole or not at all.
 
-    The content goes to a hidden file in the same directory, which is synced to disk and renamed at the end. If the
+    The content goes to a hidden file in the same directory. This file is synced to disk and renamed at the end. If the
     block raises, the hidden file is removed and ``path`` stays as it was.
 
     Args:

@@ -335,7 +335,7 @@ def record_ranks(target: str, *, world_size: int, epochs: int, key: str | None) 
         key: The name or index of the field that holds a batch's keys; None if there is none.
 
     Raises:
-        ShardioError: If a process fails. The message names the first one that failed, and ends with its output.
+        ShardioError: If a process fails. The message names the first rank that failed, and ends with its output.
     """
     with tempfile.TemporaryDirectory(prefix="shardio-check-") as directory:
         with socket.socket() as free:

@@ -57,7 +57,7 @@ _READ = ("dataset", "batch_size", "sampler", "batch_sampler", "collate_fn", "num
 _log = logging.getLogger("shardio")
 
 _NAME = "_shardio"
-"""The only attribute that shardio adds to a loader, besides the arguments."""
+"""The only attribute that shardio adds to a loader, in addition to the arguments."""
 
 Value = TypeVar("Value")
 

@@ -266,7 +266,7 @@ class Indices:
         self.position = position
 
     def begin_after(self, position: SamplerPosition) -> None:
-        """Begin the epoch that follows one that ended at a position."""
+        """Begin the epoch after an epoch that ended at a position."""
         with drawing_from(self._generators):
             if not self._restore(position):
                 return

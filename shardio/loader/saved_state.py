@@ -143,7 +143,7 @@ class EpochPosition:
         )
 
     def begin_next(self, random_states: RandomStates, *, keeps_workers: bool) -> EpochPosition:
-        """Return the beginning of the epoch after this one, which is over.
+        """Return the beginning of the next epoch, given that this epoch is over.
 
         Args:
             random_states: The current states of the generators.

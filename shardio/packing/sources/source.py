@@ -123,7 +123,7 @@ class SourceTable(Protocol):
 
     @property
     def root(self) -> str:
-        """The prefix of file names in messages, which ends in a slash."""
+        """The prefix, with a slash at its end, of file names in messages."""
 
     @property
     def keys(self) -> Sequence[str]:
