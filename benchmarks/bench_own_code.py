@@ -88,7 +88,7 @@ def tokenize(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def mix(samples: list[Any]) -> Any:
-    """Collate a batch and mix each image with another one."""
+    """Collate a batch and mix each image with another image."""
     images, labels = default_collate(samples)
     share = float(np.random.beta(0.2, 0.2))
     images = images.float().div_(255)

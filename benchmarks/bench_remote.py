@@ -83,7 +83,7 @@ def _compare(names: list[str], folder: Path, server: Server, rounds: int, num_im
     for number in range(rounds):
         for name in names[number % len(names) :] + names[: number % len(names)]:
             kind, _ = {**PACKED, **RAW}[name]
-            # WebDataset reads by HTTP, because it has no client for S3.
+            # WebDataset reads over HTTP, because it has no client for S3.
             root = f"http://{server.host}:{server.port}/{server.url[5:]}" if name == "webdataset" else server.url
             for place, source in {"local": str(folder / kind), "store": f"{root}/{kind}"}.items():
                 seconds = _run(name, source, {**server.options, "local": str(folder / kind)}, server, folder / "cache")

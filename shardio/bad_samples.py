@@ -149,7 +149,7 @@ class BadSamples:
         return replacement
 
     def begin_count(self, num_workers: int, *, are_new: bool) -> None:
-        """Reset the count before an epoch, whose workers are new or still running from the last one."""
+        """Reset the count before an epoch, whose workers are new or still running from the previous epoch."""
         if are_new:
             self._count = SharedNumbers([0] * max(num_workers, 1))
         else:

@@ -4,8 +4,9 @@ Compiled code runs with the rights of this user, and training reads cached copie
 write to either. A file is *trusted* if it and its folder belong to this user or root, and neither their group nor
 others may write to them. Python demands less for its own ``.pyc`` files; OpenSSH demands the same for
 ``authorized_keys`` (StrictModes). Even the user's private group must not have write access, because a remote directory
-may add members to it. Folders further up are not checked. A user with write access to those can replace files, but only
-with files that this user or root owns. A POSIX ACL that grants write access to others shows in the group's bits.
+may add members to it. Folders further up are not checked. A user with write access to a folder further up can replace
+files, but only with files that this user or root owns. A POSIX ACL that grants write access to others shows in the
+group's bits.
 
 The checks use open descriptors, and the content is read from the same descriptors, so nothing can be replaced between
 check and use. Symbolic links are followed, and their targets are checked.
@@ -54,7 +55,7 @@ _FILE = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0)  # A FIFO must
 def write_whole(path: Path, *, mode: int | None = None) -> Iterator[BinaryIO]:
     """Open a file for writing. It appears whole or not at all.
 
-    The content goes to a hidden file in the same directory, which is synced to disk and renamed at the end. If the
+    The content goes to a hidden file in the same directory. This file is synced to disk and renamed at the end. If the
     block raises, the hidden file is removed and ``path`` stays as it was.
 
     Args:
@@ -173,7 +174,8 @@ class WorkLock:
             try:
                 yield
             finally:
-                if descriptor is not None and is_ours:  # Closing is not enough: a forked child may also have it.
+                if descriptor is not None and is_ours:
+                    # Closing the descriptor is not enough: a forked child may have a copy of it.
                     fcntl.flock(descriptor, fcntl.LOCK_UN)
         finally:
             if descriptor is not None:

@@ -70,7 +70,7 @@ class StreamSource:
     Attributes:
         name: The name to pass to WebDataset. It may contain passwords or tokens, so it is not shown.
         shown: The name in messages and states: only the program and the tar of a command, or a URL without its query.
-        location: The location of a stored tar, which needs no WebDataset; None for other streams.
+        location: The location of a stored tar, which can be read without WebDataset; None for other streams.
     """
 
     name: str = field(repr=False)

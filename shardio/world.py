@@ -310,7 +310,7 @@ def find_worker_over(dataset: object) -> Worker | None:
 
 
 def is_torch_worker() -> bool:
-    """Return whether this process or thread is a worker that calls the dataset, like torch's workers."""
+    """Return whether this process or thread is a worker that calls the dataset, as torch's workers do."""
     return get_worker_info() is not None
 
 

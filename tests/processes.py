@@ -106,7 +106,7 @@ def start_python(
     output: Path,
     errors: Path,
 ) -> ForkServerProcess:
-    """Start a script, or a module after ``-m``, like ``python`` without options. Append its output to files.
+    """Start a script, or a module after ``-m``, as ``python`` does without options. Append its output to files.
 
     The process calls ``prepare`` first.
     """

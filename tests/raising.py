@@ -1,4 +1,4 @@
-"""A check, in one line, that a call fails."""
+"""A function that checks, in one line, that a call fails."""
 
 from __future__ import annotations
 

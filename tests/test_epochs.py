@@ -46,7 +46,7 @@ class IndexStream(torch_data.IterableDataset[int]):
 
 
 class Renamed(torch_data.IterableDataset[Any]):
-    """A user-defined wrapper that stores the dataset under another name than torch's wrappers."""
+    """A user-defined wrapper that stores the dataset under a different name from torch's wrappers."""
 
     def __init__(self, inner: torch_data.IterableDataset[Any]) -> None:
         self.inner = inner
@@ -100,7 +100,7 @@ LOADERS: dict[str, Callable[..., Any]] = {
 
 
 def build_loader() -> Any:
-    """Return the loader under test, like a checked script."""
+    """Return the loader under test, as a checked script does."""
     return loader_under_test
 
 

@@ -18,7 +18,7 @@ from tests.processes import run_python
 PACKAGE = Path(shardio.__file__).parent
 ALL_FOLDERS = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
 ROWS = {"bad_samples", "libraries", "shared", "streams", "world"}
-"""Modules that have rows in the table, like folders."""
+"""Modules that have rows in the table, as folders do."""
 FREE = {"epochs", "errors", "files", "process", "progress", "sample", "values"}
 """Modules that every folder may import, and that may only import each other."""
 

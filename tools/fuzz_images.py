@@ -1,8 +1,8 @@
 """Damage hundreds of thousands of small image files at random, then read and tile them.
 
 Each file has its own seed, so ``--only`` can repeat one that breaks a law. The laws are those of
-``tests/images/fuzz_laws.py``: reading gives a meaningful error or the right pixels. Reading never crashes, and never
-takes more than a few seconds or a little memory.
+``tests/images/fuzz_laws.py``: reading gives a meaningful error or the right pixels. Reading never crashes, and takes at
+most a few seconds and little memory.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Report:
     Attributes:
         num_files: The number of files.
         outcomes: The number of occurrences of each outcome.
-        wrong: The broken law of the last file, if it breaks one.
+        wrong: The law that the last file breaks; None if it breaks none.
         is_last: Whether this is the last report.
     """
 

@@ -34,8 +34,8 @@ from tests.images.mutations import Originals, write_originals
 from tools.guarded_kernel import Chunk, ForeignAccessError, compile_checked, load_guarded
 
 CHUNK = 4
-"""The number of files that one call of the kernel renders, in rows of equal size. With more files, fewer of them would
-lie next to the inaccessible pages.
+"""The number of files that one call of the kernel renders, in rows of equal size. With more files, a smaller share of
+them would lie next to the inaccessible pages.
 """
 
 LIMIT_S = 60

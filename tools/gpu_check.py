@@ -1,9 +1,10 @@
 """Run everything that needs a GPU, in stages, and write the results to one folder: see tools/gpu_check.sh.
 
-Each stage has its own time limit, and the next stage runs even if it fails. The most valuable stages come first. Output
-is printed as it arrives. The folder contains ``stages.json`` (the results), ``summary.md`` (one page), ``log.txt`` (all
-output) and the files that the stages write. A second call with the same folder adds its stages to the results, so
-stages can be spread over several calls. Without ``--stage``, a call runs the stages that fit into seven minutes.
+Each stage has its own time limit. If a stage fails, the next one still runs. The most valuable stages come first.
+Output is printed as it arrives. The folder contains ``stages.json`` (the results), ``summary.md`` (one page),
+``log.txt`` (all output) and the files that the stages write. A second call with the same folder adds its stages to the
+results, so stages can be spread over several calls. Without ``--stage``, a call runs the stages that fit into seven
+minutes.
 
 Only the standard library is imported here, because packages may be missing.
 """
@@ -32,7 +33,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 BUDGET_S = 7 * 60.0
-"""The time for a call, unless ``--budget`` sets another."""
+"""The time for a call, unless ``--budget`` sets a different time."""
 
 FIRST_CALL = ("facts", "tests", "memory")
 """The stages that run if a call names none."""

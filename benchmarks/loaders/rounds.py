@@ -1,4 +1,7 @@
-"""Run rounds: every candidate runs once per round, in its own process, and another one comes first in each round."""
+"""Run rounds: in each, every candidate runs once, in its own process.
+
+A different candidate comes first in each round.
+"""
 
 from __future__ import annotations
 

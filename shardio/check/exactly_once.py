@@ -280,8 +280,8 @@ def judge(
         allow: Whether to allow for the loader's own remainder policy.
 
     Raises:
-        IdentityError: If samples are identified by their content, their number is right, and it is uncertain whether
-            each arrived exactly once.
+        IdentityError: If samples are identified by their content and their number is right, but it is uncertain whether
+        each arrived exactly once.
     """
     judged = epochs[:num_judged]
     reports = [judge_epoch(coverage, expected, allow=allow) for coverage in judged]

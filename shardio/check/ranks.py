@@ -60,7 +60,7 @@ GRACE_S = 5.0
 """The longest time between SIGTERM and SIGKILL, in seconds."""
 
 SHOWN_BYTES = 8192
-"""The number of bytes at the end of a rank's standard error that an error message shows."""
+"""The number of bytes that an error message shows from the end of a rank's standard error."""
 
 
 class CoverageRecorder:
@@ -161,7 +161,7 @@ class CoverageRecorder:
         return merge([load_recording(part, f"rank {rank}") for rank, part in enumerate(parts)], world_size=len(parts))
 
     def state_dict(self) -> dict[str, int]:
-        """Write the recording to its file, and return the number of epochs and of the last epoch's batches.
+        """Write the recording to its file, and return the number of epochs and the number of batches in the last one.
 
         Save the result in each checkpoint, together with the loader's state.
         """
@@ -305,7 +305,7 @@ def merge_recordings(paths: Iterable[Path], *, world_size: int | None = None) ->
 
     Args:
         paths: The recordings, one file per rank.
-        world_size: The number of ranks; by default, the one in the recordings.
+        world_size: The number of ranks; by default, the number in the recordings.
 
     Raises:
         FormatError: If a file is not a recording, a rank has none or several, or the recordings are from different
@@ -335,7 +335,7 @@ def record_ranks(target: str, *, world_size: int, epochs: int, key: str | None) 
         key: The name or index of the field that holds a batch's keys; None if there is none.
 
     Raises:
-        ShardioError: If a process fails. The message names the first one that failed, and ends with its output.
+        ShardioError: If a process fails. The message names the first rank that failed, and ends with its output.
     """
     with tempfile.TemporaryDirectory(prefix="shardio-check-") as directory:
         with socket.socket() as free:

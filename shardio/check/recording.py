@@ -478,7 +478,7 @@ def _find_random(holder: Any, depth: int) -> str | None:
 def _copied(dataset: Any) -> Any:
     """Return a shallow copy of a dataset and of the datasets in it.
 
-    Reading the copy opens no files in the original, which workers forked later would share.
+    Reading the copy opens no files in the original that workers forked later would share.
     """
     copied = copy.copy(dataset)
     for name in ("dataset", "datasets"):

@@ -136,7 +136,7 @@ class CoverageReport:
         # An empty epoch is right only if no samples are expected.
         has_samples = self.num_deliveries > 0 or expected.num_samples in (0, expected.num_missing)
         num_samples = self.num_deliveries if expected.num_samples is None else expected.num_samples
-        # Padding cycles through the epoch, so two samples' numbers of deliveries differ by at most one.
+        # Padding cycles through the epoch, so the numbers of deliveries of any two samples differ by at most one.
         most = -(-expected.num_repeats // max(num_samples, 1))
         return (
             has_samples

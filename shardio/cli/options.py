@@ -97,7 +97,7 @@ def read_options(texts: list[str] | None) -> StorageOptions:
     """Return the settings that options of the form NAME=VALUE describe, as for ``storage_options=``.
 
     Raises:
-        typer.BadParameter: If an option has another form, or a value is out of range.
+        typer.BadParameter: If an option has a different form, or a value is out of range.
     """
     options = dict[str, str | int | float]()
     for text in texts or ():

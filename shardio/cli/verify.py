@@ -333,8 +333,8 @@ def dups(
             min=0,
             max=MAX_THRESHOLD,
             metavar="BITS",
-            help="Also find similar images: their 64-bit perceptual hashes differ in at most BITS bits. 8 also "
-            "finds most copies with cropped margins.",
+            help="Also find similar images: their 64-bit perceptual hashes differ in at most BITS bits. "
+            "A value of 8 also finds most copies with cropped margins.",
         ),
     ] = DEFAULT_THRESHOLD,
     exact: Annotated[

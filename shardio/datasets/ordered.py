@@ -53,8 +53,8 @@ class ShardDataset(Ordered, Iterated):
         FileNotFoundError: If ``source`` does not exist.
         FormatError: If ``source`` is not a dataset.
         ValueError: If an argument is out of range, if no sample has a requested field, or if ``classes`` is given and
-            the dataset has no classes or has one that is not listed.
-        TypeError: If the transform is not callable, or requires arrays but ``decode`` is ``pil``.
+            the dataset has no classes or has a class that is not listed. TypeError: If the transform is not callable,
+            or requires arrays but ``decode`` is ``pil``.
     """
 
     @takes(ShardDatasetSettings)
@@ -242,7 +242,7 @@ def read_ahead(
 
 
 def _windows(order: Ordered, split: Split) -> tuple[int | None, int | None]:
-    # Return the number of samples that a rank reads until the lanes begin their next window, and then per window.
+    # Return the number of samples that a rank reads until the lanes begin their next window, and per later window.
     if not order.shuffle:
         return None, None
     length = order.lanes * order.window

@@ -99,9 +99,9 @@ class SampleSettings:
             Albumentations, before your own transforms get its image. The transforms then draw the same random
             numbers for the sample on any number of workers and in a resumed run.
         transform_sample: A callable applied to each whole sample. It gets a dict of the values by field, and returns
-            the sample. Images are arrays, or Pillow images with ``decode="pil"`` and no ``transform``. uint8 arrays
-            [height, width, 3] in its result, also within dicts, lists and tuples, become tensors [3, height, width].
-            Albumentations' transforms get the values as keyword arguments.
+            the sample. Images are arrays, or Pillow images with ``decode="pil"`` and no ``transform``. In the
+            callable's result, uint8 arrays [height, width, 3], including those within dicts, lists and tuples, become
+            tensors [3, height, width]. Albumentations' transforms get the values as keyword arguments.
     """
 
     transform: Transform | None = None
@@ -138,7 +138,8 @@ class FieldedSettings(SampleSettings):
             and other colors become arrays [height, width, 3] of their type. All other fields are bytes.
         trusted: Whether pickled fields may be unpickled, which can run arbitrary code.
         decoders: Your own decoders: a function from bytes to the value, for each field that shardio should not decode.
-        missing: The treatment of a sample that lacks a field other than the image: ``error``, or None as its value.
+        missing: The treatment of a sample that lacks a field other than the image: ``error`` raises an error, and None
+            gives the missing field the value None.
     """
 
     fields: Fields = ("image", "label")

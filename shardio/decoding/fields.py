@@ -201,7 +201,7 @@ class PlannedFields:
     """The opened and planned images of samples, and the values that must be transformed like them.
 
     Attributes:
-        images: The images by field. All are rendered by the plan of the first.
+        images: The images by field. All are rendered according to the plan of the first.
         followers: The values that are transformed like the images.
         sizes: The height and width of each sample's images.
         missing: The effect of a missing value: an error, or the value None.

@@ -97,9 +97,9 @@ def find_images(batch: Any) -> torch.Tensor:
 def find_labels(batch: Any, getter: LabelsGetter) -> torch.Tensor:
     """Return the labels of a batch.
 
-    By default, these are the second value of a tuple or a list. In a mapping, or if the second value is a mapping, they
-    have the key ``labels`` or, without it, the first key that contains ``label``, regardless of case (torchvision's
-    rule).
+    By default, these are the second value of a tuple or a list. In a mapping (or if the second value is one), they are
+    the value under ``labels`` or, failing that, under the first key that contains ``label``, regardless of case
+    (torchvision's rule).
 
     Raises:
         TypeError: If the labels are not a tensor, or are not found.

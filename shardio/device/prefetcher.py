@@ -256,7 +256,7 @@ def _as_list(transform: BatchTransform | Sequence[BatchTransform] | None) -> lis
 
 
 def _no_iterator() -> None:
-    """Return None, like a weak reference to an iterator that no longer exists."""
+    """Return None, as a weak reference to an iterator that no longer exists does."""
 
 
 class ImagePreparation:
@@ -447,7 +447,7 @@ class PrefetchIterator:
             del failure  # As in __next__.
 
     def _can_send(self) -> bool:
-        """Return whether to request another batch of the loader before returning the next one in flight.
+        """Return whether to request another batch from the loader before returning the next one in flight.
 
         While the device has work, this waits for the loader. As soon as the device is idle, it needs the batch in
         flight rather than a later one. The method ``is_ready(timeout_s)`` of the loader's iterator returns whether

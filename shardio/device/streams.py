@@ -178,7 +178,7 @@ class StreamEvent(Protocol):
         """Wait until the stream reaches this point."""
 
     def elapsed_time(self, end_event: Any, /) -> float:
-        """Return the milliseconds from this point to a later one of the same stream, which must have reached both."""
+        """Return the milliseconds to a later point of the same stream, after the stream has reached both points."""
 
 
 @dataclass(slots=True, eq=False)
@@ -210,7 +210,7 @@ class CopyStream(Protocol):
         """Return the batch on the device. Later work on the caller's stream waits for the batch."""
 
     def record_event(self) -> StreamEvent:
-        """Return an event after the work that is queued on the caller's stream."""
+        """Record an event after the work that is queued on the caller's stream, and return the event."""
 
 
 class CudaStream:

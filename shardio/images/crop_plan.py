@@ -309,7 +309,7 @@ def _prepare_scaled(picture: Picture, box: Box, height: int, width: int, visible
 
 
 class _Samples(NamedTuple):
-    """Evenly spaced points along a side of a scaled picture, in scaled pixels from the center of the first one."""
+    """Evenly spaced points along a side of a scaled picture, in scaled pixels from the center of the first pixel."""
 
     first: float
     step: float
@@ -404,7 +404,7 @@ def resize(
 def _resize_by_pillow(image: Pixels, height: int, width: int, resampling: Resampling) -> PIL.Image.Image:
     """Resize an image horizontally, round, and resize it vertically.
 
-    Earlier versions of Pillow always use this order. Pillow 13 chooses an order by the sizes.
+    Earlier versions of Pillow always use this order. Pillow 13 chooses the order according to the sizes.
     """
     import PIL.Image
 

@@ -56,7 +56,7 @@ class ImageFormat(NamedTuple):
 
     Attributes:
         name: Pillow's name of the format.
-        suffixes: The suffixes of the format's files, which are also the names of samples' fields.
+        suffixes: The suffixes of the format's files. They are also the names of samples' fields.
         signature: A pattern that matches the first 16 bytes of every file. If it is None, Pillow identifies the format,
             more slowly.
     """
@@ -77,7 +77,7 @@ _FORMATS = (
 """The formats that shardio packs and reads. To add a format that Pillow reads, add a line here."""
 
 IMAGE_FORMATS = {suffix: image_format.name for image_format in _FORMATS for suffix in image_format.suffixes}
-"""The format of each suffix, which is also the name of a sample's field."""
+"""The format of each suffix. The suffix is also the name of a sample's field."""
 
 IMAGE_FIELDS = tuple(IMAGE_FORMATS)
 """The fields that contain images."""

@@ -1,4 +1,4 @@
-"""Render the pictures of a chunk into the rows of a batch by a crop plan, and edit their pixels.
+"""Render the pictures of a chunk into the rows of a batch according to a crop plan, and edit their pixels.
 
 The kernel's compiled functions do this if they can; otherwise, OpenCV, Pillow and numpy do. Both give the same pixels.
 :mod:`shardio.images.kernel.compiled.operation_records` lists the kernel's operations.

@@ -219,7 +219,7 @@ MemoryCallback = Callable[[NDArray[np.uint8]], None]
 
 
 def find_available_bytes() -> int:
-    """Return the number of bytes that this process can still allocate, by the limits of the machine and container."""
+    """Return the number of bytes that this process can allocate within the limits of the machine and container."""
     free = [os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     with suppress(OSError, IndexError, ValueError):
         lines = Path("/proc/meminfo").read_text().splitlines()

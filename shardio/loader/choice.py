@@ -119,7 +119,7 @@ def check_dataset(dataset: Any, *, shuffle: bool | None, drop_last: bool) -> Non
 
 
 def check_samplers_dataset(dataset: Any, sampler: Any, *, compares_digests: bool = False) -> None:
-    """Raise ValueError if an EpochSampler belongs to another dataset than the loader's, or the dataset has changed.
+    """Raise ValueError if an EpochSampler belongs to a dataset other than the loader's, or if the dataset has changed.
 
     Args:
         dataset: The loader's dataset.

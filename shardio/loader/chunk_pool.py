@@ -275,7 +275,10 @@ class MemoryWatch:
         self._limits: dict[int, int] = {}
 
     def record(self, worker_id: int, num_bytes: int) -> None:
-        """Record the memory of a worker process; warn after much growth, and each time that it doubles after that."""
+        """Record the memory of a worker process, and warn if it has grown much.
+
+        After the first warning, warn each time that the memory has doubled since the last warning.
+        """
         self.bytes_by_worker[worker_id] = num_bytes
         first = self._firsts.setdefault(worker_id, num_bytes)
         if self._warns and num_bytes > self._limits.setdefault(worker_id, 2 * first + GROWTH_BYTES):

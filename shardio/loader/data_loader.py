@@ -66,7 +66,7 @@ def _has_state(loader: Any) -> bool:
 
 
 def _calls_dataset(loader: Any) -> bool:
-    """Whether the dataset's own methods make the samples, instead of shardio's own code, which is faster."""
+    """Whether the dataset's own methods make the samples, instead of shardio's own, faster code."""
     return _fallback_reason(loader) is not None
 
 

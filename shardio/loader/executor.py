@@ -47,7 +47,7 @@ class LoaderStats:
         recognized: The names of shardio's transforms that replace the first steps of another library's pipeline.
         decode_s: The time for decoding, cropping and resizing, summed over all workers.
         idle_s: The time that workers waited for a chunk, summed over all workers. They wait while the loader is ahead
-            of the training.
+            of training.
         num_replaced: The number of unreadable samples that were replaced (``on_error="replace"``), in all batches that
             were begun.
         num_skipped: The number of unreadable samples that were left out (``on_error="skip"``), in all batches that were
@@ -156,7 +156,7 @@ TorchDataLoader = torch.utils.data.dataloader.DataLoader
 """torch's own class. Some programs replace the name in torch with shardio's class."""
 
 _VALUES = (bool, int, float, str, MethodType)
-"""Types whose instances are compared by value. Methods are created at each access and compare by their objects."""
+"""Types whose instances are compared by value. A method is a new object at each access, and equals the earlier ones."""
 
 
 SUPERSEDED = (
@@ -189,9 +189,9 @@ class BatchIterator(ABC):
         """Return the next batch, or a Failure instead. After a Failure, the next batch can still be requested.
 
         Raises:
-            StopIteration: If the epoch has no further batch. The death of a worker does not end the epoch like this:
-                either another worker makes the batches, or an error reports the death.
-            BaseException: If the epoch ends with an error. Nothing may be requested after it.
+            StopIteration: If the epoch has no further batch. The death of a worker does not end the epoch in this way:
+            either another worker makes the batches, or an error reports the death. BaseException: If the epoch ends
+            with an error. Nothing may be requested after it.
         """
 
     def is_ready(self, timeout_s: float) -> bool:

@@ -57,7 +57,7 @@ _READ = ("dataset", "batch_size", "sampler", "batch_sampler", "collate_fn", "num
 _log = logging.getLogger("shardio")
 
 _NAME = "_shardio"
-"""The only attribute that shardio adds to a loader, besides the arguments."""
+"""The only attribute that shardio adds to a loader, in addition to the arguments."""
 
 Value = TypeVar("Value")
 
@@ -187,7 +187,7 @@ class Extension:
             sampler: The sampler that they draw from; by default, the loader's ``_index_sampler``.
         """
         if self.order is None:
-            # Do not use the loader's length: like torch, iterators do not request that of an iterable dataset.
+            # Do not use the loader's length: as in torch, iterators do not request the length of an iterable dataset.
             return partial(len, loader._index_sampler if sampler is None else sampler)
         return partial(self.count_batches, batch_size=loader.batch_size, drop_last=loader.drop_last)
 
@@ -301,7 +301,7 @@ def find_extension(loader: Any) -> Extension | None:
     extension: Extension | None = vars(loader).get(_NAME)
     if extension is None:
         return None
-    if extension.owner() is not loader:  # The loader is a copy of another one.
+    if extension.owner() is not loader:  # The loader is a copy of another loader.
         extension = vars(loader)[_NAME] = extension.copy_for(loader)
     if extension.order is not None and (why := find_override(loader)) is not None:
         _log.info("this loader does not have shardio's order, because %s", why)
@@ -325,7 +325,7 @@ def _find_drawing_sampler(loader: Any) -> Any:
 
 
 def _none() -> None:
-    """Return None, like a dead weak reference."""
+    """Return None, as a dead weak reference does."""
 
 
 class Shown(Generic[Value]):

@@ -129,7 +129,7 @@ class Fetcher(Protocol):
         """
 
     def skip(self, num_batches: int) -> None:
-        """Leave out batches of an iterable dataset."""
+        """Skip the next ``num_batches`` batches of an iterable dataset."""
 
     def state(self) -> dict[str, Any] | None:
         """Return a copy of the state of the dataset and its iterator; None if neither has one."""

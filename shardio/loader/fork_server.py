@@ -53,8 +53,9 @@ The process's own exit code is more informative than that of a kill.
 class ForkServer:
     """A fork server for successive pools of worker processes, which imports their modules once.
 
-    The first worker process starts it. If it has ended, the next worker process starts another one. When this object is
-    freed, a fork server that has imported user code is kept for the next ForkServer; any other one ends.
+    The first worker process starts it. If the fork server has ended, the next worker process starts a new one. When
+    this object is freed, a fork server that has imported user code is kept for the next ForkServer; any other fork
+    server ends.
     """
 
     def __init__(self) -> None:
@@ -333,7 +334,7 @@ class Surroundings:
 
     @property
     def are_current(self) -> bool:
-        """Whether no setting has changed and no module has been reloaded since then.
+        """Whether no setting has changed and no module has been reloaded since these surroundings were recorded.
 
         Changes to module files do not count, because this process still has the code that it imported.
         """

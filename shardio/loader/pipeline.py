@@ -284,7 +284,8 @@ class Pipeline(PlannedBatches):
             layout, error = fit_layout(buffers.layout, plan, self._make_probe, self._source, self._settings)
             if error is not None:
                 self._batches.append(Batch(error=error))
-                return  # The user gets this error first: each further error, such as a timeout, may take as long.
+                # The user gets this error before more batches are planned: each further error may take as long.
+                return
             if layout is not None and layout is not buffers.layout:
                 buffers.lay_out(layout, sizing.num_spare(layout))
             batch = Batch(buffer=buffers.take() if layout is not None and layout.columns else None)

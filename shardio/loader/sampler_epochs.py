@@ -143,7 +143,7 @@ class Epochs:
         if loaded.is_finished:
             self._restore_generators(loader, loaded)  # Do this now: the program may seed them for the next epoch.
         if loaded.sampler_epoch is not None:
-            # Set it now, not when the epoch begins: frameworks set the epoch after it has begun, or set another one.
+            # Set it now, not when the epoch begins: frameworks may set it later, or set a different epoch.
             for sampler in _find_epoch_samplers(self._find_sampler(loader)):
                 sampler.set_epoch(loaded.sampler_epoch)
 
@@ -266,7 +266,7 @@ class Indices:
         self.position = position
 
     def begin_after(self, position: SamplerPosition) -> None:
-        """Begin the epoch that follows one that ended at a position."""
+        """Begin the epoch after an epoch that ended at a position."""
         with drawing_from(self._generators):
             if not self._restore(position):
                 return

@@ -100,14 +100,14 @@ class EpochPosition:
         batch_size: The size of the batches; 0 if a sampler determines it, and None if it is not known.
         sampler_epoch: The epoch that was set on the sampler; None if it has no ``set_epoch``.
         sampler: The position of the sampler after the batches that were delivered without a gap.
-        ahead: The numbers of batches that were delivered before an earlier one.
+        ahead: The numbers of batches that were delivered before an earlier batch.
         last_worker_id: The worker that made the latest batch.
         base_seed: The seed of the workers; None if it is not known.
         draws_seed: Whether that seed was drawn when the epoch began, not earlier.
         num_epochs_of_seed: The number of earlier epochs with that seed.
         follows_end: Whether the states of the workers were saved at the end of the previous epoch.
         len_called: The value of ``len(loader)`` with an iterable dataset, as in StatefulDataLoader's states.
-        is_finished: Whether the epoch is over. ``random_states`` are then those at its end.
+        is_finished: Whether the epoch is over. If so, ``random_states`` are the states at the end of the epoch.
         num_to_replay: The number of batches from here on that were delivered before the state was saved; only in the
             states of StatefulDataLoader.
     """
@@ -143,7 +143,7 @@ class EpochPosition:
         )
 
     def begin_next(self, random_states: RandomStates, *, keeps_workers: bool) -> EpochPosition:
-        """Return the beginning of the epoch after this one, which is over.
+        """Return the beginning of the next epoch, given that this epoch is over.
 
         Args:
             random_states: The current states of the generators.
@@ -180,7 +180,7 @@ class EpochPosition:
         """Convert this to the position of a loader with batches of this size; 0 if a sampler determines it.
 
         Raises:
-            StateError: If the position counts batches of another size.
+            StateError: If the position counts batches of a different size.
         """
         saved, self.batch_size = self.batch_size, batch_size
         if saved in (None, batch_size) or self.is_finished or not (self.num_yielded or self.ahead):
@@ -269,7 +269,7 @@ def _load(state: dict[str, Any], *, is_iterable: bool) -> EpochPosition:
     positions = [_load_worker(worker, num_yielded, is_alone=is_alone) for worker in workers]
     is_counted = any(NUM_SINCE_STATE in worker for worker in workers)
     if is_iterable and not is_alone and not is_counted and not any(worker.state for worker in positions):
-        # StatefulDataLoader does not save how far each worker was.
+        # StatefulDataLoader does not save how far each worker had got.
         num_to_replay, num_yielded, last_worker_id = num_to_replay + num_yielded, 0, len(workers) - 1
     if missing := [key for key in REQUIRED if key not in main]:
         raise KeyError(missing[0])

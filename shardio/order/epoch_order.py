@@ -16,7 +16,7 @@ keeps the result below n. Nothing is stored, so a window may be as long as the d
 training and validation data also use these permutations.
 
 When you change an order, also increment its ``STATE_VERSION``, in ``state.py`` or ``datasets/stream_dataset.py``.
-Otherwise, a run could resume in another order than the one it began with. Then run ``tools/freeze_orders.py``.
+Otherwise, a run could resume in a different order from the one it began with. Then run ``tools/freeze_orders.py``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The split: the positions of an epoch that one rank reads, batch by batch, and the policies for the last samples.
 
 With world size W and B samples per rank, step t holds W * B consecutive positions, counted from the cursor at which the
-epoch began or resumed. Every rank takes its share of each step. The samples after the last full step are split by the
-same rule. Worker k of n makes the batches t with t mod n == k.
+epoch began or resumed. Every rank takes its share of each step. The samples after the last full step are split
+according to the same rule. Worker k of n makes the batches t with t mod n == k.
 """
 
 from __future__ import annotations

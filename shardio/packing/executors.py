@@ -107,7 +107,7 @@ class ShardJob:
         number: The shard's number in the plan.
         folder: The folder to write the shard to.
         name: The shard's file name.
-        root: The prefix of the source's file names, which ends in a slash.
+        root: The prefix, with a slash at its end, of the source's file names.
         samples: The shard's samples in order.
         options: The options of the pack.
         earlier: The shard that an earlier run finished, or None if no run did.

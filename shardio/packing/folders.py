@@ -414,7 +414,7 @@ def begun(folder: DatasetFolder, digest: str, names: Collection[str]) -> Iterato
     If the block fails before a shard is finished, the destination is cleared.
 
     Raises:
-        PackError: If the destination holds an unfinished pack of another plan, or a tar that is not in this plan.
+        PackError: If the destination holds an unfinished pack of a different plan, or a tar that is not in this plan.
     """
     folder.remove_partial()
     unfinished = UnfinishedDataset(folder=folder, mark=digest.encode())

@@ -569,7 +569,7 @@ def make_parts(fractions: Sequence[float | str], names: Sequence[str]) -> Parts:
     if len(set(names)) < len(names):
         raise ValueError(f"the names of the parts must differ, got {', '.join(names)}")
     try:
-        exact = [Fraction(str(fraction)) for fraction in fractions]  # Convert exactly the decimal that the user wrote.
+        exact = [Fraction(str(fraction)) for fraction in fractions]  # Convert the decimal exactly as the user wrote it.
     except (ValueError, ZeroDivisionError) as error:
         raise ValueError(f"the fractions must be numbers such as 0.9 and 0.1, got {fractions!r}") from error
     total = sum(exact, Fraction())

@@ -97,7 +97,7 @@ def _is_printable(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueEncoder:
-    """Encodes values by the last suffix of the field's name. Bytes are stored as they are.
+    """Encodes values according to the last suffix of the field's name. Bytes are stored as they are.
 
     Attributes:
         classes: The class names, indexed by label, or () if labels have no names.

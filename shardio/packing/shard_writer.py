@@ -249,7 +249,7 @@ class ShardWriter:
 
     def __enter__(self) -> ShardWriter:
         if self._sequence is not None or self.manifest is not None:
-            raise RuntimeError("this ShardWriter has been used: create another one")
+            raise RuntimeError("this ShardWriter has been used: create a new one")
         if self._worker is None or self._num_workers is None:
             dataset = new_dataset(self._folder, overwrite=self._overwrite)
             self._unfinished = self._resources.enter_context(dataset)

@@ -441,7 +441,7 @@ def _join(file: StoredFile, starts: Ints, stops: Ints, rows: Ints, max_bytes: in
     is_first = np.empty(len(starts), np.bool_)
     is_first[0] = True
     is_first[1:] = starts[1:] - stops[:-1] > MAX_GAP
-    # Cut long runs of ranges at multiples of ``max_bytes`` from the start of the run.
+    # Cut each long run of ranges at multiples of ``max_bytes`` from its start.
     run_starts = starts[np.maximum.accumulate(np.where(is_first, np.arange(len(starts)), 0))]
     place = (starts - run_starts) // max_bytes
     is_first[1:] |= place[1:] != place[:-1]

@@ -300,7 +300,7 @@ def _list_wids(table: ShardTable, split: str, prefix: str) -> Files:
 
 
 def _list_timm(table: ShardTable, split: str, prefix: str) -> Files:
-    """List the ``_info.json`` for timm's reader of WebDatasets.
+    """Return the name and content of ``_info.json``, which timm's reader of WebDatasets needs.
 
     The format is that of ``timm/data/readers/reader_wds.py`` in https://github.com/huggingface/pytorch-image-models.
     """

@@ -408,7 +408,7 @@ class Client:
         self.close()
 
     def _try(self, use: Callable[[StorageConnection], Result]) -> Result:
-        """Use a connection, or another one if the storage process has died. All requests can be repeated."""
+        """Use a connection, or a new one if the storage process has died. All requests can be repeated."""
         for _ in range(MAX_DEATHS):
             try:
                 with self._connect() as connection:

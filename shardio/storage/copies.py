@@ -1,6 +1,6 @@
 """Keep local copies of remote objects, and limit the space that they use. A copy may lack blocks.
 
-A copy is a sparse file: the object's bytes at their own offsets, then one byte for each block of 512 bytes, which is 1
+A copy is a sparse file: the object's bytes at their own offsets, then, for each block of 512 bytes, one byte that is 1
 if the block is present. Members of tars begin at multiples of 512 bytes, so two samples never share a block. A *sealed*
 copy ends with a hash of the whole content.
 

@@ -187,7 +187,7 @@ class HubRepository:
         """Return the listing of a folder's direct content. It is empty if there is no such folder.
 
         Raises:
-            FailedRequestError: If a request fails. The next call continues with its page.
+            FailedRequestError: If a request fails. The next call continues with the page whose request failed.
         """
         return self._read_listing(folder, recursive=False)
 
@@ -195,7 +195,7 @@ class HubRepository:
         """Return the files below a folder, sorted by key.
 
         Raises:
-            FailedRequestError: If a request fails. The next call continues with its page.
+            FailedRequestError: If a request fails. The next call continues with the page whose request failed.
         """
         listing = self._read_listing(*self._cover(folder, recursive=True))
         # In Unicode, "0" follows "/", so these bounds enclose all keys that start with "folder/".
@@ -210,7 +210,7 @@ class HubRepository:
 
         Raises:
             FileNotFoundError: If the commit has no such file.
-            FailedRequestError: If a request fails. The next call continues with its page.
+            FailedRequestError: If a request fails. The next call continues with the page whose request failed.
         """
         folder = key.rpartition("/")[0]
         found = self._read_listing(*self._cover(folder, recursive=False)).files.get(key)

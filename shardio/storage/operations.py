@@ -405,7 +405,7 @@ class _Transfer:
         self.receive(result)
 
     def receive(self, result: GetResult, seconds_per_piece: float | None = None) -> None:
-        """Pass a response, which begins after the last byte that arrived, to the function.
+        """Pass the function a response, which begins after the last byte that arrived.
 
         If the client sets no limit itself, each :data:`PART` may take ``seconds_per_piece``.
         """

@@ -67,8 +67,8 @@ def open_url(url: str, access: RemoteAccess) -> Location:
 class ObjectStore(Store):
     """A bucket, a container, a web server or a repository. Keys have no leading slash; "" is the root.
 
-    A pickled store contains its options, with credentials, and the folder of the storage process, which all processes
-    of a training run share.
+    A pickled store contains its options, with credentials, and the folder of the storage process. All processes of a
+    training run share that process.
 
     Attributes:
         root: The URL of the root, such as ``s3://bucket``.

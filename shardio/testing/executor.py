@@ -145,7 +145,7 @@ def find_parts(loader: DataLoader) -> ExecutorParts:
 class ExecutorTests:
     """Tests of an executor and of its iterators.
 
-    Override :meth:`executor`, and :meth:`loader` if it needs another loader than the default. Its epochs have the
+    Override :meth:`executor`, and :meth:`loader` if it needs a loader other than the default. Its epochs have the
     batches [0, 1, 2] … [9, 10, 11], as lists or tensors. Each number is a value that ``samples`` returned. If the
     executor does not support what some tests check, override their fixtures :meth:`survives`, :meth:`knows` and
     :meth:`takes_split`.

@@ -79,7 +79,7 @@ class EpochResult:
         val_accuracy: The share of validation samples classified correctly; None without validation.
         num_images: Images trained on.
         train_s: The duration of the training in seconds.
-        data_wait_s: The part of ``train_s`` that this rank's device waited for data.
+        data_wait_s: The part of ``train_s`` during which this rank's device waited for data.
         lr: The learning rate of the last step.
         is_best: Whether the validation loss, or the training loss without validation, is the lowest so far.
     """

@@ -1,8 +1,8 @@
 """The models, the optimizers and the learning rate schedules, by name.
 
-A rate depends only on the step, so a run can resume at any step, and its rates are known in advance. They equal those
-of torch's ``OneCycleLR``, ``CyclicLR``, ``StepLR``, and ``CosineAnnealingLR`` after ``LinearLR``. Only ``plateau``,
-which is torch's ``ReduceLROnPlateau``, depends on the losses.
+A rate depends only on the step, so a run can resume at any step, and its rates are known in advance. The rates equal
+those of torch's ``OneCycleLR``, ``CyclicLR``, ``StepLR``, and ``CosineAnnealingLR`` after ``LinearLR``. Only
+``plateau``, which is torch's ``ReduceLROnPlateau``, depends on the losses.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ _NUM_CHANNELS = 3
 class Mask:
     """A mask: an array [height, width] or [height, width, channels], as large as the image.
 
-    Its values are never mixed, because it is resized to nearest pixels, like Pillow's NEAREST.
+    Its values are never mixed, because it is resized by taking the nearest pixel, as Pillow's NEAREST does.
 
     Attributes:
         fill: The value of pixels outside the image, such as 255 for pixels that the loss ignores.
@@ -299,7 +299,7 @@ _FROM_CORNERS: dict[BoxFormat, _Conversion] = {"xyxy": np.copy, "xywh": _to_size
 
 
 def render_like(images: list[Any], others: Sequence[Picture]) -> list[Any]:
-    """Render images by the plans that rendered other pictures, and return them as pictures.
+    """Render images according to the plans of other pictures, and return them as pictures.
 
     Images with the same plan object are rendered together.
     """

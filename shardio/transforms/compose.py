@@ -354,7 +354,7 @@ def field_kinds_of(transform: Callable[[Any], Any] | None) -> dict[str, FieldKin
     """Return the kind of each field that a dataset's transform changes; empty if it changes only the image.
 
     Raises:
-        TypeError: If crop plans cannot express a step, because such a step would transform only the image.
+        TypeError: If a crop plan cannot express a step, which would therefore transform only the image.
     """
     if not isinstance(transform, Compose) or transform.fields is None:
         return {}

@@ -182,11 +182,11 @@ class _Plain(_Resizing):
 
 
 class PlainRandomResizedCrop(_Plain, RandomResizedCrop):
-    """A RandomResizedCrop that always resizes like OpenCV's INTER_LINEAR, without averaging."""
+    """A RandomResizedCrop that always resizes as OpenCV's INTER_LINEAR does, without averaging."""
 
 
 class PlainResize(_Plain, Resize):
-    """A Resize that always resizes like OpenCV's INTER_LINEAR, without averaging."""
+    """A Resize that always resizes as OpenCV's INTER_LINEAR does, without averaging."""
 
 
 class _Cropping(Geometry):
@@ -469,7 +469,7 @@ def _check_padding(padding: int | Sequence[int]) -> tuple[int, int, int, int]:
     given = [padding] if isinstance(padding, int) else list(padding)
     sides = {1: given * 4, 2: given * 2, 4: given}.get(len(given))
     if sides is None or min(sides) < 0:
-        raise ValueError(f"padding must be one, two or four integers that are not negative, got {padding!r}")
+        raise ValueError(f"padding must be one, two or four non-negative integers, got {padding!r}")
     left, top, right, bottom = sides
     return left, top, right, bottom
 

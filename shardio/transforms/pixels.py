@@ -94,7 +94,7 @@ def _check_range(
     elif isinstance(given, Sequence) and len(given) == 2:
         low, high = float(given[0]), float(given[1])
     else:
-        raise ValueError(f"{name} must be a number that is not negative or (low, high), got {given!r}")
+        raise ValueError(f"{name} must be a non-negative number or (low, high), got {given!r}")
     if not bounds[0] <= low <= high <= bounds[1]:
         raise ValueError(f"{name} must be from {bounds[0]} to {bounds[1]}, the lower bound first, got {given!r}")
     return None if low == high == center else (low, high)
@@ -143,7 +143,7 @@ class RandomSolarize(RandomPixelTransform):
 
 
 class RandomPosterize(RandomPixelTransform):
-    """Keep only the highest bits of each value, 0 to 8, in each image with probability ``p``."""
+    """In each image, with probability ``p``, keep only the highest ``bits`` bits (0 to 8) of each value."""
 
     code = codes.POSTERIZE
 

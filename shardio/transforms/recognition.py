@@ -5,7 +5,7 @@ replace the transforms of two libraries:
 
 - torchvision, on Pillow images: crops, resizes, flips, rotations, colors and automatic augmentations. torchvision
   resizes such images with Pillow, which shardio matches with ``antialias=True``. (Pillow 13 resizes some crops
-  vertically first. shardio always resizes horizontally first, like earlier versions, so these crops may differ by 1:
+  vertically first. shardio always resizes horizontally first, as earlier versions do, so these crops may differ by 1:
   see docs/decisions/pixels.md.) Steps on tensors are not replaced, because torchvision's own resize differs from
   Pillow's by 1 in 4 % of the values. GaussianBlur and RandomPerspective are not replaced, because some of their pixels
   differ by 1.

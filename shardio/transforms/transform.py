@@ -55,8 +55,8 @@ class Transform(ABC):
 
     Subclasses draw their parameters for n images at once, as a function of the images' sizes and one rng key for each
     image. They apply the parameters to one image at a time, and keep each constructor argument in an attribute of the
-    same name. When called with an image, a transform draws its rng key from torch's global generator, like
-    torchvision's. Subclasses cannot override ``__call__``. :mod:`shardio.testing.transform` tests these rules.
+    same name. When called with an image, a transform draws its rng key from torch's global generator, as torchvision's
+    do. Subclasses cannot override ``__call__``. :mod:`shardio.testing.transform` tests these rules.
 
     Attributes:
         equals_torchvisions: Whether torchvision's transform of the same name has the same distribution and, on Pillow
@@ -142,7 +142,7 @@ class Geometry(Transform):
 
     @abstractmethod
     def extend(self, plan: CropPlan, parameters: NDArray[Any]) -> CropPlan:
-        """Return a plan that also applies this transform. Images that need pixels have been rendered."""
+        """Return a plan that also applies this transform. If ``needs_pixels`` is true for an image, it is rendered."""
 
     def apply(self, image: Pixels, parameters: Any) -> Pixels:
         picture = DecodedPicture(image)
@@ -437,8 +437,8 @@ def _acts_on(transform: Any, image: Any) -> bool:
 def _refuse_ignored(transform: Any, kind: type) -> AbstractContextManager[Any]:
     """Raise TypeError inside the ``with`` block if a v2 transform is called with an object that it ignores.
 
-    The transforms that a function uses are known only during the call. The result does not show an ignored image,
-    because random transforms may also return an image unchanged.
+    The transforms that a function uses are known only during the call. The result does not reveal that an image was
+    ignored, because random transforms may also return an image unchanged.
     """
     if "torchvision.transforms.v2" not in sys.modules:
         return nullcontext()

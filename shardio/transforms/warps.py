@@ -217,9 +217,7 @@ def _check_bounds(name: str, given: float | Sequence[float], lengths: tuple[int,
     bounds = tuple(map(float, given))
     if len(bounds) not in lengths or any(low > high for low, high in zip(bounds[::2], bounds[1::2], strict=True)):
         shown = " or ".join(map(str, lengths))
-        raise ValueError(
-            f"{name} must be a number that is not negative or {shown} bounds, the lower first, got {given!r}"
-        )
+        raise ValueError(f"{name} must be a non-negative number, or {shown} bounds, the lower first, got {given!r}")
     return bounds
 
 

@@ -281,7 +281,8 @@ def _read_header(content: bytes) -> tuple[tuple[int, int], str]:
 def make_log_histogram(values: NDArray[np.int64]) -> Histogram:
     """Return a histogram of positive integers whose bins are equally wide on a logarithmic scale.
 
-    The bounds are powers of two with simple exponents, rounded up. Values below 1 count as 1.
+    The bounds are powers of two, rounded up to integers. The exponents are consecutive multiples of 1/4, 1/2, 1, 2 or
+    4. Values below 1 count as 1.
 
     >>> make_log_histogram(np.array([1, 2, 3, 8, 1000]))
     Histogram(edges=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024), counts=(1, 2, 0, 1, 0, 0, 0, 0, 0, 1))

@@ -390,7 +390,7 @@ def _(packed: Path) -> None:
 
 
 def of_ours(name: str, says: str, second: Callable[[Path], Any], *, expects: bool = True) -> None:
-    """Register the first of two ranks of shardio's dataset with a second one that does not match it."""
+    """Register a case of two ranks: the first is rank 0 of shardio's dataset, and the second does not match it."""
     case(name, says)(
         lambda packed: check_ranks([ours(packed)[0], second(packed)], all_of(packed) if expects else NOTHING)
     )

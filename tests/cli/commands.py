@@ -1,4 +1,4 @@
-"""Commands run in the test process, which is much faster than starting another one."""
+"""Commands run in the test process, which is much faster than starting a new process."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def error_of(*arguments: object) -> str:
 
 
 def pack_with_bad_image(folder: Path) -> Path:
-    """Pack images, of which class-1/name-003 is truncated."""
+    """Pack images, including a truncated one (class-1/name-003)."""
     write_images(folder / "in")
     broken = folder / "in" / "class-1" / "name-003.jpg"
     broken.write_bytes(broken.read_bytes()[:-100])

@@ -29,7 +29,7 @@ from tests.viewer.test_viewer import Page
 
 @pytest.fixture
 def doubled(tmp_path: Path) -> Path:
-    """Class folders with one image in two classes."""
+    """Class folders in which two classes contain the same image."""
     root = tmp_path / "doubled"
     write_images(root, per_class=2)
     shutil.copy(root / "class-0" / "name-000.jpg", root / "class-1" / "copy.jpg")

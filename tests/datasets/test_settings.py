@@ -245,7 +245,7 @@ def test_datasets_that_disagree_are_warned_of_where_they_meet(sources: dict[str,
 
 
 class Unnamed(Dataset[int]):
-    """A user's dataset whose attributes have other meanings than shardio's."""
+    """A user's dataset whose attributes have different meanings from shardio's."""
 
     def __len__(self) -> int:
         return 2

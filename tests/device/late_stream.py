@@ -20,7 +20,7 @@ from shardio.libraries import own_tensors
 
 @dataclass(slots=True, eq=False)
 class LateBatch:
-    """A batch that is copied and prepared at the latest possible or an earlier random moment."""
+    """A batch that is copied and prepared at the latest possible moment, or at a random earlier one."""
 
     value: Any
 
@@ -100,7 +100,8 @@ class LateStream:
 
 
 def _not_held(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor over the same memory without keeping it alive, like the source of a copy on a device."""
+    """Return a tensor over the same memory that does not keep it alive. A copy on a device does not keep its source
+    alive."""
     if tensor.layout != torch.strided or not tensor.numel():
         return tensor
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

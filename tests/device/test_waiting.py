@@ -88,7 +88,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 def test_the_stall_is_the_time_that_the_device_is_idle_and_never_decreases(
     device: Device, depth: int, load_s: float
 ) -> None:
-    """A step takes 100 ms. Waiting for the device itself, like a program that only queues work, is not a stall."""
+    """A step takes 100 ms. Waiting for the device itself, as a program that only queues work does, is not a stall."""
     draw = random.Random(0)
     costs_s = [load_s * 2 * draw.random() for _ in range(200)]
     prefetcher = prefetch_on(device, Loader(device, costs_s), depth=depth)

@@ -1,4 +1,5 @@
-"""Under tensor or pipeline parallelism, the ranks of one replica read the same samples, other replicas others."""
+"""Under tensor or pipeline parallelism, the ranks of one replica read the same samples, and different replicas read
+different samples."""
 
 from __future__ import annotations
 

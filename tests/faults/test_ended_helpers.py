@@ -1,4 +1,6 @@
-"""No epoch ends early because a helper has ended: whichever executor makes the batches, all arrive or an error says so.
+"""The end of a helper never cuts an epoch short silently.
+
+Whichever executor makes the batches, either all of them arrive or an error is raised.
 
 Helpers are worker processes, threads, the fork server and the storage process. test_killed_workers.py tests the worker
 processes that the loader replaces.

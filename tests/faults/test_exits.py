@@ -98,7 +98,7 @@ def test_a_program_ends_with_loaders_in_all_states(data: Data, tmp_path: Path, e
     wait_until(lambda: report.exists() or process.poll() is not None, "the script iterates")
     if ending == "wait":
         time.sleep(0.2)  # The signal should arrive anywhere in the loop, not always at its start.
-        os.killpg(process.pid, signal.SIGINT)  # Like a terminal, signal the whole process group.
+        os.killpg(process.pid, signal.SIGINT)  # Signal the whole process group, as a terminal does.
     _, said = process.communicate(timeout=DEADLINE_S)
     wait_until(lambda: find_marked(mark) == [], "all has ended")
     if ending == "exit persistent":

@@ -26,7 +26,7 @@ CROP = Compose([RandomResizedCrop(48), RandomHorizontalFlip()])  # These images 
 
 BATCH_SIZE = 16  # An epoch has six batches, each made by two or more workers.
 
-DEADLINE_S = 60.0  # The time after which a wait fails.
+DEADLINE_S = 60.0  # The time, in seconds, after which a wait fails.
 
 Kind = Literal["shards", "map", "folder"]
 KINDS: tuple[Kind, ...] = ("shards", "map", "folder")

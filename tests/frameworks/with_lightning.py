@@ -129,7 +129,7 @@ def trainer(folder: Path, **options: Any) -> Trainer:
 
 
 def copy_combined(packed: str) -> None:
-    """In the middle of an epoch, copy loaders that Lightning combines, without their iterators, like its loops."""
+    """In the middle of an epoch, copy loaders that Lightning combines, without their iterators, as its loops do."""
     for make in MAKERS.values():
         loaders = make(packed)
         combined = CombinedLoader(list(loaders), "min_size")

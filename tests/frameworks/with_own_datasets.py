@@ -24,7 +24,7 @@ NUM_SAMPLES = len(Own())
 
 
 class Shares(torch.utils.data.IterableDataset[str]):
-    """A stream of the same samples, of which each worker of each rank yields its share."""
+    """A stream of the same samples. Each worker of each rank yields its share of them."""
 
     def __iter__(self) -> Iterator[str]:
         world, info = find_world(), torch.utils.data.get_worker_info()

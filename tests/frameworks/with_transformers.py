@@ -132,6 +132,6 @@ def train(
 
 
 def by_hand(packed: str) -> None:
-    """Wrap the dataset of one of two ranks like older versions of Trainer."""
+    """Wrap the dataset of one of two ranks as older versions of Trainer do."""
     dataset = ShardDataset(packed, fields="label", rank=0, world_size=2)
     list(TorchLoader(IterableDatasetShard(dataset, 4, num_processes=2), 4))

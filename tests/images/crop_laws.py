@@ -1,4 +1,7 @@
-"""The law that a decoded part of an image equals that part of the full decode, and independent full decodes."""
+"""The law that a decoded part of an image equals the same part of a full decode.
+
+This module also has independent full decodes to compare with.
+"""
 
 from __future__ import annotations
 
@@ -147,7 +150,7 @@ def assert_parts_by_kernel(content: bytes, expected: Array, boxes: Sequence[Box]
 
 
 def tile_by_hand(content: bytes) -> bytes:
-    """Return a JPEG that has restart intervals with a tile table, which is made by searching for the markers."""
+    """Return a JPEG with restart intervals and a new tile table, which is made by searching for the markers."""
     spans = list(segments_of(content))
     frame = next(start for marker, start, _ in spans if marker in (0xC0, 0xC1))
     interval = next(content[start + 4 : end] for marker, start, end in spans if marker == 0xDD)

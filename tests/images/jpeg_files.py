@@ -116,11 +116,14 @@ def extremes(height: int, width: int) -> Array:
 
 
 def waves(height: int, width: int) -> Array:
-    """Return blocks with the signs of DCT basis functions, which have the largest coefficients of any frequency."""
+    """Return blocks whose pixels have the signs of a DCT basis function.
+
+    These give the largest possible coefficient of that function's frequency.
+    """
     random = np.random.default_rng([2, height, width])
     rows, columns = np.indices((height, width))
     shape = (-(-height // 8), -(-width // 8))
-    # Half of the frequencies are 0, so that many blocks are even and many differences large.
+    # Half of the frequencies are 0, so many blocks are even, and many differences are large.
     v, u = random.integers(-7, 8, (2, *shape)).clip(0)
     sign = random.choice([-1, 1], shape)
     block = (rows // 8, columns // 8)
@@ -171,7 +174,8 @@ def segments_of(content: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def patch(content: bytes, marker: int, offset: int, value: int) -> bytes:
-    """Return the file with one byte changed, at an offset in the payload of the first segment with a marker."""
+    """Return the file with one byte changed, at the given offset in the payload of the first segment with the given
+    marker."""
     index = next(start for kind, start, _ in segments_of(content) if kind == marker) + 4 + offset
     return content[:index] + bytes([value]) + content[index + 1 :]
 

@@ -40,7 +40,7 @@ def crop(image: NDArray[Any], box: Box, mode: Any = "constant", color: float = 0
 
 
 def resize(image: Array, height: int, width: int, *, resampling: Resampling) -> Array:
-    """Resize an array by OpenCV or by Pillow, horizontally first, like all versions of Pillow before 13.
+    """Resize an array with OpenCV or Pillow, horizontally first, as all versions of Pillow before 13 do.
 
     OpenCV only interpolates between the nearest four pixels. If both sides are at least halved, Pillow averages.
     """
@@ -53,7 +53,7 @@ def resize(image: Array, height: int, width: int, *, resampling: Resampling) -> 
 
 
 def resize_bilinear(image: Array, height: int, width: int) -> Array:
-    """Resize an array by OpenCV, or, if its build rounds differently, by the code that test_bilinear.py tests."""
+    """Resize an array with OpenCV or, if its build rounds differently, with the code that test_bilinear.py tests."""
     if not is_opencv_equal():
         return crop_plan.resize_bilinear(image, height, width)
     return np.asarray(cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR), dtype=np.uint8)

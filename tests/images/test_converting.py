@@ -251,7 +251,7 @@ def test_a_profile_that_no_longer_fits_is_dropped() -> None:
 
 
 def by_lcms(image: Image.Image, profile: bytes) -> Image.Image:
-    """Convert an image to RGB in sRGB by PIL.ImageCms, with its defaults."""
+    """Convert an image to RGB in sRGB with PIL.ImageCms and its defaults."""
     source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
     converted = ImageCms.profileToProfile(image, source, ImageCms.createProfile("sRGB"), outputMode="RGB")
     assert converted is not None

@@ -428,7 +428,7 @@ def test_every_beginning_of_a_file_is_an_error_or_has_the_right_pixels(kind: str
 
 
 def test_damage_in_one_interval_leaves_crops_elsewhere_right_and_those_that_touch_it_errors() -> None:
-    # With 4:4:4 sampling, no row of MCUs depends on another one.
+    # With 4:4:4 sampling, no row of MCUs depends on another row.
     fields, lengths = _table_of(TILED)
     assert struct.unpack(">HHHBI", fields)[2] == 1
     start = scan_start(TILED) + sum(lengths[:16]) + 2 * 16  # This is the sixth interval of the second row.

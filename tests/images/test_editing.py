@@ -1,4 +1,4 @@
-"""Operations on pixels, compiled or by Pillow, give the pixels of torchvision's functions for Pillow images."""
+"""Operations on pixels, compiled or with Pillow, give the pixels of torchvision's functions for Pillow images."""
 
 from __future__ import annotations
 

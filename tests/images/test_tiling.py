@@ -428,7 +428,7 @@ def symbols_of(parts: Parts) -> dict[int, Counter[int]]:
 
 
 def read_symbols(bits: str, blocks: list[int], codes: dict[int, dict[str, int]]) -> Iterator[tuple[int, int]]:
-    """Read the symbols of blocks, which are given by the identifiers of their tables. Yield tables and symbols."""
+    """Read the symbols of blocks, each given as the identifiers of its tables. Yield tables and symbols."""
     start = 0
     for table_ids in blocks:
         index = 0

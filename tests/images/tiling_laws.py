@@ -36,7 +36,7 @@ def read_by_simplejpeg(content: bytes) -> Array:
 
 
 def read_by_cv2(content: bytes) -> Array:
-    """Decode a file by OpenCV to uint8 [height, width, 3], without its orientation."""
+    """Decode a file with OpenCV to uint8 [height, width, 3], without its orientation."""
     pixels = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
     if pixels is None:
         raise ValueError("OpenCV cannot read the file")

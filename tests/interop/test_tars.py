@@ -202,7 +202,7 @@ def test_all_tools_read_every_sample(shards: list[Path], expected: dict[str, dic
     assert unpacked == names
 
 
-# Shards packed with ``--jpeg tile``, in which other tools decode the original pixels, and crops are exact
+# Shards packed with ``--jpeg tile``, from which other tools decode the original pixels, and whose crops are exact
 
 SIZES = [(375, 500), (321, 481), (33, 47), (1, 1), (64, 3), (17, 130)]
 

@@ -439,7 +439,7 @@ def test_the_samplers_own_set_epoch_and_state_count_too(packed: Path) -> None:
     before = keys_of(islice(loader, 2))
     resumed = resume(make_sampled, packed, loader.state_dict())
     assert isinstance(resumed.sampler, EpochSampler)
-    resumed.sampler.set_epoch(0)  # Frameworks that do not know the loader's epoch set 0.
+    resumed.sampler.set_epoch(0)  # Frameworks that do not know the loader's epoch set epoch 0.
     assert before + keys_of(resumed) == keys_of(make_sampled(packed))
 
 

@@ -1,4 +1,4 @@
-"""With torch's samplers, shardio's datasets, also in Subset or ConcatDataset, have torch's batches and exact states."""
+"""With torch's samplers, shardio's datasets give torch's batches and exact states, even in Subset or ConcatDataset."""
 
 from __future__ import annotations
 

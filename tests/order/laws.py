@@ -44,7 +44,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """An epoch of a dataset, and the groups of ranks that train on it. Each group resumes where the last one stopped.
+    """An epoch of a dataset, and the groups of ranks that train on it. Each group resumes where the previous group
+    stopped.
 
     Some shards may be empty, but not all. The last group trains to the end. The greatest common divisor of
     ``other_world_size`` and the samples of a step is another world size with the same steps. ``probe`` selects single
@@ -110,7 +111,7 @@ def check_order(case: Case, order: EpochOrder, samples: list[int]) -> None:
 def check_windows(case: Case, samples: list[int]) -> None:
     starts = list(np.cumsum(case.shard_sizes) - case.shard_sizes)
     stops = list(np.cumsum(case.shard_sizes))
-    unfinished: int | None = None  # The shard in the middle of which the last window ended.
+    unfinished: int | None = None  # The shard that the last window ended inside.
     next_sample = 0
     for lane in range(case.settings.lanes):
         in_lane = samples[lane :: case.settings.lanes]

@@ -351,7 +351,8 @@ def images_over_keys(size: int, num_keys: int) -> NDArray[np.int64]:
 
 
 def deviation(counts: NDArray[np.int64], freedom: int, scale: float = 1.0) -> float:
-    """Return the distance of a chi-square value, for uniform counts, from its mean, in standard deviations."""
+    """Return by how many standard deviations the chi-square value of counts, expected to be uniform, exceeds its
+    mean."""
     mean = counts.mean()
     return float((scale * ((counts - mean) ** 2 / mean).sum() - freedom) / sqrt(2 * freedom))
 

@@ -48,7 +48,7 @@ def read_packed(out: Path) -> dict[str, dict[str, bytes]]:
 
 
 class Interrupt(WorkProgress):
-    """A progress display that interrupts the pack after a number of samples, like Ctrl-C."""
+    """A progress display that interrupts the pack after a number of samples, as Ctrl-C does."""
 
     def __init__(self, after: int) -> None:
         self._num_left = after

@@ -381,7 +381,7 @@ def test_the_test_above_covers_every_change(source: Path, out: Location) -> None
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A few files, of which the first is larger than one part of an upload."""
+    """A few files, the first of which is larger than one part of an upload."""
     folder = tmp_path_factory.mktemp("servers") / "in"
     folder.mkdir()
     for number, num_bytes in enumerate([PART + 1, 1000, 1000, 1000]):

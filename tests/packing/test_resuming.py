@@ -97,7 +97,7 @@ def flip_a_bit(path: Path) -> None:
 
 
 def end_journal(ending: bytes, journal: Path) -> None:
-    """Damage the second line, like a run that is killed while it writes the line."""
+    """Damage the second line, as if the run had been killed while it wrote the line."""
     first, second = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(first + (ending or second[:-9]))
 

@@ -32,7 +32,8 @@ def samples_of(folder: Path) -> Samples:
 
 @pytest.fixture
 def foreign(tmp_path: Path) -> Path:
-    """Two tars of another tool, with names that are long, international or in capitals, and a field that is missing."""
+    """Two tars from another tool, with names that are long, international or in capitals, and a field that is
+    missing."""
     folder = tmp_path / "foreign"
     folder.mkdir()
     long = "d/" * 80 + "ü"

@@ -328,11 +328,11 @@ def test_a_sample_is_compared_once_in_a_process(copy: Path) -> None:
 
 TEXTS = [(f"{i}.txt", b"text %d" % i) for i in range(6)]
 CHANGED = [TEXTS[0], *[(name, b"TEXT" + content[4:]) for name, content in TEXTS[1:5]], TEXTS[5]]
-"""Members that make a tar with the same size, first member and last member."""
+"""Members whose tar has the same size, first member and last member as the tar of TEXTS."""
 
 
 def write_again(tar: Path, *, is_replaced: bool) -> None:
-    """Change a tar in place, with a later modification time, or replace it by a file with the same time."""
+    """Change a tar in place, with a later modification time, or replace it with a file that has the same time."""
     before = tar.stat()
     if is_replaced:
         write_tar(tar.with_name("new"), CHANGED)

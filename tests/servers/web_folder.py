@@ -1,4 +1,4 @@
-"""Serve a folder from a thread of the test. Subclasses of :class:`WebFolder` answer like unusual servers."""
+"""Serve a folder from a thread of the test. Subclasses of :class:`WebFolder` answer as unusual servers do."""
 
 from __future__ import annotations
 

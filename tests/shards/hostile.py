@@ -87,7 +87,8 @@ def make_record(keyword: bytes, value: bytes) -> bytes:
 
 
 def damage(content: bytearray, rng: random.Random) -> None:
-    """Damage bytes once or a few times. Often correct checksums, which would otherwise reveal most damage."""
+    """Damage bytes once or a few times. In many cases, also fix the checksums, which would otherwise reveal most
+    damage."""
     for _ in range(rng.choice((1, 1, 2, 3))):
         rng.choice(EDITS)(content, rng)
 
@@ -197,7 +198,7 @@ LARGE_TARS: tuple[Callable[[random.Random], bytes], ...] = (
     *(_digits, _sparse_digits, _broken_records, _many_records, _empty_members, _fields_and_samples),
     *(_long_name, _long_name, _chain, _good),
 )
-"""Functions that make tars that take long to read if the time is not linear in their size."""
+"""Functions that make tars that are slow to read unless the reading time is linear in the tar's size."""
 
 
 def make_tar(rng: random.Random) -> bytes:
@@ -486,7 +487,7 @@ def _alias(layout: Layout, values: Layout, data: bytearray, rng: random.Random) 
 
 
 def _many_names(rng: random.Random) -> bytes:
-    """Return a JSON object of many names, of which the last occurs twice."""
+    """Return a JSON object with many names, the last of which occurs twice."""
     names = [f'"{i:x}":0' for i in range(rng.choice((10_000, 100_000)))]
     return _join(("{" + ",".join([*names, names[-1]]) + "}").encode(), b"")
 
@@ -521,4 +522,4 @@ def _text(rng: random.Random) -> bytes:
 
 
 LARGE_INDEXES: tuple[Callable[[random.Random], bytes], ...] = (_many_names, _many_fields, _deep, _many_lists, _text)
-"""Functions that make indexes that take long to read if the time is not linear in their size."""
+"""Functions that make indexes that are slow to read unless the reading time is linear in the index's size."""

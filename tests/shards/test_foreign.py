@@ -121,7 +121,7 @@ def test_a_change_that_the_file_system_hides_is_found_at_reading(tar: Path, orde
 
 
 def rewrite_header(index: Path, **values: object) -> None:
-    """Rewrite an index like earlier versions of shardio, in format 1 and without its tar's version."""
+    """Rewrite an index as earlier versions of shardio wrote it, in format 1 and without its tar's version."""
 
     def change(header: dict[str, object]) -> None:
         del header["version"], header["num_scattered"]

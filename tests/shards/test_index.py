@@ -274,7 +274,7 @@ def test_a_header_that_does_not_fit_the_tensors_is_refused(shard: Path, name: st
 
 @pytest.fixture
 def two_shards(tmp_path: Path) -> Path:
-    """Two shards, of which the first is larger, and their manifest."""
+    """Two shards, the first of which is larger, and their manifest."""
     shards = []
     for name, keys in (("a.tar", "AbcD"), ("b.tar", "ef")):
         samples = [Sample(key=key, fields={"cls": b"1", "txt": key.encode() * 30}, origin=key) for key in keys]

@@ -169,7 +169,7 @@ def test_a_shared_cache_fetches_an_object_once(
     put(at_server(seaweedfs_server, name), CONTENT)
     proxy.set(Script(latency_s=0.3))  # So that requests overlap.
     location = cached(at_server(behind, name), tmp_path)
-    client().close()  # Each process then starts its own storage process, like torchrun's ranks.
+    client().close()  # Each process then starts its own storage process, as torchrun's ranks do.
     context = multiprocessing.get_context("spawn")
     ends = []
     for _ in range(3):
@@ -198,7 +198,7 @@ def read_samples(folder: Location, cache: Path) -> dict[str, bytes]:
 
 
 def clear_pieces(folder: Location, cache: Path) -> Iterator[str]:
-    """Clear each piece of the cached content in turn, like a power failure, but keep the marks of the blocks."""
+    """Clear each piece of the cached content in turn, as a power failure may, but keep the marks of the blocks."""
     num_bytes = 100  # An index's keys need fewer bytes.
     for name in folder.list():
         found = (folder / name).stat()

@@ -219,7 +219,7 @@ def test_no_fault_changes_an_image(remote: Any, local: Path, proxy: FaultProxy) 
     assert sum(proxy.counts().num_faults.values()) > 5
 
 
-# Shards, of which a rank fetches only its share of an epoch, once and in few requests
+# Shards: a rank fetches only its share of an epoch, once and in few requests
 
 NUM_SAMPLES, NUM_SHARDS = 600, 12
 

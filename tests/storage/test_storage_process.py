@@ -46,7 +46,7 @@ from tests.storage.conftest import at_server, in_memory, put, storage_process_id
 CONTENT = os.urandom(3_000_000)
 STARTS = range(0, 2_000_000, 50_000)
 PARTS = [CONTENT[start : start + 1_000_000] for start in STARTS]
-WITHIN_S = 120.0  # The time after which a wait for an end fails.
+WITHIN_S = 120.0  # The time limit for a call, or for a process to end.
 
 
 @pytest.fixture

@@ -231,7 +231,7 @@ CIRCLE = kind(answer_path=lambda self, path: self.answer(302, b"", ("Location", 
             StoreError,
             r"invalid date \(Last-Modified: yesterday\)\. Correct the server's settings",
         ),
-        # A network that requires a login answers like this.
+        # A network that requires a login answers in this way.
         (kind(answer_path=lambda self, path: self.answer(200, LOGIN)), FormatError, r"it is a web page.*log in"),
         (answering(400), StoreError, r"the server answered 400 Bad Request\. Check the URL"),
         (answering(401), PermissionError, r"the server answered 401 Unauthorized\. shardio does not log in"),

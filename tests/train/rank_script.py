@@ -35,7 +35,7 @@ class Settings:
     config: dict[str, Any]
     batch_size: int = 2
     num_workers: int = 0
-    kill: tuple[int, int] | None = None  # (rank, step) at which a rank kills itself, like a lost machine.
+    kill: tuple[int, int] | None = None  # (rank, step) at which a rank kills itself, to simulate a lost machine.
     fail: tuple[int, int] | None = None  # (rank, step) at which a rank raises an error.
     remainder: Any = "pad"
     nan: tuple[int, int] | None = None  # (rank, step) at which a rank's loss becomes NaN.

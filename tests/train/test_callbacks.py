@@ -78,7 +78,8 @@ def test_compiled_and_scripted_models_train_save_and_resume_like_any_other(tmp_p
         run("run", StopAfter(6))
     resumed, _ = run("run")
     figures, expected_figures = read_figures(tmp_path / "run"), read_figures(tmp_path / "whole")
-    if kind == "scripted":  # TorchScript rewrites a model after its first passes, and it then rounds differently.
+    if kind == "scripted":
+        # TorchScript rewrites a model after its first passes, and the model then rounds differently.
         losses, expected_losses = ([line["loss"] for line in lines] for lines in (figures, expected_figures))
         assert losses == pytest.approx(expected_losses, rel=1e-4)
     else:

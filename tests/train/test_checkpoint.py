@@ -1,4 +1,7 @@
-"""Checkpoints are written whole, hold only finite weights and execute nothing. One run at a time uses a directory."""
+"""Checkpoints are written whole and hold only finite weights, and loading them executes no code.
+
+Only one run at a time can use a directory.
+"""
 
 from __future__ import annotations
 

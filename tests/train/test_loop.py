@@ -211,7 +211,7 @@ def test_the_model_trains_in_training_mode_and_is_validated_in_evaluation_mode()
 
 @pytest.mark.parametrize("patience", [1, 3])
 def test_training_stops_after_patience_epochs_without_improvement(patience: int) -> None:
-    """The validation labels are permuted: the better the model gets, the worse its validation."""
+    """The validation labels are permuted: the better the model gets, the worse its validation results."""
     batches = make_separable_batches(5)
     wrong = [(images, (labels + 1) % 3) for images, labels in batches]
     config = make_config(epochs=12, patience=patience, optimizer="sgd", schedule="constant")

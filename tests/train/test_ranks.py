@@ -173,7 +173,7 @@ def test_ranks_resume_after_a_kill_to_the_last_bit(killed: Launch, resumed: Laun
 def test_another_number_of_ranks_resumes_a_run_and_sees_each_sample_once(
     packed: Path, killed: Launch, two_ranks: Launch, before: int, num_steps: int, after: int
 ) -> None:
-    """Padding repeats the first of the remaining samples, but only as many as ranks of equal size need."""
+    """Padding repeats the first of the remaining samples, but only until all ranks have the same number of samples."""
     directory = killed.directory / "on_one_rank" if after == 1 else two_ranks.directory / "from_one_rank"
     if after == 1:
         train_as(Settings(**_run(packed, directory, launch=1)))
@@ -259,7 +259,7 @@ def test_a_rank_that_lost_another_one_reports_that_in_a_later_second(
 
 
 def _assert_all_ranks_raise(directory: Path, message: str) -> None:
-    """When a rank ends, the launcher may end the other one before it writes its own error."""
+    """When a rank ends, the launcher may end the other rank before it writes its own error."""
     errors = [path.read_text() for path in directory.glob("error-*.txt")]
     assert errors
     assert all(error.startswith(message) for error in errors), errors

@@ -236,7 +236,7 @@ pytestmark = [
 ]
 
 BATCH_SIZE, NUM_BATCHES = 5, 5
-"""21 samples make five batches, the last of which has one."""
+"""The 21 samples make five batches, the last of which has one sample."""
 
 
 class Numbers(IterableDataset[int]):

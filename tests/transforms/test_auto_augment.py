@@ -26,7 +26,7 @@ KEYS = make_rng_keys(14_000)
 def make_image(random: np.random.Generator) -> np.ndarray[Any, np.dtype[np.uint8]]:
     height, width = random.integers(1, 60, 2).tolist()
     if random.random() < 0.3:
-        width = height  # Pillow rotates squares by 90 degrees with other code.
+        width = height  # Pillow rotates squares by 90 degrees with different code.
     return random.integers(0, 256, (height, width, 3), np.uint8)
 
 

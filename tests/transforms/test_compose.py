@@ -115,7 +115,7 @@ def test_an_image_that_an_earlier_transform_made_unusable_is_named_with_a_remedy
 
 
 class Separately(tr.ColorJitter):
-    """A transform that applies another one in Python, to one image at a time."""
+    """A transform that applies another transform in Python, to one image at a time."""
 
     def __init__(self, transform: Any) -> None:
         self.transform = transform

@@ -164,22 +164,22 @@ REFUSED = r"""
     Resize((20, 30), "bilinear", 40) -> max_size applies only to a size of one number
     Resize(20, "bilinear", 20) -> max_size must be greater than size
     Pad((1, 2, 3)) -> padding must be one, two or four integers
-    Pad(-1) -> padding must be one, two or four integers that are not negative
+    Pad(-1) -> padding must be one, two or four non-negative integers
     RandomCrop(8, padding_mode="wrap") -> padding_mode must be
     RandomCrop(8, fill=300) -> fill must be a number from 0 to 255
     RandomCrop((0, 4)) -> size must be a positive integer
     CornerCrop(3, "left") -> corner must be
-    RandomRotation(-1) -> degrees must be a number that is not negative or 2 bounds
-    RandomRotation((2, 1)) -> degrees must be a number that is not negative or 2 bounds
+    RandomRotation(-1) -> degrees must be a non-negative number, or 2 bounds
+    RandomRotation((2, 1)) -> degrees must be a non-negative number, or 2 bounds
     RandomRotation(1, center=(1,)) -> center must be two numbers
     RandomRotation(1, "lanczos") -> interpolation must be 'nearest', 'bilinear' or 'bicubic'
     RandomAffine(1, translate=(0.5, 2)) -> translate must be two numbers from 0 to 1
     RandomAffine(1, scale=(0, 1)) -> scale must be
-    RandomAffine(1, shear=(1, 2, 3)) -> shear must be a number that is not negative or 2 or 4 bounds
+    RandomAffine(1, shear=(1, 2, 3)) -> shear must be a non-negative number, or 2 or 4 bounds
     RandomAffine(1, fill=300) -> fill must be a number from 0 to 255
     RandomPerspective(1.5) -> distortion_scale must be from 0 to 1
     RandomPerspective(p=2) -> p must be a probability
-    ColorJitter(-1) -> brightness must be a number that is not negative
+    ColorJitter(-1) -> brightness must be a non-negative number
     ColorJitter(hue=0.6) -> hue must be from -0.5 to 0.5
     ColorJitter(contrast=(2, 1)) -> contrast must be from 0.0 to inf, the lower bound first
     RandomGrayscale(1.5) -> p must be a probability

@@ -175,7 +175,7 @@ def _cover(start: int, length: int, unit: int, total: int, margin: int, min_leng
 
 
 def write_head(content: bytes, head: JpegHead, height: int, width: int) -> list[bytes | memoryview]:
-    """Return the parts of a head for an image of another size."""
+    """Return the parts of a head for an image of a different size."""
     parts: list[bytes | memoryview] = [marker_bytes(SOI)]
     for marker, start, stop in head.segments:
         if start == head.frame_start:

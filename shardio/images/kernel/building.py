@@ -40,7 +40,7 @@ def build(folder: Path | None = None) -> None:
 
 
 def build_locked(folder: Path) -> None:
-    """Compile and check the functions like :func:`build`. The caller must hold the lock."""
+    """Compile and check the functions as :func:`build` does. The caller must hold the lock."""
     functions, new_code = load_built(), None
     if functions is None:
         if not can_compile():

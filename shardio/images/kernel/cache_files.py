@@ -19,12 +19,12 @@ _HASH_SIZE = 8
 
 
 def user_folder() -> Path:
-    """Return the path of this user's folder, which may not exist."""
+    """Return the path of this user's folder. The folder may not exist."""
     return user_cache_path("shardio") / "kernels"
 
 
 def system_folder() -> Path:
-    """Return the path of the folder for all users of the machine or container image, which may not exist."""
+    """Return the path of the folder that all users of a machine or container image share. It may not exist."""
     return site_cache_path("shardio") / "kernels"
 
 

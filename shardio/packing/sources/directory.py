@@ -128,8 +128,8 @@ def _refuse_lost_folders(src: Path, folders: Sequence[FolderFiles]) -> None:
         for number in np.flatnonzero(folder.sizes < 0).tolist():
             if not split_suffix(name := folder.names[number])[1]:
                 raise PackError(
-                    f"{src / folder.path / name} is a symbolic link whose target does not exist. If it is a folder of "
-                    "samples, they would be left out: correct or remove the link"
+                    f"{src / folder.path / name} is a symbolic link whose target does not exist. If it should lead "
+                    "to a folder of samples, they would be left out: correct or remove the link"
                 )
 
 

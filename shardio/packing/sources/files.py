@@ -73,7 +73,7 @@ class FileTable:
 
     Attributes:
         root: The directory of the source, as a string that ends in a slash.
-        home: The prefix of all files' paths, which is ``root`` or empty.
+        home: The prefix of all files' paths: ``root`` or empty.
         keys: The keys of the samples.
         stems: The paths of the samples' files without ``home``, prefix and suffix. Stems usually equal the keys.
         kinds: For each kind of sample, the names of its files, sorted by field.

@@ -323,7 +323,7 @@ def choose_columns(
         path: The table, for messages.
         names: The names of all columns.
         contents: The names of columns whose values are contents of files.
-        labels: The names of columns that are labels by their type.
+        labels: The names of columns whose type shows that they are labels.
         options: The columns that the caller has chosen. By default, the images are in the only column of contents or in
             ``image``, and the labels in the only column of labels or in ``label``. Without a key column, samples are
             numbered.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SourceKind = Literal["auto", "files", "lmdb", "litdata", "mds", "parquet", "saved", "table", "tars"]
 """The kind of a source: ``files`` is a directory of images or other files, ``saved`` is a directory written by
-``save_to_disk`` of ``datasets``, ``table`` is a table of paths, and ``auto`` recognizes the kind by the files."""
+``save_to_disk`` of ``datasets``, ``table`` is a table of paths, and ``auto`` recognizes the kind from the files."""
 
 SOURCES: Mapping[SourceKind, str] = {
     "saved": "tables:SavedDataset",
@@ -66,8 +66,8 @@ class PackSource(ABC):
 
     Attributes:
         what: The kind's name in messages, such as ``MDS shards``.
-        takes: The options in :data:`OPTIONS_OF_KINDS` that apply to the kind. A pack with another option from
-            this list is refused.
+        takes: The options in :data:`OPTIONS_OF_KINDS` that apply to the kind. A pack with any other option in
+            :data:`OPTIONS_OF_KINDS` is refused.
     """
 
     what: ClassVar[str]
@@ -123,7 +123,7 @@ class SourceTable(Protocol):
 
     @property
     def root(self) -> str:
-        """The prefix of file names in messages, which ends in a slash."""
+        """The prefix, with a slash at its end, of file names in messages."""
 
     @property
     def keys(self) -> Sequence[str]:

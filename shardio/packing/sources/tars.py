@@ -225,8 +225,8 @@ class Tars(PackSource):
     def scan(self, src: Path, options: PackOptions) -> SourceScan:
         """Find the samples of tars, in tar order. Tars without an index are indexed first.
 
-        Labels and class names stay unchanged unless the options have a label file or other class names. The label file
-        must contain the packed keys, including prefixes.
+        Labels and class names stay unchanged unless the options specify a label file or different class names. The
+        label file must contain the packed keys, including prefixes.
 
         Raises:
             PackError: If a tar is compressed, damaged or missing, two samples have the same key, or labels are invalid.

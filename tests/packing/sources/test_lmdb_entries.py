@@ -24,7 +24,7 @@ IMAGES = [encode(seed, suffix="png" if seed % 4 == 3 else "jpg") for seed in ran
 
 
 def write(path: Path, entries: Mapping[str, bytes], *, subdir: bool = True) -> Path:
-    """Write entries in two transactions, like a long conversion."""
+    """Write entries in two transactions, as a long conversion would."""
     environment = lmdb.open(str(path), map_size=1 << 26, subdir=subdir)
     names = list(entries)
     for part in (names[::2], names[1::2]):

@@ -417,7 +417,7 @@ def test_rows_of_several_splits_are_refused_and_a_split_selects_rows(folder: Pat
         if row["Subset"] == "test":
             row["label"] = "" if name == "t.csv" else None
             (folder / row["path"]).unlink()
-    rows[0]["label"] = "aardvark"  # Only train has this class, but val's labels also count it.
+    rows[0]["label"] = "aardvark"  # Only train has this class, but it also counts in the numbering of val's labels.
     source = write_table(folder, rows, name)
     assert_refused(r"column 'Subset' of .* to the splits test, train, val\..*--source-split all", source)
     for split in ("train", "val"):

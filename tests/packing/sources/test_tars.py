@@ -87,7 +87,7 @@ def keys_of(out: Path) -> set[str]:
 
 
 def write_tables(folder: Path) -> None:
-    """Write tables that describe samples but do not contain them, as users keep them beside images and shards."""
+    """Write tables that describe samples but do not contain them, such as users keep beside images and shards."""
     rows = [{"file": "cat/a.jpg", "label": 3, "hash": "ab"}, {"file": "dog/b.jpg", "label": 5, "hash": "cd"}]
     pq.write_table(pa.Table.from_pylist(rows), folder / "labels.parquet")
     pq.write_table(pa.Table.from_pylist(rows), folder / "000.parquet")
