@@ -327,7 +327,7 @@ class ExecutorTests:
         loader.timeout, samples.waits = 0.1, 0
         parts = find_parts(loader)
         batches = make_executor(parts).start(parts.cursor, parts.split)
-        with pytest.raises(RuntimeError, match="timeout|timed out"):
+        with pytest.raises(RuntimeError, match=r"timeout|timed out"):
             take(batches)
         samples.gate.touch()
         batches.close()
