@@ -362,9 +362,8 @@ class ExecutorTests:
         dataset = ShardDataset(write_samples(tmp_path / "numbers"), fields=("txt",), transform_sample=DrawTwice())
         parts = find_parts(DataLoader(dataset, BATCH_SIZE, **options))
         batches = make_executor(parts).start(parts.cursor, parts.split)
-        assert [
-            drawn for batch in iterate(batches) for drawn in zip(*map(torch.Tensor.tolist, batch), strict=True)
-        ] == [*dataset]
+        columns = [torch.cat(column).tolist() for column in zip(*iterate(batches), strict=True)]
+        assert list(zip(*columns, strict=True)) == list(dataset)
 
 
 def _is_alive(process_id: int) -> bool:
