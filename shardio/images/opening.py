@@ -16,6 +16,7 @@ from shardio.images.formats import (
     PNG_SIGNATURE,
     decode_by_opencv,
     errors_of_pillow,
+    find_format,
     is_for_opencv,
     opened_by_pillow,
     read_value_format,
@@ -142,9 +143,17 @@ def _read_turn(content: bytes) -> Turn:
 
 
 def _is_rgb(content: bytes, max_pixels: int) -> bool:
-    with opened_by_pillow(content) as image:
-        check_size(image.height, image.width, max_pixels)
-        return image.mode == "RGB"
+    import PIL.Image
+
+    try:
+        with opened_by_pillow(content) as image:
+            check_size(image.height, image.width, max_pixels)
+            return image.mode == "RGB"
+    except ValueError:
+        # Only a decoder in _OPENERS reads a format that Pillow lacks.
+        if (name := find_format(content)) is not None and name not in PIL.Image.OPEN:
+            return True
+        raise
 
 
 def _load_unconverted(content: bytes, orientation: Orientation) -> PIL.Image.Image:

@@ -1,6 +1,9 @@
 """The interface of executors, which make a loader's batches, with their settings, the order and the statistics.
 
-To add an executor, write it in its own file and return it from :mod:`shardio.loader.choice`.
+To add an executor, write it in its own file and return it from :mod:`shardio.loader.choice`. If it reads shardio's
+datasets itself, derive its iterators from :class:`shardio.loader.pipeline.PlannedBatches`, which count batches, handle
+unreadable samples and assemble batches. User code must run in one thread of a process at a time: it draws from
+generators that all threads share, and that are seeded for each sample.
 """
 
 from __future__ import annotations

@@ -79,6 +79,7 @@ class Extension:
         epochs: The positions at which the loader's epochs begin, if the order is not shardio's.
         delivery: The wrapper over the loader's batches; None if the user requested none.
         is_in_accelerate: Whether Accelerate has prepared the loader.
+        bad_samples: The policy for unreadable samples; None raises their errors.
 
     Raises:
         TypeError: If an argument is of the wrong type.
@@ -105,7 +106,7 @@ class Extension:
             is_fetched=not is_torchs(loader, arguments.worker_method),
             obstacle=fallback_reason(loader),
         )
-        self._bad_samples: BadSamples | None = make_bad_samples(
+        self.bad_samples: BadSamples | None = make_bad_samples(
             arguments.on_error, arguments.on_error_in, arguments.quarantine, loader.dataset
         )
         if self.order is not None:
@@ -164,7 +165,7 @@ class Extension:
         """Return the executor for the loader's current attributes, which may be set at any time."""
         settings = find_settings(loader, self.arguments)
         if self._made is None or not settings.is_same(self._made[0]):
-            made = make_executor(loader, settings, self.order, self.epochs, self._bad_samples, self._watches)
+            made = make_executor(loader, settings, self.order, self.epochs, self.bad_samples, self._watches)
             self._made = settings, made
         return self._made[1]
 

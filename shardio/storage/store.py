@@ -194,9 +194,9 @@ class Store(Protocol):
 
     A store is a frozen value that can be compared, hashed and pickled. A folder is a key prefix that ends before a
     slash; it need not be created. Methods that read an object raise FileNotFoundError if it does not exist,
-    NotADirectoryError if a parent of the key is an object, and IsADirectoryError if the key names a folder. In a
-    read-only store, the methods that write raise LocationError, and ``can_write`` returns False. A subclass may
-    override the methods that are not abstract.
+    NotADirectoryError or FileNotFoundError if a parent of the key is an object, and IsADirectoryError or
+    FileNotFoundError if the key names a folder. In a read-only store, the methods that write raise LocationError, and
+    ``can_write`` returns False. A subclass may override the methods that are not abstract.
     """
 
     __slots__ = ()

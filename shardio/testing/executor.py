@@ -2,28 +2,33 @@
 
 Example:
     >>> import pytest
-    >>> from shardio.loader.executor import Executor
-    >>> from shardio.testing.executor import ExecutorParts, ExecutorTests
+    >>> from shardio.testing.executor import ExecutorTests, MakeExecutor
     >>>
     >>> class TestMyExecutor(ExecutorTests):
     ...     @pytest.fixture
-    ...     def executor(self, parts: ExecutorParts) -> Executor:
-    ...         return MyExecutor(parts.planner, parts.batches)
+    ...     def make_executor(self) -> MakeExecutor:
+    ...         return lambda parts: MyExecutor(parts.planner, parts.batches, timeout_s=parts.settings.timeout_s)
 """
 
 from __future__ import annotations
 
 import gc
+import io
 import os
+import random
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 
+from shardio.bad_samples import BadSamples
 from shardio.datasets import ShardDataset
 from shardio.loader.any_dataset import FetchSource
 from shardio.loader.choice import find_settings, make_batch_settings, make_planner, make_source
@@ -33,12 +38,19 @@ from shardio.loader.extension import find_extension
 from shardio.loader.wire import Failure
 from shardio.order import Cursor, Split
 from shardio.packing import ShardWriter
+from shardio.transforms import RandomResizedCrop
 
 NUM_SAMPLES = 12
 BATCH_SIZE = 3
 
 BATCHES = [list(range(first, first + BATCH_SIZE)) for first in range(0, NUM_SAMPLES, BATCH_SIZE)]
 """The batches of each epoch."""
+
+NUM_IMAGES, IMAGES_PER_BATCH = 39, 16
+"""Several chunks fill a batch of images. On two ranks, one image is repeated."""
+
+DAMAGED = 5
+"""The number of the damaged image."""
 
 DEADLINE_S = 60.0
 
@@ -94,12 +106,33 @@ class FromText:
         return self.samples(int(sample["txt"]))
 
 
+class DrawTwice:
+    """A transform that draws twice from Python's generator. Other threads can run in between."""
+
+    def __call__(self, sample: Mapping[str, Any]) -> tuple[float, float]:
+        """Return both random numbers."""
+        first = random.random()
+        time.sleep(0.001)
+        return first, random.random()
+
+
 def write_samples(folder: Path) -> Path:
     """Write a packed dataset with the samples in order, and return its folder."""
     with ShardWriter(folder) as writer:
         for number in range(NUM_SAMPLES):
             writer.write({"__key__": f"{number:02d}", "txt": str(number)})
     return folder
+
+
+def write_images(folder: Path, *, damages: bool) -> ShardDataset:
+    """Write a packed dataset of JPEGs, one of them perhaps damaged; return it with a random transform."""
+    generator = np.random.default_rng(0)
+    with ShardWriter(folder) as writer:
+        for number in range(NUM_IMAGES):
+            Image.fromarray(generator.integers(0, 256, (24, 20, 3), np.uint8)).save(file := io.BytesIO(), "JPEG")
+            content = file.getvalue()[: 100 if damages and number == DAMAGED else None]
+            writer.write({"__key__": f"{number:02d}", "jpg": content, "cls": number})
+    return ShardDataset(folder, transform=RandomResizedCrop(16), remainder="mask")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,42 +146,53 @@ class ExecutorParts:
         source: The source of the samples.
         planner: The planner of the batches; None if shardio's own code cannot make them.
         batches: The settings of the batches; None if shardio's own code cannot make them.
+        bad_samples: The policy for unreadable samples, which the source and the batches also hold; None raises errors.
         cursor: The start of the first epoch; None if the order is not shardio's.
         split: This rank's share of that epoch; None if the order is not shardio's.
+        loader: The loader, to which some parts refer weakly.
     """
 
     settings: ExecutorSettings
     source: FetchSource
     planner: Any
     batches: Any
+    bad_samples: BadSamples | None
     cursor: Cursor | None
     split: Split | None
+    loader: DataLoader
+
+
+MakeExecutor = Callable[[ExecutorParts], Executor]
+"""A function that makes the executor of a loader."""
 
 
 def find_parts(loader: DataLoader) -> ExecutorParts:
-    """Return the parts of a loader's executor. Keep the loader: some parts refer to it weakly."""
+    """Return the parts of a loader's executor."""
     extension = find_extension(loader)
     assert extension is not None, "DataLoader's constructor has made it"
     settings = find_settings(loader, extension.arguments)
-    order, epochs, decoder = extension.order, extension.epochs, settings.decoder if settings.is_ours else None
+    order, epochs, bad_samples = extension.order, extension.epochs, extension.bad_samples
+    decoder = settings.decoder if settings.is_ours else None
     cursor, split = extension.find_start(loader)
     return ExecutorParts(
         settings=settings,
-        source=make_source(loader, settings, order, epochs, None),
+        source=make_source(loader, settings, order, epochs, bad_samples),
         planner=make_planner(loader, settings, order, epochs) if decoder is not None else None,
-        batches=make_batch_settings(settings, decoder, None) if decoder is not None else None,
+        batches=make_batch_settings(settings, decoder, bad_samples) if decoder is not None else None,
+        bad_samples=bad_samples,
         cursor=cursor,
         split=split,
+        loader=loader,
     )
 
 
 class ExecutorTests:
     """Tests of an executor and of its iterators.
 
-    Override :meth:`executor`, and :meth:`loader` if it needs a loader other than the default. Its epochs have the
-    batches [0, 1, 2] … [9, 10, 11], as lists or tensors. Each number is a value that ``samples`` returned. If the
-    executor does not support what some tests check, override their fixtures :meth:`survives`, :meth:`knows` and
-    :meth:`takes_split`.
+    Override :meth:`make_executor`, and :meth:`loader` and :meth:`options` if it needs other loaders than the default.
+    The epochs of ``loader`` have the batches [0, 1, 2] … [9, 10, 11], as lists or tensors. Each number is a value that
+    ``samples`` returned. If the executor does not support what some tests check, override their fixtures
+    :meth:`survives`, :meth:`knows` and :meth:`takes_split`.
     """
 
     @pytest.fixture
@@ -163,14 +207,24 @@ class ExecutorTests:
         return DataLoader(dataset, BATCH_SIZE, num_workers=1)
 
     @pytest.fixture
+    def options(self) -> dict[str, Any]:
+        """Return the options of further loaders, which are over a ShardDataset with user code or images."""
+        return {"num_workers": 2}
+
+    @pytest.fixture
     def parts(self, loader: DataLoader) -> ExecutorParts:
         """Return the parts of the loader's executor."""
         return find_parts(loader)
 
     @pytest.fixture
-    def executor(self, parts: ExecutorParts) -> Executor:
-        """Return the executor."""
-        raise NotImplementedError("override the fixture executor")
+    def make_executor(self) -> MakeExecutor:
+        """Return a function that makes the executor of a loader from its parts."""
+        raise NotImplementedError("override the fixture make_executor")
+
+    @pytest.fixture
+    def executor(self, make_executor: MakeExecutor, parts: ExecutorParts) -> Executor:
+        """Return the executor of the loader of numbers."""
+        return make_executor(parts)
 
     @pytest.fixture
     def start(self, executor: Executor, parts: ExecutorParts) -> Start:
@@ -265,6 +319,52 @@ class ExecutorTests:
         samples.gate.touch()
         assert [BATCHES[0], *receive(batches, asks=True)] == BATCHES
 
+    def test_a_wait_ends_with_the_loaders_timeout(
+        self, make_executor: MakeExecutor, loader: DataLoader, samples: Samples
+    ) -> None:
+        if not loader.num_workers:
+            pytest.skip("the calling process makes the batches")
+        loader.timeout, samples.waits = 0.1, 0
+        parts = find_parts(loader)
+        batches = make_executor(parts).start(parts.cursor, parts.split)
+        with pytest.raises(RuntimeError, match=r"timeout|timed out"):
+            take(batches)
+        samples.gate.touch()
+        batches.close()
+
+    @pytest.mark.filterwarnings("ignore:unreadable samples skipped:RuntimeWarning")
+    def test_batches_hold_the_datasets_samples_while_others_are_made(
+        self, make_executor: MakeExecutor, options: dict[str, Any], tmp_path: Path
+    ) -> None:
+        samples = list(write_images(tmp_path / "whole", damages=False))
+        dataset = write_images(tmp_path / "damaged", damages=True)
+        options = {"on_error": "skip", "quarantine": tmp_path / "skipped", **options}
+        parts = find_parts(DataLoader(dataset, IMAGES_PER_BATCH, **options))
+        assert parts.split is not None, "the order is shardio's"
+        executor, second = make_executor(parts), replace(parts.split, rank=1, world_size=2)
+        executor.start_workers()
+        share, *epochs = (
+            [*iterate(executor.start(parts.cursor, split))] for split in (second, parts.split, parts.split)
+        )
+        positions = [second.batch(step) for step in range(second.num_batches)]
+        assert [batch[2].tolist() for batch in share] == [(own < NUM_IMAGES).tolist() for own in positions]
+        for batches in epochs:
+            images, labels, valid = map(torch.cat, zip(*batches, strict=True))
+            assert labels.tolist() == [number for number in range(NUM_IMAGES) if number != DAMAGED]
+            assert all(torch.equal(image, samples[i][0]) for image, i in zip(images, labels.tolist(), strict=True))
+            assert valid.all()
+        if (stats := executor.stats()) is not None:
+            assert (stats.num_batches, stats.num_samples) == (3, NUM_IMAGES - 1)
+
+    def test_random_numbers_of_user_code_are_the_datasets(
+        self, make_executor: MakeExecutor, options: dict[str, Any], tmp_path: Path
+    ) -> None:
+        dataset = ShardDataset(write_samples(tmp_path / "numbers"), fields=("txt",), transform_sample=DrawTwice())
+        parts = find_parts(DataLoader(dataset, BATCH_SIZE, **options))
+        batches = make_executor(parts).start(parts.cursor, parts.split)
+        columns = [torch.cat(column).tolist() for column in zip(*iterate(batches), strict=True)]
+        assert list(zip(*columns, strict=True)) == list(dataset)
+
 
 def _is_alive(process_id: int) -> bool:
     try:
@@ -274,12 +374,17 @@ def _is_alive(process_id: int) -> bool:
     return True
 
 
+def iterate(batches: BatchIterator) -> Iterator[Any]:
+    """Yield all remaining batches, or raise the first error."""
+    while (batch := next(batches, None)) is not None:
+        if isinstance(batch, Failure):
+            raise batch.restore()
+        yield batch
+
+
 def take(batches: BatchIterator) -> Sequence[int]:
     """Return the next batch as a list, or raise its error."""
-    batch = next(batches)
-    if isinstance(batch, Failure):
-        raise batch.restore()
-    return list(map(int, batch))
+    return list(map(int, next(iterate(batches))))
 
 
 def wait_for(batches: BatchIterator) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import tracemalloc
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
 import pytest
 
-from shardio.decoding import FieldDecoder
+from shardio.decoding import FieldDecoder, find_wide
+from shardio.decoding.codecs import UNBOUNDED, extension_of
 from shardio.errors import SampleError
 from shardio.reading import StoredSamples
 
@@ -33,6 +35,17 @@ def check_types(found: Any, value: Any) -> None:
     elif isinstance(value, list | tuple):
         for one, other in zip(found, value, strict=True):
             check_types(one, other)
+
+
+def changeable_parts(value: Any) -> list[Any]:
+    """Return the arrays and containers in a value that can be changed, including itself."""
+    own = [value] if isinstance(value, np.ndarray | dict | list | set | bytearray) else []
+    inner: Iterable[Any]
+    if isinstance(value, np.ndarray):
+        inner = value.flat if value.dtype == object else ()
+    else:
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return own + [part for each in inner for part in changeable_parts(each)]
 
 
 class FieldCodecTests:
@@ -100,6 +113,23 @@ class FieldCodecTests:
         for found in decode(content, bytes(bytearray(content)), content):
             np.testing.assert_equal(found, value)
             check_types(found, value)
+
+    def test_values_can_be_changed_and_share_nothing(self, decode: Callable[..., list[Any]], content: bytes) -> None:
+        parts = [part for value in (*decode(content, content), *decode(content)) for part in changeable_parts(value)]
+        assert len(set(map(id, parts))) == len(parts), "a sample's transform may change its value"
+        arrays = [part for part in parts if isinstance(part, np.ndarray)]
+        assert all(array.flags.writeable for array in arrays), "torch.from_numpy warns about read-only arrays"
+        assert not any(itertools.starmap(np.shares_memory, itertools.combinations(arrays, 2)))
+
+    @pytest.mark.parametrize("content", [b"%d" % 2**64, b'{"a": [%d]}' % 2**64, b"[%d]" % 2**64])
+    def test_a_codec_of_integers_of_any_size_is_unbounded(
+        self, decode: Callable[..., list[Any]], field: str, content: bytes
+    ) -> None:
+        try:
+            (value,) = decode(content)
+        except Exception:  # Each decoder raises its own errors.
+            return
+        assert find_wide(value) is None or extension_of(field) in UNBOUNDED
 
     def test_a_missing_field_is_an_error_or_none(
         self, decode: Callable[..., list[Any]], field: str, content: bytes, value: Any

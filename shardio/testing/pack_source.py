@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 import pickle
 import re
 import shutil
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import PIL.Image
 import pytest
 
 from shardio.errors import PackError
@@ -18,7 +21,7 @@ from shardio.packing import PackOptions, PackSource
 from shardio.packing.packer import pack_source
 from shardio.packing.samples import check_name
 from shardio.packing.sources.records import close_records
-from shardio.packing.sources.source import OPTIONS_OF_KINDS, FileChangedError, SourceTable
+from shardio.packing.sources.source import OPTIONS_OF_KINDS, SOURCES, FileChangedError, SourceTable
 from shardio.sample import Sample
 from shardio.shards import LABEL_FIELD, join_name
 
@@ -26,6 +29,18 @@ from shardio.shards import LABEL_FIELD, join_name
 def read_all(table: SourceTable) -> list[Sample]:
     """Return all samples of a source."""
     return [sample.read() for sample in table.take(np.arange(len(table)))]
+
+
+def write_others(folder: Path) -> None:
+    """Write a small dataset of each general kind: tables of paths, a directory of images, and tars."""
+    for name in ("images/class", "tars"):
+        (folder / name).mkdir(parents=True)
+    image = folder / "images" / "class" / "a.jpg"
+    PIL.Image.new("RGB", (8, 8)).save(image)
+    (folder / "a.csv").write_text("path,label\nimages/class/a.jpg,0\n")
+    (folder / "a.jsonl").write_text(json.dumps({"path": "images/class/a.jpg", "label": 0}) + "\n")
+    with tarfile.open(folder / "tars" / "a.tar", "w") as tar:
+        tar.add(image, "a.jpg")
 
 
 class PackSourceTests:
@@ -65,6 +80,11 @@ class PackSourceTests:
         """Return the files whose changes a pack must notice; by default, all files of the dataset."""
         return [path for path in sorted(dataset.rglob("*")) if path.is_file()] if dataset.is_dir() else [dataset]
 
+    @pytest.fixture
+    def change_label(self) -> Callable[[Path], object] | None:
+        """Return a function that changes a label outside of ``files``; None if there are no such labels."""
+        return None
+
     @pytest.fixture(autouse=True)
     def _closed(self) -> Iterator[None]:
         yield
@@ -79,6 +99,22 @@ class PackSourceTests:
         for other in ("empty", "text", "missing"):
             assert source.find(tmp_path / other) is None
 
+    def test_datasets_of_more_general_kinds_keep_theirs(self, source: PackSource, tmp_path: Path) -> None:
+        write_others(tmp_path / "others")
+        classes = [entry.partition(":")[2] for entry in SOURCES.values()]
+        own = classes.index(name) if (name := type(source).__name__) in classes else -1
+        for other, kind in {"a.jsonl": "table", "a.csv": "table", "images": "files", "tars": "tars"}.items():
+            is_later = own >= list[str](SOURCES).index(kind)  # The search finds the other kind first.
+            assert is_later or source.find(tmp_path / "others" / other) is None
+
+    def test_damaged_files_never_fail_the_search(self, source: PackSource, dataset: Path, tmp_path: Path) -> None:
+        home = dataset if dataset.is_dir() else dataset.parent
+        for percent in (0, 10, 50, 90):
+            copy = Path(shutil.copytree(home, tmp_path / f"damaged-{percent}"))
+            for path in filter(Path.is_file, copy.rglob("*")):
+                os.truncate(path, path.stat().st_size * percent // 100)
+            source.find(copy / dataset.relative_to(home))
+
     def test_it_describes_itself(self, source: PackSource) -> None:
         assert source.what
         assert set(source.takes) <= set(OPTIONS_OF_KINDS)
@@ -88,6 +124,23 @@ class PackSourceTests:
         assert (one.classes, list(one.ignored)) == (two.classes, list(two.ignored))
         assert (list(one.samples.keys), one.samples.digest()) == (list(two.samples.keys), two.samples.digest())
         np.testing.assert_array_equal(one.samples.sizes_in_tar(), two.samples.sizes_in_tar())
+
+    def test_the_digest_depends_on_files_and_labels(
+        self,
+        source: PackSource,
+        dataset: Path,
+        options: PackOptions,
+        files: Sequence[Path],
+        change_label: Callable[[Path], object] | None,
+    ) -> None:
+        digests = [source.scan(dataset, options).samples.digest()]
+        for file in files:
+            os.utime(file, ns=(0, file.stat().st_mtime_ns + 10**9))
+            digests.append(source.scan(dataset, options).samples.digest())
+        if change_label is not None:
+            change_label(dataset)
+            digests.append(source.scan(dataset, options).samples.digest())
+        assert len(set(digests)) == len(digests), "an unfinished pack would go on with other samples"
 
     def test_samples_are_valid(self, source: PackSource, dataset: Path, options: PackOptions) -> None:
         scan = source.scan(dataset, options)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import pickle
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,12 @@ from shardio.transforms import Compose, Geometry, PixelTransform, Transform, app
 def make_rng_keys(num_keys: int, seed: int = 0) -> NDArray[np.uint64]:
     """Return random rng keys, uint64 [num_keys]."""
     return np.random.default_rng(seed).integers(0, 2**64, num_keys, dtype=np.uint64)
+
+
+def apply_each(transform: Transform, images: Sequence[Pixels], keys: NDArray[np.uint64]) -> list[Any]:
+    """Draw the parameters of images, and apply them to one image at a time."""
+    parameters = transform.draw(np.array([image.shape[:2] for image in images]), keys)
+    return [transform.apply(image, own) for image, own in zip(images, parameters, strict=True)]
 
 
 class TransformTests:
@@ -112,12 +120,28 @@ class TransformTests:
         if isinstance(transform, Geometry) and transform.is_planned:
             assert {(result.dtype, *result.shape[2:]) for result in results} == {(np.dtype(np.uint8), 3)}
 
-    def test_a_pickled_transform_is_the_same_and_shows_its_settings(self, transform: Transform) -> None:
+    def test_a_pickled_transform_is_the_same_and_shows_its_settings(
+        self, transform: Transform, images: list[Pixels]
+    ) -> None:
         copy = pickle.loads(pickle.dumps(transform))
         assert repr(copy) == repr(transform)
         assert repr(transform).startswith(f"{type(transform).__name__}(")
-        sizes, keys = np.full((9, 2), 30), make_rng_keys(9)
+        for name, parameter in inspect.signature(type(transform)).parameters.items():
+            is_variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            assert is_variable or hasattr(transform, name), f"the argument {name} is not an attribute"
+        keys = make_rng_keys(len(images))
+        sizes = np.array([image.shape[:2] for image in images])
         np.testing.assert_array_equal(copy.draw(sizes, keys), transform.draw(sizes, keys))
+        assert all(map(np.array_equal, apply_each(copy, images, keys), apply_each(transform, images, keys)))
+
+    def test_any_number_of_images_in_any_memory_layout_is_transformed(
+        self, transform: Transform, images: list[Pixels]
+    ) -> None:
+        assert len(transform.draw(np.zeros((0, 2), np.int64), make_rng_keys(0))) == 0
+        assert not list(apply_transform(transform, [], make_rng_keys(0)))
+        keys, views = make_rng_keys(len(images)), [image[::-1, ::-1] for image in images]
+        expected = apply_each(transform, [np.ascontiguousarray(view) for view in views], keys)
+        assert all(map(np.array_equal, apply_each(transform, views, keys), expected))
 
     def test_only_shardios_transforms_are_builtin(self, transform: Transform) -> None:
         is_own = type(transform).__module__.startswith("shardio.")

@@ -380,13 +380,13 @@ class AugMix(Augmentation):
     def draw(self, sizes: Sizes, rng_keys: Words) -> Operations:
         """Return the operations on n images, OPERATION [n, k]."""
         num_chains, depth = self.mixture_width, self.chain_depth if self.chain_depth > 0 else MAX_DEPTH
-        unit = draw_units(rng_keys, num_chains * (1 + 3 * depth)).reshape(len(sizes), num_chains, -1)
+        unit = draw_units(rng_keys, num_chains * (1 + 3 * depth)).reshape(len(sizes), num_chains, 1 + 3 * depth)
         depths = to_integers(unit[..., :1], MAX_DEPTH) + 1 if self.chain_depth <= 0 else depth
         chosen, strengths, signs = np.split(unit[..., 1:], 3, axis=2)  # [n, chain, place] each
         operations = self._make(
-            to_integers(chosen, len(self._space)).reshape(len(sizes), -1),
-            to_integers(strengths, self.severity).reshape(len(sizes), -1),
-            _choose_signs(signs).reshape(len(sizes), -1),
+            to_integers(chosen, len(self._space)).reshape(len(sizes), num_chains * depth),
+            to_integers(strengths, self.severity).reshape(len(sizes), num_chains * depth),
+            _choose_signs(signs).reshape(len(sizes), num_chains * depth),
             sizes,
         ).reshape(chosen.shape)
         operations["code"][np.arange(depth) >= np.broadcast_to(depths, chosen.shape)] = codes.NONE

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -228,6 +228,7 @@ class RandomErasing(PixelTransform):
     """
 
     equals_torchvisions = False
+    unshown: ClassVar[dict[str, object]] = {"inplace": False}
 
     def __init__(
         self,
@@ -241,7 +242,7 @@ class RandomErasing(PixelTransform):
         self.scale, self.ratio = check_part(scale, ratio)
         if isinstance(value, str):
             raise ValueError(f"value must be a color, got {value!r}: shardio.BatchRandomErasing has random values")
-        self.value = value
+        self.value, self.inplace = value, inplace
         self._color = check_fill("value", value)
 
     def draw(self, sizes: Sizes, rng_keys: Words) -> Operations:
@@ -303,12 +304,14 @@ class Normalize(_Conversion):
         inplace: Ignored, because the input is never changed; accepted for compatibility with torchvision.
     """
 
+    unshown: ClassVar[dict[str, object]] = {"inplace": False}
+
     def __init__(self, mean: Sequence[float], std: Sequence[float], inplace: bool = False) -> None:
         if len(mean) != 3 or len(std) != 3:
             raise ValueError(f"mean and std must have three numbers each, got {mean!r} and {std!r}")
         if not all(deviation > 0 for deviation in std):
             raise ValueError(f"std must be positive, got {std!r}")
-        self.mean, self.std = list(mean), list(std)
+        self.mean, self.std, self.inplace = list(mean), list(std), inplace
         self._mean, self._std = np.array(mean, np.float32), np.array(std, np.float32)
 
     def as_input(self, image: Any) -> Any:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
-from shardio.images import IMAGE_FORMATS, formats, read_format
+from shardio.datasets import map_datasets
+from shardio.decoding import codecs
+from shardio.images import IMAGE_FORMATS, DecodedPicture, Orientation, Pixels, formats, opening, read_format
+from shardio.images.pictures import Picture, check_size
 from shardio.images.tiling import tile_jpeg
 from shardio.testing.image_format import ImageFormatTests
 from tests.images.pictures import make_picture, save
@@ -48,6 +53,41 @@ def test_a_format_that_is_added_is_no_longer_one_of_those_that_must_be_converted
     changed: dict[str, Any] = {"__name__": formats.__name__}
     exec(source, changed)
     assert changed["IMAGE_FORMATS"].keys() - IMAGE_FORMATS == formats.CONVERTIBLE - changed["CONVERTIBLE"] == {"pcx"}
+
+
+def open_farbfeld(content: bytes, orientation: Orientation, max_pixels: int) -> Picture | None:
+    if not content.startswith(b"farbfeld"):
+        return None
+    width, height = (int.from_bytes(content[start : start + 4]) for start in (8, 12))
+    check_size(height, width, max_pixels)
+    values = np.frombuffer(content, np.uint8, offset=16).reshape(height, width, 4, 2)
+    return DecodedPicture(np.ascontiguousarray(values[:, :, :3, 0]), "pillow")
+
+
+class TestFormatThatPillowLacks(ImageFormatTests):
+    @pytest.fixture(autouse=True)
+    def _added(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        added = formats.ImageFormat("FARBFELD", ("ff",), re.compile(rb"farbfeld"))
+        monkeypatch.setattr(formats, "_FORMATS", (*formats._FORMATS, added))
+        monkeypatch.setitem(IMAGE_FORMATS, "ff", "FARBFELD")
+        monkeypatch.setattr(map_datasets, "IMAGE_FIELDS", ("ff",))
+        monkeypatch.setitem(codecs._STORED_FIELDS, "image", ("ff",))
+        monkeypatch.setattr(opening, "_OPENERS", (*opening._OPENERS, open_farbfeld))
+
+    @pytest.fixture
+    def suffix(self) -> str:
+        return "ff"
+
+    @pytest.fixture
+    def pixels(self) -> Pixels:
+        return make_picture(33, 47)
+
+    @pytest.fixture
+    def content(self, pixels: Pixels) -> bytes:
+        height, width, _ = pixels.shape
+        values = np.full((height, width, 4, 2), 255, np.uint8)
+        values[:, :, :3] = pixels[..., None]
+        return b"".join([b"farbfeld", width.to_bytes(4, "big"), height.to_bytes(4, "big"), values.tobytes()])
 
 
 @pytest.mark.parametrize("file_format", ["GIF", "TGA", "JPEG2000", "JPEG", "PNG", "WEBP"])

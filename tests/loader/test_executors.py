@@ -23,6 +23,7 @@ from shardio.testing.executor import (
     ExecutorParts,
     ExecutorTests,
     FromText,
+    MakeExecutor,
     Samples,
     Start,
     write_samples,
@@ -89,6 +90,15 @@ EXECUTORS: dict[str, Callable[[Path, Samples], DataLoader]] = {
     "torch, ordered shards": partial(over_shards, **PERSISTENT),
     "torch, ordered indices": partial(in_order, **PERSISTENT),
 }
+OPTIONS: dict[str, dict[str, Any]] = {
+    "calling process": {"num_workers": 0},
+    "worker processes": {"num_workers": 2},
+    "worker processes, persistent": {**PERSISTENT, "num_workers": 2},
+    "ordered shards": {"worker_init_fn": do_nothing, "num_workers": 2},
+    "ordered shards, threads": {"worker_init_fn": do_nothing, **THREAD},  # Threads would share generators.
+}
+"""The options with which a loader of a ShardDataset has each executor."""
+
 NOT_KNOWING = ("calling process", "fetching, caller", "ordered indices, caller")
 """The executors, other than torch's, that do not know whether a batch is ready."""
 
@@ -116,10 +126,19 @@ class TestExecutors(ExecutorTests):
         return EXECUTORS[name](numbers, samples)
 
     @pytest.fixture
-    def executor(self, loader: DataLoader) -> Executor:
-        extension = find_extension(loader)
-        assert extension is not None, "DataLoader's constructor has made it"
-        return extension.find_executor(loader)
+    def options(self, name: str) -> dict[str, Any]:
+        if name not in OPTIONS:
+            pytest.skip("its loaders are not over a ShardDataset, or another test covers its executor")
+        return OPTIONS[name]
+
+    @pytest.fixture
+    def make_executor(self) -> MakeExecutor:
+        def make(parts: ExecutorParts) -> Executor:
+            extension = find_extension(parts.loader)
+            assert extension is not None, "DataLoader's constructor has made it"
+            return extension.find_executor(parts.loader)
+
+        return make
 
     @pytest.fixture
     def survives(self, name: str) -> bool:
@@ -145,15 +164,21 @@ class TestIterators(TestExecutors):
     def takes_split(self) -> bool:
         return False
 
+    @pytest.fixture
+    def options(self) -> dict[str, Any]:
+        pytest.skip("TestExecutors tests the executors themselves")
+
 
 class TestParts(ExecutorTests):
     """Executors that are made from the suite's parts."""
 
     @pytest.fixture(params=["read", "fetched"])
-    def executor(self, parts: ExecutorParts, request: pytest.FixtureRequest) -> Executor:
+    def make_executor(self, request: pytest.FixtureRequest) -> MakeExecutor:
         if request.param == "fetched":
-            return Fetching(parts.settings, parts.source, None)
-        return WorkerProcesses(parts.planner, parts.batches, [], timeout_s=0, closes_workers=True)
+            return lambda parts: Fetching(parts.settings, parts.source, parts.bad_samples)
+        return lambda parts: WorkerProcesses(
+            parts.planner, parts.batches, [], timeout_s=parts.settings.timeout_s, closes_workers=True
+        )
 
     @pytest.fixture
     def knows(self, executor: Executor) -> bool:

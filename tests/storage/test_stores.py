@@ -81,13 +81,19 @@ class TestHub(StoreTests):
 
     @pytest.fixture
     def fill(self, fake_hub: FakeHub, tmp_path: Path) -> Fill:
+        name = uuid.uuid4().hex
+
         def fill(contents: Mapping[str, bytes]) -> Location:
             for key, content in contents.items():
                 put(parse_location(tmp_path / "files" / key), content)
-            name = uuid.uuid4().hex
-            fake_hub.commit(name, tmp_path / "files")
-            return at_server(fake_hub.server, name)
+            revision = uuid.uuid4().hex
+            fake_hub.commit(name, tmp_path / "files", revision=revision)
+            return at_server(fake_hub.server, f"{name}@{revision}")
 
+        return fill
+
+    @pytest.fixture
+    def refill(self, fill: Fill) -> Fill:
         return fill
 
 

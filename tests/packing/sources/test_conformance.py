@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -50,6 +50,10 @@ class TestTableOfPaths(OfImages):
     @pytest.fixture
     def files(self, dataset: Path) -> Sequence[Path]:
         return sorted((dataset.parent / "images").glob("*/*3.jpg"))
+
+    @pytest.fixture
+    def change_label(self) -> Callable[[Path], object]:
+        return lambda path: path.write_text(path.read_text().replace(".jpg,", ".jpg,1"))
 
 
 class TestParquetFiles(OfImages):
