@@ -226,7 +226,7 @@ def strip_png(content: bytes) -> bytes | None:
     while offset + 12 <= len(content):
         length, name = _CHUNK_HEAD.unpack_from(content, offset)
         stop = offset + 12 + length
-        if stop > len(content) or zlib.crc32(view[offset + 4 : stop - 4]) != int.from_bytes(view[stop - 4 : stop]):
+        if stop > len(content) or zlib.crc32(view[offset + 4 : stop - 4]) != int.from_bytes(view[stop - 4 : stop], "big"):
             return None
         if name in _CRITICAL_CHUNKS:
             kept.append(view[offset:stop])
@@ -263,7 +263,7 @@ def encode_png(
 
 
 def _write_chunk(name: bytes, data: bytes) -> bytes:
-    return _CHUNK_HEAD.pack(len(data), name) + data + zlib.crc32(name + data).to_bytes(4)
+    return _CHUNK_HEAD.pack(len(data), name) + data + zlib.crc32(name + data).to_bytes(4, "big")
 
 
 def _filter_by_paeth(rows: NDArray[np.uint8], stride: int) -> bytes:
@@ -545,8 +545,8 @@ def _read_jpeg_2000(content: bytes) -> ValueFormat | None:
     start = content.find(_CODESTREAM)
     if start < 0 or len(content) < start + _COMPONENT_DEPTH + 1:
         return None
-    num_channels = int.from_bytes(content[start + _COMPONENTS : start + _COMPONENT_DEPTH])
-    x1, y1, x0, y0 = (int.from_bytes(content[start + 8 + 4 * i : start + 12 + 4 * i]) for i in range(4))
+    num_channels = int.from_bytes(content[start + _COMPONENTS : start + _COMPONENT_DEPTH], "big")
+    x1, y1, x0, y0 = (int.from_bytes(content[start + 8 + 4 * i : start + 12 + 4 * i], "big") for i in range(4))
     depth, is_signed = (content[start + _COMPONENT_DEPTH] & 127) + 1, content[start + _COMPONENT_DEPTH] >> 7
     if not is_signed and depth <= 8:
         return None
@@ -563,7 +563,7 @@ def _read_avif(content: bytes) -> ValueFormat | None:
     if start < 0 or len(content) < start + 8 or not content[start + 6] & _AVIF_HIGH_DEPTH:
         return None
     at = content.find(b"ispe")
-    width, height = (int.from_bytes(content[at + 8 + 4 * i : at + 12 + 4 * i]) for i in range(2))
+    width, height = (int.from_bytes(content[at + 8 + 4 * i : at + 12 + 4 * i], "big") for i in range(2))
     return _make_format(np.uint16, height, width, 3, is_in_pillow=False)
 
 

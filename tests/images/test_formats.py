@@ -58,7 +58,7 @@ def test_a_format_that_is_added_is_no_longer_one_of_those_that_must_be_converted
 def open_farbfeld(content: bytes, orientation: Orientation, max_pixels: int) -> Picture | None:
     if not content.startswith(b"farbfeld"):
         return None
-    width, height = (int.from_bytes(content[start : start + 4]) for start in (8, 12))
+    width, height = (int.from_bytes(content[start : start + 4], "big") for start in (8, 12))
     check_size(height, width, max_pixels)
     values = np.frombuffer(content, np.uint8, offset=16).reshape(height, width, 4, 2)
     return DecodedPicture(np.ascontiguousarray(values[:, :, :3, 0]), "pillow")

@@ -166,7 +166,7 @@ def test_the_orientation_turns_values_of_every_type(orientation: int) -> None:
 def test_what_describes_the_pixels_of_a_png_does_not_change_them(capfd: pytest.CaptureFixture[str]) -> None:
     values = make_values("uint16", *SIZE, 3)
     for extra in (
-        chunk(b"gAMA", (45_455).to_bytes(4)),
+        chunk(b"gAMA", (45_455).to_bytes(4, "big")),
         chunk(b"tRNS", values[0, 0].astype(">u2").tobytes()),
         chunk(b"iCCP", b"x\0\0no profile"),
         chunk(b"sBIT", b"\5\6\5"),

@@ -260,7 +260,7 @@ def _find_end(content: bytes, start: int) -> int | None:
             return found.start()
         start = found.end()
         if not RST0 <= marker < RST0 + 8:
-            start += int.from_bytes(content[start : start + 2])
+            start += int.from_bytes(content[start : start + 2], "big")
     return None
 
 
