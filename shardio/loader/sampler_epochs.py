@@ -302,7 +302,7 @@ class Indices:
         return index
 
     def _before(self, position: SamplerPosition) -> Iterator[Any]:
-        """Return an iterator over the values before a position, which may have been saved with another batch size."""
+        """Return an iterator over the values before a position, even if it was saved with a different batch size."""
         num_samples = position.num_samples
         if num_samples is None and isinstance(position.iterator_state, dict):
             num_samples = position.iterator_state.get(_SAMPLES_YIELDED)  # StatefulDataLoader counts them there.

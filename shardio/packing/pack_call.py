@@ -52,8 +52,8 @@ class Option:
         shown_default: The default to show in ``--help``, if the value itself is not informative.
         at_least: The minimum of an integer.
         below: The exclusive upper bound of an integer.
-        decides_output: Whether the value affects the packed bytes. An interrupted pack cannot be resumed with another
-            value. A new option at its default must give the same bytes as before.
+        decides_output: Whether the value affects the packed bytes. An interrupted pack cannot be resumed with a
+            different value. A new option at its default must give the same bytes as before.
         of_iterables: Whether the option applies to iterables of samples. Options that decide the output always apply.
     """
 
