@@ -143,7 +143,7 @@ class Epochs:
         if loaded.is_finished:
             self._restore_generators(loader, loaded)  # Do this now: the program may seed them for the next epoch.
         if loaded.sampler_epoch is not None:
-            # Set it now, not when the epoch begins: frameworks may set it later, or set a different epoch.
+            # Set the epoch now, not when it begins: frameworks set it after it has begun, or set a different epoch.
             for sampler in _find_epoch_samplers(self._find_sampler(loader)):
                 sampler.set_epoch(loaded.sampler_epoch)
 
