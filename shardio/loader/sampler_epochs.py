@@ -34,7 +34,7 @@ class Epochs:
     copy. The copy also serves later epochs, as long as the program itself does not seed, restore or use the generators.
 
     Attributes:
-        keeps_seed: Whether the next epoch's workers have the seed of the previous ones, although they may be new.
+        keeps_seed: Whether the next epoch's workers have the seed of the previous workers, although they may be new.
         sampler: The loader's ``_index_sampler`` while an epoch begins; None otherwise. Subclasses override that
             property, and may return another sampler at each access.
     """

@@ -131,7 +131,7 @@ class StoredFile(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a local file, whose content stays correct after one correct read."""
+        """Whether the object is a local file, whose content stays correct after one correct read."""
         return self.location.store.is_local
 
     @abstractmethod
