@@ -90,7 +90,7 @@ class FetchTask:
     """A request for one batch.
 
     Attributes:
-        task_id: Its number, larger than that of every earlier task.
+        task_id: The task's number, larger than that of every earlier task.
         index: The sampler's value: the indices of a batch, or the index of a sample.
         buffer_id: The buffer for the batch's tensors; None if the worker allocates memory.
     """

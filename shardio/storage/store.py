@@ -121,7 +121,7 @@ class StoredFile(Protocol):
 
     Attributes:
         location: The object's location.
-        size: Its size in bytes when it was opened.
+        size: The object's size in bytes when it was opened.
         version: Its version when it was opened, as in :class:`FileStat`.
     """
 
