@@ -61,7 +61,7 @@ class SampleError(ShardioError):
 
     Attributes:
         row: The sample's row among the samples that were requested together.
-        key: Its key, or "" if unknown.
+        key: The sample's key, or "" if unknown.
         where: The place where it is stored, or "" if unknown.
         stage: The stage that failed: ``read``, ``decode`` or, in your own code, ``transform``.
     """

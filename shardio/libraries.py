@@ -17,7 +17,7 @@ def import_torchvision() -> None:
 
     Raises:
         ImportError: If it is not installed.
-        RuntimeError: If it was built for another torch.
+        RuntimeError: If it was built for a different version of torch.
     """
     try:
         importlib.import_module("torchvision")
@@ -67,7 +67,7 @@ def import_library(name: str) -> Any:
     """Import ``torchvision`` or ``timm``.
 
     Raises:
-        ValueError: If it is not installed, or was built for another torch.
+        ValueError: If it is not installed, or was built for a different version of torch.
     """
     import torch
 

@@ -370,7 +370,7 @@ class StreamFailureError(Exception):
 
     Args:
         cause: The cause, as text.
-        is_permanent: Whether opening it again cannot help.
+        is_permanent: Whether opening the stream again cannot help.
     """
 
     def __init__(self, cause: str, *, is_permanent: bool = False) -> None:

@@ -173,6 +173,12 @@ def test_files_are_written_whole_by_one_function() -> None:
     assert found == set(RENAMING)
 
 
+def test_conversions_of_integers_name_the_byte_order_as_python_3_10_requires() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        for name, call in calls_in(path):
+            assert name not in {"to_bytes", "from_bytes"} or len(call.args) + len(call.keywords) > 1, path
+
+
 def test_one_module_finds_the_worker() -> None:
     """Other modules may mention get_worker_info in messages."""
 

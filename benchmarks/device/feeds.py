@@ -159,7 +159,7 @@ def make_feeds(source: Source, device: torch.device) -> tuple[dict[str, Iterable
     try:
         timm: Any = importlib.import_module("timm.data.loader")
         feeds[TIMM] = timm.PrefetchLoader(source.for_others, *NORMALIZE, device=device, img_dtype=torch.bfloat16)
-    except Exception as error:  # timm may raise any error if torchvision was built for another torch.
+    except Exception as error:  # timm may raise any error if torchvision was built for another version of torch.
         problems[TIMM] = f"timm cannot be imported: {error}"
     return feeds, problems
 

@@ -23,7 +23,7 @@ class Candidate:
     """A loader in the comparison.
 
     Attributes:
-        name: Its name on the command line.
+        name: The loader's name on the command line.
         title: Its name in tables.
         maker: The function that creates it from a Job, as ``module:function`` in this package.
         storage: The name of the format that it reads (see :mod:`benchmarks.loaders.data`).

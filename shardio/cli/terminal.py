@@ -173,7 +173,7 @@ class ProgressReporter(WorkProgress):
 
     Attributes:
         num_done: The number of finished items.
-        num_bytes: Their size in bytes, if reported.
+        num_bytes: The size of the finished items in bytes, if reported.
         num_samples: The number of samples in them, if reported.
 
     Args:

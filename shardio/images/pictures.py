@@ -128,7 +128,7 @@ def turn_pillow(image: PIL.Image.Image, turn: Turn) -> PIL.Image.Image:
     return image
 
 
-class TooManyPixels(ValueError):  # noqa: N818  # It names the problem, like NotTileable.
+class TooManyPixels(ValueError):  # noqa: N818  # It names the problem, as NotTileable does.
     """The error for an image with more pixels than the caller allows."""
 
 

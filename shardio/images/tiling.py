@@ -334,7 +334,7 @@ class ExcessDataError(ScanError):
 
 
 def read_tokens(scan: Scan, interval: int) -> Tokens:
-    """Read a scan, to be written with another restart interval.
+    """Read a scan, to be written with a different restart interval.
 
     Args:
         scan: The scan.

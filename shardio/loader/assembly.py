@@ -140,7 +140,7 @@ class Batch:
     buffer: Buffer | None = None
     chunks: list[BatchChunk] = field(default_factory=list)
     error: BaseException | None = None
-    is_probe: bool = False  # Whether it is made to find the layout of batches, not for the user.
+    is_probe: bool = False  # Whether the batch is made to find the layout of batches, not for the user.
 
     @property
     def is_made(self) -> bool:
@@ -171,7 +171,7 @@ class BatchChunk:
     num_tries: Counter[int] = field(default_factory=Counter)  # The number of replacements tried, by row.
     skipped: list[str] = field(default_factory=list)  # The keys of skipped samples.
     num_deaths: int = 0  # Deaths of worker processes that were making only this chunk.
-    is_suspect: bool = False  # Whether it may have killed a worker process.
+    is_suspect: bool = False  # Whether the chunk may have killed a worker process.
 
     def request(self, chunk_id: int, source: SampleSource, buffer: Buffer | None, tally: Tally) -> Chunk:
         """Return the request to make this chunk."""

@@ -278,9 +278,9 @@ class Buffer:
     """Memory for a batch in the training process.
 
     Attributes:
-        buffer_id: Its number, which is never reused.
-        layout: The layout of a batch in it.
-        is_retired: Whether it must not be filled again.
+        buffer_id: The buffer's number, which is never reused.
+        layout: The layout of a batch in the buffer.
+        is_retired: Whether the buffer must not be filled again.
     """
 
     def __init__(self, buffer_id: int, layout: Layout, memory: NDArray[np.uint8]) -> None:

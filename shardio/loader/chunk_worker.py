@@ -95,7 +95,7 @@ class ForkServerProcess:
     """The state of a fork server.
 
     Args:
-        end: Its end of the socket pair.
+        end: The fork server's end of the socket pair.
     """
 
     def __init__(self, end: socket.socket) -> None:
@@ -182,7 +182,7 @@ class WorkerProcess:
     """The state of a worker process: its buffers, and the pending chunks.
 
     Args:
-        end: Its end of the socket pair.
+        end: The worker process's end of the socket pair.
         setup: The reader and decoder of samples, or the failure to load them, which makes all chunks fail.
     """
 

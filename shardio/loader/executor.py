@@ -251,7 +251,7 @@ class Executor(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExecutorSettings:
-    """The settings of an executor. If one changes, the loader needs another executor.
+    """The settings of an executor. If one changes, the loader needs a new executor.
 
     Attributes:
         datasets: The loader's dataset; for torch's Subsets and ConcatDatasets, also the datasets in them.

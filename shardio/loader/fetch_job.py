@@ -34,7 +34,7 @@ class FetchJob:
 
     Attributes:
         dataset: The user's dataset.
-        is_iterable: Whether it is an IterableDataset.
+        is_iterable: Whether the dataset is an IterableDataset.
         is_batched: Whether the loader makes batches, instead of single samples.
         batch_size: The number of samples in a full batch of an iterable dataset.
         drop_last: Whether an iterable dataset's last batch is left out if it is not full.

@@ -90,7 +90,7 @@ class FetchTask:
     """A request for one batch.
 
     Attributes:
-        task_id: Its number, larger than that of every earlier task.
+        task_id: The task's number, larger than that of every earlier task.
         index: The sampler's value: the indices of a batch, or the index of a sample.
         buffer_id: The buffer for the batch's tensors; None if the worker allocates memory.
     """
@@ -177,7 +177,7 @@ def make_rng(base_seed: int, worker_id: int) -> WorkerRng:
 
 
 def _find_numpy_seed(base_seed: int, worker_id: int) -> list[int]:
-    # uint32 [4]. torch computes the same words, by numpy's SeedSequence with this entropy.
+    # uint32 [4]. torch's workers compute the same words, as numpy's SeedSequence does with this entropy.
     entropy = (worker_id, base_seed & 0xFFFFFFFF, base_seed >> 32, 0)
     words: list[int] = np.random.SeedSequence(entropy).generate_state(4).tolist()
     return words

@@ -67,7 +67,7 @@ class ForkServer:
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started, and was neither ended nor found dead."""
+        """Whether the fork server was started, and was neither ended nor found dead."""
         return self._running is not None and self._finalizer.alive  # Finalizers run in any order when Python exits.
 
     def set_up(self, setup: WorkerSetup) -> None:
@@ -111,8 +111,8 @@ class ForkServer:
         If the fork server does not answer, it is ended and all worker processes are killed.
 
         Args:
-            worker_id: Its number.
-            is_exiting: Whether it has closed its end.
+            worker_id: The number of the worker process.
+            is_exiting: Whether the worker process has closed its end of the socket pair.
             patience_s: The longest time that the fork server may take to answer.
         """
         request = EndWorker(worker_id=worker_id, patience_s=EXIT_S if is_exiting else 0.0)

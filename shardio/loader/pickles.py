@@ -195,7 +195,7 @@ class _Gap(NamedTuple):
     Attributes:
         piece_index: The index of its piece.
         dtype: The name of torch's dtype, or numpy's for arrays; "" for a storage.
-        is_array: Whether it is an array.
+        is_array: Whether the value is an array.
         offset: Its first byte, counted from the beginning of the storage.
         shape: Its shape.
         strides: Its strides, in items for a tensor and in bytes for an array.

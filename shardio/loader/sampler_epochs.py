@@ -34,7 +34,7 @@ class Epochs:
     copy. The copy also serves later epochs, as long as the program itself does not seed, restore or use the generators.
 
     Attributes:
-        keeps_seed: Whether the next epoch's workers have the seed of the previous ones, although they may be new.
+        keeps_seed: Whether the next epoch's workers have the seed of the previous workers, although they may be new.
         sampler: The loader's ``_index_sampler`` while an epoch begins; None otherwise. Subclasses override that
             property, and may return another sampler at each access.
     """
@@ -143,7 +143,7 @@ class Epochs:
         if loaded.is_finished:
             self._restore_generators(loader, loaded)  # Do this now: the program may seed them for the next epoch.
         if loaded.sampler_epoch is not None:
-            # Set it now, not when the epoch begins: frameworks may set it later, or set a different epoch.
+            # Set the epoch now, not when it begins: frameworks set it after it has begun, or set a different epoch.
             for sampler in _find_epoch_samplers(self._find_sampler(loader)):
                 sampler.set_epoch(loaded.sampler_epoch)
 
@@ -302,7 +302,7 @@ class Indices:
         return index
 
     def _before(self, position: SamplerPosition) -> Iterator[Any]:
-        """Return an iterator over the values before a position, which may have been saved with another batch size."""
+        """Return an iterator over the values before a position, even if it was saved with a different batch size."""
         num_samples = position.num_samples
         if num_samples is None and isinstance(position.iterator_state, dict):
             num_samples = position.iterator_state.get(_SAMPLES_YIELDED)  # StatefulDataLoader counts them there.

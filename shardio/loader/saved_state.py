@@ -234,7 +234,7 @@ class EpochPosition:
 
 
 class WorkerCountError(StateError, AssertionError):
-    """A state was saved with another number of workers. This is also an AssertionError, as in StatefulDataLoader."""
+    """A state was saved with a different number of workers. As in StatefulDataLoader, this is an AssertionError."""
 
 
 def load_position(state: dict[str, Any], *, is_iterable: bool) -> EpochPosition:

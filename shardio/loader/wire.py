@@ -204,7 +204,7 @@ class StartWorker:
     """A request to the fork server for a worker process, sent with the process's end of the socket pair.
 
     Attributes:
-        worker_id: Its number, larger than that of every earlier worker process.
+        worker_id: The worker process's number, larger than that of every earlier worker process.
         num_threads: The number of chunks that it makes at a time.
     """
 
@@ -243,7 +243,7 @@ class Chunk:
     """Some rows of a batch to make.
 
     Attributes:
-        chunk_id: Its number, larger than that of every earlier chunk.
+        chunk_id: The chunk's number, larger than that of every earlier chunk.
         samples: n samples, in the form that the reader accepts.
         rng_keys: uint64 [n], one for each sample's transforms.
         buffer_id: The buffer for the fixed-size columns; None if all columns are sent in the answer.
@@ -362,7 +362,7 @@ def why_not_sendable(value: Any, what: str) -> str | None:
 
     Args:
         value: A decoder with that code in it, or a callable of the user.
-        what: Its name in the reason.
+        what: The value's name in the reason.
     """
     known = _obstacles.get(id(value))
     if known is None or known[0]() is not value:

@@ -358,7 +358,7 @@ class UnfinishedDataset:
 
     Attributes:
         folder: Its folder.
-        mark: The content of the mark in the folder. A mark with other content belongs to another writer.
+        mark: The content of the mark in the folder. A mark with different content belongs to another writer.
     """
 
     folder: DatasetFolder

@@ -54,10 +54,10 @@ class Option:
         shown_default: The default to show in ``--help``, if the value itself is not informative.
         at_least: The minimum of an integer.
         below: The exclusive upper bound of an integer.
-        decides_output: Whether the value affects the packed bytes. An interrupted pack cannot be resumed with another
-            value. The manifest records the value, if it is not the default, so it must be a string, an integer or a
-            boolean, or None. A new option at its default must give the same bytes as before.
-        of_iterables: Whether it applies to iterables of samples. All options that decide the output apply to them.
+        decides_output: Whether the value affects the packed bytes. An interrupted pack cannot be resumed with a
+            different value. The manifest records values other than the default: strings, integers, booleans or None. A
+            new option at its default must give the same bytes as before.
+        of_iterables: Whether the option applies to iterables of samples. Options that decide the output always apply.
     """
 
     help: str

@@ -126,7 +126,7 @@ def reshard(
     progress: WorkProgress | None = None,
     storage_options: StorageOptions | None = None,
 ) -> Manifest:
-    """Copy a dataset to a new one with shards of another size, or with its samples in another order.
+    """Copy a dataset to a new one with shards of a different size, or with its samples in a different order.
 
     Samples are copied byte for byte, and checked against their indexes. The same arguments give the same bytes.
 

@@ -327,7 +327,7 @@ class ShardIndex:
         # For a compressed tar, the version was compared instead: reading its last header would decompress all of it.
         if header.compression is None and not self._fits_headers(first_and_last):
             raise StaleIndexError(
-                f"the index {self.location} was created for a tar with other members: {self._tar.location} has "
+                f"the index {self.location} was created for a tar with different members: {self._tar.location} has "
                 f"changed. {self._remedy}"
             )
 

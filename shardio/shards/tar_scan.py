@@ -35,8 +35,8 @@ MAX_HEADER_BYTES = 2**20
 """The maximum size of a header in bytes. A pax header holds a file's name and attributes, and is much smaller."""
 
 MAX_HEADER_READS = 128
-"""The maximum number of reads for one member's headers. A member may have one or two extended headers, each of which
-takes two reads."""
+"""The maximum number of reads for one member's headers. A member may have one or two extended headers, and each takes
+two reads."""
 
 MAX_RECORDS = 1000
 """The maximum number of records of a pax header, and of different keywords of all global pax headers, which tarfile

@@ -80,10 +80,10 @@ class CachedCopy:
     """A copy of an object. Its file may not exist yet.
 
     Attributes:
-        path: Its path.
+        path: The copy's path.
         size: The object's size in bytes.
-        is_sealed: Whether it is sealed, and therefore added as a whole.
-        is_shared: Whether users share it. If so, every user who may write to its folder may also write to the copy.
+        is_sealed: Whether the copy is sealed, and therefore added as a whole.
+        is_shared: Whether users share the copy. If so, every user who may write to its folder may also write to it.
     """
 
     path: str

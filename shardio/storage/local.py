@@ -314,7 +314,7 @@ class LocalStore(Store):
 
 
 def find_path(location: Location) -> Path | None:
-    """Return the path of a location in the local file system; None for one in another store."""
+    """Return the path of a location in the local file system; None for a location in another store."""
     return Path(location.key) if isinstance(location.store, LocalStore) else None
 
 

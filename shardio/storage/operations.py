@@ -273,7 +273,7 @@ class Expected:
     size: int | None = None
 
     def check(self, result: GetResult) -> None:
-        """Raise an error if a response describes an object with another version or size."""
+        """Raise an error if a response describes an object with a different version or size."""
         found = _stat_of(self.root, result.meta)
         wrong_size = f"the server sent {found.size} bytes, expected {self.size}"
         encoding = result.attributes.get("Content-Encoding", "identity")
@@ -287,7 +287,7 @@ class Expected:
             raise _try_again(wrong_size, "unclear")
 
     def replaced(self, found: str) -> ReplacedError:
-        """Return the error for an object that has another version."""
+        """Return the error for an object that has a different version."""
         hint = ""
         if self.root.startswith("http"):
             hint = ". If it is the same object, several servers give it different ETags or dates: use one of them"

@@ -121,7 +121,7 @@ class StoredFile(Protocol):
 
     Attributes:
         location: The object's location.
-        size: Its size in bytes when it was opened.
+        size: The object's size in bytes when it was opened.
         version: Its version when it was opened, as in :class:`FileStat`.
     """
 
@@ -131,7 +131,7 @@ class StoredFile(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a local file, whose content stays correct after one correct read."""
+        """Whether the object is a local file, whose content stays correct after one correct read."""
         return self.location.store.is_local
 
     @abstractmethod

@@ -170,7 +170,7 @@ def load_checkpoint(path: str | os.PathLike[str], map_location: str | torch.devi
         map_location: The device to load tensors to.
 
     Raises:
-        FormatError: If the file is not a checkpoint, is damaged, or has another format.
+        FormatError: If the file is not a checkpoint, is damaged, or has a different format.
     """
     with Path(path).open("rb") as file:
         if not zipfile.is_zipfile(file):

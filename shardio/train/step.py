@@ -95,7 +95,7 @@ def share_gradients(model: nn.Module, device: torch.device, *, deterministic: bo
         model,
         device_ids=[device.index] if device.type == "cuda" else None,
         # By default, DistributedDataParallel regroups gradients after the first step. With three or more ranks, the
-        # first step of a resumed run would then add them in another order.
+        # first step of a resumed run would then add them in a different order.
         find_unused_parameters=deterministic,
     )
 

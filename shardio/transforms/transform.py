@@ -142,7 +142,7 @@ class Geometry(Transform):
 
     @abstractmethod
     def extend(self, plan: CropPlan, parameters: NDArray[Any]) -> CropPlan:
-        """Return a plan that also applies this transform. If ``needs_pixels`` is true for an image, it is rendered."""
+        """Return the extended plan. Images for which :meth:`needs_pixels` is true have already been rendered."""
 
     def apply(self, image: Pixels, parameters: Any) -> Pixels:
         picture = DecodedPicture(image)

@@ -88,7 +88,7 @@ class Copy:
     Attributes:
         source_index: The index of its source in the list of sources.
         index: The sample's index in the source.
-        key: Its key, or its path below the source.
+        key: The sample's key, or its path below the source.
         place: The place of its image.
         label: The name of its label; None if it has none.
         distance: The number of bits in which its perceptual hash differs from that of the group's first sample; None if

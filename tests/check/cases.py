@@ -83,7 +83,7 @@ def check_ranks(
     key: Any = None,
     set_epoch: Callable[[int], object] | None = None,
 ) -> None:
-    """Check as ``shardio check script.py:function`` does, which allows for each loader's own remainder policy."""
+    """Check as ``shardio check script.py:function`` does, allowing for each loader's own remainder policy."""
     found = []
     for epoch in range(epochs):
         if set_epoch is not None:

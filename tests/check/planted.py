@@ -93,7 +93,7 @@ wrong("a batch in place of the next", FOURTH_TWICE, [*BATCHES[:4], BATCHES[3], *
 wrong("two epochs in one, number expected", f"{N} more than once", [*BATCHES, *BATCHES], N)
 TWICE = "each sample is delivered 2 times"
 AUGMENTED = Twice(Images(0.1), batch_size=B)
-wrong("all twice with other keys, number expected", TWICE, cut([f"{i}-{n}" for i in "ab" for n in NUMBERS]), N)
+wrong("all twice with different keys, number expected", TWICE, cut([f"{i}-{n}" for i in "ab" for n in NUMBERS]), N)
 wrong("all twice, augmented, number expected", TWICE, AUGMENTED, N)
 wrong("all twice, flipped at random, number expected", TWICE, Twice(Flipped(), batch_size=B), N)
 wrong("all twice, augmented, nothing expected", TWICE, AUGMENTED, None)
@@ -223,7 +223,7 @@ def samplers(world_size: int, num_samples: int = N, **options: Any) -> list[Any]
 
 BOTH = "ranks 0 and 1 delivered the same 96 samples"
 wrong("no split by rank", f"{BOTH}: the loader has no DistributedSampler", (BATCHES, BATCHES), N)
-wrong("no split by rank, other orders", BOTH, (numbers(shuffle=True), numbers(shuffle=True)), N)
+wrong("no split by rank, different orders", BOTH, (numbers(shuffle=True), numbers(shuffle=True)), N)
 FOR_FOUR = "size of 4, but the world size is 2"
 by_command("a sampler splits for four ranks of two, nothing expected", FOR_FOUR, *by(samplers(4)[:2]))
 OVERLAP = "the shares of ranks overlap by"
@@ -403,7 +403,7 @@ def ahead(packed: Path) -> Any:
 
 
 ORDERS, ELEVEN = "in different epochs or orders", "ranks 0 and 1 delivered the same 11 samples"
-of_ours("shardio: a rank has another seed", ORDERS, lambda packed: ours(packed, seed=1)[1])
+of_ours("shardio: a rank has a different seed", ORDERS, lambda packed: ours(packed, seed=1)[1])
 of_ours("shardio: a rank is an epoch ahead", ORDERS, ahead)
 of_ours("shardio: each rank takes itself for rank 0", ELEVEN, lambda packed: ours(packed)[0], expects=False)
 

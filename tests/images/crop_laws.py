@@ -132,7 +132,7 @@ def assert_parts(
         assert_parts_by_kernel(content, expected, boxes, name=name)
     for box in boxes:
         if not np.array_equal(picture.read(box, scale), part(expected, box)):
-            raise AssertionError(f"{name}: {box} at scale {scale} of {picture.size} has other pixels")
+            raise AssertionError(f"{name}: {box} at scale {scale} of {picture.size} has different pixels")
 
 
 def assert_parts_by_kernel(content: bytes, expected: Array, boxes: Sequence[Box], *, name: str = "") -> int:
@@ -143,7 +143,7 @@ def assert_parts_by_kernel(content: bytes, expected: Array, boxes: Sequence[Box]
         for box, pixels, is_drawn in zip(some, *render_parts(content, some), strict=True):
             if is_drawn and not np.array_equal(pixels, part(expected, box)):
                 raise AssertionError(
-                    f"{name}: {box} of {expected.shape[:2]} has other pixels when the kernel renders it"
+                    f"{name}: {box} of {expected.shape[:2]} has different pixels when the kernel renders it"
                 )
             num_drawn += int(is_drawn)
     return num_drawn

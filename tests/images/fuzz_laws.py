@@ -94,7 +94,7 @@ def check_tiling(content: bytes) -> str:
     if before is None or after is None:
         return "tiling: done, and libjpeg reads neither"
     if not np.array_equal(before, after):
-        raise LawBrokenError("the tiled file has other pixels")
+        raise LawBrokenError("the tiled file has different pixels")
     return "tiling: done, with the same pixels"
 
 

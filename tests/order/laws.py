@@ -111,7 +111,7 @@ def check_order(case: Case, order: EpochOrder, samples: list[int]) -> None:
 def check_windows(case: Case, samples: list[int]) -> None:
     starts = list(np.cumsum(case.shard_sizes) - case.shard_sizes)
     stops = list(np.cumsum(case.shard_sizes))
-    unfinished: int | None = None  # The shard that the last window ended inside.
+    unfinished: int | None = None  # The shard that the last window left unfinished.
     next_sample = 0
     for lane in range(case.settings.lanes):
         in_lane = samples[lane :: case.settings.lanes]

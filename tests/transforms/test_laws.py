@@ -163,7 +163,7 @@ REFUSED = r"""
     Resize(None) -> size=None requires max_size
     Resize((20, 30), "bilinear", 40) -> max_size applies only to a size of one number
     Resize(20, "bilinear", 20) -> max_size must be greater than size
-    Pad((1, 2, 3)) -> padding must be one, two or four integers
+    Pad((1, 2, 3)) -> padding must be one, two or four non-negative integers
     Pad(-1) -> padding must be one, two or four non-negative integers
     RandomCrop(8, padding_mode="wrap") -> padding_mode must be
     RandomCrop(8, fill=300) -> fill must be a number from 0 to 255

@@ -1,7 +1,7 @@
 """Cut a smaller JPEG out of a JPEG, and tell damaged JPEGs from intact ones.
 
-The smaller JPEG consists of a frame header with another size, the tables, and the restart intervals that overlap the
-part. If the original has no tiles, the smaller JPEG contains the whole scan, but its frame ends below the part.
+The smaller JPEG consists of a frame header with a different size, the tables, and the restart intervals that overlap
+the part. If the original has no tiles, the smaller JPEG contains the whole scan, but its frame ends below the part.
 
 A pixel depends on the blocks that contain it. Where chroma is subsampled, it also depends on the adjacent chroma
 samples, from which libjpeg's "fancy" upsampling interpolates (libjpeg-turbo, jdsample.c). So a part is cut out with a

@@ -122,7 +122,7 @@ class Functions:
         self._read_scan(scan.ctypes.data)
 
     def write_scan(self, scan: NDArray[np.void]) -> None:
-        """Write the tokens of a scan with other Huffman tables.
+        """Write the tokens of a scan with different Huffman tables.
 
         Args:
             scan: CODED_SCAN [1]. Its results are set.

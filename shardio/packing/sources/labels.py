@@ -488,7 +488,7 @@ def read_label(value: Any) -> str | int | None:
     An integer may have any numeric type, or be text (``3``, ``3.0``). Empty text and NaN are missing labels.
 
     Raises:
-        ValueError: If the value is not an integer, or has another type. The message continues "row 7 has …".
+        ValueError: If the value is not an integer, or has a different type. The message continues "row 7 has …".
     """
     if type(value) is int or value is None:
         return value
