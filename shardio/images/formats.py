@@ -226,9 +226,8 @@ def strip_png(content: bytes) -> bytes | None:
     while offset + 12 <= len(content):
         length, name = _CHUNK_HEAD.unpack_from(content, offset)
         stop = offset + 12 + length
-        if stop > len(content) or zlib.crc32(view[offset + 4 : stop - 4]) != int.from_bytes(
-            view[stop - 4 : stop], "big"
-        ):
+        checksum = int.from_bytes(view[stop - 4 : stop], "big")
+        if stop > len(content) or zlib.crc32(view[offset + 4 : stop - 4]) != checksum:
             return None
         if name in _CRITICAL_CHUNKS:
             kept.append(view[offset:stop])
