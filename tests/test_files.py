@@ -252,9 +252,10 @@ def test_a_pipe_is_refused_without_waiting_for_it(path: Path) -> None:
 
 @pytest.mark.parametrize("mask", [0o000, 0o002, 0o077])
 def test_a_new_folder_can_be_read_by_all_users_and_written_by_one(tmp_path: Path, mask: int) -> None:
+    folder = tmp_path / "a" / "b" / "c" / "d"
     with umask(mask):
-        make_folder(tmp_path / "a" / "b" / "c")
-    assert (mode_of(tmp_path / "a" / "b"), mode_of(tmp_path / "a" / "b" / "c")) == (0o755, 0o755)
+        make_folder(folder)
+    assert (mode_of(folder.parent), mode_of(folder)) == (0o755, 0o755)
 
 
 def test_an_existing_folder_loses_only_write_access_for_others(tmp_path: Path) -> None:

@@ -174,6 +174,7 @@ def test_problems_are_printed_and_counted(packed: Path, out: Path) -> None:
     assert lines[-1].startswith("1 problem (1 missing) in 5 shards, 16 samples")
     values = json.loads(run("verify", out, "--json", code=1).stdout)
     assert (values["kinds"], values["problems"][0]["where"]) == ({"missing": 1}, str(out / "shard-000002.tar"))
+    assert 0 < values["elapsed_s"] < 3600
 
 
 def test_the_output_is_bounded_unless_it_is_json(tmp_path: Path) -> None:

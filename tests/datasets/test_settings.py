@@ -204,6 +204,7 @@ def test_another_dataset_may_provide_the_list(sources: dict[str, Path], images: 
         ([0, 1], TypeError, "a list of names"),
         ([], ValueError, "classes is empty"),
         (["a", "class-0", "a"], ValueError, "must not repeat a name, got a more"),
+        (2 * list("abcdefg"), ValueError, "must not repeat a name, got a, b, c, d, e and 2 more more than once"),
     ],
 )
 def test_what_is_no_list_of_all_classes_is_refused(

@@ -447,6 +447,18 @@ def test_single_samples_empty_batches_and_other_stages(kind: Any, tmp_path: Path
         list(DataLoader(dataset, 4, on_error="skip", on_error_in=["decode"], **options))
 
 
+def test_a_batch_that_is_skipped_names_the_keys_of_its_samples(tmp_path: Path) -> None:
+    class Called(ShardMapDataset):
+        def __getitem__(self, index: int) -> Any:
+            return super().__getitem__(index)
+
+    subject = Subject(tmp_path, "map", dict.fromkeys(range(BATCH_SIZE), empty))
+    loader = DataLoader(Called(subject.tars), BATCH_SIZE, on_error="skip", quarantine=subject.quarantine)
+    keys = ", ".join(map(key_of, range(BATCH_SIZE)))
+    with pytest.raises(SampleError, match=rf"all samples of a batch were skipped \({keys}\)"):
+        next(iter(loader))
+
+
 def test_what_cannot_be_skipped_or_replaced_is_refused(packed: Path) -> None:
     with pytest.raises(ValueError, match="does not work with Shares, because an iterable dataset cannot contin"):
         DataLoader(Shares(lambda *_: range(3)), 4, on_error="skip")

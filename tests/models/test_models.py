@@ -196,6 +196,12 @@ def test_a_library_that_is_missing_or_does_not_load_is_named(
         missing.setitem(sys.modules, library, None)
         with pytest.raises(ValueError, match=f"needs {library}, which is not installed: pip install {library}"):
             make_model(f"{library}:resnet18", num_classes=3, image_size=32)
+    with monkeypatch.context() as missing:
+        missing.delitem(sys.modules, library, raising=False)
+        (tmp_path / f"{library}.py").write_text("import library_of_library.part")
+        missing.syspath_prepend(tmp_path)
+        with pytest.raises(ValueError, match=r"not installed: pip install library_of_library$"):
+            make_model(f"{library}:resnet18", num_classes=3, image_size=32)
     (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::roi does not exist')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "torchvision", raising=False)
