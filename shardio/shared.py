@@ -58,7 +58,8 @@ class SharedList(MutableSequence[T], Generic[T]):
 
     Raises:
         TypeError: If a value has an unsupported type, or a type different from the first value's. The message names the
-        value. OverflowError: If an integer does not fit in 64 bits (signed).
+            value.
+        OverflowError: If an integer does not fit in 64 bits (signed).
     """
 
     __hash__ = None  # type: ignore[assignment]  # like a list

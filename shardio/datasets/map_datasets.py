@@ -358,8 +358,8 @@ class ShardMapDataset(MapDataset):
         FileNotFoundError: If ``source`` does not exist.
         FormatError: If ``source`` is not a dataset.
         ValueError: If no sample has a requested field, or if ``classes`` is given and the dataset has no classes or has
-        a class that is not listed. TypeError: If the transform is not callable, or requires arrays but ``decode`` is
-        ``pil``.
+            a class that is not listed.
+        TypeError: If the transform is not callable, or requires arrays but ``decode`` is ``pil``.
     """
 
     @takes(ShardSettings)

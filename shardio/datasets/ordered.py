@@ -53,8 +53,8 @@ class ShardDataset(Ordered, Iterated):
         FileNotFoundError: If ``source`` does not exist.
         FormatError: If ``source`` is not a dataset.
         ValueError: If an argument is out of range, if no sample has a requested field, or if ``classes`` is given and
-            the dataset has no classes or has a class that is not listed. TypeError: If the transform is not callable,
-            or requires arrays but ``decode`` is ``pil``.
+            the dataset has no classes or has a class that is not listed.
+        TypeError: If the transform is not callable, or requires arrays but ``decode`` is ``pil``.
     """
 
     @takes(ShardDatasetSettings)

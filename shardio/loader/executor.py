@@ -193,8 +193,8 @@ class BatchIterator(ABC):
 
         Raises:
             StopIteration: If the epoch has no further batch. The death of a worker does not end the epoch in this way:
-            either another worker makes the batches, or an error reports the death. BaseException: If the epoch ends
-            with an error. Nothing may be requested after it.
+                either another worker makes the batches, or an error reports the death.
+            BaseException: If the epoch ends with an error. Nothing may be requested after it.
         """
 
     def is_ready(self, timeout_s: float) -> bool:
