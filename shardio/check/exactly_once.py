@@ -281,7 +281,7 @@ def judge(
 
     Raises:
         IdentityError: If samples are identified by their content and their number is right, but it is uncertain whether
-        each arrived exactly once.
+            each arrived exactly once.
     """
     judged = epochs[:num_judged]
     reports = [judge_epoch(coverage, expected, allow=allow) for coverage in judged]

@@ -108,7 +108,7 @@ class ForwardReader:
 
         Raises:
             tarfile.TarError: If the first header is damaged. Iteration over the TarFile raises the error for later
-            headers.
+                headers.
         """
         return tarfile.open(fileobj=cast(BinaryIO, self), mode="r:")
 
