@@ -38,7 +38,7 @@ class ShardTrainer(Trainer):
 
 
 class LoaderState(TrainerCallback):
-    """A callback that saves the loader's state with each checkpoint and loads it when training resumes."""
+    """Save the loader's state with each checkpoint, and load it when training resumes."""
 
     def on_save(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **others: Any) -> None:
         if state.is_world_process_zero:
