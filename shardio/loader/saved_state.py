@@ -399,7 +399,7 @@ class OwnGenerators:
     """The loader's own generators, which continue from a loaded state in place of the process's generators.
 
     The generators of the process belong to the program. If one of them is already in the state that was loaded, the
-    loader draws from it directly, as the stopped run did, and keeps no generator of its own in its place.
+    loader draws from it directly, as the stopped run did, and does not replace it with a generator of its own.
 
     Args:
         states: The states from which to continue.
