@@ -33,7 +33,7 @@ class Task(NamedTuple):
 
     @property
     def scale(self) -> int:
-        """The largest factor by which decoding can shrink the JPEG with the box at least as large as ``size``."""
+        """The largest factor by which decoding can shrink the JPEG without making the box smaller than ``size``."""
         fits = (s for s in (8, 4, 2) if self.box[2] >= s * self.size[0] and self.box[3] >= s * self.size[1])
         return next(fits, 1)
 

@@ -105,7 +105,7 @@ def run(tar: Path, state: Path) -> None:
         _, loss = step(images, labels)
         seen.append(list(keys))
     assert_exactly_once(seen, expected=all_keys)
-    print(f"resumed up to {len(seen)} batches, loss {loss:.3f}: {len(all_keys)} samples, each exactly once")
+    print(f"resumed and read on to batch {len(seen)}, loss {loss:.3f}: {len(all_keys)} samples, each exactly once")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,10 @@ MAX_EPOCH = 2**62
 """The exclusive upper bound of the epochs that can be set. It leaves room for later epochs within 64 bits."""
 
 NAMES = ("loader", "batch_sampler", "sampler", "dataset", "datasets")
-"""Attributes that hold parts of a loader, sampler or dataset. Instances of torch's classes are found under any name."""
+"""Attributes that hold parts of a loader, sampler or dataset.
+
+Instances of torch's classes are found in attributes of any name.
+"""
 
 Count = Callable[[], None]
 

@@ -103,6 +103,6 @@ def packed(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def mirrored(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Location]:
-    """Return a function that returns where a local path is in a store like one that a user might add."""
+    """Return a function that maps a local path to its location in a store of the kind that a user might add."""
     monkeypatch.setitem(OPENERS, "mirror", "tests.mirror_store:open_url")
     return lambda path: parse_location(f"mirror://{path}")

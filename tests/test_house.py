@@ -138,7 +138,7 @@ RENAMING = {
 
 
 def calls_in(path: Path) -> list[tuple[str, ast.Call]]:
-    """Return the calls in a file with the last parts of the functions' names."""
+    """Return each call in a file, with the last part of the called function's name."""
     calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
     functions = [call.func for call in calls]
     names = [getattr(function, "attr", getattr(function, "id", "")) for function in functions]

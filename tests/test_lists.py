@@ -51,7 +51,8 @@ def described_settings() -> list[tuple[str, set[str], str]]:
         annotations = getattr(each, "__annotations__", {}) | getattr(each.__init__, "__annotations__", {})
         for name, annotation in annotations.items():
             if text := paragraph_of(name, each.__doc__ or ""):
-                with suppress(NameError):  # Type checkers alone import some types, which are not Literals.
+                # Some types are imported only for type checkers; none of them is a Literal.
+                with suppress(NameError):
                     kind = eval(annotation, dict(names)) if isinstance(annotation, str) else annotation
                     found.append((f"{each.__name__}: {name}", literals(kind), text))
     return found

@@ -120,7 +120,7 @@ def test_half_an_environment_and_an_invalid_variable_are_errors_that_name_it(
 
 
 class Worlds(Dataset[tuple[int, int]]):
-    """A dataset of the worlds that a process finds with different carried worlds."""
+    """A dataset whose items are the worlds that a process finds, one for each carried world."""
 
     def __init__(self, *carried: CarriedWorld | None) -> None:
         self.carried = carried

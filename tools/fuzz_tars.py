@@ -45,7 +45,7 @@ WARM_UP = 200
 INPUTS_PER_REPORT = 1000
 
 INPUTS_PER_FOLDER = 100
-"""One of this many inputs is also read from a folder."""
+"""One in this many inputs is also read from a folder."""
 
 MAX_FAILURES = 20
 
@@ -54,7 +54,7 @@ MEMORY_FOLDER = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.symlink", "os.link", "os.rmdir", "os.truncate", "os.chmod"}
-"""The audit events of functions that change paths."""
+"""The audit events of functions that change the file system."""
 
 
 @dataclass(kw_only=True, slots=True)

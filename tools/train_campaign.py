@@ -63,7 +63,7 @@ def main(
 
 
 class Campaign:
-    """A campaign that kills and resumes runs in a directory.
+    """A campaign that kills training runs in a directory and resumes them.
 
     Attributes:
         phases: The number of kills in each phase of a run.

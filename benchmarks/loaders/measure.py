@@ -93,7 +93,7 @@ class Stopwatch:
         self._start = self._read()
 
     def stop(self) -> Times:
-        """Return the times from its creation until now."""
+        """Return the times since the stopwatch was created."""
         return Times(*(now - before for now, before in zip(self._read(), self._start, strict=True)))
 
     @staticmethod

@@ -143,7 +143,10 @@ def _wrong(message: str) -> typer.BadParameter:
 
 
 def _read_value(text: str) -> str | int | float:
-    """Convert a text to a number if the number has the same text, unlike ``007``; otherwise, return the text."""
+    """Convert a text to a number if the number would be printed in the same way; otherwise, return the text.
+
+    For example, ``007`` remains a text.
+    """
     for kind in (int, float):
         with suppress(ValueError):
             if str(kind(text)) == text:
@@ -211,7 +214,7 @@ def has_class_folders(source: str | Path, access: RemoteAccess | None = None) ->
 
     location = parse_location(source, access)
     if (location / MANIFEST_NAME).exists():
-        return False  # The credentials may not allow the listing below.
+        return False  # The credentials might not permit the listing in the next line.
     return location.is_folder() and not holds_shards(location) and bool(find_class_folders(location))
 
 

@@ -216,10 +216,10 @@ def check_integers(indices: Any) -> NDArray[Any]:
 class EpochCell:
     """The epoch and position at which the next iteration begins, the same in all workers of a loader.
 
-    Workers start asynchronously: before they run, the training process may already set the next epoch. So a worker's
-    first iteration begins at the value that was current when its process was started. Only persistent workers have
-    later iterations, and torch does not report when these begin. The first worker to begin reads the latest value, and
-    the others use the same one.
+    Workers start asynchronously: the training process may already have set the next epoch before they run. So a
+    worker's first iteration begins at the value that was current when its process was started. Only persistent workers
+    have later iterations, and torch does not report when these begin. The first worker to begin reads the latest value,
+    and the others use the same one.
 
     Attributes:
         num_sets: The number of times that this process set the cell. A loader compares it to detect a call by the user.

@@ -471,7 +471,8 @@ class PrefetchIterator:
 
     def _send_next(self) -> _Failure | None:
         saves_state = self._is_ahead and (not self._in_flight.is_synchronous or find_held() is not None)
-        # The loader's state, read below, includes its parts' states, so these must count immediately.
+        # The loader's state, which is read below, includes the states of its parts, so the parts must count the batch
+        # immediately.
         with counted_at_once() if saves_state else held_back() as counts, asking_for_rng_keys() as keys:
             began = time.perf_counter()
             try:

@@ -188,7 +188,7 @@ class SentBatch:
     Attributes:
         copied: The event after which the device no longer reads the source memory.
         ready: The event after which the batch is ready on the device.
-        batch: The batch on the device, in the form that the stream needs to receive it.
+        batch: The batch on the device, in the form that the stream's ``receive`` expects.
     """
 
     copied: StreamEvent

@@ -129,7 +129,10 @@ class CropPlan:
 
     @property
     def is_final(self) -> NDArray[np.bool_]:
-        """Whether each image is resized or padded, bool [n], so it must be rendered before it is resized again."""
+        """Whether each image is resized or padded, bool [n].
+
+        Such an image must be rendered before it is resized again.
+        """
         return _any_in_row(self.size != self.box[:, 2:]) | _reach_beyond(self.window, self.size)
 
     @property
@@ -442,7 +445,7 @@ class Points(NamedTuple):
         Args:
             positions: float [n], in pixels from the center of the first pixel.
             length: The length of the side in pixels. Beyond the border, the border's pixel then gets the whole weight.
-                If None, both pixels are the border's pixel there, which rounds differently.
+                If None, both source pixels beyond the border are the border's pixel, which rounds differently.
         """
         exact = positions.astype(np.float32)
         first = np.floor(exact)

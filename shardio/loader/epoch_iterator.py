@@ -433,4 +433,5 @@ def before_shutdown() -> Iterator[None]:
 def _watch() -> None:
     # Called with the first batch: exit handlers run in reverse order, and this one must run before the workers end.
     atexit.register(_gate.close)
-    call_at_fork(_gate, after_in_child=_Gate.clear)  # The child lacks the threads that were inside.
+    # A forked child does not have the other threads that were inside the gate.
+    call_at_fork(_gate, after_in_child=_Gate.clear)

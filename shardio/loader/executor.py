@@ -263,8 +263,8 @@ class ExecutorSettings:
         collate_fn: The function that makes a batch of samples.
         worker_init_fn: The function that each worker runs first, if workers call the dataset.
         multiprocessing_context: The start method of workers that call the dataset.
-        generator: The generator of the seed of workers that call the dataset and, if the order is not shardio's, of
-            the rng keys.
+        generator: The generator that supplies the seed of workers that call the dataset and, if the order is not
+            shardio's, the rng keys.
         timeout_s: The longest wait for a batch, in seconds; 0 waits indefinitely.
         prefetch_factor: The number of batches that are made ahead; a DefaultPrefetch if the user did not set it.
         persistent_workers: Whether the workers serve several epochs.

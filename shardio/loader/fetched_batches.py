@@ -153,7 +153,7 @@ class WorkerBatches(BatchIterator):
 
     def is_ready(self, timeout_s: float) -> bool:
         if not self.is_open or not self._pending or not self.workers.belongs_here:
-            return True  # Only a request shows the outcome.
+            return True  # Requesting the next batch shows what happened.
         for answer in self.workers.receive(timeout_s):
             self._apply(answer)
         waiting = list(self._pending.values())

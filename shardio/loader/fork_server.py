@@ -144,7 +144,8 @@ class ForkServer:
             running.digest = digest
             if running.surroundings is not None:
                 running.surroundings = find_surroundings()  # Loading the setup may import further modules.
-            with suppress(ConnectionError):  # It has died; starting the first worker process reveals this.
+            # On a ConnectionError, the fork server has died; starting the first worker process reveals this.
+            with suppress(ConnectionError):
                 if not send_within(CLOSE_S, running.end, content):
                     self.close()
 
@@ -220,7 +221,8 @@ class RunningServer:
     def leave_to_parent(self) -> None:
         """Close the end in a forked child. Otherwise, the fork server would outlive the parent."""
         self.end.close()
-        self.process.returncode = 0  # The fork server is not a child of this process, which cannot wait for it.
+        # The fork server is not a child of this process, so this process cannot wait for it.
+        self.process.returncode = 0
 
 
 def release(running: RunningServer) -> None:

@@ -343,7 +343,8 @@ class _BatchIterator(Iterator[list[Any]]):
     def __init__(self, batch_sampler: BatchSampler) -> None:
         self._batch_sampler = batch_sampler
         self._sampler: Any = batch_sampler.sampler
-        self._iterator: Iterator[Any] | None = None  # The first batch makes it, as in torch: iter() may draw.
+        # Created with the first batch, as in torch, because iter() may draw random numbers.
+        self._iterator: Iterator[Any] | None = None
         self._only_size: int | None = None  # With drop_last, the size of all batches of the epoch.
         self.num_samples = 0
         self.has_ended = False

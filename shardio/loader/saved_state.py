@@ -77,7 +77,7 @@ class WorkerPosition:
     Attributes:
         state: The latest known state of its dataset and iterator, after a batch that the user received; None if there
             is none, or at the beginning.
-        num_since: The number of its batches that were delivered since.
+        num_since: The number of its batches that were delivered after that state.
         is_exhausted: Whether its part of an iterable dataset was at its end.
     """
 
@@ -100,7 +100,7 @@ class EpochPosition:
         batch_size: The size of the batches; 0 if a sampler determines it, and None if it is not known.
         sampler_epoch: The epoch that was set on the sampler; None if it has no ``set_epoch``.
         sampler: The position of the sampler after the batches that were delivered without a gap.
-        ahead: The numbers of batches that were delivered before an earlier batch.
+        ahead: The numbers that identify the batches delivered ahead of an earlier batch.
         last_worker_id: The worker that made the latest batch.
         base_seed: The seed of the workers; None if it is not known.
         draws_seed: Whether that seed was drawn when the epoch began, not earlier.
@@ -398,8 +398,8 @@ def capture(names: Iterable[str]) -> States:
 class OwnGenerators:
     """The loader's own generators, which continue from a loaded state in place of the process's generators.
 
-    The generators of the process belong to the program. If one of them is already in the loaded state, the loader draws
-    from it, as the stopped run did, and has none of its own.
+    The generators of the process belong to the program. If one of them is already in the state that was loaded, the
+    loader draws from it directly, as the stopped run did, and does not replace it with a generator of its own.
 
     Args:
         states: The states from which to continue.

@@ -80,7 +80,7 @@ _ALWAYS_IDENTIFY = (
 version with a new option resumes the packs of earlier versions."""
 
 OPTIONS_OF_SHARDS = ("max_shard_size", "max_shard_samples", "shuffle_seed")
-"""The options that decide how samples are distributed among shards. Others decide what each sample holds."""
+"""The options that decide how samples are distributed among shards. Other options decide what each sample holds."""
 
 _ALWAYS_RECORDED = (*OPTIONS_OF_SHARDS, "jpeg")
 """The options that manifests record even at their defaults."""
@@ -335,7 +335,7 @@ class PackOptions:
         return next((name for name, value in values if value != defaults[name]), None)
 
     def identify(self, classes: Sequence[str]) -> bytes:
-        """Return a text that differs between options or class names that give different bytes."""
+        """Return an identifier, which differs whenever the options or the class names would give different output."""
         values = self._find_deciding(_ALWAYS_IDENTIFY)
         text = ", ".join(f"{name}={value!r}" for name, value in values.items())
         # Earlier versions wrote the same text, so their packs can be resumed.

@@ -50,7 +50,8 @@ MAX_WORKERS = 4
 
 
 MAX_DUPLICATES = 100_000
-"""The maximum number of samples whose keys are compared because their hashes are equal, which bounds memory."""
+"""The maximum number of samples whose keys are compared because their hashes are equal. This limit bounds
+memory."""
 
 
 _EMPTY = np.zeros(0, np.uint64)
@@ -534,8 +535,8 @@ def _verify(shard: NamedShard, check_content: ContentCheck | None) -> _Verified:
         problems += _find_entry_problems(shard.manifest, shard.entry, shard.fields, shard.index, columns)
     if has_split_samples(shard.index, columns.header):
         message = (
-            "it lists the parts of samples whose members are not adjacent as separate samples, because an early "
-            "version of shardio created it: create it again with shardio index"
+            "it was created by an early version of shardio, which listed a sample with non-adjacent members as several "
+            "samples: create it again with shardio index"
         )
         problems.append(Problem(kind="index", where=str(shard.index), message=message))
     try:

@@ -46,7 +46,7 @@ _MEMORY: dict[str, Backend] = {}
 
 Purpose = Literal["read", "upload", "whole"]
 """The purpose of a client. ``upload``: uploads, whose parts obstore retries one by one. ``whole``: requests for whole
-objects of any size, which may take any time. ``read``: all other requests."""
+objects of any size, which may take any length of time. ``read``: all other requests."""
 
 MAX_TRANSFER = timedelta(days=7)
 """The time limit of obstore's client for objects of any size."""

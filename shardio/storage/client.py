@@ -283,8 +283,8 @@ class _Patience:
                 (self._folder / PROCESS_ID).unlink()
                 os.kill(self._process_id, signal.SIGKILL)
                 _log.warning(
-                    "shardio's storage process (process %d) has not answered for %g s, perhaps because it is suspended "
-                    "or swapped out: it was killed, a new one starts, and its requests are repeated",
+                    "shardio's storage process (process %d) did not answer for %g s, perhaps because it was suspended "
+                    "or swapped out. It was killed; a new one is started, and the unanswered requests are repeated",
                     self._process_id,
                     self._patience_s,
                 )

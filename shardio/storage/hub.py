@@ -227,7 +227,7 @@ class HubRepository:
         )
 
     def _cover(self, folder: str, *, recursive: bool) -> tuple[str, bool]:
-        """Return the folder to list for the files of a folder, and whether to list it recursively."""
+        """Return which folder to list in order to find the files of ``folder``, and whether to list it recursively."""
         above = _folders_above(folder)
         with self._lock:
             for each in (folder, *above):

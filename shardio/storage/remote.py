@@ -349,7 +349,7 @@ def measure_store(files: Sequence[StoredFile], nums_requests: Sequence[int], sec
 
     Args:
         files: Open objects that are not read through a cache.
-        nums_requests: The numbers of requests at a time, which are measured one after another.
+        nums_requests: The numbers of simultaneous requests to measure, one after another.
         seconds: The time in seconds to measure each number. Running requests are finished.
 
     Raises:

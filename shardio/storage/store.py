@@ -98,7 +98,7 @@ class FileStat:
         size: The object's size in bytes.
         version: A string that changes when the content changes (an ETag, or size, modification time and inode). It may
             also change when the content does not.
-        identity: A string that is the same for all keys of an object, such as a file and links to it.
+        identity: A string that is the same for all keys of one object, such as the paths of a file and of links to it.
     """
 
     size: int

@@ -38,7 +38,7 @@ def check_types(found: Any, value: Any) -> None:
 
 
 def changeable_parts(value: Any) -> list[Any]:
-    """Return the arrays and containers in a value that can be changed, including itself."""
+    """Return the mutable arrays and containers in a value, including the value itself."""
     own = [value] if isinstance(value, np.ndarray | dict | list | set | bytearray) else []
     inner: Iterable[Any]
     if isinstance(value, np.ndarray):

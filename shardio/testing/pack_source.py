@@ -140,7 +140,7 @@ class PackSourceTests:
         if change_label is not None:
             change_label(dataset)
             digests.append(source.scan(dataset, options).samples.digest())
-        assert len(set(digests)) == len(digests), "an unfinished pack would go on with other samples"
+        assert len(set(digests)) == len(digests), "an unfinished pack would be resumed with different samples"
 
     def test_samples_are_valid(self, source: PackSource, dataset: Path, options: PackOptions) -> None:
         scan = source.scan(dataset, options)

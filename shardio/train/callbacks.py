@@ -43,7 +43,7 @@ class StepRecord:
         loss: The mean loss per sample, over all ranks.
         lr: The learning rate of the last step.
         scale: The factor by which fp16 scales the loss; 1 otherwise.
-        num_skipped: Steps skipped so far, because a gradient was not finite.
+        num_skipped: Steps skipped so far because a gradient was not finite.
         images_per_s: Images per second, over all ranks.
         step_s: The mean duration of a step in seconds.
         data_wait_share: The share of the time that this rank's device waited for data, with nothing left to do; see

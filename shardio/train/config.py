@@ -150,8 +150,9 @@ class TrainConfig:
         return {**named, **self.data}
 
     def find_differences(self, saved: Mapping[str, Any]) -> list[str]:
-        """Describe settings that differ from a checkpoint's, which may lack some of ``data``.
+        """Describe the settings that differ from those of a checkpoint.
 
+        The checkpoint may lack some of ``data``.
         A setting that is missing from a checkpoint of an earlier version counts as its default.
         """
         saved = {**{one.name: one.default for one in dataclasses.fields(self)}, **saved}

@@ -211,16 +211,16 @@ def _errors_name_the_model(name: str, image_size: int, pretrained: bool) -> Iter
 
 
 START, END = 1 / 25, 1 / 25e4
-"""The first and last rates of onecycle, as shares of the highest.
+"""The first and last rates of the ``onecycle`` schedule, as shares of its highest rate.
 
 In torch's ``OneCycleLR``, they are set through ``div_factor`` and ``final_div_factor``.
 """
 
 LOWEST = 1 / 10
-"""The lowest rate of cyclic, as a share of the highest."""
+"""The lowest rate of the ``cyclic`` schedule, as a share of its highest rate."""
 
 CUT = 1 / 10
-"""The factor by which step and plateau cut the rate."""
+"""The factor by which the ``step`` and ``plateau`` schedules cut the rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

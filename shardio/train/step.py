@@ -61,8 +61,9 @@ def joined_ranks(device: torch.device) -> Iterator[World]:
     )
     yield world
     # After an error, this code does not run: the process ends without waiting, and the launcher and the other ranks
-    # detect that. The last owner of the group waits for its threads. Here, it waits without the GIL, which they may
-    # need. If DistributedDataParallel is the last owner, it deadlocks (pytorch/pytorch#154976), so collect it first.
+    # detect that. The last owner of the group waits for the group's threads. The call below waits without the GIL,
+    # which the threads may need. If DistributedDataParallel is the last owner, it deadlocks (pytorch/pytorch#154976),
+    # so collect it first.
     gc.collect()
     dist.destroy_process_group()
 
@@ -303,8 +304,8 @@ class TrainStep:
 
     def _step_optimizer(self) -> bool:
         """Step the optimizer through the scaler, unless a gradient is not finite; return whether it was stepped."""
-        # A fused optimizer is called in any case, and skips the step on the device. A lower scale then shows the skip.
-        # Reading the scale waits for the device.
+        # A fused optimizer is called in any case, and skips the step on the device. If it skips the step, the scaler
+        # lowers its scale. Reading the scale waits for the device.
         is_fused = self.scaler.is_enabled() and getattr(self.optimizer, "_step_supports_amp_scaling", False)
         calls, scale = list[bool](), self.scale if is_fused else 0.0
         hook = self.optimizer.register_step_post_hook(lambda *_: calls.append(True))

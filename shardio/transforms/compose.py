@@ -131,12 +131,12 @@ class Compose(Combination):
 class MultiCrop(Combination):
     """Make several results for each image, such as the two views of SimCLR or the ten crops of DINO.
 
-    Each transform gets the image, and draws its own parameters. The file is read once. The kernel also decodes it once,
-    for the crops of all transforms that consist of shardio's own. Images that the kernel does not decode (other
-    formats, and JPEGs whose crops together cover more than a million pixels) are decoded for each crop. A sample's
-    image becomes a tuple of results, in the order of the transforms, and a batch's images become a list of tensors, one
-    for each transform. So each transform must return images of equal size. A MultiCrop must be the whole transform of a
-    dataset, so it cannot be part of a Compose.
+    Each transform gets the image, and draws its own parameters. The file is read once. The kernel also decodes it only
+    once, for the crops of all transforms that are made up entirely of shardio's own transforms. Images that the kernel
+    does not decode (other formats, and JPEGs whose crops together cover more than a million pixels) are decoded for
+    each crop. A sample's image becomes a tuple of results, in the order of the transforms, and a batch's images become
+    a list of tensors, one for each transform. So each transform must return images of equal size. A MultiCrop must be
+    the whole transform of a dataset, so it cannot be part of a Compose.
 
     Args:
         transforms: One transform for each result; see :class:`Compose`. A transform may appear several times.
@@ -507,8 +507,9 @@ def _apply_chosen(choice: Any, images: list[Any], rng_keys: Words, calls: Calls)
                 changed = render_all(*plan_transform(transform, [images[row] for row in rows], keys, calls))
             except DecodeError as error:
                 raise DecodeError(int(rows[error.row]), str(error)) from error
-            except BaseException:  # User code may raise anything. Convert the row to that in the chunk.
+            except BaseException:  # User code may raise anything.
                 if calls.failed_row is not None:
+                    # Convert the failed row to its row number in the chunk.
                     calls.failed_row = int(rows[calls.failed_row])
                 raise
             for row, image in zip(rows.tolist(), changed, strict=True):

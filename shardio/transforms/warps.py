@@ -1,6 +1,7 @@
-"""Rotate images and warp them by affine and perspective transforms, with torchvision's names, arguments, distributions.
+"""Rotate images and warp them by affine and perspective transforms.
 
-The pixels equal Pillow's, as in torchvision on Pillow images. torchvision rounds differently for tensors.
+The names, arguments and distributions are torchvision's. The pixels equal Pillow's, as in torchvision on Pillow images.
+torchvision rounds differently for tensors.
 
 A warp is a rotation, an affine or a perspective transform. Its matrix maps each place (x, y) in the result to the place
 in the original image that appears there. It has six numbers, or eight for a perspective transform, whose divisor needs

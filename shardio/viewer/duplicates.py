@@ -458,7 +458,7 @@ def find_near_pairs(hashes: NDArray[np.uint64], threshold: int) -> Iterator[tupl
 
 
 def join_groups(num_items: int, pairs: Iterator[tuple[Indices, Indices]]) -> Indices:
-    """Return the group of each item, given pairs of items in the same group: the smallest index in the group.
+    """Return the group of each item, as the smallest index in that group, given pairs of items that belong together.
 
     Returns:
         int64 [num_items].

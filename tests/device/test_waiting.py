@@ -146,7 +146,7 @@ def test_a_batch_that_is_there_is_handed_out_before_the_next_one_is_waited_for(d
     idle_s = list[float]()
     for tells in (False, True):
         simulated = Device(copy_s=0.01)
-        device.__dict__.update(simulated.__dict__)  # The patched clock reads the fixture.
+        device.__dict__.update(simulated.__dict__)  # Update the fixture in place, because the patched clock reads it.
         for _ in prefetch_on(device, Jittering(device, costs_s, tells=tells), depth=2):
             device.compute(0.1)
         idle_s.append(device.idle_s)

@@ -63,7 +63,8 @@ def test_the_trainer_on_one_rank_and_two_delivers_or_fails(packed: Path, tmp_pat
     for world_size, kind in itertools.product((1, 2), ("shards", "sampled")):
         for what in ("training", "resumed"):
             check_epochs(tmp_path / str(world_size) / kind / what, numbers, world_size=world_size)
-    # Trainer's own loader splits a map-style dataset over two ranks and fills the last batches, but not shards.
+    # Trainer's own loader splits a map-style dataset over two ranks and fills the last batches, but it does not split
+    # shards.
     for name in ("map-style", "not-split"):
         check_epochs(tmp_path / "2" / name / "training", numbers, num_repeats=3)
     for rank in returned(tmp_path, 2):

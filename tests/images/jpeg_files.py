@@ -123,7 +123,7 @@ def waves(height: int, width: int) -> Array:
     random = np.random.default_rng([2, height, width])
     rows, columns = np.indices((height, width))
     shape = (-(-height // 8), -(-width // 8))
-    # Half of the frequencies are 0, so many blocks are even, and many differences are large.
+    # Half of the frequencies are 0, so many blocks are flat, and many differences are large.
     v, u = random.integers(-7, 8, (2, *shape)).clip(0)
     sign = random.choice([-1, 1], shape)
     block = (rows // 8, columns // 8)

@@ -199,7 +199,10 @@ def _join(fields: bytes, lengths: list[int]) -> bytes:
 
 
 def _is_right(content: bytes) -> bool:
-    """Check that crops equal the strict full decode. If that fails, crops may be errors or equal a lenient decode."""
+    """Check that crops equal the strict full decode.
+
+    If the strict decode fails, a crop may raise an error or equal a lenient decode.
+    """
     try:
         expected = full_decode(content, SIZE)
     except ValueError:

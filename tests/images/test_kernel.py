@@ -178,7 +178,7 @@ OTHERS: dict[str, tuple[bytes, str | None]] = {
     "JFIF 2, a libjpeg warning": (by_pillow(_PICTURE).replace(b"JFIF\0\1", b"JFIF\0\2"), None),
     "a DC table with a symbol above 15": (_BASELINE[:_LAST_SYMBOL] + b"\x20" + _BASELINE[_LAST_SYMBOL + 1 :], None),
 }
-"""Files that the kernel does not render, with the reason that is recognized in their heads."""
+"""Files that the kernel does not render, each with the reason that its head shows, or None if its head shows none."""
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -22,7 +22,7 @@ from tests.images.jpeg_files import JpegFile
 from tests.images.pictures import Array, read_by_pillow
 
 TILED = "tiled"
-"""The outcome for a file that can be tiled. For other files, the outcome is the reason."""
+"""The outcome for a file that can be tiled. For other files, the outcome is the reason why they cannot be tiled."""
 
 LONGEST_REASON = 60
 """The maximum number of characters of a reason, because tables show reasons."""

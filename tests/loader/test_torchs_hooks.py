@@ -81,7 +81,7 @@ def test_the_lists_name_all_that_torch_reads_on_a_loader() -> None:
 
 
 def override(base: Any, name: str, value: Any) -> tuple[Any, list[str]]:
-    """Return a subclass that overrides the value of an attribute, and a list that gets the attribute's reads."""
+    """Return a subclass that overrides an attribute's value, and a list to which each read of that value is added."""
     readings = list[str]()
 
     def read(loader: Any) -> Any:

@@ -271,7 +271,7 @@ SAMPLES = [{"__key__": f"x/{i:02d}", "jpg": encode(i), "cls": "bee" if i % 2 els
 
 
 class OnlyIndexed:
-    """A map-style dataset with a length that does not raise IndexError at the end."""
+    """A map-style dataset that has a length but does not raise IndexError at the end."""
 
     def __len__(self) -> int:
         return len(SAMPLES)

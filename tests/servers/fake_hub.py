@@ -1,6 +1,6 @@
 """An emulation of the Hugging Face Hub, whose server cannot be installed.
 
-It implements only the reading of datasets. Tests run huggingface_hub against it.
+It implements only what reading datasets requires. Tests run huggingface_hub against it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Writing, scanning and streaming tars. For false headers, the result is an error or tarfile's contents."""
+"""Writing, scanning and streaming tars.
+
+If a header is false, shardio either raises an error or reads the same contents as tarfile.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's report and the picture of its learning rates show the log, even after a kill."""
+"""A run's report and its plot of learning rates show what the log contains, even after a kill."""
 
 from __future__ import annotations
 

@@ -248,7 +248,8 @@ class FileChangedError(Exception):
     """A file has changed since the scan."""
 
     def __init__(self, path: Path | Location, what: str) -> None:
-        super().__init__(path, what)  # The error can be pickled only with all arguments.
+        # Pass all arguments to Exception, because otherwise the error cannot be unpickled.
+        super().__init__(path, what)
         self.problem = FileProblem(path, what)
 
     def __str__(self) -> str:

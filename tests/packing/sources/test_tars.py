@@ -87,7 +87,7 @@ def keys_of(out: Path) -> set[str]:
 
 
 def write_tables(folder: Path) -> None:
-    """Write tables that describe samples but do not contain them, such as users keep beside images and shards."""
+    """Write tables that describe samples but do not contain them, like those that users keep with images and shards."""
     rows = [{"file": "cat/a.jpg", "label": 3, "hash": "ab"}, {"file": "dog/b.jpg", "label": 5, "hash": "cd"}]
     pq.write_table(pa.Table.from_pylist(rows), folder / "labels.parquet")
     pq.write_table(pa.Table.from_pylist(rows), folder / "000.parquet")
@@ -206,7 +206,7 @@ def test_a_folder_of_sources_is_refused_with_commands_that_work(tmp_path: Path, 
 NUM = 23
 
 LONG = "folder/" * 30
-"""A folder so long that a plain header cannot hold a member's name."""
+"""A folder path so long that a plain header cannot hold a member's name."""
 
 
 def write_foreign(folder: Path) -> dict[str, dict[str, bytes]]:
