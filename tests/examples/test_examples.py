@@ -108,8 +108,8 @@ def test_a_killed_run_of_the_resnet50_recipe_resumes_with_the_same_losses(tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(find_spec("torchvision") is None, reason="torchvision is not installed")
 def test_a_detector_of_torchvision_learns() -> None:
-    pytest.importorskip("torchvision")
     output = _run("detection.py", "--scenes", "64", "--epochs", "2")
     losses = [float(loss) for loss in re.findall(r"^epoch \d: 8 batches, loss ([\d.]+)$", output, re.MULTILINE)]
     assert len(losses) == 2
