@@ -22,7 +22,7 @@ if [[ "$(cat "$installed" 2>/dev/null)" != "$wanted" ]]; then
   "${install[@]}" --no-build-isolation --editable '.[dev]'
   # The tests that pack datasets of other tools need these tools, which work with newer packages than they declare:
   # mosaicml-streaming requires transformers < 5 and numpy < 2.2, and boto3 requires an older python-dateutil.
-  "${install[@]}" brotli catalog python-snappy tifffile tqdm zstd
+  "${install[@]}" brotli catalogue python-snappy tifffile tqdm zstd
   "${install[@]}" --no-deps boto3 botocore jmespath litdata mosaicml-streaming s3transfer
   echo "$wanted" >"$installed"
 fi
