@@ -1,4 +1,4 @@
-"""What does packing cost for shardio, tar and the writers of other formats?
+"""How much does packing cost with shardio, with tar, and with the writers of other formats?
 
 ``python -m benchmarks.bench_pack PHOTOS``. All candidates pack the same photographs and take turns. Each
 candidate is a whole process, and its start is included. A warm-up round fills the page cache. CPU time includes the

@@ -249,6 +249,7 @@ class ShardStream:
                 may_end = isinstance(error, IncompleteTarError) or not error.is_permanent
                 if self._source.location is not None or not may_end or number > self._retries:
                     raise self._give_up(error, number) from error
+            # Random waits spread the retries of many ranks, whose streams failed at the same time.
             time.sleep(random.uniform(0, min(MAX_WAIT_S, FIRST_WAIT_S * 2 ** min(number - 1, 30))))
         raise AssertionError("the loop ends by itself")
 

@@ -41,7 +41,7 @@ def make_table(group: Group) -> str:
 
 
 def judge(group: Group) -> list[str]:
-    """Return a line for each target that says whether the median of shardio's rounds meets it."""
+    """Return one line for each target: whether the median of shardio's rounds meets it."""
     if SHARDIO in group.problems:
         return [f"{group.model}, {group.source}: shardio failed: {group.problems[SHARDIO]}"]
     figures, resident = group.feeds[SHARDIO], group.feeds[RESIDENT]["images_per_s"]

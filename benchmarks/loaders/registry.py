@@ -55,7 +55,7 @@ class Candidate:
 
     @property
     def is_peer(self) -> bool:
-        """Whether the candidate is neither a loader of shardio nor the bare loop."""
+        """Whether the candidate is another library's loader: not shardio's, and not the bare loop."""
         return not self.is_shardio and self.name != "bare"
 
     @property

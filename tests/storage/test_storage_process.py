@@ -189,7 +189,12 @@ def test_stores_that_are_not_used_any_more_cost_neither_connections_nor_threads(
         most = {what: count(what) for what in ("fd", "task")}
         for retries in range(MAX_STORES, 4 * MAX_STORES):
             read_with(retries)
-        wait_until(lambda: all(count(what) <= most[what] + 4 for what in most), "the stores are closed")
+
+        def are_closed() -> bool:
+            return all(count(what) <= most[what] + 4 for what in most)
+
+        wait_until(are_closed, "the stores are closed")
+        assert are_closed()
 
 
 # Start with many ranks
