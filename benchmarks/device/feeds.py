@@ -31,6 +31,12 @@ TITLES = {
     TORCH: "(c) torch: pin_memory, non_blocking",
     TIMM: "(d) timm: PrefetchLoader",
 }
+ON_DEVICE = "shardio-on-device"
+ALONE = {
+    SHARDIO: "shardio's loader alone",
+    ON_DEVICE: "shardio's loader with DevicePrefetcher, alone",
+    TORCH: "torch's loader alone",
+}
 NORMALIZE = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 NUM_RESIDENT = 4
 """The number of batches that candidate (a) has on the device."""

@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 from benchmarks.device.copies import record, time_pinned_copies
-from benchmarks.device.feeds import RESIDENT, SHARDIO, TORCH, Batch, Source, check_feed
+from benchmarks.device.feeds import ON_DEVICE, RESIDENT, SHARDIO, TORCH, Batch, Source, check_feed
 from benchmarks.device.networks import make_network
 from benchmarks.loaders.job import TARGET
+from shardio.device import DevicePrefetcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,8 @@ class Group:
     Attributes:
         network: A description of the network's origin.
         feeds: The figures of each feed, by the feed's name and the figure's name.
-        loaders_alone: Images/s of the loaders that decode, without training.
+        loaders_alone: Images/s without training: of the loaders that decode, and of shardio's with DevicePrefetcher.
+        process_us: The CPU time of this process per image in those runs, in µs. Workers are other processes.
         pinned_gb_per_s: The bandwidth of plain copies from pinned memory.
         is_registered: Whether candidate (b) copies from the loader's own memory; None on a CPU.
         problems: The reason why a feed was not measured completely, by the feed's name.
@@ -73,6 +75,7 @@ class Group:
     network: str
     feeds: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
     loaders_alone: dict[str, list[float]] = field(default_factory=dict)
+    process_us: dict[str, list[float]] = field(default_factory=dict)
     pinned_gb_per_s: list[float] = field(default_factory=list)
     is_registered: bool | None = None
     problems: dict[str, str] = field(default_factory=dict)
@@ -121,8 +124,10 @@ def run_group(
     training = Training(model, settings)
     group = Group(model=model, source=source.name, network=training.origin)
     group.feeds = {name: {} for name in feeds}
-    loaders = {SHARDIO: source.for_shardio, TORCH: source.for_others} if source.decodes else {}
-    group.loaders_alone = {name: [] for name in loaders}
+    loaders = dict[str, Iterable[Batch]]()
+    if source.decodes:
+        loaders = {SHARDIO: source.for_shardio, ON_DEVICE: feeds[SHARDIO], TORCH: source.for_others}
+    group.loaders_alone, group.process_us = ({name: [] for name in loaders} for _ in range(2))
 
     def attempt(name: str, what: str, turn: Callable[[], None]) -> None:
         if name in group.problems:
@@ -141,7 +146,9 @@ def run_group(
             group.feeds[name].setdefault(figure, []).append(value)
 
     def time_loader(name: str, loader: Iterable[Batch]) -> None:
-        group.loaders_alone[name].append(_time_loader(loader, settings))
+        images_per_s, process_us = _time_loader(loader, settings)
+        group.loaders_alone[name].append(images_per_s)
+        group.process_us[name].append(process_us)
 
     for name, feed in feeds.items():
         attempt(name, "check", partial(check_feed, feed, source, settings.device, settings.batch_size))
@@ -170,13 +177,18 @@ def _take_turn(training: Training, feed: Iterable[Batch], settings: Settings) ->
     batches = iter(feed)
     training.run(batches, settings.warmup)
     training.wait()
+    stalled_s = feed.stats().data_stall_s if isinstance(feed, DevicePrefetcher) else 0.0
     start = time.perf_counter()
     training.run(batches, settings.steps)
     training.wait()
     elapsed_s = time.perf_counter() - start
+    stall_share = None
+    if isinstance(feed, DevicePrefetcher):
+        stall_share = (feed.stats().data_stall_s - stalled_s) / elapsed_s
     activity = record(lambda: training.run(batches, settings.profiled), settings.device)
     return {
         "images_per_s": settings.steps * settings.batch_size / elapsed_s,
+        "stall_share": stall_share,
         "hidden_share": activity.hidden_share,
         "copy_gb_per_s": activity.gb_per_s,
         "num_copies": len(activity.copies),
@@ -185,12 +197,13 @@ def _take_turn(training: Training, feed: Iterable[Batch], settings: Settings) ->
     }
 
 
-def _time_loader(loader: Iterable[Batch], settings: Settings) -> float:
-    """Return the images/s of a loader whose batches are dropped immediately."""
-    batches = iter(loader)
+def _time_loader(loader: Iterable[Batch], settings: Settings) -> tuple[float, float]:
+    """Return a loader's images/s and this process's CPU time per image in µs. Batches are dropped immediately."""
+    batches, num_images = iter(loader), settings.steps * settings.batch_size
     for _ in islice(batches, settings.warmup):
         pass
-    start = time.perf_counter()
+    start, process_start = time.perf_counter(), time.process_time()
     for _ in islice(batches, settings.steps):
         pass
-    return settings.steps * settings.batch_size / (time.perf_counter() - start)
+    process_s = time.process_time() - process_start
+    return num_images / (time.perf_counter() - start), 1e6 * process_s / num_images

@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.bench_device import open_source, read_arguments
 from benchmarks.device.copies import Activity, Copy, Interval, merge, overlap, read_trace
-from benchmarks.device.feeds import RESIDENT, SHARDIO, TORCH, Batch, check_feed, make_feeds, open_memory
+from benchmarks.device.feeds import ON_DEVICE, RESIDENT, SHARDIO, TORCH, Batch, check_feed, make_feeds, open_memory
 from benchmarks.device.networks import make_network
 from benchmarks.device.rounds import Group, run_group
 from benchmarks.device.tables import judge, make_table
@@ -144,6 +144,7 @@ def test_a_feed_that_fails_is_left_out_and_named() -> None:
 def make_group(shardio: float, loader: float) -> Group:
     """Return a group of 3 rounds with made-up figures, in which (a) makes 1,000 images/s."""
     others: dict[str, list[Any]] = {
+        "stall_share": [0.01, 0.03, 0.025],
         "hidden_share": [0.97, 0.96, 0.9],
         "copy_gb_per_s": [18.0, 20.0, 24.5],
         "pageable_bytes": [0, 0, 0],
@@ -152,6 +153,7 @@ def make_group(shardio: float, loader: float) -> Group:
     group = Group(model="resnet50", source="photographs", network="none")
     group.feeds = {name: {**figures, **others} for name, figures in feeds.items()}
     group.loaders_alone, group.pinned_gb_per_s = {SHARDIO: [loader] * 3}, [25.0] * 3
+    group.process_us = {ON_DEVICE: [8.0, 9.0, 12.0]}
     return group
 
 
@@ -160,8 +162,10 @@ def make_group(shardio: float, loader: float) -> Group:
     [(985, 2000, "met"), (975, 2000, "missed"), (700, 710, "missed (does not count: decoding is the bottleneck)")],
 )
 def test_targets_are_judged_by_medians_where_decoding_keeps_up(shardio: float, loader: float, said: str) -> None:
-    speed, hidden, bandwidth = judge(make_group(shardio, loader))
+    speed, process, stall, hidden, bandwidth = judge(make_group(shardio, loader))
     assert said in speed
+    assert process.endswith("at most 10.0: 9.000 (8.000 to 12.000), met")
+    assert stall.endswith("at most 0.02: 0.025 (0.010 to 0.030), missed")
     assert hidden.endswith("0.960 (0.900 to 0.970), met")
     assert bandwidth.endswith("0.800 (0.720 to 0.980), missed")
 
@@ -197,6 +201,7 @@ def test_it_runs_on_a_cpu_and_keeps_all_figures(images: Path, tmp_path: Path) ->
         for figures in group["feeds"].values():
             assert {len(rounds) for rounds in figures.values()} == {content["settings"]["rounds"]}
             assert all(speed > 0 for speed in figures["images_per_s"])
+        assert all(map(all, group["process_us"].values()))
 
 
 @pytest.mark.slow
