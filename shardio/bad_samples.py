@@ -39,7 +39,7 @@ Read = Callable[[NDArray[np.int64], Words], Sequence[Any]]
 def check_quarantine(quarantine: str | os.PathLike[str]) -> Path:
     """Check that a quarantine file can be written, and return its absolute path.
 
-    The file is created with the first bad sample, not here.
+    The file is not created until a bad sample is logged.
 
     Raises:
         TypeError: If the argument is not a path.
@@ -59,7 +59,7 @@ def check_quarantine(quarantine: str | os.PathLike[str]) -> Path:
         return path
     raise ValueError(
         f"quarantine={str(quarantine)!r} cannot be written: {why}. Replaced and skipped samples are logged "
-        "there: choose a writable file in an existing directory"
+        "in this file: choose a writable file in an existing directory"
     )
 
 
@@ -67,7 +67,7 @@ def append_entry(path: Path, entry: dict[str, Any]) -> None:
     """Append an entry to the quarantine file.
 
     Raises:
-        OSError: If it cannot be written.
+        OSError: If the file cannot be written.
     """
     line = json.dumps(entry, ensure_ascii=False).encode(errors="surrogateescape") + b"\n"
     try:
@@ -149,7 +149,7 @@ class BadSamples:
         return replacement
 
     def begin_count(self, num_workers: int, *, are_new: bool) -> None:
-        """Reset the count before an epoch, whose workers are new or still running from the previous epoch."""
+        """Reset the count before an epoch. Its workers are new or still running from the previous epoch."""
         if are_new:
             self._count = SharedNumbers([0] * max(num_workers, 1))
         else:
@@ -280,7 +280,7 @@ def read_samples(dataset: Any, indices: NDArray[np.int64]) -> list[Any]:
             return list(read_several(indices.tolist()))
         except Exception as error:
             let_through(error)
-            # The error does not say which sample failed: read them one by one to find out.
+            # The error does not say which sample failed: read the samples one by one.
     samples = list[Any]()
     for row, index in enumerate(indices.tolist()):
         try:

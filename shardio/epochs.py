@@ -60,9 +60,9 @@ def set_epoch(holder: Any, epoch: int, *, skip: tuple[type, ...] = ()) -> None:
 def set_epoch_of_parts(holder: Any, epoch: int, *, skip: tuple[type, ...] = ()) -> None:
     """Set the epoch of the parts of a loader, a sampler or a dataset.
 
-    A part that has ``set_epoch`` is called once and passes the epoch on to its own parts. All other parts are searched:
-    wrapped loaders, samplers in batch samplers, datasets in torch's Subset, ConcatDataset and ChainDataset, and
-    datasets in user-defined datasets.
+    If a part has ``set_epoch``, only this method is called: it sets the epoch of the part's own parts. All other parts
+    are searched: wrapped loaders, samplers in batch samplers, datasets in torch's Subset, ConcatDataset and
+    ChainDataset, and datasets in user-defined datasets.
     """
     for part in list(_find_takers(holder, skip, set())):
         part.set_epoch(epoch)
@@ -123,7 +123,7 @@ class RngKeys:
 
 
 def counts_when_received(loader: object) -> bool:
-    """Return whether a loader counts batches with :func:`hand_over`. Its state is then never ahead of the user.
+    """Return whether a loader counts batches with :func:`hand_over`. If so, its state is never ahead of the user.
 
     Such a loader has an attribute ``counts_when_received`` that is true. Other loaders count batches when they are
     requested.
@@ -139,8 +139,8 @@ def find_held() -> list[Count] | None:
 def restore_held(held: list[Count] | None) -> None:
     """Leave each :func:`held_back` block that was entered since :func:`find_held` returned ``held``.
 
-    An interruption such as Ctrl-C may skip the end of a block. Without this call, loaders would then stop counting
-    batches.
+    An interruption such as Ctrl-C may skip the end of a block. Without this call, loaders would stop counting
+    batches after the interruption.
     """
     _HELD.set(held)
 
@@ -183,5 +183,5 @@ def find_rng_keys() -> RngKeys | None:
 
 
 def asking_for_rng_keys() -> AbstractContextManager[RngKeys]:
-    """Request the rng keys of a block's batches. Outside of such blocks, loaders provide none."""
+    """Request the rng keys of a block's batches. Outside of such blocks, loaders provide no rng keys."""
     return set_in_block(_RNG_KEYS, RngKeys())

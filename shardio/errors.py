@@ -9,7 +9,7 @@
     ├── LocationError       a URL or a storage option is invalid: correct it (also a ValueError)
     ├── StoreError          an object store keeps failing: check network and credentials, and resume (also an OSError)
     ├── SampleError         a sample cannot be read or decoded: repair or remove it
-    ├── WorkerError         worker processes die: check memory, or the samples that it names (also a RuntimeError)
+    ├── WorkerError         worker processes die: check memory, or the samples in the message (also a RuntimeError)
     ├── StateError          a saved state or a run's directory does not fit: use those of this run
     ├── BusyError           another run is writing to the directory: wait for it, or choose another directory
     ├── NonFiniteLossError  the loss or a weight is NaN or infinite: start a new run with a lower learning rate
@@ -81,8 +81,8 @@ class SampleError(ShardioError):
 class WorkerError(ShardioError, RuntimeError):
     """Worker processes cannot start, or have died.
 
-    Worker processes that decode shardio's datasets are restarted. They raise this error only if they die repeatedly on
-    the same samples.
+    Worker processes that decode shardio's datasets are restarted. They cause this error only if they cannot start,
+    or die repeatedly on the same samples.
     """
 
 
@@ -151,7 +151,7 @@ def mark_sample(error: Exception, stage: Stage, row: int, key: str, where: str, 
         during: The step of the user's code, such as "while transforming sample".
     """
     add_note(error, f"{during} {key} in {where}")
-    with suppress(Exception):  # Some classes, such as those with __slots__, reject it.
+    with suppress(Exception):  # Some classes, such as those with __slots__, reject the attribute.
         setattr(error, _MARK, {"stage": stage, "row": row, "key": key, "where": where})
 
 
@@ -173,7 +173,7 @@ def copy_mark(error: BaseException, other: BaseException) -> None:
 
 
 def as_sample_error(error: BaseException, stages: Collection[Stage]) -> SampleError | None:
-    """Return a SampleError as is, or one for a marked error, if its stage is one of ``stages``; None otherwise."""
+    """Return a SampleError, or a marked error as a SampleError, if its stage is one of ``stages``; None otherwise."""
     if isinstance(error, MemoryError):
         return None  # The sample is not necessarily at fault.
     if not isinstance(error, SampleError):

@@ -4,9 +4,9 @@ Compiled code runs with the rights of this user, and training reads cached copie
 write to either. A file is *trusted* if it and its folder belong to this user or root, and neither their group nor
 others may write to them. Python demands less for its own ``.pyc`` files; OpenSSH demands the same for
 ``authorized_keys`` (StrictModes). Even the user's private group must not have write access, because a remote directory
-may add members to it. Folders further up are not checked. A user with write access to a folder further up can replace
-files, but only with files that this user or root owns. A POSIX ACL that grants write access to others shows in the
-group's bits.
+may add members to it. Folders further up are not checked. Another user with write access to a folder further up can
+replace files, but only with files that this user or root owns. A POSIX ACL that grants write access to others is
+visible in the group's permission bits.
 
 The checks use open descriptors, and the content is read from the same descriptors, so nothing can be replaced between
 check and use. Symbolic links are followed, and their targets are checked.
@@ -53,14 +53,14 @@ _FILE = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0)  # A FIFO must
 
 @contextmanager
 def write_whole(path: Path, *, mode: int | None = None) -> Iterator[BinaryIO]:
-    """Open a file for writing. It appears whole or not at all.
+    """Open a file for writing. The file appears whole or not at all.
 
     The content goes to a hidden file in the same directory. This file is synced to disk and renamed at the end. If the
     block raises, the hidden file is removed and ``path`` stays as it was.
 
     Args:
         path: The file to write.
-        mode: Its permissions, regardless of the umask; by default, those of any new file.
+        mode: The file's permissions, regardless of the umask; by default, those of any new file.
 
     Raises:
         OSError: If the file cannot be written, for example because the disk is full. The error names ``path``.
@@ -152,8 +152,8 @@ class WorkLock:
 
     The results of the work must not depend on the lock, because it is ineffective if the file system has no locks, or
     if the process that holds it is suspended. After waiting for ``patience_s``, this process logs a warning that names
-    the holder, and continues without the lock. Later attempts do not wait, until one of them takes the lock. Threads
-    can share the lock.
+    the holder, and continues without the lock. Each later attempt tries only once, until one succeeds. Threads can
+    share the lock.
 
     Args:
         path: The lock file. It is created if it does not exist, and never removed.
@@ -232,7 +232,7 @@ def read_trusted(path: Path) -> bytes:
 
     Raises:
         UntrustedError: If the file or its folder belongs to another user, or other users may write to it.
-        OSError: If it cannot be read.
+        OSError: If the file cannot be read.
     """
     folder = os.open(path.parent, _FOLDER)
     try:

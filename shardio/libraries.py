@@ -16,8 +16,8 @@ def import_torchvision() -> None:
     torchvision.
 
     Raises:
-        ImportError: If it is not installed.
-        RuntimeError: If it was built for a different version of torch.
+        ImportError: If torchvision is not installed.
+        RuntimeError: If torchvision was built for a different version of torch.
     """
     try:
         importlib.import_module("torchvision")
@@ -67,7 +67,7 @@ def import_library(name: str) -> Any:
     """Import ``torchvision`` or ``timm``.
 
     Raises:
-        ValueError: If it is not installed, or was built for a different version of torch.
+        ValueError: If the library is not installed, or was built for a different version of torch.
     """
     import torch
 

@@ -46,7 +46,7 @@ def count_processors() -> int:
     The limits are the affinity mask and the CPU quotas, rounded up, of the process's control group and its ancestors.
     A container with a quota of 2 CPUs sees all processors of its machine but gets the time of only 2.
     """
-    if hasattr(os, "process_cpu_count"):  # Python 3.13 or later. It also reads PYTHON_CPU_COUNT.
+    if hasattr(os, "process_cpu_count"):  # Python 3.13 or later. The function also reads PYTHON_CPU_COUNT.
         available = os.process_cpu_count() or 1
     elif hasattr(os, "sched_getaffinity"):
         available = len(os.sched_getaffinity(0))
@@ -116,7 +116,7 @@ def call_at_fork(
         owner: An object that can be weakly referenced.
         before: Called in the parent before the fork.
         after_in_parent: Called in the parent after the fork.
-        after_in_child: Called in the child. Only the thread that forked exists there.
+        after_in_child: Called in the child, in which only the thread that forked exists.
     """
     _register()
     serial = next(_serials)
@@ -323,7 +323,7 @@ def describe_exit(process: str, code: int) -> str:
     """
     if code >= 0:
         return f"{process} exited unexpectedly with exit code {code}"
-    names = {each.value: f" ({each.name})" for each in signal.Signals}  # Real-time signals have none.
+    names = {each.value: f" ({each.name})" for each in signal.Signals}  # Real-time signals have no name.
     return f"{process} is killed by signal: {signal.strsignal(-code)}{names.get(-code, '')}"
 
 

@@ -237,9 +237,9 @@ class ShardStream:
 
         Raises:
             StoreError: If the stream keeps failing.
-            FormatError: If it is not a tar of samples, or keeps ending too early.
-            ReplacedError: If its samples differ when it is opened again.
-            StateError: If its samples before ``start`` are not those of the saved state.
+            FormatError: If the stream is not a tar of samples, or keeps ending too early.
+            ReplacedError: If the stream's samples differ when it is opened again.
+            StateError: If the stream's samples before ``start`` are not those of the saved state.
             OSError: If a stored tar cannot be read.
         """
         for number in itertools.count(1):
@@ -249,7 +249,7 @@ class ShardStream:
                 may_end = isinstance(error, IncompleteTarError) or not error.is_permanent
                 if self._source.location is not None or not may_end or number > self._retries:
                     raise self._give_up(error, number) from error
-            # Random waits spread the retries of many ranks, whose streams failed at the same time.
+            # Random waits spread the retries of many ranks whose streams failed at the same time.
             time.sleep(random.uniform(0, min(MAX_WAIT_S, FIRST_WAIT_S * 2 ** min(number - 1, 30))))
         raise AssertionError("the loop ends by itself")
 
@@ -287,7 +287,7 @@ class ShardStream:
             )
         return ReplacedError(
             f"{self._source} failed and was opened again, but does not begin with the same {num_samples} samples as "
-            "before: the tar was replaced, or the command's output varies. Make sure that it does not change during a "
+            "before: the tar was replaced, or the command's output varies. Make sure that neither changes during a "
             "run, and start the epoch again"
         )
 

@@ -38,7 +38,7 @@ def check_integer(name: str, value: SupportsIndex, *, at_least: int | None = Non
     is_bool = isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
     try:
         number = None if is_bool else operator.index(value)
-    except (TypeError, ValueError):  # For example, an array of floats or of several values.
+    except (TypeError, ValueError):  # The value is, for example, a float or an array of several values.
         number = None
     if number is None:
         raise TypeError(f"{name} must be an integer, got {value!r}")

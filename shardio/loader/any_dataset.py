@@ -1,7 +1,7 @@
 """Executors for any dataset, which call it and collate its samples as torch's DataLoader does.
 
-:class:`Fetching` does so in shardio's workers or the calling process, in the order of a sampler or in shardio's order.
-For other loaders, torch's own iterators make the batches.
+:class:`Fetching` makes batches in shardio's workers or the calling process, in the order of a sampler or in shardio's
+order. For other loaders, torch's own iterators make the batches.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from shardio.world import World, is_torch_worker
 
 
 def starts_threads(context: Any) -> bool:
-    """Return whether a context of multiprocessing starts threads instead of processes, as some libraries do."""
+    """Return whether a multiprocessing context starts threads instead of processes, as those of some libraries do."""
     kind = getattr(context, "Process", BaseProcess)
     return not (isinstance(kind, type) and issubclass(kind, BaseProcess))
 
@@ -66,7 +66,7 @@ class FetchedEpoch:
         job: The settings that the workers need.
         position: The position at which it begins; it is updated with each batch that the user receives.
         indices: The indices of each batch.
-        length: The number of batches that the loader announced; None if there is none to check.
+        length: The number of batches that the loader announced; None if there is no number to check.
     """
 
     job: FetchJob
@@ -84,7 +84,7 @@ class FetchSource(ABC):
 
     @abstractmethod
     def begin(self, cursor: Cursor | None, split: Split | None, *, has_new_workers: bool) -> FetchedEpoch:
-        """Begin the next epoch, as Executor.start does. ``has_new_workers`` is true without workers."""
+        """Begin the next epoch, as Executor.start does. ``has_new_workers`` is true if there are no workers."""
 
     @abstractmethod
     def find_loader(self, cursor: Cursor | None, split: Split | None) -> Any:
@@ -95,11 +95,11 @@ class FetchSource(ABC):
 
 
 class SamplerSource(FetchSource):
-    """The source in the order of a sampler, or of an iterable dataset.
+    """A source of batches in the order of a sampler, or of an iterable dataset.
 
     Args:
         loader: The loader, which owns this object.
-        epochs: The positions at which its epochs begin.
+        epochs: The positions at which the loader's epochs begin.
         bad_samples: The policy for samples that raise errors; None raises the errors.
     """
 
@@ -138,7 +138,7 @@ class SamplerSource(FetchSource):
 
 
 class OrderSource(FetchSource):
-    """The source in shardio's order: an EpochSampler, or a ShardDataset whose copies compute their own batches.
+    """A source of batches in the order of an EpochSampler, or of a ShardDataset whose copies compute their own batches.
 
     Args:
         settings: The settings of the loader.
@@ -465,7 +465,7 @@ class TorchIterators(Executor):
         if self._bad_samples is not None:
             self._bad_samples.begin_count(self._settings.num_workers, are_new=self._persistent is None)
         loader = self._source.find_loader(cursor, split)
-        # torch's loader does the same, but a subclass may override its methods.
+        # torch's loader creates iterators in the same way, but a subclass may override its methods.
         with _endless_collate(loader):
             if (iterator := self._persistent) is not None and self._latest is not None and self._latest() is loader:
                 iterator._reset(loader)

@@ -63,7 +63,7 @@ class ChunkSizing:
     keeps_whole: bool = False
 
     def num_chunks(self, num_samples: int, layout: Layout | None) -> int:
-        """Return the number of chunks of a batch. Each thread makes the same number, so none waits for another."""
+        """Return the number of chunks of a batch. Threads make equal numbers, so none waits for another."""
         if self.keeps_whole or layout is None or not layout.columns:
             return 1
         rounds = -(-num_samples // (self.num_threads * self.chunk_size))
@@ -275,7 +275,7 @@ class ChunkQueue:
         self._in_flight = {chunk_id: entry for chunk_id, entry in self._in_flight.items() if entry[0] is not batch}
 
     def clear(self) -> list[Batch]:
-        """Remove everything; return the batches."""
+        """Remove all chunks and return their batches."""
         batches = dict.fromkeys(batch for batch, _ in (*self._in_flight.values(), *self._pending))
         self._in_flight.clear()
         self._pending.clear()

@@ -112,7 +112,8 @@ class Planner(Protocol):
             split: This rank's share, from the cursor to the end; None if the order is not shardio's.
 
         Raises:
-            IndexError: If a sampler yields an empty batch or an index out of range; the iterator of plans raises it.
+            IndexError: If a sampler yields an empty batch or an index out of range. The iterator of plans raises
+                this error.
         """
 
 
@@ -154,7 +155,7 @@ class SamplerPlanner:
     Args:
         dataset: The loader's dataset, which is map-style.
         loader: The loader.
-        epochs: The positions at which its epochs begin.
+        epochs: The positions at which the loader's epochs begin.
     """
 
     def __init__(self, dataset: Unwrapped, loader: Any, epochs: Epochs) -> None:
@@ -272,7 +273,7 @@ def _count_repetitions(num_returned: NDArray[np.uint32], indices: NDArray[np.int
 
 
 def yields_images(dataset: Any) -> bool:
-    """Return whether a dataset is one of shardio's, or torch's Subset or ConcatDataset of them."""
+    """Return whether a dataset is a ShardDataset, ShardMapDataset or ImageFolder, or a Subset or ConcatDataset of these."""
     if isinstance(dataset, Subset):
         return yields_images(dataset.dataset)
     if isinstance(dataset, ConcatDataset):
@@ -297,8 +298,8 @@ def collate_column(values: Sequence[Any]) -> Any:
     """Collate the values of one field, as :func:`collate_channels_last` does.
 
     Args:
-        values: The values. As in torch, the result for strings is this sequence: a list if samples are strings or
-            dicts, a tuple if they are tuples.
+        values: The values. As in torch, strings are returned in this sequence: a list if samples are strings or
+            dicts, a tuple if samples are tuples.
     """
     try:
         functions: Any = {
@@ -338,7 +339,7 @@ def _collate_tensors(values: Sequence[torch.Tensor], *, collate_fn_map: Any = No
 
 
 def _list_tensors(values: Sequence[Ragged | RaggedTensor], *, collate_fn_map: Any = None) -> list[torch.Tensor]:
-    # Return a list even if the values are equally long: each batch then holds the same types.
+    # Return a list even if the values are equally long, so that all batches hold the same types.
     return [
         value.as_subclass(torch.Tensor) if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))
         for value in values
@@ -350,7 +351,7 @@ def _is_image(value: torch.Tensor) -> bool:
 
 
 def _explain(samples: Sequence[Any], error: Exception) -> None:
-    """Raise an error that names the sample that cannot be collated, if it is known."""
+    """Raise an error that names the sample that cannot be collated, if that sample is known."""
     for row, sample in enumerate(samples):
         for value in sample.values() if isinstance(sample, dict) else sample if type(sample) is tuple else [sample]:
             if value is None:

@@ -63,7 +63,7 @@ def map_memory(descriptor: int, num_bytes: int, *, is_private: bool = False) -> 
         is_private: Whether this process gets a copy of each page that it writes to.
 
     Raises:
-        OSError: If the operating system cannot map it.
+        OSError: If the operating system cannot map the memory.
     """
     flags = mmap.MAP_PRIVATE if is_private else mmap.MAP_SHARED
     address = _libc().mmap(None, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, 0)
@@ -228,7 +228,7 @@ def find_available_bytes() -> int:
         ("memory.max", "memory.current"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
     ):
-        with suppress(OSError, ValueError):  # There is no such group, or it has no limit.
+        with suppress(OSError, ValueError):  # The control group does not exist, or has no limit.
             free.append(int((_CGROUP / limit).read_text()) - int((_CGROUP / used).read_text()))
     return max(min(free), 0)
 
@@ -355,8 +355,8 @@ class BufferPool:
 
         Args:
             layout: The layout of a batch in a buffer.
-            num_spare: The number of free buffers to keep, in addition to those for the watches. The pool drops the
-                others, which it created while the user kept batches.
+            num_spare: The number of free buffers to keep, in addition to those for the watches. The pool drops other
+                free buffers, which it created while the user kept batches.
         """
         self.layout, self._num_spare = layout, num_spare
         self._drop_free()

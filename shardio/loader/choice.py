@@ -202,7 +202,7 @@ def check_policy(
     if has_order or obstacle is None or is_fetched:
         return
     raise ValueError(
-        f"on_error={on_error!r} requires shardio's order here, because torch makes the batches ({obstacle}): "
+        f"on_error={on_error!r} requires shardio's order, because torch makes this loader's batches ({obstacle}): "
         "use sampler=EpochSampler(dataset)"
     )
 
@@ -213,9 +213,9 @@ def make_bad_samples(
     """Return the policy for unreadable samples; None if they raise errors.
 
     Args:
-        on_error: The treatment of these samples.
+        on_error: The treatment of unreadable samples.
         stages: The stages whose errors the policy handles.
-        quarantine: The file that logs them.
+        quarantine: The file that logs replaced and skipped samples.
         dataset: The loader's dataset.
 
     Raises:
@@ -250,7 +250,7 @@ def warn_of_whole_epochs(dataset: Any, sampler: Any) -> None:
 
     Args:
         dataset: The loader's dataset.
-        sampler: Its batch sampler or, without one, its sampler.
+        sampler: The loader's batch sampler or, without batches, its sampler.
     """
     drawing = sampler.sampler if type(sampler) is BatchSampler else sampler
     if type(drawing) not in (RandomSampler, SequentialSampler):
@@ -343,7 +343,7 @@ def _can_fetch(loader: Any, worker_method: WorkerMethod, *, has_order: bool) -> 
         return False  # torch's datapipes share seeds between ranks.
     if not loader.num_workers or worker_method == "thread":
         return True
-    if starts_threads(loader.multiprocessing_context):  # torch shows all threads the same worker id.
+    if starts_threads(loader.multiprocessing_context):  # torch reports the same worker id to all threads.
         return has_order or isinstance(unwrap(loader.dataset).dataset, Transformed)
     return hasattr(os, "memfd_create")
 
@@ -394,7 +394,7 @@ def make_planner(loader: Any, settings: ExecutorSettings, order: LoaderOrder | N
 
 
 def is_torchs(loader: Any, worker_method: WorkerMethod) -> bool:
-    """Return whether torch's own iterators make a loader's batches, unless the order is shardio's."""
+    """Return whether torch's own iterators make a loader's batches if the order is not shardio's."""
     return fallback_reason(loader) is not None and not _can_fetch(loader, worker_method, has_order=False)
 
 

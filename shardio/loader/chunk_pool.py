@@ -154,7 +154,7 @@ class WorkerPool(Owned):
             match message:
                 case WorkerMemory():
                     self.memory.record(process.worker_id, message.num_bytes)
-                case Made() | Failed() if message.chunk_id in process.unanswered:  # Otherwise, the chunk was cancelled.
+                case Made() | Failed() if message.chunk_id in process.unanswered:  # Otherwise, the chunk was canceled.
                     del process.unanswered[message.chunk_id]
                     received.append(message)
         return received
@@ -193,8 +193,8 @@ class WorkerPool(Owned):
                 deaths[process] = Death(cause=why + ended, in_flight=in_flight, was_ready=process.is_ready)
             if not self.server.is_running:  # All worker processes ended with the fork server.
                 self._dying.update((process, "") for process in self._processes if process not in self._dying)
-            self.cancel()  # This may reveal more dead processes.
-        if not self.server.is_running:  # Otherwise, the fork server has waited for them.
+            self.cancel()  # Sending the message may reveal more dead processes.
+        if not self.server.is_running:  # Otherwise, the fork server has waited for these processes.
             for process in deaths:
                 process.await_end()
         for process in deaths:  # Restart only now, because a new process may die immediately.

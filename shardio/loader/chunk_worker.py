@@ -145,7 +145,7 @@ def _load(content: bytes | bytearray) -> WorkerSetup | Failure:
     if gc.get_freeze_count():  # An earlier setup may have left reference cycles.
         gc.unfreeze()
         gc.collect()
-    gc.disable()  # A collection takes 5 ms here, and imports leave few reference cycles.
+    gc.disable()  # A garbage collection would take 5 ms, and imports leave few reference cycles.
     setup = load_setup(content)
     if isinstance(setup, WorkerSetup) and setup.decoder.image_names:
         find_kernel()  # Load the kernel once for all worker processes.
@@ -242,7 +242,7 @@ class WorkerProcess:
         while True:
             began = time.perf_counter()
             chunk = self._chunks.get()
-            # A buffer may be dropped at any time, but not before its chunks are cancelled.
+            # A buffer may be dropped at any time, but not before its chunks are canceled.
             buffer = None if chunk.buffer_id is None else self._buffers.get(chunk.buffer_id)
             if chunk.chunk_id > self._cancelled:
                 self._report_memory()

@@ -74,11 +74,11 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
     """torch's DataLoader, extended with a resumable state, shardio's workers and shardio's order.
 
     It can replace torch's in any program: see docs/swapping.md. With a :class:`shardio.ShardDataset`, or an
-    :class:`shardio.EpochSampler` as ``sampler``, the loader has shardio's order. Then every ``iter`` begins the next
-    epoch unless ``set_epoch`` sets one, ``drop_last=True`` means ``remainder="drop"``, and the state fits any number of
-    ranks and workers. Otherwise, the order is torch's and the state is that of torchdata's StatefulDataLoader. This
-    also applies to subclasses of EpochSampler that override ``__iter__`` or ``__len__``: call ``set_epoch`` before each
-    epoch, as with torch's samplers.
+    :class:`shardio.EpochSampler` as ``sampler``, the loader has shardio's order. With this order, every ``iter`` begins
+    the next epoch unless ``set_epoch`` sets one, ``drop_last=True`` means ``remainder="drop"``, and the state fits any
+    number of ranks and workers. Otherwise, the order is torch's and the state is that of torchdata's
+    StatefulDataLoader. This also applies to subclasses of EpochSampler that override ``__iter__`` or ``__len__``: call
+    ``set_epoch`` before each epoch, as with torch's samplers.
 
     Images that shardio's datasets and transforms produce are delivered as uint8 tensors [N, 3, H, W] in the
     channels_last memory format.
@@ -92,9 +92,9 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
     processes or, on few processors, fewer processes with as many threads. Otherwise, as in torch, workers have a copy
     of the dataset and call its methods.
 
-    All workers write to memory that is reused when a batch is freed, so its tensors cannot be enlarged in place. In
-    shardio's datasets, before ``collate_fn``, the first sample's rng key seeds the generators of torch, numpy and
-    Python, unless the dataset has ``seed_transforms=False``.
+    All workers write to memory that is reused when a batch is freed, so its tensors cannot be enlarged in place. With
+    shardio's datasets, the first sample's rng key seeds the generators of torch, numpy and Python before your
+    ``collate_fn`` is called, unless the dataset has ``seed_transforms=False``.
 
     All arguments not listed here are those of ``torch.utils.data.DataLoader``.
 
@@ -106,10 +106,10 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
         snapshot_every_n_steps: The number of batches after which workers report the state of an iterable dataset; with
             0, only at the beginning. A resumed run reads the batches since the last report again.
         on_error: The treatment of samples of a map-style dataset that cannot be read or decoded. ``raise`` raises an
-            error that names the sample. ``replace`` uses another sample of the same dataset or Subset, chosen by the
-            sample and, in shardio's datasets, the seed and the epoch. ``skip`` leaves the sample out, so the batch is
-            smaller; a batch that would be empty raises an error. At the end of an epoch, a RuntimeWarning reports how
-            many samples were replaced or skipped.
+            error that names the sample. ``replace`` uses another sample of the same dataset or Subset. The choice
+            depends on the sample and, in shardio's datasets, on the seed and the epoch. ``skip`` leaves the sample out,
+            so the batch is smaller; a batch that would be empty raises an error. At the end of an epoch, a
+            RuntimeWarning reports how many samples were replaced or skipped.
         on_error_in: The stages whose errors count as errors of a sample: ``read``, ``decode`` (including your own
             decoders), and ``transform`` (your own ``transform`` or ``transform_sample``). Any other error is raised. In
             datasets that are not shardio's, all errors of ``__getitem__`` belong to ``read``.
@@ -227,12 +227,13 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
         return extension.make_iterator(self)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next ``iter``. Setting the loaded epoch keeps its position; another epoch drops it.
+        """Set the epoch of the next ``iter``.
 
-        Without shardio's order, the loaded epoch is known only if the sampler has a ``set_epoch``. If it is unknown,
-        setting any epoch keeps the position.
+        Setting the epoch of a loaded state keeps the loaded position; setting another epoch drops the position. Without
+        shardio's order, the loaded epoch is known only if the sampler has a ``set_epoch``. If the loaded epoch is
+        unknown, setting any epoch keeps the position.
 
-        An epoch in flight continues, and ``state_dict`` describes it until the next ``iter``. This also calls
+        An epoch in flight continues, and ``state_dict`` describes it until the next ``iter``. The method also calls
         ``set_epoch`` of other samplers and datasets.
 
         Raises:
@@ -253,10 +254,10 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
     def state_dict(self) -> dict[str, Any]:
         """Return the user's position.
 
-        With shardio's order, it is a small JSON-serializable dict that fits any number of ranks and workers. Otherwise,
-        it has the keys of torchdata's StatefulDataLoader, with the states of the dataset, the sampler and their
-        iterators if they have any. If torch's own iterators make the batches, it is empty. This raises no error, only a
-        RuntimeWarning, because frameworks save the state of every loader that has this method.
+        With shardio's order, the state is a small JSON-serializable dict that fits any number of ranks and workers.
+        Otherwise, it has the keys of torchdata's StatefulDataLoader, with the states of the dataset, the sampler and
+        their iterators if they have any. If torch's own iterators make the batches, the state is empty. An empty state
+        causes only a RuntimeWarning, because frameworks save the state of every loader that has this method.
 
         Raises:
             StateError: If the ``state_dict`` of the dataset, the sampler or an iterator fails or requires arguments.
@@ -293,15 +294,15 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
         Args:
             callback: Receives the memory as a uint8 [n] array, and must not keep a reference to it.
             num_held: The number of batches that the caller holds at a time, in addition to those that it has passed on.
-                The loader then provides memory for this many more batches.
+                The loader provides memory for these additional batches.
         """
         return _find_own(self).watch_memory(callback, num_held=num_held)
 
     def start_workers(self) -> None:
         """Start the next epoch's worker processes now instead of when it begins, for example before building a model.
 
-        This does not wait for the processes. It does nothing if they are running already, if there are no workers, or
-        if the dataset's own methods make the samples.
+        The method does not wait for the processes. It does nothing if they are already running, if there are no
+        workers, or if the dataset's own methods make the samples.
         """
         with own_tensors():
             _find_own(self).find_executor(self).start_workers()
@@ -310,8 +311,8 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
         """Return the counts and times since the latest ``iter`` of the loader.
 
         Raises:
-            TypeError: If torch's own iterators, which do not time the stages, make the batches. These are the batches
-                of torch's datapipes and, outside of Linux, all batches of workers.
+            TypeError: If torch's own iterators, which do not time the stages, make the batches. They make the batches
+                of torch's datapipes and, on systems other than Linux, all batches of worker processes.
         """
         if (stats := _find_own(self).find_executor(self).stats()) is None:
             raise TypeError(NO_STATS.format(reason=fallback_reason(self)))
@@ -319,7 +320,7 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """Whether the loader needs no wrapper. Accelerate's ``prepare`` methods read this attribute."""
+        """Whether the loader works without Accelerate's wrappers. Accelerate's ``prepare`` reads this attribute."""
         extension = find_extension(self)
         has_order = extension is not None and extension.order is not None
         if extension is not None and has_order and is_preparing():

@@ -109,7 +109,7 @@ class EpochIterator(LoaderIterator):
     Args:
         begin: Begins a loader's next epoch.
         loader: The loader.
-        owns_workers: Whether the workers persist as long as this iterator.
+        owns_workers: Whether the workers persist as long as this iterator exists.
 
     Attributes:
         progress: Counts the epoch's batches; None if the order is not shardio's.
@@ -138,7 +138,7 @@ class EpochIterator(LoaderIterator):
         return self._length()
 
     def __next__(self) -> Any:
-        """Return the next batch. If it cannot be made, raise its error; the next call returns the batch after it.
+        """Return the next batch. If it cannot be made, raise its error; the next call returns the following batch.
 
         Raises:
             RuntimeError: If the number of batches differs from the order's, or an earlier error ended the epoch.
@@ -148,7 +148,7 @@ class EpochIterator(LoaderIterator):
         if self._is_over:
             raise StopIteration
         self._check()
-        self._cut_short_by = "an error"  # Cleared once there is a batch: an error before that may lose one.
+        self._cut_short_by = "an error"  # Cleared when the batch is made: an earlier error may lose it.
         try:
             self._count()
             with before_shutdown(), self._modes():
@@ -196,7 +196,7 @@ class EpochIterator(LoaderIterator):
         self._batches.close()
 
     def _make_rng_key(self, num_before: int) -> int:
-        """Return the rng key of this rank's batch after ``num_before`` others of this iterator."""
+        """Return the rng key of the batch that follows ``num_before`` batches of this iterator."""
         progress, seed = self.progress, self._seed
         assert progress is not None, "only shardio's order has rng keys"
         assert seed is not None, "shardio's order has a seed"
@@ -256,7 +256,7 @@ def make_epoch_iterator(begin: EpochStart, loader: Any, *, owns_workers: bool) -
     Args:
         begin: Begins a loader's next epoch.
         loader: The loader.
-        owns_workers: Whether the workers persist as long as the iterator.
+        owns_workers: Whether the workers persist as long as the iterator exists.
     """
     kind = WorkersIterator if loader.num_workers else CallersIterator
     return kind(begin, loader, owns_workers=owns_workers)

@@ -56,8 +56,8 @@ class LoaderStats:
         num_skipped: The number of unreadable samples that were left out (``on_error="skip"``), in all batches that were
             begun.
         num_worker_restarts: The number of worker processes that died and were restarted.
-        worker_bytes: The memory of each of shardio's worker processes between two chunks, in bytes, without batches. If
-            it keeps growing, your own code leaks memory.
+        worker_bytes: The memory of each of shardio's worker processes between two chunks, in bytes, excluding batches.
+            If it keeps growing, your own code leaks memory.
         num_images_by_decoder: The number of images in the delivered batches, by decoder. ``kernel`` is shardio's JPEG
             code. ``libjpeg`` is libjpeg-turbo: it decodes JPEGs that the kernel does not support, crops of more than a
             million pixels, and all JPEGs while the kernel is not available.
@@ -159,7 +159,7 @@ TorchDataLoader = torch.utils.data.dataloader.DataLoader
 """torch's own class. Some programs replace the name in torch with shardio's class."""
 
 _VALUES = (bool, int, float, str, MethodType)
-"""Types whose instances are compared by value. A method is a new object at each access, and equals the earlier ones."""
+"""Types whose instances are compared by value. Each access to a method creates a new object, equal to earlier ones."""
 
 
 SUPERSEDED = (
@@ -201,7 +201,7 @@ class BatchIterator(ABC):
         """Wait up to ``timeout_s`` for the next batch; return whether a request would return immediately.
 
         It would return a batch or a Failure, raise an error, or end the epoch. If the calling process or torch's
-        iterator makes the batches, this is always true.
+        iterator makes the batches, the result is always true.
         """
         return True
 
@@ -213,7 +213,7 @@ class BatchIterator(ABC):
         """
 
     def end_workers(self) -> None:
-        """End the epoch and the workers, including persistent ones. No other epoch may have begun since."""
+        """End the epoch and the workers, including persistent ones. No later epoch may have begun."""
         self.close()
 
     @property
@@ -251,11 +251,11 @@ class Executor(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExecutorSettings:
-    """The settings of an executor. If one changes, the loader needs a new executor.
+    """The settings of an executor. If a setting changes, the loader needs a new executor.
 
     Attributes:
         datasets: The loader's dataset; for torch's Subsets and ConcatDatasets, also the datasets in them.
-        decoder: The decoder of the dataset inside; None if the dataset is not shardio's.
+        decoder: The decoder of the innermost dataset; None if that dataset is not shardio's.
         is_ours: Whether shardio's own code can make the batches.
         batch_size: The number of samples in a full batch; None if a batch sampler determines it, or for single samples.
         batch_sampler: The sampler of the indices of each batch; None for an iterable dataset or single samples.
@@ -313,7 +313,7 @@ class ExecutorSettings:
 def find_override(loader: Any) -> str | None:
     """Return the overridden torch hook that determines what a batch consists of; None if there is none.
 
-    Such a loader has torch's semantics: the hook decides, not shardio's order.
+    A loader with such a hook has torch's semantics: the hook decides, not shardio's order.
     """
     for name in ("_auto_collation", "_index_sampler"):
         if getattr(type(loader), name) is not getattr(TorchDataLoader, name):

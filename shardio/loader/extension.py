@@ -66,7 +66,7 @@ class Extension:
     """The state that shardio keeps for a loader.
 
     It does not hold the loader, only a weak reference. Iterators hold the extension. So a loader that keeps its own
-    iterator is in no reference cycle, and its workers end when the last reference to it is dropped.
+    iterator is not part of a reference cycle, and its workers end when the last reference to it is dropped.
 
     Args:
         loader: The loader, whose attributes torch has set.
@@ -143,12 +143,13 @@ class Extension:
 
     def _set_sampler(self, loader: Any) -> None:
         assert self.order is not None, "the caller checked"
-        # torch's loader forbids setting the sampler, but only frameworks read this one.
+        # torch's loader forbids setting the sampler, but only frameworks read this sampler.
         vars(loader)["sampler"] = OrderSampler(self.order)
 
     def iterate(self, loader: Any) -> Any:
         """Begin the loader's next epoch and return an iterator over its batches, on the CPU."""
-        # As in torch, all iterators of persistent workers are one object. In shardio's order, each has its own epoch.
+        # As in torch, all iterators of persistent workers are one object. In shardio's order, each iterator has an
+        # epoch of its own.
         return TorchDataLoader.__iter__(loader) if self.order is None else loader._get_iterator()
 
     def make_iterator(self, loader: Any) -> Any:
@@ -220,7 +221,7 @@ class Extension:
             self._watches.remove(watch)
 
     def _begin(self, loader: Any, sampler: Any, *, made: Any) -> BegunEpoch:
-        """Begin an epoch, which counts only after everything else has succeeded.
+        """Begin an epoch, and count it only after all other steps have succeeded.
 
         Args:
             loader: The loader.
@@ -330,7 +331,7 @@ def _none() -> None:
 
 
 class Shown(Generic[Value]):
-    """A read-only attribute of a loader that, unlike a property, lets subclasses and programs use its name.
+    """A read-only attribute of a loader that, unlike a property, lets subclasses and programs reuse its name.
 
     Args:
         find: Returns the attribute's value for a loader.
@@ -353,7 +354,7 @@ def make_delivery(loader: Any, extension: Extension) -> Iterable[Any] | None:
 
     Args:
         loader: The loader.
-        extension: Its extension, which holds the user's arguments.
+        extension: The loader's extension, which holds the user's arguments.
 
     Raises:
         ValueError: If the device is not available.
@@ -397,7 +398,7 @@ class MadeBatches:
         return len(self._find())
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("_loader", "_extension", "_attributes"):  # During unpickling, these are not set yet.
+        if name in ("_loader", "_extension", "_attributes"):  # During unpickling, these attributes are not set yet.
             raise AttributeError(name)
         if (loader := self._loader()) is None and name in self._attributes:
             return self._attributes[name]

@@ -147,8 +147,8 @@ def make_fetcher(job: FetchJob, state: dict[str, Any] | None, *, follows_end: bo
     Args:
         job: The settings of the loader.
         state: The state to resume from; None to start at the beginning.
-        follows_end: Whether the state was saved at the end of the previous epoch. It is then restored, and a new epoch
-            begins.
+        follows_end: Whether the state was saved at the end of the previous epoch. If so, the state is restored, and a
+            new epoch begins.
 
     Raises:
         StateError: If the dataset or its iterator cannot load the state.

@@ -50,7 +50,7 @@ class FetchWorkers(Owned, ABC):
 
     Attributes:
         members: The processes or threads.
-        max_tasks: The number of batches that may be fetched ahead now.
+        max_tasks: The number of batches that may currently be fetched ahead.
     """
 
     max_tasks: int
@@ -81,7 +81,7 @@ class FetchWorkers(Owned, ABC):
 
     @abstractmethod
     def drop(self, task_id: int) -> None:
-        """Drop the batch of a task, which is no longer needed."""
+        """Drop a task's batch, which is no longer needed."""
 
     @abstractmethod
     def release(self, worker_id: int) -> None:
@@ -136,7 +136,7 @@ class FetchThreads(FetchWorkers):
                 if isinstance(answer, WorkerError):
                     if not answers:
                         raise answer
-                    self._answers.put(answer)  # Deliver it after the answers that arrived earlier.
+                    self._answers.put(answer)  # Deliver the error after the answers that arrived earlier.
                     break
                 answers.append(answer)
                 answer = self._answers.get_nowait()
@@ -162,7 +162,7 @@ class FetchThreads(FetchWorkers):
 
 
 def _share(job: FetchJob) -> FetchJob:
-    # As in processes, each worker's iteration of an iterable dataset has its own attributes.
+    # Like a process, each thread iterates over its own (shallow) copy of an iterable dataset.
     return replace(job, dataset=copy(job.dataset)) if job.is_iterable else job
 
 
@@ -220,7 +220,7 @@ class FetchProcesses(FetchWorkers):
             if not is_forked:
                 self._shared = SharedJob(job)  # Meanwhile, the first process imports torch.
                 self._send_job(self._workers[0])
-                # The import takes a second of CPU time, so no more processes than processors start at once.
+                # The import takes a second of CPU time, so no more processes than processors start at the same time.
                 for _ in range(1, min(count_processors(), job.num_workers)):
                     self._start_another()
         except BaseException:  # No process may remain, even after Ctrl-C.
@@ -262,7 +262,7 @@ class FetchProcesses(FetchWorkers):
         buffer, own = self._buffer_of_task.pop(fetched.task_id, None), self._owns.pop(fetched.task_id, None)
         spans = {index: piece.span for index, piece in enumerate(pickled.pieces) if piece.content is None}
         if pickled.is_in_buffer and spans:
-            assert buffer is not None, "the worker has put the batch there"
+            assert buffer is not None, "the worker has put the batch into the buffer"
             views: dict[int, Memory] = self._buffers.hand_out(buffer, spans)
         else:
             if buffer is not None:
@@ -398,7 +398,7 @@ class _Process:
         self._next_look, self._stopped_from = 0.0, math.inf
 
     def start(self, context: Any, job: FetchJob | None, worker_id: int, base_seed: int) -> None:
-        self.end, theirs = make_pair()  # This precedes the fork: the child must close this side's end.
+        self.end, theirs = make_pair()  # Create the pair before the fork: the child must close this side's end.
         self.end.setblocking(False)
         with theirs:
             if context.get_start_method() == "forkserver":
@@ -408,7 +408,7 @@ class _Process:
         self.process = process
 
     def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
-        """Send a message, unless the process was released or has died. The missing answer then shows its death.
+        """Send a message, unless the process was released or has died. A missing answer reveals its death.
 
         Raises:
             WorkerError: If the process has died or does not continue while its socket is full.

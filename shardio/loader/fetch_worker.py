@@ -56,11 +56,11 @@ def count_samples(job: FetchJob, samples: Any) -> int:
 
 
 def measure_since(began: float, idle_s: float = 0.0) -> StageTimes:
-    """Return the times of a batch. Only user code has run since it was begun.
+    """Return the times of a batch. Only user code has run since the batch was begun.
 
     Args:
         began: The time when the batch was begun, by ``time.perf_counter``.
-        idle_s: The time that the worker waited before that, in seconds.
+        idle_s: The time that the worker waited before the batch, in seconds.
     """
     python_s = time.perf_counter() - began
     return StageTimes(transform_s=python_s, python_s=python_s, idle_s=idle_s)
@@ -73,7 +73,7 @@ class BeginEpoch:
     Attributes:
         epoch_id: The epoch's number, which is unique for these workers.
         state: The state in which the worker's part of the epoch begins; None for the beginning.
-        num_to_skip: The number of batches to skip from there.
+        num_to_skip: The number of batches to skip after that state.
         follows_end: Whether the state was saved at the end of the previous epoch.
         state_every: The number of batches after which the worker reports its state; 0 for never.
     """
@@ -105,10 +105,10 @@ class Begun:
     """The answer to :class:`BeginEpoch`.
 
     Attributes:
-        epoch_id: The number in the request.
+        epoch_id: The epoch's number in the request.
         worker_id: The worker.
         state: The state of the worker's dataset and its iterator; None if they have none.
-        failure: The reason why the worker cannot fetch anything. The worker answers every task with it.
+        failure: The reason why the worker cannot fetch anything. The worker answers every task with this failure.
     """
 
     epoch_id: int
@@ -122,10 +122,10 @@ class Fetched:
     """A batch.
 
     Attributes:
-        task_id: The number of its task.
-        worker_id: The worker that fetched it.
+        task_id: The number of the batch's task.
+        worker_id: The worker that fetched the batch.
         content: The batch; an OutOfBandPickle if it comes from another process.
-        num_samples: The number of samples in it.
+        num_samples: The number of samples in the batch.
         times: The time that the batch took, and the time that the worker waited for the request.
         state: The state after the batch; None if there is none, or if it was not due.
     """
@@ -149,7 +149,10 @@ class FetchFailed:
 
 @dataclass(kw_only=True, eq=False)
 class WorkerExhausted:
-    """The end of a worker's part of an iterable dataset, instead of a batch. Only the first one contains the state."""
+    """The end of a worker's part of an iterable dataset, instead of a batch.
+
+    Only the worker's first answer of this kind contains the state.
+    """
 
     task_id: int
     worker_id: int
@@ -167,7 +170,7 @@ def seed_process(base_seed: int, worker_id: int) -> None:
 
 
 def make_rng(base_seed: int, worker_id: int) -> WorkerRng:
-    """Return the generators of a worker that shares its process with others."""
+    """Return the generators of a worker that shares its process with other workers."""
     seed = base_seed + worker_id
     return WorkerRng(
         random_generator=random.Random(seed),
@@ -212,7 +215,7 @@ class FetchWorker:
         self._worker_id, self._job, self._channel = worker_id, job, channel
         self._fetcher: Fetcher | None = None
         self._init_failure: Failure | None = None
-        self._failure: Failure | None = None  # It is the answer to every task of this epoch.
+        self._failure: Failure | None = None  # If set, the answer to every task of this epoch.
         self._is_exhausted = False
         self._state_every = self._num_since_state = 0
 
@@ -229,7 +232,7 @@ class FetchWorker:
                 self._channel.send(self._begin(request))
             else:
                 self._channel.send(self._fetch(request, time.perf_counter() - idled_from))
-            del request  # Otherwise, it may keep millions of indices alive during the wait.
+            del request  # Otherwise, the request may keep millions of indices alive during the wait.
             idled_from = time.perf_counter()
 
     def _begin(self, request: BeginEpoch) -> Begun:
@@ -364,7 +367,7 @@ class SocketChannel:
         self._messages = receive_all(end, os.getppid())
         self._buffers = MappedBuffers()
         self._arena: Arena | None = None
-        self._is_closed = False  # If so, requests that were sent earlier stay unanswered.
+        self._is_closed = False  # If true, requests that were sent earlier stay unanswered.
 
     def receive(self) -> BeginEpoch | FetchTask | None:
         while not self._is_closed:

@@ -392,7 +392,7 @@ class CallerBatches(BatchIterator):
     def update_position(self) -> None:
         """Store the dataset's state in the position."""
         if self._job.is_stateful and not self._position.num_yielded:
-            self._indices.prepare()  # If the sampler draws from the same generators as the dataset, it draws first.
+            self._indices.prepare()  # If the sampler and the dataset share generators, the sampler draws first.
         self._save()
 
     def close(self) -> None:

@@ -39,8 +39,8 @@ CLOSE_S = 5.0
 REUSE_OF_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(128 << 20), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
 """Settings of glibc's malloc for user code, which makes new arrays for each image.
 
-By default, malloc returns the memory of these arrays to the kernel, which must clear the pages again for the next
-image. For 600 kB of float32, that takes 150 µs.
+By default, malloc returns the memory of these arrays to the operating system, which must clear the pages again for the
+next image. For 600 kB of float32, that takes 150 µs.
 """
 
 EXIT_S = 1.0
@@ -51,11 +51,11 @@ The process's own exit code is more informative than that of a kill.
 
 
 class ForkServer:
-    """A fork server for successive pools of worker processes, which imports their modules once.
+    """A fork server, which imports the modules of worker processes once, for successive pools.
 
-    The first worker process starts it. If the fork server has ended, the next worker process starts a new one. When
-    this object is freed, a fork server that has imported user code is kept for the next ForkServer; any other fork
-    server ends.
+    The first call of :meth:`start_worker` starts the fork server. If the fork server has ended, the next call starts a
+    new one. When this object is freed, a fork server that has imported user code is kept for the next ForkServer; any
+    other fork server ends.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class ForkServer:
         """Set the setup for worker processes that are started from now on.
 
         User code may depend on this process's environment variables, module search path and working directory. If
-        they have changed, or a module was reloaded, the next worker process starts another fork server.
+        they have changed, or a module was reloaded, the next worker process gets another fork server.
         """
         self._setup = setup
         if self._running is not None:
@@ -84,7 +84,7 @@ class ForkServer:
                 self.close()
 
     def start_worker(self, worker_id: int, num_threads: int, patience_s: float) -> socket.socket:
-        """Start a worker process and return this side's end of its socket pair. This does not wait for the process.
+        """Start a worker process, without waiting for it, and return this side's end of its socket pair.
 
         If the process cannot start, the other end is closed.
 
@@ -113,7 +113,7 @@ class ForkServer:
         Args:
             worker_id: The number of the worker process.
             is_exiting: Whether the worker process has closed its end of the socket pair.
-            patience_s: The longest time that the fork server may take to answer.
+            patience_s: The longest time that the fork server may take to answer, in seconds.
         """
         request = EndWorker(worker_id=worker_id, patience_s=EXIT_S if is_exiting else 0.0)
         match self._ask(request, request.patience_s + patience_s):

@@ -48,7 +48,7 @@ def pack(value: Any, arena: Arena | None, make_memory: Callable[[int], Memory]) 
 
     Args:
         value: Any value that can be pickled.
-        arena: A buffer for the large pieces. Pieces that are already there are not copied. None if there is no buffer.
+        arena: A buffer for the large pieces. Pieces that it already holds are not copied. None if there is no buffer.
         make_memory: Returns memory of n bytes, for pieces that do not fit into the arena.
     """
     pickled, memories = take_memory_out(value)
@@ -80,7 +80,7 @@ class OutOfBandPickle:
     """A pickled value and its pieces, the large ones out of band.
 
     Attributes:
-        pickle: The value without any piece.
+        pickle: The pickled value without its pieces.
         pieces: The pieces.
         num_bytes: The number of bytes that the large pieces need in a buffer.
         is_in_buffer: Whether the large pieces are in the given buffer; otherwise, they are in separate memory.
@@ -131,7 +131,7 @@ class Arena:
 
 
 def _place(pieces: Sequence[tuple[Piece, Memory]], arena: Arena) -> bool:
-    """Copy pieces into an arena, unless they are there; return whether they fit."""
+    """Copy pieces into an arena, unless it already holds them; return whether they fit."""
     for piece, memory in pieces:
         if (span := arena.find(memory)) is None:
             taken = arena.take(len(memory))
@@ -155,8 +155,8 @@ def take_memory_out(value: Any) -> tuple[Pickle, list[Memory]]:
         The pickle, and its pieces, uint8 [n] each. The piece of a storage has only the bytes that the value uses.
 
     Raises:
-        RuntimeError: If it contains a tensor that requires a gradient and is not a leaf. torch's queues also reject
-            these.
+        RuntimeError: If the value contains a tensor that requires a gradient and is not a leaf. torch's queues also
+            reject such tensors.
     """
     file = io.BytesIO()
     pickler = _Pickler(file)
@@ -322,7 +322,7 @@ def _fill_from(starts: Sequence[int], pieces: Sequence[torch.Tensor], *values: A
     gap = _Gap(*values)
     piece = pieces[gap.piece_index]
     if gap.is_array:
-        # Copy it, because slices of an array hold a buffer's memory, but not the array that the pool watches.
+        # Copy the array, because its slices hold a buffer's memory, but not the array that the pool watches.
         ordered = piece.numpy().view(gap.dtype)
         return np.lib.stride_tricks.as_strided(ordered, gap.shape, gap.strides).copy(order="K")
     if not gap.dtype:
@@ -338,7 +338,7 @@ def _make_typed(storage: torch.UntypedStorage, dtype: torch.dtype) -> TypedStora
 
 
 def _identify(storage: torch.UntypedStorage) -> tuple[int, int]:
-    # Storages of arrays that begin at the same address may end at different ones.
+    # Storages of arrays that begin at the same address may end at different addresses.
     return storage.data_ptr(), storage.nbytes()
 
 
@@ -353,7 +353,7 @@ class SharedJob:
         job: The job. It must live as long as this object.
 
     Raises:
-        Exception: If it cannot be pickled; the message names the attribute at fault.
+        Exception: If the job cannot be pickled; the message names the attribute at fault.
     """
 
     def __init__(self, job: FetchJob) -> None:
@@ -494,7 +494,7 @@ def _find(descriptors: Sequence[int], number: int) -> _Received:
 def _sending() -> Iterator[_Sending]:
     """Pretend in the block that a process is being started, because multiprocessing's reductions work only then."""
     sending = _Sending()
-    context.set_spawning_popen(sending)  # type: ignore[arg-type]  # it has the attributes that they use
+    context.set_spawning_popen(sending)  # type: ignore[arg-type]  # has all attributes that reductions use
     try:
         yield sending
     finally:
@@ -542,7 +542,7 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _can_pickle(value: Any) -> bool:
-    nowhere: Callable[[pickle.PickleBuffer], None] = lambda _: None  # noqa: E731  # as short as it can be
+    nowhere: Callable[[pickle.PickleBuffer], None] = lambda _: None  # noqa: E731  # shorter than a def
     with _sending():
         try:
             ForkingPickler(io.BytesIO(), 5, True, nowhere).dump(value)

@@ -122,7 +122,7 @@ class WorkerProcesses(Executor):
         self._tally = Tally(num_workers=settings.sizing.num_threads)
 
     def start(self, cursor: Cursor | None, split: Split | None) -> Pipeline:
-        """Begin an epoch and return its batches. If the worker processes persist, this ends an unfinished epoch."""
+        """Begin an epoch and return its batches. If the worker processes persist, an unfinished epoch ends."""
         began = time.perf_counter()
         workers, buffers = self._find_workers()
         buffers.watch(self._watches)
@@ -284,7 +284,7 @@ class Pipeline(PlannedBatches):
             layout, error = fit_layout(buffers.layout, plan, self._make_probe, self._source, self._settings)
             if error is not None:
                 self._batches.append(Batch(error=error))
-                # The user gets this error before more batches are planned: each further error may take as long.
+                # The user gets this error before more batches are planned: each further error may take equally long.
                 return
             if layout is not None and layout is not buffers.layout:
                 buffers.lay_out(layout, sizing.num_spare(layout))
@@ -303,7 +303,9 @@ class Pipeline(PlannedBatches):
         while not batch.is_over:
             left_s = None if deadline is None else deadline - time.monotonic()
             if left_s is not None and left_s <= 0:
-                raise RuntimeError(f"no batch arrived within timeout={timeout_s} s: increase it, or check the storage")
+                raise RuntimeError(
+                    f"no batch arrived within timeout={timeout_s} s: increase timeout, or check the storage"
+                )
             self._advance(left_s)
 
     def _advance(self, timeout_s: float | None) -> None:

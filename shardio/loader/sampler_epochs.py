@@ -34,7 +34,7 @@ class Epochs:
     copy. The copy also serves later epochs, as long as the program itself does not seed, restore or use the generators.
 
     Attributes:
-        keeps_seed: Whether the next epoch's workers have the seed of the previous workers, although they may be new.
+        keeps_seed: Whether the next epoch's workers have the seed of the previous workers, even if they are new.
         sampler: The loader's ``_index_sampler`` while an epoch begins; None otherwise. Subclasses override that
             property, and may return another sampler at each access.
     """
@@ -69,7 +69,7 @@ class Epochs:
 
         Args:
             loader: The loader.
-            has_new_workers: Whether its workers are started for this epoch; true without workers.
+            has_new_workers: Whether its workers are started for this epoch; true if there are no workers.
             skip: Called with the sampler's value for each batch before the beginning, if the sampler has no state.
 
         Returns:
@@ -141,7 +141,7 @@ class Epochs:
         if loaded.random_states is not None:
             self._process_at_load = capture(loaded.random_states.globals)
         if loaded.is_finished:
-            self._restore_generators(loader, loaded)  # Do this now: the program may seed them for the next epoch.
+            self._restore_generators(loader, loaded)  # Do this now: the program may seed the generators later.
         if loaded.sampler_epoch is not None:
             # Set the epoch now, not when it begins: frameworks set it after it has begun, or set a different epoch.
             for sampler in _find_epoch_samplers(self._find_sampler(loader)):
@@ -272,7 +272,8 @@ class Indices:
                 return
             if self._batches is not None:
                 self._batches.has_ended = False
-            # Some samplers' states are at the beginning of the next epoch, others at the end of this one.
+            # The state of some samplers is at the beginning of the next epoch. The state of others is at the end of
+            # this epoch.
             first = list(itertools.islice(self._iterator, 1))
             if first:
                 self._iterator = itertools.chain(first, self._iterator)

@@ -58,10 +58,10 @@ class SamplerPosition:
     """The position of a sampler.
 
     Attributes:
-        num_yielded: The number of values that it has yielded.
+        num_yielded: The number of values that the sampler has yielded.
         num_samples: The number of samples in these values; None if the batches are not those of torch's BatchSampler.
         sampler_state: The state of the sampler; None if it has none.
-        iterator_state: The state of its iterator; None if it has none.
+        iterator_state: The state of the sampler's iterator; None if it has none.
     """
 
     num_yielded: int = 0
@@ -75,10 +75,10 @@ class WorkerPosition:
     """The position of a worker.
 
     Attributes:
-        state: The latest known state of its dataset and iterator, after a batch that the user received; None if there
-            is none, or at the beginning.
-        num_since: The number of its batches that were delivered after that state.
-        is_exhausted: Whether its part of an iterable dataset was at its end.
+        state: The latest known state of the worker's dataset and iterator, after a batch that the user received; None
+            if there is none, or at the beginning.
+        num_since: The number of the worker's batches that were delivered after that state.
+        is_exhausted: Whether the worker's part of an iterable dataset was at its end.
     """
 
     state: dict[str, Any] | None = None
@@ -108,8 +108,8 @@ class EpochPosition:
         follows_end: Whether the states of the workers were saved at the end of the previous epoch.
         len_called: The value of ``len(loader)`` with an iterable dataset, as in StatefulDataLoader's states.
         is_finished: Whether the epoch is over. If so, ``random_states`` are the states at the end of the epoch.
-        num_to_replay: The number of batches from here on that were delivered before the state was saved; only in the
-            states of StatefulDataLoader.
+        num_to_replay: The number of batches after this position that were delivered before the state was saved; only in
+            the states of StatefulDataLoader.
     """
 
     num_workers: int
@@ -159,10 +159,10 @@ class EpochPosition:
         return position
 
     def fit(self, num_workers: int) -> None:
-        """Convert this to the position of a loader with ``num_workers`` workers.
+        """Convert this position to that of a loader with ``num_workers`` workers.
 
         Raises:
-            WorkerCountError: If the position depends on the number of workers, and that differs.
+            WorkerCountError: If the position depends on the number of workers, and that number differs.
         """
         if num_workers == self.num_workers:
             return
@@ -177,7 +177,7 @@ class EpochPosition:
         self.num_workers, self.last_worker_id = num_workers, (self.num_yielded - 1) % max(num_workers, 1)
 
     def fit_batches(self, batch_size: int) -> None:
-        """Convert this to the position of a loader with batches of this size; 0 if a sampler determines it.
+        """Convert this position to that of a loader with batches of this size; 0 if a sampler determines it.
 
         Raises:
             StateError: If the position counts batches of a different size.
@@ -245,7 +245,7 @@ def load_position(state: dict[str, Any], *, is_iterable: bool) -> EpochPosition:
         is_iterable: Whether the loader's dataset is an IterableDataset.
 
     Raises:
-        StateError: If it is not such a state.
+        StateError: If the state is not one of these.
     """
     state = copy.deepcopy(state)
     try:
@@ -269,7 +269,7 @@ def _load(state: dict[str, Any], *, is_iterable: bool) -> EpochPosition:
     positions = [_load_worker(worker, num_yielded, is_alone=is_alone) for worker in workers]
     is_counted = any(NUM_SINCE_STATE in worker for worker in workers)
     if is_iterable and not is_alone and not is_counted and not any(worker.state for worker in positions):
-        # StatefulDataLoader does not save how far each worker had got.
+        # StatefulDataLoader does not save the progress of each worker.
         num_to_replay, num_yielded, last_worker_id = num_to_replay + num_yielded, 0, len(workers) - 1
     if missing := [key for key in REQUIRED if key not in main]:
         raise KeyError(missing[0])
@@ -294,7 +294,7 @@ def _load_worker(worker: dict[str, Any], num_yielded: int, *, is_alone: bool) ->
     is_stateless = worker[DATASET_STATE] is None and (
         fetcher_state is None or fetcher_state[DATASET_ITER_STATE] is None
     )
-    # StatefulDataLoader keeps no count: in one process, all batches are the caller's.
+    # StatefulDataLoader saves no count: without workers, the calling process fetched all batches.
     num_since = worker.get(NUM_SINCE_STATE, num_yielded if is_alone and is_stateless else 0)
     return WorkerPosition(
         state=None if is_stateless else {FETCHER_STATE: fetcher_state, DATASET_STATE: worker[DATASET_STATE]},
@@ -398,8 +398,8 @@ def capture(names: Iterable[str]) -> States:
 class OwnGenerators:
     """The loader's own generators, which continue from a loaded state in place of the process's generators.
 
-    The generators of the process belong to the program. If one of them is already in the state that was loaded, the
-    loader draws from it directly, as the stopped run did, and does not replace it with a generator of its own.
+    The generators of the process belong to the program. If the state of one of them is already the loaded state, the
+    loader draws from that generator directly, as the stopped run did. It does not use a generator of its own.
 
     Args:
         states: The states from which to continue.
@@ -421,7 +421,7 @@ class OwnGenerators:
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
-        """Draw from these generators in the block. Those of the process keep their states."""
+        """Draw from these generators in the block. The process's generators keep their states."""
         before = capture(self._states)
         _apply(self._states)
         try:

@@ -1,14 +1,14 @@
 """Messages between the training process, its fork server and its worker processes.
 
 A message is one packet: a pickle or, if that is long, the descriptor of anonymous memory that holds it. So a sender
-never waits in the middle of a message. Both ends belong to this package: no other program can write to the pair.
+never waits in the middle of a message. Both ends belong to this package: no other program can write to the socket pair.
 
 The dataclasses have no ``__slots__``, because Python pickles dataclasses with slots ten times more slowly. They are
 neither frozen nor comparable, because such dataclasses take three times as long to define, and each fork server defines
 them when it starts.
 
-Objects that a worker process can import are sent by name. Others, such as lambdas, closures and definitions in the
-user's script or notebook, are sent by value, so the script does not run again.
+Objects that a worker process can import are sent by name. Other objects, such as lambdas, closures and definitions in
+the user's script or notebook, are sent by value, so the script does not run again.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _INLINE, _IN_MEMORY = b"\0", b"\1"
 
 
 def make_pair() -> tuple[socket.socket, socket.socket]:
-    """Return the two ends of a new pair."""
+    """Return the two ends of a new socket pair."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
@@ -240,7 +240,7 @@ class AllWorkersEnded:
 
 @dataclass(kw_only=True, eq=False)
 class Chunk:
-    """Some rows of a batch to make.
+    """A request to make some rows of a batch.
 
     Attributes:
         chunk_id: The chunk's number, larger than that of every earlier chunk.
@@ -268,7 +268,7 @@ class Chunk:
 
 @dataclass(kw_only=True, eq=False)
 class Cancel:
-    """A request to drop all chunks that were sent before. Chunks in flight are finished."""
+    """A request to drop all chunks that were sent before. The worker process finishes the chunks in flight."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -349,7 +349,7 @@ def load_setup(content: bytes | bytearray) -> WorkerSetup | Failure:
         if b"torchvision" in content:
             from shardio.libraries import import_library
 
-            import_library("torchvision")  # Its import may need the same help as in the training process.
+            import_library("torchvision")  # The import needs the same workaround as in the training process.
         setup: WorkerSetup = pickle.loads(content)
         return setup
     except Exception as error:  # User modules may raise anything.
@@ -361,7 +361,7 @@ def why_not_sendable(value: Any, what: str) -> str | None:
     """Return the reason why user code cannot be sent to worker processes; None if it can. Each object is tried once.
 
     Args:
-        value: A decoder with that code in it, or a callable of the user.
+        value: A decoder that holds the code, or a user's callable.
         what: The value's name in the reason.
     """
     known = _obstacles.get(id(value))
@@ -405,14 +405,14 @@ class Failure:
 
     def restore(self) -> BaseException:
         """Return the error, with its traceback in another process as the cause."""
-        if self.traceback:  # Pickling drops the original one.
+        if self.traceback:  # Pickling drops the original traceback.
             self.error.__cause__ = RuntimeError(f"in a worker:\n{self.traceback}")
         return self.error
 
     def renewed(self) -> Failure:
         """Return the same failure with a copy of the error, to raise the error several times.
 
-        An error's traceback holds every frame that the error has passed, and so the loader that has raised it.
+        An error's traceback keeps alive every frame that the error has passed, and so the loader that raised it.
         """
         try:
             error = copy.copy(self.error)
