@@ -152,8 +152,8 @@ class WorkLock:
 
     The results of the work must not depend on the lock, because it is ineffective if the file system has no locks, or
     if the process that holds it is suspended. After waiting for ``patience_s``, this process logs a warning that names
-    the holder, and continues without the lock. Each later attempt tries only once, until one succeeds. Threads can
-    share the lock.
+    the holder, and continues without the lock. Later attempts to take the lock try only once, until one succeeds.
+    Threads can share the lock.
 
     Args:
         path: The lock file. It is created if it does not exist, and never removed.

@@ -252,7 +252,7 @@ def find_data_world(*, carried: CarriedWorld | None = None) -> World:
     if (carried is None or not carried.is_for_here()) and (dims := _find_small_dims()):
         raise RuntimeError(
             f"there is a DeviceMesh with several dimensions ({', '.join(dims)}), so it is not clear which ranks read "
-            "different samples. To the dataset, EpochSampler or CoverageRecorder, pass the dimension whose ranks do, "
+            "different samples. Pass the data-parallel dimension to the dataset, EpochSampler or CoverageRecorder, "
             "such as mesh=mesh['dp'], or group=torch.distributed.group.WORLD if all ranks read different samples"
         )
     return find_world(carried=carried)

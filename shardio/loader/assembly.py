@@ -63,7 +63,7 @@ class ChunkSizing:
     keeps_whole: bool = False
 
     def num_chunks(self, num_samples: int, layout: Layout | None) -> int:
-        """Return the number of chunks of a batch. Threads make equal numbers, so none waits for another."""
+        """Return the number of chunks of a batch: the same number for each thread, so none waits for another."""
         if self.keeps_whole or layout is None or not layout.columns:
             return 1
         rounds = -(-num_samples // (self.num_threads * self.chunk_size))

@@ -273,7 +273,10 @@ def _count_repetitions(num_returned: NDArray[np.uint32], indices: NDArray[np.int
 
 
 def yields_images(dataset: Any) -> bool:
-    """Return whether a dataset is a ShardDataset, ShardMapDataset or ImageFolder, or a Subset or ConcatDataset of these."""
+    """Return whether a dataset is a ShardDataset, a ShardMapDataset or an ImageFolder.
+
+    A Subset or a ConcatDataset counts if the datasets in it do.
+    """
     if isinstance(dataset, Subset):
         return yields_images(dataset.dataset)
     if isinstance(dataset, ConcatDataset):

@@ -256,8 +256,9 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
 
         With shardio's order, the state is a small JSON-serializable dict that fits any number of ranks and workers.
         Otherwise, it has the keys of torchdata's StatefulDataLoader, with the states of the dataset, the sampler and
-        their iterators if they have any. If torch's own iterators make the batches, the state is empty. An empty state
-        causes only a RuntimeWarning, because frameworks save the state of every loader that has this method.
+        their iterators if they have any. If torch's own iterators make the batches, the state is empty. Returning an
+        empty state causes a RuntimeWarning, not an error, because frameworks save the state of every loader that has
+        this method.
 
         Raises:
             StateError: If the ``state_dict`` of the dataset, the sampler or an iterator fails or requires arguments.
@@ -311,8 +312,8 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
         """Return the counts and times since the latest ``iter`` of the loader.
 
         Raises:
-            TypeError: If torch's own iterators, which do not time the stages, make the batches. They make the batches
-                of torch's datapipes and, on systems other than Linux, all batches of worker processes.
+            TypeError: If torch's own iterators, which do not time the stages, make the batches. These iterators
+                make the batches of torch's datapipes and, on systems other than Linux, all batches of worker processes.
         """
         if (stats := _find_own(self).find_executor(self).stats()) is None:
             raise TypeError(NO_STATS.format(reason=fallback_reason(self)))

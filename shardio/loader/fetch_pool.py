@@ -408,7 +408,9 @@ class _Process:
         self.process = process
 
     def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
-        """Send a message, unless the process was released or has died. A missing answer reveals its death.
+        """Send a message, unless the process was released or has died.
+
+        The missing answer of a dead process reveals its death.
 
         Raises:
             WorkerError: If the process has died or does not continue while its socket is full.

@@ -245,7 +245,7 @@ def load_position(state: dict[str, Any], *, is_iterable: bool) -> EpochPosition:
         is_iterable: Whether the loader's dataset is an IterableDataset.
 
     Raises:
-        StateError: If the state is not one of these.
+        StateError: If the state has a different format.
     """
     state = copy.deepcopy(state)
     try:
@@ -398,8 +398,8 @@ def capture(names: Iterable[str]) -> States:
 class OwnGenerators:
     """The loader's own generators, which continue from a loaded state in place of the process's generators.
 
-    The generators of the process belong to the program. If the state of one of them is already the loaded state, the
-    loader draws from that generator directly, as the stopped run did. It does not use a generator of its own.
+    The generators of the process belong to the program. If the state of such a generator is already the loaded
+    state, the loader draws from it directly, as the stopped run did, and needs no generator of its own.
 
     Args:
         states: The states from which to continue.
