@@ -185,7 +185,7 @@ class WorkLock:
         try:
             descriptor = os.open(self._path, _FLAGS, self._mode)
         except OSError:
-            return None  # Writing the result then reports the error.
+            return None  # The error is reported when the result is written.
         status = os.fstat(descriptor)
         if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != self._mode:  # Regardless of the umask.
             os.fchmod(descriptor, self._mode)

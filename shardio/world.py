@@ -246,8 +246,9 @@ def find_data_world(*, carried: CarriedWorld | None = None) -> World:
     """Return the world as :func:`find_world` does, if all of its ranks read different samples.
 
     Raises:
-        RuntimeError: If it is unclear whether they do, because there is a mesh with several dimensions. Under tensor,
-            pipeline or context parallelism, the ranks of one replica must read the same samples.
+        RuntimeError: If it is unclear which ranks read different samples, because there is a mesh with several
+            dimensions. Under tensor, pipeline or context parallelism, the ranks of one replica must read the same
+            samples.
     """
     if (carried is None or not carried.is_for_here()) and (dims := _find_small_dims()):
         raise RuntimeError(

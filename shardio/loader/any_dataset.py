@@ -292,7 +292,7 @@ class Fetching(Executor):
     def _find_workers(self, split: Split | None) -> FetchWorkers | None:
         persistent = self._persistent
         if persistent is not None and not persistent.workers.belongs_here:
-            self._persistent = None  # This process is a fork of the one that owns the workers.
+            self._persistent = None  # This process is a fork of the process that owns the workers.
             return None
         if persistent is None or not persistent.is_open or self._source.needs_new_workers(split):
             if persistent is not None:

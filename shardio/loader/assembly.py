@@ -42,7 +42,7 @@ DEFAULT_PREFETCH = 2
 class DefaultPrefetch(int):
     """A ``prefetch_factor`` that the user did not set: torch's default, which is meant for torch's workers.
 
-    Its class marks it as a default when a framework re-creates the loader from its attributes.
+    The class marks the value as a default when a framework re-creates the loader from its attributes.
     """
 
 
@@ -302,8 +302,8 @@ class ChunkQueue:
     def _redo(self, death: Death) -> None:
         """Queue all unfinished batches again, in other buffers.
 
-        The chunks that a dead process was making are suspects. Each is then made alone: if it kills another process,
-        the chunk is at fault.
+        The chunks that a dead process was making are suspects. Each suspect is made alone: if it kills another
+        process, the chunk is at fault.
         """
         self._tally.num_worker_restarts += death.num_processes
         self._buffers.retire()

@@ -241,7 +241,7 @@ def find_num_buffers(num_bytes: int, num_wanted: int) -> int:
         num_wanted: The number that the loader wants to fill at a time.
 
     Raises:
-        MemoryError: If there is no memory for two: one for the user, and one to fill.
+        MemoryError: If there is no memory for two buffers: one for the user, and one to fill.
     """
     available = find_available_bytes()
     num_buffers = int(available * SHARE) // max(num_bytes, 1)
@@ -337,14 +337,14 @@ class BufferPool:
         self._held: dict[int, Buffer] = {}
         self._num_made = 0
         # A forked child shares the pages of the batches that the user holds, so those must not change. Retire the
-        # buffers before and after: another thread may receive a batch in between, which the child then also holds.
+        # buffers before and after the fork: another thread may receive a batch in between, and the child also holds it.
         call_at_fork(self, before=BufferPool.retire_held, after_in_parent=BufferPool.retire_held)
 
     def watch(self, watches: Sequence[BufferWatch]) -> None:
         """From now on, fill only buffers that these watches have received.
 
-        A watch may change the memory of a buffer, for example by registering it with CUDA. That must not affect an
-        epoch that the wrapper did not begin.
+        A watch may change the memory of a buffer, for example by registering it with CUDA. Such a change must not
+        affect an epoch that the wrapper did not begin.
         """
         if tuple(watches) != self._watches:
             self.retire()

@@ -1,14 +1,14 @@
 """The code of fork servers, and of the worker processes forked from them.
 
-A fork server imports the modules that worker processes need, and reads their setup once. A fork then takes 1 ms instead
-of the 150 ms of the imports, and the worker processes share the memory of both. The fork server has one thread, so its
-forks are safe.
+A fork server imports the modules that worker processes need, and reads their setup once. So a fork takes 1 ms instead
+of the 150 ms of the imports, and the worker processes share the memory of the modules and the setup. The fork server
+has one thread, so its forks are safe.
 
 A worker process receives buffers and chunks over one end of a socket pair. It imports torch and user code only if a
 user's transform needs them, and it never runs the user's script.
 
-Both processes end as soon as the other end of their socket pair is closed. A fork server then ends all its worker
-processes.
+Both processes end as soon as the other end of their socket pair is closed. Before a fork server ends, it ends all its
+worker processes.
 """
 
 from __future__ import annotations

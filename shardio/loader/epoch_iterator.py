@@ -263,7 +263,7 @@ def make_epoch_iterator(begin: EpochStart, loader: Any, *, owns_workers: bool) -
 
 
 def _draw(sampler: Any) -> Iterator[Any]:
-    """Iterate over a sampler. Its ``__iter__`` is not called before the first value is requested."""
+    """Iterate over a sampler. The sampler's ``__iter__`` is not called until the first value is requested."""
     yield from sampler
 
 
@@ -338,7 +338,8 @@ def find_remainder(split: Split) -> int:
     """Return the number of samples in the ranks' last batches that ``gather_for_metrics`` must keep; 0 for all.
 
     That function concatenates the batches by rank and truncates the result. The repeats that pad the epoch may not be
-    at the end, as in a shuffled epoch of three ranks. Truncating would then lose samples, so the repeats are kept.
+    at the end, as in a shuffled epoch of three ranks. In this case, truncating would lose samples, so the repeats
+    are kept.
     """
     ranks = [replace(split, rank=rank) for rank in range(split.world_size)]
     last = [rank.batch(rank.num_batches - 1) for rank in ranks if rank.num_batches]

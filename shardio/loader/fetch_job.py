@@ -136,7 +136,7 @@ class Fetcher(Protocol):
 
 
 class DatasetEndError(Exception):
-    """An iterable dataset has no further batch. This is not a StopIteration, which user code may raise by mistake."""
+    """An iterable dataset has no further batch. User code may raise StopIteration by mistake, so this class differs."""
 
 
 def make_fetcher(job: FetchJob, state: dict[str, Any] | None, *, follows_end: bool = False) -> Fetcher:

@@ -272,7 +272,7 @@ class WorkerBatches(BatchIterator):
                 index = next(self._indices)
             except StopIteration:
                 return
-            except Exception as error:  # The user's sampler failed. Its error is raised after the earlier batches.
+            except Exception as error:  # The user's sampler failed. The error is raised after the earlier batches.
                 let_through(error)
                 self._sampler_error = error
                 return
@@ -321,7 +321,7 @@ class WorkerBatches(BatchIterator):
 
 
 class CallerBatches(BatchIterator):
-    """The batches of one epoch. Each is fetched when it is requested.
+    """The batches of one epoch. Each batch is fetched when it is requested.
 
     Args:
         job: The settings of the loader.

@@ -89,8 +89,8 @@ class ForkServer:
         If the process cannot start, the other end is closed.
 
         Args:
-            worker_id: Its number, larger than that of every earlier worker process of the pool.
-            num_threads: The number of chunks that it makes at a time.
+            worker_id: The process's number, larger than that of every earlier worker process of the pool.
+            num_threads: The number of chunks that the process makes at a time.
             patience_s: The maximum time, in seconds, for which the fork server may read nothing.
         """
         running = self._running or self._start()

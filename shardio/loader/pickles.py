@@ -350,7 +350,7 @@ class SharedJob:
     """A job that worker processes can receive.
 
     Args:
-        job: The job. It must live as long as this object.
+        job: The job, which must live as long as this object.
 
     Raises:
         Exception: If the job cannot be pickled; the message names the attribute at fault.

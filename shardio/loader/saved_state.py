@@ -373,7 +373,7 @@ def load_state(value: Any, state: Any) -> None:
     if not has_state(value):
         raise StateError(
             f"the loader's state contains that of a {type(value).__name__} with state_dict and load_state_dict, but "
-            "this one lacks these methods, so its position is not known: load the state into a loader with the same "
+            "this object lacks these methods, so its position is not known: load the state into a loader with the same "
             "classes of datasets and samplers. (torchdata's StatefulDataLoader adds them to torch's RandomSampler)"
         )
     value.load_state_dict(copy.deepcopy(state))

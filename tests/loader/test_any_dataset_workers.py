@@ -145,7 +145,9 @@ def test_ctrl_c_while_a_batch_is_made_does_not_lose_it(dataset: Any) -> None:
     other = DataLoader(Shares(lambda *_: range(10)), 2)
     other.load_state_dict(state)
     if isinstance(dataset, Shared):
-        with pytest.raises(StateError, match="with state_dict and load_state_dict, but this one lacks these methods"):
+        with pytest.raises(
+            StateError, match="with state_dict and load_state_dict, but this object lacks these methods"
+        ):
             iter(other)
 
 
