@@ -136,7 +136,10 @@ class Fetcher(Protocol):
 
 
 class DatasetEndError(Exception):
-    """An iterable dataset has no further batch. User code may raise StopIteration by mistake, so this class differs."""
+    """An iterable dataset has no further batch.
+
+    User code may raise StopIteration by mistake, so the end of a dataset has an error of its own.
+    """
 
 
 def make_fetcher(job: FetchJob, state: dict[str, Any] | None, *, follows_end: bool = False) -> Fetcher:
