@@ -55,7 +55,7 @@ DistributedSampler without drop_last
     Args:
         loader: Any iterable of batches, or a tuple of such iterables, one per rank. Each iterable is read once
             per epoch.
-        expected: The keys that each epoch should deliver, in the dataset's order, or their number. If None, and
+        expected: The keys that each epoch should deliver, in the dataset's order, or their number. If None and
             the loader is a DataLoader, the check first reads its dataset, without workers, to determine the keys. For
             other loaders, the check finds repeats, but it finds lost samples only if the loader reports a number of
             samples.

@@ -1,7 +1,7 @@
 """Iterate over a loader, and record what it claims, where each sample comes from and whether its content is stable.
 
 Only stable content identifies samples. Contents count as unstable if a transform's class name suggests randomness, if a
-sample of the dataset differs when it is read again, or if epochs together hold more contents than samples.
+sample differs when it is read again, or if epochs together hold more contents than samples.
 """
 
 from __future__ import annotations

@@ -97,9 +97,9 @@ def find_images(batch: Any) -> torch.Tensor:
 def find_labels(batch: Any, getter: LabelsGetter) -> torch.Tensor:
     """Return the labels of a batch.
 
-    By default, the labels are the second value of a tuple or a list. If the batch or this value is a mapping, the
-    labels are under its key ``labels`` or, failing that, under the first key that contains ``label``, regardless of
-    case, as in torchvision.
+    By default, the labels are the second value of a tuple or a list. If the batch or this value is a mapping, its
+    key ``labels`` holds the labels or, failing that, the first key that contains ``label``, regardless of case. This is
+    torchvision's rule.
 
     Raises:
         TypeError: If the labels are not a tensor, or are not found.
