@@ -381,7 +381,7 @@ class Coverage:
             column.extend(array(column.typecode, [value]) * len(ids))
 
     def arrays(self, rank: int | None = None) -> tuple[Ids, NDArray[np.int64], NDArray[np.int64]]:
-        """Return the identities, batches and workers of one or all ranks, in order of arrival."""
+        """Return the identity, batch and worker of each delivery to one rank or to all ranks, in order of arrival."""
         ranks, workers = np.array(list(self._source_ids), dtype=np.int64).reshape(-1, 2).T
         ids, batches, sources = map(np.array, self._columns)
         chosen = slice(None) if rank is None else ranks[sources] == rank

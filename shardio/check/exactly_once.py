@@ -53,15 +53,17 @@ shardio, use remainder='keep' or 'mask'. Otherwise, look for a truncated .repeat
 DistributedSampler without drop_last
 
     Args:
-        loader: Any iterable of batches, or a tuple of such iterables, one per rank. Each is read once per epoch.
-        expected: The keys that each epoch should deliver, in the dataset's order, or their number. If None, the check
-            first reads the dataset of a DataLoader without workers to determine the keys. For other loaders, the check
-            finds repeats, but it finds lost samples only if the loader reports a number of samples.
+        loader: Any iterable of batches, or a tuple of such iterables, one per rank. Each iterable is read once
+            per epoch.
+        expected: The keys that each epoch should deliver, in the dataset's order, or their number. If None and
+            the loader is a DataLoader, the check first reads its dataset, without workers, to determine the keys. For
+            other loaders, the check finds repeats, but it finds lost samples only if the loader reports a number of
+            samples.
         key: The way to find a batch's keys: a function of the batch, or the name or index of a field. If None, the
             values of a batch of strings or integers are its keys. Other samples are identified by their content, which
             must be the same on every read.
-        epochs: The number of epochs to check. If samples are identified by content, one more may be read for
-            comparison.
+        epochs: The number of epochs to check. If samples are identified by content, one more epoch may be read
+            for comparison.
         set_epoch: A function that the check calls with the epoch's number before each epoch, as a training script does.
 
     Raises:
@@ -184,7 +186,7 @@ class guard(Generic[Batch]):  # noqa: N801  # used like a function
         return len(self.loader)  # type: ignore[arg-type]  # a loader without a length raises TypeError
 
     def __getattr__(self, name: str) -> Any:
-        if name == "loader":  # It may not be set yet, for example during unpickling.
+        if name == "loader":  # The attribute may not be set yet, for example during unpickling.
             raise AttributeError(name)
         return getattr(self.loader, name)
 
@@ -192,7 +194,7 @@ class guard(Generic[Batch]):  # noqa: N801  # used like a function
         """Iterate over the loader's next epoch.
 
         Raises:
-            CoverageError: At the first repeated sample. The message names it.
+            CoverageError: If a sample is repeated. The message names the sample.
             IdentityError: If samples cannot be identified without keys.
         """
         seen: dict[int, int] = {}
@@ -241,7 +243,7 @@ class guard(Generic[Batch]):  # noqa: N801  # used like a function
         )
 
     def _check_contents(self, num_seen: int, num_new: int) -> None:
-        assert self._claims is not None, "set with the first content"
+        assert self._claims is not None, "_content_ids has set the claims"
         claimed, num_samples = self._claims.num_claimed, self._claims.num_dataset
         if claimed is not None and num_seen > claimed:
             raise CoverageError(
@@ -253,7 +255,7 @@ class guard(Generic[Batch]):  # noqa: N801  # used like a function
 
     def _remember(self, seen: dict[int, int]) -> None:
         """Compare a complete epoch's contents with earlier epochs, if there is only one rank."""
-        assert self._claims is not None, "set with the first content"
+        assert self._claims is not None, "_content_ids has set the claims"
         together = self._former | seen.keys()
         if self._former and self._claims.num_dataset is None and find_world().world_size == 1:
             # A resumed epoch has fewer samples than the next epoch.
@@ -276,7 +278,7 @@ def judge(
     Args:
         epochs: The loader's consecutive epochs over all ranks.
         expected: The samples that each epoch should deliver.
-        num_judged: The number of epochs to judge. The others only show whether contents change.
+        num_judged: The number of epochs to judge. Later epochs only show whether contents change.
         allow: Whether to allow for the loader's own remainder policy.
 
     Raises:
@@ -416,7 +418,7 @@ def find_frozen_orders(epochs: Sequence[Coverage]) -> list[str]:
     """Return a message for each epoch that wrongly repeats the order of an earlier one.
 
     A loader that does not report whether it shuffles may repeat its order on purpose, for example with a sorted
-    sampler. It is judged only if another epoch or rank shows that it shuffles.
+    sampler. Such a loader is judged only if another epoch or rank shows that the loader shuffles.
     """
     digests = [
         {rank: epoch.order_digest(rank) for rank in epoch.ranks if epoch.num_delivered_by(rank) >= MIN_SAMPLES}
@@ -444,7 +446,7 @@ def find_frozen_orders(epochs: Sequence[Coverage]) -> list[str]:
 def _is_shuffled(epochs: Sequence[Coverage]) -> bool:
     for rank in sorted({rank for epoch in epochs for rank in epoch.ranks}):
         known = [epoch.rank_epochs[rank].shuffles for epoch in epochs if rank in epoch.rank_epochs]
-        if False in known:  # If nothing shuffles, only the arrival of batches varies.
+        if False in known:  # Without shuffling, only the order in which batches arrive varies.
             continue
         orders = {epoch.order_digest(rank): epoch for epoch in epochs}
         found = [epoch.arrays(rank)[0][:MAX_COMPARED] for epoch in orders.values()]
@@ -457,7 +459,7 @@ def _differ(first: Ids, second: Ids) -> bool:
     """Return whether many neighbors in ``first`` are not neighbors in ``second``.
 
     "Many" means at least ten, and at least a quarter of all neighbors. Most neighbors stay together if batches arrive
-    as workers finish them, or if only shards are shuffled. Such orders may repeat by chance.
+    as workers finish them, or if only shards are shuffled; the order may then repeat by chance.
     """
     before, after = (ids[:-1] * np.uint64(3) + ids[1:] for ids in (first, second))  # uint64 [n - 1], wraps around
     num_parted = int((~np.isin(before, after)).sum())
@@ -469,7 +471,7 @@ def contents_change(epochs: Sequence[Coverage], num_samples: int | None) -> bool
 
     Args:
         epochs: The epochs of one loader, over all ranks.
-        num_samples: The number of samples. If None, later epochs must not hold contents that the first one lacks.
+        num_samples: The number of samples. If None, later epochs must not hold contents that the first epoch lacks.
     """
     contents = [np.unique(epoch.arrays()[0]) for epoch in epochs if epoch.num_deliveries]
     if len(contents) < 2:

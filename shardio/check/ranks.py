@@ -1,6 +1,6 @@
 """Record the samples that each rank receives, in a training run or in one process per rank, and merge the recordings.
 
-A recording is a safetensors file. For each epoch ``e``, it has the tensors ``ids.e`` (uint64 [n]), ``batches.e``
+A recording is a safetensors file. For each epoch ``e``, the file has the tensors ``ids.e`` (uint64 [n]), ``batches.e``
 (uint32 [n]) and ``workers.e`` (int16 [n], -1 for an unknown worker). Its metadata key ``recording`` is a JSON object
 with the format, the rank, the number of ranks, the process, the times and, if they are few, the keys. For each epoch,
 the object also has the fields of RankEpoch and of the loader's Allowance.
@@ -51,7 +51,7 @@ COLUMNS = {"ids": "<u8", "batches": "<u4", "workers": "<i2"}
 """The columns of a recording and their types: 14 bytes per delivery."""
 
 MAX_SAVED_NAMES = 20_000
-"""The largest number of keys that a recording holds. With more keys, it holds only hashes."""
+"""The largest number of keys that a recording holds. If there are more keys, the recording holds only hashes."""
 
 HEADER = ("rank", "world_size", "process", "started", "written")
 """The attributes of a Recording that its file's metadata holds."""
@@ -83,7 +83,7 @@ class CoverageRecorder:
             given.
         mesh: An alternative to ``rank`` and ``world_size``, as for the dataset. Groups along the mesh that do not
             contain rank 0 write files such as ``rank-00000.group-00001.replica``, named after their first rank.
-        group: Another alternative: a process group, as for the dataset.
+        group: A process group, as an alternative to ``rank``, ``world_size`` and ``mesh``, as for the dataset.
         resume: The result of :meth:`state_dict` in the checkpoint that training resumes from. Recording continues in
             the existing file from that point; its later entries are removed.
 
@@ -145,11 +145,14 @@ class CoverageRecorder:
             yield from observe(loader, coverage, rank=self.rank, key=self._key, world_size=world_size)
         finally:
             if self.rank in coverage.rank_epochs:
-                coverage.rank_epochs[self.rank].may_be_fewer = True  # A resumed epoch delivers only the rest.
+                # A resumed epoch delivers only the remaining samples.
+                coverage.rank_epochs[self.rank].may_be_fewer = True
             self.close()
 
     def gather(self) -> list[Coverage]:
-        """Gather the coverage of each epoch from all ranks that read different samples. Every rank must call this.
+        """Gather the coverage of each epoch from all ranks that read different samples.
+
+        Every rank must call this method.
 
         Raises:
             FormatError: If the recordings are from different runs.
@@ -330,8 +333,8 @@ def record_ranks(target: str, *, world_size: int, epochs: int, key: str | None) 
 
     Args:
         target: ``path/to/script.py:function``. The function takes no arguments and returns a loader.
-        world_size: The number of processes. They get torchrun's environment variables.
-        epochs: The number of epochs. Each is set on the loader, or on its samplers and datasets.
+        world_size: The number of processes. Each process gets torchrun's environment variables.
+        epochs: The number of epochs. Each epoch is set on the loader, or on its samplers and datasets.
         key: The name or index of the field that holds a batch's keys; None if there is none.
 
     Raises:
@@ -512,7 +515,7 @@ def _send(process: subprocess.Popen[bytes], number: int) -> bool:
 def _describe_first(
     ranks: Sequence[RankCommand], processes: Sequence[subprocess.Popen[bytes]], exits: Mapping[int, int], name: str
 ) -> str:
-    # A rank may fail because another one failed, but exit before it.
+    # A rank that fails because another rank failed may exit before that rank.
     paths = [rank.path.with_suffix(".failed") for rank in ranks]
     times = {number: int(path.read_text()) for number, path in enumerate(paths) if path.exists()}
     first = min({**exits, **times}.items(), key=lambda item: item[1])[0]

@@ -1,8 +1,7 @@
 """Iterate over a loader, and record what it claims, where each sample comes from and whether its content is stable.
 
-Only stable content identifies samples. Three kinds of evidence show that contents change: transforms whose class names
-suggest randomness, samples of the dataset that differ when they are read again, and epochs that together hold more
-contents than samples.
+Only stable content identifies samples. Contents count as unstable if a transform's class name suggests randomness, if a
+sample differs when it is read again, or if epochs together hold more contents than samples.
 """
 
 from __future__ import annotations
@@ -115,7 +114,7 @@ def marks_repeats(loader: Iterable[Any]) -> bool:
 
 
 def find_marks(batch: Any) -> NDArray[np.bool_] | None:
-    """Return a mask of the samples in a batch that count, bool [n]; None if the batch has no marks.
+    """Return the marks of a batch, bool [n], false for repeats; None if the batch has no marks.
 
     The marks are the field "valid" of a dict, or the last field of a tuple.
     """
@@ -124,7 +123,7 @@ def find_marks(batch: Any) -> NDArray[np.bool_] | None:
 
 
 def leave_out_marked(keys: list[Hashable], valid: NDArray[np.bool_] | None) -> list[Hashable]:
-    """Return the keys of the samples that count. A key function may already omit the others."""
+    """Return the keys of the samples that are not marked as repeats. A key function may already omit the repeats."""
     return keys if valid is None or len(keys) != len(valid) else list(compress(keys, valid))
 
 
@@ -229,7 +228,7 @@ def find_remainder(loader: Iterable[Any]) -> tuple[HasRemainder, RemainderPolicy
 
 
 def find_cursor(loader: Iterable[Any]) -> Cursor | None:
-    """Return a loader's cursor in shardio's order, read from its state; None if it has none."""
+    """Return a loader's cursor in shardio's order, read from its state; None if there is no cursor."""
     found = find_remainder(loader)
     # Do not call state_dict of other loaders: torchdata's loader starts workers to determine its state.
     holder: Any = loader if hasattr(loader, "calls_dataset") else None if found is None else found[0]
@@ -367,7 +366,7 @@ def splits(loader: HasWorkers) -> bool:
 
 
 def is_batching(loader: Any) -> bool:
-    """Return whether a loader collates samples. If not, it yields the dataset's items."""
+    """Return whether a loader collates samples. A loader that does not collate yields the dataset's items."""
     if getattr(loader, "batch_size", None) is not None or getattr(loader, "batch_sampler", None) is not None:
         return True
     if hasattr(loader, "batch_size") and hasattr(loader, "batch_sampler"):
@@ -377,7 +376,7 @@ def is_batching(loader: Any) -> bool:
 
 
 def collates_columns(loader: Any) -> bool:
-    """Return whether a loader collates into columns: with a function of torch or shardio."""
+    """Return whether a loader collates into columns, with a collate function from torch or shardio."""
     return is_batching(loader) and _module_of(collate_of(loader)).startswith(("torch.", "shardio."))
 
 

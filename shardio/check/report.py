@@ -91,7 +91,7 @@ class CoverageReport:
         num_deliveries: The number of samples that arrived, including repeats.
         num_once: The number of samples that arrived as often as expected.
         num_repeated: The number of samples that arrived more often than expected.
-        num_repeats: The number of surplus deliveries of these samples.
+        num_repeats: The number of surplus deliveries of the repeated samples.
         num_missing: The number of missing deliveries.
         num_unexpected: The number of unexpected samples. If only the number of samples is known, the surplus over that
             number.
@@ -103,7 +103,7 @@ class CoverageReport:
         repeated: The first repeated samples, with all their deliveries.
         unexpected: The first unexpected samples, with all their deliveries.
         missing: The first missing samples.
-        missing_indices: The indices of the missing samples in ``expected.ids``, int64 [n].
+        missing_indices: The indices into ``expected.ids`` of the missing samples, int64 [n].
         totals: The totals of each (rank, worker): the number of samples, their signature, and the sizes of batches.
         problems: Problems of the epoch as a whole, as text.
         causes: The likely causes, as text. Only :func:`shardio.check.judge` sets them.
@@ -350,7 +350,8 @@ def _num_samples_by_rank(report: CoverageReport) -> dict[int, int]:
 def _padding(report: CoverageReport) -> list[str]:
     """Return a cause if the loader seems to pad.
 
-    Each repeat is then in a last batch, and repeats a sample of the first batches or of that batch.
+    With padding, each repeat is in the last batch of a rank or worker, and its sample is also in one of the first
+    batches or in the same batch.
     """
     if report.num_late_repeats < report.num_repeats or report.num_missing:
         return []

@@ -61,7 +61,7 @@ def call_transform(transform: BatchTransform, batch: Any, generator: torch.Gener
 
 
 def make_random(generator: torch.Generator) -> random.Random:
-    """Return a random number generator on the CPU, seeded from a torch generator of any device, and advance the latter.
+    """Return a random number generator on the CPU, seeded from a torch generator on any device, and advance the latter.
 
     This does not wait for the device, because the state of a torch generator is in host memory. Numbers drawn on the
     device could be read only after all queued work had finished.
@@ -97,9 +97,9 @@ def find_images(batch: Any) -> torch.Tensor:
 def find_labels(batch: Any, getter: LabelsGetter) -> torch.Tensor:
     """Return the labels of a batch.
 
-    By default, these are the second value of a tuple or a list. In a mapping (or if the second value is one), they are
-    the value under ``labels`` or, failing that, under the first key that contains ``label``, regardless of case
-    (torchvision's rule).
+    By default, the labels are the second value of a tuple or a list. If the batch or this value is a mapping, its
+    key ``labels`` holds the labels or, failing that, the first key that contains ``label``, regardless of case. This is
+    torchvision's rule.
 
     Raises:
         TypeError: If the labels are not a tensor, or are not found.
@@ -173,7 +173,7 @@ class BatchRandomErasing:
 
         Args:
             batch: A batch with images [N, C, H, W].
-            generator: A generator of the images' device.
+            generator: A generator on the images' device.
         """
         num_images, _, height, width = find_images(batch).shape
         numbers = make_random(generator)
@@ -254,7 +254,7 @@ class _Mixing(ABC, Generic[Parameters]):
 
         Args:
             batch: A batch with images [N, C, H, W], and labels: int64 [N], or soft labels [N, ``num_classes``].
-            generator: A generator of any device.
+            generator: A generator on any device.
         """
         height, width = find_images(batch).shape[-2:]
         return self.apply(batch, self.draw(make_random(generator), height, width))
@@ -280,7 +280,7 @@ class _Mixing(ABC, Generic[Parameters]):
     ) -> tuple[torch.Tensor, float]:
         """Return mixed images [N, C, H, W], and the weight of each image's own pixels.
 
-        ``rows`` are the rows of the partners, int64 [N]; None for the row before each.
+        ``rows`` are the rows of the partners, int64 [N]; if None, each partner is the row before.
         """
 
     def _draw_lambda(self, numbers: random.Random) -> float:
@@ -305,7 +305,7 @@ class _Mixing(ABC, Generic[Parameters]):
 
 
 class MixUp(_Mixing[float]):
-    """Blend each image of a batch, and its label, with the one before it.
+    """Blend each image of a batch with the image before it, and blend their labels.
 
     Labels become float [N, ``num_classes``]. Repeats that ``remainder="mask"`` marks are not blended into other images.
     Images must be floats.

@@ -65,9 +65,9 @@ class DevicePrefetcher:
     >>> normalize = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     >>> for images, labels in DevicePrefetcher(loader, "cuda", normalize=normalize): ...  # doctest: +SKIP
 
-    Iterate over it once per epoch. If you leave an iteration early, its batches are released when its iterator is
-    freed, or at the end of a ``with DevicePrefetcher(...)`` block. The state of the prefetcher, and of a shardio loader
-    inside it, reflects the last batch that you received.
+    Iterate over the wrapper once per epoch. If you leave an iteration early, its batches are released when its iterator
+    is freed, or at the end of a ``with DevicePrefetcher(...)`` block. The state of the prefetcher, and of a shardio
+    loader inside it, reflects the last batch that you received.
 
     Args:
         loader: Any iterable of batches. A batch may nest tensors, numpy arrays and objects with a method
@@ -83,12 +83,12 @@ class DevicePrefetcher:
         channels_last: Whether images have the channels_last memory format on the device.
         transform: A function that takes and returns a batch, such as :class:`MixUp`, or a list of such functions to
             apply in turn. They run on the device after normalization; on CUDA, on the prefetcher's stream. A
-            function that has a parameter ``generator`` receives a torch.Generator of the device. With shardio's order,
+            function that has a parameter ``generator`` receives a torch.Generator on the device. With shardio's order,
             the generator is seeded from seed, epoch, position and rank, so a resumed run draws the same numbers. With
             other loaders, it is seeded from torch's global generator.
 
     On CUDA, each batch can be used on the stream that was current when you requested it; another stream must first wait
-    for that one. With ``persistent_workers=True``, a shardio loader keeps its memory, so it is pinned only once.
+    for that one. With ``persistent_workers=True``, a shardio loader keeps its memory, which is then pinned only once.
 
     ``normalize``, ``dtype`` and ``channels_last`` apply only to uint8 tensors [N, C, H, W], not to labels or
     ``tv_tensors.Mask``. If ``normalize`` has one value per channel, tensors with a different number of channels stay
@@ -164,7 +164,7 @@ class DevicePrefetcher:
     @property
     def has_state(self) -> bool:
         """Whether the loader has a state."""
-        # shardio's loaders have an attribute for this.
+        # shardio's loaders have this attribute; other loaders have a state if they have the method ``state_dict``.
         return bool(getattr(self.loader, "has_state", callable(getattr(self.loader, "state_dict", None))))
 
     @property
@@ -307,10 +307,10 @@ def normalize(
         scale: float32 [C, 1, 1].
         shift: float32 [C, 1, 1].
         dtype: The dtype of the result.
-        memory_format: Its memory format.
-        in_one_kernel: Whether to use one kernel, which reads uint8 and writes the result on a GPU. On a CPU, torch then
-            makes copies, which take longer than several operations for large batches (benchmarks/results/device.md).
-            The results may differ by float32's rounding.
+        memory_format: The memory format of the result.
+        in_one_kernel: Whether to use a single torch operation, for which a GPU needs only one kernel. On a CPU, torch
+            makes copies for this operation, so it is slower for large batches than several operations
+            (benchmarks/results/device.md). Both ways give the same results, except for float32's rounding.
     """
     if in_one_kernel:
         result = torch.empty(images.shape, dtype=dtype, device=images.device, memory_format=memory_format)
@@ -449,9 +449,9 @@ class PrefetchIterator:
     def _can_send(self) -> bool:
         """Return whether to request another batch from the loader before returning the next one in flight.
 
-        While the device has work, this waits for the loader. As soon as the device is idle, it needs the batch in
-        flight rather than a later one. The method ``is_ready(timeout_s)`` of the loader's iterator returns whether
-        a batch is ready.
+        While the device has work, this method waits for the loader. As soon as the device is idle, it needs the batch
+        in flight rather than a later one. The method ``is_ready(timeout_s)`` of the loader's iterator returns whether a
+        batch is ready.
         """
         is_ready = getattr(self._batches, "is_ready", None)
         if not len(self._in_flight) or not callable(is_ready):
@@ -490,7 +490,7 @@ class PrefetchIterator:
         try:
             with outside_of_inference_mode():
                 self._in_flight.send(batch, counts, rng_key)
-        except Exception as error:  # The user's transform or the device raised this.
+        except Exception as error:  # The user's transform or the device raised this error.
             let_through(error)
             return _Failure(no_end(error), [], counts)
         return None
@@ -514,4 +514,4 @@ class PrefetchIterator:
             return next(self._batches)
         with self._watch():
             self._batches = iter(self._loader)
-            return next(self._batches)  # Some iterators begin the epoch only here.
+            return next(self._batches)  # Some iterators begin the epoch only at the first next().

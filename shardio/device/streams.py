@@ -83,9 +83,9 @@ def map_tensors(batch: Any, function: OnTensor, movable: Callable[[Movable], Any
         if movable is not None and isinstance(value, Movable) and not isinstance(value, type):
             return movable(value)
         if isinstance(value, MutableMapping) and (isinstance(value, dict) or hasattr(value, "__copy__")):
-            mapped = copy.copy(value)  # This keeps the class, and settings such as default_factory.
+            mapped = copy.copy(value)  # A copy keeps the class, and settings such as default_factory.
             for name, item in value.items():
-                mapped[name] = walk(item)  # Counter.update() would add counts.
+                mapped[name] = walk(item)  # Counter.update() would add to the counts.
             return mapped
         if isinstance(value, Mapping):  # Without __copy__, a shallow copy may share its items with the original.
             return type(value)({name: walk(item) for name, item in value.items()})  # type: ignore[call-arg]
@@ -164,7 +164,7 @@ class Registration:
             if int(cudart.cudaHostRegister(address, memory.nbytes, 0)) == 0:
                 weakref.finalize(memory, cudart.cudaHostUnregister, address).atexit = False
             else:
-                with suppress(RuntimeError):  # This clears the error, which a later call would raise.
+                with suppress(RuntimeError):  # This call clears the error, which a later call would otherwise raise.
                     torch.zeros(1, device=self.device)
 
 
@@ -202,8 +202,8 @@ class CopyStream(Protocol):
     def send(self, copy: Callable[[], Any], prepare: Callable[[Any], Any]) -> SentBatch:
         """Queue a copy to the device and the preparation of the copied batch.
 
-        Both run after all earlier sends, and after the work that is already queued on the caller's stream. So memory
-        that the caller has freed is not overwritten while the device still reads it.
+        Both run after all earlier sends, and after the work that is already queued on the caller's stream. Therefore,
+        memory that the caller has freed is not overwritten while the device still reads it.
         """
 
     def receive(self, sent: SentBatch) -> Any:
@@ -214,7 +214,7 @@ class CopyStream(Protocol):
 
 
 class CudaStream:
-    """A stream of a CUDA device. Its events block, so a wait leaves the processor core to the loader's workers.
+    """A stream of a CUDA device. Its events block, so waiting frees the processor core for the loader's workers.
 
     Args:
         device: The device, with an index.
@@ -253,7 +253,7 @@ class CudaStream:
 
 
 def _find_dense_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return the tensors that hold a sparse tensor's memory, or the tensor itself. Only these can record a stream."""
+    """Return the dense tensors in a sparse tensor, or the tensor itself. Only dense tensors can record a stream."""
     match tensor.layout:
         case torch.sparse_coo:
             return [tensor._indices(), tensor._values()]
@@ -274,7 +274,8 @@ class PrefetchStats:
         loader_wait_s: Seconds that the program waited for the loader. While the device has work left, waiting costs
             nothing.
         data_stall_s: Seconds that the device waited for data, with nothing left to do. On CUDA, events on the device
-            measure it; the last few batches are not included yet. On other devices, it equals ``loader_wait_s``.
+            measure this time; the last few batches are not included yet. On other devices, it equals
+            ``loader_wait_s``.
     """
 
     num_batches: int
@@ -349,7 +350,7 @@ class InFlightBatches:
     """
 
     is_synchronous = False
-    """Whether only the batch that the user requests is sent."""
+    """Whether each batch is sent only when the user requests it."""
 
     def __init__(
         self,

@@ -59,7 +59,7 @@ Report = Callable[[int, int], None]
 def _find_finished(
     folder: DatasetFolder, tar: Location, samples: Sequence[SourceSample], earlier: PackedShard | None
 ) -> PackedShard | str | None:
-    """Return the shard of an earlier run if it can be kept, a description of its damage, or None."""
+    """Return an earlier run's shard if it can be kept, a description of its damage if it is damaged, or else None."""
     damage = None
     if earlier is not None:
         if earlier.findings.changed:
@@ -287,7 +287,7 @@ def _receive(worker: _Worker) -> Any:
 
 
 def _end(workers: list[_Worker]) -> None:
-    """End the worker processes. A worker that is packing removes its unfinished file first."""
+    """End the worker processes. A worker that is packing removes its unfinished file before it ends."""
     for worker in workers:
         worker.connection.close()
     deadline = time.monotonic() + END_WITHIN_S

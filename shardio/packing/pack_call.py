@@ -329,7 +329,7 @@ class PackOptions:
         return f"images that can be packed (supported: {', '.join(IMAGE_FIELDS)}{others})"
 
     def find_given(self, names: Iterable[str]) -> str | None:
-        """Return the first of some options whose value is not its default, or None if all have their defaults."""
+        """Return the first of the named options that differs from its default, or None if none differs."""
         defaults = {each.name: each.default for each in fields(self)}
         values = ((name, self.column_of_source(name) if name in COLUMNS else getattr(self, name)) for name in names)
         return next((name for name, value in values if value != defaults[name]), None)
@@ -524,12 +524,12 @@ def pack(
 class Parts:
     """Named parts of a dataset.
 
-    A sample's part depends only on its key and on the fractions: the xxh3-64 of the key in UTF-8, divided by 2**64, is
+    A sample's part depends only on its key and on the fractions. The xxh3-64 of the key in UTF-8, divided by 2**64, is
     compared with the running sums of the fractions. A sample stays in its part when other samples are added.
 
     Attributes:
         names: The name of each part.
-        thresholds: The first hash of each part except the first.
+        thresholds: The lowest hash of each part, except the first part.
     """
 
     names: tuple[str, ...]

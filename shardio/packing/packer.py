@@ -213,7 +213,7 @@ class PackPlan:
 
     Attributes:
         order: The rows of all samples in packing order, int64 [n].
-        stops: The end of each shard in this order, int64 [shards].
+        stops: The end of each shard in packing order, int64 [shards].
         digest: The digest of the samples, their labels, their files' sizes and times, and the settings, which
             identifies an unfinished pack.
     """
@@ -346,7 +346,8 @@ def _write_dataset(
 ) -> PackResult:
     samples = scan.samples
     execute = choose_executor(options, len(plan), samples.num_bytes)
-    of_jobs = replace(options, classes=None, labels=None, storage_options=None)  # These options may be large or secret.
+    # Jobs do not need these options, which may be large or secret.
+    of_jobs = replace(options, classes=None, labels=None, storage_options=None)
     try:
         shards = _write_shards(
             folder, samples, plan, partial(ShardJob, root=samples.root, options=of_jobs), execute, progress

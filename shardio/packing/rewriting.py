@@ -268,7 +268,7 @@ def _unite_classes(tables: Sequence[ShardTable]) -> tuple[str, ...]:
 
 
 def _unite_settings(manifests: Sequence[Manifest]) -> PackSettings:
-    """Return the settings of the samples that are equal in all datasets, if they are valid without the others."""
+    """Return the sample settings that all datasets share. If they are invalid on their own, keep only ``jpeg``."""
     first = manifests[0].pack
     settings: PackSettings = {
         name: first[name]
@@ -278,8 +278,8 @@ def _unite_settings(manifests: Sequence[Manifest]) -> PackSettings:
         and all(name in each.pack and each.pack[name] == first[name] for each in manifests)
     }
     try:
-        PackOptions(**settings)  # type: ignore[arg-type]  # It checks the types.
-    except (TypeError, ValueError):  # For example, the quality is equal, but not the format that images have.
+        PackOptions(**settings)  # type: ignore[arg-type]  # PackOptions checks the types.
+    except (TypeError, ValueError):  # For example, the datasets share ``quality`` but not ``convert_to``.
         settings = {name: value for name, value in settings.items() if name == "jpeg"}
     return settings | _count_tiled(manifests)
 
@@ -339,7 +339,7 @@ def append(
 
     Args:
         out: A packed directory.
-        more: Packed directories or directories of images: one, or a list.
+        more: A packed directory or a directory of images, or a list of such directories.
         copy: Whether to copy shards even if they can be linked.
         source_kind: The kind of each source that is not a packed directory, as for :func:`shardio.pack`.
         layout: The layout of directories of images, as for :func:`shardio.pack`.

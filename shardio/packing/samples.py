@@ -22,7 +22,7 @@ DEFAULT_QUALITY = 90
 """The default quality of encoded JPEGs and WebPs."""
 
 _PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
-"""The modes that Pillow stores losslessly in a PNG. It stores most other modes in a TIFF."""
+"""The modes that Pillow stores losslessly in a PNG. Pillow stores most other modes losslessly in a TIFF."""
 
 
 def check_name(key: object, field: object) -> tuple[str, str]:
@@ -269,10 +269,10 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def encode_pixels(image: Any) -> bytes:
-    """Return a Pillow image as a PNG, or as a TIFF if a PNG cannot hold its mode. Both are lossless.
+    """Return a Pillow image as a PNG, or as a TIFF if a PNG cannot hold its mode. Both formats are lossless.
 
     Raises:
-        OSError: If neither format can hold its mode.
+        OSError: If neither format can hold the image's mode.
     """
     file = io.BytesIO()
     image.save(file, "PNG" if image.mode in _PNG_MODES else "TIFF")

@@ -44,7 +44,7 @@ from shardio.storage import Location, StorageOptions, make_direct_access, map_lo
 from shardio.values import check_flag, check_integer, check_optional_integer, parse_json, parse_size
 
 _RECORD = re.compile(r"\.shardio-worker-([0-9]{5})\.json")
-"""The pattern of the name of the record that a worker writes when it finishes."""
+"""The name pattern of the record that a worker writes when it finishes."""
 
 
 def name_shard(number: int) -> str:
@@ -154,7 +154,7 @@ class ShardWriter:
     shards. When all processes have ended, call :func:`shardio.finalize` to write the manifest.
 
     Args:
-        out: A new or empty directory, or the URL of one in an object store, such as ``s3://bucket/train``.
+        out: A new or empty directory, or a URL in an object store, such as ``s3://bucket/train``.
         max_shard_size: The maximum size of a shard, in bytes or as text such as ``"256MiB"``. Only a shard with a
             single sample may exceed it.
         max_shard_samples: The maximum number of samples in a shard.
@@ -476,7 +476,7 @@ def _read_records(folder: DatasetFolder) -> list[_WorkerRecord]:
         if (record.num_workers, record.classes) != (num_workers, records[0].classes):
             raise PackError(
                 f"workers 0 and {record.worker} of {where} had different num_workers or classes: write all parts "
-                "with the same ones"
+                "with the same values"
             )
     return records
 

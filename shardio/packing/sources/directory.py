@@ -128,8 +128,8 @@ def _refuse_lost_folders(src: Path, folders: Sequence[FolderFiles]) -> None:
         for number in np.flatnonzero(folder.sizes < 0).tolist():
             if not split_suffix(name := folder.names[number])[1]:
                 raise PackError(
-                    f"{src / folder.path / name} is a symbolic link whose target does not exist. If it should lead "
-                    "to a folder of samples, they would be left out: correct or remove the link"
+                    f"{src / folder.path / name} is a symbolic link whose target does not exist. If the link "
+                    "should lead to a folder of samples, those samples would be left out: correct or remove the link"
                 )
 
 
@@ -220,7 +220,7 @@ def refuse_url(src: Path, dst: Location) -> None:
     if str(src).startswith("pipe:") and not src.exists():
         raise PackError(
             "the source is a pipe:, but pack reads only local directories. Write the output of the command to a file, "
-            f"then pack that:\n  (the command) > images/000000.tar\n  shardio pack images {quote(dst)}"
+            f"then pack the file:\n  (the command) > images/000000.tar\n  shardio pack images {quote(dst)}"
         )
     if (url := find_url(src)) is not None:
         copy = COPIES.get(url.partition(":")[0], "# download {} into {}").format(quote(url), "images")
@@ -442,8 +442,8 @@ def _refuse_companions_of_split(src: Path, folders: Sequence[FolderFiles], main:
             if other.startswith(split) and _is_named(COMPANIONS, other):
                 raise PackError(
                     f"{src} holds {_join([split, other])}: these look like two files for each sample, not two classes. "
-                    f"Move them into a separate folder, rename {split}/ to images/ and {other}/ to masks/ there, "
-                    f"and pass --layout pairs. {OR_CONFIRM}"
+                    f"Move both folders into a separate folder, rename {split}/ to images/ and {other}/ to masks/ "
+                    f"there, and pass --layout pairs. {OR_CONFIRM}"
                 )
 
 

@@ -472,7 +472,7 @@ class _Grouping:
                 what, f"It is not clear to which image the other files belong: rename them. {_AS_FIELDS}"
             )
         if self._layout == "pairs":
-            raise _UnpackableError(what, f"Rename one of them, such as a.mask.png. {_AS_FIELDS}")
+            raise _UnpackableError(what, f"Rename one of them, for example to a.mask.png. {_AS_FIELDS}")
         is_in_class = self._layout == "auto" and "/" in stem and not self._has_labels
         formats = {IMAGE_FORMATS.get(field, field) for field in mains}
         if self._layout == "auto" and not is_in_class and len(formats) > 1:

@@ -309,7 +309,7 @@ def _read_parquet(path: Path, columns: Sequence[str] | None) -> Iterator[Row]:
 def holds_contents(path: Path) -> bool:
     """Return whether a Parquet file has a column with the contents of files: bytes, or bytes with a path.
 
-    Return True if the file cannot be read.
+    Also return True if the file cannot be read, or pyarrow is not installed.
     """
     try:
         import pyarrow.parquet

@@ -208,9 +208,9 @@ class _Items:
         litdata = _import_litdata(path)
         num_leaves = len(leaves)
 
-        class PyTreeLoader(litdata.PyTreeLoader):  # type: ignore[misc, name-defined]  # LitData checks the name.
+        class PyTreeLoader(litdata.PyTreeLoader):  # type: ignore[misc, name-defined]  # LitData checks the name of the class.
             def _data_format_to_key(self, data_format: str) -> str:
-                kind = data_format.partition(":")[0]  # LitData would use the part after the colon.
+                kind = data_format.partition(":")[0]  # LitData may use the part after the colon instead.
                 return "bytes" if kind in raw else kind
 
             def deserialize(self, content: bytes | memoryview) -> Any:
@@ -224,7 +224,7 @@ class _Items:
         self._paths = [find_folder(path, unpacked, name) / name for name in series.names]
         try:
             litdata.ChunksConfig(str(path), litdata.get_serializers(None), None, self._loader)
-        except Exception as error:  # LitData checks little.
+        except Exception as error:  # LitData may raise any error for an invalid index.
             let_through(error)
             raise PackError(f"{path / INDEX} is invalid: {describe_error(error)}. Create it again") from error
         # By default, LitData reads whole chunks, because it expects reads of all samples of a chunk in order.

@@ -418,5 +418,5 @@ def _refuse_pickle(path: Path, name: bytes, value: bytes) -> None:
 def _explain_pickle(name: str) -> str:
     return (
         f"the value of {name!r} is a pickle, as written by folder2lmdb. Reading a pickle can run any code, so shardio "
-        f"reads none. {_USE_ITERABLE}"
+        f"does not read pickles. {_USE_ITERABLE}"
     )

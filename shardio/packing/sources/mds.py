@@ -286,7 +286,10 @@ class IndexedRecords:
 
 @contextmanager
 def any_error_is_a_value_error() -> Iterator[None]:
-    """Raise ValueError for any error in the block, because neither tool has an error class for damaged samples."""
+    """Raise ValueError for any error in the block.
+
+    Neither Streaming nor LitData has an error class for damaged samples.
+    """
     try:
         yield
     except Exception as error:

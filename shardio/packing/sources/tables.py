@@ -227,7 +227,7 @@ def _choose_columns(src: Path, names: Sequence[str], options: PackOptions) -> Co
 
 
 def _find_field(path: str) -> str:
-    """Return the field of an image whose suffix is not a field's name, such as .jfif, or "" if it is no image."""
+    """Return the field of an image whose suffix is not a field's name, such as .jfif, or "" for other files."""
     if (found := read_format(Path(path))) is None:
         return ""
     return next((suffix for suffix, name in IMAGE_FORMATS.items() if name == found), "image")
