@@ -97,7 +97,7 @@ def to_unit(words: Words) -> NDArray[np.float64]:
 
 
 def permute(index: NDArray[np.int64], size: NDArray[np.int64], rng_key: Words) -> NDArray[np.int64]:
-    """Map each index by the permutation of 0 … size-1 that belongs to ``rng_key``.
+    """Apply the permutation of 0 … size-1 that belongs to ``rng_key`` to each index.
 
     Args:
         index: int64 [n], 0 <= index < size.
@@ -318,7 +318,7 @@ class StreamOrder:
         Args:
             epoch: The epoch.
             window: The window's number in the worker's epoch.
-            num_samples: The number of samples in it.
+            num_samples: The number of samples in the window.
         """
         rows = np.arange(num_samples, dtype=np.int64)
         if not self.shuffle:
@@ -332,7 +332,7 @@ class StreamOrder:
         Args:
             epoch: The epoch.
             shards: int64 [n], the samples' shards.
-            numbers: int64 [n], their numbers in their shards.
+            numbers: int64 [n], the samples' numbers in their shards.
         """
         of_shards = derive_rng_key(make_rng_key(self.seed, epoch, "streamed"), shards.astype(np.uint64))
         return derive_rng_key(of_shards, numbers.astype(np.uint64))

@@ -29,7 +29,7 @@ POSITIONS_AT_ONCE = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemainderPolicy:
-    """A treatment of the last samples of an epoch, if they do not fill a step: a batch on every rank.
+    """A treatment of the last samples of an epoch if they do not fill a step, which is one batch on every rank.
 
     To add a policy, add its name to ``Remainder`` and an entry to ``POLICIES``. Loaders, training and ``check`` use
     these attributes, not the name. ``shardio.testing.remainder_policy`` tests a policy.
@@ -38,8 +38,8 @@ class RemainderPolicy:
         effect: A description of the effect, which follows the policy's name in messages.
         count_dealt: Returns the number of positions that the ranks get, given the number of samples that are left in
             the epoch, the number of ranks, and the batch size. Positions after the end of the epoch repeat the order's
-            first samples. The result differs from the number of samples by less than a step, and equals it if the
-            samples fill their steps.
+            first samples. The result differs from the number of samples that are left by less than a step, and
+            equals this number if the samples fill whole steps.
         repeats: Whether some samples may be repeated.
         marks_repeats: Whether each sample gets the mark ``valid``, which is false for repeats.
         leaves_out: Whether some samples may be left out.
@@ -115,7 +115,7 @@ class Split:
 
     @property
     def stop(self) -> int:
-        """The end of the positions that are split; those from N on repeat the order's first samples."""
+        """The end of the positions that are split; positions from N on repeat the order's first samples."""
         num_left = self.num_samples - self.start
         return self.start + self.remainder_policy.count_dealt(num_left, self.world_size, self.batch_size)
 
@@ -152,7 +152,7 @@ class Split:
         return (self.stop - self.start) // self._step_size
 
     def _step(self, step: int) -> tuple[int, int]:
-        # The positions [start, stop) of all ranks; those of the last step may be few or none.
+        # The positions [start, stop) of all ranks in one step; the last step may have fewer positions, or none.
         start = self.start + step * self._step_size
         return start, min(start + self._step_size, self.stop)
 
@@ -173,7 +173,7 @@ def iterate_steps(
 
     Args:
         order: The epoch's order.
-        split: One rank's share of it.
+        split: One rank's share of the epoch.
         steps: The steps to yield.
 
     Yields:

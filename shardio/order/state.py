@@ -32,7 +32,7 @@ class Progress:
         cursor: The start of the epoch.
         split: The rank's share from the cursor on.
         num_batches: The number of delivered batches.
-        is_finished: Whether another batch was requested after the last one.
+        is_finished: Whether another batch was requested after the rank's last batch of the epoch.
     """
 
     cursor: Cursor
@@ -73,7 +73,7 @@ class EpochCounter:
 
     Attributes:
         next: The start of the next epoch.
-        progress: The progress of the latest epoch; None before the first one and after ``load``.
+        progress: The progress of the latest epoch; None before the first epoch and after ``load``.
     """
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class EpochCounter:
 
         Args:
             num_samples: The number of samples in a whole epoch.
-            repeats: Whether the next start repeats this epoch, unless ``set_epoch`` sets one.
+            repeats: Whether the next start repeats this epoch, unless ``set_epoch`` sets another epoch.
         """
         cursor = self.find_start(num_samples)
         self.next = Cursor(epoch=cursor.epoch if repeats else cursor.epoch + 1)
@@ -192,6 +192,6 @@ def find_differences(saved: Any, here: Mapping[str, Any], prefix: str = "") -> s
 
 def _read_integer(state: dict[str, Any], name: str) -> int | None:
     try:  # Some checkpoints turn integers into numpy integers.
-        return check_integer(name, state.get(name))  # type: ignore[arg-type]  # it may be anything
+        return check_integer(name, state.get(name))  # type: ignore[arg-type]  # The value may have any type.
     except TypeError:
         return None

@@ -381,8 +381,8 @@ class _IndexFile:
         ends_right = bounds[-1] == self.num_key_bytes if is_last else bounds[-1] <= self.num_key_bytes
         if bounds[0] < 0 or np.any(bounds[1:] < bounds[:-1]) or not ends_right:
             raise FormatError(
-                f"the index {self._file.location} is damaged: keys have negative lengths, or do not end where their "
-                f"bytes do. {remedy}"
+                f"the index {self._file.location} is damaged: keys have negative lengths, or lengths that do not "
+                f"add up to the size of key_bytes. {remedy}"
             )
         return bounds
 

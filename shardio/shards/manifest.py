@@ -254,7 +254,7 @@ def make_pattern(names: Sequence[str]) -> str:
 
 
 def group_by_split(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return sorted file names by the split that each name contains. Names without a split are left out.
+    """Group sorted file names by the split that each name contains. Names without a split are left out.
 
     >>> group_by_split(["train-0.tar", "train-1.tar", "x-val-0.tar", "other.tar"])
     {'train': ['train-0.tar', 'train-1.tar'], 'val': ['x-val-0.tar']}
@@ -314,7 +314,7 @@ def _list_timm(table: ShardTable, split: str, prefix: str) -> Files:
 
 
 def _list_sizes(table: ShardTable, split: str, prefix: str) -> Files:
-    """List the ``sizes.json`` of a WebDataset, with the number of samples of each shard by the shard's file name.
+    """List the ``sizes.json`` of a WebDataset, which maps each shard's file name to its number of samples.
 
     open_clip reads this file (``get_dataset_size`` in ``src/open_clip_train/data.py`` of
     https://github.com/mlfoundations/open_clip).

@@ -138,7 +138,7 @@ class Shard:
             let_through(error)
             self._let_store_errors_through(error)
             self._raise_unreadable(samples, there, starts, stops)
-            found = self.tar.read_many(range_starts, range_stops)  # All samples can be read now.
+            found = self.tar.read_many(range_starts, range_stops)  # Each sample could be read, so read all again.
         num_contents = np.count_nonzero(present)
         contents, headers = found[:num_contents], found[num_contents:]
         if present.all():
@@ -367,7 +367,7 @@ def write_index(
 def write_shard(tar: Location, samples: Iterable[Sample]) -> tuple[ShardEntry, tuple[str, ...]]:
     """Write samples to a tar in the given order, and write the tar's index next to the tar.
 
-    Each file is written atomically. The index is written last. Written files are not read.
+    Each file is written atomically. The index is written last. The written files are not read back.
 
     Returns:
         The shard's entry for the manifest, and the names of the samples' fields.
@@ -470,7 +470,7 @@ class DecompressedFile:
             raise
 
     def remember(self, headers: Mapping[int, bytes]) -> None:
-        """Keep blocks in memory, by the offsets at which they end, to read them again without decompression."""
+        """Keep blocks in memory, keyed by their end offsets, to avoid decompressing them again."""
         self._known = headers
 
     def read(self, start: int, stop: int) -> bytes:
@@ -478,7 +478,7 @@ class DecompressedFile:
         if stop - start == BLOCK and stop in self._known:
             return self._known[stop]
         content = bytearray()
-        while (position := start + len(content)) < stop:  # Piecewise, because a damaged index may claim any size.
+        while (position := start + len(content)) < stop:  # In pieces: a damaged index may claim any size.
             piece = bytearray(min(PIECE, stop - position))
             self.read_into([position], [memoryview(piece)])
             content += piece

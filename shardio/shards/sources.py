@@ -336,10 +336,10 @@ def _describe_scattered(counts: Mapping[Location, int]) -> str:
     if not tars:
         return ""
     return (
-        f"the members of some samples ({sum(counts.values())}) are not adjacent in {_name_some(tars)}, as after tar "
-        "without --sort=name. shardio gathers them by key, but needs a read for each part of such a sample. WebDataset "
-        "reads the parts as samples, and streams reject them. To get adjacent members, pack the tars (shardio pack), "
-        "or create them with tar --sort=name"
+        f"the members of some samples ({sum(counts.values())}) are not adjacent in {_name_some(tars)}, as happens "
+        "without tar --sort=name. shardio gathers them by key, but needs a read for each part of such a sample. "
+        "WebDataset reads the parts as samples, and streams reject them. To get adjacent members, pack the tars "
+        "(shardio pack), or create them with tar --sort=name"
     )
 
 
@@ -438,7 +438,7 @@ def _list_members(scan: TarScan, contents: TarContents) -> Iterator[tuple[tuple[
     for name, content in scan.members():
         is_added = is_added_by_macos(name)
         parts = None if is_added else split_name(name)
-        if parts is None:  # WebDataset skips the same files.
+        if parts is None:  # WebDataset also skips files without a key.
             contents.num_added_by_macos += is_added
             contents.num_without_key += not is_added
             if len(contents.skipped) < MAX_SKIPPED:
@@ -494,7 +494,7 @@ def has_split_samples(index: Location, header: IndexHeader) -> bool:
         return False
     columns = read_columns(index)
     is_there = columns.starts >= 0
-    if is_there.all():  # The parts of a sample have different fields.
+    if is_there.all():  # Each part of a split sample lacks a field.
         return False
     return any(np.any(is_there[:, rows] != is_there[:, rows[:1]]) for rows in find_repeated(columns.keys).values())
 

@@ -259,7 +259,7 @@ def are_plain_headers(blocks: NDArray[np.uint8], names: Sequence[bytes], sizes: 
         sizes: int64 [n], sizes in bytes, not negative.
     """
     lengths = np.fromiter(map(len, names), np.int64, len(names))
-    width = min(int(lengths.max(initial=0)) + 1, MAX_PLAIN_NAME)  # Includes at least one of the padding zeros.
+    width = min(int(lengths.max(initial=0)) + 1, MAX_PLAIN_NAME)  # Each compared name ends with a zero.
     stored_names = np.ascontiguousarray(blocks[:, :width]).view(f"S{width}")[:, 0]
     fits: NDArray[np.bool_] = (stored_names == np.array(names, f"S{width}")) & (lengths < width) & (sizes < 8**11)
     digits = (sizes[:, None] >> _DIGIT_SHIFTS & 7).astype(np.uint8) + ord("0")
@@ -293,7 +293,7 @@ class _PieceStream(io.RawIOBase):
 
 
 PIECE = 2**20
-"""The number of bytes to collect before they are written and hashed. Few calls are needed, and the bytes are still in
+"""The number of bytes to collect before they are written and hashed: enough for few calls, but few enough to stay in
 the processor's cache."""
 
 
@@ -327,7 +327,7 @@ class TarWriter:
 
     def __init__(self, file: Writer) -> None:
         self._file = file
-        self._buffer, self._num_pending = bytearray(PIECE), 0  # Reused, because new memory is slow.
+        self._buffer, self._num_pending = bytearray(PIECE), 0  # The buffer is reused: new memory is slow.
         self._hash = xxhash.xxh3_128()
         self.num_bytes = 0
         self.stored = list[StoredSample]()

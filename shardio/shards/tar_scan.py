@@ -1,6 +1,6 @@
 """Read tars with tarfile: the headers of their members, whole tars with hashes, or streams of samples.
 
-tarfile trusts the sizes in headers. It reads an extended header of any length at once, calls itself recursively for
+tarfile trusts the sizes in headers. It reads an extended header of any length in one call, calls itself recursively for
 consecutive extended headers, and seeks forward or backward by any number of bytes. Therefore, tarfile
 reads from a :class:`ForwardReader`, which limits the lengths, the recursion and the seeks.
 """
@@ -39,8 +39,8 @@ MAX_HEADER_READS = 128
 two reads."""
 
 MAX_RECORDS = 1000
-"""The maximum number of records of a pax header, and of different keywords of all global pax headers, which tarfile
-copies for each member."""
+"""The maximum number of records in a pax header, and of different keywords in all global pax headers together, because
+tarfile copies these keywords for each member."""
 
 MAX_DIGITS = 256
 """The maximum number of consecutive digits in a pax header. The time of tarfile's regular expressions grows with the
@@ -56,8 +56,8 @@ _STREAM_PIECE = 2**18
 """The number of bytes of a stream to decompress at a time."""
 
 TAR_ERRORS = (tarfile.TarError, EOFError, ValueError, IndexError)
-"""The errors that tarfile raises for a damaged tar: ValueError for invalid digits, and IndexError for a truncated map
-of a sparse file."""
+"""The errors that tarfile raises for a damaged tar. ValueError means invalid digits, and IndexError means a truncated
+map of a sparse file."""
 
 WITHOUT_CONTENT = (tarfile.DIRTYPE, b"D", b"V")
 """The types of members that can be skipped: directories, and GNU tar's directory lists and volume labels."""
@@ -254,13 +254,14 @@ def list_names(file: StoredFile) -> list[str]:
 def read_headers(file: ForwardReader) -> Iterator[tuple[tarfile.TarInfo, int]]:
     """Yield a tar's members, each with the offset at which its padding ends.
 
-    Raises one of :data:`TAR_ERRORS` if the tar is damaged. Some damaged headers look like the end of the tar.
+    Raises one of :data:`TAR_ERRORS` if the tar is damaged. However, some damaged headers look like the end of
+    the tar, and the iteration then ends early without an error.
     """
     with file.open() as tar:
         for info in tar:
             yield info, tar.offset
             file.end_member()
-            tar.members = []  # type: ignore[attr-defined]  # TarFile would keep all members.
+            tar.members = []  # type: ignore[attr-defined]  # Otherwise, TarFile would keep all members.
 
 
 class TarScan:
@@ -277,7 +278,7 @@ class TarScan:
 
     @property
     def digest(self) -> str:
-        """The xxh3-128 of the bytes read so far, in hexadecimal: of the whole tar after all members have been read."""
+        """The xxh3-128 of the bytes read so far, in hexadecimal; after the last member, that of the whole tar."""
         return self._hash.hexdigest()
 
     def members(self) -> Iterator[tuple[str, StoredField]]:
@@ -323,7 +324,7 @@ def check_member(tar: str, info: tarfile.TarInfo, next_header: int, tar_size: in
         tar_size: The tar's size in bytes.
 
     Raises:
-        FormatError: If the content is not one range of bytes that a field can have.
+        FormatError: If the member is sparse, damaged, cut off by the end of the tar, or too large for a field.
     """
     where = f"{tar} holds {info.name} at byte {info.offset_data}"
     if info.issparse():
@@ -410,7 +411,7 @@ class StreamedSample:
         key: The sample's key.
         offset: The offset of the first field's content in the (decompressed) tar.
         contents: The contents of the requested fields.
-        digest: The xxh3-64 of the names and sizes of the fields of all samples in the tar up to this one.
+        digest: The xxh3-64 of the member names and sizes of all samples in the tar, up to and including this sample.
     """
 
     key: str
@@ -450,11 +451,11 @@ class StreamedTar:
         """Yield the samples. A sample is yielded when all of its fields have been read.
 
         Raises:
-            IncompleteTarError: If the tar is damaged or has no end.
+            IncompleteTarError: If the tar is damaged or has no end mark.
             FormatError: If the stream is not a tar of samples, or the members of a sample are not adjacent.
         """
         digest, field_sets = 0, dict[frozenset[str], int]()
-        fields_of = dict[int, int]()  # For each key's hash, the number of its set of fields.
+        fields_of = dict[int, int]()  # Maps each key's hash to the number of its fields in `field_sets`.
         for key, members in group_members(self._name, self._members()):
             fields = field_sets.setdefault(frozenset(members), len(field_sets))
             if fields_of.setdefault(hash_key(key), fields) != fields:
@@ -473,7 +474,7 @@ class StreamedTar:
         return FormatError(
             f"the members of sample {key} of {self._name} are not adjacent: some follow at byte {offset}, after other "
             "samples, so a stream would deliver parts of samples. Index the tar (shardio index) and read it with "
-            "ShardDataset, which gathers them, or create it again with tar --sort=name"
+            "ShardDataset, which gathers the members, or create the tar again with tar --sort=name"
         )
 
     def _members(self) -> Iterator[tuple[tuple[str, str], _Member]]:

@@ -414,7 +414,8 @@ class ShardVerification:
 
 def _proves_name(block: bytes, key: bytes, suffix: bytes, num_bytes: int) -> bool:
     name = key + suffix
-    is_exact = name.isascii() and len(name) <= MAX_PLAIN_NAME  # A plain header may shorten or encode other names.
+    # A plain header may shorten long names and encode non-ASCII names.
+    is_exact = name.isascii() and len(name) <= MAX_PLAIN_NAME
     return (is_exact or block.startswith(name + b"\0")) and header_fits(block, key, suffix, num_bytes)
 
 
@@ -440,7 +441,7 @@ def _read_members(
         end = begin + len(piece)
         num_ended = int(np.searchsorted(stops, end, side="right"))
         while i < len(starts) and starts[i] - BLOCK < end:
-            if starts[i] - BLOCK >= begin and i < num_ended:  # Usual: the piece contains these members.
+            if starts[i] - BLOCK >= begin and i < num_ended:  # The usual case: the piece contains these members.
                 starts_here = starts[i:num_ended] - begin
                 blocks.append(_take_blocks(piece, starts_here - BLOCK))
                 bounds = zip(starts_here.tolist(), (stops[i:num_ended] - begin).tolist(), strict=True)

@@ -24,7 +24,7 @@ CONNECT_S = 5.0
 """The maximum time in seconds to connect to a server, unless ``timeout_s`` is shorter."""
 
 TIMEOUTS_PER_REQUEST = 6
-"""The maximum time of a request that makes progress, in multiples of ``timeout_s``: a server that only sends a byte now
+"""The maximum time of a request that makes progress, in multiples of ``timeout_s``. A server that sends only a byte now
 and then must not block a request forever."""
 
 CLIENT_OPTIONS = {
@@ -331,7 +331,7 @@ def explain(error: Exception) -> RequestFailure:
 
 
 def is_refused_head(error: Exception) -> bool:
-    """Return whether a server refused to describe an object. Requesting its content may give a better error.
+    """Return whether a server refused to describe an object. Requesting the object's content may give a better error.
 
     The response to a HEAD request has no body. Some servers do not support HEAD requests, or do not state the object's
     size.

@@ -227,7 +227,7 @@ def connect_socket(folder: Path) -> socket.socket:
     """Return a socket that is connected to a folder's socket, before any greeting.
 
     Raises:
-        FileNotFoundError, ConnectionRefusedError: If no process listens there.
+        FileNotFoundError, ConnectionRefusedError: If no process listens on the socket.
         BlockingIOError: If too many other clients are waiting for a greeting.
     """
     end = socket.socket(socket.AF_UNIX)
@@ -279,7 +279,7 @@ class _Patience:
     def end(self) -> NoReturn:
         """Kill the storage process, unless another client has replaced it in the meantime, and raise a SilentError."""
         if self._process_id is not None and self._process_id == read_process_id(self._folder):
-            with suppress(FileNotFoundError, ProcessLookupError):  # Another client is already killing it.
+            with suppress(FileNotFoundError, ProcessLookupError):  # Another client is already killing the process.
                 (self._folder / PROCESS_ID).unlink()
                 os.kill(self._process_id, signal.SIGKILL)
                 _log.warning(
@@ -301,10 +301,10 @@ def _check_answers(folder: Path, process_id: int) -> None:
 
 
 def read_process_id(folder: Path) -> int | None:
-    """Return the process ID of the storage process of a folder; None if it is not known yet."""
+    """Return the process ID of the storage process of a folder; None if the ID is not known yet."""
     try:
         return int((folder / PROCESS_ID).read_text())
-    except (FileNotFoundError, ValueError):  # Another process may be writing it.
+    except (FileNotFoundError, ValueError):  # Another process may be writing the file.
         return None
 
 
@@ -312,7 +312,7 @@ class Client:
     """Makes requests to the storage process. Threads share a client, and forked children keep using it.
 
     Attributes:
-        folder: The folder of the storage process; None before it is first needed.
+        folder: The folder of the storage process; None before that process is first needed.
     """
 
     def __init__(self) -> None:
@@ -375,9 +375,9 @@ class Client:
         """Yield a temporary file that the storage process can read by its name. Remove it at the end of the block."""
         with self._connect():
             folder = self.folder
-        file = tempfile.NamedTemporaryFile(dir=folder)  # noqa: SIM115  # `with` would raise an error of close().
+        file = tempfile.NamedTemporaryFile(dir=folder)  # noqa: SIM115  # `with` would raise errors from close().
         try:
-            yield file  # type: ignore[misc]  # typeshed declares it as a wrapper.
+            yield file  # type: ignore[misc]  # typeshed declares the file as a wrapper.
         finally:
             with suppress(OSError):
                 file.close()
@@ -399,7 +399,7 @@ class Client:
                 with suppress(subprocess.TimeoutExpired):
                     if self._process.wait(CLOSE_S) and folder is not None:
                         _remove_unused(folder)  # A killed process cannot remove its folder itself.
-                self._process.returncode = 0  # Nothing waits for it: other processes may still use it.
+                self._process.returncode = 0  # Nothing waits for the process: others may still use it.
                 self._process = None
 
     def _exit(self) -> None:
@@ -427,7 +427,7 @@ class Client:
 
     @contextmanager
     def _connect(self) -> Iterator[StorageConnection]:
-        """Yield a connection. It is reused later unless the ``with`` block is interrupted."""
+        """Yield a connection, which is reused later unless the ``with`` block is interrupted."""
         with self._lock:
             connection = self._idle.pop() if self._idle else self._open()
         try:
@@ -448,7 +448,8 @@ class Client:
             self._start()
         else:
             with WorkLock(self.folder / START_LOCK, START_S).held():
-                if (connection := self._try_to_open()) is not None:  # Another process has started one in the meantime.
+                # Another process may have started the storage process in the meantime.
+                if (connection := self._try_to_open()) is not None:
                     return connection
                 self._start()
         assert self.folder is not None
@@ -500,10 +501,10 @@ class Client:
 
     def _leave_to_parent(self) -> None:
         """In a forked child, drop the parent's connections and process, but keep using its storage process."""
-        self._lock = threading.Lock()  # Another thread may have held it during the fork.
+        self._lock = threading.Lock()  # Another thread may have held the lock during the fork.
         self._close_idle()
         if self._process is not None:
-            self._process.returncode = 0  # It is the parent's child, so this process cannot wait for it.
+            self._process.returncode = 0  # This process cannot wait for a child of its parent.
 
 
 class _AnsweredError(Exception):

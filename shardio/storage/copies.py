@@ -93,7 +93,7 @@ class CachedCopy:
 
     @property
     def num_blocks(self) -> int:
-        """The number of blocks. The last one may be shorter."""
+        """The number of blocks. The last block may be shorter."""
         return -(-self.size // BLOCK)
 
     def read(self, starts: Sequence[int], stops: Sequence[int]) -> list[bytes | None]:
@@ -231,8 +231,8 @@ class Addition:
 
     Args:
         copy: The copy.
-        descriptor: The descriptor of its file. It stays open until the content is marked, because another file may take
-            the copy's name in the meantime.
+        descriptor: The descriptor of the copy's file. It stays open until the content is marked, because another file
+            may take the copy's name in the meantime.
         start: The offset at which the range starts.
         stop: The offset at which the range stops.
     """
@@ -245,7 +245,7 @@ class Addition:
         """Write a part of the range. The parts of a sealed copy must be written in order.
 
         Raises:
-            OSError: If it cannot be written.
+            OSError: If the part cannot be written.
         """
         assert self._start <= position <= position + len(part) <= self._stop, "a part of the range"
         _write_all(self._descriptor, part, position)
@@ -328,8 +328,8 @@ class Budget:
         Other users lose write access to an existing folder if it belongs to this user and holds only a cache.
 
         Raises:
-            StoreError: If users other than this one and root may write to it, and the cache is not shared.
-            OSError: If it cannot be created.
+            StoreError: If users other than this one and root may write to the folder, and the cache is not shared.
+            OSError: If the folder cannot be created.
         """
         folder = self.folder
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -349,7 +349,7 @@ class Budget:
             )
 
     def reserve(self, num_bytes: int, in_use: str) -> None:
-        """Reserve space for bytes that are about to be written. Remove copies if there is not enough.
+        """Reserve space for bytes that are about to be written. Remove copies if there is not enough space.
 
         Args:
             num_bytes: The number of bytes.

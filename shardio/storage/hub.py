@@ -6,8 +6,9 @@ minutes.
 
 huggingface_hub provides the endpoint, the token, the connections and the meaning of errors. Its HfFileSystem and
 HfApi.list_repo_tree are not used. They list without a timeout: a stalled connection blocks them forever. They repeat
-requests by their own rules, regardless of ``retries`` and ``deadline_s``, and restart a listing that is interrupted.
-Their reads copy all bytes in Python, whereas obstore resumes a broken transfer and reads many ranges at a time.
+requests according to their own rules, regardless of ``retries`` and ``deadline_s``, and restart a listing that is
+interrupted. Their reads copy all bytes in Python, whereas obstore resumes a broken transfer and reads many ranges at a
+time.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ NO_TIME = datetime.fromtimestamp(0, tz=timezone.utc)
 """The modification time of all files. Only some listings of the Hub include times, and shardio does not use them."""
 
 UNREDIRECTED = set("[]^|")
-"""Characters that obstore does not escape in URLs. It follows no redirects from URLs that contain them."""
+"""Characters that obstore does not escape in URLs. obstore follows no redirects from URLs with these characters."""
 
 _REPOSITORIES: dict[tuple[str, RemoteOptions], HubRepository] = {}
 """The repositories by their roots and settings. They keep their commits until the storage process ends."""
@@ -157,7 +158,7 @@ class HubRepository:
         Raises:
             LocationError: If the token is invalid.
         """
-        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # It is public.
+        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # The function is public.
 
         headers = build_hf_headers(token=FLAGS.get(self._token, self._token), library_name="shardio")
         if not _TOKEN.fullmatch(headers.get("authorization", "Bearer none")):
@@ -258,7 +259,7 @@ class HubRepository:
     def _get(self, path: str, parameters: Mapping[str, str], read: Callable[[Any], object]) -> dict[str, str] | None:
         """Pass the Hub's response to a function. Return the parameters of the request for the next page, if any."""
         from huggingface_hub import errors
-        from huggingface_hub.utils import (  # type: ignore[attr-defined]  # They are public.
+        from huggingface_hub.utils import (  # type: ignore[attr-defined]  # These functions are public.
             get_session,
             hf_raise_for_status,
         )
@@ -275,7 +276,7 @@ class HubRepository:
         except errors.HfHubHTTPError as error:
             raise FailedRequestError(self._explain(error)) from None
         # The errors of the HTTP library, which depends on huggingface_hub's version.
-        except (errors.HTTPError, OSError) as error:  # type: ignore[attr-defined]  # It is imported there.
+        except (errors.HTTPError, OSError) as error:  # type: ignore[attr-defined]  # `errors` imports it.
             cause = redact(str(error).partition("\n")[0]) or type(error).__name__
             is_reached = "Connect" not in type(error).__name__
             raise FailedRequestError(RequestFailure(kind="transient", cause=cause, reached=is_reached)) from None

@@ -53,12 +53,12 @@ class Listing:
     Attributes:
         folder: The folder.
         keys: The keys of the n files, such as ``images/cat/1.jpg``.
-        sizes: int64 [n], their sizes in bytes.
-        versions: Their versions, as in :class:`~shardio.storage.store.FileStat`.
+        sizes: int64 [n], the files' sizes in bytes.
+        versions: The files' versions, as in :class:`~shardio.storage.store.FileStat`.
         hashes: uint64 [n], the hashes of the keys.
         order: int64 [n], the files' numbers in the order of their hashes.
         folders: The names of the subfolders. Some may have no files.
-        path: The local file in which the listing is saved; None if there is none.
+        path: The local file in which the listing is saved; None if the listing is not saved.
     """
 
     folder: Location
@@ -74,7 +74,7 @@ class Listing:
         return len(self.sizes)
 
     def find(self, key: str) -> int | None:
-        """Return the number of the file with a key; None if there is none."""
+        """Return the number of the file with a key; None if no file has this key."""
         wanted = np.uint64(_hash(key))
         place = int(np.searchsorted(self.hashes, wanted, sorter=self.order))
         while place < len(self) and self.hashes[self.order[place]] == wanted:
@@ -106,7 +106,7 @@ def open_listing(folder: Location, kept: str | os.PathLike[str] | None) -> Listi
         with WorkLock(lock, PATIENCE_S, 0o644).held():
             if not path.exists():  # Another process may have listed the folder in the meantime.
                 listing = list_files(folder)
-                if not path.exists():  # It may also have been listed without the lock.
+                if not path.exists():  # The folder may also have been listed without the lock.
                     if len(listing):  # A folder that is still empty is listed again the next time.
                         _save(listing, path)
                     lock.unlink(missing_ok=True)  # Processes that wait for the lock then find the listing.
@@ -208,8 +208,9 @@ class Bundles:
 def cut_bundles(listing: Listing) -> Bundles:
     """Cut the files of a listing into bundles.
 
-    The hash of a file's key decides whether a bundle ends there, so a file that is added or replaced changes only its
-    own bundle (content-defined chunking: Muthitacharoen et al., A Low-Bandwidth Network File System, 2001).
+    The hash of a file's key, together with the file's size, decides whether a bundle ends after this file. Therefore, a
+    file that is added or replaced changes only its own bundle (content-defined chunking: Muthitacharoen et al., A
+    Low-Bandwidth Network File System, 2001).
     """
     spans = size_in_bundle(listing.sizes)  # [n]
     is_last = listing.hashes.astype(np.float64) < spans * (2.0**64 / MEAN_BYTES)
@@ -298,8 +299,8 @@ class CachedFiles:
 
         Raises:
             FileNotFoundError: If the file no longer exists.
-            ReplacedError: If it was replaced since it was listed.
-            OSError: If it cannot be read.
+            ReplacedError: If the file has been replaced since it was listed.
+            OSError: If the file cannot be read.
         """
         number = self.listing.find(key)
         if number is None:
@@ -320,7 +321,7 @@ class CachedFiles:
 
         Args:
             keys: The keys of the files. Keys that the listing lacks are ignored.
-            is_urgent: Whether samples are waiting for the files. Otherwise, they are read ahead.
+            is_urgent: Whether samples are waiting for the files. Otherwise, the files are read ahead.
 
         Raises:
             The same errors as :meth:`read`, for any of the files.
@@ -341,14 +342,14 @@ class CachedFiles:
         if content is None or digest is None:
             return None
         self._touch(number, copy)
-        if xxhash.xxh3_128_digest(content) != digest:  # A power failure may have damaged it: fetch it again.
+        if xxhash.xxh3_128_digest(content) != digest:  # A power failure may have damaged the content.
             copy.unmark(start, stop + HASH_BYTES)
             return None
         return content
 
     def _fill(self, numbers: Sequence[int], *, is_urgent: bool) -> None:
         if self._folder is not None and not self._folder.is_dir():
-            self._folder = None  # Its storage process has ended and removed it.
+            self._folder = None  # The storage process has ended and removed the folder.
         files = tuple(map(self._describe, numbers))
         self.store.ask("fill_files", self.listing.folder.key, cache=self.store.cache, files=files, is_urgent=is_urgent)
 

@@ -94,10 +94,10 @@ class OpenFiles:
         self.serials = itertools.count()
 
     def find(self, serial: int) -> Descriptor | None:
-        """Return a file's descriptor, or None if it is not open."""
+        """Return a file's descriptor, or None if the file is not open."""
         descriptor = self._descriptors.get(serial)
         if descriptor is not None:
-            with suppress(KeyError):  # Another thread has closed it.
+            with suppress(KeyError):  # Another thread has closed the file.
                 self._descriptors.move_to_end(serial)
         return descriptor
 
@@ -119,7 +119,7 @@ class OpenFiles:
         self._descriptors.pop(serial, None)
 
     def _shrink(self, num_kept: int) -> None:
-        with suppress(KeyError):  # It may be empty, because other threads close files at the same time.
+        with suppress(KeyError):  # Other threads may have closed the last file.
             while len(self._descriptors) > num_kept:
                 self._descriptors.popitem(last=False)
 
@@ -206,7 +206,7 @@ class LocalFile(StoredFile):
 
 
 def read_range(descriptor: int, start: int, stop: int) -> bytes:
-    """Return the bytes [start, stop) of an open file, or fewer if it ends before ``stop``."""
+    """Return the bytes [start, stop) of an open file, or fewer if the file ends before ``stop``."""
     content = os.pread(descriptor, stop - start, start)
     while len(content) < stop - start:  # A single read on Linux returns at most 2 GiB.
         more = os.pread(descriptor, stop - start - len(content), start + len(content))
@@ -217,7 +217,7 @@ def read_range(descriptor: int, start: int, stop: int) -> bytes:
 
 
 def read_range_into(descriptor: int, start: int, buffer: memoryview) -> bool:
-    """Fill a buffer with the bytes of an open file from ``start`` on. Return False if there are too few."""
+    """Fill a buffer with the bytes of an open file from ``start`` on. Return False if there are too few bytes."""
     num_read = 0
     while num_read < len(buffer):
         num_more = os.preadv(descriptor, [buffer[num_read:]], start + num_read)

@@ -26,7 +26,7 @@ from shardio.values import check_flag, check_integer, check_seconds, parse_size
 
 OPENERS = dict.fromkeys(("s3", "gs", "az", "http", "https", "hf", "memory"), "shardio.storage.remote:open_url")
 """For each scheme of URLs, the function that returns the location that a URL names, given the URL and a
-:class:`RemoteAccess`. Its module is imported when it is first needed."""
+:class:`RemoteAccess`. The module of a function is imported when the function is first needed."""
 
 NUM_THREADS = 16
 """The maximum number of calls that :func:`map_locations` makes at a time."""
@@ -100,8 +100,8 @@ class CacheSettings:
     """The settings of a cache.
 
     Attributes:
-        folder: Its folder; None for a private cache, which the storage process removes when it ends.
-        max_bytes: Its size in bytes; if None, a fraction of the free space.
+        folder: The cache's folder; None for a private cache, which the storage process removes when it ends.
+        max_bytes: The cache's size in bytes; if None, a fraction of the free space.
         is_shared: Whether to trust copies that other users wrote and may change.
     """
 
@@ -116,7 +116,7 @@ class RemoteAccess:
 
     Attributes:
         options: The settings of the stores.
-        cache: The cache through which objects are read; None for none.
+        cache: The cache through which objects are read; None to read without a cache.
     """
 
     options: RemoteOptions = field(default_factory=RemoteOptions)
@@ -134,8 +134,8 @@ def make_access(
     Args:
         storage_options: The settings of the stores: see :class:`RemoteOptions`.
         cache: A local folder that processes and jobs share; None for a private cache, which is removed at the end.
-        cache_size: Its size, such as ``200GB``; by default, a fifth of the free space, and at most 32 GiB if the cache
-            is private.
+        cache_size: The cache's size, such as ``200GB``; by default, a fifth of the free space, and at most 32 GiB if
+            the cache is private.
         cache_shared: Whether other users may write to the folder, and their copies are trusted.
 
     Raises:
@@ -231,7 +231,9 @@ def map_locations(function: Callable[[Location], Result], locations: Sequence[Lo
 
 
 def link_or_copy(source: Location, target: Location, *, copy: bool = False) -> bool:
-    """Create ``target`` with the content of ``source``, as a hard link if possible. It appears whole or not at all.
+    """Create ``target`` with the content of ``source``, as a hard link if possible.
+
+    The target appears whole or not at all.
 
     Args:
         source: An object that is never changed in place.

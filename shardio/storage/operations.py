@@ -242,7 +242,7 @@ def compare_upload(backend: Backend, key: str, path: Path, e_tag: str | None, pa
         key: The object's key.
         path: The local file.
         e_tag: The ETag that the store returned for the upload.
-        part_size: The size of the upload's parts in bytes; None if there was only one request.
+        part_size: The size of the upload's parts in bytes; None if the file was not uploaded in parts.
     """
     import obstore
 
@@ -251,7 +251,7 @@ def compare_upload(backend: Backend, key: str, path: Path, e_tag: str | None, pa
     if found["size"] != expected:
         return f"the uploaded object has {found['size']} bytes, expected {expected}"
     if e_tag is not None and found["e_tag"] not in (None, e_tag):
-        return None  # Another process has replaced it since.
+        return None  # Another process has replaced the object in the meantime.
     with path.open("rb") as file:
         # An empty file has one part.
         parts = [b""] if not expected else iter(lambda: file.read(part_size or -1), b"")
@@ -322,7 +322,8 @@ def read_whole(attempts: Attempts, key: str) -> bytes:
 def read_version(attempts: Attempts, expected: Expected) -> memoryview:
     """Return an object's content.
 
-    Without TLS, content may be damaged in transit. If its ETag is not its MD5 either, it is read until two reads agree.
+    Without TLS, content may be damaged in transit. Unless the object's ETag is the MD5 of the content, the object is
+    therefore read until two reads agree.
     """
 
     def read(backend: Backend) -> memoryview:
@@ -340,7 +341,7 @@ def read_version(attempts: Attempts, expected: Expected) -> memoryview:
 
 def read_range(attempts: Attempts, expected: Expected, start: int, stop: int) -> memoryview:
     """Return the bytes [start, stop) of an object. A broken transfer is resumed."""
-    content = np.empty(stop - start, np.uint8).data  # Unlike a bytearray, it is not zeroed first.
+    content = np.empty(stop - start, np.uint8).data  # Unlike a bytearray, this array is not zeroed first.
 
     def write(position: int, piece: memoryview) -> None:
         content[position - start : position - start + len(piece)] = piece
@@ -377,7 +378,10 @@ class _Transfer:
         self._expected, self._position, self._stop, self._write = expected, start, stop, write
 
     def resume(self, backend: Backend) -> None:
-        """Continue after the last byte that arrived. If the transfer breaks after more bytes, continue immediately."""
+        """Continue after the last byte that arrived.
+
+        If the transfer breaks after more bytes have arrived, continue immediately.
+        """
         from obstore.exceptions import BaseError
 
         while self._position < self._stop:
@@ -482,13 +486,14 @@ def write(attempts: Attempts, key: str, path: Path) -> None:
 
 
 def create(attempts: Attempts, key: str, content: bytes) -> bool:
-    """Write a small object if none exists. Return whether it has this content now."""
+    """Write a small object if none exists. Return whether the object now has this content."""
     import obstore
 
     def put(backend: Backend) -> bool:
         try:
             obstore.put(backend, key, content, mode="create")
-        except obstore.exceptions.AlreadyExistsError:  # Perhaps an earlier attempt wrote it, but the response was lost.
+        except obstore.exceptions.AlreadyExistsError:
+            # An earlier attempt may have written the object, but the response was lost.
             return bytes(obstore.get(backend, key).bytes()) == content
         return True
 

@@ -73,7 +73,7 @@ class ObjectStore(Store):
     Attributes:
         root: The URL of the root, such as ``s3://bucket``.
         options: The store's settings.
-        cache: The cache through which open objects are read; None for none.
+        cache: The cache through which open objects are read; None to read without a cache.
     """
 
     root: str
@@ -291,7 +291,7 @@ class CachedFile(ObjectFile):
             warnings.warn(warning, RuntimeWarning, stacklevel=2)
 
     def _examine(self) -> None:
-        """Unmark a sealed copy that is damaged, such as after a power failure. Check only once."""
+        """Unmark a sealed copy that is damaged, for example after a power failure. Check only once."""
         if not self._is_examined:
             if self._copy.is_damaged():
                 self._copy.unmark(0, self.size)

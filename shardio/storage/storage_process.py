@@ -176,7 +176,7 @@ class Filler:
         cache: CacheSettings,
         is_urgent: bool,
     ) -> str | None:
-        """Fetch missing ranges of an object into its copy; if the copy is sealed, the whole object.
+        """Fetch missing ranges of an object into its copy, or the whole object if the copy is sealed.
 
         Args:
             attempts: The store.
@@ -186,7 +186,7 @@ class Filler:
             ranges: The start and the stop of each range.
             copy: The copy.
             cache: The cache of the copy.
-            is_urgent: Whether a sample is waiting for the ranges. Otherwise, they are read ahead.
+            is_urgent: Whether a sample is waiting for the ranges. Otherwise, the ranges are read ahead.
 
         Returns:
             A warning for the user, or None.
@@ -232,7 +232,7 @@ class Filler:
             key: The folder.
             cache: The cache of the bundles.
             files: The objects.
-            is_urgent: Whether samples are waiting for the objects. Otherwise, they are read ahead.
+            is_urgent: Whether samples are waiting for the objects. Otherwise, the objects are read ahead.
 
         Raises:
             OSError: If the cache cannot be written.
@@ -388,7 +388,7 @@ def _explaining(folder: Path) -> Iterator[None]:
     """Add the cache's folder and the remedy to an OSError of its disk."""
     try:
         yield
-    except StoreError:  # Its message already names the folder and the remedy.
+    except StoreError:  # The error's message already names the folder and the remedy.
         raise
     except OSError as error:
         remedy = (
@@ -501,7 +501,7 @@ class StorageProcess:
             if (root, options) not in self._stores:
                 self._stores[root, options] = Attempts(root, options, self._world_size)
                 if len(self._stores) > MAX_STORES:
-                    self._stores.popitem(last=False)  # Running requests keep a reference to it.
+                    self._stores.popitem(last=False)  # Running requests keep a reference to the store.
             self._stores.move_to_end((root, options))
             return self._stores[root, options]
 

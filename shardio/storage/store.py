@@ -141,7 +141,7 @@ class StoredFile(Protocol):
         Raises:
             EOFError: If the object ends before ``stop``.
             ReplacedError: If the object changed after it was opened.
-            OSError: If it cannot be read.
+            OSError: If the object cannot be read.
         """
 
     def read_many(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[bytes]:
@@ -160,7 +160,7 @@ class StoredFile(Protocol):
         """Fill each buffer with the bytes that begin at its start position.
 
         Raises:
-            The same errors as :meth:`read`. The buffers' contents are then undefined.
+            The same errors as :meth:`read`. After an error, the buffers' contents are undefined.
         """
         stops = [start + len(buffer) for start, buffer in zip(starts, buffers, strict=True)]
         contents = self.read_many(np.array(starts, np.int64), np.array(stops, np.int64))
@@ -173,7 +173,7 @@ class StoredFile(Protocol):
 
     def discard(self, start: int, stop: int) -> bool:
         """Remove a damaged range from the cache, if there is one. Return whether another read may succeed."""
-        return not self.is_local  # It may have been damaged in transit.
+        return not self.is_local  # The range may have been damaged in transit.
 
     def close(self) -> None:
         """Close the object. Closing it again does nothing."""
@@ -193,10 +193,10 @@ class Store(Protocol):
     """A storage backend, which stores objects by key. Keys are strings whose parts are separated by slashes.
 
     A store is a frozen value that can be compared, hashed and pickled. A folder is a key prefix that ends before a
-    slash; it need not be created. Methods that read an object raise FileNotFoundError if it does not exist,
-    NotADirectoryError or FileNotFoundError if a parent of the key is an object, and IsADirectoryError or
-    FileNotFoundError if the key names a folder. In a read-only store, the methods that write raise LocationError, and
-    ``can_write`` returns False. A subclass may override the methods that are not abstract.
+    slash; it need not be created. Methods that read an object raise FileNotFoundError if the object does not exist. If
+    a parent of the key is an object, they raise NotADirectoryError or FileNotFoundError. If the key names a folder,
+    they raise IsADirectoryError or FileNotFoundError. In a read-only store, the methods that write raise LocationError,
+    and ``can_write`` returns False. A subclass may override the methods that are not abstract.
     """
 
     __slots__ = ()
@@ -213,7 +213,7 @@ class Store(Protocol):
 
     @property
     def cache_bytes(self) -> int | None:
-        """The size in bytes of the cache through which open objects are read; None if there is none."""
+        """The size in bytes of the cache through which open objects are read; None if the store has no cache."""
         return None
 
     @abstractmethod
@@ -389,7 +389,7 @@ def read_pieces(file: StoredFile, start: int = 0, num_bytes: int | None = None) 
 
     Raises:
         EOFError: If the file was truncated after it was opened.
-        OSError: If it cannot be read.
+        OSError: If the file cannot be read.
     """
     num_bytes = num_bytes or (PIECE if file.is_local else REMOTE_PIECE)
     buffer = _make_buffer(max(0, min(num_bytes, file.size - start)))

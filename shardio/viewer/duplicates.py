@@ -90,9 +90,9 @@ class Copy:
         index: The sample's index in the source.
         key: The sample's key, or its path below the source.
         place: The place of its image.
-        label: The name of its label; None if it has none.
+        label: The name of the sample's label; None if the sample has no label.
         distance: The number of bits in which its perceptual hash differs from that of the group's first sample; None if
-            their image files have the same bytes.
+            the two image files have the same bytes.
     """
 
     source_index: int
@@ -105,7 +105,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DuplicateGroup:
-    """Samples with the same image, or nearly the same."""
+    """Samples with the same or nearly the same image."""
 
     copies: tuple[Copy, ...]
 
@@ -157,7 +157,12 @@ class DuplicateReport:
         return len(repeated), sum(repeated) - len(repeated)
 
     def list_between(self) -> list[list[int]]:
-        """Return each pair of sources, their number of shared groups, and each source's number of samples in them."""
+        """Return the numbers of shared groups for each pair of sources.
+
+        Returns:
+            For each pair, the two sources, the number of groups with samples of both, and each source's number of
+            samples in these groups.
+        """
         found = list[list[int]]()
         for first, second in combinations(range(len(self.num_images)), 2):
             shared = [group for group in self.groups if {first, second} <= set(group.source_indices)]
@@ -186,9 +191,9 @@ def find_duplicates(
     Args:
         sources: The sources of the samples.
         threshold: The largest number of bits in which the perceptual hashes of near duplicates differ; None to compare
-            only bytes, which decodes no image. The indexes of shards hold the hashes of the bytes.
+            only bytes, which decodes no image. For shards, the hashes in the indexes are compared.
         is_between: Whether to return only groups with samples of several sources.
-        progress: Receives the number of images to read, then the images that were read.
+        progress: Receives the number of images to read, then the number of images in each chunk that was read.
 
     Raises:
         ValueError: If the threshold is out of range.
@@ -224,7 +229,8 @@ def find_duplicates(
 
 
 _Reduced = tuple[int, Floats | Unreadable | None]
-"""The hash of an image's bytes, with the reduced picture, the reason why it is missing, or None if it is not needed."""
+"""The hash of an image's bytes, and either the reduced picture, or the reason why the picture is missing, or None if no
+picture is needed."""
 
 
 class _Table:
@@ -279,7 +285,7 @@ class _Table:
     def number_contents(self) -> Indices:
         """Return a number for each distinct content, int64 [n]; -1 if the content is unknown.
 
-        Contents are equal if their sizes and hashes are.
+        Contents count as equal if their sizes and hashes are equal.
         """
         known = np.flatnonzero(self.has_content)
         pairs = np.zeros(len(known), [("size", np.int64), ("content", np.uint64)])
@@ -361,7 +367,7 @@ def _reduce_image(content: bytes) -> _Reduced:
     picture: Floats | Unreadable
     try:
         picture = reduce_picture(content)
-    except ValueError as error:  # Only the bytes are compared then.
+    except ValueError as error:  # Only the bytes of this image are compared.
         let_through(error)
         picture = Unreadable(reason=str(error))
     return xxhash.xxh3_64_intdigest(content), picture
@@ -472,7 +478,7 @@ def join_groups(num_items: int, pairs: Iterator[tuple[Indices, Indices]]) -> Ind
                 break
             first, second, of_first, of_second = (part[differ] for part in (first, second, of_first, of_second))
             np.minimum.at(groups, np.maximum(of_first, of_second), np.minimum(of_first, of_second))
-            while not np.array_equal(groups, above := groups[groups]):  # Refer to the group's smallest index.
+            while not np.array_equal(groups, above := groups[groups]):  # Follow the links to the smallest index.
                 groups = above
     return groups
 

@@ -89,10 +89,10 @@ class Thumbnail:
 
     Attributes:
         key: The sample's key, or its path below the source.
-        label: The name of its label; None if it has none.
-        size: Height and width of the image in pixels; None if it cannot be decoded.
+        label: The name of the sample's label; None if the sample has no label.
+        size: Height and width of the image in pixels; None if the image cannot be decoded.
         jpeg: The small image as a JPEG; None if the image cannot be decoded.
-        reason: The reason why it cannot be decoded, or "".
+        reason: The reason why the image cannot be decoded, or "".
     """
 
     key: str
@@ -174,13 +174,13 @@ class Overview:
 
 
 def look_at(source: ImageSource, *, num_thumbnails: int, seed: int | None = None) -> Overview:
-    """Return an overview of a source. The time and memory for images do not depend on its size.
+    """Return an overview of a source. The time and memory for images do not depend on the source's size.
 
     Args:
         source: The source.
         num_thumbnails: The maximum number of thumbnails.
         seed: The seed of a random choice of thumbnails, which keep the order of the source; None for evenly spaced
-            ones.
+            thumbnails.
 
     Raises:
         FormatError: If a file of the dataset is invalid.
@@ -205,7 +205,7 @@ def look_at(source: ImageSource, *, num_thumbnails: int, seed: int | None = None
 def make_thumbnails(
     source: ImageSource, columns: ImageColumns | None, indices: NDArray[np.int64], side: int = THUMBNAIL_SIDE
 ) -> list[Thumbnail]:
-    """Return thumbnails whose sides have at most ``side`` pixels; without labels if there are no columns."""
+    """Return thumbnails with sides of at most ``side`` pixels. Without columns, the thumbnails have no labels."""
     thumbnails = list[Thumbnail]()
     for chunk, results in map_images(source, indices, lambda content: _shrink(content, side)):
         for index, key, result in zip(chunk.tolist(), source.keys(chunk), results, strict=True):
@@ -559,7 +559,7 @@ def scatter_plot(points: Sequence[tuple[tuple[int, int], int]], label: str) -> M
 
 
 def figure(thumbnail: Thumbnail, label: str | None, *lines: str) -> Markup:
-    """Return a thumbnail, its label in bold, and further lines. An image that cannot be decoded has a placeholder."""
+    """Return a thumbnail, its label in bold, and further lines. A placeholder replaces an undecodable image."""
     if thumbnail.jpeg is None:
         inner = element(
             "p", element("span", "cannot be decoded", class_="warn"), Markup("<br>"), thumbnail.reason[:120]

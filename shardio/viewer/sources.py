@@ -57,8 +57,8 @@ class ImageColumns:
 
     Attributes:
         sizes: int64 [n], the size of each sample's image in bytes; -1 for samples without an image.
-        offsets: int64 [n], the offset of the image's content in its tar; -1 if it is not in a tar.
-        content_hashes: uint64 [n], the xxh3-64 of each content; None if it is unknown until the files are read.
+        offsets: int64 [n], the offset of the image's content in its tar; -1 if the image is not in a tar.
+        content_hashes: uint64 [n], the xxh3-64 of each content; None if unknown until the files are read.
         label_ids: int64 [n], a number for each distinct label; -1 for samples without a label.
         label_names: The name of each of these labels: the class name, if there is one.
         fields: The statistics of all fields, or of all files by suffix.
@@ -72,7 +72,7 @@ class ImageColumns:
     fields: tuple[FieldUse, ...]
 
     def label_of(self, index: int) -> str | None:
-        """Return the name of a sample's label; None if it has none."""
+        """Return the name of a sample's label; None if the sample has no label."""
         label_id = int(self.label_ids[index])
         return None if label_id < 0 else self.label_names[label_id]
 
@@ -106,7 +106,9 @@ class Unreadable:
 
 
 class ImageSource(ABC):
-    """Images that can be read by their samples' indices. Threads can share a source, and a ``with`` block closes it.
+    """Images that can be read, given the indices of their samples.
+
+    Threads can share a source, and a ``with`` block closes it.
 
     Attributes:
         name: The name that the user gave.
