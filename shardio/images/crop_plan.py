@@ -36,7 +36,8 @@ MAX_RESIZED_PIXELS = DEFAULT_MAX_PIXELS
 MAX_AVERAGED_PIXELS = 1 << 20
 """The largest box, in pixels, that is decoded at full size if it shrinks to half or less without antialiasing.
 
-Larger boxes are decoded at a fraction of their size. For smaller boxes, the kernel is about as fast at full size.
+Larger boxes are decoded at a fraction of their size. For smaller boxes, the kernel would save almost no time
+with a fraction.
 """
 
 Render = Callable[[Pixels], object]
