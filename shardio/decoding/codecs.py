@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 FieldCodec = Callable[[bytes], Any]
 """A function that decodes the bytes of a field to a value that depends only on these bytes.
 
-If the bytes are damaged, the function raises an Exception and allocates no more memory than their number justifies.
+If the bytes are damaged, the function raises an Exception, and does not allocate far more memory than they occupy.
 Users pass such functions as ``decoders=``. :mod:`shardio.testing.field_codec` has tests of codecs.
 """
 
@@ -85,7 +85,7 @@ def open_images(samples: StoredSamples, name: str, open_one: Callable[[bytes], A
     Args:
         samples: n samples.
         name: The name of the images' field: ``image`` for images of any format.
-        open_one: Opens an image; raises ValueError if it is damaged.
+        open_one: A function that opens an image, or raises ValueError if the image is damaged.
 
     Raises:
         SampleError: If an image is missing, empty or damaged.
@@ -195,7 +195,7 @@ def call_decoder(
         field: The stored field.
         missing: The effect of a missing field, as for :func:`decode_values`.
         calls: Makes the calls.
-        rng_keys: uint64 [n], the keys that seed the generators that the decoder draws from.
+        rng_keys: uint64 [n], the keys that seed the decoder's random generators.
 
     Raises:
         SampleError: If the field is missing.
@@ -278,7 +278,9 @@ def decode_npy(content: bytes, *, trusted: bool = False) -> Any:
     shape, _, dtype = read_header(file)
     if dtype.hasobject:
         if not trusted:
-            raise ValueError("it holds Python objects, which can run code when unpickled: set trusted=True to allow it")
+            raise ValueError(
+                "it holds Python objects, which can run code when unpickled: set trusted=True to unpickle them"
+            )
     elif min(shape, default=0) < 0 or math.prod(shape) * max(dtype.itemsize, 1) > len(content) - file.tell():
         raise ValueError(
             f"it declares an array of shape {shape!s:.200} and dtype {dtype!s:.200}, but only "

@@ -132,7 +132,7 @@ class LocatedValue:
 
     Attributes:
         reference: The value's name in the transform.
-        name: The name of the sample's value that is or contains it.
+        name: The name of the sample's value that is this value, or contains it.
         entry: The value's key in the containing value; None if it is the whole value.
         kind: The value's kind.
     """
@@ -201,7 +201,7 @@ class PlannedFields:
     """The opened and planned images of samples, and the values that must be transformed like them.
 
     Attributes:
-        images: The images by field. All are rendered according to the plan of the first.
+        images: The images by field, all rendered according to the plan of the first field's images.
         followers: The values that are transformed like the images.
         sizes: The height and width of each sample's images.
         missing: The effect of a missing value: an error, or the value None.
@@ -355,7 +355,7 @@ class FieldDecoder:
 
     @property
     def replacements(self) -> list[Any]:
-        """The transforms of shardio that replace the leading steps of another library's pipeline."""
+        """The built-in transforms that replace the leading steps of another library's pipeline."""
         transform, _ = self.pipeline
         if transform is self.transform or not isinstance(transform, Compose):
             return []
@@ -397,7 +397,7 @@ class FieldDecoder:
 
         Args:
             columns: One column for each of :attr:`column_names`.
-            join: Makes one column from the columns of an image's crops.
+            join: A function that makes one column from the columns of an image's crops.
 
         Returns:
             One column for each of :attr:`names`.
@@ -412,7 +412,8 @@ class FieldDecoder:
     def pipeline(self) -> tuple[Callable[[Any], Any] | None, Decode]:
         """The transform and its input: arrays, if shardio recognized the leading steps, or Pillow images.
 
-        This is computed again for each chunk, because users may change the settings of their transforms between epochs.
+        Both are determined again for each chunk, because users may change the settings of their transforms between
+        epochs.
         """
         decode = "pil" if is_made_for_pillow(self.transform) else self.decode
         found = replace_leading(self.transform, decode)
@@ -464,7 +465,7 @@ class FieldDecoder:
         check_sizes(samples, opened)
         (name, pictures), *further = opened.items()
         if form == "pil":
-            calls.decoder_names = ["pillow"] * len(pictures)  # decode_pil has decoded them.
+            calls.decoder_names = ["pillow"] * len(pictures)  # decode_pil has decoded the images.
         try:
             crops = plan_crops(transform, pictures, rng_keys, calls)
         except DecodeError as error:
@@ -514,7 +515,7 @@ class FieldDecoder:
         Args:
             planned: The images.
             samples: n samples.
-            rng_keys: uint64 [n], the keys that seed the generators that user decoders draw from.
+            rng_keys: uint64 [n], the keys that seed the random generators of user decoders.
             calls: Calls user decoders.
 
         Returns:

@@ -66,9 +66,9 @@ def convert_image(
     ``webp``  lossy, 8 bits, RGB or RGBA
     ========  =======================================================================================================
 
-    CMYK, YCbCr, LAB and HSV become RGB. Pillow decodes the pixels, and keeps only 8 bits of color, but ``png`` keeps
-    all 16. All metadata except the ICC profile is dropped. The same bytes always give the same result. An image that
-    already has the requested format is encoded again.
+    CMYK, YCbCr, LAB and HSV become RGB. Color of 16 bits is reduced to 8 bits, except in ``png``. All metadata except
+    the ICC profile is dropped. The same bytes always give the same result. An image that already has the requested
+    format is encoded again.
 
     Args:
         content: The bytes of an image file.
@@ -77,13 +77,13 @@ def convert_image(
         max_side: The largest permitted side in pixels, or None for no limit. Larger images are shrunk by area
             averaging.
         to_srgb: Whether to convert the colors from the image's ICC profile to sRGB. If so, the profile is dropped, and
-            a palette becomes RGB or RGBA. Otherwise, the profile stays embedded, unless the image changes between gray,
-            RGB and other color models.
+            a palette becomes RGB or RGBA. Otherwise, the profile stays embedded, unless the color model changes, for
+            example from CMYK to RGB.
         max_pixels: The largest permitted number of pixels.
 
     Raises:
-        ValueError: If the image is damaged, too large (TooManyPixels), or of an unknown format; if it has several
-            frames; if the format cannot store it; or if its profile is needed and damaged.
+        ValueError: If the image is damaged, too large (TooManyPixels), or of an unknown format, or has several frames.
+            If the requested format cannot store the image, or ``to_srgb`` is set and the profile is damaged.
     """
     stored = read_value_format(content)
     if stored is not None and not _is_like_pillows(stored):
@@ -153,7 +153,7 @@ def _check_frames(image: PIL.Image.Image) -> None:
 
 
 def _convert_colors(image: PIL.Image.Image, profile: bytes) -> PIL.Image.Image:
-    if image.mode == "LAB":  # LAB needs no profile: Pillow converts it to sRGB.
+    if image.mode == "LAB":  # LAB needs no profile, because Pillow converts it to sRGB.
         return _simplify(image)
     if image.mode == "I;16" or image.mode in _INTEGERS or image.mode == "F":
         raise ValueError(f"gray of more than 8 bits (mode {image.mode}) cannot be converted to sRGB: leave out to_srgb")
@@ -199,7 +199,8 @@ def _find_model(image: PIL.Image.Image) -> str:
 def _prepare_png(image: PIL.Image.Image) -> PIL.Image.Image:
     if image.mode == "P":
         num_colors = len(image.getpalette() or ()) // 3
-        if image.getextrema()[1] >= num_colors:  # type: ignore[operator]  # Pillow would cut off these indices.
+        # Pillow would cut off indices beyond the palette.
+        if image.getextrema()[1] >= num_colors:  # type: ignore[operator]
             return image.convert("RGBA" if image.has_transparency_data else "RGB")
     return image
 
@@ -284,7 +285,8 @@ def _apply_profile(image: PIL.Image.Image, profile: bytes) -> PIL.Image.Image:
             return transform.apply(image)
     except (PIL.ImageCms.PyCMSError, ValueError) as error:
         raise ValueError(
-            f"the ICC profile is damaged or does not fit the image ({error}): convert without to_srgb, or remove it"
+            f"the ICC profile is damaged or does not fit the image ({error}): convert without to_srgb, or remove the "
+            "profile"
         ) from error
 
 
@@ -292,8 +294,8 @@ def _apply_profile(image: PIL.Image.Image, profile: bytes) -> PIL.Image.Image:
 def _make_srgb_transform(profile: bytes) -> tuple[str, PIL.ImageCms.ImageCmsTransform]:
     """Return the mode of the images to which a profile applies, and their conversion to sRGB.
 
-    Creating a conversion takes as long as converting 200,000 pixels, and many images have the same profile. Threads may
-    share a conversion.
+    Conversions are cached: creating one takes as long as converting 200,000 pixels, and many images have the same
+    profile. Threads may share a conversion.
     """
     source = PIL.ImageCms.ImageCmsProfile(io.BytesIO(profile))
     model = _MODELS.get(source.profile.xcolor_space)

@@ -36,7 +36,8 @@ MAX_RESIZED_PIXELS = DEFAULT_MAX_PIXELS
 MAX_AVERAGED_PIXELS = 1 << 20
 """The largest box, in pixels, that is decoded at full size if it shrinks to half or less without antialiasing.
 
-Larger boxes are decoded at a fraction of their size. The kernel decodes smaller boxes about as fast at full size.
+Larger boxes are decoded at a fraction of their size. For smaller boxes, the kernel would save almost no time
+with a fraction.
 """
 
 Render = Callable[[Pixels], object]
@@ -52,8 +53,8 @@ _CHECKED_SIZES = (
     ((48, 64), (15, 40)),
     ((23, 17), (61, 70)),
 )
-"""The sizes before and after resizing with which OpenCV is checked. On ARM, OpenCV's results differ if both sides
-shrink."""
+"""The sizes before and after resizing with which OpenCV is checked. On ARM, OpenCV's pixels differ from those on
+x86 if both sides shrink."""
 
 Resampling = Literal["bilinear", "plain bilinear", "antialiased bilinear", "antialiased bicubic"]
 """The resampling method. "plain bilinear" computes each new pixel from the nearest four pixels. So does "bilinear",
@@ -139,8 +140,8 @@ class CropPlan:
     def is_halved(self) -> NDArray[np.bool_]:
         """Whether each box shrinks to half its size or less without antialiasing, bool [n].
 
-        For such a box, the nearest four pixels are too few. So "bilinear" averages over all of its pixels, or those of
-        a smaller inverse DCT of it: see :func:`shardio.images.crop_plan.prepare_render`.
+        For such a box, the nearest four pixels are too few, so "bilinear" averages over all pixels of the box, or of
+        the box decoded at a smaller size: see :func:`shardio.images.crop_plan.prepare_render`.
         """
         if self.resampling != "bilinear":
             return np.zeros(len(self.box), np.bool_)
@@ -276,8 +277,8 @@ def _prepare_window(
 ) -> Render:
     """Return a function that renders a part of the resized box.
 
-    :func:`resize` would sample a part of an image at different points. So it receives the whole box, in which only the
-    pixels for the visible part are decoded.
+    The whole box is resized, because :func:`resize` would sample a part of it at different points. Only the pixels for
+    the visible part are decoded.
     """
     rows = _needed_pixels(visible.top, visible.height, box.height, height, resampling)
     columns = _needed_pixels(visible.left, visible.width, box.width, width, resampling)
@@ -444,8 +445,9 @@ class Points(NamedTuple):
 
         Args:
             positions: float [n], in pixels from the center of the first pixel.
-            length: The length of the side in pixels. Beyond the border, the border's pixel then gets the whole weight.
-                If None, both source pixels beyond the border are the border's pixel, which rounds differently.
+            length: The length of the side in pixels. If it is given, a point beyond the border gets its value from the
+                border's pixel alone. If it is None, the weight is divided between two copies of this pixel, which
+                rounds differently.
         """
         exact = positions.astype(np.float32)
         first = np.floor(exact)
@@ -484,7 +486,7 @@ def sample(image: Pixels, corner: tuple[float, float], step: tuple[float, float]
 @cache
 def is_opencv_equal() -> bool:
     """Return whether OpenCV's pixels in this process match the definition in this module."""
-    import cv2  # Imported only when an image needs it.
+    import cv2  # OpenCV is imported only when an image needs it.
 
     random = np.random.default_rng(0)
     for before, (height, width) in _CHECKED_SIZES:
@@ -498,7 +500,7 @@ def is_opencv_equal() -> bool:
 def _sample_at(image: Pixels, rows: Points, columns: Points) -> Pixels:
     """Sample an image at n rows and m columns: each result, uint8 [n, m, 3], is a weighted mean of four pixels."""
     top, stop = (int(bound) for bound in np.clip([rows.first[0], rows.first[-1] + 2], 0, len(image)))
-    image = image[min(top, len(image) - 1) : max(stop, 1)]  # Only these rows are needed.
+    image = image[min(top, len(image) - 1) : max(stop, 1)]  # Keep only the rows to sample.
     left, right = (image.take(np.clip(columns.first + i, 0, image.shape[1] - 1), axis=1) for i in range(2))
     near, far = np.repeat(columns.weights, 3, axis=1)  # All colors of a row are computed together.
     across = left.reshape(len(image), -1) * near + right.reshape(len(image), -1) * far >> 4

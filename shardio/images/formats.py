@@ -140,7 +140,7 @@ def describe_other_images(paths: Iterable[Path]) -> str:
         return ""
     return (
         f"left out images in other formats ({', '.join(f'{counts[suffix]} {suffix}' for suffix in sorted(counts))}): "
-        f"only .{', .'.join(IMAGE_FIELDS)} files are read. Convert the others, as shardio pack --convert-to does. If "
+        f"only .{', .'.join(IMAGE_FIELDS)} files are read. Convert those images, as shardio pack --convert-to does. If "
         "only a file's suffix is unusual (such as .jfif), rename it"
     )
 
@@ -151,14 +151,14 @@ def _find_format(file: BinaryIO) -> str | None:
     for image_format in _FORMATS:
         if image_format.signature is not None and image_format.signature.match(start):
             return image_format.name
-    import PIL.Image  # Imported only when an image needs it: see crop_plan.py.
+    import PIL.Image  # Pillow is imported only when an image needs it: see crop_plan.py.
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Decoding repeats the warnings.
             with PIL.Image.open(file) as image:
                 return image.format
-    except pillow_errors() as error:  # Pillow's readers raise all of these for bytes that are not an image.
+    except pillow_errors() as error:  # Pillow's readers raise all these errors for bytes that are not an image.
         let_through(error)
         return None
 
@@ -170,7 +170,7 @@ def pillow_errors() -> tuple[type[Exception], ...]:
     They do not include MemoryError, which does not mean that a file is damaged, or user-defined errors, which a signal
     handler may raise.
     """
-    import PIL.Image  # Imported only when an image needs it: see crop_plan.py.
+    import PIL.Image  # Pillow is imported only when an image needs it: see crop_plan.py.
 
     return (
         ArithmeticError,
@@ -209,7 +209,7 @@ def errors_of_pillow() -> Iterator[None]:
 @contextmanager
 def opened_by_pillow(content: bytes) -> Iterator[PIL.Image.Image]:
     """Open an image in a ``with`` block, and convert any error that Pillow raises in it to ValueError."""
-    import PIL.Image  # Imported only when an image needs it: see crop_plan.py.
+    import PIL.Image  # Pillow is imported only when an image needs it: see crop_plan.py.
 
     with errors_of_pillow(), PIL.Image.open(io.BytesIO(content)) as image:
         yield image
@@ -218,7 +218,7 @@ def opened_by_pillow(content: bytes) -> Iterator[PIL.Image.Image]:
 def strip_png(content: bytes) -> bytes | None:
     """Return a PNG without ancillary chunks, such as profiles; None if any chunk is damaged.
 
-    libpng prints warnings about the other chunks, and OpenCV adds an alpha channel for a transparent color. libpng
+    Given ancillary chunks, libpng may print warnings, and OpenCV adds an alpha channel for a transparent color. libpng
     also prints errors for damaged chunks, so this function compares the checksums.
     """
     view, offset = memoryview(content), len(PNG_SIGNATURE)
@@ -335,8 +335,8 @@ class ValueFormat(NamedTuple):
         check_size(self.shape[0], self.shape[1], max_pixels)
         if self.decode is None:
             raise ValueError(
-                f"it stores {self.describe()} in a form that no decoder here reads exactly: store the values in an npy "
-                "field, or as PNG or TIFF with 1, 3 or 4 interleaved channels"
+                f"it stores {self.describe()} in a form that none of shardio's decoders reads exactly: store the "
+                "values in an npy field, or as PNG or TIFF with 1, 3 or 4 interleaved channels"
             )
         values = self.decode(content)
         if values.dtype != self.dtype or values.shape != self.shape:
@@ -348,9 +348,10 @@ class ValueFormat(NamedTuple):
 
 
 def read_value_format(content: bytes) -> ValueFormat | None:
-    """Return the value format of an image file; None if values have at most 8 bits, or if the file is damaged.
+    """Return the value format of an image file.
 
-    For 8-bit files, the result is not None if Pillow drops or multiplies some of the channels.
+    Return None if the file is damaged, or if values have at most 8 bits, unless Pillow drops or multiplies some of the
+    channels.
     """
     if content.startswith(PNG_SIGNATURE):
         return _read_png(content)
@@ -450,7 +451,7 @@ _IN_PILLOW = {("u", 2), ("i", 2), ("i", 4), ("f", 4)}
 
 
 def _read_tiff(content: bytes) -> ValueFormat | None:
-    from PIL import TiffImagePlugin  # Imported only when an image needs it: see crop_plan.py.
+    from PIL import TiffImagePlugin  # Pillow is imported only when an image needs it: see crop_plan.py.
 
     is_big = _BIG_TIFF in content[2:4]
     try:
@@ -462,7 +463,7 @@ def _read_tiff(content: bytes) -> ValueFormat | None:
         bits, kinds = {*tags.get(_BITS, (1,))}, {*tags.get(_KINDS, (_UNSIGNED,))}
         photometric, planes, orientation = (int(tags.get(tag, 1)) for tag in (_PHOTOMETRIC, _PLANES, _ORIENTATION))
         extra: tuple[int, ...] = tuple(tags.get(_EXTRA, ()))
-    except pillow_errors() as error:  # Pillow's reader raises all of these for damaged files.
+    except pillow_errors() as error:  # Pillow's reader raises all these errors for damaged files.
         let_through(error)
         return None
     if _TRANSPOSING <= orientation <= 8:  # Both Pillow and OpenCV turn TIFFs upright.

@@ -87,7 +87,7 @@ def decode_pil(
     content: bytes, *, orientation: Orientation = "ignore", max_pixels: int = DEFAULT_MAX_PIXELS
 ) -> PIL.Image.Image:
     """Decode an image to an RGB Pillow image, with the pixels and errors of :func:`decode_image`."""
-    import PIL.Image  # Imported only when an image needs it: see crop_plan.py.
+    import PIL.Image  # Pillow is imported only when an image needs it: see crop_plan.py.
 
     return PIL.Image.fromarray(decode_image(content, orientation=orientation, max_pixels=max_pixels))
 
@@ -220,7 +220,7 @@ def open_by_libjpeg(content: bytes, orientation: Orientation, max_pixels: int) -
         head = read_head(content)
     except ValueError:
         with suppress(KeyError):
-            simplejpeg.decode_jpeg_header(content)  # Raises libjpeg's error, if it finds one.
+            simplejpeg.decode_jpeg_header(content)  # If libjpeg finds an error, this call raises it.
         return None
     if not _can_convert(content, head):
         return None
@@ -413,7 +413,7 @@ def open_by_pillow(content: bytes, orientation: Orientation, max_pixels: int) ->
 
 def _open_stored(content: bytes) -> PIL.Image.Image:
     """Open an image. If Pillow does not support the type of the stored values, the error names the type."""
-    import PIL.Image  # Imported only when an image needs it: see crop_plan.py.
+    import PIL.Image  # Pillow is imported only when an image needs it: see crop_plan.py.
 
     try:
         return PIL.Image.open(io.BytesIO(content))
@@ -447,5 +447,5 @@ def _refuse_damage(content: bytes) -> None:
 def _is_clipped(image: PIL.Image.Image) -> bool:
     """Return whether Pillow clips an image's gray values in the conversion to RGB, or misreads their sign."""
     if image.mode == "L" and image.format == "TIFF":
-        return bool(image.tag_v2.get(_SAMPLE_FORMAT) == (_SIGNED,))  # type: ignore[attr-defined]  # TIFFs have it.
+        return bool(image.tag_v2.get(_SAMPLE_FORMAT) == (_SIGNED,))  # type: ignore[attr-defined]  # TIFFs have tag_v2.
     return image.mode[0] in ("I", "F")

@@ -39,9 +39,9 @@ DECODER_DESCRIPTIONS: dict[DecoderName, str] = {
 """Each decoder's name in reports."""
 
 CLIPPED_ADVICE = (
-    "as images they become RGB of 8 bits, which clips values to 0 to 255 as torchvision does: most pixels may become "
-    "white or black. Read them as a field, such as fields=('png', 'label'), which keeps their values, or scale the "
-    "files first"
+    "as images, they are converted to 8-bit RGB, which clips values to the range 0 to 255, as in torchvision: most "
+    "pixels may become white or black. Read them as a field, such as fields=('png', 'label'), which keeps their "
+    "values, or scale the files first"
 )
 """The effect on gray images that do not have 8 bits, and the remedy."""
 
@@ -115,7 +115,7 @@ def read_turn(image: PIL.Image.Image) -> Turn:
 
 
 def turn_pillow(image: PIL.Image.Image, turn: Turn) -> PIL.Image.Image:
-    """Turn a stored image of any mode upright, as :meth:`Turn.apply` turns pixels. Do not change the metadata."""
+    """Turn a stored image of any mode upright, as :meth:`Turn.apply` turns pixels. The metadata stays unchanged."""
     from PIL.Image import Transpose
 
     for is_needed, method in (
@@ -128,7 +128,7 @@ def turn_pillow(image: PIL.Image.Image, turn: Turn) -> PIL.Image.Image:
     return image
 
 
-class TooManyPixels(ValueError):  # noqa: N818  # It names the problem, as NotTileable does.
+class TooManyPixels(ValueError):  # noqa: N818  # The name states the problem, as NotTileable does.
     """The error for an image with more pixels than the caller allows."""
 
 

@@ -53,7 +53,7 @@ Operations = NDArray[np.void]
 Floats = NDArray[np.float32]
 
 IMAGES_AT_ONCE = GROUP_SIZE
-"""The number of images whose decoding the kernel interleaves. With fewer images in a call, each takes longer."""
+"""The number of images whose decoding the kernel interleaves. In a call with fewer images, each image takes longer."""
 
 _KERNEL_FACTORS = frozenset((luma, (1, 1), (1, 1)) for luma in LUMA_FACTORS)
 
@@ -132,7 +132,7 @@ def _render_by_libraries(crop: PlannedCrop, destinations: Rows, rows: list[int])
     boxes, sizes, windows = plan.box.tolist(), plan.size.tolist(), plan.window.tolist()
     flips = plan.flip.tolist()
     renders: list[tuple[int, Render]] = []
-    # Run all Python code before all decoding, because each is faster while its memory is in the processor's caches.
+    # Run all Python code before all decoding, because both are faster while its memory is in the processor's caches.
     for row in rows:
         with _name_row(row):
             args = Box(*boxes[row]), *sizes[row], Box(*windows[row]), plan.resampling
@@ -173,9 +173,10 @@ def _make_rows(plan: CropPlan) -> Rows:
 def why_not_by_kernel(content: bytes) -> str | None:
     """Return the reason why the kernel cannot render an image, or None if it can.
 
-    This checks only the head and the end of the file. The kernel also skips damaged files, files with very rare heads,
-    such as JFIF 2, and some crops of any file: regions above a million pixels, and crops that :func:`_is_for_libraries`
-    names. There are only a few distinct reasons, all short, so callers can count images by reason.
+    The function checks only the head and the end of the file. The kernel also skips damaged files, files with very rare
+    heads, such as JFIF 2, and some crops of any file: regions above a million pixels, and crops that
+    :func:`_is_for_libraries` names. There are only a few distinct reasons, all short, so callers can count images by
+    reason.
 
     Args:
         content: The bytes of the image file.
@@ -303,8 +304,8 @@ def make_operations(num_images: int, code: int, *numbers: object) -> Operations:
     """
     if not codes.NONE <= code <= codes.END_MIXTURE and code not in _DEFINED:  # The kernel does not check codes.
         raise ValueError(
-            f"there is no operation with the code {code}: the kernel's have codes up to {codes.END_MIXTURE}, and "
-            "define_operation returns the codes of others"
+            f"there is no operation with the code {code}: the kernel's operations have codes up to "
+            f"{codes.END_MIXTURE}, and define_operation returns the codes of other operations"
         )
     operations = np.zeros((num_images, 1), codes.OPERATION)
     operations["code"] = code

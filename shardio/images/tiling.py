@@ -84,7 +84,7 @@ _SLACK = 64
 """The spare bytes in arrays that are copied 32 bytes at a time, and the spare tokens for an incomplete block."""
 
 
-class NotTileable(ValueError):  # noqa: N818  # Such an image may be intact.
+class NotTileable(ValueError):  # noqa: N818  # An image that cannot be tiled may be intact.
     """The error for an image that cannot be tiled.
 
     Attributes:
@@ -493,7 +493,7 @@ def reencode_jpeg(
 
 
 def _convert_to_srgb(content: bytes, pixels: Pixels, max_pixels: int) -> Pixels:
-    import PIL.Image  # Imported only when an image needs it: see crop_plan.py.
+    import PIL.Image  # Pillow is imported only when an image needs it: see crop_plan.py.
 
     from shardio.images.converting import convert_to_srgb, read_profile
 
@@ -514,7 +514,7 @@ def _shrink(pixels: Pixels, max_side: int | None) -> Pixels:
         return pixels
     ratio = max_side / max(height, width)
     size = max(round(width * ratio), 1), max(round(height * ratio), 1)
-    import cv2  # Imported here because this takes 0.1 s, and packing without re-encoding does not need OpenCV.
+    import cv2  # Imported here because importing OpenCV takes 0.1 s, and only re-encoding needs it.
 
     return cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)  # type: ignore[return-value]  # uint8 stays uint8
 

@@ -322,7 +322,7 @@ def _cut(arrays: Iterator[Ints], lengths: Iterator[int]) -> Iterator[Ints]:
 
 
 class ReadAhead:
-    """A thread that fetches the samples that one rank reads soon, up to the end of the rank's next window.
+    """A thread that fetches the samples that one rank will read soon, up to the end of the rank's next window.
 
     Args:
         samples: The samples.

@@ -1,7 +1,7 @@
 """Conformance tests of shardio's interfaces.
 
-Programs pass their own transforms, and decoders of fields as ``decoders=``. An implementation of another interface also
-needs a line in a table of shardio's source code, which the interface's documentation names.
+Users pass their own transforms as ``transform=``, and their own decoders of fields as ``decoders=``. An implementation
+of another interface also needs a line in a table of shardio's source code, which the interface's documentation names.
 
 Each module holds one class of pytest tests. Subclass it in your own tests and override its fixtures:
 

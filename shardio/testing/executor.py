@@ -1,4 +1,4 @@
-"""Conformance tests of executors, which make a loader's batches: the interface is in ``shardio/loader/executor.py``.
+"""Conformance tests of executors, which make a loader's batches. The interface is in ``shardio/loader/executor.py``.
 
 Example:
     >>> import pytest
@@ -66,7 +66,7 @@ class Samples:
     """The user's function that makes each sample. It can be sent to any process.
 
     Args:
-        gate: A file. Some samples wait until it exists.
+        gate: A file; some samples wait until the file exists.
 
     Attributes:
         fails: The sample that raises RefusedSampleError.
@@ -107,7 +107,7 @@ class FromText:
 
 
 class DrawTwice:
-    """A transform that draws twice from Python's generator. Other threads can run in between."""
+    """A transform that draws twice from Python's generator. Other threads can run between the two draws."""
 
     def __call__(self, sample: Mapping[str, Any]) -> tuple[float, float]:
         """Return both random numbers."""
@@ -169,7 +169,7 @@ MakeExecutor = Callable[[ExecutorParts], Executor]
 def find_parts(loader: DataLoader) -> ExecutorParts:
     """Return the parts of a loader's executor."""
     extension = find_extension(loader)
-    assert extension is not None, "DataLoader's constructor has made it"
+    assert extension is not None, "DataLoader's constructor has made the extension"
     settings = find_settings(loader, extension.arguments)
     order, epochs, bad_samples = extension.order, extension.epochs, extension.bad_samples
     decoder = settings.decoder if settings.is_ours else None
@@ -189,10 +189,10 @@ def find_parts(loader: DataLoader) -> ExecutorParts:
 class ExecutorTests:
     """Tests of an executor and of its iterators.
 
-    Override :meth:`make_executor`, and :meth:`loader` and :meth:`options` if it needs other loaders than the default.
-    The epochs of ``loader`` have the batches [0, 1, 2] … [9, 10, 11], as lists or tensors. Each number is a value that
-    ``samples`` returned. If the executor does not support what some tests check, override their fixtures
-    :meth:`survives`, :meth:`knows` and :meth:`takes_split`.
+    Override :meth:`make_executor`, and, if the executor does not support the default loaders, :meth:`loader` and
+    :meth:`options`. The epochs of ``loader`` have the batches [0, 1, 2] … [9, 10, 11], as lists or tensors. Each number
+    is a value that ``samples`` returned. If the executor does not support what some tests check, override their
+    fixtures :meth:`survives`, :meth:`knows` and :meth:`takes_split`.
     """
 
     @pytest.fixture
@@ -208,7 +208,7 @@ class ExecutorTests:
 
     @pytest.fixture
     def options(self) -> dict[str, Any]:
-        """Return the options of further loaders, which are over a ShardDataset with user code or images."""
+        """Return the options with which some tests create loaders of a ShardDataset with user code or images."""
         return {"num_workers": 2}
 
     @pytest.fixture
@@ -254,7 +254,7 @@ class ExecutorTests:
         for asks in (False, True):
             batches = start()
             assert receive(batches, asks=asks) == BATCHES
-            assert batches.is_ready(0), "nothing is missing after the end"
+            assert batches.is_ready(0), "after the last batch, there is nothing to wait for"
         for num_received in (0, 1):
             batches = start()
             assert [take(batches) for _ in range(num_received)] == BATCHES[:num_received]
@@ -266,7 +266,7 @@ class ExecutorTests:
         self, start: Start, parts: ExecutorParts, takes_split: bool
     ) -> None:
         if not takes_split:
-            pytest.skip("its order is not shardio's")
+            pytest.skip("the executor's order is not shardio's")
         assert parts.split is not None
         second = Cursor(epoch=1, position=BATCH_SIZE)
         assert receive(start(second, replace(parts.split, start=second.position)), asks=False) == BATCHES[1:]
@@ -279,8 +279,8 @@ class ExecutorTests:
         self, start: Start, samples: Samples, parts: ExecutorParts
     ) -> None:
         if parts.settings.persistent_workers:
-            pytest.skip("its workers persist")
-        receive(start(), asks=False)  # This starts whatever serves all epochs, such as a fork server.
+            pytest.skip("the executor's workers persist")
+        receive(start(), asks=False)  # The first epoch starts what serves all epochs, such as a fork server.
         threads = set(threading.enumerate())
         batches = start()
         assert take(batches) == BATCHES[0]
@@ -294,7 +294,7 @@ class ExecutorTests:
 
     def test_a_batch_that_fails_is_one_batch(self, start: Start, samples: Samples, survives: bool) -> None:
         if not survives:
-            pytest.skip("its epochs end with an error")
+            pytest.skip("the executor's epochs end with an error")
         samples.fails = 4
         batches = start()
         received = list[Any]()
@@ -395,7 +395,7 @@ def wait_for(batches: BatchIterator) -> None:
 
 
 def receive(batches: BatchIterator, *, asks: bool) -> list[Sequence[int]]:
-    """Return all remaining batches. With ``asks``, wait until each is ready before requesting it."""
+    """Return all remaining batches. With ``asks``, wait until each batch is ready before requesting it."""
     received = list[Sequence[int]]()
     while True:
         if asks and received:  # Some iterators begin the epoch with the first request.

@@ -16,7 +16,7 @@ from shardio.errors import SampleError
 from shardio.reading import StoredSamples
 
 MAX_WASTED_BYTES = 10 * 2**20
-"""The maximum memory that decoding a damaged field may use."""
+"""The maximum memory that decoding a damaged field may use in addition to ten times the size of the field."""
 
 
 def check_types(found: Any, value: Any) -> None:

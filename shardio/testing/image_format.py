@@ -97,7 +97,10 @@ class ImageFormatTests:
 
     @pytest.fixture
     def stored(self, content: bytes, suffix: str, pixels: Pixels) -> NDArray[Any]:
-        """Return the values that the file stores; by default, Pillow's if it reads the format, or else the pixels."""
+        """Return the values that the file stores.
+
+        By default, these are Pillow's values if Pillow reads the format, or else the pixels.
+        """
         if not is_in_pillow(suffix):
             return pixels
         with Image.open(io.BytesIO(content)) as image:

@@ -75,7 +75,7 @@ class RemainderPolicyTests:
 def make_world(
     rng: random.Random, remainder: Remainder, *, shuffled: bool, of: int | None = None, start: int | None = None
 ) -> list[Split]:
-    """Return the shares of all ranks of a random world, in an epoch of ``of`` samples from position ``start`` on."""
+    """Return the shares of a random number of ranks in an epoch of ``of`` samples, from position ``start`` on."""
     num_samples = rng.randint(1, 60) if of is None else of
     cursor = rng.randint(0, num_samples) if start is None else start
     world_size, batch_size = rng.randint(1, 6), rng.randint(1, 6)
@@ -107,7 +107,7 @@ def check_shares(ranks: Sequence[Split]) -> list[list[list[int]]]:
     assert num_extra >= 0 or policy.leaves_out, "a policy that leaves samples out declares it"
     for counts in ([sum(map(len, own)) for own in batches], list(map(len, batches))):
         is_equal = policy.repeats or policy.leaves_out
-        assert max(counts) - min(counts) <= (not is_equal), "ranks have the same number, or differ by one"
+        assert max(counts) - min(counts) <= (not is_equal), "the counts of ranks are equal, or differ by one"
     for rank, (split, own) in enumerate(zip(ranks, batches, strict=True)):
         sizes = list(map(len, own))
         assert split.num_own_samples == sum(sizes), "the number of a rank's samples is correct"

@@ -55,8 +55,8 @@ def put(location: Location, content: bytes = CONTENT) -> Location:
 class StoreTests:
     """Tests of the laws that :class:`shardio.storage.Store` and :class:`shardio.storage.StoredFile` state.
 
-    Subclass it, and override the fixture ``make_root``. It returns a function that takes an empty local directory,
-    which it may use, and returns an empty folder of the store::
+    Subclass it, and override the fixture ``make_root``. The fixture returns a function that receives an empty local
+    directory, which the store may use, and returns an empty folder of the store::
 
         import uuid
         import pytest
@@ -69,7 +69,7 @@ class StoreTests:
                 return lambda folder: Location(store=MyStore("bucket"), key=uuid.uuid4().hex)
 
     If the store cannot write, set ``is_read_only`` and override the fixture ``fill`` instead, and if possible
-    ``refill``. It returns a function that puts objects in place by other means, and returns their folder::
+    ``refill``. ``fill`` returns a function that puts objects in place by other means, and returns their folder::
 
         class TestZipStore(StoreTests):
             is_read_only = True
@@ -114,7 +114,7 @@ class StoreTests:
     def refill(self) -> Fill:
         """Return a function that replaces the objects of ``fill`` in a read-only store, and returns their folder.
 
-        If it is not overridden, the test that a replaced object has another version is skipped.
+        If this fixture is not overridden, the test that a replaced object has another version is skipped.
         """
         if self.is_read_only:
             pytest.skip("the fixture refill is not overridden")
@@ -282,7 +282,7 @@ class StoreTests:
     def test_a_failed_write_leaves_what_was_there(self, root: Location, error: type[BaseException]) -> None:
         old = put(root / "old", b"old")
         for location in old, root / "new":
-            with pytest.raises(error), location.write_whole() as file:  # noqa: PT012  # The write fails in between.
+            with pytest.raises(error), location.write_whole() as file:  # noqa: PT012  # The error interrupts a write.
                 file.write(CONTENT)
                 raise error
         assert old.read_whole() == b"old"
@@ -331,7 +331,7 @@ class StoreTests:
                 signal.alarm(60)
                 os._exit(not reads(file, 1))
             while not (ended := os.waitpid(child, os.WNOHANG))[0]:
-                assert reads(file, 2), "the child moves nothing that the parent uses"
+                assert reads(file, 2), "reads in the child do not affect reads in the parent"
             assert ended[1] == 0
 
     def test_threads_that_write_one_object_do_not_mix(self, root: Location) -> None:
@@ -348,7 +348,7 @@ class StoreTests:
         assert (root / "folder").list() == ["a"]
 
     def test_a_store_is_a_dict(self, make_root: MakeRoot) -> None:
-        """The machine's rules and its invariant make the assertions. The first failure is raised here."""
+        """Run the state machine, whose rules and invariant make the assertions."""
         machine = type("Machine", (_StoreMachine,), {"make_root": staticmethod(make_root)})
         run_state_machine_as_test(machine, settings=settings(max_examples=self.max_examples, stateful_step_count=25))
 
@@ -362,7 +362,7 @@ def _many_ranges(count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 _KEYS = st.sampled_from(["a", "b.x", "f/a", "f/b", "f/g/a", "fa/a", "é/ü", ".h", "f/.h/a"])
-"""No key lies below another: a file system cannot hold both."""
+"""No key is a folder of another key, because a file system cannot hold both."""
 
 _CONTENTS = st.binary(max_size=50) | st.integers(0, 200_000).map(bytes)
 
@@ -422,7 +422,8 @@ class _StoreMachine(RuleBasedStateMachine):
         bounds = st.integers(0, len(content))
         ranges = np.array(data.draw(st.lists(st.tuples(bounds, bounds).map(sorted), max_size=9)), np.int64)
         starts, stops = ranges.reshape(-1, 2).T
-        with suppress(ReplacedError, FileNotFoundError):  # Otherwise, reads return the content at the time of opening.
+        # A read that raises no error returns the content at the time of opening.
+        with suppress(ReplacedError, FileNotFoundError):
             expected = [content[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
             assert file.read_many(starts, stops) == expected
 

@@ -261,13 +261,12 @@ def _as_numbers(value: Any, what: str, *widths: int) -> NDArray[Any]:
     """Return a value as an array of numbers. An empty list becomes int64 [0, *widths]."""
     try:
         numbers = np.asarray(value)
-    except (TypeError, ValueError) as error:  # For example, rows of different lengths.
+    except (TypeError, ValueError) as error:  # A value may have rows of different lengths.
         raise ValueError(f"must be {what}, got {type(value).__name__}: {error}") from error
     if numbers.shape == (0,):
         numbers = numbers.reshape(0, *widths)
-        return (
-            numbers if isinstance(value, np.ndarray) else numbers.astype(np.int64)
-        )  # The dtype of a list of integers.
+        # An empty list becomes int64, as a list of integers does.
+        return numbers if isinstance(value, np.ndarray) else numbers.astype(np.int64)
     if numbers.dtype.kind not in "biuf":
         raise ValueError(f"must be {what}, got {type(value).__name__} of {numbers.dtype}")
     return numbers.astype(numbers.dtype.newbyteorder("="), copy=False)
@@ -484,7 +483,7 @@ class _Side(NamedTuple):
 
 
 def _clip(places: Places, low: float, high: float) -> Places:
-    """Limit places to a range. For a few places, this takes a third of the time of np.clip."""
+    """Limit places to a range. For a few places, this function takes a third of the time of np.clip."""
     return np.minimum(np.maximum(places, low), high)
 
 

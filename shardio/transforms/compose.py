@@ -339,7 +339,7 @@ def count_crops(transform: Callable[[Any], Any] | None) -> int | None:
 
 
 def is_builtin(transform: Callable[[Any], Any] | None) -> bool:
-    """Return whether a transform (or None) runs only shardio's code, unlike subclasses in other packages."""
+    """Return whether a transform (or None) runs only shardio's code; False for subclasses in other packages."""
     if isinstance(transform, Combination) and _is_ours(transform):
         return all(map(is_builtin, transform.transforms))
     return transform is None or _is_ours(transform)

@@ -400,7 +400,7 @@ def pair(size: object) -> tuple[int, int]:
             return int(side), int(side)
         case (int() | np.integer() as height, int() | np.integer() as width) if min(height, width) >= 1:
             return int(height), int(width)
-    got = reprlib.repr(size)  # Shortened, because a user may pass an image by mistake.
+    got = reprlib.repr(size)  # Shorten the value, which may be an image passed by mistake.
     raise ValueError(f"size must be a positive integer or (height, width), got {got}")
 
 

@@ -160,7 +160,7 @@ class RandomPosterize(RandomPixelTransform):
 
 
 def mask_of(bits: int) -> int:
-    """Return a byte whose highest bits are set."""
+    """Return a byte whose highest ``bits`` bits are set."""
     return 256 - (1 << 8 - bits)
 
 

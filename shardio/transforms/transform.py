@@ -252,7 +252,7 @@ _FAMILIES: dict[str, Family] = {
     "timm.data.": "timm",
     "torch.nn.modules.module.": "module",
 }
-"""The family of a class, by a prefix of a base class's module name with a final dot. The first match counts."""
+"""The families of classes, by prefixes of their base classes' module names. The first match counts."""
 
 _SEQUENCES = frozenset(
     {
@@ -305,7 +305,7 @@ def call_with_sample(transform: Callable[..., Any], sample: dict[str, Any]) -> A
     """Call a transform of whole samples with a sample.
 
     Albumentations' transforms get the values as keyword arguments. torchvision's transforms ignore arrays, so they get
-    images as torchvision's own tensors. All others get the dict.
+    images as torchvision's own tensors. All other callables get the dict.
 
     Args:
         transform: Another library's transform, or any callable.
@@ -315,7 +315,7 @@ def call_with_sample(transform: Callable[..., Any], sample: dict[str, Any]) -> A
         case "albumentations":
             return transform(**sample)
         case "v2":
-            tv_tensors = sys.modules["torchvision.tv_tensors"]  # The transform's module has imported it.
+            tv_tensors = sys.modules["torchvision.tv_tensors"]  # The transform's module imports tv_tensors.
             images = [name for name, value in sample.items() if is_image_array(value)]
             return transform({**sample, **{name: tv_tensors.Image(next(_forms(sample[name]))) for name in images}})
         case _:
@@ -328,7 +328,7 @@ def is_image_array(value: Any) -> bool:
 
 
 def is_pillow_image(image: Any) -> bool:
-    """Return whether an image is a Pillow image. This does not import Pillow."""
+    """Return whether an image is a Pillow image, without importing Pillow."""
     pillow = sys.modules.get("PIL.Image")
     return pillow is not None and isinstance(image, pillow.Image)
 
@@ -353,7 +353,7 @@ def as_array(image: Any) -> Any:
 def _choose_form(transform: Any, image: Any) -> Any:
     """Return an image in a form that a torchvision transform, and all transforms that it calls, act on.
 
-    If these act on different forms, return a form that the first transform acts on, because it may convert the image.
+    If the transforms act on different forms, return a form for the first one, because it may convert the image.
     """
     leaves = list(_leaves(transform))
     for called in (leaves, leaves[:1]):
@@ -481,10 +481,10 @@ class Generators:
         self._has_owners = bool(owners)
 
     def seed(self, rng_key: int) -> None:
-        """Seed all generators from a uint64. This takes 12 µs, or 25 µs with Albumentations' transforms."""
+        """Seed all generators from a uint64. Seeding takes 12 µs, or 25 µs with Albumentations' transforms."""
         torch: Any = sys.modules.get("torch")
         if torch is not None:
-            torch.default_generator.manual_seed(rng_key)  # torch.manual_seed, for all devices, takes 140 µs.
+            torch.default_generator.manual_seed(rng_key)  # torch.manual_seed seeds all devices, in 140 µs.
         np.random.seed(rng_key & 0xFFFFFFFF)  # Seeding with 64 bits would take nine times as long.
         random.seed(rng_key)
         if self._has_owners:

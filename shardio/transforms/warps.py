@@ -4,8 +4,8 @@ The names, arguments and distributions are torchvision's. The pixels equal Pillo
 torchvision rounds differently for tensors.
 
 A warp is a rotation, an affine or a perspective transform. Its matrix maps each place (x, y) in the result to the place
-in the original image that appears there. It has six numbers, or eight for a perspective transform, whose divisor needs
-two.
+in the original image that appears there. The matrix has six numbers, and two more for the divisor of a perspective
+transform.
 """
 
 from __future__ import annotations

@@ -335,7 +335,7 @@ def clipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_pack_and_info_count_clipped_images(clipped: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    said = "4 gray images store values other than uint8 (2 × uint16, 1 × float32, 1 × int8): as images they become RGB"
+    said = "4 gray images store values other than uint8 (2 × uint16, 1 × float32, 1 × int8): as images, they are"
     packed = run("pack", clipped, tmp_path / "out")
     assert packed.stderr.count(said) == 1
     assert "fields=('png', 'label')" in packed.stderr
@@ -357,7 +357,7 @@ def test_the_loader_says_it_once_an_epoch(clipped: Path, tmp_path: Path, kind: s
         shardio.pack(clipped, tmp_path / "out")
         dataset = ShardDataset(tmp_path / "out")
     loader = DataLoader(dataset, batch_size=2, num_workers=num_workers)
-    with pytest.warns(UserWarning, match=r"values other than uint8: as images they become RGB of 8 bits") as caught:
+    with pytest.warns(UserWarning, match=r"values other than uint8: as images, they are converted") as caught:
         list(loader)
     assert (len(caught), loader.stats().num_images_by_decoder) == (1, {"kernel": 0, "libjpeg": 0, "pillow": 6})
 

@@ -132,7 +132,7 @@ INEXACT: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
 def test_values_that_would_not_be_exact_are_refused(name: str) -> None:
     dtype, shape, options = INEXACT[name]
     content, _ = _tiff(dtype, shape, **options)
-    with pytest.raises(ValueError, match="in a form that no decoder here reads exactly"):
+    with pytest.raises(ValueError, match="in a form that none of shardio's decoders reads exactly"):
         decode_unconverted(content)
     with pytest.raises(ValueError, match="a Pillow image cannot hold"):
         decode_unconverted_pil(content)

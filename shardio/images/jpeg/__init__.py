@@ -1,7 +1,8 @@
 """Cut a smaller JPEG out of a JPEG, and tell damaged JPEGs from intact ones.
 
 The smaller JPEG consists of a frame header with a different size, the tables, and the restart intervals that overlap
-the part. If the original has no tiles, the smaller JPEG contains the whole scan, but its frame ends below the part.
+the requested part. If the original has no tiles, the smaller JPEG contains the whole scan, but its frame ends below the
+part.
 
 A pixel depends on the blocks that contain it. Where chroma is subsampled, it also depends on the adjacent chroma
 samples, from which libjpeg's "fancy" upsampling interpolates (libjpeg-turbo, jdsample.c). So a part is cut out with a
@@ -203,7 +204,7 @@ def _is_harmless(clean: bytes, content: bytes, head: JpegHead) -> bool:
         return False
     if why_irregular(head) is None and head.restart_interval:
         return _has_padded_intervals(content, head)
-    # The end-of-image marker comes last, so there is no other warning.
+    # The end-of-image marker comes last, so a warning about bytes before this marker is the only warning.
     end = _find_end(content, head.scan_start) if int(surplus[2], 16) == EOI else None
     return end is not None and _is_padding(content[head.scan_start : end], int(surplus[1]))
 
