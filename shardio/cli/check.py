@@ -410,7 +410,7 @@ class ThroughputMeter:
 
     Attributes:
         num_batches: The number of batches so far.
-        num_samples: The number of samples in them.
+        num_samples: The number of samples so far.
         elapsed_s: The time of the last batch so far.
         first_batch_s: The time of the first batch; None before that.
         num_first: The number of samples in the first batch.
