@@ -102,8 +102,8 @@ def check(
     is_script = not merge and len(sources) == 1 and ".py:" in sources[0]
     if key is not None and not is_script:
         raise typer.BadParameter(
-            "only a script's batches need it: omit it (a dataset has keys; a recording's keys are set by "
-            "CoverageRecorder(key=))",
+            "only a script's batches need --key: omit the option (a dataset has keys, and CoverageRecorder(key=) "
+            "sets a recording's keys)",
             param_hint="--key",
         )
     if merge:
