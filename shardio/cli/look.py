@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 MAX_SAMPLES = 1000
-"""The maximum number of samples whose decoders are forecast. In a larger dataset, these samples are evenly spaced."""
+"""The maximum number of samples whose decoders are forecast. A larger dataset is sampled evenly."""
 
 SAMPLES_PER_READ = 16
 """The number of samples to read into memory at a time."""
@@ -164,7 +164,7 @@ def extract(
     num_files = num_bytes = 0
     table = open_shards(source, options, is_cached=True)
     with KeyedShards(table) as samples:
-        if is_compressed(table.tars[0]):  # In this order, the tar is decompressed once. Unknown keys come first.
+        if is_compressed(table.tars[0]):  # Sort the keys to decompress the tar only once. Unknown keys come first.
             places = {key: place for place, key in enumerate(samples)}
             keys.sort(key=lambda key: places.get(key, -1))
         paths = dict[Path, str]()

@@ -300,7 +300,7 @@ def leave_processors_to_workers(num_workers: int, device: torch.device, num_befo
     Args:
         num_workers: The number of the loader's workers.
         device: The device on which torch computes.
-        num_before: torch's number of threads when the process started. A different number now is the user's choice.
+        num_before: torch's number of threads when the process started, to detect a change by the user.
 
     Returns:
         A message about the change; None if nothing changed.

@@ -218,8 +218,8 @@ class EpochCell:
 
     Workers start asynchronously: the training process may already have set the next epoch before they run. So a
     worker's first iteration begins at the value that was current when its process was started. Only persistent workers
-    have later iterations, and torch does not report when a later iteration begins. The first worker to begin it reads
-    the latest value, and the other workers use the same value.
+    have later iterations, and torch does not report when a later iteration begins. The first worker to begin the
+    iteration reads the latest value, and the other workers use the same value.
 
     Attributes:
         num_sets: The number of times that this process set the cell. A loader compares this count to detect that the
@@ -348,7 +348,7 @@ class Transformed:
 
     @property
     def transform(self) -> Transform | None:
-        """The transform of the images, which can be set before an iteration, not during one."""
+        """The transform of the images; it can be set before an iteration, not during one."""
         return self.decoder.transform
 
     @transform.setter

@@ -293,9 +293,10 @@ def claimed(directory: Path | None) -> Iterator[None]:
     """Hold the lock of a run's directory, and create the directory if it is missing.
 
     Without a directory, do nothing. Rank 0 holds the lock for all ranks. If rank 0 cannot take the lock, all ranks
-    raise the error. The lock is released when the process of rank 0 ends. Worker processes that torch forks close their
-    copy of the lock's descriptor, so a killed run can be resumed while its workers still exist. On NFS, the lock works
-    between machines if the server has a lock service. On a file system without locks, a warning is logged.
+    raise the error. The lock is released when the block, or the process of rank 0, ends. Worker processes that torch
+    forks close their copy of the lock's descriptor, so a killed run can be resumed while its workers still exist. On
+    NFS, the lock works between machines if the server has a lock service. On a file system without locks, a warning is
+    logged.
 
     Raises:
         BusyError: If another run holds the lock.
@@ -383,8 +384,8 @@ def _prepare(directory: Path, config: TrainConfig) -> bool:
 def _may_start_over(best: Path, config: TrainConfig, last_epoch: int | None) -> bool:
     """Return whether a run without its last checkpoint was killed in its first epoch, before it could write one.
 
-    The log of such a run ends in epoch 0. The best checkpoint, which is written before the last one, contains only
-    epoch 0 and has the same settings.
+    The log of a run that was killed in its first epoch ends in epoch 0. The best checkpoint, which is written before
+    the last one, contains only epoch 0 and has the same settings.
     """
     if not best.exists():
         return not last_epoch

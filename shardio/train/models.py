@@ -78,7 +78,8 @@ def small_resnet(num_classes: int, image_size: int, width: int = 32) -> nn.Seque
         num_classes: The number of outputs.
         image_size: The side of the square images, in pixels. The stem and each block halve the side: sides of 16 to 512
             pixels end at 4 to 8 pixels.
-        width: The number of channels after the stem. Each block doubles the number, up to 8 times ``width``.
+        width: The number of channels after the stem. Each block doubles the number of channels, up to 8 times
+            ``width``.
     """
     num_blocks = min(max(image_size.bit_length() - 4, 1), 5)
     stem = nn.Sequential(nn.Conv2d(3, width, 3, 2, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
