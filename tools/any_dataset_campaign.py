@@ -22,7 +22,7 @@ import hypothesis
 import typer
 from hypothesis import HealthCheck, given, strategies as st
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The script imports tests/, which is not installed.
 
 from shardio import DataLoader
 from tests.buffers import find_buffers
@@ -75,7 +75,7 @@ def _run(what: str, test: Any, cases: int, seed: int, *strategies: st.SearchStra
         check(*drawn)
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Warnings about the number of workers and the cost of resuming.
+        warnings.simplefilter("ignore")  # Ignore warnings about the number of workers and the cost of resuming.
         run()
     took_s = time.perf_counter() - started
     typer.echo(f"{num_run} programs of seed {seed} were {what}, with no differences, in {took_s:.0f} s")
@@ -85,7 +85,7 @@ def _run(what: str, test: Any, cases: int, seed: int, *strategies: st.SearchStra
 def leaks(loaders: Annotated[int, typer.Option(min=1, help="Number of loaders.")] = 1000) -> None:
     """Create loaders, drop each one after half an epoch, and check that they leave nothing behind."""
     started = time.perf_counter()
-    warnings.simplefilter("ignore")  # Warnings about the number of workers.
+    warnings.simplefilter("ignore")  # Ignore warnings about the number of workers.
     _leave(0)
     gc.collect()
     before = _count_resources()

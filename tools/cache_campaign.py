@@ -3,9 +3,9 @@
     python tools/cache_campaign.py --kills 50
 
 Three processes read from an object store (SeaweedFS) through one cache, epoch after epoch, and compare each sample with
-the local data. Two read shards, and one reads single files, as ImageFolder does. The cache is smaller than the data.
-One process, or its storage process, is killed at a random moment and replaced by a new one. After each kill, every
-block that a copy in the cache marks as present is compared with the object.
+the local data. Two processes read shards, and one reads single files, as ImageFolder does. The cache is smaller than
+the data. One process, or its storage process, is killed at a random moment and replaced by a new one. After each kill,
+every block that a copy in the cache marks as present is compared with the object.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The script imports tests/, which is not installed.
 
 from shardio import ImageFolder, ShardDataset, ShardWriter
 from shardio.storage import make_access, parse_location
@@ -114,7 +114,7 @@ class Reader:
         assert victim is not None
         try:
             os.kill(victim, signal.SIGKILL)
-        except ProcessLookupError:  # The storage process was killed before, and its successor is unknown here.
+        except ProcessLookupError:  # The storage process was killed before, and its successor's ID is unknown.
             return self.kill(storage_process=False)
         if not storage_process:
             self._process.join()

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The script imports tests/, which is not installed.
 
 import shardio
 from tests.check.cases import Case

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The script imports tests/, which is not installed.
 
 from shardio.images import CropPlan, JpegPicture, PlannedCrop, Resampling, open_image, render_crops
 from shardio.images.jpeg import Box
@@ -116,10 +116,10 @@ def _draw_plan(photographs: list[Photograph], random: np.random.Generator) -> Cr
     boxes = [random_boxes(*photograph.picture.size, 1, random)[0] for photograph in photographs]
     sizes = np.array([(height, width)] * n)
     windows = np.concatenate([np.zeros((n, 2), np.int64), sizes], axis=1)
-    if random.random() < 0.3:  # Windows that differ from the resized boxes, and may extend beyond them.
+    if random.random() < 0.3:  # Draw windows that differ from the resized boxes, and may extend beyond them.
         sizes = random.integers(1, LARGEST, (n, 2))
         windows[:, :2] = random.integers(-20, np.maximum(sizes, 1))
-    elif random.random() < 0.1:  # Not resized.
+    elif random.random() < 0.1:  # Do not resize.
         sizes = np.array(boxes)[:, 2:]
     flips: NDArray[np.bool_] = random.random(n) < 0.5
     return CropPlan(box=np.array(boxes), size=sizes, window=windows, flip=flips, resampling=resampling)

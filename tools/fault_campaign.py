@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The script imports tests/, which is not installed.
 
 from shardio import DataLoader, ShardDataset, ShardWriter
 from tests.faults.proxy import KINDS, FaultProxy, Script

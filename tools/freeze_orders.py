@@ -1,6 +1,6 @@
 """Write the golden orders that every release must reproduce.
 
-If an order changes between releases, runs cannot be resumed. It must therefore change only on purpose: increment
+If an order changes between releases, runs cannot be resumed. An order must therefore change only on purpose: increment
 STATE_VERSION in shardio/order/state.py, run this script, and document the change in CHANGELOG.md.
 """
 

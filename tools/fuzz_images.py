@@ -24,14 +24,14 @@ from typing import Annotated, BinaryIO
 
 import typer
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The script imports tests/, which is not installed.
 
 from tests.images.fuzz_laws import check_file, make_damaged_file
 from tests.images.mutations import write_originals
 from tools.campaigns import INTERRUPTED, describe_end, make_progress, show
 
 LIMIT_S = 5
-"""The time limit for a file, in seconds. A file that exceeds it ends the process that reads it."""
+"""The time limit for a file, in seconds. If a file takes longer, the process that reads it ends."""
 
 MEMORY = 512 * 2**20
 """The number of bytes of address space that the process may add after the warm-up."""

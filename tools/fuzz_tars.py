@@ -26,7 +26,7 @@ from typing import Annotated, Any
 
 import typer
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The script imports tests/, which is not installed.
 
 from tools.campaigns import INTERRUPTED, describe_end, make_progress, show
 
@@ -50,7 +50,7 @@ INPUTS_PER_FOLDER = 100
 MAX_FAILURES = 20
 
 MEMORY_FOLDER = "/dev/shm" if Path("/dev/shm").is_dir() else None
-"""The folder for files. It is in memory, because writes to a disk would take most of the time."""
+"""The folder for files: in memory if possible, because writes to a disk would take most of the time."""
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.symlink", "os.link", "os.rmdir", "os.truncate", "os.chmod"}
@@ -140,7 +140,7 @@ def run_seeds(seeds: range, reports: Connection, current: Any, folder: Path) -> 
 
 
 def check_seed(seed: int, limits: Limits, outcomes: Counter[str], folder: Path) -> str | None:
-    """Check the input of a seed, and add its outcomes. Return the law that it breaks, or None."""
+    """Check the input of a seed, and add its outcomes. Return the law that the input breaks, or None."""
     from tests.shards.hostile import make_shard
     from tests.shards.tar_laws import Laws
 
@@ -207,7 +207,7 @@ def main(
             typer.echo(show(_replay(only, replay, Path(temporary))))
         return
 
-    os.environ["MALLOC_ARENA_MAX"] = "1"  # Each arena reserves 64 MiB of address space.
+    os.environ["MALLOC_ARENA_MAX"] = "1"  # Each of malloc's arenas reserves 64 MiB of address space.
     outcomes, num_read, failures, start = Counter[str](), 0, Counter[str](), time.perf_counter()
     try:
         with (
@@ -250,7 +250,7 @@ def _replay(seed: int | None, path: Path | None, folder: Path) -> Counter[str]:
 
 
 def _save(seed: int, folder: Path) -> str:
-    """Save the input of a seed. Return a message with the command to read it again."""
+    """Save the input of a seed. Return a message with the command that reads the input again."""
     from tests.shards.hostile import make_shard
 
     folder.mkdir(parents=True, exist_ok=True)

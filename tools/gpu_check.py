@@ -42,7 +42,7 @@ END_S = 5.0
 """The time, in seconds, that a stage has to end after its time limit before it is killed."""
 
 CUDA_TESTS = ("tests/device/test_cuda.py", "tests/device/test_mixing.py", "tests/train/test_cuda.py")
-"""The files with tests that need CUDA. Others may import packages that such machines lack."""
+"""The files with tests that need CUDA. Other tests may import packages that machines with a GPU lack."""
 
 RESULTS = "RESULTS"
 """The placeholder in a stage's command for the directory to which the stage writes JSON files."""
@@ -62,11 +62,11 @@ class Stage:
     """A stage.
 
     Attributes:
-        name: Its name.
-        what: A description of its results.
-        command: Its command, with ``RESULTS`` for the directory of the JSON files that it writes.
-        share: Its share of the budget, relative to the shares of the other stages of the call.
-        program: A program that the stage needs. If it is not installed, the stage is left out.
+        name: The stage's name.
+        what: A description of the stage's results.
+        command: The stage's command, with ``RESULTS`` for the directory of the JSON files that it writes.
+        share: The stage's share of the budget, relative to the shares of the other stages of the call.
+        program: A program that the stage needs. If the program is not installed, the stage is left out.
     """
 
     name: str

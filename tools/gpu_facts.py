@@ -99,7 +99,7 @@ def check_refused_registration(device: torch.device) -> Facts:
 
 
 def check_plain_iteration(device: torch.device) -> Facts:
-    """Iterate over a loader without a prefetcher after one has used it: none of its buffers may be pinned."""
+    """Iterate without a prefetcher over a loader that a prefetcher has used: none of its buffers may be pinned."""
     with tempfile.TemporaryDirectory() as folder:
         loader = _make_loader(Path(folder), persistent_workers=True)
         for _ in DevicePrefetcher(loader, device):

@@ -43,7 +43,7 @@ def find_missing(
     read_requirements: Callable[[Sequence[str]], Iterable[str]],
     python_version: str,
 ) -> set[str]:
-    """Return the canonical names of the wanted packages and their requirements that the machine lacks.
+    """Return the canonical names of the missing packages, among the wanted packages and their requirements.
 
     Args:
         wanted: Requirements, as in pyproject.toml.
@@ -112,7 +112,7 @@ def read_names(path: Path) -> set[str]:
 
 
 def main() -> int:
-    """Run the command. Return 1 if the wheels and the tree are too large."""
+    """Run the command. Return 1 if the wheels and the tracked files are too large, otherwise 0."""
     parser = argparse.ArgumentParser(prog="tools/gpu_wheels.sh", description=__doc__)
     parser.add_argument("directory", type=Path, help="where to write the wheels")
     parser.add_argument(

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Collects wheels for a machine with a GPU and no network.
-# These are the packages that tools/gpu_check.sh needs and the machine lacks, and shardio's wheel with the compiled kernel.
+# The wheels are shardio's, with the compiled kernel, and those that tools/gpu_check.sh needs and the machine lacks.
 #   bash tools/gpu_wheels.sh DIRECTORY --have FILE [--python-version 3.12]      --help lists the options
 # Needs a package index and Python 3.11 or newer (python3 by default; set PYTHON to use a different one).
 set -euo pipefail

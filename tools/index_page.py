@@ -12,8 +12,8 @@ def make_index_page(readme: str, source_url: str | None) -> str:
 
     Args:
         readme: Markdown with links relative to the repository.
-        source_url: The URL of the repository's files, with a trailing slash. If it is None because the repository is
-            not public, links become plain text and images are left out.
+        source_url: The URL of the repository's files, with a trailing slash. Pass None if the repository is not public,
+            to turn links into plain text and leave out images.
     """
 
     def replace(match: re.Match[str]) -> str:

@@ -29,7 +29,7 @@ import numpy as np
 import typer
 from torch.utils.data import default_collate
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The script imports tests/, which is not installed.
 
 import shardio
 from shardio.libraries import import_library
@@ -64,7 +64,8 @@ LATEST_S = 0.8
 """The latest moment of a kill: about the time of an epoch, including the start of the worker processes."""
 
 MAX_GROWTH = 1.05
-"""The maximum ratio of the memory in the last epochs to that in the first. A leak of a batch per epoch exceeds it."""
+"""The maximum ratio of the memory in the last epochs to that in the first. A leak of a batch per epoch exceeds this
+ratio."""
 
 PIPELINES = ("shardio", "a function", "Albumentations", "torchvision")
 """Transforms that start worker processes with user code."""
@@ -220,7 +221,7 @@ def leaks(loaders: Annotated[int, typer.Option(min=1, help="Number of loaders.")
     """Create loaders, drop each one after half an epoch, and check that they leave nothing behind."""
     started = time.perf_counter()
     with dataset(per_class=16, side=64) as data:
-        batches_of(make_loader(data, num_workers=1))  # Starts the threads and processes that torch starts only once.
+        batches_of(make_loader(data, num_workers=1))  # Start the threads and processes that torch starts only once.
         gc.collect()
         before, peak = _count_resources(), Counter[str]()
         for i in track(range(loaders), loaders, "loaders"):

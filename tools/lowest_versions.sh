@@ -2,7 +2,7 @@
 # Runs the tests with the lowest versions of all packages that pyproject.toml allows, in a fresh clone of the last commit:
 #   bash tools/lowest_versions.sh
 # Needs the program uv.
-# On Linux, this installs torch with CUDA from the package index, which is several GB.
+# On Linux, this installs torch with CUDA, a download of several GB.
 # PYTHON sets the Python to use, and PYTEST_ARGS are passed to pytest.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -17,7 +17,7 @@ from typing import Annotated
 
 import typer
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The script imports tests/, which is not installed.
 
 from shardio.order import POLICIES, OrderSettings
 from tests.order.laws import Case, Group, check_laws
@@ -31,7 +31,8 @@ CASES_PER_CHUNK = 50
 def draw_case(seed: int) -> Case:
     """Return the case of a seed."""
     rng = random.Random(seed)
-    # Most datasets are small, so edge cases coincide. A few are longer than the part that is evaluated at a time.
+    # Most datasets are small, so edge cases coincide. A few datasets are longer than the part that is evaluated at a
+    # time.
     largest = rng.choices((3, 12, 40, 400), weights=(30, 40, 27, 3))[0]
     sizes = [0 if rng.random() < 0.15 else rng.randint(1, largest) for _ in range(rng.randint(1, 12))]
     if not any(sizes):
@@ -79,7 +80,7 @@ def check_chunk(seeds: range) -> str | None:
 
 
 def run_chunks(chunks: Iterator[range], processes: int) -> Iterator[tuple[int, str | None]]:
-    """Check chunks of seeds in parallel. As each finishes, yield its number of cases and its failure."""
+    """Check chunks of seeds in parallel. As each chunk finishes, yield its number of cases and its failure."""
     with ProcessPoolExecutor(processes, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)) as pool:
         running: dict[Future[str | None], int] = {}
         try:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests with other versions of Python, each in a fresh clone of the last commit with its own environment:
 #   bash tools/other_pythons.sh python3.10 python3.13
-# On Linux, this installs torch with CUDA from the package index, which is several GB: shardio must also work with it.
+# On Linux, this installs torch with CUDA, a download of several GB, because shardio must also work with that build.
 # The last lines of the output show the outcome for each Python.
 # PYTEST_ARGS are passed to pytest.
 set -uo pipefail

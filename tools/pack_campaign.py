@@ -28,7 +28,7 @@ from typing import Annotated
 
 import typer
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The script imports tests/, which is not installed.
 
 from shardio.shards import MANIFEST_NAME, UNFINISHED_NAME
 from tests.files import read_files
@@ -98,7 +98,7 @@ class Campaign:
         )
 
     def _launch(self, mode: tuple[str, ...], num_workers: int) -> bool:
-        """Run the command and interrupt it. Return whether it finished first."""
+        """Run the command and interrupt it. Return whether the command finished first."""
         kind = self._draw.choice(list(KINDS))
         limit = self._draw.randint(1, 60_000) if kind == "full disk" else None
         command = self._command(mode, num_workers)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Creates .venv/servers with the servers that the tests of remote storage use, at the pinned versions.
-# These are SeaweedFS and moto, and Azurite if npm is installed.
+# The servers are SeaweedFS and moto, and Azurite if npm is installed.
 # Installs nginx if run as root and apt-get is available.
 # Tests that need a missing server are skipped.
 # Run tools/setup.sh first.
@@ -36,7 +36,7 @@ fi
 if [[ -z $(PATH="$PATH:/usr/sbin" type -P nginx || true) ]]; then
   if [[ -z $(type -P apt-get || true) || $(id -u) != 0 ]]; then
     echo "nginx is missing, and installing it needs apt-get and root: its tests are skipped"
-  # In runlevel 1, the package does not start its server, which would listen on all addresses.
+  # In runlevel 1, the package nginx-light does not start its server, which would listen on all addresses.
   elif ! { apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes nginx-light; } \
     >"$servers/apt-get.log" 2>&1; then
     echo "apt-get could not install nginx-light (see $servers/apt-get.log): the tests with nginx are skipped"

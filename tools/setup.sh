@@ -14,13 +14,13 @@ if [[ "$(cat "$installed" 2>/dev/null)" != "$wanted" ]]; then
   echo "setting up .venv (only once; torch is a large download)"
   install=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt)
   "${install[@]}" torch
-  # The packages that a build needs. Without --no-build-isolation, pip would build with other versions of these.
+  # The packages that a build needs. Without --no-build-isolation, pip would use other versions of these packages.
   needed=(editables hatchling numba xxhash)
   # If there is no C compiler, ziglang links the kernel.
   [[ -n $(type -P cc gcc clang || true) ]] || needed+=(ziglang)
   "${install[@]}" "${needed[@]}"
   "${install[@]}" --no-build-isolation --editable '.[dev]'
-  # The tests that pack datasets of other tools need these tools, which work with newer packages than they declare:
+  # The tests that pack other tools' datasets need the tools, which work with newer packages than they declare:
   # mosaicml-streaming requires transformers < 5 and numpy < 2.2, and boto3 requires an older python-dateutil.
   "${install[@]}" brotli catalogue python-snappy tifffile tqdm zstd
   "${install[@]}" --no-deps boto3 botocore jmespath litdata mosaicml-streaming s3transfer

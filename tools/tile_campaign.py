@@ -25,7 +25,7 @@ import typer
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The script imports tests/, which is not installed.
 
 from shardio.images import open_image
 from shardio.images.jpeg import MIN_SCALED_SIDE
@@ -134,7 +134,7 @@ def check_crops(subject: Subject, num_crops: int) -> None:
     size = open_image(subject.content).size
     for scale in SCALES:
         # simplejpeg accepts a minimum size instead of a scale. For the smallest images, several scales give the same
-        # size.
+        # size, so only full decodes are compared.
         if scale > 1 and max(size) < MIN_SCALED_SIDE:
             continue
         try:

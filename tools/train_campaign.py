@@ -5,7 +5,8 @@
 
 SIGKILL ends each launch at a random moment, uniformly distributed over the duration of a whole run, including the
 start. The same command then resumes the run until it finishes. The campaign checks that the weights, and the losses and
-learning rates of every step, are bit-identical. It starts more runs until it reaches the requested number of kills.
+learning rates of every step, are bit-identical. The campaign starts more runs until it reaches the requested number of
+kills.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Annotated
 import torch
 import typer
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The script imports tests/, which is not installed.
 
 import shardio
 from shardio.train import load_checkpoint
@@ -112,7 +113,7 @@ class Campaign:
             raise SystemExit(f"a run failed without being killed: {stderr.decode()}")
 
     def _kill(self, name: str, after_s: float) -> bool:
-        """Start or resume a run, and kill it after some time. Return whether it was still running."""
+        """Start or resume a run, and kill it after some time. Return whether the run was killed before it finished."""
         run = self.directory / name
         before, num_lines = _find_partial(run), len(list(read_log(run / LOG)))
         process = self._start(name)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 MaxShardSamples = Annotated[int | None, typer.Option(min=1, help="Maximum number of samples in a shard.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a dataset in the new directory.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing dataset in OUT.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print a summary as JSON.")]
 OutArgument = Annotated[str, typer.Argument(metavar="OUT", help="A new or empty directory, or a URL.")]
 
@@ -63,7 +63,7 @@ def append(
     out: Annotated[str, typer.Argument(metavar="OUT", help="A packed directory.")],
     more: Annotated[list[str], typer.Argument(metavar="MORE…", help="Packed directories, or directories of images.")],
     copy: Annotated[
-        bool, typer.Option("--copy", help="Copy shards. By default, they are hard-linked where possible.")
+        bool, typer.Option("--copy", help="Copy shards; by default, shards are hard-linked where possible.")
     ] = False,
     source_kind: Annotated[
         SourceKind,
@@ -160,8 +160,8 @@ def split(
 ) -> None:
     """Split a dataset into new datasets by a hash of each sample's key.
 
-    The hash is xxh3-64 (seed 0) of the key in UTF-8. Divided by 2^64, it is compared with the running sums of the
-    fractions, so a sample stays in its part when other samples are added. The sizes of the parts approximate the
+    The hash is xxh3-64 (seed 0) of the key in UTF-8. The hash, divided by 2^64, is compared with the running sums of
+    the fractions, so a sample stays in its part when other samples are added. The sizes of the parts approximate the
     fractions. Samples are copied byte for byte, and checked against the hashes in their indexes.
 
     Example: shardio split out parts --by 0.8,0.1,0.1 --names train,val,test
@@ -191,7 +191,7 @@ def reshard(
     max_shard_size: MaxShardSize = DEFAULT_SHARD_SIZE,
     max_shard_samples: MaxShardSamples = None,
     shuffle_seed: Annotated[
-        int | None, typer.Option(min=0, show_default="keep the order", help="Seed of a new order of all samples.")
+        int | None, typer.Option(min=0, show_default="keep the order", help="Shuffle all samples with this seed.")
     ] = None,
     overwrite: Overwrite = False,
     as_json: AsJson = False,

@@ -102,8 +102,8 @@ def check(
     is_script = not merge and len(sources) == 1 and ".py:" in sources[0]
     if key is not None and not is_script:
         raise typer.BadParameter(
-            "only a script's batches need it: omit it (a dataset has keys; a recording's keys are set by "
-            "CoverageRecorder(key=))",
+            "only a script's batches need --key: omit the option (a dataset has keys, and CoverageRecorder(key=) "
+            "sets a recording's keys)",
             param_hint="--key",
         )
     if merge:
@@ -410,7 +410,7 @@ class ThroughputMeter:
 
     Attributes:
         num_batches: The number of batches so far.
-        num_samples: The number of samples in them.
+        num_samples: The number of samples so far.
         elapsed_s: The time of the last batch so far.
         first_batch_s: The time of the first batch; None before that.
         num_first: The number of samples in the first batch.

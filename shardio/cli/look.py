@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 MAX_SAMPLES = 1000
-"""The maximum number of samples whose decoders are forecast. In a larger dataset, they are evenly spaced."""
+"""The maximum number of samples whose decoders are forecast. A larger dataset is sampled evenly."""
 
 SAMPLES_PER_READ = 16
 """The number of samples to read into memory at a time."""
@@ -117,7 +117,7 @@ def cat(
     source: IndexedPath,
     key: Annotated[str, typer.Argument(metavar="KEY", help="The key of a sample, as shardio ls prints it.")],
     field: Annotated[
-        str | None, typer.Option(metavar="FIELD", help="The field to write. Optional if there is only one.")
+        str | None, typer.Option(metavar="FIELD", help="The field to write; optional if the sample has only one field.")
     ] = None,
     storage_option: StorageOptionTexts = None,
 ) -> None:
@@ -142,7 +142,7 @@ def extract(
     source: IndexedPath,
     keys: Annotated[list[str], typer.Argument(metavar="KEY", help="The keys of samples, as shardio ls prints them.")],
     into: Annotated[
-        Path, typer.Argument(metavar="DIR", help="The directory to write to. It is created if it is missing.")
+        Path, typer.Argument(metavar="DIR", help="The directory to write to, which is created if it is missing.")
     ],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
     storage_option: StorageOptionTexts = None,
@@ -164,7 +164,7 @@ def extract(
     num_files = num_bytes = 0
     table = open_shards(source, options, is_cached=True)
     with KeyedShards(table) as samples:
-        if is_compressed(table.tars[0]):  # In this order, it is decompressed once. Unknown keys come first.
+        if is_compressed(table.tars[0]):  # Sort the keys to decompress the tar only once. Unknown keys come first.
             places = {key: place for place, key in enumerate(samples)}
             keys.sort(key=lambda key: places.get(key, -1))
         paths = dict[Path, str]()
@@ -281,7 +281,7 @@ class DecoderForecast:
 
 
 def forecast_decoders(table: ShardTable) -> DecoderForecast:
-    """Forecast the decoders from the headers of a dataset's images. If there are many, use evenly spaced images.
+    """Forecast the decoders from the headers of up to 1,000 evenly spaced images of a dataset.
 
     Raises:
         ShardioError: If a sample cannot be read.
@@ -346,7 +346,7 @@ def info(
     manifest, forecast, failure = table.manifest, None, ""
     try:
         forecast = forecast_decoders(table)
-    except (ShardioError, OSError) as error:  # The other rows need only the manifest.
+    except (ShardioError, OSError) as error:  # The other rows of the output need only the manifest.
         failure = str(error)
     sizes = manifest.shard_sizes
     tiled = manifest.pack.get("num_tiled")

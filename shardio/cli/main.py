@@ -37,7 +37,7 @@ PANELS = {
     "Transform and train": {"augment": "view", "bench": "check", "train": "train"},
     "Single JPEG files": {"tile": "change", "untile": "change"},
 }
-"""The commands in each panel of ``shardio --help``, with the module that has the function of the command's name."""
+"""The commands in each panel of ``shardio --help``, each with the module of the function that runs it."""
 
 PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
 

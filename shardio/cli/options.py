@@ -143,7 +143,7 @@ def _wrong(message: str) -> typer.BadParameter:
 
 
 def _read_value(text: str) -> str | int | float:
-    """Convert a text to a number if the number would be printed in the same way; otherwise, return the text.
+    """Convert a text to a number if the number would be printed as the same text; otherwise, return the text.
 
     For example, ``007`` remains a text.
     """

@@ -109,7 +109,7 @@ def _as_row(problem: FileProblem) -> dict[str, str]:
 
 
 def print_summary(result: PackResult, summary: dict[str, Any], where: str, timing: str) -> None:
-    """Print the summary of one dataset, and the files that need attention on standard error.
+    """Print the summary of one dataset and, on standard error, the files that need attention.
 
     Args:
         result: The result.

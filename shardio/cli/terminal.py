@@ -154,7 +154,7 @@ def format_counts(counts: Counter[str]) -> str:
 
 def make_bar() -> ProgressBar:
     """Return a progress bar on standard error, with a description, a rate and the remaining time."""
-    from rich.console import Console  # Only terminals need rich, which takes 30 ms.
+    from rich.console import Console  # Only terminals need rich, whose import takes 30 ms.
     from rich.progress import BarColumn, MofNCompleteColumn, Progress as ProgressBar, TextColumn, TimeRemainingColumn
 
     return ProgressBar(
@@ -174,7 +174,7 @@ class ProgressReporter(WorkProgress):
     Attributes:
         num_done: The number of finished items.
         num_bytes: The size of the finished items in bytes, if reported.
-        num_samples: The number of samples in them, if reported.
+        num_samples: The number of samples in the finished items, if reported.
 
     Args:
         doing: The work in one word, such as ``verifying``.

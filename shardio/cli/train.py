@@ -61,10 +61,10 @@ DATA, MODEL, LEARNING, RUN = "Data", "Model", "Learning", "The run"
 in_data, in_model, in_learning, in_run = (
     partial(typer.Option, rich_help_panel=panel) for panel in (DATA, MODEL, LEARNING, RUN)
 )
-"""Functions that make an option in a panel."""
+"""Functions that create an option in a panel."""
 
 PANELS = {"channels_last": MODEL, "checkpoint_every": RUN, "log_every": RUN, "deterministic": RUN, "device": RUN}
-"""The panels of the options that are made from TrainConfig, except those in LEARNING."""
+"""The panels of the options that are created from TrainConfig, except those in LEARNING."""
 
 DEFAULTS = {"lr": 2e-3}
 """Defaults that differ from those of TrainConfig: this learning rate suits the small model."""
@@ -247,7 +247,7 @@ def _make_options() -> list[inspect.Parameter]:
         name = setting.name
         if name in OTHERWISE or name in NO_OPTIONS:
             continue
-        flag = [_option_of(name)] if setting.default is False else []  # Without this, typer would add --no-NAME.
+        flag = [_option_of(name)] if setting.default is False else []  # Without an explicit name, typer adds --no-NAME.
         help_text, panel = " ".join(texts.get(name, "").split()), PANELS.get(name, LEARNING)
         default = DEFAULTS.get(name, setting.default)
         option = typer.Option(default, *flag, help=help_text, rich_help_panel=panel)
@@ -300,7 +300,7 @@ def leave_processors_to_workers(num_workers: int, device: torch.device, num_befo
     Args:
         num_workers: The number of the loader's workers.
         device: The device on which torch computes.
-        num_before: torch's number of threads when the process started. If it differs now, the user has changed it.
+        num_before: torch's number of threads when the process started, to detect a change by the user.
 
     Returns:
         A message about the change; None if nothing changed.
@@ -328,10 +328,10 @@ def choose_transforms(
 ) -> tuple[ImageTransform, ImageTransform]:
     """Return the transforms of training images and of validation images.
 
-    ``--recipe`` or ``--transform`` names the transforms. By default, they are crops and flips.
+    ``--recipe`` or ``--transform`` names the transforms. By default, the transforms are crops and flips.
 
     Raises:
-        ValueError: If there is no such transform, or it makes several crops of an image.
+        ValueError: If the named transform does not exist, or makes several crops of an image.
     """
     from shardio.transforms import (
         CenterCrop,

@@ -50,7 +50,7 @@ def verify(
 ) -> None:
     """Compare a dataset's manifest, indexes and tars, and print every problem. Nothing is written.
 
-    Each tar is read once. Its size, digest, headers and the hashes of its contents must match its index.
+    Each tar is read once. A tar's size, digest, headers and the hashes of its contents must match its index.
     Repeated keys, tars that the manifest lacks, members that the index lacks, and unfinished packs are also problems.
     The exit code is 1 if there are any problems.
 
@@ -111,7 +111,7 @@ def repair(
         bool,
         typer.Option(
             "--accept-changes",
-            help="Trust tars whose contents have changed since packing. By default, they are reported as damaged.",
+            help="Trust tars whose contents have changed since packing, instead of reporting them as damaged.",
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

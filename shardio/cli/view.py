@@ -1,4 +1,4 @@
-"""Implement ``shardio view`` and ``augment``, which make contact sheets: rows of small images with captions."""
+"""Implement ``shardio view`` and ``augment``, which create contact sheets: rows of small images with captions."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ CELL = 160
 """The maximum side of an image on a sheet, in pixels."""
 
 MIN_WIDTH = 72
-"""The minimum width of a column in pixels. The captions fit into it."""
+"""The minimum width of a column in pixels, chosen to fit the captions."""
 
 MARGIN, GAP, GROUP_GAP, ROW_GAP = 16, 4, 14, 10
 """The space in pixels around the sheet, between the images of a group, between groups, and between rows."""
@@ -98,9 +98,9 @@ def view(
 ) -> None:
     """Show what a dataset contains, as one HTML page or as a contact sheet.
 
-    The page shows images with their keys and classes, and the number of samples of each class. It also shows the sizes
-    of all image files, and the resolutions of up to 2,000 evenly spaced images. The page contains its images, and needs
-    no network.
+    The page shows images with their keys and classes, and the number of samples of each class. The page also shows the
+    sizes of all image files, and the resolutions of up to 2,000 evenly spaced images. The page contains its images, and
+    needs no network.
 
     Example: shardio view TRAIN -o sheet.html
     """
@@ -275,7 +275,7 @@ def open_images(
 
     Raises:
         FileNotFoundError: If the source does not exist, or holds no images.
-        FormatError: If it is not a dataset.
+        FormatError: If the source is not a dataset.
         TypeError: If the transform does not accept images of that type.
     """
     from shardio.datasets import ImageFolder, MapDataset, ShardMapDataset
@@ -364,7 +364,7 @@ def _name(dataset: MapDataset, index: int) -> str:
 
 def _as_array(image: Any) -> NDArray[Any]:
     """Return an image as an array [height, width] or [height, width, 3]."""
-    import torch  # The dataset has already imported it.
+    import torch  # The dataset has already imported torch.
 
     if isinstance(image, Image.Image):
         return np.asarray(image.convert("RGB"))
@@ -400,7 +400,7 @@ class SheetRow:
 
     Attributes:
         names: The captions below the first image of each group, for as many groups as there are captions.
-        groups: The images of each group. Each fits into a cell: see :func:`fit_cell`.
+        groups: The images of each group. Each image fits into a cell: see :func:`fit_cell`.
     """
 
     names: Sequence[str]
@@ -446,7 +446,7 @@ def make_sheet(title: str, captions: Sequence[str], rows: Sequence[SheetRow]) ->
     for row, top in zip(rows, tops, strict=True):
         height = _height_of(row)
         for group, images in zip(columns, row.groups, strict=False):
-            for column, image in zip(group, images, strict=False):  # A row may have fewer images than another.
+            for column, image in zip(group, images, strict=False):  # Some rows may have fewer images.
                 x = column.left + (column.width - image.width) // 2
                 sheet.paste(image, (x, top + (height - image.height) // 2))
         for name, group, images in zip(row.names, columns, row.groups, strict=False):

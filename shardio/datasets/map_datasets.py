@@ -181,7 +181,7 @@ class FolderSettings(RemoteSettings, SampleSettings, FolderRoot):
             again: delete the file after adding or removing images. By default, each process lists the folder.
     """
 
-    transform: Transform | None = field(default=None, kw_only=False)  # The argument after the root, as in torchvision.
+    transform: Transform | None = field(default=None, kw_only=False)  # As in torchvision, transform follows the root.
     listing: str | os.PathLike[str] | None = None
 
 

@@ -78,7 +78,7 @@ class ShardDataset(Ordered, Iterated):
 
     @property
     def num_epoch_sets(self) -> int:
-        """The number of times that the epoch was set. A loader compares this count to detect a call by the user."""
+        """The number of times that the epoch was set. From this count, a loader detects that the user set the epoch."""
         return self._cell.num_sets
 
     @property
@@ -102,8 +102,7 @@ class ShardDataset(Ordered, Iterated):
     def __len__(self) -> int:
         """Return the number of samples that this rank yields in a full epoch.
 
-        If torch's DataLoader calls this but makes a different number of batches, this method issues a
-        RuntimeWarning.
+        If torch's DataLoader calls this method but makes a different number of batches, a RuntimeWarning is issued.
         """
         split = self.own_split(Cursor(epoch=0))
         warn_of_other_length(self, split)
@@ -115,7 +114,7 @@ class ShardDataset(Ordered, Iterated):
         Raises:
             RuntimeError: If a framework splits the samples over ranks a second time.
         """
-        cursor = self._cell.start(self)  # Start now, not when the first sample is requested.
+        cursor = self._cell.start(self)  # Start the iteration now, not when the first sample is requested.
         if self._keeps_broken:
             return self._samples(cursor, self.own_split(cursor), num_left_out=0)
         return SampleIterator(self, cursor, self._samples)
@@ -127,7 +126,7 @@ class ShardDataset(Ordered, Iterated):
     def bound(self, split: Split, bad_samples: BadSamples | None) -> ShardDataset:
         """Return a copy for one loader, with the batch size and world of ``split`` and with its own epoch.
 
-        It yields a Broken for each sample that cannot be made, unless a subclass overrides ``__iter__``.
+        The copy yields a Broken for each sample that cannot be made, unless a subclass overrides ``__iter__``.
 
         Args:
             split: The loader's share.
@@ -145,7 +144,7 @@ class ShardDataset(Ordered, Iterated):
     def _samples(self, cursor: Cursor, split: Split, num_left_out: int) -> Iterator[Any]:
         worker = find_worker()
         order = EpochOrder(self.shard_sizes, self.settings, cursor.epoch)
-        num_steps, num_in_step = divmod(num_left_out, split.batch_size)  # Only the last step may be shorter.
+        num_steps, num_in_step = divmod(num_left_out, split.batch_size)  # Only the last step may have fewer samples.
         steps = range(worker.worker_id, split.num_batches, worker.num_workers)[num_steps:]
         with self._read_ahead(cursor, split) as advance, closing(self.reader):
             for positions, indices in iterate_steps(order, split, steps):
@@ -242,7 +241,8 @@ def read_ahead(
 
 
 def _windows(order: Ordered, split: Split) -> tuple[int | None, int | None]:
-    # Return the number of samples that a rank reads until the lanes begin their next window, and per later window.
+    # Return two numbers of samples that a rank reads: until the lanes begin their next window, and in each later
+    # window.
     if not order.shuffle:
         return None, None
     length = order.lanes * order.window
@@ -255,11 +255,11 @@ class SamplerSettings(EpochSettings):
     """The arguments of EpochSampler.
 
     Attributes:
-        dataset: A map-style dataset. If it has shards, the order follows them. Otherwise, the order has one lane and
-            one window by default.
-        batch_size: The batch size of torch's DataLoader; leave it unset with shardio.DataLoader, which uses its own.
-            With torch's DataLoader, ``remainder="drop"`` requires it, and an unshuffled order needs it to make the
-            same batches as shardio.DataLoader.
+        dataset: A map-style dataset. If the dataset has shards, the order follows them. Otherwise, the order has one
+            lane and one window by default.
+        batch_size: The batch size of torch's DataLoader; leave it unset with shardio.DataLoader, which uses its own
+            batch size. With torch's DataLoader, a batch size is required for ``remainder="drop"``, and needed in an
+            unshuffled order to get the same batches as from shardio.DataLoader.
         shuffle: Whether to shuffle, differently in each epoch.
         seed: The seed of the order and, in shardio.DataLoader, of shardio's transforms.
         remainder: The treatment of the last samples if they do not fill a batch on every rank: see
@@ -273,10 +273,10 @@ class SamplerSettings(EpochSettings):
 class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override]  # attributes in torch
     """A sampler that gives each rank its share of a map-style dataset, in shardio's order.
 
-    It subclasses torch's DistributedSampler, so frameworks recognize that the data is already split. In
-    shardio.DataLoader, its state counts the batches that the user received. In torch's DataLoader, it counts the
-    samples that the loader requested. If a subclass overrides ``__iter__`` or ``__len__``, both loaders treat it like
-    any other sampler: see :class:`shardio.DataLoader`.
+    EpochSampler subclasses torch's DistributedSampler, so frameworks recognize that the data is already split. In
+    shardio.DataLoader, the sampler's state counts the batches that the user received. In torch's DataLoader, the
+    sampler's state counts the samples that the loader requested. If a subclass overrides ``__iter__`` or ``__len__``,
+    both loaders treat the subclass like any other sampler: see :class:`shardio.DataLoader`.
 
     Raises:
         ValueError: If an argument is out of range, the dataset is empty, or its length differs from the number of
@@ -331,8 +331,8 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration.
 
-        If a state was loaded, setting its epoch resumes at the saved position; setting another epoch starts that one
-        from the beginning.
+        If a state was loaded, setting the state's epoch resumes at the saved position; any other epoch starts from its
+        beginning.
 
         Raises:
             TypeError: If ``epoch`` is not an integer.
@@ -370,7 +370,7 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
                 f"remainder={self.remainder!r} requires shardio.DataLoader, which adds the field 'valid' to batches"
             )
         iteration = SampleIterator(self, self.counter.find_start(self.num_all_samples), self._start)
-        self.counter.start(self.num_all_samples, repeats=True)  # An iteration that raises must not count.
+        self.counter.start(self.num_all_samples, repeats=True)  # An iteration that fails to start must not be counted.
         return iteration
 
     def _start(self, cursor: Cursor, split: Split, num_left_out: int) -> Iterator[int]:

@@ -1,8 +1,8 @@
 """The base classes of datasets and samplers that give each rank its own samples, and of their iterators.
 
 Frameworks wrap loaders and datasets in objects that give each process a part of the samples. If a dataset or sampler
-already yields its rank's share, a second split would lose samples. Nothing marks such a wrapper, so this module looks
-for it among the callers.
+already yields its rank's share, a second split would lose samples. Nothing marks a wrapper that splits samples, so this
+module looks for wrappers among the callers.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class RankSettings:
         mesh: An alternative to ``rank`` and ``world_size``: a DeviceMesh with one dimension, such as ``mesh["dp"]``,
             whose ranks read different samples. If a mesh with several dimensions exists, as with tensor parallelism,
             ``mesh`` or ``group`` is required.
-        group: Another alternative: a process group whose ranks read different samples.
+        group: An alternative to ``rank``, ``world_size`` and ``mesh``: a process group whose ranks read different
+            samples.
     """
 
     rank: int | None = None
@@ -91,9 +92,10 @@ class EpochSettings(RankSettings):
             epoch.
         seed: The seed of the order and of the transforms.
         remainder: The treatment of the last samples if they do not fill a batch on every rank. ``pad`` repeats some
-            samples to give all ranks the same number. ``mask`` does the same, and adds a last value ``valid``,
-            which is false for repeats. ``keep`` gives some ranks one more sample. ``drop`` leaves the samples out.
-        batch_size: The batch size of torch's DataLoader. Set it to get the same batches as from shardio.DataLoader,
+            samples to give all ranks the same number. ``mask`` repeats samples as ``pad`` does, and adds a last value
+            ``valid``, which is false for repeats. ``keep`` gives some ranks one more sample. ``drop`` leaves out the
+            last samples.
+        batch_size: The batch size of torch's DataLoader; set it to get the same batches as from shardio.DataLoader,
             which uses its own batch size.
         lanes: With ``shuffle``, the number of lanes. The shuffled shards, laid end to end, are cut into this many equal
             parts. Consecutive samples come from each part in turn.
@@ -116,9 +118,9 @@ class Ranked:
     """The base class of datasets and samplers that split their samples over ranks.
 
     Attributes:
-        gives_order: Whether a shardio.DataLoader over this object follows its order. Frameworks do not split such a
-            loader again.
-        has_loader: Whether this object belongs to such a loader.
+        gives_order: Whether a shardio.DataLoader over this object follows its order. If true, frameworks do not split
+            the loader again.
+        has_loader: Whether this object belongs to a shardio.DataLoader that follows its order.
     """
 
     gives_order = False
@@ -142,7 +144,8 @@ class Ranked:
         """Return the rank and world size that the user set, or else the current ones.
 
         Raises:
-            RuntimeError: If the user set neither and a mesh makes it unclear which ranks read different samples.
+            RuntimeError: If the user set neither a rank nor a world size, and a mesh makes it unclear which ranks read
+                different samples.
         """
         return self._world or find_data_world(carried=self._carried_world)
 
@@ -150,7 +153,7 @@ class Ranked:
         """Check that no caller splits the samples again, or skips batches through a rebuilt loader; return the world.
 
         Raises:
-            RuntimeError: If a caller does either; the message names the caller and the remedy.
+            RuntimeError: If a caller splits the samples or skips batches; the message names the caller and the remedy.
         """
         world = self.world()
         name = type(self).__name__
@@ -238,7 +241,7 @@ class Ordered(Ranked):
 
     @property
     def seed(self) -> int:
-        """The seed of the order. Like all settings of the order, it is fixed at construction."""
+        """The seed of the order. Like all settings of the order, the seed is fixed at construction."""
         return self.settings.seed
 
     @property
@@ -296,7 +299,7 @@ class Ordered(Ranked):
     def steps(
         self, cursor: Cursor, split: Split, first: int = 0
     ) -> Iterator[tuple[list[NDArray[np.int64]], NDArray[np.int64]]]:
-        """Yield several batches at a time: the positions of each, and the concatenated indices of all."""
+        """Yield several batches at a time: the positions of each batch, and the concatenated indices of all batches."""
         order = EpochOrder(self.shard_sizes, self.settings, cursor.epoch)
         return iterate_steps(order, split, range(first, split.num_batches))
 
@@ -337,12 +340,12 @@ class TolerantIterator(Iterator[Value], Generic[Value]):
 class SampleIterator(TolerantIterator[Value]):
     """An iterator that yields the samples of a share and counts them.
 
-    After an error, a loader drops that sample's batch and requests the next one, so this iterator leaves out the rest
-    of the batch.
+    After an error in a sample, a loader drops the sample's batch and requests the next batch, so this iterator leaves
+    out the rest of the dropped batch.
 
     StatefulDataLoader saves the state of each worker's iterator after every batch and sends it with the batch. So a
     state counts the samples that were received, not those that were prefetched. Only the same rank and worker can load
-    it.
+    the state.
 
     Args:
         order: The order, which defines the share.
@@ -427,4 +430,4 @@ def _num_parts(caller: Any) -> int:
         return caller.num_replicas
     if _SHARDS & {kind.__name__ for kind in type(caller).__mro__}:
         return int(caller.num_processes)
-    return 1  # In other classes, such attributes may describe the wrapped object.
+    return 1  # In other classes, num_processes or num_replicas may describe the wrapped object.

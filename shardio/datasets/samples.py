@@ -159,11 +159,11 @@ class RemoteSettings:
         storage_options: Settings of the store of a remote source, such as ``endpoint``, ``region``, ``profile``,
             ``retries`` or ``timeout_s``. By default, they come from the environment, as for the store's own tools.
         cache: For a remote source, a local folder in which processes and jobs of this machine keep the bytes that they
-            have read. By default, it is a temporary folder, which is removed at the end.
+            have read. By default, the cache is a temporary folder, which is removed at the end.
         cache_size: The size of the cache, such as ``200GB``; by default, a fifth of the free space, and at most 32 GiB
             if ``cache`` is not given.
         cache_shared: Whether to share the folder ``cache`` with other users, and to trust copies that they wrote.
-            Otherwise, only this user and root may be able to write to it.
+            Otherwise, only this user and root may have write access to the folder.
     """
 
     storage_options: StorageOptions | None = None
@@ -209,7 +209,7 @@ def check_integers(indices: Any) -> NDArray[Any]:
         integers = np.asarray(indices)
         if integers.ndim == 1 and integers.dtype.kind == "i":
             return integers
-    # Check all others one by one: booleans, floats and strings, unsigned and very large integers.
+    # Check all other indices one by one: booleans, floats and strings, unsigned and very large integers.
     return np.array([check_integer("an index", index) for index in indices], object)
 
 
@@ -218,17 +218,18 @@ class EpochCell:
 
     Workers start asynchronously: the training process may already have set the next epoch before they run. So a
     worker's first iteration begins at the value that was current when its process was started. Only persistent workers
-    have later iterations, and torch does not report when these begin. The first worker to begin reads the latest value,
-    and the others use the same one.
+    have later iterations, and torch does not report when a later iteration begins. The first worker to begin the
+    iteration reads the latest value, and the other workers use the same value.
 
     Attributes:
-        num_sets: The number of times that this process set the cell. A loader compares it to detect a call by the user.
+        num_sets: The number of times that this process set the cell. A loader compares this count to detect that the
+            user set the epoch.
     """
 
     def __init__(self, cursor: Cursor = _BEGINNING) -> None:
         # The epoch and position of the next iteration, then the agreement between workers: see _agree.
         self._numbers = SharedNumbers([cursor.epoch, cursor.position, 0, 0, 0, 0, 0])
-        self._own = cursor  # Set in this process or, in a worker, before the worker was started.
+        self._own = cursor  # The cursor that was set in this process or, in a worker, before the worker was started.
         self._num_starts = 0
         self.num_sets = 0
 
@@ -256,8 +257,8 @@ class EpochCell:
         return self._agree(worker.loader_seed, worker.num_workers)
 
     def _agree(self, loader: int, num_workers: int) -> Cursor:
-        # All workers of a loader get the latest value at the first of their calls. Another loader may have the same
-        # seed, so an agreement ends after num_workers calls.
+        # All workers of a loader get the value that is current when the first of them calls. Another loader may have
+        # the same seed, so an agreement ends after num_workers calls.
         with self._numbers.locked():
             known_loader, known_start, epoch, position, num_to_come = self._numbers.array[2:].tolist()
             if not num_to_come or (known_loader, known_start) != (loader, self._num_starts):
@@ -268,14 +269,14 @@ class EpochCell:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> EpochCell:
         copied = EpochCell(self.next)
-        copied.num_sets = self.num_sets  # Otherwise, a copied loader would see the epoch as newly set.
+        copied.num_sets = self.num_sets  # A copied loader must not treat the epoch as newly set.
         return copied
 
 
 def known_epoch(seed: int, epoch: int) -> AbstractContextManager[tuple[int, int]]:
     """Use this seed and epoch for samples that are read in the block, even through wrapper datasets.
 
-    shardio.DataLoader sends both with the indices, so two loaders over one dataset do not interfere.
+    shardio.DataLoader sends the seed and the epoch with the indices, so two loaders over one dataset do not interfere.
     """
     return set_in_block(_LOADERS_EPOCH, (seed, epoch))
 
@@ -343,11 +344,11 @@ class Transformed:
     def __init__(self, decoder: FieldDecoder) -> None:
         self.decoder = decoder
         self._num_sets = 0
-        self._shared_num_sets = SharedNumbers([0])  # Copies in workers compare this to detect an outdated transform.
+        self._shared_num_sets = SharedNumbers([0])  # Workers compare this count to detect an outdated transform.
 
     @property
     def transform(self) -> Transform | None:
-        """The transform of the images. It can be set before an iteration, not during one."""
+        """The transform of the images; it can be set before an iteration, not during one."""
         return self.decoder.transform
 
     @transform.setter
@@ -365,12 +366,12 @@ class Transformed:
 
     @property
     def target_transform(self) -> None:
-        """Always None: labels are not transformed. Override ``__getitem__`` to change them."""
+        """Always None: labels are not transformed. Override ``__getitem__`` to change labels."""
         return
 
     @property
     def fields(self) -> Fields:
-        """The fields of a sample. Like all settings except ``transform``, they are fixed at construction."""
+        """The fields of a sample. Like all settings except ``transform``, the fields are fixed at construction."""
         return self.decoder.fields
 
     @property
@@ -422,9 +423,9 @@ def decode_samples(
 ) -> list[Any]:
     """Return the samples that a dataset yields, decoded from stored ones.
 
-    Each is a tuple of values, or a bare value. Images are uint8 tensors [3, height, width], or tuples of these for a
-    MultiCrop. Fields that follow the images in a Compose are also tensors: a mask [height, width], or a RaggedTensor of
-    boxes, labels or points. ``transform_sample`` may return anything else.
+    Each sample is a tuple of values, or a bare value. Images are uint8 tensors [3, height, width], or tuples of these
+    for a MultiCrop. Fields that follow the images in a Compose are also tensors: a mask [height, width], or a
+    RaggedTensor of boxes, labels or points. ``transform_sample`` may return anything else.
 
     Args:
         decoder: The decoder.

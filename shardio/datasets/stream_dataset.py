@@ -82,8 +82,8 @@ class StreamDataset(Iterated):
     ``itertools.islice(loader, num_batches)``, for example, or torch's ``Join``. To give all ranks the same number of
     samples, index the tars (``shardio index``) or pack them, and use ShardDataset.
 
-    In a tar made without ``--sort=name``, the members of a sample may not be adjacent. A stream cannot collect them:
-    members that follow other samples raise an error. ShardDataset reads such tars.
+    In a tar made without ``--sort=name``, the members of a sample may not be adjacent. A stream cannot collect
+    scattered members: members that follow other samples raise an error. ShardDataset reads such tars.
 
     If a stream fails, it is opened again, and the samples that were already delivered are skipped. A command fails if
     its exit status is not 0; a tar fails if its end is missing.
@@ -93,7 +93,7 @@ class StreamDataset(Iterated):
 
     Attributes:
         sources: The sources of the streams. ``str`` of a source contains no secrets.
-        digest: The identity of the list of streams. It does not depend on their contents.
+        digest: The identity of the list of streams, which does not depend on the streams' contents.
 
     Raises:
         FileNotFoundError: If a local tar does not exist.
@@ -262,14 +262,14 @@ class StreamIterator(TolerantIterator[Any]):
         self._begin(position)
 
     def close(self) -> None:
-        """Close the stream that is being read, and end its command. This also happens when the iterator is freed."""
+        """Close the stream that is being read, and end its command. Freeing the iterator has the same effect."""
         self._values.close()
 
     def _begin(self, position: StreamPosition) -> None:
         self._position, self._cut_short_by = position, None
         # The generator does not refer to this iterator, so it is closed as soon as the iterator is freed.
         self._values = self._share.values(position)
-        weakref.finalize(self, _close, self._values)  # Also run this at Python's exit: commands can still be ended.
+        weakref.finalize(self, _close, self._values)  # The finalizer also ends the command when Python exits.
 
 
 class _Share:

@@ -1,6 +1,6 @@
 """Callbacks, which add logs, plots, a report or custom behavior to a training run, and the metrics that they receive.
 
-Plots need matplotlib (shardio's extra ``plot``). They do not use pyplot, whose state belongs to the user.
+The plots need matplotlib (shardio's extra ``plot``), but not pyplot, whose state belongs to the user.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ th, td { padding: .25em .8em; text-align: right; border-bottom: 1px solid #ddd }
 
 
 class Callback:
-    """The base class of callbacks. Its methods do nothing: override those that you need.
+    """The base class of callbacks. By default, the methods do nothing: override those that you need.
 
     Every rank calls its own callbacks, at the same points.
     """
@@ -436,11 +436,11 @@ class RatePlot(Callback):
     """A callback that plots planned and actual learning rates when training ends, on rank 0.
 
     One actual rate is plotted for each line of the log, every ``log_every`` steps, including lines from before the run
-    was resumed. ``plateau`` has no plan. Actual rates lag behind the plan by the steps that fp16 skipped. They also
-    differ from the plan if the number of ranks changed, because that changes the steps per epoch.
+    was resumed. ``plateau`` has no plan. Actual rates lag behind the plan by the steps that fp16 skipped. Actual rates
+    also differ from the plan if the number of ranks changed, because that changes the steps per epoch.
 
     Args:
-        path: The PNG file. Its directory is created if it is missing.
+        path: The PNG file; a missing directory is created.
         config: The settings.
         steps_per_epoch: Steps in a full epoch.
 
@@ -471,7 +471,7 @@ def plot_rates(path: Path, planned: Points | None, taken: Points) -> None:
     """Plot planned and actual learning rates to a PNG file.
 
     Args:
-        path: The file. Its directory is created if it is missing.
+        path: The file; a missing directory is created.
         planned: The planned rates, as points (step, rate) from step 0; None if there is no plan.
         taken: The actual rates, as points (step, rate).
 
@@ -488,8 +488,8 @@ def plot_rates(path: Path, planned: Points | None, taken: Points) -> None:
 def write_report(directory: Path, config: TrainConfig | None = None) -> Path | None:
     """Write ``report.html``, a self-contained page, and its plot ``report.png`` from a run's log.
 
-    The report of an interrupted run shows the logged metrics. Without matplotlib, or without lines in the log, there is
-    no plot, and the page says so.
+    The report of an interrupted run shows the logged metrics. Without matplotlib, or without lines in the log, the page
+    has no plot and states the reason.
 
     Args:
         directory: The run's directory.
@@ -524,7 +524,7 @@ def make_curves(records: list[StepRecord], results: list[EpochResult]) -> dict[s
     for label, value_of in PANELS.items():
         steps = [(record.step, value_of(record)) for record in records]
         curves[label] = {"steps": steps, "epochs": [(result.step, value_of(result)) for result in results]}
-    curves["learning rate"]["epochs"] = []  # Lines between epochs would not show the steps between.
+    curves["learning rate"]["epochs"] = []  # A line through one rate per epoch would hide the rates of the steps.
     curves["loss"]["validation"] = [(one.step, one.val_loss) for one in results if one.val_loss is not None]
     return curves
 

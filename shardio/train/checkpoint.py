@@ -29,7 +29,7 @@ from shardio.train.config import TrainConfig
 from shardio.train.step import gather, on_rank_0
 
 FORMAT = 1
-"""The version of the format. It increases when older files can no longer be read."""
+"""The version of the format, which increases when older files can no longer be read."""
 
 PARTS: dict[str, type] = {
     "config": dict,
@@ -43,7 +43,7 @@ PARTS: dict[str, type] = {
 """The parts of a run's checkpoint, and their types."""
 
 _SEED, _GENERATORS = "_base_seed", "_generators"
-"""Keys in the states of shardio's loaders. The states of torchdata's loaders have only the first one."""
+"""Keys in the states of shardio's loaders. The states of torchdata's loaders have only the first key."""
 
 _LOADABLE = {
     *(type(None), bool, int, float, complex, str, bytes, bytearray),
@@ -77,7 +77,7 @@ def random_states(device: torch.device) -> dict[str, Any]:
     return {
         "torch": torch.get_rng_state(),
         "device": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
-        # A plain list, because loading a checkpoint must not execute code.
+        # Use a plain list, because loading a checkpoint must not execute code.
         "numpy": {**numpy_state, "state": {"key": state["key"].tolist(), "pos": int(state["pos"])}},
         "python": random.getstate(),
     }
@@ -100,7 +100,7 @@ def algorithms(*, deterministic: bool, tf32: bool = False) -> Iterator[None]:
     warned_only, was_benchmark = torch.is_deterministic_algorithms_warn_only_enabled(), torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = not deterministic
     if deterministic:
-        # cuBLAS reads this at its first use: docs.nvidia.com/cuda/cublas, "Results reproducibility".
+        # cuBLAS reads this variable at its first use: docs.nvidia.com/cuda/cublas, "Results reproducibility".
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     try:
@@ -117,7 +117,7 @@ def _tf32_products() -> Iterator[None]:
     allowed, set_precision = "high", torch.set_float32_matmul_precision
     try:
         before = torch.get_float32_matmul_precision()
-    except RuntimeError:  # The user set precisions through torch's newer settings, which exclude this one.
+    except RuntimeError:  # torch refuses this call if the user set its newer precision settings.
         matmul: Any = torch.backends.cuda.matmul
         before, allowed, set_precision = matmul.fp32_precision, "tf32", partial(setattr, matmul, "fp32_precision")
     set_precision(allowed)
@@ -259,7 +259,7 @@ def are_equal(one: Any, other: Any) -> bool:
 
 
 def find_shared_state(states: Sequence[Any]) -> Any:
-    """Return the state that loaders of any number of ranks can load to begin an epoch; None if there is none.
+    """Return the state that loaders of any number of ranks can load to begin an epoch; None if no state fits all ranks.
 
     Without shardio's order, the ranks' states differ in their seeds and generators, which are left out.
 
@@ -292,16 +292,17 @@ _log = logging.getLogger("shardio")
 def claimed(directory: Path | None) -> Iterator[None]:
     """Hold the lock of a run's directory, and create the directory if it is missing.
 
-    Without a directory, do nothing. Rank 0 holds the lock for all ranks. If it cannot take the lock, all ranks raise
-    the error. The lock is released when its process ends. Worker processes that torch forks close their copy of the
-    lock's descriptor, so a killed run can be resumed while its workers still exist. On NFS, the lock works between
-    machines if the server has a lock service. On a file system without locks, a warning is logged.
+    Without a directory, do nothing. Rank 0 holds the lock for all ranks. If rank 0 cannot take the lock, all ranks
+    raise the error. The lock is released when the block, or the process of rank 0, ends. Worker processes that torch
+    forks close their copy of the lock's descriptor, so a killed run can be resumed while its workers still exist. On
+    NFS, the lock works between machines if the server has a lock service. On a file system without locks, a warning is
+    logged.
 
     Raises:
         BusyError: If another run holds the lock.
         OSError: If the directory cannot be created or written to.
     """
-    lock = _Lock()  # Only rank 0 takes it.
+    lock = _Lock()  # Only rank 0 takes the lock.
     try:
         if directory is not None:
             on_rank_0(lambda: lock.take(directory))
@@ -383,8 +384,8 @@ def _prepare(directory: Path, config: TrainConfig) -> bool:
 def _may_start_over(best: Path, config: TrainConfig, last_epoch: int | None) -> bool:
     """Return whether a run without its last checkpoint was killed in its first epoch, before it could write one.
 
-    Its log then ends in epoch 0. Its best checkpoint, which is written first, contains only that epoch and has the same
-    settings.
+    The log of a run that was killed in its first epoch ends in epoch 0. The best checkpoint, which is written before
+    the last one, contains only epoch 0 and has the same settings.
     """
     if not best.exists():
         return not last_epoch

@@ -50,10 +50,10 @@ class TrainConfig:
         period: A number of epochs: the length of a cycle (cyclic), the interval between cuts (step), or
             the time without improvement before a cut (plateau) (default: a third of the epochs).
         steps_per_epoch: Steps per epoch that the schedule assumes, for loaders without a length.
-            It does not limit the epochs, which must be equally long on all ranks.
+            This number does not limit the epochs, which must be equally long on all ranks.
         precision: bf16 and fp16 compute under autocast. fp16 needs CUDA and uses a GradScaler.
-        tf32: Round the float32 inputs of matrix products to TF32 on GPUs, which is faster. In convolutions, torch does
-            this by default.
+        tf32: Round the float32 inputs of matrix products to TF32 on GPUs, which is faster. In convolutions, torch uses
+            TF32 by default.
         clip_norm: Clip the gradients to this total norm (default: no clipping).
         clip_value: Clip each gradient element to this magnitude (default: no clipping).
         label_smoothing: The share of each training label that is spread evenly over all classes. Validation labels are
@@ -76,10 +76,10 @@ class TrainConfig:
             even if a run is interrupted and resumed.
         device: The device to train on, such as cuda or cpu (default: CUDA if available, else MPS,
             else the CPU).
-        directory: The directory for checkpoints, log and report. Without it, nothing is written.
+        directory: The directory for checkpoints, log and report. Without a directory, nothing is written.
         resume: Resume the run in the directory. If false, replace it.
         data: Other settings that must not change when the run resumes: a mapping of names to
-            numbers or strings. The names must differ from those above.
+            numbers or strings. The names must differ from those of the other settings.
     """
 
     epochs: int = 10

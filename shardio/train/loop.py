@@ -87,8 +87,8 @@ def train(
     order, a run can change its number of ranks only between epochs. Callbacks resume if they have a ``state_dict``.
 
     Args:
-        model: A module that maps images, float [N, C, H, W], to outputs [N, classes]. It is moved to the device and
-            trained in place.
+        model: A module that maps images, float [N, C, H, W], to outputs [N, classes]. The model is moved to the device
+            and trained in place.
         loader: An iterable of batches that start with images [N, …] and labels: integers [N] or floats [N, classes].
             Images that are uint8 [N, C, H, W] are normalized.
         config: The settings.
@@ -103,7 +103,7 @@ def train(
         StateError: If the directory contains a run with other settings, another model or other data, a run without its
             last checkpoint, or another tool's log.
         FormatError: If the checkpoint cannot be read.
-        OSError: If a checkpoint cannot be written. The previous one is kept.
+        OSError: If a checkpoint cannot be written. The previous checkpoint is kept.
         BusyError: If another run is writing to the directory.
     """
     if val_loader is not None:
@@ -135,7 +135,8 @@ def _train(
     batches.start_workers()  # Workers start while the model is moved and the optimizer is created.
     val_batches = None if val_loader is None else prefetch(val_loader, config, batches.device)
     run = TrainRun(config, model, batches, world, callbacks)
-    network = unwrap(run.step.model)  # The wrapper would require the same number of validation batches on every rank.
+    # In validation, DistributedDataParallel would require the same number of batches on every rank.
+    network = unwrap(run.step.model)
     run.start()
     for epoch in run.epochs():
         model.train()
@@ -194,7 +195,7 @@ class TrainRun:
 
     Args:
         config: The settings.
-        model: The model whose weights are trained and saved. It is moved to the device.
+        model: The model, which is moved to the device, and whose weights are trained and saved.
         batches: The training data.
         world: The rank and the world size.
         callbacks: The callbacks of this rank.
@@ -239,7 +240,7 @@ class TrainRun:
         self._saved_step: int | None = None
 
     def start(self) -> None:
-        """Resume from the directory's last checkpoint. Without one, start a new run."""
+        """Resume from the directory's last checkpoint, or start a new run if there is none."""
         if self.config.checkpoint_every is not None and not self.batches.has_state:
             raise ValueError(
                 f"checkpoint_every={self.config.checkpoint_every} needs a loader with a state, which this "
@@ -271,7 +272,7 @@ class TrainRun:
             yield batch
 
     def record(self, batch: Any, outputs: torch.Tensor, loss: torch.Tensor, *, ends_step: bool) -> None:
-        """Record a microbatch. If it ended a step, log and save at the configured intervals."""
+        """Record a microbatch. After the last microbatch of a step, log and save at the configured intervals."""
         labels, num_steps = batch[1], self.step.num_steps
         self._score.add(loss.expand(len(labels)), outputs, labels)
         self._interval.add_loss(loss, batch, num_steps if ends_step else num_steps + 1)
@@ -561,7 +562,7 @@ class LogInterval:
 
 
 def _first_not_finite(own: tuple[int, float, Sequence[str] | None] | None) -> NonFiniteLossError:
-    # The first such loss on any rank also makes later losses on other ranks NaN.
+    # The first loss that is not finite also makes later losses on other ranks NaN.
     found = [(first, rank) for rank, first in enumerate(gather(own)) if first is not None]
     (step, value, keys), rank = min(found, key=lambda one: one[0][0])
     where = f" on rank {rank}" if len(found) > 1 or rank else ""

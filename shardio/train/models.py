@@ -58,8 +58,8 @@ def make_model(name: str, *, num_classes: int, image_size: int, pretrained: bool
         A model that maps images, float [N, 3, ``image_size``, ``image_size``], to outputs [N, ``num_classes``].
 
     Raises:
-        ValueError: If the model does not exist, its library is not installed, or ``pretrained`` is set and it has no
-            pretrained weights.
+        ValueError: If the model does not exist, its library is not installed, or ``pretrained`` is set and the model
+            has no pretrained weights.
         TypeError: If your function does not return a model.
         OSError: If pretrained weights cannot be downloaded, or the files of a model cannot be read.
     """
@@ -72,13 +72,14 @@ def make_model(name: str, *, num_classes: int, image_size: int, pretrained: bool
 def small_resnet(num_classes: int, image_size: int, width: int = 32) -> nn.Sequential:
     """Return a small residual network (He et al., "Deep residual learning for image recognition", 2016).
 
-    It has a stem and, depending on ``image_size``, one to five blocks.
+    The network has a stem and, depending on ``image_size``, one to five blocks.
 
     Args:
         num_classes: The number of outputs.
         image_size: The side of the square images, in pixels. The stem and each block halve the side: sides of 16 to 512
             pixels end at 4 to 8 pixels.
-        width: The number of channels after the stem. Each block doubles it, up to 8 times ``width``.
+        width: The number of channels after the stem. Each block doubles the number of channels, up to 8 times
+            ``width``.
     """
     num_blocks = min(max(image_size.bit_length() - 4, 1), 5)
     stem = nn.Sequential(nn.Conv2d(3, width, 3, 2, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
@@ -136,7 +137,7 @@ def _make_torchvision(name: str, num_classes: int, image_size: int, pretrained: 
 def _fit_head(model: nn.Module, num_classes: int) -> None:
     """Replace the head of a torchvision classifier, unless it has this number of outputs.
 
-    Model families name their heads differently, but all add the head last. It is the last Linear, or the last
+    Model families name their heads differently, but all add the head last. The head is the last Linear, or the last
     convolution in SqueezeNet, which has no Linear.
     """
     path, head = [(path, m) for path, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Conv2d))][-1]
@@ -213,7 +214,7 @@ def _errors_name_the_model(name: str, image_size: int, pretrained: bool) -> Iter
 START, END = 1 / 25, 1 / 25e4
 """The first and last rates of the ``onecycle`` schedule, as shares of its highest rate.
 
-In torch's ``OneCycleLR``, they are set through ``div_factor`` and ``final_div_factor``.
+``div_factor`` and ``final_div_factor`` of torch's ``OneCycleLR`` define the same shares.
 """
 
 LOWEST = 1 / 10
@@ -342,7 +343,7 @@ class LrSchedule:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state at the same share of training. With more ranks, an epoch has fewer steps."""
+        """Continue from a state at the same share of training, even if the number of steps per epoch has changed."""
         saved, share = dict(state["torch"]), self.plan.steps_per_epoch / state["steps_per_epoch"]
         # The period stays as saved even if the run now has more epochs: a rate that was cut must not rise again.
         self.plan = dataclasses.replace(self.plan, period=max(round(state["period"] * share), 1))
@@ -370,9 +371,9 @@ To add an optimizer, add a line here, and its name to ``config.OptimizerName``.
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
     """Return an optimizer of a model's parameters, without those that are frozen.
 
-    On CUDA, the optimizer is fused if torch supports that: one kernel updates all parameters. With fp16, it is not
-    fused. torch calls a fused optimizer even if a gradient is not finite, so the scale would have to be read after each
-    step.
+    On CUDA, the optimizer is fused if torch supports that: one kernel updates all parameters. With fp16, the optimizer
+    is not fused. torch calls a fused optimizer even if a gradient is not finite, so the scale would have to be read
+    after each step.
     """
     kind, settings = OPTIMIZERS[config.optimizer]
     weights = [weight for weight in model.parameters() if weight.requires_grad]

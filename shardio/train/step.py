@@ -41,7 +41,7 @@ def use_device(name: str | None) -> torch.device:
             # A launcher may show each rank only its own GPU. Without torchrun, the user's script has chosen a GPU.
             own = torch.cuda.current_device() if local_rank is None else local_rank % torch.cuda.device_count()
             device = torch.device("cuda", own)
-        torch.cuda.set_device(device)  # NCCL and code that names no device use the current one.
+        torch.cuda.set_device(device)  # NCCL and code that names no device use the current device.
     return device
 
 
@@ -61,9 +61,9 @@ def joined_ranks(device: torch.device) -> Iterator[World]:
     )
     yield world
     # After an error, this code does not run: the process ends without waiting, and the launcher and the other ranks
-    # detect that. The last owner of the group waits for the group's threads. The call below waits without the GIL,
-    # which the threads may need. If DistributedDataParallel is the last owner, it deadlocks (pytorch/pytorch#154976),
-    # so collect it first.
+    # detect its end. The last owner of the group waits for the group's threads. The call below waits without the GIL,
+    # which the threads may need. If DistributedDataParallel is the last owner, the process deadlocks
+    # (pytorch/pytorch#154976), so free that object first.
     gc.collect()
     dist.destroy_process_group()
 
@@ -83,7 +83,7 @@ def reported_failures() -> Iterator[None]:
     except Exception as error:
         # A failure of another rank may cause a communication error on this one. Gloo's errors have no special type.
         if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "/gloo/" in str(error)):
-            time.sleep(1)  # torchrun compares times in whole seconds. If they are equal, it names the lowest rank.
+            time.sleep(1)  # torchrun compares times in whole seconds, and names the lowest rank if they are equal.
         handler.record_exception(error)
         raise
 
@@ -96,7 +96,7 @@ def share_gradients(model: nn.Module, device: torch.device, *, deterministic: bo
         model,
         device_ids=[device.index] if device.type == "cuda" else None,
         # By default, DistributedDataParallel regroups gradients after the first step. With three or more ranks, the
-        # first step of a resumed run would then add them in a different order.
+        # first step of a resumed run would then add the gradients in a different order.
         find_unused_parameters=deterministic,
     )
 
@@ -174,12 +174,13 @@ class TrainStep:
     3
 
     Args:
-        model: A module that maps inputs to outputs. It may be compiled, scripted or wrapped in DistributedDataParallel.
+        model: A module that maps inputs to outputs. The module may be compiled, scripted or wrapped in
+            DistributedDataParallel.
         optimizer: The optimizer of the model's parameters.
         schedule: The learning rate schedule, stepped after each step that is not skipped.
         precision: ``bf16`` and ``fp16`` compute under autocast. ``fp16`` also uses a GradScaler.
-        accumulate: Microbatches per full step. It does not decide where a step ends (``ends_step`` does) and does not
-            change the result: it only keeps gradients in fp16's range while they accumulate.
+        accumulate: Microbatches per full step. This number does not decide where a step ends (``ends_step`` does) and
+            does not change the result: it only keeps gradients in fp16's range while they accumulate.
         loss_fn: A function that maps outputs and labels to the mean loss of the samples.
         clip_norm: The total norm that the gradients are clipped to, or None.
         clip_value: The magnitude that each gradient element is clipped to, or None.
@@ -219,7 +220,7 @@ class TrainStep:
     def __call__(
         self, inputs: torch.Tensor, labels: torch.Tensor, *, ends_step: bool = True
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the gradients of a microbatch. Take a step if it is the last of its group.
+        """Compute the gradients of a microbatch, and take a step after the last microbatch of a group.
 
         Returns:
             The outputs [N, …] and the mean loss of the samples, both detached.
@@ -247,7 +248,7 @@ class TrainStep:
 
     @property
     def scale(self) -> float:
-        """The factor by which fp16 scales the loss; 1 otherwise. With fp16, this waits for the device."""
+        """The factor by which fp16 scales the loss; 1 otherwise. With fp16, reading the factor waits for the device."""
         return float(self.scaler.get_scale())
 
     @property
@@ -258,7 +259,7 @@ class TrainStep:
     def state_dict(self) -> dict[str, Any]:
         """Return the state that later steps depend on, except the model's.
 
-        Call it between two groups of microbatches.
+        Call this method between two groups of microbatches.
         """
         return {
             "optimizer": self.optimizer.state_dict(),
@@ -304,8 +305,8 @@ class TrainStep:
 
     def _step_optimizer(self) -> bool:
         """Step the optimizer through the scaler, unless a gradient is not finite; return whether it was stepped."""
-        # A fused optimizer is called in any case, and skips the step on the device. If it skips the step, the scaler
-        # lowers its scale. Reading the scale waits for the device.
+        # The scaler always calls a fused optimizer, which skips the step on the device. After a skipped step, the
+        # scaler lowers its scale. Reading the scale waits for the device.
         is_fused = self.scaler.is_enabled() and getattr(self.optimizer, "_step_supports_amp_scaling", False)
         calls, scale = list[bool](), self.scale if is_fused else 0.0
         hook = self.optimizer.register_step_post_hook(lambda *_: calls.append(True))
@@ -443,7 +444,7 @@ class Score:
 
 
 def evaluate(model: nn.Module, loader: Iterable[Any], config: TrainConfig) -> Score:
-    """Evaluate a model on the batches of all ranks. Every rank must call this.
+    """Evaluate a model on the batches of all ranks. Every rank must call this function.
 
     The model does not change. Regardless of the settings, images are neither mixed nor erased, and labels are not
     smoothed. The score is exact if the loader yields each sample once, or marks repeats with False in a last field,

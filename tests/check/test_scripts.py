@@ -124,8 +124,8 @@ def test_a_scripts_loader_that_is_wrong_or_cannot_be_judged(
     ("arguments", "message"),
     [
         (["nowhere.py:make"], "does not exist"),
-        (["{packed}", "--key", "label"], "only a script's batches need it"),
-        (["--merge", "rank-00000.cov", "--key", "label"], "only a script's batches need it"),
+        (["{packed}", "--key", "label"], "only a script's batches need --key"),
+        (["--merge", "rank-00000.cov", "--key", "label"], "only a script's batches need --key"),
         (["{packed}", "--expected", 5], "applies only to a script"),  # The dataset itself has the expected keys.
     ],
 )
