@@ -545,5 +545,5 @@ print((render_chunk([open_image(content)], CropPlan.whole(np.array([[64, 48]])))
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the test relies on how Linux lays out the address space")
 def test_it_loads_where_small_holes_are_more_than_2_gb_away_from_large_ones(tmp_path: Path) -> None:
-    """CUDA's libraries leave an address space with such holes."""
+    """CUDA's libraries leave small holes in the address space, far away from large ones."""
     assert run(DECODE_AMONG_SMALL_HOLES, tmp_path, object_path())[0] == "True\nTrue\n"
