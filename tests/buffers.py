@@ -28,7 +28,7 @@ PROGRAM = b"from shardio.loader.chunk_worker import main; gc.enable(); main()"
 NUM_SAMPLES = 100
 BATCH_SIZE = 8  # An epoch has 12 full batches and one of 4 samples.
 PREFETCH = 4
-NUM_BUFFERS = PREFETCH + 2  # Two more, for the user's next batch and the one that the user then releases.
+NUM_BUFFERS = PREFETCH + 2  # Two more buffers are for the user's next batch and the batch that it replaces.
 
 
 def pack_pictures(root: Path, num_samples: int = NUM_SAMPLES) -> Path:
@@ -109,7 +109,7 @@ def find_fork_servers() -> set[int]:
 
 
 def has_ended(server: int) -> bool:
-    """Return whether a child is a zombie. Its command line disappears a little earlier."""
+    """Return whether a child is a zombie. A child's command line disappears shortly before it becomes a zombie."""
     return Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 

@@ -1,4 +1,4 @@
-"""A store of local files that shardio treats as any other backend's: neither as local nor as an object store.
+"""A store of local files that shardio treats like those of any other backend: as neither local nor in an object store.
 
 Its URLs contain local paths: ``mirror:///data/train``.
 """

@@ -45,7 +45,7 @@ def write_mixed(root: Path) -> None:
     If there is a kernel and crops are not much smaller, the kernel decodes 4 baseline and 3 tiled JPEGs, libjpeg-turbo
     2 progressive JPEGs, and Pillow a CMYK JPEG and 2 PNGs.
     """
-    from shardio.images.tiling import tile_jpeg  # This imports numba, which would slow the start of each process.
+    from shardio.images.tiling import tile_jpeg  # Tiling imports numba, which would slow the start of each process.
 
     size: dict[str, Any] = {"width": 96, "height": 64}
     files = [("jpg", encode(seed, **size)) for seed in range(4)]

@@ -128,7 +128,7 @@ CALLERS: dict[str, Callable[[Any, int, Path], None]] = {
         ("shardio check", "a prefetcher"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata makes torch call set_vital.
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata triggers torch's warning.
 def test_each_part_of_a_loader_gets_the_epoch_once(
     parts: str, caller: str, loader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,7 +120,7 @@ def test_only_unfinished_files_are_removed(tmp_path: Path) -> None:
         remove_unfinished(tmp_path)
         assert {path.name for path in tmp_path.iterdir()} == {*kept}
         for name in "a", "b":
-            (tmp_path / names[name]).touch()  # The writes need these files.
+            (tmp_path / names[name]).touch()  # The pending writes need their temporary files.
 
 
 def test_a_file_is_created_whole_and_only_if_there_is_none(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ OTHER_FILES = {
     "packing/folders.py": "appends to a local file, which no dataset contains",
     "shards/tar_scan.py": "tarfile reads from an object of a store",
 }
-"""Files of these folders that may call one of these functions, with the reason."""
+"""Files in ``FOLDERS_OF_DATASETS`` that may call a function in ``OPENING``, with the reason."""
 
 RENAMING = {
     "files.py": "the only atomic write",
@@ -197,7 +197,7 @@ def test_the_bound_of_epochs_has_one_owner() -> None:
         str(path.relative_to(PACKAGE))
         for path in PACKAGE.rglob("*.py")
         if "62" in (text := path.read_text())
-        and "2 ** 62" in ast.unparse(ast.parse(text))  # Messages contain it without spaces.
+        and "2 ** 62" in ast.unparse(ast.parse(text))  # Messages contain 2**62 without spaces.
     }
     assert found == {"epochs.py"}
 

@@ -148,7 +148,7 @@ def test_processes_see_what_the_others_set(method: str, monkeypatch: pytest.Monk
     for value in range(3):
         cells[0].array[:] = 10 + value
         cells[1].array[:] = value
-        after = SharedNumbers([value])  # This must not share memory with the worker's new cell.
+        after = SharedNumbers([value])  # The new cell must not share memory with the worker's own cell.
         end.send(True)
         assert end.recv() == [(10 + value,), (value,), (-(2**63), 2**63 - 1), (19, 19), (-1, -2)]
         assert (cells[-1].values, sum(count.values), after.values) == ((19, 19), value + 1, (value,))

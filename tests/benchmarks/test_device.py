@@ -57,7 +57,7 @@ def test_a_trace_says_what_was_copied_and_computed() -> None:
         {"ph": "X", "cat": "cuda_runtime", "name": "cudaMemcpyAsync", "ts": 100.0, "dur": 3.0, "args": {}},
         {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 100.0, "dur": 1000.0, "args": {"stream": 7}},
         {"ph": "X", "cat": "kernel", "name": "add", "ts": 1200.0, "dur": 300.0, "args": {"stream": 7}},
-        # Kernels run in the first 900 of its 1,000 µs.
+        # Kernels run during the first 900 µs of this copy, which takes 1,000 µs.
         {"ph": "X", "cat": "gpu_memcpy", "name": pinned, "ts": 200.0, "dur": 1000.0, "args": {"bytes": 25_000_000}},
         {"ph": "X", "cat": "gpu_memcpy", "name": pageable, "ts": 1300.0, "dur": 2.0, "args": {"bytes": 2048}},
         {"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy DtoH (Device -> Pageable)", "ts": 0, "dur": 9, "args": {}},
@@ -142,7 +142,7 @@ def test_a_feed_that_fails_is_left_out_and_named() -> None:
 
 
 def make_group(shardio: float, loader: float) -> Group:
-    """Return a group of 3 rounds with made-up figures, in which (a) makes 1,000 images/s."""
+    """Return a group of 3 rounds with made-up figures, in which the resident feed yields 1,000 images/s."""
     others: dict[str, list[Any]] = {
         "stall_share": [0.01, 0.03, 0.025],
         "hidden_share": [0.97, 0.96, 0.9],

@@ -63,7 +63,7 @@ class Registry:
     def once(
         self, name: str, says: str, loader: Any, expected: Any = range(N), *, slow: bool = False, **options: Any
     ) -> None:
-        """Register the check, in this process, of a loader or of the result of a function that makes one."""
+        """Register a check, in this process, of a loader or of the loader that a function makes."""
 
         def ask(packed: Path) -> None:
             assert_exactly_once(loader() if isinstance(loader, FunctionType) else loader, expected, **options)

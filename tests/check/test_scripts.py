@@ -179,8 +179,8 @@ def test_a_loader_of_shardio_is_judged_by_its_own_remainder(
     assert f"epoch 0: right: 21 samples: {words}, 0 unexpected" in done.output
 
 
-# This rank writes the process id of its child, and both sleep until the launcher ends them. A stubborn rank ignores
-# SIGTERM, but then writes its own process id.
+# This rank writes the process id of its child, and both sleep until the launcher ends them. A stubborn rank responds
+# to SIGTERM only by writing its own process id.
 WAITS = """
 import os, signal, subprocess, sys, time
 def write(number, name):
@@ -199,7 +199,7 @@ import sys, os, time
 while not os.path.exists(sys.argv[1]):
     time.sleep(0.01)  # Another rank writes the file.
 """
-"""The first lines of a rank that waits for a file."""
+"""The first lines of a rank's script, which wait for a file."""
 
 
 def rank(directory: Path, number: int, code: str, *arguments: object) -> RankCommand:
@@ -220,7 +220,7 @@ def is_running(process_id: int) -> bool:
 
 def await_file(path: Path) -> int:
     while not path.exists():
-        time.sleep(0.01)  # This polls: the loop ends when the file exists.
+        time.sleep(0.01)  # Another process creates the file.
     return int(path.read_text())
 
 

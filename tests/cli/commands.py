@@ -31,7 +31,7 @@ def run(*arguments: object, code: int | None = 0) -> Result:
 
 
 def unframed(text: str) -> str:
-    """Return a usage error as one line, without its frame, which wraps lines at any word."""
+    """Return a usage error as one line, without its frame, because the frame may wrap lines between any words."""
     return " ".join(text.replace("│", " ").split())
 
 

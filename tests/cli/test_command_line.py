@@ -98,7 +98,7 @@ def test_each_command_has_an_example_with_arguments_that_it_accepts(name: str) -
 MODULE_OF = {name: f"shardio.cli.{module}" for names in PANELS.values() for name, module in names.items()}
 
 FOR_TERMINALS_OR_PIXELS = {"torch", "matplotlib", "rich", "PIL", "cv2", "simplejpeg", "shardio.images.kernel"}
-"""Commands that copy files import none of these, unless they show a progress bar on a terminal."""
+"""Modules that a command that copies files does not import, unless it shows a progress bar on a terminal."""
 
 
 LOAD_EACH_COMMAND = """
@@ -296,7 +296,7 @@ def test_a_name_that_is_not_utf8_is_printed_as_its_bytes(tmp_path: Path) -> None
     try:
         (tmp_path / "in" / "c" / odd).write_text("Latin-1")
     except OSError:
-        return  # macOS does not allow such names.
+        return  # macOS allows only names in UTF-8.
     command = [sys.executable, "-X", "utf8", "-m", "shardio", "pack", str(tmp_path / "in"), str(tmp_path / "out")]
     done = subprocess.run(command, check=False, capture_output=True)
     assert done.returncode == 0, done.stderr

@@ -231,7 +231,7 @@ def test_existing_files_are_refused_unless_wanted(tar: Path, tmp_path: Path) -> 
     ],
 )
 def test_keys_that_lead_outside_are_refused(tmp_path: Path, key: str, why: str) -> None:
-    """WebDataset also reads such a tar: these keys are harmful only if files are named after them."""
+    """WebDataset also reads tars with these keys, which are harmful only if files are named after them."""
     (tmp_path / "in").mkdir()
     write_tar(tmp_path / "in" / "a.tar", [(f"{key}.txt", b"")])
     out = tmp_path / "deep" / "out"

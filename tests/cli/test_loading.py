@@ -61,7 +61,7 @@ def test_bench_reports_the_speed_and_the_time_of_each_stage(packed: Path) -> Non
     assert "; first batch after " in lines[0]
     assert lines[0].endswith(" samples/s")
     assert "decoding, cropping, resizing" in lines[4]
-    # The advice depends on the speed of this machine. Other tests check it for given figures.
+    # The advice depends on the speed of this machine. Other tests check the advice for given figures.
     assert re.search(r"1 worker on .* is the bottleneck|is too short to judge", lines[13])
 
 
@@ -103,7 +103,7 @@ size = 3
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "bench_recipe.py").write_text(RECIPE)
-    monkeypatch.syspath_prepend(tmp_path)  # This also undoes the command's own change of sys.path.
+    monkeypatch.syspath_prepend(tmp_path)  # monkeypatch also undoes the command's own change to sys.path.
     monkeypatch.chdir(tmp_path)
     return tmp_path / "bench_recipe.py"
 
@@ -524,7 +524,7 @@ def test_the_number_is_set_and_reported_unless_processors_remain(
 
 @pytest.mark.usefixtures("six_of_eight")
 def test_a_chosen_number_is_kept_and_all_threads_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert leave_processors_to_workers(3, CPU, 4) is None  # The user has changed the number from 4 to 6.
+    assert leave_processors_to_workers(3, CPU, 4) is None  # The user has changed the number of threads from 4 to 6.
     assert leave_processors_to_workers(3, torch.device("cuda"), 6) is None
     for name in VARIABLES:
         with monkeypatch.context() as patch:

@@ -52,7 +52,7 @@ def test_view_writes_a_page_or_a_contact_sheet(packed: Path, images: Path, doubl
 
 
 def gray_tiff_of_float64() -> bytes:
-    """Return a TIFF of 4×4 pixels (TIFF 6.0, section 19: SampleFormat 3), which Pillow does not open."""
+    """Return a TIFF of 4×4 float64 pixels, which Pillow does not open (SampleFormat 3 in section 19 of TIFF 6.0)."""
     tags = {256: 4, 257: 4, 258: 64, 259: 1, 262: 1, 273: 8, 277: 1, 278: 4, 279: 128, 339: 3}
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
     pixels = struct.pack("<16d", *range(16))
@@ -244,7 +244,7 @@ def invert(image):
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "own_transforms.py"
     path.write_text(OWN)
-    monkeypatch.syspath_prepend(tmp_path)  # This also undoes the command's own change of sys.path.
+    monkeypatch.syspath_prepend(tmp_path)  # monkeypatch also undoes the command's own change to sys.path.
     return path
 
 

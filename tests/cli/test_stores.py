@@ -282,7 +282,7 @@ def profiles(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "config").write_text("".join(texts))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
-    client().close()  # The next storage process has these variables.
+    client().close()  # The next storage process starts with the new variables.
     return [f"--storage-option={name}={value}" for name, value in right.items() if name not in CREDENTIALS]
 
 

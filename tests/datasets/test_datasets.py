@@ -361,7 +361,7 @@ either = pytest.mark.parametrize("read", [ImageFolder, lambda root: pack(root, r
 
 @either
 def test_a_link_to_a_class_folder_that_is_gone_is_named(tmp_path: Path, read: Callable[[Path], Any]) -> None:
-    """Leaving out the class would change the labels of the others."""
+    """Leaving out the class would change the labels of other classes."""
     write_images(tmp_path / "in")
     (tmp_path / "in" / "class-0a").symlink_to(tmp_path / "elsewhere")
     with pytest.raises((FileNotFoundError, PackError), match=r"class-0a is a symbolic link whose target does not"):

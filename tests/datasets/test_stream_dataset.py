@@ -283,7 +283,7 @@ def test_a_wrapper_that_splits_over_ranks_again_is_refused(tars: list[Path]) -> 
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:'set_vital' is deprecated:UserWarning"
-)  # torchdata makes torch call set_vital.
+)  # torchdata triggers torch's warning.
 
 
 def make_dataset(packed: Path, log: Path | None = None, **options: Any) -> StreamDataset:
@@ -351,7 +351,7 @@ def test_a_resumed_run_is_the_rest_of_a_whole_one(packed: Path, loader: Any, num
 def test_a_resumed_worker_opens_no_tar_that_was_consumed(packed: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     running = iter(make_dataset(packed, log, shuffle=False))
-    for _ in range(11):  # Two tars have five samples each, and the last sample is from the third tar.
+    for _ in range(11):  # The first two tars have five samples each, so the last sample is from the third tar.
         next(running)
     running.close()
     names = log.read_text().split()

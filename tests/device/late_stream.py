@@ -100,8 +100,10 @@ class LateStream:
 
 
 def _not_held(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor over the same memory that does not keep it alive. A copy on a device does not keep its source
-    alive."""
+    """Return a tensor that shares the memory of ``tensor`` without keeping the memory alive.
+
+    A copy on a device does not keep its source alive either.
+    """
     if tensor.layout != torch.strided or not tensor.numel():
         return tensor
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

@@ -39,7 +39,7 @@ class CountingLoader:
 
 
 def count_pinned_buffers(prefetcher: DevicePrefetcher) -> list[int]:
-    """Return a list to which the size in bytes of each buffer that the prefetcher pins from now on is appended."""
+    """Return a list that receives the size, in bytes, of each buffer that the prefetcher pins from now on."""
     sizes, pin = list[int](), prefetcher._pool._pin
 
     def count(num_bytes: int) -> torch.Tensor:

@@ -130,7 +130,7 @@ def test_each_buffer_is_pinned_once_and_copied_from_directly(packed: Path) -> No
 
 @pytest.mark.parametrize(("is_wrapped", "pin_memory"), [(True, False), (True, True), (False, True)])
 def test_a_loader_that_is_iterated_plainly_is_never_torn(packed: Path, is_wrapped: bool, pin_memory: bool) -> None:
-    """A loader that was wrapped once pins only batches in torch's memory, which is not reused too early.
+    """Without a prefetcher, a loader pins batches only in torch's memory, which torch does not reuse too early.
 
     The buffer of a dropped batch must not be reused while a copy of it waits in a stream.
     """

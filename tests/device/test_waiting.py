@@ -39,7 +39,7 @@ class Device:
 
     Attributes:
         now_s: The program's clock.
-        idle_s: How long the device has been without work since the second batch.
+        idle_s: The time that the device has spent without work since the second batch.
     """
 
     def __init__(self, copy_s: float) -> None:

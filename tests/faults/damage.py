@@ -77,7 +77,7 @@ def warns_of_bad_samples(num_bad: int | None = None, epoch: int = 0) -> Any:
 class Subject:
     """A dataset of one kind with damaged samples, and its undamaged twin.
 
-    A sample has the same number in both.
+    A sample has the same number in both datasets.
     """
 
     def __init__(self, folder: Path, kind: Kind, bad: dict[int, Damage] | None = None) -> None:

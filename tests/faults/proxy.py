@@ -54,7 +54,8 @@ class Script:
     seed: int = 0
     latency_s: float = 0.0  # Minimum time from the end of a request's head to the response.
     connection_bytes_per_s: float | None = None  # None means no limit.
-    # The probability per request of each kind. Some responses cannot have a fault: a body of 1 byte is never truncated.
+    # For each kind of fault, the probability that a request has it. Some responses cannot have a fault: a body of 1
+    # byte is never truncated.
     faults: Mapping[str, float] = field(default_factory=dict)
     methods: tuple[str, ...] = ("GET",)  # Only these have faults.
     max_faults: int | None = None  # None means no limit.

@@ -1,4 +1,4 @@
-"""Errors and interruptions: a program that catches an error receives the rest. No epoch ends as if it were complete."""
+"""A program that catches an error or an interruption receives the other batches, or the epoch ends with an error."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_a_prefetcher_delivers_the_rest_too(tmp_path: Path, executor: str) -> No
 
 
 PACKAGE = f"{Path(shardio.__file__).parent}/"
-"""shardio's folder, as a whole path, because a clone's path may also contain the name."""
+"""The full path of shardio's folder, because a clone's path may also contain the folder's name."""
 
 ENDED = "this epoch ended before its last batch"
 

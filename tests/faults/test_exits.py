@@ -116,7 +116,7 @@ def test_a_program_ends_with_loaders_in_all_states(data: Data, tmp_path: Path, e
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["wait", "fork persistent", "fork early"])
 def test_worker_processes_end_when_the_training_process_is_killed(data: Data, tmp_path: Path, ending: str) -> None:
-    # Only the script's worker processes start with the mark, because a server forks the script's process.
+    # The mark identifies only the script's worker processes, because a server without the mark forks the script.
     name, value = "SHARDIO_TEST_MARK", str(tmp_path)
     path, report = tmp_path / "script.py", tmp_path / "report"
     path.write_text(SCRIPT)
@@ -292,7 +292,7 @@ def _all_is_started(data: Data) -> None:
 @pytest.fixture(autouse=True)
 def _nothing_is_left(_all_is_started: None) -> Iterator[None]:
     before = list_resources()
-    num_threads = len(list(Path("/proc/self/task").iterdir()))  # Some of these may be about to end.
+    num_threads = len(list(Path("/proc/self/task").iterdir()))  # Some threads may be about to end.
     yield
     assert list_resources() == before
     assert len(list(Path("/proc/self/task").iterdir())) <= num_threads

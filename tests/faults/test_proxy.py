@@ -172,7 +172,7 @@ def test_faults_that_keep_connections_open(proxy: FaultProxy) -> None:
             assert headers.get("Retry-After") == ("1" if kind == "status_429" else None)
         proxy.set(Script(faults={"corrupt": 1.0}))
         for path, content in (("/empty", b""), ("/one", b"1")):
-            assert ask(connection, path=path)[2] == content  # These bodies are too short for faults.
+            assert ask(connection, path=path)[2] == content  # Bodies of 0 and 1 bytes are too short for faults.
         assert len(ask(connection, path="/chunked")[2]) == len(CONTENT)
 
 

@@ -130,7 +130,7 @@ def test_without_shared_memory_files_all_workers_work(packed: Path, images: Path
         (shardio.ShardMapDataset, {}),
         (shardio.ShardDataset, {"num_workers": 1}),
         (shardio.ImageFolder, {"num_workers": 1}),
-        # Torch's workers: Python 3.14 would start them from a fork server, which needs the directory.
+        # Python 3.14 would start torch's workers from a fork server, which needs the working directory.
         (shardio.ShardDataset, {"num_workers": 1, "multiprocessing_context": "fork"}),
     ],
 )

@@ -13,5 +13,5 @@ def collate(samples: list[tuple[int, str]]) -> dict[str, Any]:
 
 
 def number_of(key: str) -> int:
-    """Return the number of a key such as ``class-2/name-003``. Trainer can only gather numbers from ranks."""
+    """Return the number of a key such as ``class-2/name-003``. Trainer can gather only numbers from ranks."""
     return int("".join(filter(str.isdigit, key)))

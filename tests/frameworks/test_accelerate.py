@@ -1,4 +1,7 @@
-"""Accelerate delivers every sample of two epochs once, even in a resumed run. A second split is an error."""
+"""Accelerate delivers every sample of two epochs once, even in a resumed run.
+
+Splitting the samples a second time is an error.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,7 @@ def test_two_ranks(packed: Path, tmp_path: Path, keys: list[str]) -> None:
             # Accumulation over two batches ends with the epoch, and metrics are gathered without the padding.
             assert rank[f"sync-{kind}"] == [[False, True, True]] * 2
             assert sorted(rank[f"metrics-{kind}"]) == sorted(keys)
-        # A second split is an error on all ranks, and so is a loader that skips batches.
+        # Splitting the samples a second time is an error on all ranks, and so is skipping batches.
         for name, splitter in SPLITTERS.items():
             assert f"{splitter} splits the samples over 2 processes" in rank["errors"][name], name
             assert f"this is rank {number} of 2" in rank["errors"][name]
@@ -129,7 +132,7 @@ def test_accelerate_tracks_an_epoch_until_it_ends_or_is_left(packed: Path, prepa
     for _ in ended:
         is_last = accelerator.gradient_state.end_of_dataloader
     assert is_last
-    # The loader must not be removed again, which fails in older versions.
+    # The loader must not be removed a second time, which fails in older versions of Accelerate.
     with mock.patch.object(GradientState, "_remove_dataloader") as removed:
         assert next(ended, None) is None
         del ended

@@ -96,7 +96,7 @@ def _one_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, packed: Path) 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_one_process")
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata makes torch call set_vital.
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata triggers torch's warning.
 def test_whole_scripts_work_when_pasted(packed: Path) -> None:
     accelerate, torchdata = (block for block in BLOCKS if block.startswith("import"))
     exec(accelerate, names := dict[str, Any]())

@@ -16,7 +16,7 @@ from tests.raising import assert_raises
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:'set_vital' is deprecated:UserWarning"
-)  # torchdata makes torch call set_vital.
+)  # torchdata triggers torch's warning.
 
 
 def make_shards(packed: Path, *, known_batch_size: int | None = None, num_workers: int = 0, **options: Any) -> Any:

@@ -93,7 +93,7 @@ def saved_and_loaded(folder: Path, packed: str) -> Iterator[Any]:
 
 
 def synchronized(loader: DataLoader) -> list[list[bool]]:
-    """Accumulate gradients over two batches. Return, for each batch of each epoch, whether they are synchronized."""
+    """Accumulate gradients over two batches. Return whether each batch of each epoch synchronizes gradients."""
     accelerator = Accelerator(gradient_accumulation_steps=2)
     model, loader = accelerator.prepare(torch.nn.Linear(1, 1), loader)
     epochs = list[list[bool]]()

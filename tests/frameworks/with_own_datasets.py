@@ -1,4 +1,4 @@
-"""The code of each rank in a test of user-defined datasets, which torchrun's agent starts with a folder."""
+"""The code of each rank in a test of user-defined datasets. torchrun's agent passes a folder to each rank."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NUM_SAMPLES = len(Own())
 
 
 class Shares(torch.utils.data.IterableDataset[str]):
-    """A stream of the same samples. Each worker of each rank yields its share of them."""
+    """A stream of the samples of :class:`Own`. Each worker of each rank yields its share of the samples."""
 
     def __iter__(self) -> Iterator[str]:
         world, info = find_world(), torch.utils.data.get_worker_info()

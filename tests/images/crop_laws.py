@@ -38,7 +38,7 @@ def render_parts(content: bytes, boxes: Sequence[Box]) -> tuple[list[Array], NDA
 
 
 def render_chunk_by_kernel(pictures: Sequence[Picture], plan: CropPlan, rows: Rows) -> NDArray[np.bool_]:
-    """Render one crop of each of n images. Return whether the kernel rendered it, bool [n]."""
+    """Render one crop of each of n images. Return whether the kernel rendered each crop, bool [n]."""
     return render_by_kernel([PlannedCrop(pictures, plan)], [rows])[:, 0]
 
 

@@ -118,7 +118,7 @@ def _judge(
     box: Box,
     scale: int,
 ) -> str:
-    """Check pixels. Return the name of the decode that has them, usually a full one by libjpeg or Pillow.
+    """Check pixels. Return the name of the decode with equal pixels, usually a full decode by libjpeg or Pillow.
 
     At damaged restart markers outside the box, libjpeg may lose synchronization, unlike a reader of the tile table. The
     pixels are then those of the undamaged file.

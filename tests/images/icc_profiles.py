@@ -42,7 +42,7 @@ def cmyk_profile() -> bytes:
 
 
 def wide_rgb_to_srgb(pixels: Array) -> Array:
-    """Convert pixels of :func:`wide_rgb_profile` to sRGB, according to the definitions of both (IEC 61966-2-1)."""
+    """Convert pixels of :func:`wide_rgb_profile` to sRGB, according to the definition of sRGB (IEC 61966-2-1)."""
     linear = (pixels / 255) ** GAMMA @ WIDE_PRIMARIES.T @ np.linalg.inv(SRGB_PRIMARIES).T
     return _encode_srgb(linear)
 

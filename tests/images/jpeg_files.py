@@ -53,7 +53,7 @@ class JpegFile:
     Args:
         name: The file's special feature, unique in a corpus.
         content: The file.
-        tileable: Whether it can be tiled: SOF0 or SOF1, 8 bits, one scan with all of 1 or 3
+        tileable: Whether the file can be tiled, which requires SOF0 or SOF1, 8 bits, one scan with all of 1 or 3
             components, no DNL, and entropy-coded data that has every MCU and ends at EOI, which ends the file.
         readers: The libraries (simplejpeg, Pillow) that support the sampling of a tileable file.
     """
@@ -118,7 +118,7 @@ def extremes(height: int, width: int) -> Array:
 def waves(height: int, width: int) -> Array:
     """Return blocks whose pixels have the signs of a DCT basis function.
 
-    These give the largest possible coefficient of that function's frequency.
+    These blocks have the largest possible coefficient of that function's frequency.
     """
     random = np.random.default_rng([2, height, width])
     rows, columns = np.indices((height, width))

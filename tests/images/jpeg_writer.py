@@ -242,7 +242,7 @@ def _intervals(
     samples: Array, scan: tuple[int, ...], options: JpegOptions
 ) -> Iterator[list[list[tuple[int, int, int]]]]:
     """Yield the MCUs of each restart interval. An MCU is a list of its blocks' components, rows and columns."""
-    if len(scan) == 1:  # In A.2.2, an MCU is one block, and there is no padding to whole MCUs.
+    if len(scan) == 1:  # In a scan of one component, each MCU is one block, without further padding (A.2.2).
         (h, v), (h_max, v_max) = options.factors[scan[0]], _largest(options)
         rows = _ceil(_ceil(samples.shape[0] * v, v_max), 8)
         columns = _ceil(_ceil(samples.shape[1] * h, h_max), 8)

@@ -18,7 +18,7 @@ INTERESTING = (0x00, 0x01, 0x02, 0x7F, 0x80, 0xC0, 0xC2, 0xC4, *range(0xD0, 0xDE
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Original:
-    """An undamaged file. For a JPEG, it has the spans of the segments before the scan, and of a tile table's parts."""
+    """An undamaged file, and, for a JPEG, the spans of the segments before the scan and of a tile table's parts."""
 
     content: bytes
     segments: tuple[tuple[int, int], ...] = ()
@@ -195,7 +195,7 @@ def _edit_table(name: str, content: bytearray, span: Span, other: Original, rng:
     by = rng.choice((-2, -1, 1, 2, 3, 10, 40, -40))
     for at, change in ((first, by), (second, -by))[
         : 2 if name == "move boundary" else 1
-    ]:  # Moving a boundary does not change the sum.
+    ]:  # Moving a boundary does not change the sum of the lengths.
         content[at : at + 2] = ((int.from_bytes(content[at : at + 2], "big") + change) % 65536).to_bytes(2, "big")
 
 

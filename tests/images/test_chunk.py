@@ -99,7 +99,8 @@ def _scale_of(box: Box, size: tuple[int, int]) -> int:
 def _sample(smaller: Array, box: Box, size: tuple[int, int], scale: int) -> NDArray[np.float64]:
     """Return a box resized from a picture at 1/scale, by bilinear interpolation between the centers of its pixels.
 
-    The box has the same borders as in the full picture, in fractions of pixels. Only pixels that it touches are used.
+    The box has the same borders as in the full picture, in fractions of pixels. Only pixels that the box touches are
+    used.
     """
 
     def neighbors(start: int, length: int, num_after: int) -> tuple[NDArray[np.int64], NDArray[np.int64], Any]:
@@ -116,7 +117,8 @@ def _sample(smaller: Array, box: Box, size: tuple[int, int], scale: int) -> NDAr
 
 
 MAX_ERROR = 10
-"""OpenCV's maximum error for noise, because it rounds points to 1/32 of a pixel. A wrong scale differs far more."""
+"""OpenCV's maximum error for noise, which is due to rounding points to 1/32 of a pixel. A wrong scale would cause a
+much larger error."""
 
 LIMITS = [
     *((Box(0, 0, *size), (8, 8)) for size in ((64, 64), (64, 63), (63, 64))),

@@ -1,4 +1,4 @@
-"""A decoded part of a picture equals that part of the full decode. If the file is damaged, it may be an error."""
+"""A decoded part of a picture equals that part of the full decode. Decoding a damaged file may raise an error."""
 
 from __future__ import annotations
 
@@ -282,7 +282,7 @@ def _stale_tables() -> Iterator[tuple[str, bytes]]:
 def test_a_stale_or_wrong_table_is_not_used_and_tiling_drops_it() -> None:
     assert has_tiles(TILED)
     for name, content in _stale_tables():
-        assert not has_tiles(content) or name == "parts of unlike numbers"  # Here, the last part has the right count.
+        assert not has_tiles(content) or name == "parts of unlike numbers"  # The table's last part has the right count.
         assert _is_right(content), name
         assert tile_by(content, 1) == TILED, name
 
@@ -434,7 +434,7 @@ def test_damage_in_one_interval_leaves_crops_elsewhere_right_and_those_that_touc
     # With 4:4:4 sampling, no row of MCUs depends on another row.
     fields, lengths = _table_of(TILED)
     assert struct.unpack(">HHHBI", fields)[2] == 1
-    start = scan_start(TILED) + sum(lengths[:16]) + 2 * 16  # This is the sixth interval of the second row.
+    start = scan_start(TILED) + sum(lengths[:16]) + 2 * 16  # The sixth interval of the second row is damaged.
     content = TILED[:start] + b"\xff\0" * (lengths[16] // 2) + TILED[start + lengths[16] // 2 * 2 :]
     assert has_tiles(content)
     with pytest.raises(ValueError, match="Corrupt"):

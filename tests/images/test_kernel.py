@@ -260,7 +260,7 @@ def is_rendered(content: bytes) -> bool | None:
         picture = open_image(content)
     except ValueError:
         return None
-    height, width = (min(side, MAX_SIDE // 16) for side in picture.size)  # The kernel supports this size.
+    height, width = (min(side, MAX_SIDE // 16) for side in picture.size)  # The kernel supports crops of this size.
     plan = _crop(picture.size, Box(0, 0, height, width)).resize(np.array([[height + 1, width]]))
     rows = np.zeros((2, height + 1, width, 3), np.uint8)
     return bool(render_chunk_by_kernel([picture] * 2, plan.take(np.zeros(2, np.int64)), rows).all())

@@ -222,7 +222,7 @@ def test_without_a_folder_each_process_checks_for_itself(
 def test_a_build_that_cannot_write_its_file_fails_with_one_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The line names the file, no part of the file remains, and the parent process logs the line."""
+    """The error message names the file, no part of the file remains, and the parent process logs the message."""
     make_folder(folder)
     with files_of_at_most(1000), pytest.raises(SystemExit) as end:
         background.build_and_remove_log()
@@ -545,5 +545,5 @@ print((render_chunk([open_image(content)], CropPlan.whole(np.array([[64, 48]])))
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the test relies on how Linux lays out the address space")
 def test_it_loads_where_small_holes_are_more_than_2_gb_away_from_large_ones(tmp_path: Path) -> None:
-    """CUDA's libraries leave such an address space."""
+    """CUDA's libraries leave small holes in the address space, far away from large ones."""
     assert run(DECODE_AMONG_SMALL_HOLES, tmp_path, object_path())[0] == "True\nTrue\n"

@@ -149,8 +149,8 @@ def test_a_file_with_wrong_bytes_is_refused_or_keeps_its_pixels(small_files: dic
 
 
 def test_the_last_byte_of_an_interval_is_filled_with_ones() -> None:
-    # A block of middle gray has two codes, a DC difference and an end of block. Both are 0, because their tables have
-    # no other symbols.
+    # A block of middle gray has two codes, a DC difference and an end of block. Both codes are 0, because their tables
+    # have no other symbols.
     options = JpegOptions(factors=SAMPLINGS["gray"], padding=0)
     for width, scan in ((40, b"\x00\x3f"), (24, b"\x03"), (8, b"\x3f")):
         assert take_apart(tile_jpeg(write_jpeg(np.full((8, width), 128, np.uint8), options))).scan == scan
@@ -195,7 +195,7 @@ WIDTHS = {
 }
 """(MCUs in a row, width of an MCU) → interval in MCUs"""
 NO_DIVISOR = {(31, 16): 1, (62, 8): 62, (47, 8): 47}
-"""Rows without a divisor of 32 to 128 pixels: the interval is one MCU if this is wide enough, or else the row."""
+"""Rows without a divisor of 32 to 128 pixels: the interval is one MCU if an MCU is wide enough, or else the row."""
 
 
 def test_an_interval_is_about_64_pixels_wide() -> None:
@@ -305,7 +305,8 @@ def test_the_limit_of_pixels_is_that_of_decoding() -> None:
 
 MAX_LENGTH = 16
 SLACK = 16
-"""The bits that a table of T.81, K.2 may use above the optimum, because it counts the unused code as one symbol."""
+"""The number of bits by which a table made according to T.81, K.2 may exceed the optimum, because K.2 counts the unused
+code as one symbol."""
 
 Counts = dict[int, int]
 
@@ -445,7 +446,7 @@ def read_symbols(bits: str, blocks: list[int], codes: dict[int, dict[str, int]])
 
 
 def test_files_are_written_with_the_best_tables_for_their_symbols_and_no_others() -> None:
-    """Untiling keeps the symbols, and even the original tables are not better."""
+    """Untiling keeps the symbols, and the original tables do not encode them in fewer bits."""
     for file in small_corpus():
         if not file.tileable or not file.readers or len(file.content) >= 10_000:
             continue

@@ -96,7 +96,7 @@ HARMLESS_BY_KIND: dict[str, Callable[[bytes], bytes]] = {
     "gray, three bytes before each": lambda content: insert_before_restarts(content, b"\x12\x34\x56"),
     "gray, zeros before each": lambda content: insert_before_restarts(content, bytes(30)),
 }
-"""Changes for one kind of file, which is the first word of their names."""
+"""Changes to one kind of file. The first word of each name is the kind."""
 
 NOISE = bytes(range(40, 90))
 _CMYK = by_pillow(np.dstack([PICTURE, PICTURE[..., :1]]), quality=90)

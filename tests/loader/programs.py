@@ -28,7 +28,7 @@ from torch.utils.data import (
 
 import shardio
 
-Point = namedtuple("Point", ["x", "y"])  # Datasets of users return such tuples.
+Point = namedtuple("Point", ["x", "y"])  # Users' datasets may return named tuples.
 
 
 def _ragged(index: int) -> list[int]:
@@ -219,7 +219,7 @@ def programs(draw: st.DrawFn) -> Program:
         arguments["timeout"] = draw(st.sampled_from([0, 60]))
         arguments["multiprocessing_context"] = draw(st.sampled_from([None, "fork"]))
         arguments["in_order"] = kind == "draws" or draw(st.sampled_from([True, True, False]))
-    arguments["pin_memory"] = draw(st.booleans())  # Without an accelerator, both loaders warn about it.
+    arguments["pin_memory"] = draw(st.booleans())  # Without an accelerator, both loaders warn about pin_memory.
     return Program(dataset, arguments, sampler, batches, draw(st.booleans()))
 
 

@@ -45,7 +45,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:This DataLoader will create",
     "ignore:.* has no state_dict",
     "ignore:'pin_memory' argument",
-    "ignore:'set_vital' is deprecated",  # torchdata makes torch call set_vital.
+    "ignore:'set_vital' is deprecated",  # torchdata triggers torch's warning.
 )
 
 
@@ -54,7 +54,7 @@ pytestmark = pytest.mark.filterwarnings(
 def test_a_resumed_program_sees_the_rest(program: Program, num_before: int, forgets_seed: bool) -> None:
     if program.dataset.kind == "draws":
         return  # Without a state of the dataset, its generators start again.
-    program.arguments["in_order"] = True  # Without in_order, the rest may arrive in any order.
+    program.arguments["in_order"] = True  # Without in_order, the remaining batches may arrive in any order.
     seed_all(3)
     loader = program.make(DataLoader)
     iterator = iter(loader)
@@ -266,7 +266,7 @@ def test_later_epochs_have_the_order_of_torchs_loader(kind: str, habit: str, sto
             iterator = iter(loader)
             while (batch := next(iterator, None)) is not None:
                 yield batch.tolist()
-                if draws:  # Dropout and random augmentation also draw.
+                if draws:  # Dropout and random augmentation also draw random numbers.
                     random.random(), np.random.rand(), torch.rand(())
                 if epoch == 1 and stop is not None and (stop := stop - 1) == 0:
                     break

@@ -84,7 +84,7 @@ def numbers(batches: Any) -> list[list[int]]:
 
 @workers_only
 def test_a_batch_may_take_as_long_as_the_timeout(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch_pool, "CHECK_S", 0.05)  # The usual value is 100 times as long.
+    monkeypatch.setattr(fetch_pool, "CHECK_S", 0.05)  # By default, this interval is 100 times as long.
     slow = make_numbers(partial(time.sleep, 0.5))
     assert numbers(DataLoader(slow, 2, timeout=60, **METHODS[method]))[2] == [4, 5]
     batches = iter(DataLoader(slow, 2, timeout=0.2, **METHODS[method]))

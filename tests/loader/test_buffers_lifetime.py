@@ -104,7 +104,7 @@ def test_buffers_of_kept_batches_and_abandoned_iterators_are_released(pictures: 
             iterator = iter(loader)
             for _ in range(number % 4):
                 next(iterator)
-            if number % 2:  # Otherwise, this iterator ends when the next one is created.
+            if number % 2:  # An iterator that is not deleted ends when the next one is created.
                 del iterator
         assert count_open_files() == num_files
         oracle = make_oracle(pictures)
@@ -205,7 +205,8 @@ def a_thread_may_fork_while_another_one_iterates(packed: Path) -> None:
 
 def a_batch_that_another_thread_receives_during_a_fork_does_not_change(packed: Path) -> None:
     taken: list[Any] = []
-    # The loader registers its callback later, so it runs first. This one then receives a batch, as a thread might.
+    # The loader registers its callback later, so the loader's callback runs first. The test's callback then receives a
+    # batch, as another thread might.
     os.register_at_fork(before=lambda: taken.append(next(iterator)))
     loader = make_loader(packed, persistent_workers=True)
     iterator = iter(loader)

@@ -97,7 +97,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ordered shards": {"worker_init_fn": do_nothing, "num_workers": 2},
     "ordered shards, threads": {"worker_init_fn": do_nothing, **THREAD},  # Threads would share generators.
 }
-"""The options with which a loader of a ShardDataset has each executor."""
+"""The options for which a loader of a ShardDataset chooses each executor."""
 
 NOT_KNOWING = ("calling process", "fetching, caller", "ordered indices, caller")
 """The executors, other than torch's, that do not know whether a batch is ready."""

@@ -1,4 +1,4 @@
-"""The order is that of overrides, does not depend on the number of workers, and is exact in a resumed run."""
+"""The order respects overridden methods, does not depend on the number of workers, and is exact in a resumed run."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_an_overridden_sampler_is_a_sampler_like_any_other(packed: Path, kind: A
     torchs = torch.utils.data.DataLoader(dataset, batch_size=4, sampler=kind(dataset), collate_fn=list)
     for epoch in (0, 3):
         loader.set_epoch(epoch)
-        torchs.sampler.set_epoch(epoch)  # type: ignore[attr-defined]  # it has it
+        torchs.sampler.set_epoch(epoch)  # type: ignore[attr-defined]  # the sampler has it
         assert [list(batch) for batch in loader] == list(torchs)
     assert len(loader) == len(torchs)
     assert not loader.has_order

@@ -1,4 +1,4 @@
-"""Iterators have the interface of torch's, private names included."""
+"""Iterators have the interface of torch's iterators, including private names."""
 
 from __future__ import annotations
 

@@ -407,7 +407,7 @@ def test_a_prefetch_factor_may_be_set_and_what_is_made_of_attributes_keeps_the_d
 
 
 NUM_BATCHES = 400
-"""A socket's buffer holds fewer than 300 packets."""
+"""More than the number of packets that a socket's buffer holds, which is below 300."""
 
 
 def make_long_loader(packed: Path, **options: Any) -> DataLoader:

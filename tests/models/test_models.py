@@ -28,7 +28,8 @@ def load(name: str) -> Any:
 
 
 WIDTH = 8
-"""The small model's width. With 4, torch 2.13's strided 1x1 convolution corrupts memory if there is no AVX-512."""
+"""The small model's width. With a width of 4, torch 2.13's strided 1x1 convolution corrupts memory if there is no
+AVX-512."""
 
 needs_torchscript = pytest.mark.skipif(sys.version_info >= (3, 14), reason="torch has no TorchScript on Python 3.14")
 

@@ -205,7 +205,7 @@ CHANGES: dict[Callable[[Path], object], str] = {
     append: "changed from {} to ",
     lambda path: os.truncate(path, 100): "changed from {} to 100 bytes",
     Path.unlink: "is missing",
-    make_directory: "",  # Reading the first directory fails, and the size of the others differs.
+    make_directory: "",  # Reading the first directory fails, and the sizes of the other directories differ.
 }
 
 

@@ -186,7 +186,7 @@ def test_of_two_writers_that_begin_at_the_same_time_one_is_refused(out: Location
 
 
 def test_a_full_disk_is_that_of_the_temporary_file(source: Path, expected: dict[str, bytes], out: Location) -> None:
-    out.list()  # This starts the storage process, to which the limit does not apply.
+    out.list()  # Listing starts the storage process, to which the limit does not apply.
     with (
         files_of_at_most(3000),
         pytest.raises(PackError, match=r"packing into memory:.* failed: .*: '/.*/shardio-.*'\. 0 of 3 shards"),
@@ -347,7 +347,7 @@ def pack_and_die(source: Path, out: Location, n: int) -> None:
 
 
 def exit_code_of_pack(source: Path, out: Location, n: int) -> int | None:
-    out.list()  # This starts the storage process.
+    out.list()  # Listing starts the storage process.
     process = forkserver_context().Process(target=pack_and_die, args=(source, out, n))
     process.start()
     process.join()

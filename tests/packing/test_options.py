@@ -1,4 +1,4 @@
-"""Each option of a pack is on the command line. If it decides the output, packs and appends depend on it."""
+"""Each option of a pack is on the command line. Packs and appends depend on each option that decides the output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OTHER_VALUES: dict[str, Any] = {
     "labels": Path("labels.csv"),
     "storage_options": {"retries": 1},
 }
-"""Values other than the defaults. ``other_value`` chooses those of options that this table lacks."""
+"""Values other than the defaults. For options that this table lacks, ``other_value`` chooses the values."""
 
 NEEDED: dict[str, dict[str, Any]] = {
     **{name: {"convert_to": "png"} for name in ("max_side", "quality", "to_srgb")},

@@ -377,7 +377,7 @@ def test_wherever_it_is_killed_the_dataset_is_the_old_or_the_new_one(packed: Pat
     old = shardio.open(packed).manifest
     expected = Path(shutil.copytree(packed, tmp_path / "expected"))
     new = shardio.append(expected, more)
-    for n in range(1, 7):  # The record, two tars, their indexes, and the manifest.
+    for n in range(1, 7):  # Six files are renamed: the record, two tars, their indexes, and the manifest.
         out = Path(shutil.copytree(packed, tmp_path / f"out-{n}"))
         assert exit_code_if_killed(n, "after", shardio.append, out, more) == -signal.SIGKILL
         assert shardio.open(out).manifest == (new if n == 6 else old)

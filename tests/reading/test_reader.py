@@ -420,7 +420,7 @@ def test_samples_are_unseen_until_they_are_seen(num_samples: int, data: st.DataO
 
 
 class DroppedAfterReading(SeenSamples):
-    """Seen samples whose bits are dropped after one read, as if another thread had seen the last samples."""
+    """A SeenSamples that drops its bits after one read, as if another thread had recorded the last samples."""
 
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)

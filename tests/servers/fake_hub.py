@@ -31,7 +31,8 @@ class FakeHub:
     ) -> str:
         """Commit the files of a folder to a branch or a tag. Return the id of the commit.
 
-        Afterwards, only certain users can see the repository (``is_private``) or read its files (``is_gated``).
+        If ``is_private``, only certain users can see the repository. If ``is_gated``, only certain users can read its
+        files.
         """
         repository = self.folder / "org" / name
         refs = repository / "refs.json"

@@ -85,7 +85,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class StorageHandler(Handler):
-    """The server of large files, which answers signed URLs and has different ETags."""
+    """The server of large files, which answers signed URLs, and whose ETags differ from the Hub's."""
 
     secret = b"secret"
     paths: ClassVar[dict[str, Path]] = {}

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from shardio.storage import Location, make_direct_access, parse_location
 
-INSTALLED = Path(__file__).parents[2] / ".venv" / "servers"  # tools/servers.sh creates this.
+INSTALLED = Path(__file__).parents[2] / ".venv" / "servers"  # tools/servers.sh creates this folder.
 HOST = "127.0.0.1"
 BUCKET = "shardio"  # Each object store has this bucket or container when a test receives it.
 START_TIMEOUT_S = 60.0

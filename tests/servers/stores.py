@@ -36,7 +36,7 @@ IDENTITIES = [
 
 PORTS = ("s3", "master", "volume", "filer", "admin")
 PORT_OPTIONS = [f"{name}.port{kind}" for name in PORTS for kind in ("", ".grpc")]
-SOCKETS = Path("/tmp")  # The program always uses this folder.
+SOCKETS = Path("/tmp")  # SeaweedFS always uses this folder.
 
 
 @contextlib.contextmanager

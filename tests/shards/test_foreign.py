@@ -229,7 +229,7 @@ def test_dalis_index_locates_each_member(out: Path) -> None:
     assert shardio.verify(out) == []
 
 
-# It runs in its own process, because DALI loads libraries of 500 MB.
+# Run DALI in its own process, because it loads libraries of 500 MB.
 DALI = """
 import sys
 from pathlib import Path
@@ -366,7 +366,7 @@ def test_the_sizes_of_webdatasets_count_the_samples(out: Path) -> None:
     assert sizes == {name: len(read_with_webdataset(out / name)) for name in TARS}
 
 
-# It runs in its own process, because timm leaves the tars open.
+# Run timm in its own process, because it leaves the tars open.
 TIMM = """
 import sys
 from shardio.libraries import import_library

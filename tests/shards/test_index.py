@@ -208,7 +208,7 @@ def test_another_format_is_named_whatever_else_differs(shard: Path) -> None:
 
 
 def test_an_index_that_was_written_again_unchanged_is_read(shard: Path) -> None:
-    """This shows that the tests above fail only because of their changes."""
+    """Rewriting an index unchanged is not an error, so the changes cause the errors in the tests above."""
     rewrite(shard, lambda *_: None)
     with open_shard(shard) as opened:
         assert [opened.index.key(i) for i in range(2)] == ["a", "bé"]

@@ -130,7 +130,7 @@ RIGHT = {
 
 @pytest.mark.parametrize("content", RIGHT.values(), ids=RIGHT)
 def test_a_tar_with_right_headers_is_read(tmp_path: Path, content: bytes) -> None:
-    """This shows that the headers above are refused only because they are false."""
+    """Correct headers are accepted, so the headers above are refused only because they are false."""
     (tmp_path / "a.tar").write_bytes(content + END)
     assert (open_table(tmp_path / "a.tar").manifest.num_samples, shardio.verify(tmp_path / "a.tar")) == (1, [])
     assert stream(content + END) == index(content + END)

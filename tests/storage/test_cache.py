@@ -136,7 +136,7 @@ def test_a_dataset_that_was_replaced_is_opened_again_in_the_same_process(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user-cache"))  # This folder holds the tars' indexes.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user-cache"))  # The user's cache holds the tars' indexes.
     arguments: dict[str, Any] = {} if cache is None else {"cache": tmp_path / cache, "cache_size": "100MB"}
     folder = tmp_path / "served" / "data"
     folder.parent.mkdir()
@@ -199,7 +199,7 @@ def read_samples(folder: Location, cache: Path) -> dict[str, bytes]:
 
 def clear_pieces(folder: Location, cache: Path) -> Iterator[str]:
     """Clear each piece of the cached content in turn, as a power failure may, but keep the marks of the blocks."""
-    num_bytes = 100  # An index's keys need fewer bytes.
+    num_bytes = 100  # The keys of an index need fewer than 100 bytes.
     for name in folder.list():
         found = (folder / name).stat()
         copy = cache / name_copy(found)
@@ -518,7 +518,7 @@ def test_an_own_folder_for_a_cache_alone_is_closed_to_others(location: Location,
     assert mode_of(cache) == 0o700
     shutil.rmtree(cache)
     cache.mkdir()
-    cache.chmod(0o775)  # New folders have this mode if each user has a group.
+    cache.chmod(0o775)  # New folders have mode 0775 if each user has a private group.
     assert (read(location, cache), mode_of(cache)) == (ORIGINAL, 0o755)
 
 

@@ -188,7 +188,7 @@ def test_the_token_and_the_endpoint_come_from_the_users_settings(
     (tmp_path / "token").write_text(f"{READER}\n")
     monkeypatch.setenv("HF_ENDPOINT", fake_hub.server.options["endpoint"])
     monkeypatch.setenv(*(("HF_TOKEN_PATH", str(tmp_path / "token")) if from_file else ("HF_TOKEN", READER)))
-    client().close()  # The next storage process has these variables.
+    client().close()  # The next storage process starts with the new variables.
     assert parse_location(f"{fake_hub.server.url}/settings/a.tar").read_whole() == CONTENT
     client().close()
 
@@ -382,7 +382,7 @@ def test_commands_read_repositories_but_do_not_write(
 ) -> None:
     fake_hub.commit("commands", folder)
     monkeypatch.setenv("HF_ENDPOINT", fake_hub.server.options["endpoint"])
-    client().close()  # The next storage process has this variable.
+    client().close()  # The next storage process starts with the new variable.
     url = f"{fake_hub.server.url}/commands/train"
     rows, expected_rows = (json.loads(run("info", source, "--json").stdout) for source in (url, folder / "train"))
     assert rows.keys() == expected_rows.keys()

@@ -132,7 +132,7 @@ def test_a_second_run_reads_the_cache_and_the_kept_listing(remote: Any, proxy: F
     read_all(ImageFolder(url, **options, listing=listing))
     assert not proxy.requests()
     assert [path.name for path in listing.parent.iterdir()] == ["listing.json"]
-    for path in (tmp_path / "cache").glob("*.copy"):  # A power failure may leave such a copy.
+    for path in (tmp_path / "cache").glob("*.copy"):  # A power failure may leave a damaged copy.
         content = bytearray(path.read_bytes())
         content[100] ^= 1
         path.write_bytes(content)

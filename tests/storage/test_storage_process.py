@@ -153,7 +153,7 @@ def test_a_storage_process_that_cannot_start_leaves_no_folder(monkeypatch: pytes
 
 
 def test_the_path_of_temporary_folders_may_exceed_a_sockets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    long = tmp_path / ("ü" * 60)  # This has 120 bytes, and a socket's path has at most 107.
+    long = tmp_path / ("ü" * 60)  # The name has 120 bytes, but a socket's path has at most 107.
     long.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(long))
     one, other = Client(), Client()

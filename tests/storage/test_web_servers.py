@@ -1,4 +1,4 @@
-"""A dataset is read from every web server that sends its bytes. Other servers give an immediate error."""
+"""A dataset is read from every web server that sends its bytes. Other servers cause an immediate error."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ CIRCLE = kind(answer_path=lambda self, path: self.answer(302, b"", ("Location", 
             StoreError,
             r"invalid date \(Last-Modified: yesterday\)\. Correct the server's settings",
         ),
-        # A network that requires a login answers in this way.
+        # A network that requires a login answers with a web page.
         (kind(answer_path=lambda self, path: self.answer(200, LOGIN)), FormatError, r"it is a web page.*log in"),
         (answering(400), StoreError, r"the server answered 400 Bad Request\. Check the URL"),
         (answering(401), PermissionError, r"the server answered 401 Unauthorized\. shardio does not log in"),

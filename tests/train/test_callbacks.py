@@ -60,7 +60,7 @@ def test_a_gradient_penalty_keeps_gradients_small(precision: Any) -> None:
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch.compile causes it.
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="torch has no TorchScript on Python 3.14")
 def test_compiled_and_scripted_models_train_save_and_resume_like_any_other(tmp_path: Path, kind: str) -> None:
-    """Their checkpoints equal those of the original model."""
+    """The checkpoints of compiled and scripted models equal those of the original model."""
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Conv2d(3, 4, 3, 2, bias=False), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 7 * 7, 3))
     batches, val_loader = make_batches([4] * 4, side=16), make_batches([5], side=16)

@@ -240,7 +240,7 @@ def test_an_infinite_loss_stops_a_run_without_a_directory() -> None:
 
 @pytest.mark.parametrize("bad_step", [3, 5])
 def test_nan_weights_are_never_saved(packed: Path, tmp_path: Path, bad_step: int) -> None:
-    """NaN is not saved after step 4, when the last checkpoint is from step 2, or at the end of an epoch."""
+    """NaN is saved neither after step 4, when the last checkpoint is from step 2, nor at the end of an epoch."""
 
     class BadGradient(Callback):
         def add_to_loss(self, loss: torch.Tensor, step: TrainStep) -> torch.Tensor:
@@ -375,7 +375,7 @@ def test_a_run_without_last_pt_is_not_replaced_silently(packed: Path, tmp_path: 
 
 
 def test_a_best_checkpoint_of_other_settings_is_not_replaced(packed: Path, tmp_path: Path) -> None:
-    """With the same settings, best.pt is replaced: a run that is killed before its first last.pt leaves one."""
+    """With the same settings, best.pt is replaced, because a run that is killed early may leave only best.pt."""
     train(make_model(), make_loader(packed), make_config(tmp_path, epochs=1))
     (tmp_path / "last.pt").unlink()
     with pytest.raises(StateError, match=r"contains the best\.pt of an earlier run"):

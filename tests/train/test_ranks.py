@@ -158,7 +158,7 @@ def test_ranks_validate_exactly(packed: Path, killed: Launch) -> None:
 def test_ranks_resume_after_a_kill_to_the_last_bit(killed: Launch, resumed: Launch) -> None:
     assert "signal SIGKILL" in killed.failure
     assert not resumed.failure
-    state = load_checkpoint(killed.directory / "on_one_rank" / "last.pt")  # This is a copy from before the resumption.
+    state = load_checkpoint(killed.directory / "on_one_rank" / "last.pt")  # The copy was made before the resumption.
     assert state["step"]["num_taken"] == 6
     assert state["is_within_epoch"]
     run, whole = resumed.directory / "killed", resumed.directory / "whole"

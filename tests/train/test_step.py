@@ -173,7 +173,7 @@ def test_different_words_give_different_numbers_and_restored_states_repeat_them(
         (12,),
         (0, 3),
         (3, 0),
-    ]:  # Some of these have equal sums or digits.
+    ]:  # Some of the tuples have equal sums or digits.
         seed_everything(*words)
         drawn.add(str(_draw()))
     assert len(drawn) >= 7  # SeedSequence treats (1,) and (1, 0) as equal.
@@ -231,7 +231,7 @@ def _measure_a_large_tensor() -> None:
 
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # torchdata makes torch call set_vital.
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # torchdata triggers torch's warning.
     pytest.mark.filterwarnings("ignore:.* has no state_dict, so resuming reads"),
 ]
 

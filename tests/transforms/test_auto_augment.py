@@ -60,7 +60,7 @@ def test_every_operation_and_strength_is_torchvisions(kind: str, options: dict[s
                 edit_images([pixels], operations)
                 if (
                     name == "Posterize" and magnitude == 0
-                ):  # Pillow refuses this, and torchvision's tensors become black.
+                ):  # Pillow refuses 0 bits, and torchvision's tensors become black.
                     assert not pixels.any()
                     continue
                 expected = theirs._apply_image_or_video_transform(

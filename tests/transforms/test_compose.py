@@ -66,7 +66,7 @@ def test_a_foreign_callable_gets_the_array_and_the_next_transform_its_result() -
 
 @pytest.mark.parametrize("nest", [lambda flip: flip, lambda flip: tr.Compose([flip])], ids=["flat", "nested"])
 def test_two_equal_transforms_draw_independently(nest: Any) -> None:
-    """If both flips drew the same, they would always undo each other."""
+    """If both flips drew the same numbers, they would always undo each other."""
     images, flip = [make_noise(4, 6, seed) for seed in range(2000)], tr.RandomHorizontalFlip()
     results = apply(tr.Compose([nest(flip), nest(flip)]), images)
     share = np.mean([np.array_equal(result, image) for result, image in zip(results, images, strict=True)])
