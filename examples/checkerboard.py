@@ -5,7 +5,7 @@
 
 A small network receives coordinates (x, y) and predicts the color of the square. ``train`` accepts any loader of
 (inputs, labels), here torch's own. AMP needs only ``precision=``: bf16 on a CPU, fp16 with a GradScaler on CUDA. AMP
-speeds up large matrix products on GPUs, but on few CPUs, so the network is wide on GPUs only.
+speeds up large matrix products on GPUs, but on only a few CPUs, so the network is wide only on GPUs.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from shardio.train import TrainConfig, TrainStep, evaluate, in_groups, seed_ever
 
 NUM_SQUARES = 8  # The number of squares along each side of the board, which is [0, 1] x [0, 1].
 NUM_POINTS, BATCH_SIZE = 2**15, 2**10
-TOLERANCE = 0.02  # The maximum difference between the precisions, in accuracy and in loss.
+TOLERANCE = 0.02  # The maximum allowed difference between the precisions, in accuracy and in loss.
 
 
 class Network(nn.Module):
-    """A network that maps coordinates, float32 [N, 2], to outputs [N, 2] by Fourier features (Tancik et al., 2020)."""
+    """A network that maps coordinates, float32 [N, 2], to outputs [N, 2] via Fourier features (Tancik et al., 2020)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

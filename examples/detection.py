@@ -38,7 +38,7 @@ def draw_scene(draw: np.random.Generator) -> dict[str, Any]:
     image = draw.integers(0, 60, (SIDE, SIDE, 3), dtype=np.uint8)
     mask, rows, columns = np.zeros((SIDE, SIDE), np.uint8), *np.indices((SIDE, SIDE))
     boxes, labels = list[list[int]](), list[int]()
-    for left in (4, 52):  # One object in each half, so the objects do not overlap.
+    for left in (4, 52):  # Each half has one object, so the objects do not overlap.
         size, label = int(draw.integers(20, 36)), int(draw.integers(1, 3))
         top = int(draw.integers(0, SIDE - size))
         is_inside = (columns >= left) & (columns < left + size) & (rows >= top) & (rows < top + size)
@@ -76,7 +76,7 @@ def collate(samples: list[Any]) -> tuple[list[torch.Tensor], list[dict[str, torc
 
 def make_model() -> Any:
     """Return a small detector (FCOS, https://arxiv.org/abs/1904.01355), untrained."""
-    import_library("torchvision")  # Needed if torch and torchvision were built for different devices.
+    import_library("torchvision")  # A plain import fails if torchvision and torch were built for different devices.
     detection = importlib.import_module("torchvision.models.detection")
     parts = importlib.import_module("torchvision.models.detection.backbone_utils")
     backbone = parts.mobilenet_backbone(

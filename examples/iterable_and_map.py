@@ -9,7 +9,7 @@
 | `ImageFolder`     | map-style | the same, but for images that are not packed              |
 
 Each dataset runs in shardio's DataLoader and in torch's. Both deliver every sample exactly once in each of two epochs,
-in a different order each time. Both then train for one epoch, and the losses on shards agree.
+in a different order each time. A model is then trained on each loader for one epoch, and the losses on shards agree.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def render_images(folder: Path) -> None:
 
 def make_loaders(images: Path, packed: Path, loader_type: Any) -> Iterator[tuple[Any, Callable[[int], None]]]:
     """Yield a loader for each dataset, with the function that sets the epoch."""
-    # Without random crops, the content identifies a sample. With them, use fields=(…, "key"), and key= for the check.
+    # Without random crops, the content identifies a sample. With random crops, use fields=(…, "key"), and key= for
+    # the check.
     transform = Compose([Resize(IMAGE_SIZE), CenterCrop(IMAGE_SIZE)])
     options = {"batch_size": BATCH_SIZE, "num_workers": 2}
     # A dataset cannot see torch's batch size. Passing it gives both loaders the same batches.

@@ -81,7 +81,7 @@ def find_cases() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
     crop = RandomResizedCrop(32)
     yield "a function", {"transform": Compose([crop, add_noise])}, {}
     if importlib.util.find_spec("torchvision"):
-        import_library("torchvision")  # Needed if torch and torchvision were built for different devices.
+        import_library("torchvision")  # A plain import fails if torchvision and torch were built for different devices.
         v2 = importlib.import_module("torchvision.transforms.v2")
         jitter = v2.ColorJitter(0.4, 0.4)
         of_tensors = v2.Compose([v2.RandomResizedCrop(32), jitter, v2.ToDtype(torch.float32, scale=True)])

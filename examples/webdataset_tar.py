@@ -61,7 +61,7 @@ def write_tar(path: Path) -> None:
 
 
 def make_loader(tar: Path, num_workers: int) -> shardio.DataLoader:
-    """Return a loader. Its batches do not depend on the number of workers."""
+    """Return a loader whose batches do not depend on the number of workers."""
     transform = Compose([RandomResizedCrop(IMAGE_SIZE, scale=(0.5, 1.0)), RandomHorizontalFlip()])
     # "image" is the decoded image, whatever its format; "jpg" would be the file's bytes.
     fields = ("image", "cls", "json", "key")
@@ -105,7 +105,7 @@ def run(tar: Path, state: Path) -> None:
         _, loss = step(images, labels)
         seen.append(list(keys))
     assert_exactly_once(seen, expected=all_keys)
-    print(f"resumed and read on to batch {len(seen)}, loss {loss:.3f}: {len(all_keys)} samples, each exactly once")
+    print(f"resumed and continued to batch {len(seen)}, loss {loss:.3f}: {len(all_keys)} samples, each exactly once")
 
 
 if __name__ == "__main__":

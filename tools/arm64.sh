@@ -19,7 +19,7 @@ packages=ca-certificates,gcc,git,libc6-dev,python3-dev,python3-venv
 mountpoint -q "$root/proc" || mount -t proc proc "$root/proc"
 mountpoint -q "$root/dev" || mount --bind /dev "$root/dev"
 cp /etc/resolv.conf "$root/etc/"
-cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/" # The host's file may have more authorities.
+cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/" # The host's file may have more certificate authorities.
 rm -rf "$root/shardio"
 git clone --quiet . "$root/shardio"
 chroot "$root" env -i HOME=/root PATH=/usr/bin:/bin LANG=C.UTF-8 OPENCV="${OPENCV:-}" bash -euo pipefail -c '

@@ -12,7 +12,7 @@ fi
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
 .venv/bin/mypy
-# The tests start hundreds of processes, each of which would compile the package again.
+# Without bytecode files, each of the hundreds of processes that the tests start would compile the package again.
 unset PYTHONDONTWRITEBYTECODE
 # Two test processes share the processors, so each uses one thread.
 export OMP_NUM_THREADS=1

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the tests with the lowest versions of all packages that pyproject.toml allows, in a fresh clone of the last commit:
+# Runs the tests with each package at the lowest version that pyproject.toml allows, in a fresh clone of the last commit:
 #   bash tools/lowest_versions.sh
 # Needs the program uv.
 # On Linux, this installs torch with CUDA, a download of several GB.

@@ -14,7 +14,7 @@ if [[ "$(cat "$installed" 2>/dev/null)" != "$wanted" ]]; then
   echo "setting up .venv (only once; torch is a large download)"
   install=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt)
   "${install[@]}" torch
-  # The packages that a build needs. Without --no-build-isolation, pip would use other versions of these packages.
+  # A build needs these packages. Without --no-build-isolation, pip would build with other versions of them.
   needed=(editables hatchling numba xxhash)
   # If there is no C compiler, ziglang links the kernel.
   [[ -n $(type -P cc gcc clang || true) ]] || needed+=(ziglang)

@@ -146,7 +146,7 @@ def test_an_interrupted_epoch_of_a_tar_resumes() -> None:
     assert "interrupted after 7 of 15 batches" in output
     assert '"position": 56' in output
     assert re.search(r"the brightness of \d+ is \d+", output)
-    assert re.search(r"resumed and read on to batch 15, loss [\d.]+: 120 samples, each exactly once", output)
+    assert re.search(r"resumed and continued to batch 15, loss [\d.]+: 120 samples, each exactly once", output)
 
 
 def test_the_tar_is_the_same_without_webdataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
