@@ -1,4 +1,4 @@
-"""What do batches of any dataset cost in torch's DataLoader, and in shardio's?
+"""Compare what batches of any dataset cost in torch's DataLoader and in shardio's.
 
 ``python -m benchmarks.bench_any_dataset``. The datasets return precomputed values, so only collation and
 the transfer from the workers take time. Both loaders have persistent workers and take turns, epoch by epoch, after a

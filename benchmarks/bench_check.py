@@ -1,6 +1,6 @@
-"""What does checking cost? ``python -m benchmarks.bench_check``.
+"""Measure what checking costs: ``python -m benchmarks.bench_check``.
 
-It measures the memory and time that it takes to judge 10^8 deliveries by integer keys, and the time that
+The benchmark measures the memory and time needed to judge 10^8 deliveries by integer keys, and the time that
 CoverageRecorder adds per image in batches of 256 string keys.
 """
 

@@ -1,12 +1,12 @@
-"""Does a GPU wait for its batches? ``python -m benchmarks.bench_device [PHOTOS]``.
+"""Measure how long a GPU waits for its batches: ``python -m benchmarks.bench_device [PHOTOS]``.
 
 A training step in bfloat16 uses batches (a) that are already on the GPU, (b) from shardio's DevicePrefetcher, (c) from
 pinned memory with non_blocking, as torch's documentation recommends, or (d) from timm's prefetcher, if timm is
-installed. Batches come from ``memory``, which measures only the transfer because nothing is decoded, or from
-``photographs``, which shardio's loader or torch's decodes. A profile shows how much of the copy time overlapped with
-kernels.
+installed. The source ``memory`` decodes nothing, so only the transfer is measured. The source ``photographs`` uses
+shardio's loader and torch's to decode JPEGs. A profile shows how much of the copy time overlapped with kernels.
 
-``--device cpu`` runs everything that needs no GPU, at small sizes. It tests the benchmark; its timings mean nothing.
+``--device cpu`` runs everything that needs no GPU, at small sizes. A run on the CPU tests the benchmark; its timings
+mean nothing.
 """
 
 from __future__ import annotations

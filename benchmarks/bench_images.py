@@ -1,4 +1,4 @@
-"""What do crops of JPEGs cost, and which steps take the time?
+"""Measure what crops of JPEGs cost, and which steps take the time.
 
 ``python -m benchmarks.bench_images PHOTOS``: CPU time on one thread from a JPEG's bytes to a crop of 224×224 pixels
 in a batch's row, for shardio and its peers. There are random crops (RandomResizedCrop's defaults, the same boxes for

@@ -1,4 +1,4 @@
-"""How soon do spawned workers deliver from a dataset of millions of samples, and what memory do they add?
+"""Measure how soon spawned workers deliver from a dataset of millions of samples, and the memory that they add.
 
 ``python -m benchmarks.bench_large_dataset``. The dataset is a SharedList of paths and labels, or a plain list. The
 memory is the workers' private memory, minus that of workers with a small dataset, plus the growth of the machine's

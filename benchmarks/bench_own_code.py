@@ -1,6 +1,6 @@
-"""How fast is each loader with the same user code?
+"""Compare the speed of loaders with the same user code.
 
-``python -m benchmarks.bench_own_code PHOTOS``: random crops of photographs to 224×224, made by typical user code: a
+``python -m benchmarks.bench_own_code PHOTOS`` makes random crops of photographs to 224×224 with typical user code: a
 function, torchvision's and Albumentations' pipelines, a ``collate_fn``, a tokenizer. Each loader calls the same code
 with the same kind of image, in two workers. Loaders take turns, one epoch each. images/s are measured in wall-clock
 time. CPU time includes the process and its children.

@@ -1,4 +1,4 @@
-"""How much does packing cost with shardio, with tar, and with the writers of other formats?
+"""Compare the cost of packing with shardio, with tar, and with the writers of other formats.
 
 ``python -m benchmarks.bench_pack PHOTOS``. All candidates pack the same photographs and take turns. Each
 candidate is a whole process, and its start is included. A warm-up round fills the page cache. CPU time includes the

@@ -1,4 +1,4 @@
-"""How fast do loaders read photographs from an object store?
+"""Compare how fast loaders read photographs from an object store.
 
 ``python -m benchmarks.bench_remote PHOTOS`` compares shardio with WebDataset, MosaicML Streaming and LitData. With
 ``--raw``, it compares the loaders that read single images: shardio's ImageFolder and LitData's StreamingRawDataset.

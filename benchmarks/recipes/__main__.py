@@ -1,4 +1,4 @@
-"""How fast is each loader with common training recipes?
+"""Compare the speed of loaders with common training recipes.
 
 ``python -m benchmarks.recipes PHOTOS``: torchvision's ResNet-50 recipe (random crop, TrivialAugmentWide,
 RandomErasing), SimCLR's two views and DINO's ten crops of photographs, at 224×224 and 96×96, with two workers. Loaders
