@@ -112,7 +112,7 @@ def compare(candidates: dict[str, Candidate]) -> dict[str, str]:
 
 def print_speed(times: dict[str, Rounds], pixels: dict[str, str]) -> dict[str, Any]:
     """Print the table of a case, and return its figures."""
-    print("| | µs per image | of OpenCV's | images/s | pixels against OpenCV's |\n|---|---|---|---|---|")
+    print("| | µs per image | × OpenCV's | images/s | pixels against OpenCV's |\n|---|---|---|---|---|")
     figures = {}
     for name, rounds in times.items():
         shares = ratios(rounds, times[REFERENCE])

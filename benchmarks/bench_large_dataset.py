@@ -46,7 +46,7 @@ def _measure(loader: Any, num_workers: int) -> tuple[float, int]:
     batches = iter(loader)
     next(batches)
     first_s = time.perf_counter() - began
-    for _ in range(3 * num_workers):  # Then all workers have started.
+    for _ in range(3 * num_workers):  # After these batches, all workers have started.
         next(batches)
     private = sum(_read_bytes(f"/proc/{worker.pid}/smaps_rollup", "Private_") for worker in batches._workers)
     return first_s, private + _read_bytes("/proc/meminfo", "Shmem:") - before

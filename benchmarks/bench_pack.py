@@ -112,7 +112,7 @@ def make_commands(source: Path, out: Path) -> dict[str, list[str]]:
 
 def measure(command: list[str], num_images: int) -> Run:
     """Run a command and return its cost."""
-    os.sync()  # Writes of earlier runs must not slow this one down.
+    os.sync()  # Writes of earlier runs must not slow this run down.
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)

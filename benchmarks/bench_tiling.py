@@ -90,7 +90,7 @@ def tell_intervals(photographs: list[bytes], intervals: tuple[int, ...], rounds:
     """Print the sizes and the CPU times for some intervals."""
     untiled_kb = mean_kb(map(untile_jpeg, photographs))
     files = {interval: [tile_by(content, interval) for content in photographs] for interval in intervals}
-    print("| interval | bytes | pixels decoded | random crops, of OpenCV's time | evaluation crop |")
+    print("| interval | bytes | pixels decoded | random crops, × OpenCV's time | evaluation crop |")
     print("|---|---|---|---|---|")
     cells: dict[int, list[str]] = {
         interval: [count(interval, "MCU") if interval else "the row", f"{mean_kb(tiled) / untiled_kb - 1:+.1%}"]

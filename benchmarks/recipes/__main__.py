@@ -133,7 +133,7 @@ def race(recipe: str, folder: Path, tiled: Path, rounds: int) -> None:
     """Measure the loaders of a recipe and print its table."""
     loaders = dict(find_loaders(recipe, folder, tiled))
     figures: dict[str, list[tuple[float, float, float]]] = {each: [] for each in loaders}
-    for number in range(rounds + 1):  # The first is a warm-up round.
+    for number in range(rounds + 1):  # The first round is a warm-up.
         for each, loader in loaders.items():
             measured = measure(loader)
             if number:
