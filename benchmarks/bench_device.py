@@ -2,8 +2,8 @@
 
 A training step in bfloat16 uses batches (a) that are already on the GPU, (b) from shardio's DevicePrefetcher, (c) from
 pinned memory with non_blocking, as torch's documentation recommends, or (d) from timm's prefetcher, if timm is
-installed. The source ``memory`` decodes nothing, so only the transfer is measured. In the source ``photographs``, shardio's
-loader and torch's decode JPEGs. A profile shows how much of the copy time overlapped with kernels.
+installed. The source ``memory`` decodes nothing, so only the transfer is measured. In the source ``photographs``,
+shardio's loader and torch's decode JPEGs. A profile shows how much of the copy time overlapped with kernels.
 
 ``--device cpu`` runs everything that needs no GPU, at small sizes. A run on the CPU tests the benchmark; its timings
 mean nothing.

@@ -62,8 +62,8 @@ def make_torchvision(recipe: str, *, takes_tensors: bool) -> Make:
 def make_albumentations(recipe: str) -> Make:
     """Return a recipe of Albumentations' transforms, for arrays, uint8 [height, width, 3].
 
-    Albumentations has no TrivialAugment, so this function lists the operations of TrivialAugment. Strengths are drawn from
-    ranges instead of from 31 fixed values.
+    Albumentations has no TrivialAugment, so this function lists the operations of TrivialAugment. Strengths are drawn
+    from ranges instead of from 31 fixed values.
     """
     a: Any = importlib.import_module("albumentations")
     finish = importlib.import_module("albumentations.pytorch").ToTensorV2()
