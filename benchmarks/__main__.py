@@ -99,7 +99,7 @@ def _run(
 
 
 def _exit(number: int, _: FrameType | None) -> None:
-    """Exit through an exception, which cleans up temporary data and processes."""
+    """Exit with an exception, so temporary data and processes are cleaned up."""
     raise SystemExit(128 + number)
 
 

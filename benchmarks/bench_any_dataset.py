@@ -1,4 +1,4 @@
-"""What do batches of any dataset cost in torch's DataLoader, and in shardio's?
+"""Compare what batches of any dataset cost in torch's DataLoader and in shardio's.
 
 ``python -m benchmarks.bench_any_dataset``. The datasets return precomputed values, so only collation and
 the transfer from the workers take time. Both loaders have persistent workers and take turns, epoch by epoch, after a
@@ -63,7 +63,7 @@ def stack_arrays(samples: list[Any]) -> Any:
 CASES = {
     "uint8 arrays 224×224×3": Case(make=lambda i: np.full((224, 224, 3), i, np.uint8)),
     "uint8 tensors 3×224×224": Case(make=lambda i: torch.full((3, 224, 224), i, dtype=torch.uint8)),
-    "the same arrays, a user's collate_fn": Case(
+    "uint8 arrays, a user's collate_fn": Case(
         make=lambda i: np.full((224, 224, 3), i, np.uint8), collate_fn=stack_arrays
     ),
     "float32 arrays of 100,000": Case(make=lambda i: np.full(100_000, i, np.float32), batch_size=32),

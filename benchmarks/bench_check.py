@@ -1,6 +1,6 @@
-"""What does checking cost? ``python -m benchmarks.bench_check``.
+"""Measure what checking costs: ``python -m benchmarks.bench_check``.
 
-It measures the memory and time that it takes to judge 10^8 deliveries by integer keys, and the time that
+The benchmark measures the memory and time needed to judge 10^8 deliveries by integer keys, and the time that
 CoverageRecorder adds per image in batches of 256 string keys.
 """
 
@@ -21,7 +21,7 @@ ROUNDS = 7
 
 
 def judge_many() -> None:
-    """Print the time and memory that it takes to judge 10^8 deliveries in random order, two of which are repeats."""
+    """Print the time and memory needed to judge 10^8 deliveries in random order, including two repeats."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.perf_counter()
     coverage = Coverage()
@@ -61,7 +61,7 @@ def time_recorder() -> None:
     median = statistics.median(costs)
     print(
         f"the recorder adds {median:.2f} µs of CPU time per image ({min(costs):.2f} to {max(costs):.2f}), including "
-        f"its file: {median / 100:.2%} of a loader of 10,000 images/s"
+        f"its file: {median / 100:.2%} of the time per image at 10,000 images/s"
     )
 
 

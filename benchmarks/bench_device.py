@@ -1,12 +1,12 @@
-"""Does a GPU wait for its batches? ``python -m benchmarks.bench_device [PHOTOS]``.
+"""Measure how long a GPU waits for its batches: ``python -m benchmarks.bench_device [PHOTOS]``.
 
 A training step in bfloat16 uses batches (a) that are already on the GPU, (b) from shardio's DevicePrefetcher, (c) from
 pinned memory with non_blocking, as torch's documentation recommends, or (d) from timm's prefetcher, if timm is
-installed. Batches come from ``memory``, which measures only the transfer because nothing is decoded, or from
-``photographs``, which shardio's loader or torch's decodes. A profile shows how much of the copy time overlapped with
-kernels.
+installed. The source ``memory`` decodes nothing, so only the transfer is measured. In the source ``photographs``,
+shardio's loader and torch's decode JPEGs. A profile shows how much of the copy time overlapped with kernels.
 
-``--device cpu`` runs everything that needs no GPU, at small sizes. It tests the benchmark; its timings mean nothing.
+``--device cpu`` runs everything that needs no GPU, at small sizes. A run on the CPU tests the benchmark; its timings
+mean nothing.
 """
 
 from __future__ import annotations
@@ -168,13 +168,13 @@ def run(work: Path, settings: Settings, path: Path | None) -> list[Group]:
 def main() -> None:
     """Run the benchmark."""
     settings, path = read_arguments()
-    # Exit through an exception, which cleans up temporary data and processes.
+    # Exit with an exception, so temporary data and processes are cleaned up.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     if settings.is_cuda:
         torch.cuda.set_device(settings.device)
         torch.backends.cudnn.benchmark = True
     else:
-        torch.set_num_threads(1)  # On a busy machine, threads that wait for each other make it very slow.
+        torch.set_num_threads(1)  # On a busy machine, threads that wait for each other are very slow.
     print(f"{describe_device(settings.device)}, torch {torch.__version__}, batches of {settings.batch_size}")
     print(f"medians of {settings.rounds} rounds (minimum to maximum) of {settings.steps} steps; ratios are per round\n")
     # The first profile of a process begins late, because it loads the profiler's library.

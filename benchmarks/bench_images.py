@@ -1,4 +1,4 @@
-"""What do crops of JPEGs cost, and which steps take the time?
+"""Measure what crops of JPEGs cost, and which steps take the time.
 
 ``python -m benchmarks.bench_images PHOTOS``: CPU time on one thread from a JPEG's bytes to a crop of 224×224 pixels
 in a batch's row, for shardio and its peers. There are random crops (RandomResizedCrop's defaults, the same boxes for
@@ -112,7 +112,7 @@ def compare(candidates: dict[str, Candidate]) -> dict[str, str]:
 
 def print_speed(times: dict[str, Rounds], pixels: dict[str, str]) -> dict[str, Any]:
     """Print the table of a case, and return its figures."""
-    print("| | µs per image | of OpenCV's | images/s | pixels against OpenCV's |\n|---|---|---|---|---|")
+    print("| | µs per image | × OpenCV's | images/s | pixels against OpenCV's |\n|---|---|---|---|---|")
     figures = {}
     for name, rounds in times.items():
         shares = ratios(rounds, times[REFERENCE])

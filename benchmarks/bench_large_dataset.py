@@ -1,4 +1,4 @@
-"""How soon do spawned workers deliver from a dataset of millions of samples, and what memory do they add?
+"""Measure how soon spawned workers deliver from a dataset of millions of samples, and the memory that they add.
 
 ``python -m benchmarks.bench_large_dataset``. The dataset is a SharedList of paths and labels, or a plain list. The
 memory is the workers' private memory, minus that of workers with a small dataset, plus the growth of the machine's
@@ -46,7 +46,7 @@ def _measure(loader: Any, num_workers: int) -> tuple[float, int]:
     batches = iter(loader)
     next(batches)
     first_s = time.perf_counter() - began
-    for _ in range(3 * num_workers):  # Then all workers have started.
+    for _ in range(3 * num_workers):  # After these batches, all workers have started.
         next(batches)
     private = sum(_read_bytes(f"/proc/{worker.pid}/smaps_rollup", "Private_") for worker in batches._workers)
     return first_s, private + _read_bytes("/proc/meminfo", "Shmem:") - before

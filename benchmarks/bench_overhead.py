@@ -1,10 +1,10 @@
-"""What does the Python code around the decoder cost, and how many images/s does it allow in one process?
+"""Measure what the Python code around the decoder costs, and how many images/s it allows in one process.
 
-``python -m benchmarks.bench_overhead PHOTOS``: random crops and flips of photographs, untouched and tiled, without the
-kernel, with libjpeg, the resize and the flip replaced by functions that do nothing. The remaining code holds the GIL
+``python -m benchmarks.bench_overhead PHOTOS`` makes random crops and flips of photographs, untouched and tiled. The
+kernel is off, and functions that do nothing replace libjpeg, the resize and the flip. The remaining code holds the GIL
 most of the time, so it limits the speed of one process with any number of threads. The goal is 60 µs per image. The
-idle decoder still raises the errors that the real one raises for the same bytes, because catching them is part of the
-cost.
+idle decoder still raises the errors that the real decoder raises for the same bytes, because catching them is part of
+the cost.
 """
 
 from __future__ import annotations

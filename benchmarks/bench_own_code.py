@@ -1,6 +1,6 @@
-"""How fast is each loader with the same user code?
+"""Compare the speed of loaders with the same user code.
 
-``python -m benchmarks.bench_own_code PHOTOS``: random crops of photographs to 224×224, made by typical user code: a
+``python -m benchmarks.bench_own_code PHOTOS`` makes random crops of photographs to 224×224 with typical user code: a
 function, torchvision's and Albumentations' pipelines, a ``collate_fn``, a tokenizer. Each loader calls the same code
 with the same kind of image, in two workers. Loaders take turns, one epoch each. images/s are measured in wall-clock
 time. CPU time includes the process and its children.
@@ -80,7 +80,7 @@ def brighten(image: Pixels) -> NDArray[np.float32]:
 
 
 def tokenize(sample: dict[str, Any]) -> dict[str, Any]:
-    """Add tokens made from the label to a sample, as many as a caption has."""
+    """Replace a sample's label with the tokens of a short caption made from it."""
     words = f"a photograph of class {sample['label']}, number {random.randrange(10)}".split()
     tokens = np.zeros(77, np.int64)
     tokens[: len(words)] = [sum(word.encode()) for word in words]
@@ -267,7 +267,7 @@ def print_case(name: str, case: Case, folder: Path, tiled: Path, rounds: int) ->
     """Measure a case and print its rows."""
     loaders = dict(find_loaders(case, folder, tiled))
     figures: dict[str, list[tuple[float, float]]] = {each: [] for each in loaders}
-    for number in range(rounds + 1):  # The first is a warm-up round.
+    for number in range(rounds + 1):  # The first round is a warm-up.
         for each, loader in loaders.items():
             measured = measure(loader)
             if number:

@@ -1,4 +1,4 @@
-"""How much does packing cost with shardio, with tar, and with the writers of other formats?
+"""Compare the cost of packing with shardio, with tar, and with the writers of other formats.
 
 ``python -m benchmarks.bench_pack PHOTOS``. All candidates pack the same photographs and take turns. Each
 candidate is a whole process, and its start is included. A warm-up round fills the page cache. CPU time includes the
@@ -112,7 +112,7 @@ def make_commands(source: Path, out: Path) -> dict[str, list[str]]:
 
 def measure(command: list[str], num_images: int) -> Run:
     """Run a command and return its cost."""
-    os.sync()  # Writes of earlier runs must not slow this one down.
+    os.sync()  # Writes of earlier runs must not slow this run down.
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)

@@ -1,4 +1,4 @@
-"""How fast do loaders read photographs from an object store?
+"""Compare how fast loaders read photographs from an object store.
 
 ``python -m benchmarks.bench_remote PHOTOS`` compares shardio with WebDataset, MosaicML Streaming and LitData. With
 ``--raw``, it compares the loaders that read single images: shardio's ImageFolder and LitData's StreamingRawDataset.
@@ -6,8 +6,8 @@
 A real object store (SeaweedFS) is behind a proxy that adds 20 ms to each request and limits each connection to 200
 MB/s. The store and the proxy run on one processor and the loaders on another, so the loaders' cost does not include the
 store's. The candidates take turns. Each loader reads two epochs with two workers in a new process and with an empty
-cache, once from local files and once from the store. All loaders decode with their usual tools, crop and resize to 224
-pixels. The ratio to the local rate shows the cost of the network.
+cache, once from local files and once from the store. Each loader decodes with its usual tool, then crops and resizes to
+224 pixels. The ratio to the local rate shows the cost of the network.
 """
 
 from __future__ import annotations

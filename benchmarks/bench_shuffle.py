@@ -1,4 +1,4 @@
-"""How well does an order mix samples, and how much does a rank read for it?
+"""Measure how well an order mixes samples, and how much a rank reads for it.
 
 ``python -m benchmarks.bench_shuffle``: one epoch of several datasets, in shardio's default order, in a global shuffle,
 with other lanes and windows, and with WebDataset's shuffle of shards and its buffer. The measures are those of

@@ -1,8 +1,8 @@
-"""How much CPU time do worker processes take to start? ``python -m benchmarks.bench_start IMAGES PACKED``.
+"""Measure the CPU time that worker processes take to start: ``python -m benchmarks.bench_start IMAGES PACKED``.
 
-It measures the CPU time that the fork server and the worker processes of a new program need until they are ready,
-before any batch. It does this for a directory and for a packed one, alternately with one and two worker processes. The
-first line shows a bare ``import numpy``. The benchmark needs Linux.
+The CPU time is what the fork server and the worker processes of a new program need until they are ready, before any
+batch. The benchmark alternates between a directory and the same directory, packed, each with one and with two worker
+processes. The first line shows a bare ``import numpy``. The benchmark needs Linux.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""How does tiling change the size of JPEGs, and which restart interval is best?
+"""Measure how tiling changes the size of JPEGs, and which restart interval is best.
 
-``python -m benchmarks.bench_tiling PHOTOS``. It measures the sizes of unchanged photographs, of photographs
-re-encoded at several qualities, and of smaller photographs. For several restart intervals, in MCUs, it measures the
-sizes of files and the CPU time of crops. Photographs whose MCU rows have no divisor from 2 to 8 are measured
-separately.
+``python -m benchmarks.bench_tiling PHOTOS`` measures the sizes of unchanged photographs, of photographs re-encoded at
+several qualities, and of smaller photographs. For several restart intervals, in MCUs, it measures the sizes of files
+and the CPU time of crops. Photographs whose MCU rows have no divisor from 2 to 8 are measured separately.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ def tell_intervals(photographs: list[bytes], intervals: tuple[int, ...], rounds:
     """Print the sizes and the CPU times for some intervals."""
     untiled_kb = mean_kb(map(untile_jpeg, photographs))
     files = {interval: [tile_by(content, interval) for content in photographs] for interval in intervals}
-    print("| interval | bytes | pixels decoded | random crops, of OpenCV's time | evaluation crop |")
+    print("| interval | bytes | pixels decoded | random crops, × OpenCV's time | evaluation crop |")
     print("|---|---|---|---|---|")
     cells: dict[int, list[str]] = {
         interval: [count(interval, "MCU") if interval else "the row", f"{mean_kb(tiled) / untiled_kb - 1:+.1%}"]

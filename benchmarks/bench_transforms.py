@@ -1,4 +1,4 @@
-"""How fast are transforms of pixels, compared with torchvision's? ``python -m benchmarks.bench_transforms``.
+"""Compare the speed of pixel transforms with torchvision's: ``python -m benchmarks.bench_transforms``.
 
 All candidates transform 64 smooth images of 224×224 with some noise, on one thread, and take turns in each round. The
 time includes drawing parameters.

@@ -126,6 +126,6 @@ def find_peers() -> tuple[dict[str, Load], list[str]]:
             continue
         try:
             peers[name] = make()
-        except (ImportError, OSError, RuntimeError) as error:  # For example, it was built for another version of torch.
+        except (ImportError, OSError, RuntimeError) as error:  # A peer may be built for another torch.
             missing.append(f"{name} ({error})")
     return peers, missing

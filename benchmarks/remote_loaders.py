@@ -85,7 +85,7 @@ def load_mosaic(source: str, cache: Path, options: dict[str, str]) -> Callable[[
     streaming: Any = importlib.import_module("streaming")
     transform = _usual_transform()
 
-    class Dataset(streaming.StreamingDataset):  # type: ignore[misc]  # It has no types.
+    class Dataset(streaming.StreamingDataset):  # type: ignore[misc]  # without types
         def __getitem__(self, index: int) -> tuple[Any, int]:
             sample = super().__getitem__(index)
             return transform(Image.open(io.BytesIO(sample["jpg"])).convert("RGB")), sample["cls"]
@@ -138,7 +138,7 @@ def load_litdata(source: str, cache: Path, options: dict[str, str]) -> Callable[
     litdata: Any = _import_litdata()
     transform = _usual_transform()
 
-    class Dataset(litdata.StreamingDataset):  # type: ignore[misc]  # It has no types.
+    class Dataset(litdata.StreamingDataset):  # type: ignore[misc]  # without types
         def __getitem__(self, index: Any) -> tuple[Any, int]:
             sample = super().__getitem__(index)
             return transform(Image.open(io.BytesIO(sample["jpg"].tobytes())).convert("RGB")), sample["cls"]
@@ -158,7 +158,7 @@ def load_litdata_raw(source: str, cache: Path, options: dict[str, str]) -> Calla
     transform = _usual_transform()
     local = Path(options["local"])
 
-    class Listed(files.BaseIndexer):  # type: ignore[misc]  # It has no types.
+    class Listed(files.BaseIndexer):  # type: ignore[misc]  # without types
         """Lists the files of the local copy, because LitData's own listing needs another S3 client."""
 
         def discover_files(self, input_dir: str, storage_options: Any) -> Any:

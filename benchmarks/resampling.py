@@ -1,8 +1,9 @@
-"""How far are resized pixels from those of a filter that averages over all pixels?
+"""Measure how far resized pixels are from those of a filter that averages over all pixels.
 
-``python -m benchmarks.resampling PHOTOS``: shardio's resize, without antialiasing (its default) and with it, and
-OpenCV's INTER_LINEAR after a full decode, against Pillow's bilinear filter, which antialiases as torchvision does.
-It also writes the worst crop of synthetic images as a picture: ours, Pillow's, and the difference.
+``python -m benchmarks.resampling PHOTOS`` measures shardio's resize with and without antialiasing, which is off by
+default, and OpenCV's INTER_LINEAR after a full decode. The reference is Pillow's bilinear filter, which antialiases as
+torchvision does. The benchmark also writes the worst crop of synthetic images as a picture: shardio's crop, Pillow's,
+and the difference.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The feeds: ways to bring a source's batches to the device, by shardio, torch and timm.
 
 Every feed yields normalized images, bfloat16 [n, 3, 224, 224] in channels_last memory, and labels, int64 [n], both on
-the device. Images are copied to it as uint8.
+the device. Images are copied to the device as uint8.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NUM_RESIDENT = 4
 """The number of batches that candidate (a) has on the device."""
 
 TOLERANCE = 0.05
-"""The maximum difference of prepared values: bfloat16 has 8 bits of precision, and timm subtracts and divides in it."""
+"""The maximum difference of prepared values: bfloat16 has 8 bits of precision, and timm normalizes in bfloat16."""
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Images and labels."""

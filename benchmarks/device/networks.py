@@ -1,4 +1,4 @@
-"""Networks to train: torchvision's ResNets, or networks with the same layers if it is not installed."""
+"""Networks to train: torchvision's ResNets, or networks with the same layers if torchvision is not installed."""
 
 from __future__ import annotations
 

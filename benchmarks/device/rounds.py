@@ -1,4 +1,4 @@
-"""Run rounds: every feed trains once per round, and another feed comes first in each round."""
+"""Run rounds: every feed has one turn per round, and a different feed comes first in each round."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ class Group:
         network: A description of the network's origin.
         feeds: The figures of each feed, by the feed's name and the figure's name.
         loaders_alone: Images/s without training: of the loaders that decode, and of shardio's with DevicePrefetcher.
-        process_us: The CPU time of this process per image in those runs, in µs. Workers are other processes.
+        process_us: The CPU time of this process per image in the runs without training, in µs. Workers are other
+            processes.
         pinned_gb_per_s: The bandwidth of plain copies from pinned memory.
         is_registered: Whether candidate (b) copies from the loader's own memory; None on a CPU.
         problems: The reason why a feed was not measured completely, by the feed's name.

@@ -18,7 +18,7 @@ from benchmarks.loaders.registry import Candidate
 
 MEGABYTE = 1e6
 LOOP = 200_000
-"""The number of iterations of the counting loop between two batches, which take a few milliseconds of plain Python."""
+"""The number of iterations of the counting loop between two batches: a few milliseconds of plain Python."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

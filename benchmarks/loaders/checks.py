@@ -55,7 +55,7 @@ class ImageCheck:
             missing, extra = self._expected - self._found, self._found - self._expected
             raise ContentError(
                 f"expected {self._expected.total()} samples, got {self._found.total()}: "
-                f"by their labels, {missing.total()} are missing and {extra.total()} are unexpected"
+                f"according to their labels, {missing.total()} are missing and {extra.total()} are unexpected"
             )
         return {"mean_pixel": self._sum / self._found.total()}
 

@@ -46,7 +46,7 @@ def make_small_shuffled(job: Job) -> Epochs:
 def make_bare(job: Job) -> Epochs:
     """Return a loop of threads that only decodes: bytes in memory, into buffers that are reused.
 
-    It does only what a loader must do: batches come in order, and while the caller has one, two more are in flight.
+    The loop does only what a loader must do: it yields batches in order, and prepares two while the caller uses one.
     """
     from benchmarks.photographs import CHUNK_SIZE, Chunk, load_with_shardio, make_rng_keys
     from shardio.images import use_one_thread

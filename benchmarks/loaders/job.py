@@ -14,7 +14,7 @@ SHORTER_SIDE = 256
 """Length in pixels of an image's shorter side after the resize of the evaluation crop."""
 
 SCALE = (0.08, 1.0)
-"""Range of a random crop's area, as a share of the image's."""
+"""Range of a random crop's area, as a share of the image's area."""
 
 RATIO = (3 / 4, 4 / 3)
 """Range of a random crop's width / height."""

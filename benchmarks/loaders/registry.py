@@ -1,6 +1,6 @@
 """The candidates, each with its name, its data format, the modules that it needs, and the function that creates it.
 
-A candidate's modules are imported only when it runs, so its process has no other modules.
+A candidate's modules are imported only when it runs, so its process imports no other candidate's modules.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Candidate:
 
     Attributes:
         name: The loader's name on the command line.
-        title: Its name in tables.
-        maker: The function that creates it from a Job, as ``module:function`` in this package.
-        storage: The name of the format that it reads (see :mod:`benchmarks.loaders.data`).
-        cases: The cases that it can run.
-        modules: The modules that it needs besides shardio's.
+        title: The loader's name in tables.
+        maker: The function that creates the loader from a Job, as ``module:function`` in this package.
+        storage: The name of the format that the loader reads (see :mod:`benchmarks.loaders.data`).
+        cases: The cases that the loader can run.
+        modules: The modules that the loader needs besides shardio's.
         packages: The packages whose versions are recorded.
     """
 
@@ -72,7 +72,7 @@ class Candidate:
 def _is_found(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # Its parent package is missing.
+    except ModuleNotFoundError:  # The module's parent package is missing.
         return False
 
 

@@ -98,8 +98,7 @@ def _run_once(case: str, result: Result, data: Path, settings: Settings) -> None
     numbers = (num_samples, settings.num_workers, settings.num_epochs)
     command = [sys.executable, "-m", "benchmarks.loaders.worker", case, result.candidate.name]
     command += [str(settings.work), str(data), *map(str, numbers)]
-    # A separate session identifies the candidate's processes. Their CPU time and memory are measured, and they are
-    # ended together.
+    # A separate session identifies the candidate's processes, so they can be measured and ended together.
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )

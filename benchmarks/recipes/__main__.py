@@ -1,4 +1,4 @@
-"""How fast is each loader with common training recipes?
+"""Compare the speed of loaders with common training recipes.
 
 ``python -m benchmarks.recipes PHOTOS``: torchvision's ResNet-50 recipe (random crop, TrivialAugmentWide,
 RandomErasing), SimCLR's two views and DINO's ten crops of photographs, at 224×224 and 96×96, with two workers. Loaders
@@ -133,7 +133,7 @@ def race(recipe: str, folder: Path, tiled: Path, rounds: int) -> None:
     """Measure the loaders of a recipe and print its table."""
     loaders = dict(find_loaders(recipe, folder, tiled))
     figures: dict[str, list[tuple[float, float, float]]] = {each: [] for each in loaders}
-    for number in range(rounds + 1):  # The first is a warm-up round.
+    for number in range(rounds + 1):  # The first round is a warm-up.
         for each, loader in loaders.items():
             measured = measure(loader)
             if number:

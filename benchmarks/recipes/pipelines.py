@@ -1,7 +1,7 @@
 """The recipes in torchvision (on Pillow images and on tensors) and in Albumentations, as in typical user code.
 
-All of them make uint8 images, so the loaders do equal work. In torchvision's own recipe, images are normalized before a
-part is erased to 0; here the part gets the mean color.
+All recipes make uint8 images, so the loaders do equal work. In torchvision's own recipe, images are normalized before a
+part is erased to 0; in the benchmark, the erased part gets the mean color.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def make_torchvision(recipe: str, *, takes_tensors: bool) -> Make:
 def make_albumentations(recipe: str) -> Make:
     """Return a recipe of Albumentations' transforms, for arrays, uint8 [height, width, 3].
 
-    Albumentations has no TrivialAugment, so its operations are listed here. Strengths are drawn from ranges instead of
-    31 numbers.
+    Albumentations has no TrivialAugment, so this function lists the operations of TrivialAugment. Strengths are drawn
+    from ranges instead of from 31 fixed values.
     """
     a: Any = importlib.import_module("albumentations")
     finish = importlib.import_module("albumentations.pytorch").ToTensorV2()
