@@ -235,7 +235,7 @@ def test_images_that_do_not_fit_into_one_group_are_rendered_in_several() -> None
 def test_colors_are_libjpegs() -> None:
     """Compare all combinations of samples with libjpeg's formulas (jdcolor.c, build_ycc_rgb_table and
     ycc_rgb_convert)."""
-    convert_row = pytest.importorskip("shardio.images.kernel.compiled.color", exc_type=ImportError).convert_row
+    convert_row = pytest.importorskip("shardio.images.kernel.compiled.colour", exc_type=ImportError).convert_row
     luma, cr = np.repeat(np.arange(256, dtype=np.uint8), 256), np.tile(np.arange(256, dtype=np.uint8), 256)
     columns = 4, 1 << 14
     rows, places = np.zeros(columns[::-1], np.uint32), np.arange(0, 1 << 16, 4)  # The columns of an MCU are adjacent.
