@@ -149,7 +149,13 @@ class BadSamples:
         return replacement
 
     def begin_count(self, num_workers: int, *, are_new: bool) -> None:
-        """Reset the count before an epoch. Its workers are new or still running from the previous epoch."""
+        """Reset the count before an epoch.
+
+        Args:
+            num_workers: The number of workers.
+            are_new: Whether the workers are new. Otherwise, they run on from the previous epoch, and keep using the
+                existing count.
+        """
         if are_new:
             self._count = SharedNumbers([0] * max(num_workers, 1))
         else:

@@ -215,7 +215,7 @@ class HasRemainder(Protocol):
 
 
 def find_remainder(loader: Iterable[Any]) -> tuple[HasRemainder, RemainderPolicy] | None:
-    """Return the dataset or sampler that orders a loader, and its remainder policy.
+    """Return the dataset or sampler that determines a loader's order, and its remainder policy.
 
     Return None if the order is not shardio's.
     """

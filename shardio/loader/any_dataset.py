@@ -64,7 +64,7 @@ class FetchedEpoch:
 
     Attributes:
         job: The settings that the workers need.
-        position: The position at which it begins; it is updated with each batch that the user receives.
+        position: The position at which the epoch begins, updated with each batch that the user receives.
         indices: The indices of each batch.
         length: The number of batches that the loader announced; None if there is no number to check.
     """

@@ -259,7 +259,7 @@ class _Kept:
         return None
 
     def keep(self, running: RunningServer) -> None:
-        """Keep a fork server, and end the previous one. While Python exits, none is kept."""
+        """Keep a fork server, and end the previous one. While Python is exiting, no fork server is kept."""
         if self._is_exiting:
             running.close(CLOSE_S)
             return

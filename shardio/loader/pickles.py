@@ -322,7 +322,7 @@ def _fill_from(starts: Sequence[int], pieces: Sequence[torch.Tensor], *values: A
     gap = _Gap(*values)
     piece = pieces[gap.piece_index]
     if gap.is_array:
-        # Copy the array, because its slices hold a buffer's memory, but not the array that the pool watches.
+        # Copy the array: its slices would hold the buffer's memory without holding the array that the pool watches.
         ordered = piece.numpy().view(gap.dtype)
         return np.lib.stride_tricks.as_strided(ordered, gap.shape, gap.strides).copy(order="K")
     if not gap.dtype:

@@ -412,7 +412,8 @@ class Failure:
     def renewed(self) -> Failure:
         """Return the same failure with a copy of the error, to raise the error several times.
 
-        An error's traceback keeps alive every frame that the error has passed, and so the loader that raised it.
+        An error's traceback keeps every frame that the error passed through alive, and therefore also the loader that
+        raised the error.
         """
         try:
             error = copy.copy(self.error)

@@ -185,8 +185,8 @@ class PackOptions:
         str | None,
         Option(
             "Split to pack, if SOURCE holds several: train selects the folders images/train and masks/train, the "
-            "file train-0.tar, or the rows of a table that have train in the split column. all packs all splits as "
-            "one dataset.",
+            "file train-0.tar, or the rows of a table that have train in the split column. Pass all to pack every "
+            "split as one dataset.",
             metavar="NAME|all",
         ),
     ] = None

@@ -252,7 +252,7 @@ class ShardVerification:
     Args:
         tar: The open tar.
         columns: The tar's index.
-        check_content: A function that checks intact contents.
+        check_content: A function that further checks the contents that match their hashes; None if there is none.
     """
 
     def __init__(self, tar: StoredFile, columns: IndexColumns, check_content: ContentCheck | None = None) -> None:

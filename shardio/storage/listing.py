@@ -229,7 +229,7 @@ def cut_bundles(listing: Listing) -> Bundles:
 
 
 def size_in_bundle(size: Size) -> Size:
-    """Return the number of bytes that a file of a size occupies in a bundle. Accept a size or an array of sizes."""
+    """Return the number of bytes that a file of a given size occupies in a bundle. Accept one size or an array."""
     return -(-(size + HASH_BYTES) // BLOCK) * BLOCK
 
 

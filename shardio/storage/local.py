@@ -74,7 +74,9 @@ class Descriptor:
     __slots__ = ("number",)
 
     def __init__(self, path: str) -> None:
-        self.number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # A pipe without a writer would block.
+        self.number = os.open(
+            path, os.O_RDONLY | os.O_NONBLOCK
+        )  # Otherwise, opening a pipe without a writer would block.
 
     def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_exiting() and hasattr(self, "number"):

@@ -223,7 +223,10 @@ def make_loader(packed: Path, **options: Any) -> DataLoader:
 
 @pytest.mark.parametrize("persistent_workers", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_other_epochs_have_other_memory(packed: Path, persistent_workers: bool) -> None:
-    """A user's ``x.cuda(non_blocking=True)`` may still copy a buffer when it is refilled, so it must not be pinned."""
+    """An epoch without a watch must not get pinned buffers.
+
+    A user's ``x.cuda(non_blocking=True)`` may still be copying such a buffer when the loader refills it.
+    """
     loader, registered = make_loader(packed, persistent_workers=persistent_workers), Registered()
     for _ in range(2):
         with loader.watch_memory(registered):

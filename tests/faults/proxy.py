@@ -36,7 +36,8 @@ OWN_ANSWERS = ("status_500", "status_503", "status_429", "expired_token", "chang
 """Faults that the proxy answers without the server."""
 
 BEFORE_RESPONSE = ("reset_before", "stall_before")
-"""Faults before the first byte of a response: the server has answered before a reset, but not before a stall."""
+"""Faults before the first byte of a response. When a reset occurs, the server has already answered; when a stall
+occurs, it has not."""
 
 OTHER_RANGES = ("too_long", "wrong_range")
 """Faults for which the proxy requests another range, so the server must not check signatures."""
