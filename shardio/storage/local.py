@@ -74,9 +74,8 @@ class Descriptor:
     __slots__ = ("number",)
 
     def __init__(self, path: str) -> None:
-        self.number = os.open(
-            path, os.O_RDONLY | os.O_NONBLOCK
-        )  # Otherwise, opening a pipe without a writer would block.
+        # Without O_NONBLOCK, opening a pipe that has no writer would block.
+        self.number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
 
     def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_exiting() and hasattr(self, "number"):
