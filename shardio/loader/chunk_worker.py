@@ -302,7 +302,7 @@ def read_private_bytes() -> int:
 
 
 class ChunkBuilder:
-    """A builder of chunks, for any number of threads at a time.
+    """A builder of chunks, which any number of threads may call at the same time.
 
     Args:
         reader: Reads samples.

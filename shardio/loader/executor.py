@@ -180,7 +180,7 @@ class BatchIterator(ABC):
     batch counts when the next batch is requested. Neither :meth:`is_ready` nor :meth:`close` counts a batch.
 
     Attributes:
-        is_open: Whether the epoch can continue. An iterator that is open when it is freed is closed.
+        is_open: Whether the epoch can continue. An open iterator is closed when it is freed.
         members: The processes or threads that call the user's dataset; none if shardio's own code makes the samples.
         indices: The sampler's remaining values, if a sampler determines the batches.
     """
@@ -194,7 +194,7 @@ class BatchIterator(ABC):
         Raises:
             StopIteration: If the epoch has no further batch. The death of a worker does not end the epoch in this way:
                 either another worker makes the batches, or an error reports the death.
-            BaseException: If the epoch ends with an error. Nothing may be requested after it.
+            BaseException: If the epoch ends with an error. Do not request another batch after it.
         """
 
     def is_ready(self, timeout_s: float) -> bool:

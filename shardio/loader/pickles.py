@@ -299,8 +299,8 @@ class _Pickler(pickle.Pickler):
 class _Unpickler(pickle.Unpickler):
     """An unpickler that calls ``stand_in`` in place of a function of this module.
 
-    The stand-in is not a method, because the unpickler holds it. Such a reference cycle would keep the memory until the
-    garbage collector runs.
+    The unpickler holds the stand-in. If the stand-in were a method of the unpickler, their reference cycle would keep
+    the memory until the garbage collector runs.
     """
 
     def __init__(

@@ -63,7 +63,7 @@ def _find_finished(
     damage = None
     if earlier is not None:
         if earlier.findings.changed:
-            return None  # The shard lacks samples whose files had changed, but those may be restored by now.
+            return None  # The shard lacks samples whose files had changed, but the files may have been restored.
         damage = folder.find_damage(tar, earlier) if earlier.entry.num_samples else None
         if damage is None:
             return replace(earlier, was_kept=True)

@@ -247,7 +247,7 @@ def _find_entry_problems(
 
 
 class ShardVerification:
-    """A comparison of a tar with its index, which finds all problems, not only the first.
+    """A comparison of a tar with its index that finds all problems, not only the first.
 
     Args:
         tar: The open tar.

@@ -207,7 +207,10 @@ class RequestFailure:
 
 
 class _Sign(NamedTuple):
-    """The meaning of an error whose source contains a pattern. The pattern's group replaces ``{}`` in the cause."""
+    """The meaning of an error whose debug source contains a pattern.
+
+    The pattern's group replaces ``{}`` in the cause.
+    """
 
     pattern: str
     kind: Kind

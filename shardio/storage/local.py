@@ -40,7 +40,7 @@ LEFT_BY_REQUESTS = 28
 """The number of descriptors of a storage process that its requests do not use."""
 
 PER_REQUEST = 2
-"""The number of descriptors of a request: its connection, and the copy in a cache that it fills."""
+"""The number of descriptors of a request: its connection, and the cached copy that the request fills."""
 
 LIMITS = RunLimits(max_gap=4096, max_small=16 * 1024, max_run=2**20)
 """Reading a gap of one page costs as much as another call. Copying a range of more than 16 kB from a run costs more

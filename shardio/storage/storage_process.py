@@ -125,7 +125,7 @@ class Filler:
         """Return an object's status and the path of its copy.
 
         Unless ``is_fresh`` is set, the store is asked once for each object. :meth:`stat` detects a replaced object, and
-        so does each request for a range, because it names the version.
+        so does each request for a range, because the request names the version.
 
         If the store has no versions, a cached manifest or index may be outdated. Such a file is therefore copied again
         in each run, and after each fresh request. Shards need no new copy, because their contents are checked against

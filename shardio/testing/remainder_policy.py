@@ -1,4 +1,4 @@
-"""Conformance tests of a remainder policy, over numbers of ranks, batch sizes and cursors."""
+"""Conformance tests of a remainder policy, with random numbers of ranks, batch sizes and cursors."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class SpoilingLoader:
-    """A loader that overwrites the memory of each batch as soon as it is released, and counts the batches in use."""
+    """A loader that counts the batches in use, and overwrites the memory of each batch when the batch is released."""
 
     def __init__(self, num_batches: int = NUM_BATCHES) -> None:
         self.num_batches = num_batches

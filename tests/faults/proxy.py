@@ -341,7 +341,10 @@ class Connection:
         return answer
 
     def _ask_other(self, head: bytes, turn: Turn) -> bytes | None:
-        """Request another range of the object, which invalidates signatures. Return None if the server refuses."""
+        """Request a different range than the client did; return None if the server refuses.
+
+        The change invalidates the request's signature.
+        """
         asked = CLOSED_RANGE.fullmatch(find_header(head, "range") or "")
         if asked is None:
             return None
