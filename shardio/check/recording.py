@@ -241,7 +241,10 @@ def find_cursor(loader: Iterable[Any]) -> Cursor | None:
 
 
 def resumes(loader: Iterable[Any], num_batches: int) -> bool | None:
-    """Return whether a loader resumes an epoch that stopped after ``num_batches``; None if the epoch was complete."""
+    """Return whether a loader resumes an epoch that stopped after ``num_batches`` batches.
+
+    Return None if the epoch was complete.
+    """
     found = find_remainder(loader)
     cursor = find_cursor(loader) if found is not None and hasattr(loader, "calls_dataset") else None
     if found is None or cursor is None:

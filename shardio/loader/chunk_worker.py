@@ -302,7 +302,7 @@ def read_private_bytes() -> int:
 
 
 class ChunkBuilder:
-    """A builder of chunks, which any number of threads may call at the same time.
+    """Makes chunks. Threads can share this object.
 
     Args:
         reader: Reads samples.

@@ -339,7 +339,10 @@ def huffmans_cost(weights: list[int]) -> int:
 
 
 def find_optimum(counts: Mapping[int, int]) -> int:
-    """Return the number of bits that all symbols take if codes have at most 16 bits and none consists of ones only."""
+    """Return the number of bits that all symbols take in the optimal code with at most 16 bits.
+
+    No symbol has the code of all ones.
+    """
     coins, packages = sorted([0, *counts.values()]), list[int]()
     for _ in range(MAX_LENGTH):  # Larmore and Hirschberg 1990.
         packages = sorted(coins + [a + b for a, b in zip(packages[::2], packages[1::2], strict=False)])
