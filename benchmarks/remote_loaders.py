@@ -18,10 +18,10 @@ BATCH_SIZE = 64
 NUM_WORKERS = 2
 
 Loader = Callable[[str, Path, dict[str, str]], Callable[[int], Iterable[Any]]]
-"""A function that returns a function from an epoch's number to its batches.
+"""A function that returns a second function, which returns the batches of an epoch, given the epoch's number.
 
-Its arguments are the data's location, an empty folder for a cache, and options: those of the store, and ``local``, the
-local copy of the data.
+Its arguments are the data's location, an empty folder for a cache, and options: the store's options, and ``local``, the
+path of the local copy of the data.
 """
 
 

@@ -30,7 +30,7 @@ MAX_NAMED = 8
 """The number of samples that an error about a whole batch names."""
 
 Describe = Callable[[int], tuple[str, str]]
-"""A function from a sample's index to its key and location."""
+"""A function that returns a sample's key and location, given the sample's index."""
 
 Read = Callable[[NDArray[np.int64], Words], Sequence[Any]]
 """A function that reads n samples, given their indices and rng keys."""
@@ -122,8 +122,8 @@ class BadSamples:
         Args:
             error: The error of the unreadable sample.
             index: The index of the unreadable sample.
-            replacement_rng_key: The rng key that draws the replacement. Like the transforms' rng key, it is the same
-                for all samples that are tried for the row.
+            replacement_rng_key: The rng key with which the replacement is drawn. Like the transforms' rng key, it is
+                the same for all samples that are tried for the row.
             num_tries: The number of replacements already tried for this row.
             epoch: The epoch, if known.
             describe: Returns a sample's key and location; None if the dataset cannot describe samples.
@@ -149,7 +149,13 @@ class BadSamples:
         return replacement
 
     def begin_count(self, num_workers: int, *, are_new: bool) -> None:
-        """Reset the count before an epoch. Its workers are new or still running from the previous epoch."""
+        """Reset the count before an epoch.
+
+        Args:
+            num_workers: The number of workers.
+            are_new: Whether the workers are new. Otherwise, they run on from the previous epoch, and keep using the
+                existing count.
+        """
         if are_new:
             self._count = SharedNumbers([0] * max(num_workers, 1))
         else:
@@ -219,7 +225,7 @@ def read_around(
         read: Reads n samples, given their indices and rng keys.
         indices: int64 [n].
         rng_keys: uint64 [n].
-        replacement_rng_keys: uint64 [n], the rng keys that draw replacements.
+        replacement_rng_keys: uint64 [n], the rng keys with which replacements are drawn.
         epoch: The epoch, if known.
         describe: Returns a sample's key and location; None if the dataset cannot describe samples.
         keeps_broken: Whether to return errors as Broken in their samples' rows instead of raising them.

@@ -49,7 +49,7 @@ class StaleIndexError(FormatError):
 
 
 class LocationError(ShardioError, ValueError):
-    """A URL cannot name data, or a store cannot be used with the given options."""
+    """A URL is not a valid location of data, or a store cannot be used with the given options."""
 
 
 class StoreError(ShardioError, OSError):

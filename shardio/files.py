@@ -80,7 +80,7 @@ def write_whole(path: Path, *, mode: int | None = None) -> Iterator[BinaryIO]:
 
 
 def create_whole(path: Path, content: bytes) -> bool:
-    """Write a file if none exists; it appears whole. Return whether it was written.
+    """Write a file unless the path exists. The file appears only when it is complete. Return whether it was written.
 
     Raises:
         OSError: If the file cannot be written, or the file system has no hard links.

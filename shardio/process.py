@@ -204,7 +204,7 @@ def let_through(error: BaseException) -> None:
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Return whether a signal handler raised an error or one of its causes."""
+    """Return whether an error, or one of its causes, was raised by a signal handler."""
     handlers, seen = set(_codes_of_handlers()), set[int]()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:  # `raise error from error` creates a cycle.

@@ -86,7 +86,8 @@ class SharedList(MutableSequence[T], Generic[T]):
             if step == 1:
                 return packed.take(start, max(start, stop))
             return [self[each] for each in range(start, stop, step)]
-        number = range(len(self))[index]  # Raises IndexError, and supports negative indices.
+        # This raises IndexError if the index is out of range, and supports negative indices.
+        number = range(len(self))[index]
         value: T = packed.take(number, number + 1)[0]
         return value
 

@@ -332,8 +332,8 @@ def open_stream(name: str, location: Location | None, timeout_s: float) -> ByteS
     if rewritten.startswith(COMMAND) and not getattr(getattr(gopen, "utils", None), "enforce_security", False):
         errors = tempfile.TemporaryFile()  # noqa: SIM115  # The stream closes it.
         try:
-            # gopen() passes no options to Popen. In a session of their own, all processes of the command form one
-            # group, which can be ended together.
+            # gopen() passes no options to Popen. With a session of its own, the command's processes form one group,
+            # which can be ended as a whole.
             files: Any = {"stdin": subprocess.DEVNULL, "stderr": errors, "bufsize": 0}
             pipe = gopen.Pipe(rewritten[len(COMMAND) :], mode="rb", shell=True, start_new_session=True, **files)
             command = CommandStream(pipe, timeout_s, errors)
@@ -425,7 +425,7 @@ class CommandStream:
             status = self._process.wait(self._timeout_s)
         except subprocess.TimeoutExpired:
             raise StreamFailureError(
-                f"the command closed its output, but has not ended for {self._timeout_s:g} s{self._describe_output()}"
+                f"the command closed its output, but did not end within {self._timeout_s:g} s{self._describe_output()}"
             ) from None
         if status:
             how = f"was ended by signal {-status}" if status < 0 else f"ended with exit status {status}"

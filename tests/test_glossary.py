@@ -41,7 +41,7 @@ PHRASES = (
     "at the most",
     "of which",
 )
-"""Phrases that no text of the package contains."""
+"""Phrases that no text of the package may contain."""
 
 FIRST_WORDS = ("Have ", "Let ", "Say ")
 """Words that no docstring starts with."""

@@ -1,9 +1,9 @@
 """Create a directory of synthetic photographs: ``OUT/class-00/0000.jpg`` and so on.
 
-Each image is noise with the spectrum of natural images, so JPEG files have the sizes of real photographs (about 70 KB
-at 500x375). The amplitude falls roughly as 1 / frequency (Field, "Relations between the statistics of natural images
-and the response properties of cortical cells", 1987). Each class has its own color of blobs and its own direction of
-stripes, so a small network can learn it. The same seed produces the same files.
+Each image is noise with the spectrum of natural images, so JPEG files are about as large as those of real photographs
+(about 70 KB at 500x375). The amplitude falls roughly as 1 / frequency (Field, "Relations between the statistics of
+natural images and the response properties of cortical cells", 1987). Each class has its own color of blobs and its own
+direction of stripes, so a small network can learn it. The same seed produces the same files.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ TEXTURE_SIZE = 1024
 NUM_TEXTURES = 6
 
 SLOPE = 1.4
-"""The exponent with which the amplitude falls with the frequency. This value gives the file sizes of real
-photographs."""
+"""The exponent with which the amplitude falls with the frequency. With this value, the files are about as large as
+those of real photographs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

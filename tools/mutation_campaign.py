@@ -121,7 +121,7 @@ def apply(checkout: Path, wanted: Change) -> Path | None:
 
 
 def is_noticed(checkout: Path, changed: Path) -> bool:
-    """Run the tests that are the most likely to fail first, and all others last. Return whether one fails."""
+    """Run the tests that are most likely to fail, then all others. Return whether any test fails."""
     tests, module = checkout / "tests", changed.relative_to(checkout).with_suffix("")
     all_files = sorted(tests.rglob("test_*.py"))
     near = [path for path in all_files if ".".join(module.parts) in path.read_text()]

@@ -215,7 +215,7 @@ class HasRemainder(Protocol):
 
 
 def find_remainder(loader: Iterable[Any]) -> tuple[HasRemainder, RemainderPolicy] | None:
-    """Return the dataset or sampler that orders a loader, and its remainder policy.
+    """Return the dataset or sampler that determines a loader's order, and its remainder policy.
 
     Return None if the order is not shardio's.
     """
@@ -241,7 +241,10 @@ def find_cursor(loader: Iterable[Any]) -> Cursor | None:
 
 
 def resumes(loader: Iterable[Any], num_batches: int) -> bool | None:
-    """Return whether a loader resumes the epoch that stopped after ``num_batches`` batches; None if it was complete."""
+    """Return whether a loader resumes an epoch that stopped after ``num_batches`` batches.
+
+    Return None if the epoch was complete.
+    """
     found = find_remainder(loader)
     cursor = find_cursor(loader) if found is not None and hasattr(loader, "calls_dataset") else None
     if found is None or cursor is None:
@@ -254,8 +257,8 @@ def find_allowance(loader: Iterable[Any], before: Cursor | None = None) -> Allow
     """Return the allowance of a loader's epoch; None if the order is not shardio's.
 
     Args:
-        loader: The loader, after it delivered the epoch's first batch, if the epoch has one.
-        before: The loader's cursor before that batch.
+        loader: The loader, which has delivered the epoch's first batch, unless the epoch has no batches.
+        before: The loader's cursor before the first batch.
     """
     found = find_remainder(loader)
     if found is None:
@@ -361,7 +364,7 @@ def is_map_style(loader: HasWorkers) -> bool:
 
 
 def splits(loader: HasWorkers) -> bool:
-    """Return whether a loader's sampler splits a map-style dataset, which all ranks have, over ranks."""
+    """Return whether a loader's sampler gives each rank a share of a map-style dataset that all ranks have."""
     return is_map_style(loader) and _is_torchs(sampler_of(loader), "DistributedSampler")
 
 

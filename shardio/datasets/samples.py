@@ -431,7 +431,7 @@ def decode_samples(
         decoder: The decoder.
         stored: n samples.
         rng_keys: uint64 [n], one for each sample's random transforms.
-        calls: The caller and timer of user code; by default, a new one.
+        calls: The object that calls and times user code; by default, a new one.
 
     Raises:
         SampleError: If a field is missing or cannot be decoded.

@@ -36,8 +36,7 @@ MAX_RESIZED_PIXELS = DEFAULT_MAX_PIXELS
 MAX_AVERAGED_PIXELS = 1 << 20
 """The largest box, in pixels, that is decoded at full size if it shrinks to half or less without antialiasing.
 
-Larger boxes are decoded at a fraction of their size. For smaller boxes, the kernel would save almost no time
-with a fraction.
+Larger boxes are decoded at a fraction of their size. For smaller boxes, this would save almost no time.
 """
 
 Render = Callable[[Pixels], object]

@@ -311,8 +311,8 @@ def _decode_to(pixels: NDArray[np.uint8], content: bytes | bytearray, scale: int
     """Decode a JPEG of a known size.
 
     Raises:
-        ValueError: If libjpeg-turbo reports an error or, if ``strict``, a warning. After a warning about the scan,
-            the pixels are complete.
+        ValueError: If libjpeg-turbo reports an error or, if ``strict``, a warning. Even after a warning about the scan,
+            all pixels have been written.
     """
     min_height, min_width = (0, 0) if scale == 1 else pixels.shape[:2]
     decoded = simplejpeg.decode_jpeg(content, min_height=min_height, min_width=min_width, buffer=pixels, strict=strict)
@@ -421,8 +421,8 @@ def _open_stored(content: bytes) -> PIL.Image.Image:
         if (stored := read_value_format(content)) is None:
             raise
         raise ValueError(
-            f"it stores {stored.describe()}, which cannot become RGB: give its field a name such as 'values.tif', "
-            "which is read unconverted, rather than as a sample's image"
+            f"it stores {stored.describe()}, which cannot be converted to RGB: to read it unconverted instead of as a "
+            "sample's image, give its field a name such as 'values.tif'"
         ) from error
 
 

@@ -132,7 +132,7 @@ def _render_by_libraries(crop: PlannedCrop, destinations: Rows, rows: list[int])
     boxes, sizes, windows = plan.box.tolist(), plan.size.tolist(), plan.window.tolist()
     flips = plan.flip.tolist()
     renders: list[tuple[int, Render]] = []
-    # Run all Python code before all decoding, because both are faster while its memory is in the processor's caches.
+    # Run all Python code first, then all decoding: each is faster while its own data stays in the processor's caches.
     for row in rows:
         with _name_row(row):
             args = Box(*boxes[row]), *sizes[row], Box(*windows[row]), plan.resampling

@@ -64,7 +64,7 @@ class FetchedEpoch:
 
     Attributes:
         job: The settings that the workers need.
-        position: The position at which it begins; it is updated with each batch that the user receives.
+        position: The position at which the epoch begins, updated with each batch that the user receives.
         indices: The indices of each batch.
         length: The number of batches that the loader announced; None if there is no number to check.
     """
@@ -88,7 +88,7 @@ class FetchSource(ABC):
 
     @abstractmethod
     def find_loader(self, cursor: Cursor | None, split: Split | None) -> Any:
-        """Return the loader for the next epoch of torch's own iterators: the same one while workers persist."""
+        """Return the loader for the next epoch of torch's own iterators: the same loader while workers persist."""
 
     def watch(self, batches: CallerBatches | WorkerBatches) -> None:  # noqa: B027  # Not all sources have a state.
         """Register the batches of the epoch in flight, by weak reference, to query them for a state."""

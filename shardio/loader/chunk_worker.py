@@ -195,7 +195,12 @@ class WorkerProcess:
         self._reported_bytes = 0
 
     def run(self, num_threads: int, parent_id: int) -> None:
-        """Make chunks in ``num_threads`` until the other end is closed, or the process ``parent_id`` has ended."""
+        """Make chunks in threads until the other end is closed or the parent process has ended.
+
+        Args:
+            num_threads: The number of threads.
+            parent_id: The parent's process ID.
+        """
         send(self._end, Pong())
         ignore_pillows_warnings()
         setup = self._setup
@@ -242,7 +247,7 @@ class WorkerProcess:
         while True:
             began = time.perf_counter()
             chunk = self._chunks.get()
-            # A buffer may be dropped at any time, but not before its chunks are canceled.
+            # A buffer may be dropped at any time after its chunks have been canceled.
             buffer = None if chunk.buffer_id is None else self._buffers.get(chunk.buffer_id)
             if chunk.chunk_id > self._cancelled:
                 self._report_memory()
@@ -297,7 +302,7 @@ def read_private_bytes() -> int:
 
 
 class ChunkBuilder:
-    """A builder of chunks, for any number of threads at a time.
+    """Makes chunks. Threads can share this object.
 
     Args:
         reader: Reads samples.

@@ -42,7 +42,7 @@ class BegunEpoch:
         is_latest: Returns whether no later epoch uses its workers.
         modes: Returns a context in which batches are made, with the modes of torch that apply to them.
         progress: Counts the batches; None if the order is not shardio's.
-        seed: The seed of shardio's order; otherwise, the seed of the workers, as torch draws it.
+        seed: The seed of shardio's order or, if the order is not shardio's, the seed drawn for the workers as in torch.
         length: Returns the number of this rank's batches in a full epoch.
     """
 
@@ -148,7 +148,7 @@ class EpochIterator(LoaderIterator):
         if self._is_over:
             raise StopIteration
         self._check()
-        self._cut_short_by = "an error"  # Cleared once the batch is made: an earlier error may lose the batch.
+        self._cut_short_by = "an error"  # Cleared once the batch is made; an error before then may lose the batch.
         try:
             self._count()
             with before_shutdown(), self._modes():

@@ -43,8 +43,8 @@ class LoaderStats:
         wait_for_data_s: The time that the training process waited for batches.
         num_workers: The number of workers; 0 if the calling process makes the batches.
         read_s: The time for reading bytes, summed over all workers.
-        transform_s: The time for reading images' headers and drawing the transforms' parameters, or the time in your
-            own code if there is any, summed over all workers.
+        transform_s: The time for reading images' headers and drawing the transforms' parameters or, if you pass code of
+            your own, the time in that code instead; summed over all workers.
         python_s: The time in your own code: transforms, decoders and ``collate_fn``, summed over all workers.
         in_python: The names of your transforms, decoders and ``collate_fn``.
         recognized: The names of shardio's transforms that replace the first steps of another library's pipeline.
@@ -180,7 +180,7 @@ class BatchIterator(ABC):
     batch counts when the next batch is requested. Neither :meth:`is_ready` nor :meth:`close` counts a batch.
 
     Attributes:
-        is_open: Whether the epoch can continue. An iterator that is open when it is freed is closed.
+        is_open: Whether the epoch can continue. An open iterator is closed when it is freed.
         members: The processes or threads that call the user's dataset; none if shardio's own code makes the samples.
         indices: The sampler's remaining values, if a sampler determines the batches.
     """
@@ -194,7 +194,7 @@ class BatchIterator(ABC):
         Raises:
             StopIteration: If the epoch has no further batch. The death of a worker does not end the epoch in this way:
                 either another worker makes the batches, or an error reports the death.
-            BaseException: If the epoch ends with an error. Nothing may be requested after it.
+            BaseException: If the epoch ends with an error. Do not request another batch after it.
         """
 
     def is_ready(self, timeout_s: float) -> bool:
@@ -213,7 +213,7 @@ class BatchIterator(ABC):
         """
 
     def end_workers(self) -> None:
-        """End the epoch and the workers, including persistent ones. No later epoch may have begun."""
+        """End the epoch and the workers, including persistent ones. Call this only if no later epoch has begun."""
         self.close()
 
     @property

@@ -65,8 +65,8 @@ Value = TypeVar("Value")
 class Extension:
     """The state that shardio keeps for a loader.
 
-    It does not hold the loader, only a weak reference. Iterators hold the extension. So a loader that keeps its own
-    iterator is not part of a reference cycle, and its workers end when the last reference to it is dropped.
+    The extension holds only a weak reference to the loader. Iterators hold the extension. So a loader that keeps its
+    own iterator is not part of a reference cycle, and its workers end when the last reference to the loader is dropped.
 
     Args:
         loader: The loader, whose attributes torch has set.
@@ -94,7 +94,7 @@ class Extension:
         self.is_in_accelerate = False
         self._latest: object = None  # A token for the latest epoch.
         self._persistent: Callable[[], EpochIterator | None] = _none  # The iterator whose workers persist.
-        self._warned_of = set[Split]()  # The splits without batches that have caused a warning.
+        self._warned_of = set[Split]()  # The splits that have no batches, and about which the user was warned.
         self._made: tuple[ExecutorSettings, Executor] | None = None  # The latest executor, and its settings.
         self._watches: list[BufferWatch] = []  # The watches of the next epoch.
         check_samplers_dataset(loader.dataset, _find_drawing_sampler(loader), compares_digests=True)
@@ -186,7 +186,7 @@ class Extension:
 
         Args:
             loader: The loader.
-            sampler: The sampler that they draw from; by default, the loader's ``_index_sampler``.
+            sampler: The sampler that the iterators draw from; by default, the loader's ``_index_sampler``.
         """
         if self.order is None:
             # Do not use the loader's length: as in torch, iterators do not request the length of an iterable dataset.

@@ -212,7 +212,7 @@ class IterableFetcher:
         """Restore the iterator's state."""
         if state[DATASET_ITER_STATE] is not None:
             load_state(self._iterator, state[DATASET_ITER_STATE])
-        # Datasets often reset themselves at their end, so another call of next() would restart them.
+        # Datasets often reset themselves when they end, so another call to next() would restart them.
         self._has_ended = state[FETCHER_ENDED]
 
     def fetch(self, index: Any) -> Any:

@@ -174,7 +174,8 @@ def _close_threads(
         queue.put(None)
     deadline = time.monotonic() + JOIN_S
     for thread in threads:
-        if thread is not threading.current_thread():  # A worker may drop the last reference.
+        # A worker thread that drops the last reference to the pool runs this function itself.
+        if thread is not threading.current_thread():
             thread.join(max(deadline - time.monotonic(), 0.0))
 
 

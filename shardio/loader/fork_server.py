@@ -188,10 +188,10 @@ class RunningServer:
 
     Attributes:
         process: The process.
-        end: This side's end of its socket pair.
-        surroundings: The surroundings of its user code; None if it runs none.
-        digest: A hash of its setup.
-        owner_id: The id of the process that started it.
+        end: This side's end of the server's socket pair.
+        surroundings: The surroundings of the server's user code; None if the server runs no user code.
+        digest: A hash of the server's setup.
+        owner_id: The id of the process that started the server.
     """
 
     process: subprocess.Popen[bytes]
@@ -259,7 +259,7 @@ class _Kept:
         return None
 
     def keep(self, running: RunningServer) -> None:
-        """Keep a fork server, and end the previous one. While Python exits, none is kept."""
+        """Keep a fork server, and end the previous one. While Python is exiting, no fork server is kept."""
         if self._is_exiting:
             running.close(CLOSE_S)
             return

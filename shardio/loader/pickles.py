@@ -299,8 +299,8 @@ class _Pickler(pickle.Pickler):
 class _Unpickler(pickle.Unpickler):
     """An unpickler that calls ``stand_in`` in place of a function of this module.
 
-    The stand-in is not a method, because the unpickler holds it. Such a reference cycle would keep the memory until the
-    garbage collector runs.
+    The unpickler holds the stand-in. If the stand-in were a method of the unpickler, their reference cycle would keep
+    the memory until the garbage collector runs.
     """
 
     def __init__(
@@ -322,7 +322,7 @@ def _fill_from(starts: Sequence[int], pieces: Sequence[torch.Tensor], *values: A
     gap = _Gap(*values)
     piece = pieces[gap.piece_index]
     if gap.is_array:
-        # Copy the array, because its slices hold a buffer's memory, but not the array that the pool watches.
+        # Copy the array: its slices would hold the buffer's memory without holding the array that the pool watches.
         ordered = piece.numpy().view(gap.dtype)
         return np.lib.stride_tricks.as_strided(ordered, gap.shape, gap.strides).copy(order="K")
     if not gap.dtype:

@@ -4,8 +4,8 @@ A message is one packet: a pickle or, if that is long, the descriptor of anonymo
 never waits in the middle of a message. Both ends belong to this package: no other program can write to the socket pair.
 
 The dataclasses have no ``__slots__``, because Python pickles dataclasses with slots ten times more slowly. They are
-neither frozen nor comparable, because such dataclasses take three times as long to define, and each fork server defines
-them when it starts.
+neither frozen nor comparable, because frozen or comparable dataclasses take three times as long to define, and each
+fork server defines the messages when it starts.
 
 Objects that a worker process can import are sent by name. Other objects, such as lambdas, closures and definitions in
 the user's script or notebook, are sent by value, so the script does not run again.
@@ -412,7 +412,8 @@ class Failure:
     def renewed(self) -> Failure:
         """Return the same failure with a copy of the error, to raise the error several times.
 
-        An error's traceback keeps alive every frame that the error has passed, and so the loader that raised it.
+        An error's traceback keeps every frame that the error passed through alive, and therefore also the loader that
+        raised the error.
         """
         try:
             error = copy.copy(self.error)

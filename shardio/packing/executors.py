@@ -44,7 +44,7 @@ one unfinished file."""
 
 SILENT_S, LAST_CHANCE_S = 60.0, 20.0
 """A worker process counts as suspended if it does not report for the sum of these two times, in seconds. The second
-time allows workers to report after this process itself was suspended. An active worker reports every few seconds."""
+time lets workers report first if this process itself was suspended. An active worker reports every few seconds."""
 
 REPORT_EVERY_S = 0.1
 """The time in seconds between reports. A report also shows that the parent process still exists."""
@@ -63,7 +63,7 @@ def _find_finished(
     damage = None
     if earlier is not None:
         if earlier.findings.changed:
-            return None  # The shard lacks samples whose files had changed, but those may be restored by now.
+            return None  # The shard lacks samples whose files had changed, but the files may have been restored.
         damage = folder.find_damage(tar, earlier) if earlier.entry.num_samples else None
         if damage is None:
             return replace(earlier, was_kept=True)

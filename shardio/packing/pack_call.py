@@ -185,8 +185,8 @@ class PackOptions:
         str | None,
         Option(
             "Split to pack, if SOURCE holds several: train selects the folders images/train and masks/train, the "
-            "file train-0.tar, or the rows of a table that have train in the split column. all packs all splits as "
-            "one dataset.",
+            "file train-0.tar, or the rows of a table that have train in the split column. Pass all to pack every "
+            "split as one dataset.",
             metavar="NAME|all",
         ),
     ] = None
@@ -485,9 +485,9 @@ def pack(
         labels: A CSV, JSON Lines or Parquet file that labels the images, instead of class folders. Labels are class
             names, or integers, which may be written as ``3.0``. Each image needs a label. Rows for other images are
             allowed.
-        image_column: The column of the source with the images; by default, the only one, or ``image``.
+        image_column: The column of the source with the images; by default, the only such column, or ``image``.
         label_column: The column of ``labels`` with the labels; by default, the second of two columns. Without
-            ``labels``, the column of the source with the labels; by default, the only one, or ``label``.
+            ``labels``, the column of the source with the labels; by default, the only such column, or ``label``.
         key_column: The column of ``labels`` with keys (``cats/0001``) or paths (``cats/0001.jpg``) below ``src``; by
             default, the first of two columns. Without ``labels``, the column of the source with keys; by default, the
             samples are numbered.

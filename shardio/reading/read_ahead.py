@@ -345,7 +345,7 @@ class ReadAhead:
             self._moved.release()
 
     def close(self) -> None:
-        """Stop the thread after its requests in progress."""
+        """Stop the thread once its requests in progress have finished. Do not wait for it."""
         self._is_closed = True
 
     def _run(self) -> None:

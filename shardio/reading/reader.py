@@ -360,8 +360,9 @@ def map_in_threads(function: Callable[[Item], object], items: Sequence[Item]) ->
     """Call a function with each item, in several daemon threads.
 
     Returns:
-        The errors of stores that kept failing. They are returned because repeating the requests would take just as
-        long. Other errors are ignored: reading an item fetches the item again, and reports the error with the sample.
+        The errors of stores that kept failing, so that the caller can raise one immediately: repeating the requests
+        would take just as long. Other errors are ignored: reading an item fetches the item again, and reports the error
+        with the sample.
     """
     remaining = iter(items)  # Threads share the iterator: next() is atomic for iterators of sequences.
     errors = list[StoreError]()

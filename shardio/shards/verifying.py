@@ -247,12 +247,12 @@ def _find_entry_problems(
 
 
 class ShardVerification:
-    """A comparison of a tar with its index, which finds all problems, not only the first.
+    """A comparison of a tar with its index that finds all problems, not only the first.
 
     Args:
         tar: The open tar.
         columns: The tar's index.
-        check_content: A function that checks intact contents.
+        check_content: A function that further checks the contents that match their hashes; None if there is none.
     """
 
     def __init__(self, tar: StoredFile, columns: IndexColumns, check_content: ContentCheck | None = None) -> None:

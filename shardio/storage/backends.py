@@ -1,7 +1,7 @@
 """Create obstore clients, and classify their errors: whether to retry, and what to tell the user.
 
 obstore raises most errors as GenericError. The error's text has the details: the server's status and response, or the
-cause of a broken connection. The text may also hold signed URLs, which must not reach messages and logs.
+cause of a broken connection. The text may also hold signed URLs, which must not reach messages or logs.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ _LASTING_STATUSES = {501, 505, 511}
 """HTTP statuses of permanent server errors: not implemented, HTTP version not supported, network login required."""
 
 _UNANSWERED = ("Connect", "IncompleteMessage")
-"""Words in the source of an error that mean that no server has answered."""
+"""Words in an error's debug source that show that no server has answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +207,10 @@ class RequestFailure:
 
 
 class _Sign(NamedTuple):
-    """The meaning of an error whose source contains a pattern. The pattern's group replaces ``{}`` in the cause."""
+    """The meaning of an error whose debug source contains a pattern.
+
+    The pattern's group replaces ``{}`` in the cause.
+    """
 
     pattern: str
     kind: Kind

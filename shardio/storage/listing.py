@@ -33,8 +33,8 @@ FORMAT = "shardio listing 1"
 """The format of a saved listing. It is the first value in the file."""
 
 PATIENCE_S = 300.0
-"""The time in seconds to wait while another process lists the same folder. After this time, the folder is listed
-twice."""
+"""The time in seconds to wait while another process lists the same folder. After this time, this process lists the
+folder too, so the folder may be listed twice."""
 
 MEAN_BYTES = 16 * 2**20
 """The mean size of a bundle in bytes: a million images of 100 kB need 6,000 bundles. The cache removes whole
@@ -57,7 +57,7 @@ class Listing:
         versions: The files' versions, as in :class:`~shardio.storage.store.FileStat`.
         hashes: uint64 [n], the hashes of the keys.
         order: int64 [n], the files' numbers in the order of their hashes.
-        folders: The names of the subfolders. Some may have no files.
+        folders: The names of the subfolders. Some subfolders may have no files.
         path: The local file in which the listing is saved; None if the listing is not saved.
     """
 
@@ -229,7 +229,7 @@ def cut_bundles(listing: Listing) -> Bundles:
 
 
 def size_in_bundle(size: Size) -> Size:
-    """Return the number of bytes that a file of a size occupies in a bundle. Accept a size or an array of sizes."""
+    """Return the number of bytes that a file of a given size occupies in a bundle. Accept one size or an array."""
     return -(-(size + HASH_BYTES) // BLOCK) * BLOCK
 
 
@@ -290,7 +290,7 @@ class CachedFiles:
         return int(self.store.ask("find_cache", "", cache=self.store.cache)[1])
 
     def read_present(self, key: str) -> bytes | None:
-        """Return the content of a file if it is in the cache; None otherwise, or if the listing lacks the file."""
+        """Return the content of a file; None if the file is not in the cache or not in the listing."""
         number = self.listing.find(key)
         return None if number is None else self._read(number)
 

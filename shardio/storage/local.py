@@ -40,7 +40,7 @@ LEFT_BY_REQUESTS = 28
 """The number of descriptors of a storage process that its requests do not use."""
 
 PER_REQUEST = 2
-"""The number of descriptors of a request: its connection, and the copy in a cache that it fills."""
+"""The number of descriptors of a request: its connection, and the cached copy that the request fills."""
 
 LIMITS = RunLimits(max_gap=4096, max_small=16 * 1024, max_run=2**20)
 """Reading a gap of one page costs as much as another call. Copying a range of more than 16 kB from a run costs more
@@ -74,7 +74,8 @@ class Descriptor:
     __slots__ = ("number",)
 
     def __init__(self, path: str) -> None:
-        self.number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # A pipe without a writer would block.
+        # Without O_NONBLOCK, opening a pipe that has no writer would block.
+        self.number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
 
     def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_exiting() and hasattr(self, "number"):

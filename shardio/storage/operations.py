@@ -150,7 +150,7 @@ class Attempts:
                 if elapsed_s >= self.options.deadline_s or self._gives_up(number, kinds):
                     raise self._give_up(what, error.failure, number, elapsed_s) from None
             wait_s = random.uniform(0, min(MAX_WAIT_S, FIRST_WAIT_S * 2 ** min(number - 1, 30)))
-            # Random waits spread the retries of many ranks, whose requests failed at the same time.
+            # Random waits spread the retries of many ranks whose requests failed at the same time.
             time.sleep(min(wait_s, max(0.0, self.options.deadline_s - elapsed_s)))
 
     def _make_once(self, what: str, request: Callable[[Backend], Result], purpose: Purpose) -> Result:
@@ -290,7 +290,10 @@ class Expected:
         """Return the error for an object that has a different version."""
         hint = ""
         if self.root.startswith("http"):
-            hint = ". If it is the same object, several servers give it different ETags or dates: use one of them"
+            hint = (
+                ". If it is the same object, several servers give it different ETags or dates: use only one of these "
+                "servers"
+            )
         return ReplacedError(
             f"{self.root}/{self.key} was replaced while it was in use: expected version {self.version}, got {found}. "
             f"Restart with the current object{hint}"

@@ -44,7 +44,7 @@ NUM_LOCKS = 64
 PATIENCE_S, SHARD_PATIENCE_S = 30.0, 600.0
 """The times in seconds to wait while another process fetches the same manifest or index, or the same whole shard.
 
-After this time, the object is fetched twice.
+After this time, this process fetches the object too, so the object may be fetched twice.
 """
 
 LARGE_AHEAD = 16
@@ -60,8 +60,8 @@ MAX_THREADS = 64
 """The maximum number of ranges that are read at a time from all stores together."""
 
 MAX_STORES = 16
-"""The maximum number of stores, each with its options, that keep connections and threads: the most recently used
-stores."""
+"""The maximum number of stores that keep their connections and threads. The least recently used store is dropped first.
+The same store with other options counts separately."""
 
 CHECK_S = 0.2
 """The time in seconds between two checks of whether the last connections are closed."""
@@ -125,7 +125,7 @@ class Filler:
         """Return an object's status and the path of its copy.
 
         Unless ``is_fresh`` is set, the store is asked once for each object. :meth:`stat` detects a replaced object, and
-        so does each request for a range, because it names the version.
+        so does each request for a range, because the request names the version.
 
         If the store has no versions, a cached manifest or index may be outdated. Such a file is therefore copied again
         in each run, and after each fresh request. Shards need no new copy, because their contents are checked against
@@ -217,7 +217,7 @@ class Filler:
                 return None
             self._warned.add(attempts.root)
         return (
-            f"{attempts.root} does not send parts of {key}, so such files are fetched as a whole before one of their "
+            f"{attempts.root} does not send parts of {key}, so such files are fetched as a whole before any of their "
             "samples is read. Use a server that supports Range requests, such as nginx, or a cache_size that holds all "
             "shards"
         )

@@ -373,7 +373,7 @@ PIECE = 2**20
 
 REMOTE_PIECE = 8 * 2**20
 """The maximum number of bytes of a request to a remote store. Receiving them takes 6 ms of CPU time. Smaller requests
-would wait for the latency of the store more often. Larger requests would save nothing, and delay other requests."""
+would incur the store's latency more often. Larger requests would save nothing, and delay other requests."""
 
 ALIGNED_FROM = 2**17
 """The size in bytes from which memory is aligned to pages. The C library takes smaller blocks from its heap."""

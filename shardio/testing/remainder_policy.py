@@ -1,4 +1,4 @@
-"""Conformance tests of a remainder policy, over numbers of ranks, batch sizes and cursors."""
+"""Conformance tests of a remainder policy, with random numbers of ranks, batch sizes and cursors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RemainderPolicyTests:
 
     @pytest.fixture(params=[False, True], ids=["unshuffled", "shuffled"])
     def worlds(self, remainder: Remainder, request: pytest.FixtureRequest) -> list[list[Split]]:
-        """Return epochs from random cursors to their ends, each as the shares of all ranks."""
+        """Return epochs that start at random cursors, each as the list of all ranks' shares."""
         return [make_world(random.Random(number), remainder, shuffled=request.param) for number in range(300)]
 
     def test_ranks_share_the_positions(self, worlds: list[list[Split]]) -> None:

@@ -152,8 +152,8 @@ class TrainConfig:
     def find_differences(self, saved: Mapping[str, Any]) -> list[str]:
         """Describe the settings that differ from those of a checkpoint.
 
-        The checkpoint may lack some of ``data``.
-        A setting that is missing from a checkpoint of an earlier version counts as its default.
+        The checkpoint may lack some entries of ``data``, which are then not compared. If a checkpoint of an earlier
+        version lacks another setting, that setting's default is compared instead.
         """
         saved = {**{one.name: one.default for one in dataclasses.fields(self)}, **saved}
         return [

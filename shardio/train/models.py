@@ -226,7 +226,7 @@ CUT = 1 / 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LrPlan:
-    """The lengths that the learning rates of a run depend on.
+    """The numbers of steps, and the share of warm-up, that define a run's learning-rate schedule.
 
     Attributes:
         num_steps: Steps in all epochs.

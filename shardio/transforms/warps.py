@@ -3,9 +3,9 @@
 The names, arguments and distributions are torchvision's. The pixels equal Pillow's, as in torchvision on Pillow images.
 torchvision rounds differently for tensors.
 
-A warp is a rotation, an affine or a perspective transform. Its matrix maps each place (x, y) in the result to the place
-in the original image that appears there. The matrix has six numbers, and two more for the divisor of a perspective
-transform.
+A warp is a rotation, an affine transform or a perspective transform. Its matrix maps each place (x, y) in the result to
+the place in the original image that appears there. The matrix has six numbers, and two more for the divisor of a
+perspective transform.
 """
 
 from __future__ import annotations

@@ -576,7 +576,7 @@ def figure(thumbnail: Thumbnail, label: str | None, *lines: str) -> Markup:
 
 
 def _round_up(value: int) -> int:
-    """Return the smallest suitable end of an axis that has five round marks and contains a positive value.
+    """Return the smallest end, at least a given positive value, that gives an axis five round tick marks.
 
     >>> _round_up(500), _round_up(1030), _round_up(7)
     (600, 1200, 8)

@@ -378,7 +378,7 @@ def test_the_head_tells_what_pillow_clips(name: str) -> None:
     except ValueError as error:
         refused = str(error)
     if picture is None:  # Pillow does not open this file, so nothing is clipped.
-        assert "cannot become RGB" in refused
+        assert "cannot be converted to RGB" in refused
         return
     is_clipped = find_clipped_type(content) is not None
     assert is_clipped == (picture.decoder_name == "pillow, clipped")

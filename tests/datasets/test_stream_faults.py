@@ -75,7 +75,7 @@ def read_until_error(dataset: StreamDataset) -> tuple[list[str], ShardioError]:
             FormatError,
             r"pipe:true … a\.tar.* from its beginning.*empty file",
         ),
-        ("cat {tar}; exec >&-; sleep 1000", StoreError, r"closed its output, but has not ended for 0.3 s"),
+        ("cat {tar}; exec >&-; sleep 1000", StoreError, r"closed its output, but did not end within 0.3 s"),
         ("head -c 9000 {tar}; sleep 1000", StoreError, r"no bytes arrived for 0.3 s"),
     ],
 )

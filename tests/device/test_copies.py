@@ -31,7 +31,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class SpoilingLoader:
-    """A loader that overwrites the memory of each batch as soon as it is released, and counts the batches in use."""
+    """A loader that counts the batches in use, and overwrites the memory of each batch when the batch is released."""
 
     def __init__(self, num_batches: int = NUM_BATCHES) -> None:
         self.num_batches = num_batches
@@ -223,7 +223,10 @@ def make_loader(packed: Path, **options: Any) -> DataLoader:
 
 @pytest.mark.parametrize("persistent_workers", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_other_epochs_have_other_memory(packed: Path, persistent_workers: bool) -> None:
-    """A user's ``x.cuda(non_blocking=True)`` may still copy a buffer when it is refilled, so it must not be pinned."""
+    """An epoch without a watch must not get pinned buffers.
+
+    A user's ``x.cuda(non_blocking=True)`` may still be copying such a buffer when the loader refills it.
+    """
     loader, registered = make_loader(packed, persistent_workers=persistent_workers), Registered()
     for _ in range(2):
         with loader.watch_memory(registered):

@@ -1,4 +1,7 @@
-"""DevicePrefetcher chooses its device, prepares images, and passes on everything else, errors, epoch and state."""
+"""DevicePrefetcher chooses its device and prepares images.
+
+The prefetcher passes on everything else, including errors, the epoch and the state.
+"""
 
 from __future__ import annotations
 

@@ -36,7 +36,8 @@ OWN_ANSWERS = ("status_500", "status_503", "status_429", "expired_token", "chang
 """Faults that the proxy answers without the server."""
 
 BEFORE_RESPONSE = ("reset_before", "stall_before")
-"""Faults before the first byte of a response: the server has answered before a reset, but not before a stall."""
+"""Faults before the first byte of a response. When a reset occurs, the server has already answered; when a stall
+occurs, it has not."""
 
 OTHER_RANGES = ("too_long", "wrong_range")
 """Faults for which the proxy requests another range, so the server must not check signatures."""
@@ -340,7 +341,10 @@ class Connection:
         return answer
 
     def _ask_other(self, head: bytes, turn: Turn) -> bytes | None:
-        """Request another range of the object, which invalidates signatures. Return None if the server refuses."""
+        """Request a different range than the client did; return None if the server refuses.
+
+        The change invalidates the request's signature.
+        """
         asked = CLOSED_RANGE.fullmatch(find_header(head, "range") or "")
         if asked is None:
             return None

@@ -325,7 +325,10 @@ def cost(table: HuffmanTable, counts: Mapping[int, int]) -> int:
 
 
 def huffmans_cost(weights: list[int]) -> int:
-    """Return the bits of the optimal code without a length limit (Huffman 1952). Each merge adds a bit to its codes."""
+    """Return the number of bits that all symbols take in the optimal code without a length limit (Huffman 1952).
+
+    Each merge adds one bit to the codes of all symbols that it contains.
+    """
     heap, total = list(weights), 0
     heapq.heapify(heap)
     while len(heap) > 1:
@@ -336,7 +339,10 @@ def huffmans_cost(weights: list[int]) -> int:
 
 
 def find_optimum(counts: Mapping[int, int]) -> int:
-    """Return the bits of the optimal code of at most 16 bits, which leaves the code of all ones unused."""
+    """Return the number of bits that all symbols take in the optimal code with at most 16 bits.
+
+    No symbol has the code of all ones.
+    """
     coins, packages = sorted([0, *counts.values()]), list[int]()
     for _ in range(MAX_LENGTH):  # Larmore and Hirschberg 1990.
         packages = sorted(coins + [a + b for a, b in zip(packages[::2], packages[1::2], strict=False)])

@@ -78,7 +78,8 @@ def test_the_values_are_those_that_were_stored(name: str) -> None:
         image = Image.open(io.BytesIO(content))
     except OSError:
         channels = "1 channel" if stored.ndim == 2 else f"{stored.shape[2]} channels"
-        with pytest.raises(ValueError, match=f"it stores {channels} of {stored.dtype.name}, which cannot become RGB"):
+        stores = f"it stores {channels} of {stored.dtype.name}, which cannot be converted to RGB"
+        with pytest.raises(ValueError, match=stores):
             decode_image(content)
     else:
         np.testing.assert_array_equal(decode_image(content), np.asarray(image.convert("RGB")))

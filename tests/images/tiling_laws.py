@@ -109,9 +109,7 @@ def check_corpus_file(file: JpegFile) -> str:
     outcome = check_file(file.name, file.content)
     # No decoder supports fractional factors, so these files are not tiled.
     is_tileable = file.tileable and file.readers != ()
-    _hold(
-        (outcome == TILED) == is_tileable, file.name, f"a file is tiled if and only if it is tileable, not: {outcome}"
-    )
+    _hold((outcome == TILED) == is_tileable, file.name, f"tiled if and only if tileable, but the outcome is: {outcome}")
     return outcome
 
 

@@ -198,7 +198,7 @@ LARGE_TARS: tuple[Callable[[random.Random], bytes], ...] = (
     *(_digits, _sparse_digits, _broken_records, _many_records, _empty_members, _fields_and_samples),
     *(_long_name, _long_name, _chain, _good),
 )
-"""Functions that make tars that are slow to read unless the reading time is linear in the tar's size."""
+"""Functions that make tars that take very long to read if the reader's algorithm is not linear in the tar's size."""
 
 
 def make_tar(rng: random.Random) -> bytes:
@@ -522,4 +522,5 @@ def _text(rng: random.Random) -> bytes:
 
 
 LARGE_INDEXES: tuple[Callable[[random.Random], bytes], ...] = (_many_names, _many_fields, _deep, _many_lists, _text)
-"""Functions that make indexes that are slow to read unless the reading time is linear in the index's size."""
+"""Functions that make indexes that take very long to read if the reader's algorithm is not linear in the index's
+size."""

@@ -1,4 +1,4 @@
-"""Servers, a proxy that injects faults, and short ways to put objects into stores."""
+"""Servers, a proxy that injects faults, and helpers that put objects into stores."""
 
 from __future__ import annotations
 

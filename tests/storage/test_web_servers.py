@@ -96,7 +96,7 @@ def answer_unless_head(self: WebFolder, path: str, answer: Any) -> None:
 
 
 KINDS: dict[str, type[WebFolder]] = {
-    # Servers that compress when they can send weak ETags.
+    # Servers that compress responses where possible send weak ETags.
     "weak ETags": kind(describe=lambda self, content: [("ETag", f'W/"{hash(content):x}"'), MODIFIED]),
     "dates": kind(describe=lambda self, content: [MODIFIED]),
     "no versions": kind(describe=lambda self, content: []),

@@ -1,4 +1,4 @@
-"""The wheels for a machine with a GPU include every missing package: with them, the checks can run there."""
+"""The wheels for a GPU machine include every package that the machine lacks, so the checks can run there."""
 
 from __future__ import annotations
 

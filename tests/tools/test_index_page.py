@@ -1,4 +1,7 @@
-"""The page and metadata for a package index, and texts that could confuse shardio with a project of the same name."""
+"""The page and metadata for a package index.
+
+No text may lead readers to confuse shardio with a project of the same name.
+"""
 
 from __future__ import annotations
 

@@ -136,7 +136,10 @@ def _weights(directory: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.slow
 def test_ranks_validate_exactly(packed: Path, killed: Launch) -> None:
-    """Scores equal those of one process, with shardio or only torch, although ranks repeat samples as padding."""
+    """Scores equal those that one process computes, with shardio or with torch alone.
+
+    They do so although ranks repeat samples as padding.
+    """
     directory = killed.directory / "whole"
     result = load_checkpoint(directory / "last.pt")["results"][-1]
     model = make_model()

@@ -282,7 +282,7 @@ def move_by_pillow(mask: NDArray[Any], plan: CropPlan, fill: int) -> Image.Image
 
 
 def test_everything_in_a_plan_is_known_to_what_follows_it() -> None:
-    """A new attribute must also move masks, boxes and points (see _sides_of)."""
+    """The code that moves masks, boxes and points must handle every attribute of a plan (see _sides_of)."""
     known = {"box", "size", "window", "flip", "upside_down", "operations"}
     assert {field.name for field in dataclasses.fields(CropPlan)} == {*known, "resampling"}
 

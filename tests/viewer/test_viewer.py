@@ -1,4 +1,4 @@
-"""Overviews, pages, which the standard library parses, and duplicates with equal bytes or similar perceptual hashes."""
+"""Overviews, pages (parsed with the standard library), and duplicates with equal bytes or similar perceptual hashes."""
 
 from __future__ import annotations
 

@@ -56,7 +56,8 @@ class JpegHead(NamedTuple):
         factors: The sampling factors of the frame's components.
         sampling: The largest horizontal and vertical sampling factors; (1, 1) for a single component, whose MCU is one
             block (A.2.2).
-        is_subsampled: Whether any component has fewer samples than the image has pixels, horizontally and vertically.
+        is_subsampled: Two flags, horizontal and vertical: whether any component has fewer samples than the image has
+            pixels in that direction.
         frame_start: The offset of the frame header's 0xFF.
         restart_interval: The restart interval in MCUs; 0 if there are no restart markers.
         scan_start: The offset of the first entropy-coded byte.

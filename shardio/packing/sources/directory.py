@@ -219,7 +219,7 @@ def refuse_url(src: Path, dst: Location) -> None:
     """Raise PackError if the source is a URL or a command."""
     if str(src).startswith("pipe:") and not src.exists():
         raise PackError(
-            "the source is a pipe:, but pack reads only local directories. Write the output of the command to a file, "
+            "the source is a command (pipe:), but pack reads only local directories. Write its output to a file, "
             f"then pack the file:\n  (the command) > images/000000.tar\n  shardio pack images {quote(dst)}"
         )
     if (url := find_url(src)) is not None:

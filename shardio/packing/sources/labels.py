@@ -104,7 +104,7 @@ class SplitColumn:
         self._deciding = set[str]()
 
     def selects(self, row: Mapping[str, Any]) -> bool:
-        """Return whether a row belongs to the chosen split. If no split is chosen, all rows belong to it."""
+        """Return whether a row belongs to the chosen split. If no split is chosen, this is true for all rows."""
         if self._values is None:
             self._values = {name: set() for name in row if name not in self._ignored}
         for name in list(self._values):
