@@ -128,7 +128,8 @@ def run_group(
     loaders = dict[str, Iterable[Batch]]()
     if source.decodes:
         loaders = {SHARDIO: source.for_shardio, ON_DEVICE: feeds[SHARDIO], TORCH: source.for_others}
-    group.loaders_alone, group.process_us = ({name: [] for name in loaders} for _ in range(2))
+    group.loaders_alone = {name: [] for name in loaders}
+    group.process_us = {name: [] for name in loaders}
 
     def attempt(name: str, what: str, turn: Callable[[], None]) -> None:
         if name in group.problems:
