@@ -386,8 +386,10 @@ def main() -> NoReturn:
     try:
         run_rank(target, directory, int(epochs), key or None)
     except BaseException as error:
-        # The launcher names the rank that failed first.
-        Path(directory, f"{_file_name(int(os.environ['RANK']))}.failed").write_text(str(time.time_ns()))
+        # The launcher names the rank that failed first. It may end this process at any time.
+        failed_at = str(time.time_ns()).encode()
+        with write_whole(Path(directory, f"{_file_name(int(os.environ['RANK']))}.failed")) as file:
+            file.write(failed_at)
         code = 1
         if isinstance(error, IdentityError):
             sys.stderr.write(f"{error}\n")

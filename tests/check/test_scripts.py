@@ -236,8 +236,10 @@ def test_the_first_failure_ends_the_others_and_their_children(tmp_path: Path) ->
 
 def test_the_rank_that_failed_first_is_named_and_not_the_one_that_ended_first(tmp_path: Path) -> None:
     cause = """
-import sys, time
-open(sys.argv[1], "w").write(str(time.time_ns()))
+import os, sys, time
+failed_at = time.time_ns()
+open(sys.argv[1] + "~", "w").write(str(failed_at))
+os.rename(sys.argv[1] + "~", sys.argv[1])
 time.sleep(600)  # It failed, but has not ended when the other rank does.
 """
     effect = POLLS + "sys.exit('peer is gone')"
