@@ -164,14 +164,15 @@ class ObjectStore(Store):
                 "(https://…/shardio.json), or tars with a pattern (https://…/shard-{000000..000012}.tar)"
             )
 
-    def __getstate__(self) -> tuple[Any, ...]:
-        return self.root, self.options, self.cache, client().folder
+    # Not __getstate__, which dataclasses with slots replace in Python 3.10.
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickle, (self.root, self.options, self.cache, client().folder)
 
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        for name, value in zip(("root", "options", "cache"), state[:3], strict=True):
-            object.__setattr__(self, name, value)
-        if state[3] is not None:
-            client().adopt(state[3])
+
+def _unpickle(root: str, options: RemoteOptions, cache: CacheSettings | None, folder: Path | None) -> ObjectStore:
+    if folder is not None:
+        client().adopt(folder)
+    return ObjectStore(root=root, options=options, cache=cache)
 
 
 class ObjectFile(StoredFile):
