@@ -88,7 +88,7 @@ class FetchSource(ABC):
 
     @abstractmethod
     def find_loader(self, cursor: Cursor | None, split: Split | None) -> Any:
-        """Return the loader for the next epoch of torch's own iterators: the same loader while workers persist."""
+        """Return the loader whose torch iterator runs the next epoch: the same loader while workers persist."""
 
     def watch(self, batches: CallerBatches | WorkerBatches) -> None:  # noqa: B027  # Not all sources have a state.
         """Register the batches of the epoch in flight, by weak reference, to query them for a state."""

@@ -76,7 +76,7 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
     It can replace torch's in any program: see docs/swapping.md. With a :class:`shardio.ShardDataset`, or an
     :class:`shardio.EpochSampler` as ``sampler``, the loader has shardio's order. With this order, every ``iter`` begins
     the next epoch unless ``set_epoch`` sets one, ``drop_last=True`` means ``remainder="drop"``, and the state fits any
-    number of ranks and workers. Otherwise, the order is torch's and the state is that of torchdata's
+    number of ranks and workers. Otherwise, torch determines the order and the state is that of torchdata's
     StatefulDataLoader. This also applies to subclasses of EpochSampler that override ``__iter__`` or ``__len__``: call
     ``set_epoch`` before each epoch, as with torch's samplers.
 
