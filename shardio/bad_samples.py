@@ -24,7 +24,8 @@ from shardio.world import find_worker
 OnError = Literal["raise", "replace", "skip"]
 
 MAX_REPLACEMENTS = 10
-"""The number of replacements tried for one sample. If all are unreadable, the storage is probably at fault."""
+"""The number of replacements tried for one sample. If all replacements are unreadable, the storage is probably at
+fault."""
 
 MAX_NAMED = 8
 """The number of samples that an error about a whole batch names."""
@@ -122,8 +123,8 @@ class BadSamples:
         Args:
             error: The error of the unreadable sample.
             index: The index of the unreadable sample.
-            replacement_rng_key: The rng key with which the replacement is drawn. Like the transforms' rng key, it is
-                the same for all samples that are tried for the row.
+            replacement_rng_key: The rng key with which the replacement is drawn. Like the rng key of the
+                transforms, this key is the same for all samples that are tried for the row.
             num_tries: The number of replacements already tried for this row.
             epoch: The epoch, if known.
             describe: Returns a sample's key and location; None if the dataset cannot describe samples.
@@ -153,8 +154,7 @@ class BadSamples:
 
         Args:
             num_workers: The number of workers.
-            are_new: Whether the workers are new. Otherwise, they run on from the previous epoch, and keep using the
-                existing count.
+            are_new: Whether the workers are new. Workers of the previous epoch keep using the existing count.
         """
         if are_new:
             self._count = SharedNumbers([0] * max(num_workers, 1))
@@ -278,7 +278,8 @@ def read_samples(dataset: Any, indices: NDArray[np.int64]) -> list[Any]:
         indices: int64 [n].
 
     Raises:
-        Exception: The dataset's error, which names the failed sample or is marked with it.
+        Exception: The dataset's error. A SampleError names the failed sample, and any other error is marked with the
+            sample.
     """
     read_several = getattr(dataset, "__getitems__", None)
     if callable(read_several):

@@ -86,7 +86,7 @@ class SharedList(MutableSequence[T], Generic[T]):
             if step == 1:
                 return packed.take(start, max(start, stop))
             return [self[each] for each in range(start, stop, step)]
-        # This raises IndexError if the index is out of range, and supports negative indices.
+        # Indexing a range supports negative indices, and raises IndexError if the index is out of range.
         number = range(len(self))[index]
         value: T = packed.take(number, number + 1)[0]
         return value
@@ -233,7 +233,7 @@ def _pack_tuples(values: Sequence[tuple[Any, ...]], where: str) -> _Column:
             f"a SharedList holds tuples of one length, but{where} value 0 has {length} elements and value {index} has "
             f"{len(values[index])}: convert them, or use a list"
         )
-    # One column at a time: zip(*values) would pass millions of arguments.
+    # Pack one column at a time, because zip(*values) would pass millions of arguments.
     columns = [_pack(list(map(itemgetter(index), values)), f"{where} in element {index},") for index in range(length)]
     return _Tuples(columns, len(values))
 
@@ -243,7 +243,9 @@ def _encode(text: str) -> bytes:
 
 
 class SharedNumbers:
-    """A few integers in memory that forked and spawned worker processes share. Other copies have their own memory.
+    """A few integers in memory that forked and spawned worker processes share.
+
+    Copies that are pickled for any other purpose have their own memory.
 
     Args:
         values: The initial integers.

@@ -1,8 +1,8 @@
 """Read shards sequentially from streams, such as the output of commands.
 
 WebDataset's own reader ignores some exit statuses, and does not check the status of a command that has not yet ended
-when its output is read. It waits for up to two hours for a command that does not end. So this module starts commands as
-WebDataset does, but reads their output and exit status itself.
+when its output is read. The reader also waits up to two hours for a command that does not end. So this module starts
+commands as WebDataset does, but reads their output and exit status itself.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ KNOWN_SCHEMES = frozenset({"pipe", "http", "https", "gs", "htgs", "hf", "ais", "
 """The URL schemes that WebDataset opens. Users may register more."""
 
 PIPE_BYTES = 2**20
-"""The size of an enlarged pipe, in bytes. It lets a command continue while samples are decoded."""
+"""The size of an enlarged pipe, in bytes. A large pipe allows a command to continue while samples are decoded."""
 
 MAX_POLL_MS = 2**31 - 1
 """The longest wait for bytes that the operating system supports, in milliseconds."""
@@ -51,7 +51,7 @@ MAX_SAID = 400
 """The maximum number of characters of a command's error output in a message."""
 
 StreamNames = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-"""A command, URL or path of a tar, a brace pattern of these, or a list of them."""
+"""A command, URL or path of a tar, a brace pattern of such names, or a list of names."""
 
 _TAR = re.compile(r"[^\s/\\'\"=?&:;|<>()]+\.(?:tar\.[a-z0-9]+|tar|tgz)\b", re.IGNORECASE)
 """The name of a tar in a command."""
@@ -251,7 +251,7 @@ class ShardStream:
                     raise self._give_up(error, number) from error
             # Random waits spread the retries of many ranks whose streams failed at the same time.
             time.sleep(random.uniform(0, min(MAX_WAIT_S, FIRST_WAIT_S * 2 ** min(number - 1, 30))))
-        raise AssertionError("the loop ends by itself")
+        raise AssertionError("the loop returns or raises")
 
     def _next(self) -> StreamedSample | None:
         try:
@@ -315,7 +315,7 @@ def open_stream(name: str, location: Location | None, timeout_s: float) -> ByteS
 
     Args:
         name: The name to pass to WebDataset.
-        location: A stored tar to read instead; None if there is none.
+        location: A stored tar to read instead, or None to open the stream ``name``.
         timeout_s: The longest wait for bytes of a command, in seconds.
 
     Raises:
@@ -367,7 +367,7 @@ def _read_some(file: Any) -> bytes:
 
 
 class StreamFailureError(Exception):
-    """The error for a stream that failed. Opening it again may help.
+    """The error for a stream that failed. Opening the stream again may help.
 
     Args:
         cause: The cause, as text.
@@ -397,7 +397,7 @@ class CommandStream:
 
     Args:
         pipe: WebDataset's Pipe.
-        timeout_s: The longest wait for bytes, and for the command's end after the last one, in seconds.
+        timeout_s: The longest wait in seconds for bytes or, after the last byte, for the end of the command.
         errors: The file for the command's error output, if the command has a session of its own.
     """
 
@@ -408,7 +408,7 @@ class CommandStream:
         self._descriptor: int = pipe.stream.fileno()
         self._poll = select.poll()
         self._poll.register(self._descriptor, select.POLLIN)
-        with suppress(OSError, AttributeError):  # The system may refuse the size, and only Linux supports it.
+        with suppress(OSError, AttributeError):  # The system may refuse the size, and only Linux supports F_SETPIPE_SZ.
             fcntl.fcntl(self._descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
     def read(self) -> bytes:

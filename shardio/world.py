@@ -72,7 +72,7 @@ class WorkerRng:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
-    """Information about a worker thread. The attributes are named as in torch's class of this name.
+    """Information about a worker thread. The attributes have the same names as in torch's WorkerInfo.
 
     Attributes:
         id: Its number.
@@ -102,8 +102,8 @@ _thread = _Thread()
 def get_worker_info() -> Any:
     """Return the DataLoader worker (process or thread) that calls this function; None outside of workers.
 
-    In worker processes, this returns the result of torch's ``get_worker_info``. In worker threads, where torch's
-    function returns None, it returns a :class:`WorkerInfo`.
+    In worker processes, this function returns the result of torch's ``get_worker_info``. In worker threads, where
+    torch's function returns None, this function returns a :class:`WorkerInfo`.
     """
     if _thread.info is not None:
         _thread.has_asked = True
@@ -132,8 +132,8 @@ def has_asked() -> bool:
 class CarriedWorld:
     """The world that a process found, to pass to the workers that it starts.
 
-    torch.distributed is not initialized in spawned workers, so each would find rank 0 of 1. Only workers that the
-    process itself starts use its world: a launcher's world does not apply to the workers of its ranks.
+    torch.distributed is not initialized in spawned workers, so each worker would find rank 0 of 1. Only workers that
+    the process itself starts use its world: a launcher's world does not apply to the workers of its ranks.
     """
 
     world: World
@@ -189,7 +189,7 @@ def find_world_size() -> int:
 def choose_world(
     rank: int | None, world_size: int | None, *, mesh: DeviceMesh | None = None, group: ProcessGroup | None = None
 ) -> World | None:
-    """Return the world that the user chose; None if the user chose none.
+    """Return the world that the user chose, or None if no argument is given.
 
     Args:
         rank: The rank of this process.

@@ -164,7 +164,7 @@ def decode_values(samples: StoredSamples, field: str, decode: FieldCodec | None,
         samples: n samples.
         field: The stored field.
         decode: shardio's decoder of the field; None returns the bytes.
-        missing: ``error`` raises an error if a sample lacks the field; None returns the value None for it.
+        missing: If a sample lacks the field, ``error`` raises an error, and None returns the value None.
 
     Raises:
         SampleError: If the field is missing or cannot be decoded.

@@ -103,7 +103,7 @@ class PlannedImages:
 
         Args:
             rows: The destination of each crop's images, uint8 [n, height, width, 3], of the same size; None for new
-                arrays. By default, all arrays are new.
+                arrays. By default, all crops are rendered into new arrays.
 
         Returns:
             The images of each crop, with the name of each image's decoder.
@@ -131,9 +131,9 @@ class LocatedValue:
     """A value of a sample that a transform changes.
 
     Attributes:
-        reference: The value's name in the transform.
-        name: The name of the sample's value that is this value, or contains it.
-        entry: The value's key in the containing value; None if it is the whole value.
+        reference: The name in the transform: ``name`` or ``name.entry``.
+        name: The name of one of the sample's values.
+        entry: The key of an entry in the value ``name``, or None for the whole value.
         kind: The value's kind.
     """
 
@@ -412,8 +412,8 @@ class FieldDecoder:
     def pipeline(self) -> tuple[Callable[[Any], Any] | None, Decode]:
         """The transform and its input: arrays, if shardio recognized the leading steps, or Pillow images.
 
-        Both are determined again for each chunk, because users may change the settings of their transforms between
-        epochs.
+        The transform and its input are determined again for each chunk, because users may change the settings of their
+        transforms between epochs.
         """
         decode = "pil" if is_made_for_pillow(self.transform) else self.decode
         found = replace_leading(self.transform, decode)

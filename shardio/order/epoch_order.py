@@ -147,13 +147,14 @@ def _swap_first_two(value: Words, size: NDArray[np.int64], rng_key: Words) -> Wo
 
 
 SHARDS_PER_WINDOW = 4
-"""The default window, in shards of average size: the samples of this many shards are mixed."""
+"""The number of shards of average size whose samples a default window holds."""
 
 MIN_WINDOW = 4096
 """The smallest default window, in samples, for datasets of many small shards."""
 
 MAX_LANES = 8
-"""The largest default number of lanes. With SHARDS_PER_WINDOW, it limits the number of shards that a rank has open."""
+"""The largest default number of lanes. MAX_LANES and SHARDS_PER_WINDOW together limit the number of shards that a rank
+has open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +162,7 @@ class OrderSettings:
     """The order of epochs. It never depends on the world size, the workers or the batch size.
 
     Attributes:
-        shuffle: Whether the epoch is shuffled. If not, position p holds sample p.
+        shuffle: Whether the epoch is shuffled. Without shuffling, position p holds sample p.
         seed: The user's seed, 0 <= seed < 2**63.
         lanes: L, the number of equal pieces of the tape between which positions alternate.
         window: The number of neighboring samples of a lane that are shuffled together.

@@ -107,7 +107,7 @@ def mean_separation(order: NDArray[np.int64], shard_sizes: NDArray[np.int64]) ->
     positions[order] = np.arange(len(order))
     distances = np.abs(np.diff(positions))
     is_within = np.ones(len(order), dtype=np.bool_)
-    # Each stop is the first sample of the next shard. Empty shards repeat a stop; the last one, N, becomes 0.
+    # Each stop is the first sample of the next shard. Empty shards repeat a stop; the last stop, N, becomes 0.
     is_within[np.cumsum(shard_sizes) % len(order)] = False
     within = distances[is_within[1:]]
     return float(within.mean()) / len(order) if len(within) else float("nan")

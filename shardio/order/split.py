@@ -38,8 +38,8 @@ class RemainderPolicy:
         effect: A description of the effect, which follows the policy's name in messages.
         count_dealt: Returns the number of positions that the ranks get, given the number of samples that are left in
             the epoch, the number of ranks, and the batch size. Positions after the end of the epoch repeat the order's
-            first samples. The result differs from the number of samples that are left by less than a step, and
-            equals this number if the samples fill whole steps.
+            first samples. The result differs from the number of remaining samples by less than a step. If the
+            remaining samples fill whole steps, the two numbers are equal.
         repeats: Whether some samples may be repeated.
         marks_repeats: Whether each sample gets the mark ``valid``, which is false for repeats.
         leaves_out: Whether some samples may be left out.
@@ -94,9 +94,9 @@ class Split:
         rank: 0 <= rank < world_size.
         world_size: W.
         batch_size: B, the number of samples in one rank's batch.
-        shuffled: Whether the order is shuffled. If so, rank r takes the positions p with p mod W == r, and so reads
-            fewer lanes if their number shares a factor with W. If not, it takes consecutive positions in each step,
-            and so reads few shards.
+        shuffled: Whether the order is shuffled. In a shuffled order, rank r reads the positions p with p mod W == r, so
+            the rank reads fewer lanes if the number of lanes shares a factor with W. In an unshuffled order, a rank
+            reads consecutive positions in each step, so the rank reads few shards.
         remainder: The policy for the samples that do not fill a step.
     """
 

@@ -43,7 +43,8 @@ class Progress:
     @property
     def now(self) -> Cursor:
         """The cursor after every rank has received this many batches, or all of its batches."""
-        # With `keep`, a rank may finish before the others. Its epoch then ends when it requests another batch.
+        # With `keep`, a rank may finish before the others. The epoch of that rank then ends when the rank requests
+        # another batch.
         position = self.split.num_samples if self.is_finished else self.split.position_after(self.num_batches)
         return Cursor(epoch=self.cursor.epoch, position=position)
 
@@ -86,8 +87,8 @@ class EpochCounter:
     def now(self) -> Cursor:
         """The current cursor, which a state saves.
 
-        ``set_epoch`` does not end an epoch in flight. So the cursor stays in that epoch until the epoch is over or the
-        next one begins.
+        ``set_epoch`` does not end an epoch in flight, so the cursor stays in this epoch until the epoch is over or the
+        next epoch begins.
         """
         if self.progress is None or (self._is_set and self.progress.is_over):
             return self.next

@@ -273,8 +273,8 @@ class _RemoteJournal:
 class _RemoteFolder:
     """A folder in an object store: see :class:`~shardio.packing.folders.DatasetFolder`.
 
-    Finished shards are recognized by the store's versions of their tars and indexes. Their content was verified when it
-    was uploaded.
+    Finished shards are recognized by the store's versions of their tars and indexes. The content of each shard was
+    verified when the shard was uploaded.
     """
 
     location: Location
@@ -469,7 +469,7 @@ def end(digests: Mapping[DatasetFolder, str]) -> list[Manifest]:
 def _write_manifest(unfinished: UnfinishedDataset, manifest: Manifest) -> None:
     where, mark = unfinished.folder.location, _read_mark(unfinished.folder)
     if mark is None and _has_manifest(where, manifest):
-        return  # Without locks, the same pack may run several times in parallel: another run finished first.
+        return  # Object stores have no locks: another run of the same pack may have finished first.
     if mark is None:
         raise PackError(f"{where} was removed during the pack: delete any directory of that name, and pack again")
     if mark != unfinished.mark:
@@ -510,8 +510,8 @@ def _refuse_other_plan(folder: DatasetFolder, mark: bytes, digest: str) -> None:
 def new_dataset(folder: DatasetFolder, *, overwrite: bool) -> Iterator[UnfinishedDataset]:
     """Create or clear a folder, lock it and mark it as unfinished for the duration of a block.
 
-    The block must write the manifest and remove the mark. If it raises an exception, finished shards and the mark
-    remain. If no shard is finished, nothing remains.
+    The block must write the manifest and remove the mark. If the block raises an exception, the finished shards and the
+    mark remain, or nothing if no shard is finished.
 
     Args:
         folder: The folder, which must be missing or empty, or hold a dataset that ``overwrite`` replaces.

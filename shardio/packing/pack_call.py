@@ -1,9 +1,9 @@
 """Define ``shardio.pack`` and its options, for Python and for the command line.
 
 Each option appears in the signature and the docstring of :func:`pack`, and in :class:`PackOptions` with its text for
-``--help``. The code that implements an option receives a PackOptions. The rest follows from that class: the command has
-the option and, if the option decides the output, the manifest records its value, with which
-:func:`~shardio.packing.append` packs more images.
+``--help``. The code that implements an option receives a PackOptions. The rest follows from PackOptions. The command
+has the option. If the option decides the output, the manifest records the option's value, and
+:func:`~shardio.packing.append` packs more images with the recorded value.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class Option:
         decides_output: Whether the value affects the packed bytes. An interrupted pack cannot be resumed with a
             different value. The manifest records values other than the default: strings, integers, booleans or None. A
             new option at its default must give the same bytes as before.
-        of_iterables: Whether the option applies to iterables of samples. Options that decide the output always apply.
+        of_iterables: Whether the option applies to iterables of samples. Options that decide the output apply to
+            iterables in any case.
     """
 
     help: str
@@ -76,8 +77,9 @@ _ALWAYS_IDENTIFY = (
     *("max_shard_size", "max_shard_samples", "shuffle_seed", "check", "jpeg", "convert_to", "max_side", "quality"),
     *("to_srgb", "max_pixels"),
 )
-"""The options that identify an unfinished pack even at their defaults. Other options identify it only if given, so a
-version with a new option resumes the packs of earlier versions."""
+"""The options that identify an unfinished pack even at their defaults. Other options that decide
+the output identify a pack only if they differ from their defaults. A version of shardio with a new option can therefore
+resume the packs of earlier versions."""
 
 OPTIONS_OF_SHARDS = ("max_shard_size", "max_shard_samples", "shuffle_seed")
 """The options that decide how samples are distributed among shards. Other options decide what each sample holds."""
@@ -125,8 +127,8 @@ class PackOptions:
     convert_to: Annotated[
         ConvertedFormat | None,
         _deciding(
-            "Convert images in other formats to this format. This includes formats such as GIF and AVIF, which are "
-            "otherwise not packed. Masks stay unchanged."
+            "Convert images in other formats to this format. Images in formats such as GIF and AVIF, which are "
+            "otherwise not packed, are also converted. Masks stay unchanged."
         ),
     ] = None
     max_side: Annotated[
@@ -447,11 +449,11 @@ def pack(
             suffix.
         check: Whether to decode each image first. Samples with an image that cannot be decoded are left out, and listed
             in ``dst/rejected.jsonl``. Without the check, all files are packed as they are, at full speed.
-        jpeg: ``copy`` stores JPEGs unchanged. ``tile`` rewrites them losslessly, which makes crops decode faster; JPEGs
+        jpeg: ``copy`` stores JPEGs unchanged. ``tile`` rewrites JPEGs losslessly to make crops decode faster. JPEGs
             that cannot be tiled are stored unchanged. ``reencode`` decodes each JPEG and stores it upright, tiled and,
             with ``max_side``, smaller.
-        convert_to: The format that images in other formats are converted to: ``jpeg``, ``png`` or ``webp``. This
-            includes images in formats such as GIF and AVIF, which are not packed by default. Masks and other fields
+        convert_to: The format that images in other formats are converted to: ``jpeg``, ``png`` or ``webp``. Images in
+            formats such as GIF and AVIF, which are not packed by default, are also converted. Masks and other fields
             such as ``mask.png`` stay unchanged.
         max_side: With ``reencode`` or ``convert_to``, the maximum length of an encoded image's longer side, in pixels.
         quality: With ``reencode`` or ``convert_to``, the quality of encoded JPEGs and WebPs, 1 to 100; by default, 90.

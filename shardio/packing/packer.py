@@ -177,7 +177,7 @@ def _choose_kind(src: Path, options: PackOptions) -> SourceKind:
     if all_found and (file := find_main_file(src, options)) is not None:
         found["files"] = file
     found = found or {kind: evidence.file for kind, evidence in all_found.items()} or {"files": src}
-    if len(found) > 1:  # An option that applies to only one kind selects it.
+    if len(found) > 1:  # An option that applies to only one kind selects this kind.
         found = {kind: file for kind, file in found.items() if _find_other_option(kind, options) is None} or found
     first_kinds = {file: kind for kind, file in reversed(found.items())}  # Keep only the first kind for each file.
     found = {kind: file for kind, file in found.items() if first_kinds[file] == kind}
@@ -311,7 +311,7 @@ def _pack(
     divide_scan: Callable[[SourceScan], Sequence[SourceScan]],
 ) -> list[PackResult]:
     progress = progress or WorkProgress()
-    choose_rewrite(options)  # Called early: it raises an error if a package is missing.
+    choose_rewrite(options)  # Raise an error early if a required package is missing.
     refuse_url(src, out)
     if options.engine == "ray":  # Ray tasks run in other directories.
         src = absolute_path(src)

@@ -67,7 +67,7 @@ class JpegTally:
         self.damaged += other.damaged
 
     def note_damage(self, source: SourceSample, field: str, outcome: str) -> None:
-        """Record a JPEG as damaged if its outcome says that it is."""
+        """Record a JPEG as damaged if its outcome reports damage."""
         if outcome.startswith("damaged"):
             verb = "has a" if outcome.startswith("damaged header") else "is"
             self.damaged.append(source.problem(field, f"{verb} {outcome}"))
@@ -215,7 +215,7 @@ class PackedShard:
     Attributes:
         entry: The shard's entry in the manifest.
         fields: The names of the samples' fields.
-        identity: The identifier of the shard's content, from its folder, or "" if it has no samples.
+        identity: The content's identifier from ``DatasetFolder.identify``, or "" if the shard has no samples.
         findings: The findings about the shard's samples.
         was_kept: Whether an earlier run wrote the shard.
         damage: The damage to the shard of an earlier run, which was packed again, or "" if it was intact.

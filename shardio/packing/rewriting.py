@@ -268,7 +268,7 @@ def _unite_classes(tables: Sequence[ShardTable]) -> tuple[str, ...]:
 
 
 def _unite_settings(manifests: Sequence[Manifest]) -> PackSettings:
-    """Return the sample settings that all datasets share. If they are invalid on their own, keep only ``jpeg``."""
+    """Return the sample settings that all datasets share, or only ``jpeg`` if the shared settings alone are invalid."""
     first = manifests[0].pack
     settings: PackSettings = {
         name: first[name]
@@ -332,10 +332,10 @@ def append(
 ) -> Manifest:
     """Add the samples of other packed datasets, or of directories of images, to a packed dataset.
 
-    Shards are hard-linked, or copied if linking is impossible. Their names continue the numbering. Images are packed
-    first, with the settings and the class names of ``out``, and rejected images are logged. At the end, one rename
-    replaces the manifest. Until then, ``out`` is unchanged. Programs that opened it earlier keep reading its old
-    samples. If the call is interrupted, repeat it.
+    Shards are hard-linked, or copied if linking is impossible. The names of new shards continue the numbering. Images
+    are packed first, with the settings and the class names of ``out``, and rejected images are logged. At the end, one
+    rename replaces the manifest, and ``out`` is unchanged until then. Programs that opened ``out`` earlier keep reading
+    the old samples. If the call is interrupted, repeat it.
 
     Args:
         out: A packed directory.
@@ -439,7 +439,7 @@ def _link_all(
                 pass  # An incomplete copy, or a copy of other files, raises an error here.
         sync_directory(folder)
         write_manifest(parse_location(folder / MANIFEST_NAME), manifest)
-    except BaseException:  # Re-raised: Ctrl-C must not leave shards that no manifest lists either.
+    except BaseException:  # Re-raised: even Ctrl-C must not leave shards that no manifest lists.
         if open_table(folder).manifest.digest != manifest.digest:
             _roll_back(folder, record.names)
         raise

@@ -294,7 +294,7 @@ _START = 1024
 
 
 class KeyHashes:
-    """A set of 64-bit hashes that uses 16 to 32 bytes for each hash; a Python set uses about 70."""
+    """A set of 64-bit hashes that uses 16 to 32 bytes for each hash, whereas a Python set uses about 70 bytes."""
 
     def __init__(self) -> None:
         self._table = array("Q", bytes(8 * _START))  # Open addressing. 0 means empty.

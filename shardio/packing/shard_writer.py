@@ -286,7 +286,7 @@ class ShardWriter:
             )
 
     def _find(self, key: str) -> str | None:
-        """Return the place of the earlier sample with a key, or None if only the hashes of the keys are equal."""
+        """Return the place of an earlier sample with the same key, or None if only the hashes of the keys are equal."""
         assert self._sequence is not None, "called by write"
         raw = key.encode()
         for entry in self._sequence.entries:

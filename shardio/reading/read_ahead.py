@@ -1,8 +1,8 @@
 """Read image files and joined datasets, and fetch remote samples that will be read soon.
 
 The order is known, so a thread plans the requests for a whole *window* of the epoch at once. With shuffling, a window
-of the epoch consists of one window of the order in each lane. Its samples are adjacent in few shards, so few large
-requests fetch them.
+of the epoch consists of one window of the order in each lane. The samples of such a window are adjacent in few shards,
+so few large requests fetch these samples.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class JoinedReader:
         return self._readers[part].describe(inner, fields)
 
     def close(self) -> None:
-        """Close all files. The next read reopens them."""
+        """Close all files until the next read."""
         for reader in self._readers:
             reader.close()
 
@@ -345,7 +345,7 @@ class ReadAhead:
             self._moved.release()
 
     def close(self) -> None:
-        """Stop the thread once its requests in progress have finished. Do not wait for it."""
+        """Stop the thread after its requests in progress. Return without waiting for the thread to end."""
         self._is_closed = True
 
     def _run(self) -> None:

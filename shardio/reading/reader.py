@@ -174,7 +174,7 @@ class SampleReader:
         return self._use(shard, lambda opened: opened.describe(int(inner[0]), fields))
 
     def close(self) -> None:
-        """Close all shards. The next read reopens them."""
+        """Close all shards until the next read."""
         self._open.clear()
         self._parts.clear()
 
@@ -272,7 +272,7 @@ class SampleReader:
     def _open_remote(self, shards: Sequence[int]) -> None:
         tars = self._table.tars
         missing = [shard for shard in shards if shard not in self._open and not tars[shard].store.is_local]
-        # Open shards in parallel, because each one takes several requests.
+        # Open shards in parallel, because opening a shard needs several requests.
         if len(missing) > 1 and (errors := map_in_threads(self._get_open, missing)):
             raise errors[0]
 
@@ -360,9 +360,9 @@ def map_in_threads(function: Callable[[Item], object], items: Sequence[Item]) ->
     """Call a function with each item, in several daemon threads.
 
     Returns:
-        The errors of stores that kept failing, so that the caller can raise one immediately: repeating the requests
-        would take just as long. Other errors are ignored: reading an item fetches the item again, and reports the error
-        with the sample.
+        The errors of stores that kept failing. The caller should raise one of these errors immediately, because
+        repeating the requests would take just as long. Other errors are ignored: reading an item fetches the item
+        again, and reports the error with the sample.
     """
     remaining = iter(items)  # Threads share the iterator: next() is atomic for iterators of sequences.
     errors = list[StoreError]()
@@ -441,7 +441,7 @@ class KeyedShards(Mapping[str, dict[str, Any]]):
         return self._reader.describe(self._find(key), self.fields)[1]
 
     def close(self) -> None:
-        """Close all shards. The next read reopens them."""
+        """Close all shards until the next read."""
         self._reader.close()
 
     def __getitem__(self, key: str) -> dict[str, Any]:

@@ -44,8 +44,8 @@ SCATTERED_FORMAT = 2
 INDEX_SUFFIX = ".idx"
 
 MAX_BYTES = 64 * 2**20
-"""The maximum memory in bytes for the parts of indexes that one reader keeps. With shards of 20,000 samples and two
-fields, the default order needs less."""
+"""The maximum memory in bytes for the parts of indexes that one reader keeps. The default order of a dataset with two
+fields and 20,000 samples in each shard needs less memory."""
 
 PART = 512
 """The number of samples whose entries are read together."""

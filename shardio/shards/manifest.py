@@ -417,7 +417,7 @@ EXPORTS: dict[ExportFormat, Callable[[ShardTable, str, str], Files]] = {
     "webdataset-sizes": _list_sizes,
 }
 """For each format, a function that lists the files. Its arguments are the shards, the name of the split that contains
-all shards, and the path from the files to the shards. This path is empty or ends in a slash."""
+all shards, and the path from the files to the shards, which is empty or ends in a slash."""
 
 
 def export_index(

@@ -138,7 +138,8 @@ class Shard:
             let_through(error)
             self._let_store_errors_through(error)
             self._raise_unreadable(samples, there, starts, stops)
-            found = self.tar.read_many(range_starts, range_stops)  # Each sample could be read, so read all again.
+            # Each sample could be read separately, so read all samples together again.
+            found = self.tar.read_many(range_starts, range_stops)
         num_contents = np.count_nonzero(present)
         contents, headers = found[:num_contents], found[num_contents:]
         if present.all():
@@ -478,7 +479,8 @@ class DecompressedFile:
         if stop - start == BLOCK and stop in self._known:
             return self._known[stop]
         content = bytearray()
-        while (position := start + len(content)) < stop:  # In pieces: a damaged index may claim any size.
+        # Read piece by piece, because a damaged index may claim any size.
+        while (position := start + len(content)) < stop:
             piece = bytearray(min(PIECE, stop - position))
             self.read_into([position], [memoryview(piece)])
             content += piece

@@ -363,7 +363,7 @@ class TarContents:
         num_without_key: The number of files that were skipped because their names have no key.
         skipped: The names of the first skipped files.
         headers: The plain headers of the first and the last run of adjacent members with one key, by the offsets of the
-            contents. They include the headers of the first and the last sample, unless these samples are scattered.
+            contents. The headers of the first and the last sample are included, unless these samples are scattered.
     """
 
     samples: list[StoredSample] = field(default_factory=list)

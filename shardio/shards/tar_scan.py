@@ -254,8 +254,8 @@ def list_names(file: StoredFile) -> list[str]:
 def read_headers(file: ForwardReader) -> Iterator[tuple[tarfile.TarInfo, int]]:
     """Yield a tar's members, each with the offset at which its padding ends.
 
-    Raises one of :data:`TAR_ERRORS` if the tar is damaged. However, some damaged headers look like the end of
-    the tar, and the iteration then ends early without an error.
+    Raise one of :data:`TAR_ERRORS` if the tar is damaged. However, some damaged headers look like the end of the tar,
+    and the iteration then ends early without an error.
     """
     with file.open() as tar:
         for info in tar:

@@ -42,7 +42,7 @@ ContentCheck = Callable[[str, bytes], str | None]
 
 MEMBERS_AT_ONCE = 512
 """The approximate number of headers to compare at once. With fewer headers, the overhead of numpy's calls is larger.
-With more headers, they do not stay in the processor's cache."""
+More headers would not stay in the processor's cache."""
 
 
 MAX_WORKERS = 4
@@ -252,7 +252,7 @@ class ShardVerification:
     Args:
         tar: The open tar.
         columns: The tar's index.
-        check_content: A function that further checks the contents that match their hashes; None if there is none.
+        check_content: A function that further checks the contents that match their hashes; None for no further check.
     """
 
     def __init__(self, tar: StoredFile, columns: IndexColumns, check_content: ContentCheck | None = None) -> None:
@@ -350,7 +350,7 @@ class ShardVerification:
         check.
 
         Args:
-            doubted: The places of the members whose plain headers do not fit.
+            doubted: The places of the members whose plain headers do not match the index.
         """
         found, field_names, starts, where = list[Problem](), self._columns.header.fields, self._starts, self._where
         samples, field_indices = self._places()

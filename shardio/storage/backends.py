@@ -134,8 +134,8 @@ def _find_profile(config: dict[str, str]) -> dict[str, Any]:
     if explicit or (profile is None and not _has_aws_files()):
         return {}
     try:
-        import boto3  # type: ignore[import-untyped]  # It has no types.
-        import botocore.exceptions  # type: ignore[import-untyped]  # It has no types.
+        import boto3  # type: ignore[import-untyped]  # boto3 has no types.
+        import botocore.exceptions  # type: ignore[import-untyped]  # botocore has no types.
         from obstore.auth.boto3 import Boto3CredentialProvider
     except ImportError:
         if profile is None:

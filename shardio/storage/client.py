@@ -1,9 +1,9 @@
 """Connect this process to its storage process.
 
-The storage process may be suspended, or swapped out, in the middle of an answer. A long wait alone does not show this,
-because a request may take minutes. But the storage process always greets a new connection immediately. A client that
-has waited for some time therefore opens another connection. If it receives no greeting, it kills the storage process,
-which ends all waits.
+The storage process may be suspended, or swapped out, in the middle of an answer. A long wait alone does not show that
+the process is suspended, because a request may take minutes. But the storage process always greets a new connection
+immediately. A client that has waited for some time therefore opens another connection. If the client receives no
+greeting, it kills the storage process, and all waits for the process end.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class StorageConnection:
         Raises:
             EOFError: If the other end is closed.
         """
-        return pickle.loads(self.receive_bytes())  # Both ends belong to this user.
+        return pickle.loads(self.receive_bytes())  # Safe: both ends of the connection belong to this user.
 
     def receive_bytes(self) -> bytearray:
         """Return the next bytes.
@@ -164,7 +164,7 @@ class StorageConnection:
         return content
 
     def receive_bytes_into(self, buffer: memoryview) -> None:
-        """Fill a buffer with the next bytes. Their number must equal the buffer's size.
+        """Fill a buffer with the next bytes, whose number must equal the buffer's size.
 
         Raises:
             EOFError: If the other end is closed.
@@ -372,7 +372,7 @@ class Client:
 
     @contextmanager
     def make_file(self) -> Iterator[BinaryIO]:
-        """Yield a temporary file that the storage process can read by its name. Remove it at the end of the block."""
+        """Yield a temporary file, which the storage process can read by its name until the end of the block."""
         with self._connect():
             folder = self.folder
         file = tempfile.NamedTemporaryFile(dir=folder)  # noqa: SIM115  # `with` would raise errors from close().
@@ -399,7 +399,7 @@ class Client:
                 with suppress(subprocess.TimeoutExpired):
                     if self._process.wait(CLOSE_S) and folder is not None:
                         _remove_unused(folder)  # A killed process cannot remove its folder itself.
-                self._process.returncode = 0  # Nothing waits for the process: others may still use it.
+                self._process.returncode = 0  # Nothing waits for the process: other processes may still use it.
                 self._process = None
 
     def _exit(self) -> None:
@@ -408,14 +408,14 @@ class Client:
         self.close()
 
     def _try(self, use: Callable[[StorageConnection], Result]) -> Result:
-        """Use a connection, or a new one if the storage process has died. All requests can be repeated."""
+        """Call a function with a connection, and again with a new connection if the storage process has died."""
         for _ in range(MAX_DEATHS):
             try:
                 with self._connect() as connection:
                     return use(connection)
             except _AnsweredError as answered:  # noqa: PERF203  # Each attempt may fail.
                 raise answered.error from None
-            except (EOFError, ConnectionError):
+            except (EOFError, ConnectionError):  # All requests can be repeated.
                 with self._lock:
                     self._close_idle()
         raise _died()
@@ -463,7 +463,7 @@ class Client:
         return None
 
     def _start(self) -> None:
-        """Start the storage process. If an earlier one has died, reuse its folder, which may hold a cache."""
+        """Start the storage process. Reuse the folder of a storage process that has died, which may hold a cache."""
         if self._is_exiting:
             raise StoreError("cannot read from an object store while Python is exiting")
         if self._process is not None:

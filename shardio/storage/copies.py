@@ -83,7 +83,7 @@ class CachedCopy:
         path: The copy's path.
         size: The object's size in bytes.
         is_sealed: Whether the copy is sealed, and therefore added as a whole.
-        is_shared: Whether users share the copy. If so, every user who may write to its folder may also write to it.
+        is_shared: Whether users share the copy. Every user who may write to the folder may also write to a shared copy.
     """
 
     path: str
@@ -104,7 +104,7 @@ class CachedCopy:
             return [self._read_range(descriptor, start, stop) for start, stop in zip(starts, stops, strict=True)]
 
     def read_into(self, start: int, buffer: memoryview) -> bool:
-        """Fill a buffer with the bytes from ``start`` on. Return False if they are not completely present."""
+        """Fill a buffer with the bytes from ``start`` on. Return False if some of the bytes are missing."""
         with self._opened(os.O_RDONLY) as descriptor:
             is_present = descriptor is not None and _is_present(descriptor, self.size, start, start + len(buffer))
             return is_present and descriptor is not None and read_range_into(descriptor, start, buffer)
@@ -231,8 +231,8 @@ class Addition:
 
     Args:
         copy: The copy.
-        descriptor: The descriptor of the copy's file. It stays open until the content is marked, because another file
-            may take the copy's name in the meantime.
+        descriptor: The descriptor of the copy's file. The file stays open until the content is marked, because another
+            file may take the copy's name in the meantime.
         start: The offset at which the range starts.
         stop: The offset at which the range stops.
     """
@@ -276,7 +276,7 @@ def _write_all(descriptor: int, content: memoryview, start: int) -> None:
 
 
 def name_copy(found: FileStat, run: str = "") -> str:
-    """Return the name of an object's copy. If a run is given, the name is different in each run."""
+    """Return the name of an object's copy, which is different for each ``run``."""
     text = f"{found.identity}\n{found.version}\n{found.size}" + (f"\n{run}" if run else "")
     return xxhash.xxh3_128_hexdigest(text.encode(errors="surrogateescape")) + COPY_SUFFIX
 
@@ -368,7 +368,7 @@ class Budget:
         used = sum(size for _, size, _ in copies)
         if used + num_bytes <= self.max_bytes - SLACK * self._grant:
             return
-        # A little more than necessary is removed. Otherwise, every grant would have to remove copies.
+        # Remove slightly more than necessary: otherwise, every grant would have to remove copies.
         limit = self.max_bytes - 2 * SLACK * self._grant - num_bytes
         for _, size, path in sorted(copies):
             if used <= limit:

@@ -5,10 +5,10 @@ contents. Large files come from another server: the Hub redirects each request t
 minutes.
 
 huggingface_hub provides the endpoint, the token, the connections and the meaning of errors. Its HfFileSystem and
-HfApi.list_repo_tree are not used. They list without a timeout: a stalled connection blocks them forever. They repeat
-requests according to their own rules, regardless of ``retries`` and ``deadline_s``, and restart a listing that is
-interrupted. Their reads copy all bytes in Python, whereas obstore resumes a broken transfer and reads many ranges at a
-time.
+HfApi.list_repo_tree are not used. Their listings have no timeout, so a stalled connection blocks a listing forever. An
+interrupted listing starts again. Requests are repeated according to the rules of huggingface_hub, regardless of
+``retries`` and ``deadline_s``. HfFileSystem copies all bytes in Python, whereas obstore resumes a broken transfer and
+reads many ranges at a time.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ FLAGS = {"true": None, "false": False}
 """The special values of the token, as in huggingface_hub: the user's saved token, or none."""
 
 MAX_BESIDE = 16
-"""The maximum number of subfolders that are listed one by one. After that, their parent folder is listed recursively,
-because there may be thousands of class folders."""
+"""The maximum number of subfolders that are listed one by one. If more subfolders are requested, their parent folder is
+listed recursively, because a folder may hold thousands of class folders."""
 
 NO_TIME = datetime.fromtimestamp(0, tz=timezone.utc)
 """The modification time of all files. Only some listings of the Hub include times, and shardio does not use them."""
@@ -72,7 +72,7 @@ def make_store(root: str, options: RemoteOptions, config: Mapping[str, str], set
     repository = _REPOSITORIES.get((root, options))
     if repository is None:
         repository = _REPOSITORIES.setdefault((root, options), HubRepository(root, options))
-    # It has only the reading methods of obstore's stores, because shardio does not write to repositories.
+    # A HubStore has only the reading methods of obstore's stores, because shardio does not write to repositories.
     return cast("Backend", HubStore(repository, settings))
 
 
@@ -92,7 +92,7 @@ class HubFile:
 
 @dataclass(kw_only=True, eq=False)
 class HubListing:
-    """The known part of a folder's content. It is read page by page.
+    """The known part of a folder's content, which is read page by page.
 
     Attributes:
         next_page: The parameters of the request for the next page; None if all pages were read.
@@ -121,7 +121,7 @@ class HubListing:
 
 
 class HubRepository:
-    """A repository at the commit to which its revision pointed when it was first used. Threads share it.
+    """A repository at the commit to which its revision pointed when the repository was first used. Threads share it.
 
     All requests name this commit, so a listing never changes and is requested once.
 
@@ -185,7 +185,7 @@ class HubRepository:
             return self._commit
 
     def list_folder(self, folder: str) -> HubListing:
-        """Return the listing of a folder's direct content. It is empty if there is no such folder.
+        """Return the listing of a folder's direct content. The listing is empty if the folder does not exist.
 
         Raises:
             FailedRequestError: If a request fails. The next call continues with the page whose request failed.
@@ -322,7 +322,7 @@ def _folders_above(folder: str) -> list[str]:
 
 
 class HubStore:
-    """A repository with the credentials that were valid when it was first used. Threads share it.
+    """A client of a repository, with the credentials that were valid at the client's first request. Threads share it.
 
     Args:
         repository: The repository.

@@ -30,7 +30,7 @@ from shardio.storage.store import Location, absolute_path, make_path
 from shardio.values import parse_json
 
 FORMAT = "shardio listing 1"
-"""The format of a saved listing. It is the first value in the file."""
+"""The format of a saved listing, which is the first value in the file."""
 
 PATIENCE_S = 300.0
 """The time in seconds to wait while another process lists the same folder. After this time, this process lists the
@@ -90,8 +90,9 @@ def open_listing(folder: Location, kept: str | os.PathLike[str] | None) -> Listi
 
     Args:
         folder: The folder.
-        kept: A local file for the listing. It is read if it exists, and written otherwise. If several processes write
-            it at the same time, only one lists the folder. If None, the folder is listed now, and nothing is saved.
+        kept: A local file for the listing, which is read if it exists and written otherwise. If several processes write
+            the file at the same time, only one process lists the folder. If None, the folder is listed now, and nothing
+            is saved.
 
     Raises:
         FormatError: If the file is damaged, or contains the listing of another folder.
@@ -106,7 +107,7 @@ def open_listing(folder: Location, kept: str | os.PathLike[str] | None) -> Listi
         with WorkLock(lock, PATIENCE_S, 0o644).held():
             if not path.exists():  # Another process may have listed the folder in the meantime.
                 listing = list_files(folder)
-                if not path.exists():  # The folder may also have been listed without the lock.
+                if not path.exists():  # Another process may have listed the folder without the lock.
                     if len(listing):  # A folder that is still empty is listed again the next time.
                         _save(listing, path)
                     lock.unlink(missing_ok=True)  # Processes that wait for the lock then find the listing.
@@ -196,7 +197,7 @@ class Bundles:
         numbers: int32 [n], the bundle of each file.
         starts: int64 [n], the offset of each file in its bundle.
         sizes: int64 [m], the size of each bundle in bytes.
-        names: The names of the bundles in the cache's folder. They depend on what the bundles contain.
+        names: The names of the bundles in the cache's folder. A bundle's name depends on the files in the bundle.
     """
 
     numbers: NDArray[np.int32]

@@ -69,7 +69,7 @@ def _find_limit() -> int | None:
 
 
 class Descriptor:
-    """An open file descriptor. It is closed with its last reference, so a running read keeps it open."""
+    """An open file descriptor, which is closed with its last reference. A running read keeps the descriptor open."""
 
     __slots__ = ("number",)
 
@@ -134,9 +134,9 @@ def open_files() -> OpenFiles:
 class LocalFile(StoredFile):
     """A local file that is open for positioned reads. It can be shared between threads and across a fork.
 
-    Its descriptor counts against the process's budget, so it may be closed between reads and reopened. Only reopening
-    checks whether the file has changed. Until then, reads of a replaced file return the old content, and changes in
-    place are not detected.
+    The file's descriptor counts against the process's budget, so the descriptor may be closed between reads and
+    reopened. Only reopening checks whether the file has changed. Until the file is reopened, reads of a replaced file
+    return the old content, and changes in place are not detected.
 
     Raises:
         OSError: If the file cannot be opened, or is not a regular file.
@@ -410,7 +410,7 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
 
 
 def read_and_stat(path: str, num_bytes: int) -> tuple[bytes, os.stat_result]:
-    """Read at most ``num_bytes`` bytes of a local file. Return them, and the file's status after the read."""
+    """Return the first bytes of a local file, at most ``num_bytes``, and the file's status after the read."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return read_range(descriptor, 0, num_bytes), os.fstat(descriptor)

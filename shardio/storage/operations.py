@@ -56,7 +56,7 @@ FIRST_WAIT_S = 0.1
 """The upper bound in seconds of the first wait before a request is repeated. It doubles each time."""
 
 MAX_WAIT_S = 20.0
-"""The maximum wait in seconds. S3 limits rates for about a second; other servers restart within a minute."""
+"""The maximum wait in seconds. S3's rate limits last about a second, and a server's restart takes up to a minute."""
 
 UNREACHED_RETRIES = 3
 """The number of times to repeat requests to a server that has never answered: its name is probably wrong."""
@@ -64,7 +64,8 @@ UNREACHED_RETRIES = 3
 KIND_RETRIES = {"unclear": 7, "unknown_size": 4}
 """The number of times to repeat a request whose responses do not match it, or do not state the object's size.
 
-Damage in transit needs fewer retries. A server's cache needs about a second to get an object of a few megabytes.
+Fewer retries are enough if the responses were damaged in transit. A server's cache needs about a second to get an
+object of a few megabytes.
 """
 
 MIN_RANKS, MAX_START_DELAY_S, DELAY_PER_RANK_S = 16, 2.0, 0.002

@@ -1,8 +1,8 @@
 """Run the storage process: the background process that makes all requests to remote stores and fills caches.
 
 obstore's threads do not survive a fork, and torch's DataLoader forks. Processes that may fork therefore do not use
-obstore: all processes of a training run connect to the storage process that its first process started. The storage
-process ends when that process and its forked children have ended and the last connection is closed.
+obstore. Instead, all processes of a training run connect to the storage process that the run's first process started.
+The storage process ends when the first process and its forked children have ended and the last connection is closed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ MAX_THREADS = 64
 
 MAX_STORES = 16
 """The maximum number of stores that keep their connections and threads. The least recently used store is dropped first.
-The same store with other options counts separately."""
+A store with different options counts as another store."""
 
 CHECK_S = 0.2
 """The time in seconds between two checks of whether the last connections are closed."""
@@ -77,7 +77,7 @@ SIMPLE = (
     operations.create,
     operations.remove,
 )
-"""The operations that use no cache. They are requested by their names."""
+"""The operations that use no cache. A request contains the operation's name."""
 
 CACHING = ("stat", "open_cached", "find_cache", "fill", "fill_files")
 """The operations of the filler."""
@@ -421,7 +421,7 @@ class StorageProcess:
 
     Args:
         listener: The socket to which other processes connect.
-        folder: The folder of the socket and of unfinished uploads. It is removed at the end.
+        folder: The folder of the socket and of unfinished uploads, which is removed when the process ends.
         world_size: The number of ranks. Each rank has its own storage process.
     """
 

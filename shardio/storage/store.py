@@ -96,8 +96,8 @@ class FileStat:
 
     Attributes:
         size: The object's size in bytes.
-        version: A string that changes when the content changes (an ETag, or size, modification time and inode). It may
-            also change when the content does not.
+        version: A string that changes when the content changes (an ETag, or size, modification time and inode). The
+            version may also change when the content does not.
         identity: A string that is the same for all keys of one object, such as the paths of a file and of links to it.
     """
 
@@ -145,7 +145,7 @@ class StoredFile(Protocol):
         """
 
     def read_many(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[bytes]:
-        """Return the contents of many ranges. The store may combine them into fewer requests.
+        """Return the contents of many ranges. The store may combine the ranges into fewer requests.
 
         Args:
             starts: int64 [n], the starts of the ranges, in any order. Ranges may overlap.
@@ -168,7 +168,7 @@ class StoredFile(Protocol):
             buffer[:] = content
 
     def prefetch(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Fetch ranges, given by start and stop, into the store's cache, if any. Return when they are present."""
+        """Fetch ranges, given by start and stop, into the store's cache, if any. Return when the ranges are present."""
         return
 
     def discard(self, start: int, stop: int) -> bool:
@@ -176,7 +176,7 @@ class StoredFile(Protocol):
         return not self.is_local  # The range may have been damaged in transit.
 
     def close(self) -> None:
-        """Close the object. Closing it again does nothing."""
+        """Close the object. Closing a closed object does nothing."""
         return
 
 
@@ -193,10 +193,10 @@ class Store(Protocol):
     """A storage backend, which stores objects by key. Keys are strings whose parts are separated by slashes.
 
     A store is a frozen value that can be compared, hashed and pickled. A folder is a key prefix that ends before a
-    slash; it need not be created. Methods that read an object raise FileNotFoundError if the object does not exist. If
-    a parent of the key is an object, they raise NotADirectoryError or FileNotFoundError. If the key names a folder,
-    they raise IsADirectoryError or FileNotFoundError. In a read-only store, the methods that write raise LocationError,
-    and ``can_write`` returns False. A subclass may override the methods that are not abstract.
+    slash; it need not be created. Methods that read an object raise FileNotFoundError if the object does not exist.
+    These methods raise NotADirectoryError or FileNotFoundError if a parent of the key is an object, and
+    IsADirectoryError or FileNotFoundError if the key names a folder. In a read-only store, the methods that write raise
+    LocationError, and ``can_write`` returns False. A subclass may override the methods that are not abstract.
     """
 
     __slots__ = ()
@@ -262,7 +262,7 @@ class Store(Protocol):
 
     @abstractmethod
     def create(self, key: str, content: bytes) -> bool:
-        """Write a small object if none exists. If several processes do so at the same time, one succeeds.
+        """Write a small object if none exists. If several processes write the object at the same time, one succeeds.
 
         Returns:
             Whether the object now has this content, from this call or from an earlier one.
@@ -283,7 +283,7 @@ class Store(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """The location of an object or a folder: a store and a key. Messages show it as a string.
+    """The location of an object or a folder: a store and a key. Messages show ``str(location)``.
 
     >>> from shardio.storage import parse_location
     >>> folder = parse_location("/data/train")
@@ -372,8 +372,8 @@ PIECE = 2**20
 """The size in bytes of a piece of a local file, chosen for few calls and little memory."""
 
 REMOTE_PIECE = 8 * 2**20
-"""The maximum number of bytes of a request to a remote store. Receiving them takes 6 ms of CPU time. Smaller requests
-would incur the store's latency more often. Larger requests would save nothing, and delay other requests."""
+"""The maximum number of bytes of a request to a remote store. Receiving this many bytes takes 6 ms of CPU time. Smaller
+requests would incur the store's latency more often. Larger requests would save nothing, and delay other requests."""
 
 ALIGNED_FROM = 2**17
 """The size in bytes from which memory is aligned to pages. The C library takes smaller blocks from its heap."""
@@ -401,7 +401,8 @@ def read_pieces(file: StoredFile, start: int = 0, num_bytes: int | None = None) 
 
 def _make_buffer(num_bytes: int) -> memoryview:
     # A large bytearray's memory begins 16 bytes after a page boundary. Some AMD processors copy from the page cache to
-    # such memory at a quarter of the speed. Large buffers are therefore mappings, which begin at a page boundary.
+    # unaligned memory at a quarter of the usual speed. Large buffers are therefore mappings, which begin at a page
+    # boundary.
     return memoryview(mmap.mmap(-1, num_bytes) if num_bytes >= ALIGNED_FROM else bytearray(num_bytes))
 
 

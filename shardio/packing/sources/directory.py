@@ -448,7 +448,7 @@ def _refuse_companions_of_split(src: Path, folders: Sequence[FolderFiles], main:
 
 
 def _are_common_numbers(stems: frozenset[str], others: Sequence[set[str]]) -> bool:
-    """Return whether stems differ only in numbers and occur in most other folders. Such stems do not indicate pairs."""
+    """Return whether stems differ only in numbers and occur in most other folders, and so do not indicate pairs."""
     num_with_same = sum(2 * len(stems & other) >= min(len(stems), len(other)) for other in others)
     return len({re.sub(r"[0-9]+", "", stem) for stem in stems}) == 1 and 2 * num_with_same > len(others)
 

@@ -1,4 +1,4 @@
-"""Read labels, keys and splits from tables: CSV, JSON Lines or Parquet."""
+"""Read labels, keys and splits from CSV, JSON Lines and Parquet tables."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class SplitColumn:
         self._deciding = set[str]()
 
     def selects(self, row: Mapping[str, Any]) -> bool:
-        """Return whether a row belongs to the chosen split. If no split is chosen, this is true for all rows."""
+        """Return whether a row belongs to the chosen split; True for all rows unless one split is chosen."""
         if self._values is None:
             self._values = {name: set() for name in row if name not in self._ignored}
         for name in list(self._values):

@@ -210,7 +210,7 @@ class _Items:
 
         class PyTreeLoader(litdata.PyTreeLoader):  # type: ignore[misc, name-defined]  # LitData checks the name of the class.
             def _data_format_to_key(self, data_format: str) -> str:
-                kind = data_format.partition(":")[0]  # LitData may use the part after the colon instead.
+                kind = data_format.partition(":")[0]  # LitData's method may return the part after the colon.
                 return "bytes" if kind in raw else kind
 
             def deserialize(self, content: bytes | memoryview) -> Any:

@@ -110,7 +110,7 @@ class _EntryNames:
         self._fields, self._field_indices = dict[str, int](), array("i")
 
     def add(self, name: bytes, size: int) -> str | None:
-        """Add an entry. If its name has no suffix, return the name, because the value must be an image."""
+        """Add an entry. If the entry's name has no suffix, return the name, because the value must then be an image."""
         try:
             text = name.decode()
         except UnicodeDecodeError:

@@ -61,8 +61,9 @@ class PackSource(ABC):
     """A kind of dataset that can be packed: the interface that each module in this folder implements.
 
     To add a kind, write a module with a subclass, and add its name to :data:`SourceKind` and :data:`SOURCES`. In
-    :data:`SOURCES`, it must precede any kind that recognizes the same files, such as ``table``, which recognizes each
-    ``.jsonl`` file. The tests in :class:`shardio.testing.pack_source.PackSourceTests` check the subclass.
+    :data:`SOURCES`, the new kind must precede any kind that recognizes the same files, such as ``table``, which
+    recognizes each ``.jsonl`` file. The tests in :class:`shardio.testing.pack_source.PackSourceTests` check the
+    subclass.
 
     Attributes:
         what: The kind's name in messages, such as ``MDS shards``.

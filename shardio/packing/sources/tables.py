@@ -204,7 +204,7 @@ class _Rows:
         return None
 
     def _key_of(self, path: str) -> str:
-        """Return a path relative to the table's folder, or without its leading slash if it is elsewhere."""
+        """Return a path relative to the table's folder, or without its leading slash if the file is elsewhere."""
         if without_image_suffix(path) == path:  # The path has no image suffix.
             path = self._stems[-1]
         if path.startswith(("/", ".")) or "//" in path or "/." in path:
