@@ -218,7 +218,7 @@ def read_around(
     describe: Describe | None,
     keeps_broken: bool = False,
 ) -> list[Any]:
-    """Read samples, and replace or skip the unreadable ones.
+    """Read samples, and replace or skip unreadable samples.
 
     Args:
         bad_samples: The policy for unreadable samples; None raises their errors.

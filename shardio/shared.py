@@ -1,8 +1,9 @@
 """Lists and integers in memory that worker processes share.
 
 Python stores the reference count of each object in the object itself. So worker processes that only read a list of
-millions of objects still write to all of its memory, and each of them gets a copy (pytorch/pytorch#13246). An array has
-a single reference count. shardio.DataLoader also shares the memory of arrays with workers that are not forked.
+millions of objects still write to all of the list's memory, and each process gets a copy (pytorch/pytorch#13246). An
+array has a single reference count. shardio.DataLoader also shares the memory of arrays with workers that are not
+forked.
 
 Small arrays share an arena, so a process holds only two file descriptors per arena: one to pass to spawned worker
 processes, and one inside Python's ``mmap``. Forked worker processes inherit the mapping.

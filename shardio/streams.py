@@ -233,7 +233,7 @@ class ShardStream:
         self._samples: Iterator[StreamedSample] = iter(())
 
     def next(self) -> StreamedSample | None:
-        """Return the next sample, or None after the last one.
+        """Return the next sample, or None after the last sample.
 
         Raises:
             StoreError: If the stream keeps failing.

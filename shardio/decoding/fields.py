@@ -131,7 +131,7 @@ class LocatedValue:
     """A value of a sample that a transform changes.
 
     Attributes:
-        reference: The name in the transform: ``name`` or ``name.entry``.
+        reference: The reference in the transform, ``name`` or ``name.entry``.
         name: The name of one of the sample's values.
         entry: The key of an entry in the value ``name``, or None for the whole value.
         kind: The value's kind.
@@ -541,7 +541,7 @@ class FieldDecoder:
         """Apply ``transform_sample`` to samples, given their columns."""
         assert self.transform_sample is not None, "the caller checks this"
         dicts = [dict(zip(self.names, values, strict=True)) for values in zip(*columns, strict=True)]
-        # transform_sample needs its own keys, because the image's transform has already drawn from the given ones.
+        # transform_sample needs keys of its own, because the image's transform has already drawn from the given keys.
         own_keys = derive_rng_key(rng_keys, make_rng_key(0, "sample"))
         try:
             return calls.call([partial(call_with_sample, self.transform_sample)], dicts, own_keys)

@@ -306,7 +306,7 @@ class StreamOrder:
     def own_shards(self, epoch: int) -> NDArray[np.int64]:
         """Return the shards that the worker reads, in their order, int64 [n].
 
-        The shards of an epoch are assigned to the ranks in turn, and those of a rank to its workers.
+        The shards of an epoch are assigned to the ranks in turn, and the shards of a rank to its workers in turn.
         """
         shards = np.arange(self.num_shards, dtype=np.int64)
         if self.shuffle:

@@ -84,8 +84,8 @@ def shards_of(samples: NDArray[np.int64], shard_sizes: NDArray[np.int64]) -> NDA
 def mean_displacement(order: NDArray[np.int64]) -> float:
     """Return the mean distance of samples from their places in manifest order, abs(position - sample) / N.
 
-    It is 0 for an unshuffled order, and about 1/3 (exactly (1 - 1/N**2) / 3 on average) for a global shuffle. Moving
-    whole shards is enough to reach 1/3, so this measure does not show whether samples of a shard are separated.
+    The mean is 0 for an unshuffled order, and about 1/3 (exactly (1 - 1/N**2) / 3 on average) for a global shuffle.
+    Moving whole shards is enough to reach 1/3, so this measure does not show whether samples of a shard are separated.
 
     Args:
         order: int64 [N], the sample at each position.
@@ -96,8 +96,8 @@ def mean_displacement(order: NDArray[np.int64]) -> float:
 def mean_separation(order: NDArray[np.int64], shard_sizes: NDArray[np.int64]) -> float:
     """Return the mean of abs(p - q) / N over all pairs of neighbors in a shard, where p and q are their positions.
 
-    It shows the separation of neighbors on disk, which may belong to the same class or video. It is 1 / N for shards
-    that are read in sequence, about 1/3 for a global shuffle, and NaN if no shard has two samples.
+    The mean shows the separation of neighbors on disk, which may belong to the same class or video. It is 1 / N for
+    shards that are read in sequence, about 1/3 for a global shuffle, and NaN if no shard has two samples.
 
     Args:
         order: int64 [N], the sample at each position.
@@ -116,8 +116,8 @@ def mean_separation(order: NDArray[np.int64], shard_sizes: NDArray[np.int64]) ->
 def same_shard_chance(shards: NDArray[np.int64], batch_size: int) -> float:
     """Return the probability that two random samples of one batch come from the same shard.
 
-    For a batch of n samples, c of them from shard s, it is the sum over s of c (c - 1) / (n (n - 1)). The result is the
-    mean over all batches of at least two samples, or NaN if there are none.
+    For a batch of n samples, c of them from shard s, the probability is the sum over s of c (c - 1) / (n (n - 1)). The
+    result is the mean over all batches of at least two samples, or NaN if there are none.
 
     Args:
         shards: int64 [n], the shard of the sample at each position. Batches are consecutive slices of this array.
@@ -142,7 +142,7 @@ def count_open_shards(shards: NDArray[np.int64]) -> tuple[float, int]:
     """Return the number of shards that one rank has open at the same time: the mean and the maximum over its samples.
 
     A shard is open from the first to the last of its samples that the rank reads, inclusive. So the maximum is the
-    number of shards that a rank must keep, as open files or in a cache, to fetch each of them only once.
+    number of shards that a rank must keep, as open files or in a cache, to fetch each shard only once.
 
     Args:
         shards: int64 [n], the shard of each sample that the rank reads, in order; n >= 1.
@@ -160,8 +160,8 @@ def read_factor(
 ) -> float:
     """Return the number of bytes that a rank reads for each byte of its samples, if it can only fetch whole shards.
 
-    This is the size of all shards that a rank reads from in the epoch, divided by the size of its samples. A sample
-    counts with the average size of the samples in its shard. Both sizes are summed over all ranks.
+    The result is the size of all shards from which a rank reads in the epoch, divided by the size of the rank's
+    samples. A sample counts with the average size of the samples in its shard. Both sizes are summed over all ranks.
 
     Args:
         shards_of_ranks: For each rank, the shard of each sample that it reads, int64 [n].

@@ -42,7 +42,7 @@ class Progress:
 
     @property
     def now(self) -> Cursor:
-        """The cursor after every rank has received this many batches, or all of its batches."""
+        """The cursor after every rank has received ``num_batches`` batches, or all of its batches."""
         # With `keep`, a rank may finish before the others. The epoch of that rank then ends when the rank requests
         # another batch.
         position = self.split.num_samples if self.is_finished else self.split.position_after(self.num_batches)
@@ -67,9 +67,9 @@ def check_epoch(epoch: int) -> int:
 class EpochCounter:
     """The choice of the next epoch and its start, and the progress of the latest epoch.
 
-    Each start begins the next epoch, unless ``set_epoch`` has set one. A start after ``load`` resumes at the loaded
-    cursor. After ``load``, setting the loaded epoch keeps the position, and setting another epoch drops it. If the
-    loaded cursor is at the end of its epoch, the next epoch begins. If ``set_epoch`` has set the loaded epoch, that
+    Each start begins the next epoch, unless ``set_epoch`` has set an epoch. A start after ``load`` resumes at the
+    loaded cursor. After ``load``, setting the loaded epoch keeps the position, and setting another epoch drops it. If
+    the loaded cursor is at the end of its epoch, the next epoch begins. If ``set_epoch`` has set the loaded epoch, that
     epoch begins instead, with no samples left.
 
     Attributes:

@@ -43,9 +43,9 @@ END_WITHIN_S = 10.0
 one unfinished file."""
 
 SILENT_S, LAST_CHANCE_S = 60.0, 20.0
-"""A worker process counts as suspended if it does not report for SILENT_S and then for another LAST_CHANCE_S seconds.
-If this process itself was suspended, a worker can still report during LAST_CHANCE_S. An active worker reports every few
-seconds."""
+"""A worker process counts as suspended if it does not report for SILENT_S seconds, and then for another LAST_CHANCE_S
+seconds. If this process itself was suspended, a worker can still report during LAST_CHANCE_S. An active worker reports
+every few seconds."""
 
 REPORT_EVERY_S = 0.1
 """The time in seconds between reports. A report also shows that the parent process still exists."""

@@ -527,7 +527,7 @@ def new_dataset(folder: DatasetFolder, *, overwrite: bool) -> Iterator[Unfinishe
         _clear(folder)
         try:
             yield unfinished
-        except BaseException:  # Re-raised: Ctrl-C must not leave unfinished files either.
+        except BaseException:  # Re-raised: even Ctrl-C must not leave unfinished files.
             _clear_if_empty(unfinished)
             raise
 

@@ -1,8 +1,8 @@
 """Define ``shardio.pack`` and its options, for Python and for the command line.
 
 Each option appears in the signature and the docstring of :func:`pack`, and in :class:`PackOptions` with its text for
-``--help``. The code that implements an option receives a PackOptions. The rest follows from PackOptions. The command
-has the option. If the option decides the output, the manifest records the option's value, and
+``--help``. The code that implements an option receives a PackOptions. The command's options are derived from
+PackOptions. If an option decides the output, the manifest records the option's value, and
 :func:`~shardio.packing.append` packs more images with the recorded value.
 """
 
@@ -508,7 +508,7 @@ def pack(
             than an interrupted run of this pack.
         OSError: If an object store denies access, or cannot be reached.
         TypeError: If ``classes`` is neither a list of names nor an object with class names, or if an argument that must
-            be an integer is not one.
+            be an integer is not an integer.
         ValueError: If a setting is out of range.
     """
     options = PackOptions(**{name: value for name, value in locals().items() if name not in ("src", "dst")})

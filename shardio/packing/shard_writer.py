@@ -1,6 +1,6 @@
 """Write a program's samples to shards, from one process or several: :class:`ShardWriter`, :func:`finalize`.
 
-:func:`shardio.pack` writes only iterables with a ShardWriter. :mod:`shardio.packing.executors` writes the shards of
+:func:`shardio.pack` uses a ShardWriter only for iterables. :mod:`shardio.packing.executors` writes the shards of
 folders, tables and other tools' datasets.
 """
 

@@ -255,7 +255,7 @@ class RemoteSamples(Protocol):
 
         Args:
             indices: int64 [n], the indices of the samples, in the order in which they are needed.
-            num_before: The number of samples in the windows before this one.
+            num_before: The number of samples in the windows before this window.
         """
 
 

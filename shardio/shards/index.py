@@ -207,7 +207,7 @@ class ShardIndex:
         self.field_indices = {field: i for i, field in enumerate(self.header.fields)}
         try:
             self._check()
-        except BaseException as error:  # Ctrl-C must not leave the file open either.
+        except BaseException as error:  # Even Ctrl-C must not leave the file open.
             if isinstance(error, FormatError):
                 self.discard()
             self.close()
@@ -357,7 +357,7 @@ class _IndexFile:
             ) from error
         try:
             self.header, self._begins, self.num_key_bytes = self._read_layout()
-        except BaseException as error:  # Ctrl-C must not leave the file open either.
+        except BaseException as error:  # Even Ctrl-C must not leave the file open.
             if isinstance(error, FormatError):
                 self.discard()
             self.close()

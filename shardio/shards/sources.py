@@ -377,9 +377,9 @@ class TarContents:
 def find_or_make_index(tar: Location) -> tuple[Location, TarContents | None]:
     """Return the index of a tar, and the tar's contents if the index had to be created.
 
-    If no index exists, or the tar may have changed since the index was created, an index is written next to the tar, or
-    to the user's cache folder if this process may not write there. Several processes can create the same index in
-    parallel, because each process writes a temporary file of its own and renames it.
+    If no index exists, or the tar may have changed since the index was created, a new index is written next to the tar.
+    If this process may not write next to the tar, the index is written to the user's cache folder. Several processes
+    can create the same index in parallel, because each process writes a temporary file of its own and renames it.
 
     Raises:
         FormatError: If the tar cannot be indexed, or a file that is not an index has the index's name.

@@ -118,7 +118,7 @@ def _client_options(config: Mapping[str, str], scheme: str, options: RemoteOptio
             if config[name].lower() not in ("true", "false"):
                 raise LocationError(f"the storage option {name} must be true or false, got {config[name]!r}")
             found[name] = config[name].lower() == "true"
-    # These options replace those that object_store reads from the environment.
+    # Options in `found` replace those that object_store reads from the environment.
     if scheme == "http" or os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true"):
         found.setdefault("allow_http", True)
     return found
@@ -127,7 +127,7 @@ def _client_options(config: Mapping[str, str], scheme: str, options: RemoteOptio
 def _find_profile(config: dict[str, str]) -> dict[str, Any]:
     """Return boto3's credentials from profiles and ``~/.aws``, which object_store does not read.
 
-    This removes the option ``profile`` from ``config``.
+    The option ``profile`` is removed from ``config``.
     """
     profile = config.pop("profile", None)
     explicit = {"access_key_id", "aws_access_key_id", "skip_signature", "aws_skip_signature"} & config.keys()

@@ -69,7 +69,7 @@ def _find_limit() -> int | None:
 
 
 class Descriptor:
-    """An open file descriptor, which is closed with its last reference. A running read keeps the descriptor open."""
+    """An open file descriptor, which is closed when the last reference is gone. A running read holds a reference."""
 
     __slots__ = ("number",)
 
@@ -402,7 +402,7 @@ def _is_broken_link(entry: os.DirEntry[str]) -> bool:
 
 
 def _is_directory(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry is a directory or a link to one; False for a broken or circular link."""
+    """Return whether an entry is a directory or a link to a directory; False for a broken or circular link."""
     try:
         return entry.is_dir()
     except OSError:

@@ -61,7 +61,7 @@ MAX_THREADS = 64
 
 MAX_STORES = 16
 """The maximum number of stores that keep their connections and threads. The least recently used store is dropped first.
-A store with different options counts as another store."""
+A store that is opened with two sets of options counts as two stores."""
 
 CHECK_S = 0.2
 """The time in seconds between two checks of whether the last connections are closed."""

@@ -265,7 +265,7 @@ class Store(Protocol):
         """Write a small object if none exists. If several processes write the object at the same time, one succeeds.
 
         Returns:
-            Whether the object now has this content, from this call or from an earlier one.
+            Whether the object now has this content, from this call or from an earlier call.
         """
 
     @abstractmethod
@@ -380,7 +380,7 @@ ALIGNED_FROM = 2**17
 
 
 def read_pieces(file: StoredFile, start: int = 0, num_bytes: int | None = None) -> Iterator[memoryview]:
-    """Yield a file's content from byte ``start`` on, in pieces. Each piece overwrites the previous one.
+    """Yield a file's content from byte ``start`` on, in pieces. Each piece overwrites the previous piece.
 
     Args:
         file: The file.
@@ -412,7 +412,7 @@ class RunLimits:
 
     Attributes:
         max_gap: The size in bytes of the largest gap to read along with its neighbors.
-        max_small: The size in bytes of the largest range to read with others.
+        max_small: The size in bytes of the largest range to read together with others.
         max_run: The approximate maximum size of a run in bytes.
     """
 

@@ -63,7 +63,7 @@ class Records(Protocol):
         """The dataset's files at the time of the scan."""
 
     def open(self) -> RecordReader:
-        """Open the dataset in this process, until another dataset is opened or the process ends."""
+        """Open the dataset in this process. Keep it open until another dataset is opened, or the process ends."""
 
     def describe(self, row: int) -> str:
         """Return the name of a record for messages, such as ``row 7``."""
