@@ -303,7 +303,7 @@ class _Arena:
 
 
 _arena: _Arena | None = None
-"""The arena for this process's next arrays, created with the first one. Forked children do not allocate from it."""
+"""The arena for this process's next arrays, created with the first array. Forked children do not allocate from it."""
 
 
 def _allocate(size: int) -> tuple[_Arena, int]:

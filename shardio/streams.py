@@ -188,7 +188,7 @@ class StreamPlace:
 
     Attributes:
         num_samples: The number of samples.
-        digest: The digest of the last of these samples: see :class:`StreamedSample`.
+        digest: The digest of the last sample before the place: see :class:`StreamedSample`.
     """
 
     num_samples: int = 0

@@ -429,7 +429,7 @@ class FieldDecoder:
 
         Returns:
             A column of n values for each of :attr:`names`. Images are uint8 [height, width, 3], or results of the
-            transform; tuples of these for a MultiCrop.
+            transform. For a MultiCrop, the images of a sample are a tuple.
 
         Raises:
             SampleError: If a field is missing or cannot be decoded.

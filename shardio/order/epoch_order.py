@@ -189,7 +189,7 @@ def choose_settings(
     and a dataset that fits in one window is shuffled as a whole.
 
     Args:
-        shard_sizes: int64 [shards], the number of samples of each shard.
+        shard_sizes: int64 [shards], the number of samples in each shard.
         shuffle: Whether to shuffle. If not, lanes and window must not be set.
         seed: 0 <= seed < 2**63.
         lanes: The number of lanes, or None for the default.
@@ -229,7 +229,7 @@ class EpochOrder:
     """One epoch's order of the samples of a dataset.
 
     Args:
-        shard_sizes: int64 [shards], the number of samples of each shard in manifest order.
+        shard_sizes: int64 [shards], the number of samples in each shard in manifest order.
         settings: The order's settings.
         epoch: The epoch's number, at least 0.
     """

@@ -51,7 +51,7 @@ def measure_quality(
     Args:
         ranks: For each rank, the samples that it reads, int64 [n], in order. Together they are a permutation of
             0 … N-1.
-        shard_sizes: int64 [shards], the number of samples of each shard in manifest order.
+        shard_sizes: int64 [shards], the number of samples in each shard in manifest order.
         shard_bytes: int64 [shards], each shard's size in bytes.
         global_batch_size: The number of samples in one step of all ranks.
     """
@@ -165,7 +165,7 @@ def read_factor(
 
     Args:
         shards_of_ranks: For each rank, the shard of each sample that it reads, int64 [n].
-        shard_sizes: int64 [shards], the number of samples of each shard.
+        shard_sizes: int64 [shards], the number of samples in each shard.
         shard_bytes: int64 [shards], each shard's size in bytes.
     """
     sample_bytes = shard_bytes / np.maximum(shard_sizes, 1)

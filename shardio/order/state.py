@@ -180,7 +180,7 @@ def read_state(state: dict[str, Any], settings: OrderSettings, digest: str, num_
 
 
 def find_differences(saved: Any, here: Mapping[str, Any], prefix: str = "") -> str:
-    """Return as text the values of a state, or of a part of it, that differ from those of this run; "" if none do."""
+    """Return a description of how a state, or a part of a state, differs from this run; "" if nothing differs."""
     found = list[str]()
     for name, value in here.items():
         there = saved.get(name) if isinstance(saved, Mapping) else None

@@ -378,7 +378,7 @@ def _write_shards(
     execute: PackExecutor,
     progress: WorkProgress,
 ) -> list[PackedShard]:
-    """Write the shards of a plan, record each one when it is finished, and return them in manifest order."""
+    """Write the shards of a plan, record each finished shard, and return the shards in manifest order."""
     with folder.open_journal() as journal:
         jobs = (
             make_job(

@@ -111,7 +111,7 @@ class Manifest:
 
     @property
     def shard_sizes(self) -> NDArray[np.int64]:
-        """The number of samples of each shard, int64 [shards]."""
+        """The number of samples in each shard, int64 [shards]."""
         return np.array([shard.num_samples for shard in self.shards], dtype=np.int64)
 
     @property

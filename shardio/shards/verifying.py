@@ -370,7 +370,7 @@ class ShardVerification:
                         )
                         found.append(self._problem("header", i, message))
                 elif parts is not None and info.type not in WITHOUT_CONTENT and not is_added_by_macos(name):
-                    message = f"the index lacks the member {name}, so shardio does not read it"
+                    message = f"the index lacks the member {name}, so shardio does not read this member"
                     found.append(Problem(kind="unindexed", where=where, message=message, offset=offset))
                 end = next_header
             check_end(self._tar, end)

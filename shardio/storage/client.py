@@ -500,7 +500,7 @@ class Client:
         self.folder = folder
 
     def _leave_to_parent(self) -> None:
-        """In a forked child, drop the parent's connections and process, but keep using its storage process."""
+        """In a forked child, drop the parent's connections, but keep using the parent's storage process."""
         self._lock = threading.Lock()  # Another thread may have held the lock during the fork.
         self._close_idle()
         if self._process is not None:

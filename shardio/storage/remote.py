@@ -164,7 +164,7 @@ class ObjectStore(Store):
                 "(https://…/shardio.json), or tars with a pattern (https://…/shard-{000000..000012}.tar)"
             )
 
-    # Not __getstate__, which dataclasses with slots replace in Python 3.10.
+    # A __getstate__ would be replaced in Python 3.10, because this dataclass has slots.
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickle, (self.root, self.options, self.cache, client().folder)
 

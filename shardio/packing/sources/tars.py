@@ -159,7 +159,7 @@ class _Tars:
     """The samples of tars: see :class:`~shardio.packing.sources.records.Records`."""
 
     path: Path
-    digest: str  # Only this hash of the other fields is compared, because comparing thousands of tars is slow.
+    digest: str  # A hash of the fields below, which are not compared because comparing thousands of tars is slow.
     files: tuple[SourceFile, ...] = field(compare=False)
     indexes: tuple[str, ...] = field(compare=False)
     series: FileSeries = field(compare=False)
