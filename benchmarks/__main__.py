@@ -53,7 +53,7 @@ def main(
     if unknown := set(cases) - set(CASES):
         raise typer.BadParameter(f"unknown case {unknown.pop()!r}: use one of {', '.join(CASES)}")
     chosen = [find(given) for given in candidate] if candidate else CANDIDATES
-    # The processes of candidates also import this package.
+    # The candidates run in other processes, which must find this package.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     signal.signal(signal.SIGTERM, _exit)
     with tempfile.TemporaryDirectory(prefix="shardio-benchmarks-") as temporary:

@@ -20,8 +20,8 @@ NUM_WORKERS = 2
 Loader = Callable[[str, Path, dict[str, str]], Callable[[int], Iterable[Any]]]
 """A function that returns a second function, which returns the batches of an epoch, given the epoch's number.
 
-Its arguments are the data's location, an empty folder for a cache, and options: the store's options, and ``local``, the
-path of the local copy of the data.
+The arguments of the first function are the data's location, an empty folder for a cache, and options: the store's
+options, and ``local``, the path of the local copy of the data.
 """
 
 
