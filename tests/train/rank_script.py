@@ -64,7 +64,7 @@ class Keys(Callback):
         return nn.Sequential(Poison(self.settings.nan[1]), model)
 
     def on_batch(self, batch: Any) -> None:
-        self.num_steps += 1  # Each microbatch counts as a step here.
+        self.num_steps += 1  # In these tests, each microbatch counts as a step.
         keys = list(batch[2]) if len(batch) > 2 else []
         line = {"rank": self.rank, "epoch": self.epoch, "step": self.num_steps, "keys": keys}
         with self.path.open("a") as file:
