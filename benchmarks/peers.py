@@ -30,8 +30,7 @@ def load_with_simplejpeg(chunk: Chunk, rows: Pixels) -> None:
 
 
 def load_with_pillow(chunk: Chunk, rows: Pixels) -> None:
-    """Decode with Pillow, at a smaller size if ``draft`` allows it, and resize with antialiasing, as torchvision
-    does."""
+    """Decode with Pillow, at a smaller size if ``draft`` allows it, and resize with antialiasing."""
     for content, task, row in zip(chunk.contents, chunk.tasks, rows, strict=True):
         (top, left, height, width), (new_height, new_width), window = task
         with PIL.Image.open(io.BytesIO(content)) as file:

@@ -184,8 +184,10 @@ def _run_stage(stage: Stage, out: Path, limit_s: float, environment: dict[str, s
 
 
 def _follow(process: subprocess.Popen[bytes], log: Path, start: int, ends_at: float) -> str | None:
-    """Print the output that a process adds to the log until it ends. Return the outcome of the process, or None after a
-    timeout."""
+    """Print the output that a process adds to the log until it ends.
+
+    Return the outcome of the process, or None after a timeout.
+    """
     with log.open("rb") as output:
         output.seek(start)
         while True:

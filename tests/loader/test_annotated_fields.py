@@ -48,11 +48,7 @@ KINDS: dict[str, Any] = {
 }
 ENTRIES = ("boxes", "labels", "points")
 STEPS = [RandomResizedCrop(48, antialias=True), RandomHorizontalFlip(), TrivialAugmentWide(), ColorJitter(0.4)]
-AGAIN = [
-    *STEPS,
-    RandomHorizontalFlip(),
-    CenterCrop(56),
-]  # shardio applies the operations before it renders the last flip.
+AGAIN = [*STEPS, RandomHorizontalFlip(), CenterCrop(56)]  # Before the last flip, shardio applies the operations.
 WAYS: dict[str, dict[str, Any]] = {"here": {}, "process": {"num_workers": 2}, "called": {"num_workers": 1, **CALLING}}
 
 
