@@ -86,7 +86,7 @@ def _run(
             continue
         found[case] = run_case(case, able, settings)
         print(make_tables(case, found[case]), flush=True)
-        # Written after each case, so an interrupted run keeps its results.
+        # The results are written after each case, so an interrupted run keeps them.
         write_json(path, found, settings, machine, data)
         if case == "train" and chart is not None:
             draw_chart(chart, found[case], machine)

@@ -162,7 +162,7 @@ def load_litdata_raw(source: str, cache: Path, options: dict[str, str]) -> Calla
         """Lists the files of the local copy, because LitData's own listing needs another S3 client."""
 
         def discover_files(self, input_dir: str, storage_options: Any) -> Any:
-            raise NotImplementedError  # Only LitData's build_or_load_index, which is overridden below, calls this.
+            raise NotImplementedError  # Only LitData's build_or_load_index calls this method, and is overridden below.
 
         def build_or_load_index(self, *arguments: Any, **more: Any) -> list[Any]:
             return [

@@ -43,7 +43,7 @@ class Activity:
 
     @property
     def gb_per_s(self) -> float | None:
-        """The bandwidth of large copies, in 10^9 bytes per second; None if there were none."""
+        """The bandwidth of large copies, in 10^9 bytes per second; None if there were no large copies."""
         large = [copy for copy in self.copies if copy.num_bytes >= LARGE]
         copying_us = sum(copy.interval[1] - copy.interval[0] for copy in large)
         return sum(copy.num_bytes for copy in large) / copying_us / 1e3 if copying_us else None
