@@ -177,7 +177,7 @@ class Laws:
     ) -> tuple[list[str] | None, list[tuple[str, str, int, int]] | None]:
         """Read an index in every way. Return the problems, and the key, field, offset and size of each content read."""
         index = store.at("a.tar.idx")
-        if rng.random() < 0.2:  # Rarely, because the reads below also read the header and the keys.
+        if rng.random() < 0.2:  # These attempts are rare: the reads below also read the header and the keys.
             self._attempt("read the index's header", shard, lambda: read_header(index))
             self._attempt("read keys", shard, lambda: read_keys(index).hash_all())
         columns = self._attempt("read columns", shard, lambda: read_columns(index))
