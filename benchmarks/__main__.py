@@ -53,7 +53,7 @@ def main(
     if unknown := set(cases) - set(CASES):
         raise typer.BadParameter(f"unknown case {unknown.pop()!r}: use one of {', '.join(CASES)}")
     chosen = [find(given) for given in candidate] if candidate else CANDIDATES
-    # The processes of candidates also import this package.
+    # The candidates run in other processes, which must find this package.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     signal.signal(signal.SIGTERM, _exit)
     with tempfile.TemporaryDirectory(prefix="shardio-benchmarks-") as temporary:
@@ -86,7 +86,7 @@ def _run(
             continue
         found[case] = run_case(case, able, settings)
         print(make_tables(case, found[case]), flush=True)
-        # Written after each case, so an interrupted run keeps its results.
+        # The results are written after each case, so an interrupted run keeps them.
         write_json(path, found, settings, machine, data)
         if case == "train" and chart is not None:
             draw_chart(chart, found[case], machine)

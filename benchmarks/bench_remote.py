@@ -1,7 +1,8 @@
 """Compare how fast loaders read photographs from an object store.
 
 ``python -m benchmarks.bench_remote PHOTOS`` compares shardio with WebDataset, MosaicML Streaming and LitData. With
-``--raw``, it compares the loaders that read single images: shardio's ImageFolder and LitData's StreamingRawDataset.
+``--raw``, the benchmark compares the loaders that read single images: shardio's ImageFolder and LitData's
+StreamingRawDataset.
 
 A real object store (SeaweedFS) is behind a proxy that adds 20 ms to each request and limits each connection to 200
 MB/s. The store and the proxy run on one processor and the loaders on another, so the loaders' cost does not include the

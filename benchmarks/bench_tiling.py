@@ -1,8 +1,8 @@
 """Measure how tiling changes the size of JPEGs, and which restart interval is best.
 
 ``python -m benchmarks.bench_tiling PHOTOS`` measures the sizes of unchanged photographs, of photographs re-encoded at
-several qualities, and of smaller photographs. For several restart intervals, in MCUs, it measures the sizes of files
-and the CPU time of crops. Photographs whose MCU rows have no divisor from 2 to 8 are measured separately.
+several qualities, and of smaller photographs. For several restart intervals, in MCUs, the benchmark measures the sizes
+of files and the CPU time of crops. Photographs whose MCU rows have no divisor from 2 to 8 are measured separately.
 """
 
 from __future__ import annotations

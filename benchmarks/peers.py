@@ -30,7 +30,7 @@ def load_with_simplejpeg(chunk: Chunk, rows: Pixels) -> None:
 
 
 def load_with_pillow(chunk: Chunk, rows: Pixels) -> None:
-    """Resize with antialiasing, as torchvision does with Pillow images. libjpeg scales them if ``draft`` allows it."""
+    """Decode with Pillow, at a smaller size if ``draft`` allows it, and resize with antialiasing."""
     for content, task, row in zip(chunk.contents, chunk.tasks, rows, strict=True):
         (top, left, height, width), (new_height, new_width), window = task
         with PIL.Image.open(io.BytesIO(content)) as file:
@@ -109,7 +109,7 @@ def make_dali() -> Load:
 
 
 OPTIONAL = {"torchvision": ("torchvision", make_torchvision), "DALI, CPU": ("nvidia.dali", make_dali)}
-"""Peers that may not be installed: the module that each one needs, and the function that creates it, by name."""
+"""Peers that need not be installed: the module that each one needs, and the function that creates it, by name."""
 
 
 def find_peers() -> tuple[dict[str, Load], list[str]]:
@@ -126,6 +126,6 @@ def find_peers() -> tuple[dict[str, Load], list[str]]:
             continue
         try:
             peers[name] = make()
-        except (ImportError, OSError, RuntimeError) as error:  # A peer may be built for another torch.
+        except (ImportError, OSError, RuntimeError) as error:  # A peer may be built for another version of torch.
             missing.append(f"{name} ({error})")
     return peers, missing

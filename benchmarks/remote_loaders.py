@@ -20,8 +20,8 @@ NUM_WORKERS = 2
 Loader = Callable[[str, Path, dict[str, str]], Callable[[int], Iterable[Any]]]
 """A function that returns a second function, which returns the batches of an epoch, given the epoch's number.
 
-Its arguments are the data's location, an empty folder for a cache, and options: the store's options, and ``local``, the
-path of the local copy of the data.
+The arguments of the first function are the data's location, an empty folder for a cache, and options: the store's
+options, and ``local``, the path of the local copy of the data.
 """
 
 
@@ -162,7 +162,7 @@ def load_litdata_raw(source: str, cache: Path, options: dict[str, str]) -> Calla
         """Lists the files of the local copy, because LitData's own listing needs another S3 client."""
 
         def discover_files(self, input_dir: str, storage_options: Any) -> Any:
-            raise NotImplementedError  # Only LitData's build_or_load_index, which is overridden below, calls this.
+            raise NotImplementedError  # Only LitData's build_or_load_index calls this method, and is overridden below.
 
         def build_or_load_index(self, *arguments: Any, **more: Any) -> list[Any]:
             return [

@@ -15,8 +15,8 @@ def alternate(
 ) -> dict[str, Rounds]:
     """Return the CPU time of the whole process for each candidate and round, in µs per image.
 
-    In each round, every candidate gets every chunk; the first candidate changes from chunk to chunk. A warm-up round
-    precedes the first one.
+    In each round, every candidate gets every chunk; the first candidate changes from chunk to chunk. A warm-up round,
+    which is not counted, comes first.
 
     Args:
         candidates: Functions of a chunk's index, by name.

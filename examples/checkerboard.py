@@ -4,8 +4,9 @@
     python examples/checkerboard.py --own-loop    # with TrainStep, in a custom loop
 
 A small network receives coordinates (x, y) and predicts the color of the square. ``train`` accepts any loader of
-(inputs, labels), here torch's own. AMP needs only ``precision=``: bf16 on a CPU, fp16 with a GradScaler on CUDA. AMP
-speeds up large matrix products on GPUs, but on only a few CPUs, so the network is wide only on GPUs.
+(inputs, labels); this example uses torch's DataLoader. AMP needs only ``precision=``: bf16 on a CPU, fp16 with a
+GradScaler on CUDA. AMP speeds up large matrix products on GPUs, but on only a few CPUs, so the network is wide only on
+GPUs.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def run_train(model: nn.Module, config: TrainConfig, seed: int) -> Outcome:
 
 
 def run_own_loop(model: nn.Module, config: TrainConfig, seed: int) -> Outcome:
-    """Train in a custom loop with two batches per step; the last step of an epoch may have one."""
+    """Train in a custom loop with two batches per step; the last step of an epoch may have only one batch."""
     batches = DevicePrefetcher(make_loader(NUM_POINTS, 2 * seed))
     model.to(batches.device)
     optimizer = torch.optim.AdamW(model.parameters())

@@ -8,8 +8,9 @@
 | `ShardMapDataset` | map-style | `EpochSampler`, or your own sampler                       |
 | `ImageFolder`     | map-style | the same, but for images that are not packed              |
 
-Each dataset runs in shardio's DataLoader and in torch's. Both deliver every sample exactly once in each of two epochs,
-in a different order each time. A model is then trained on each loader for one epoch, and the losses on shards agree.
+Each dataset runs in shardio's DataLoader and in torch's. Both loaders deliver every sample exactly once in each of two
+epochs, in a different order each time. A model is then trained on each loader for one epoch, and the losses on shards
+agree.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@
     python examples/resnet50_recipe.py IMAGES OUT --model torchvision:resnet50 --image-size 176 --epochs 600 \
         --batch-size 128 --lr 0.0625
 
-The recipe has random crops, flips, TrivialAugmentWide and RandomErasing for each sample. Compiled code applies them in
-shardio's worker processes. The recipe also has MixUp or CutMix for each batch, on the device, and label smoothing. All
-random numbers are functions of the seed, the epoch and the sample or batch. So a run that was killed and resumed has
-the same losses as an undisturbed run, and on a CPU they are bit-identical: compare the files OUT/run/log.jsonl. (The
-recipe's repeated augmentation and weight averaging are left out.)
+The recipe has random crops, flips, TrivialAugmentWide and RandomErasing for each sample. Compiled code applies these
+transforms in shardio's worker processes. The recipe also has MixUp or CutMix for each batch, on the device, and label
+smoothing. All random numbers are functions of the seed, the epoch and the sample or batch. So a run that was killed and
+resumed has the same losses as an undisturbed run, and on a CPU they are bit-identical: compare the files
+OUT/run/log.jsonl. (The recipe's repeated augmentation and weight averaging are left out.)
 
 Source: PyTorch's blog, "How to train state-of-the-art models using TorchVision's latest primitives", 2021.
 """

@@ -45,7 +45,7 @@ def count_open_files() -> int:
 
 @contextmanager
 def files_of_at_most(num_bytes: int) -> Iterator[None]:
-    """Make writes beyond a file size fail. Python ignores the signal SIGXFSZ, which the system also sends."""
+    """Make writes beyond a given file size fail. Python ignores the signal SIGXFSZ, which the system also sends."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
     try:

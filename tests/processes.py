@@ -39,11 +39,11 @@ IMPORTED = [
 ]
 
 IMPORTED_BY_WORKERS = ["torch.utils.data", "shardio.loader.data_loader"]
-"""Modules for the workers of a fresh process, which start from their own server."""
+"""Modules for the fork server that a fresh process starts for its own workers."""
 
 
 def forkserver_context(imported: Sequence[str] = IMPORTED) -> ForkServerContext:
-    """Return the context whose processes have imported torch and shardio, and have run nothing else."""
+    """Return a multiprocessing context whose processes have imported torch and shardio, and have run nothing else."""
     context = get_context("forkserver")
     context.set_forkserver_preload(list(imported))
     forkserver.ensure_running()
@@ -106,7 +106,7 @@ def start_python(
     output: Path,
     errors: Path,
 ) -> ForkServerProcess:
-    """Start a script, or a module after ``-m``, as ``python`` does without options. Append its output to files.
+    """Start a script, or a module after ``-m``, as ``python`` does without options, and append the output to files.
 
     The process calls ``prepare`` first.
     """

@@ -44,7 +44,7 @@ PHRASES = (
 """Phrases that no text of the package may contain."""
 
 FIRST_WORDS = ("Have ", "Let ", "Say ")
-"""Words that no docstring starts with."""
+"""Words with which no docstring may start."""
 
 
 def parts_of(name: str) -> set[str]:

@@ -1,6 +1,6 @@
 """shardio's tensors are ordinary CPU tensors in all torch modes that the caller may set.
 
-Here, ``meta`` replaces a GPU as the default device: its tensors have no values, so reading one fails.
+In these tests, ``meta`` replaces a GPU as the default device: tensors on ``meta`` have no values, so reading one fails.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ def test_only_own_torch_workers_use_a_carried_world(context: str, monkeypatch: p
     worlds = Worlds(ours, others, None)
     loader = TorchLoader(worlds, batch_size=None, num_workers=1, multiprocessing_context=context)
     assert [tuple(world) for world in loader] == [(1, 3), (4, 5), (4, 5)]
-    # The process itself, and a child that is not a torch worker, ignore a carried world, which may have changed.
+    # The process itself, and a child that is not a torch worker, ignore a carried world, because it may be outdated.
     assert [worlds[index] for index in range(3)] == [(4, 5)] * 3
     if context == "fork":
         with multiprocessing.get_context(context).Pool(1) as pool:
@@ -176,7 +176,7 @@ def load_launched(rank: int, pickled: bytes, folder: str) -> None:
 
 @pytest.mark.slow
 def test_a_launchers_world_is_not_that_of_its_ranks(packed: Path, tmp_path: Path) -> None:
-    """The launcher is rank 0 of 1. Ranks that used its world would deliver everything twice."""
+    """The launcher is rank 0 of 1. Ranks that used the launcher's world would deliver everything twice."""
     dataset = ShardDataset(packed, fields="key", shuffle=True, remainder="keep")
     assert dataset.world() == ALONE
     arguments = (pickle.dumps(dataset), str(tmp_path))

@@ -59,7 +59,7 @@ class Report:
     Attributes:
         num_files: The number of files.
         outcomes: The number of occurrences of each outcome.
-        wrong: The law that the last file breaks; None if it breaks none.
+        wrong: The law that the last file breaks; None if the file breaks no law.
         is_last: Whether this is the last report.
     """
 

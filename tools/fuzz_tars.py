@@ -2,7 +2,7 @@
 
 Each input has its own seed, so ``--only`` can repeat one that breaks a law. The laws are those of
 ``tests/shards/tar_laws.py``: reading gives one of shardio's errors, or the samples that tarfile reads. Reading never
-crashes, takes at most a few seconds and little memory, and never writes a file outside its folder.
+crashes, takes at most a few seconds and little memory, and never writes a file outside the campaign's folder.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ WARM_UP = 200
 INPUTS_PER_REPORT = 1000
 
 INPUTS_PER_FOLDER = 100
-"""One in this many inputs is also read from a folder."""
+"""One of every ``INPUTS_PER_FOLDER`` inputs is also read from a folder."""
 
 MAX_FAILURES = 20
 
@@ -64,7 +64,7 @@ class Report:
     Attributes:
         num_inputs: The number of inputs.
         outcomes: The number of occurrences of each outcome.
-        wrong: The law that the last input breaks; None if it breaks none.
+        wrong: The law that the last input breaks; None if the input breaks no law.
         seed: The seed of the last input.
     """
 

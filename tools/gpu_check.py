@@ -6,7 +6,7 @@ Output is printed as it arrives. The folder contains ``stages.json`` (the result
 results, so stages can be spread over several calls. Without ``--stage``, a call runs the stages that fit into seven
 minutes.
 
-Only the standard library is imported here, because packages may be missing.
+This script imports only the standard library, because packages may be missing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FIRST_CALL = ("facts", "tests", "memory")
 """The stages that run if a call names none."""
 
 END_S = 5.0
-"""The time, in seconds, that a stage has to end after its time limit before it is killed."""
+"""The time, in seconds, in which a stage can end by itself after its time limit; then the stage is killed."""
 
 CUDA_TESTS = ("tests/device/test_cuda.py", "tests/device/test_mixing.py", "tests/train/test_cuda.py")
 """The files with tests that need CUDA. Other tests may import packages that machines with a GPU lack."""
@@ -184,7 +184,10 @@ def _run_stage(stage: Stage, out: Path, limit_s: float, environment: dict[str, s
 
 
 def _follow(process: subprocess.Popen[bytes], log: Path, start: int, ends_at: float) -> str | None:
-    """Print the output that a process adds to the log until it ends. Return its outcome, or None after a timeout."""
+    """Print the output that a process adds to the log until it ends.
+
+    Return the outcome of the process, or None after a timeout.
+    """
     with log.open("rb") as output:
         output.seek(start)
         while True:
@@ -211,7 +214,7 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
-    except ValueError as error:  # A terminated stage may have written only a part.
+    except ValueError as error:  # A terminated stage may have written only a part of the file.
         return f"not JSON: {error}"
 
 

@@ -48,7 +48,7 @@ def find_missing(
     Args:
         wanted: Requirements, as in pyproject.toml.
         have: The canonical names of the machine's packages. Their requirements are ignored.
-        read_requirements: Returns the requirements of packages, given their canonical names.
+        read_requirements: A function that returns the requirements of packages, given their canonical names.
         python_version: The machine's Python, such as ``"3.12"``. The machine runs Linux on x86-64.
     """
     environment: dict[str, Any] = {

@@ -171,7 +171,7 @@ def _compare(batches: Batches, expected: Batches) -> str | None:
 
 @contextmanager
 def dataset(per_class: int, side: int) -> Iterator[Data]:
-    """Create images and pack them; yield both."""
+    """Create images and pack them; yield the locations of the images and of the shards."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         write_images(root / "images", per_class=per_class, width=side, height=side)

@@ -44,8 +44,8 @@ SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
     ast.Or: ast.And,
 }
 TIMEOUT_S = 1200.0
-"""The time limit of the tests in seconds. If a change makes the tests exceed it, they are killed, and the change counts
-as noticed.
+"""The time limit of the tests in seconds. If the tests exceed the limit, they are killed, and the change counts as
+noticed.
 """
 
 Change = dict[str, str]

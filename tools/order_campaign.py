@@ -24,7 +24,8 @@ from tests.order.laws import Case, Group, check_laws
 from tools.campaigns import INTERRUPTED, make_progress
 
 CASES_PER_CHUNK = 50
-"""The number of cases that a process checks between two reports. Ctrl-C waits a fraction of a second for these cases.
+"""The number of cases that a process checks between two reports. After Ctrl-C, a process still checks these cases,
+which takes a fraction of a second.
 """
 
 

@@ -80,7 +80,7 @@ class Campaign:
         (directory / "model.py").write_text(MODEL)
 
     def run(self, num_kills: int) -> None:
-        """Kill runs ``num_kills`` times in total, and finish the last one."""
+        """Kill runs ``num_kills`` times in total, and finish the last run."""
         start = time.monotonic()
         self._finish(self._start("whole"))
         whole_s = time.monotonic() - start

@@ -43,7 +43,7 @@ class Activity:
 
     @property
     def gb_per_s(self) -> float | None:
-        """The bandwidth of large copies, in 10^9 bytes per second; None if there were none."""
+        """The bandwidth of large copies, in 10^9 bytes per second; None if there were no large copies."""
         large = [copy for copy in self.copies if copy.num_bytes >= LARGE]
         copying_us = sum(copy.interval[1] - copy.interval[0] for copy in large)
         return sum(copy.num_bytes for copy in large) / copying_us / 1e3 if copying_us else None
@@ -110,7 +110,7 @@ def time_pinned_copies(num_bytes: int, device: torch.device, num_copies: int = 4
     here = [torch.zeros(num_bytes, dtype=torch.uint8).pin_memory() for _ in range(8)]
     there = torch.empty(num_bytes, dtype=torch.uint8, device=device)
     start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    for number in range(-5, num_copies):  # The first five are a warm-up.
+    for number in range(-5, num_copies):  # The first five copies are a warm-up.
         if number == 0:
             start.record()
         there.copy_(here[number % len(here)], non_blocking=True)

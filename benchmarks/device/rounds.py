@@ -63,7 +63,7 @@ class Group:
     Attributes:
         network: A description of the network's origin.
         feeds: The figures of each feed, by the feed's name and the figure's name.
-        loaders_alone: Images/s without training, of loaders that decode and of DevicePrefetcher.
+        loaders_alone: The images/s of the decoding loaders and of DevicePrefetcher, without training.
         process_us: The CPU time of this process per image in the runs without training, in µs. Workers are other
             processes.
         pinned_gb_per_s: The bandwidth of plain copies from pinned memory.

@@ -38,7 +38,7 @@ class Trial:
 def measure_throughput(trial: Trial) -> Figures:
     """Check the batches of a warm-up epoch, then time whole epochs, each from the end of the previous one.
 
-    Memory is sampled in the warm-up epoch and after the last one.
+    Memory is sampled in the warm-up epoch and after the last epoch.
     """
     labels = [label for _, label in list_files(trial.work / "folder")]
     check = ImageCheck(labels, trial.job.batch_size)
@@ -153,7 +153,7 @@ def _time_first(loader: Epochs) -> float:
     batches = iter(loader)
     for _ in islice(batches, 1):
         seconds = time.perf_counter() - start
-    del batches  # Ends the workers, unless they are persistent.
+    del batches  # This ends the workers, unless they are persistent.
     return seconds
 
 

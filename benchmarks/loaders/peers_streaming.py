@@ -83,8 +83,8 @@ def collate_small(samples: Sequence[dict[str, bytes]]) -> list[bytes]:
 def import_streaming() -> Any:
     """Import MosaicML Streaming, even if torchvision or transformers are missing or cannot be imported.
 
-    MosaicML Streaming imports both for datasets and checks that this benchmark does not use, so empty classes replace
-    them.
+    MosaicML Streaming imports both packages for datasets and checks that this benchmark does not use, so empty classes
+    replace the classes of missing packages.
     """
     for package, modules in _STAND_INS.items():
         if not _loads(package):

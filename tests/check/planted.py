@@ -112,7 +112,7 @@ TOO_MANY = "2 times the 96 that its loader has"
 by_command("all twice, augmented, nothing expected, by the command", TOO_MANY, AUGMENTED)
 TOO_LONG = Sized(lambda *_: (torch.rand(3) for _ in range(2 * N)))
 by_command("an iterable dataset with a length delivers all twice", TOO_MANY, load(TOO_LONG))
-WRONG: Any = [*range(N - 1), 0]  # Sample 0 replaces the last one.
+WRONG: Any = [*range(N - 1), 0]  # Sample 0 replaces the last sample.
 CHANGES = "changes from epoch to epoch"
 wrong("augmented, and a wrong sample", CHANGES, load(Images(0.1), sampler=WRONG), N)
 wrong("flipped at random, and a wrong sample", "pass key=", load(Flipped(), sampler=WRONG), N)

@@ -182,7 +182,7 @@ def test_ctrl_c_prints_the_results_so_far(packed: Path, tmp_path: Path) -> None:
     wait_until(lambda: output.exists() and "epoch 0: 21 samples" in output.read_text(), "an epoch has ended")
     while process.is_alive():
         assert process.pid is not None
-        os.kill(process.pid, signal.SIGINT)  # Python ignores a KeyboardInterrupt in a destructor, so repeat it.
+        os.kill(process.pid, signal.SIGINT)  # Python ignores a KeyboardInterrupt in a destructor, so repeat the signal.
         process.join(10)
     assert process.exitcode == 130
     assert errors.read_text().endswith("interrupted: the last epoch is incomplete\n")

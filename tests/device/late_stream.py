@@ -49,7 +49,7 @@ class LateEvent:
 
 
 class ConsumerEvent(LateEvent):
-    """A point in the consumer's work, which is never late here."""
+    """A point in the consumer's work, which is never late in this simulation."""
 
     def query(self) -> bool:
         return True
@@ -62,7 +62,7 @@ class LateStream:
     """A stream that executes its work in order, with random delays.
 
     Attributes:
-        num_steps: The number of executed steps, which are two for each batch: copy and prepare.
+        num_steps: The number of executed steps. Each batch has two steps: copy and prepare.
         num_waits: The number of waits for the consumer's work.
         most_pending: The maximum number of batches that were pending at the same time.
     """

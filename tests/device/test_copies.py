@@ -1,6 +1,6 @@
 """Batches that are copied on a stream arrive whole and in order, however late the stream is, and are released in time.
 
-The stream has no device and works as late as CUDA may. The loader's memory is overwritten as soon as it is freed, and
+The stream is simulated, and works as late as CUDA may. The loader's memory is overwritten as soon as it is freed, and
 buffers are pinned while the prefetcher uses them. ``test_cuda.py`` tests the same laws on a GPU.
 """
 
@@ -223,9 +223,9 @@ def make_loader(packed: Path, **options: Any) -> DataLoader:
 
 @pytest.mark.parametrize("persistent_workers", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_other_epochs_have_other_memory(packed: Path, persistent_workers: bool) -> None:
-    """An epoch without a watch must not get pinned buffers.
+    """An epoch outside ``watch_memory`` must not get pinned buffers.
 
-    A user's ``x.cuda(non_blocking=True)`` may still be copying such a buffer when the loader refills it.
+    A user's ``x.cuda(non_blocking=True)`` may still be copying a pinned buffer when the loader refills it.
     """
     loader, registered = make_loader(packed, persistent_workers=persistent_workers), Registered()
     for _ in range(2):

@@ -164,7 +164,7 @@ def test_workers_end_with_the_epoch(loader_class: Any, monkeypatch: pytest.Monke
         return iterator
 
     monkeypatch.setattr(loader_class, "__iter__", watched)
-    gc.disable()  # The last reference must free the iterators: the garbage collector may run much later.
+    gc.disable()  # The iterators must be freed with their last reference: the garbage collector may run much later.
     try:
         received = DevicePrefetcher(loader_class(range(8), batch_size=2, num_workers=1), "cpu")
         assert [batch.tolist() for batch in received] == [[0, 1], [2, 3], [4, 5], [6, 7]]

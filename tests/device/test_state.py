@@ -1,6 +1,6 @@
 """While a prefetcher iterates, the loader's state counts what the user received, not the batches in flight.
 
-A random transform on the device draws the same numbers for a batch in a resumed run. The stream has no device and
+A random transform on the device draws the same numbers for a batch in a resumed run. The copy stream is simulated, and
 works as late as CUDA may.
 """
 

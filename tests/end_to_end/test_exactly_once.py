@@ -1,4 +1,5 @@
-"""Exactly once: any combination of ranks, workers, batch sizes and resumptions, and real gloo process groups."""
+"""Samples arrive exactly once with any combination of ranks, workers, batch sizes and resumptions, and in real gloo
+groups."""
 
 from __future__ import annotations
 
@@ -112,7 +113,7 @@ def run_rank(
     for name, loader_class, options in LOADERS:
         chosen = options
         if rank == 0 and options.get("multiprocessing_context") == "forkserver":
-            chosen = {**options, "multiprocessing_context": "fork"}  # One server is enough: it imports torch.
+            chosen = {**options, "multiprocessing_context": "fork"}  # One fork server is enough: each imports torch.
         loaders[name] = loader_class(dataset, batch_size=2, **chosen)
         if name in states:
             loaders[name].load_state_dict(states[name])

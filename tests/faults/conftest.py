@@ -48,7 +48,7 @@ def expected(data: Data) -> Expected:
 def _loaders_of_other_tests_are_gone() -> None:
     gc.collect()  # Tracebacks of expected errors may keep loaders and their worker processes alive.
     end_kept()
-    gc.freeze()  # Later collections need not visit the existing objects.
+    gc.freeze()  # Later garbage collections need not visit the existing objects.
 
 
 @pytest.fixture

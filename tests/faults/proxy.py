@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 END_TIMEOUT_S = 10.0
 
 OWN_ANSWERS = ("status_500", "status_503", "status_429", "expired_token", "changed_object")
-"""Faults that the proxy answers without the server."""
+"""Faults for which the proxy answers by itself, without the server."""
 
 BEFORE_RESPONSE = ("reset_before", "stall_before")
 """Faults before the first byte of a response. When a reset occurs, the server has already answered; when a stall

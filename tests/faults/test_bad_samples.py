@@ -272,7 +272,8 @@ CROP = Compose([RandomResizedCrop(48), RandomHorizontalFlip()])
 OPTIONS: dict[str, Any] = {"fields": ("image", "label", "key"), "transform": CROP}
 
 KEPT = [*BAD, *range(20, 29), 39, 38]
-"""The samples of the damaged dataset that are read: the bad ones and a few good ones. The rest is held out."""
+"""The samples of the damaged dataset that are read: the bad ones and a few good ones. All other samples are held
+out."""
 
 
 def damaged_map(subject: Subject) -> Any:

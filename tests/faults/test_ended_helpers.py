@@ -58,7 +58,7 @@ def exit_well() -> None:
 
 @dataclass
 class Fragile:
-    """A picklable function of a dataset that ends its process or thread at a certain sample."""
+    """A picklable function for a dataset, which ends its process or thread at a certain sample."""
 
     end: Callable[[], object]
     number: int = NUM_SAMPLES
@@ -115,7 +115,7 @@ def receive(batches: Any) -> tuple[list[list[int]], Exception | None]:
     try:
         for batch in batches:
             received.append(batch.tolist())
-    except (RuntimeError, EOFError, ConnectionError) as error:  # Torch's batch may be in a dead process.
+    except (RuntimeError, EOFError, ConnectionError) as error:  # Torch's batch may be in a process that died.
         return received, error
     return received, None
 

@@ -244,7 +244,8 @@ def result_of(batches: Iterator[Any]) -> Any:
 
 
 def rest_of(batches: Iterator[Any], received: list[Any]) -> str | None:
-    """Collect the rest of an epoch. Return the message of the error that ended it, which must repeat from then on."""
+    """Collect the rest of an epoch. If an error ends the epoch, return its message; the next request must also raise an
+    error."""
     try:
         received += results_of(batches)
     except RuntimeError as error:

@@ -129,7 +129,7 @@ def test_other_processes_and_loaders_are_not_affected(data: Data, expected: Expe
     other = iter(make_loader(data, "map", 1))
     wait_until(find_worker_processes, "its worker process has a command line")
     others_processes = find_worker_processes()
-    # This process looks like a fork server. It sleeps until the test ends it.
+    # A process that looks like a fork server, and sleeps until the test ends it.
     namesake = [sys.executable, "-c", "import time; time.sleep(600)", PROGRAM.decode()]
     with subprocess.Popen(namesake) as process:
         iterator = iter(make_loader(data, "shards", 1))
@@ -148,7 +148,8 @@ def test_other_processes_and_loaders_are_not_affected(data: Data, expected: Expe
 
 
 def kill_first(monkeypatch: pytest.MonkeyPatch, most: int) -> list[int]:
-    """Kill the first ``most`` fork servers before they read anything. Return a list that gets all servers' ids."""
+    """Kill the first ``most`` fork servers before they read anything. Return a list to which the process id of each
+    fork server is added."""
     start, started = fork_server._start_process, list[int]()
 
     def start_and_kill(*arguments: Any) -> subprocess.Popen[bytes]:

@@ -214,7 +214,7 @@ def test_the_proxy_ends_with_a_killed_test() -> None:
         with connect(port) as connection:
             assert ask(connection)[0] == 502, "there is no server"
         tests.send_signal(signal.SIGKILL)
-        tests.stdout.read()  # The pipe ends when the proxy has also closed it.
+        tests.stdout.read()  # The read ends only when the proxy, too, has closed the pipe.
     is_listened_to = True
     while is_listened_to:
         with socket.socket() as probe:

@@ -1,7 +1,7 @@
 """Ranks for tests of frameworks: processes with torchrun's variables and a gloo group that call a function.
 
 ``python -m tests.frameworks.launch MODULE:FUNCTION FOLDER WORLD_SIZES ARGUMENTS`` imports the module, and with it the
-framework, once. It then forks the ranks of each world in turn.
+framework, once. The program then forks the ranks of each world in turn.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def check_epochs(
 
 if __name__ == "__main__":
     _, target, folder, world_sizes, arguments = sys.argv
-    for module in (target.split(":")[0], "torch._dynamo"):  # Preparing a model imports torch._dynamo.
+    for module in (target.split(":")[0], "torch._dynamo"):  # Frameworks need torch._dynamo to prepare a model.
         importlib.import_module(module)
     gc.freeze()  # Frameworks often call gc.collect(), which would search everything that was imported.
     for world_size in json.loads(world_sizes):

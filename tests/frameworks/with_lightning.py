@@ -71,7 +71,7 @@ class Recorded(LightningModule):
 
 
 def fit(folder: Path, packed: str, kind: str) -> None:
-    """Train for two epochs, with a checkpoint after two batches of the second one, then resume from it.
+    """Train for two epochs, with a checkpoint after two batches of the second epoch, then resume from the checkpoint.
 
     Record the batches in ``training``, ``validation`` and ``resumed``, which includes those before the checkpoint.
     """
@@ -129,7 +129,7 @@ def trainer(folder: Path, **options: Any) -> Trainer:
 
 
 def copy_combined(packed: str) -> None:
-    """In the middle of an epoch, copy loaders that Lightning combines, without their iterators, as its loops do."""
+    """Copy combined loaders in the middle of an epoch, without their iterators, as Lightning's loops do."""
     for make in MAKERS.values():
         loaders = make(packed)
         combined = CombinedLoader(list(loaders), "min_size")

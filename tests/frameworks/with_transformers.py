@@ -73,7 +73,7 @@ def run(folder: Path, packed: str) -> dict[str, Any]:
     shares = {"accelerator_config": {"dispatch_batches": False}}
     alone = ShardDataset(packed, fields=("label", "key"), shuffle=True, rank=0, world_size=1)
     return {
-        # Without workers, torch does not wait 5 s for them after an error.
+        # With workers, torch would wait 5 s for them after the error.
         "skipped": error_of(
             lambda: resume(folder / "shards", datasets["shards"], ignore_data_skip=False, num_workers=0)
         ),
@@ -86,7 +86,8 @@ def run(folder: Path, packed: str) -> dict[str, Any]:
 
 
 def fit(folder: Path, dataset: Any) -> None:
-    """Train for two epochs, with a checkpoint after two batches of the second one, then resume from it."""
+    """Train for two epochs, with a checkpoint after two batches of the second epoch, then resume from the
+    checkpoint."""
     steps = steps_of(dataset)
     whole = train(ShardTrainer, folder / "run", dataset, save_steps=steps + 2)
     record_epochs(folder / "training", [whole[:steps], whole[steps:]])

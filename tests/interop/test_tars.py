@@ -90,7 +90,7 @@ MEMBER_NAMES = st.tuples(
 
 
 def gather(runs: Samples) -> Samples | None:
-    """Join runs of members with the same key to samples. Return None if it is unclear which runs belong together."""
+    """Join runs of members with the same key into samples. Return None if it is unclear which runs belong together."""
     samples: Samples = []
     for key, fields in runs:
         of_key = [other for name, other in runs if name == key]

@@ -48,7 +48,7 @@ KINDS: dict[str, Any] = {
 }
 ENTRIES = ("boxes", "labels", "points")
 STEPS = [RandomResizedCrop(48, antialias=True), RandomHorizontalFlip(), TrivialAugmentWide(), ColorJitter(0.4)]
-AGAIN = [*STEPS, RandomHorizontalFlip(), CenterCrop(56)]  # The flip after operations makes shardio render them first.
+AGAIN = [*STEPS, RandomHorizontalFlip(), CenterCrop(56)]  # Before the last flip, shardio applies the operations.
 WAYS: dict[str, dict[str, Any]] = {"here": {}, "process": {"num_workers": 2}, "called": {"num_workers": 1, **CALLING}}
 
 

@@ -223,7 +223,7 @@ def test_threads_are_awaited_together(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Arrays(torch.utils.data.Dataset[Any]):
-    """Arrays that are large enough for buffers. Reading one of them ends the worker."""
+    """Arrays that are large enough for buffers. If ``fatal`` is given, reading one of the arrays ends the worker."""
 
     def __init__(self, fatal: Any = None) -> None:
         self.fatal = fatal

@@ -1,4 +1,5 @@
-"""Buffers: the parts of a batch that the user keeps are equal to torch's and never change, and others are reused."""
+"""Buffers: the parts of a batch that the user keeps are equal to torch's and never change; the memory of other parts is
+reused."""
 
 from __future__ import annotations
 

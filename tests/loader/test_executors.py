@@ -100,7 +100,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 """The options for which a loader of a ShardDataset chooses each executor."""
 
 NOT_KNOWING = ("calling process", "fetching, caller", "ordered indices, caller")
-"""The executors, other than torch's, that do not know whether a batch is ready."""
+"""The executors, other than torch's, that cannot tell whether a batch is ready."""
 
 CHUNKED = ("ordered shards", "ordered shards, threads")
 """The executors that read the samples of several batches together."""

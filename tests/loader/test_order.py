@@ -107,7 +107,7 @@ def test_map_style_crops_are_pure_and_loaders_do_not_interfere(images: Path) -> 
     other.set_epoch(1)
     assert batches_of(other) == expected[1]
     assert batches_of([first, *ahead]) == expected[0]
-    # Torch's loader does not set an epoch, so torch draws the crops, which differ.
+    # Torch's loader does not set an epoch, so torch's generator draws the crops, which differ between loaders.
     assert batches_of(TorchLoader(folder, batch_size=21)) != batches_of(TorchLoader(folder, batch_size=21))
 
 
@@ -424,7 +424,7 @@ def test_an_epoch_is_an_integer_below_the_limit_wherever_it_is_set(packed: Path)
             with pytest.raises(ValueError, match=r"epoch must be at least 0 and below 2\*\*62"):
                 owner.set_epoch(epoch)
         owner.set_epoch(np.int64(2**62 - 1))
-    assert len(keys_of(loader)) == len(keys_of(loader))  # The second epoch is the one after the largest valid one.
+    assert len(keys_of(loader)) == len(keys_of(loader))  # The second epoch follows the largest valid epoch.
     with pytest.raises(StateError, match=r"epoch .* below 2\*\*62, got 1"):
         loader.load_state_dict({**loader.state_dict(), "epoch": 10**20})
     loader.set_epoch(cast(int, np.int64(3)))

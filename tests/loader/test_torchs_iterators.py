@@ -131,7 +131,8 @@ def begin_several(base: Any, options: dict[str, Any]) -> list[Any]:
 
 
 def share(base: Any, options: dict[str, Any]) -> list[Any]:
-    """Create two iterators of persistent workers, which share their batches, because torch returns the same object."""
+    """Draw from two iterators of one loader. With persistent workers, the two iterators are the same object in torch,
+    so they share its batches."""
     loader = base(range(24), batch_size=4, **options)
     first, second = iter(loader), iter(loader)
     found = [next(first).tolist(), next(second).tolist(), next(first).tolist()]

@@ -53,7 +53,7 @@ def few_pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def captioned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Samples with images, masks, captions, sounds and MessagePack. Every fourth sample has no caption."""
+    """Samples with images, masks, captions, sounds and MessagePack data. Every fourth sample has no caption."""
     draw, members = np.random.default_rng(3), []
     for number in range(NUM_SAMPLES):
         pixels = draw.integers(0, 256, (40, 48, 3), dtype=np.uint8)

@@ -301,7 +301,7 @@ def test_persistent_workers_stay_while_the_settings_are_the_same(packed: Path) -
         return {int(process_id) for (process_id,) in loader}
 
     first = find_ids()
-    transform.size = 8  # This changes an error message that names the transform.
+    transform.size = 8  # The new size only affects an error message that names the transform.
     loader.collate_fn = collating.collate
     assert find_ids() == first
     loader.collate_fn = Collating().collate

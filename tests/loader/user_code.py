@@ -1,4 +1,5 @@
-"""Functions like those of users. Worker processes import this module quickly, because it imports no large library."""
+"""Functions like those that users write. Worker processes import this module quickly, because it imports no large
+library."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ def test_a_library_that_is_missing_or_does_not_load_is_named(
     (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::roi does not exist')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "torchvision", raising=False)
-    monkeypatch.setattr(torch.library, "define", lambda *_: None)  # A definition would affect the whole process.
+    monkeypatch.setattr(torch.library, "define", lambda *_: None)  # Defining operators affects the whole process.
     with pytest.raises(ValueError, match=rf"with torch {torch.__version__.replace('+', '.')} .*::roi.*that match"):
         make_model(f"{library}:resnet18", num_classes=3, image_size=32)
 

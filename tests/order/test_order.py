@@ -351,8 +351,8 @@ def images_over_keys(size: int, num_keys: int) -> NDArray[np.int64]:
 
 
 def deviation(counts: NDArray[np.int64], freedom: int, scale: float = 1.0) -> float:
-    """Return by how many standard deviations the chi-square value of counts, expected to be uniform, exceeds its
-    mean."""
+    """Return the excess of the chi-square value of counts over its mean, in standard deviations, for counts that should
+    be uniform."""
     mean = counts.mean()
     return float((scale * ((counts - mean) ** 2 / mean).sum() - freedom) / sqrt(2 * freedom))
 
@@ -397,7 +397,7 @@ def test_unit_numbers_are_even_and_below_one() -> None:
     assert unit.max() < 1
     counts, _ = np.histogram(unit, bins=100, range=(0, 1))
     chi_square = ((counts - 2000) ** 2 / 2000).sum()
-    assert chi_square < 150  # With 99 degrees of freedom, one key in a thousand exceeds this.
+    assert chi_square < 150  # With 99 degrees of freedom, one key in a thousand exceeds this limit.
     assert to_unit(np.array([2**64 - 1], dtype=np.uint64))[0] < 1
 
 

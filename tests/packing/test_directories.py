@@ -48,7 +48,7 @@ DIRECTORIES: dict[str, tuple[str, str, dict[str, str]]] = {
         {"c/a": "cls jpg"},
     ),
 }
-"""Names of files, those that are ignored, and fields by key."""
+"""The names of the files, the names of the ignored files, and the fields by key."""
 
 
 @pytest.mark.parametrize(("names", "ignored", "fields"), DIRECTORIES.values(), ids=DIRECTORIES)
@@ -145,7 +145,7 @@ def test_images_that_differ_in_the_suffix_are_samples(tmp_path: Path, caplog: py
     samples = read_packed(tmp_path / "out")
     keys = ["c/a_JPG", "c/a_jpg", "c/b_jpeg", "c/b_jpg", "c/b_png", "c/d", "d/a"]
     assert sorted(samples) == keys
-    import_torchvision()  # This works even if torchvision's compiled part does not match torch.
+    import_torchvision()  # Unlike a plain import, this call works even if torchvision does not match torch.
     expected = pytest.importorskip("torchvision.datasets").ImageFolder(str(source))
     for key, (path, label) in zip(keys, sorted(expected.samples), strict=True):
         suffix = Path(path).suffix[1:].lower()

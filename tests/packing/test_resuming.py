@@ -1,4 +1,5 @@
-"""A pack that stops at any moment leaves nothing that looks finished. The same call resumes it and keeps its shards."""
+"""A pack that stops at any moment leaves nothing that looks finished. The same call resumes the pack and keeps its
+finished shards."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_few_files_are_open_for_many_shards(
     many_shards: ShardTable, max_open: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shardio.reading.reader.MAX_OPEN_SHARDS", max_open)
-    gc.collect()  # A collection during the test would close files of other tests.
+    gc.collect()  # A garbage collection during the test would close files of other tests.
     before = count_open_files()
     reader = SampleReader(many_shards)
     random = np.random.default_rng(0)
@@ -266,7 +266,7 @@ def find(tar: Path, name: str) -> int:
 
 @pytest.fixture
 def damaged(copy: Path) -> tuple[str, str]:
-    """Flip a bit of the second shard's third label. Return its key, and a pattern for the error."""
+    """Flip a bit of the second shard's third label. Return the sample's key, and a pattern for the error."""
     tar = copy / "shard-000001.tar"
     name, content = [member for member in read_members(tar) if member[0].endswith(".cls")][2]
     offset = find(tar, name)

@@ -31,8 +31,8 @@ class FakeHub:
     ) -> str:
         """Commit the files of a folder to a branch or a tag. Return the id of the commit.
 
-        If ``is_private``, only certain users can see the repository. If ``is_gated``, only certain users can read its
-        files.
+        If ``is_private``, only certain users can see the repository. If ``is_gated``, only certain users can read the
+        repository's files.
         """
         repository = self.folder / "org" / name
         refs = repository / "refs.json"

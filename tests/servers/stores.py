@@ -163,7 +163,8 @@ http {{
 
 @contextlib.contextmanager
 def run_nginx(folder: Path, files: Path) -> Iterator[Server]:
-    """Run nginx with its log and its temporary files in a folder. It serves the files that the caller writes."""
+    """Run nginx with its log and its temporary files in ``folder``. nginx serves the files in ``files``, which the
+    caller writes."""
     port = find_free_port()
     url = f"http://{HOST}:{port}"
     configuration = folder / "nginx.conf"

@@ -27,7 +27,7 @@ class WebFolder(BaseHTTPRequestHandler):
     root: Path
     requests: list[tuple[str, str]]
 
-    def do_GET(self) -> None:  # http.server calls it by this name.
+    def do_GET(self) -> None:  # http.server requires this name.
         path = unquote(urlsplit(self.path).path)
         self.requests.append((self.command, path))
         self.answer_path(path)

@@ -80,7 +80,8 @@ def pad(content: bytes) -> bytes:
 
 
 def make_record(keyword: bytes, value: bytes) -> bytes:
-    """Return a record of a pax header. Its length includes the length itself."""
+    """Return a record of a pax header. A record begins with its length, which includes the digits of the length
+    itself."""
     rest = b" " + keyword + b"=" + value + b"\n"
     length = next(n for n in range(len(rest), len(rest) + 9) if len(str(n)) + len(rest) == n)
     return b"%d" % length + rest

@@ -177,7 +177,7 @@ class Laws:
     ) -> tuple[list[str] | None, list[tuple[str, str, int, int]] | None]:
         """Read an index in every way. Return the problems, and the key, field, offset and size of each content read."""
         index = store.at("a.tar.idx")
-        if rng.random() < 0.2:  # The reads below also read the header and the keys.
+        if rng.random() < 0.2:  # These attempts are rare: the reads below also read the header and the keys.
             self._attempt("read the index's header", shard, lambda: read_header(index))
             self._attempt("read keys", shard, lambda: read_keys(index).hash_all())
         columns = self._attempt("read columns", shard, lambda: read_columns(index))
@@ -234,7 +234,7 @@ class Laws:
             report = self._attempt("index compressed", shard, lambda: index_tar(tar))
             if report is None:
                 return
-        else:  # The index needs the tar's version, or it is stale.
+        else:  # Without the tar's version, the index would be stale.
             store.objects["a.tar.gz.idx"] = shard.index
             with suppress(ValueError, KeyError, TypeError, RecursionError, AttributeError):
                 store.objects["a.tar.gz.idx"] = change_metadata(

@@ -91,7 +91,7 @@ def test_a_pickled_location_leads_to_the_same_storage_process_or_a_new_one(root:
     location = put(in_memory(), b"in the memory of the storage process")
     assert run(program, pickle.dumps(location).hex()).startswith("in the memory of the storage process\n")
     location = put(root / "a", b"content")
-    client().close()  # The other process starts its own storage process, and ends before its location is read here.
+    client().close()  # The other process starts a storage process, which ends before this process reads the location.
     copy: Location = pickle.loads(bytes.fromhex(run(program, pickle.dumps(location).hex()).splitlines()[1]))
     assert copy.read_whole() == b"content"
 

@@ -1,4 +1,5 @@
-"""A dataset is read from every web server that sends its bytes. Other servers cause an immediate error."""
+"""A dataset can be read from every web server that sends its bytes. With any other server, reading fails
+immediately."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Keys(Callback):
         return nn.Sequential(Poison(self.settings.nan[1]), model)
 
     def on_batch(self, batch: Any) -> None:
-        self.num_steps += 1  # Each microbatch counts as a step here.
+        self.num_steps += 1  # In these tests, each microbatch counts as a step.
         keys = list(batch[2]) if len(batch) > 2 else []
         line = {"rank": self.rank, "epoch": self.epoch, "step": self.num_steps, "keys": keys}
         with self.path.open("a") as file:
@@ -107,7 +107,7 @@ def train_as(settings: Settings) -> None:
     own: Any = loader if settings.sizes is None else make_batches(settings.sizes[find_world().rank], side=16)
     for _ in range(settings.repeat):
         model = make_model(is_plain=settings.is_plain)
-        with mock.patch("shardio.train.callbacks.write_report"):  # Drawing takes longer than training.
+        with mock.patch("shardio.train.callbacks.write_report"):  # Drawing the report takes longer than training.
             train(model, own, config, val_loader=val_loader, callbacks=[Keys(settings)])
     score = evaluate(model, val_loader, config)
     figures = {"num_images": score.num_images, "accuracy": score.accuracy, "weights": sum_of(model).item()}

@@ -71,7 +71,7 @@ def test_accumulated_microbatches_train_as_one_big_batch(num_micro: int, accumul
     big = [join(micro[start : start + accumulate]) for start in range(0, num_micro, accumulate)]
     model = make_network()
     other, start = copy.deepcopy(model), weights_of(model)
-    # Adam divides by the gradient's size, which magnifies rounding errors, so its steps are smaller here.
+    # Adam divides by the gradient's size, which magnifies rounding errors, so Adam gets a lower learning rate.
     lr = 0.05 if optimizer == "sgd" else 1e-4
     train(model, micro, make_config(epochs=2, optimizer=optimizer, lr=lr, accumulate=accumulate))
     train(other, big, make_config(epochs=2, optimizer=optimizer, lr=lr))

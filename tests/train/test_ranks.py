@@ -262,7 +262,7 @@ def test_a_rank_that_lost_another_one_reports_that_in_a_later_second(
 
 
 def _assert_all_ranks_raise(directory: Path, message: str) -> None:
-    """When a rank ends, the launcher may end the other rank before it writes its own error."""
+    """When a rank ends, the launcher may end the other rank before that rank writes its own error."""
     errors = [path.read_text() for path in directory.glob("error-*.txt")]
     assert errors
     assert all(error.startswith(message) for error in errors), errors

@@ -173,7 +173,7 @@ def test_the_page_and_the_curves_show_the_figures_that_callbacks_get(tmp_path: P
             "epochs": of_epochs("data_wait_share", 100),
         },
     }
-    # The loss of an epoch is the mean over its samples, and all batches have the same size here.
+    # The loss of an epoch is the mean over its samples, and all batches of this run have the same size.
     for (_, loss), five in zip(curves["loss"]["epochs"], np.split(np.array(curves["loss"]["steps"]), 3), strict=True):
         assert loss == pytest.approx(five[:, 1].mean(), rel=1e-5)
 
@@ -263,7 +263,7 @@ def test_matplotlib_is_loaded_only_to_draw_and_without_pyplot(tmp_path: Path) ->
 
 
 def _load_matplotlib_only_to_draw(directory: Path) -> None:
-    for name in list(sys.modules):  # The function imports these modules again.
+    for name in list(sys.modules):  # Unload the modules that the code below imports.
         if name.partition(".")[0] in ("matplotlib", "mpl_toolkits", "shardio"):
             del sys.modules[name]
     module = importlib.import_module("shardio.train.callbacks")

@@ -58,7 +58,8 @@ class StopAtEpoch(Callback):
 
 
 def assert_resumes(make: Any, folder: Path, stops: Sequence[Callback], val_loader: Any = None, **options: Any) -> Any:
-    """Check that runs that each callback stops, and that resume, equal a whole run. Return the whole run's model."""
+    """Check, for each callback, that a run that the callback stops and that is then resumed equals an uninterrupted
+    run. Return the model of the uninterrupted run."""
 
     def run(name: str, *callbacks: Callback) -> Any:
         config = make_config(folder / name, **options)
@@ -267,7 +268,7 @@ def test_the_log_of_another_tool_is_refused_and_nothing_is_removed(tmp_path: Pat
                 train_logged(tmp_path, resume=resume)
             (tmp_path / LOCK).unlink()
             assert read_files(tmp_path) == before
-        (tmp_path / name).unlink()  # The log is also refused with one checkpoint or none.
+        (tmp_path / name).unlink()  # The log is also refused if only one checkpoint is left, or none.
 
 
 def test_tensorboard_gets_the_same_figures(tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ def test_deterministic_algorithms_are_used_only_within_the_block() -> None:
 
 
 def test_precisions_that_the_user_set_by_torchs_newer_names_are_kept() -> None:
-    """In the same process, torch refuses to mix these settings with those of the older names."""
+    """In one process, torch refuses to mix settings by newer names with settings by older names."""
     assert_passes_in_fresh_process(_keep_precisions_set_by_newer_names)
 
 
@@ -296,7 +296,8 @@ def describe(batches: Any) -> list[list[Any]]:
 
 
 def assert_groups_resume(make: Callable[[], Any], size: int) -> None:
-    """Check that the loader of ``make``, or its wrapper, resumes from the state at the end of each group."""
+    """Check that the loader that ``make`` returns, or a wrapper of it, resumes from the state at the end of each
+    group."""
     loader, received, ends = make(), list[Any](), list[int]()
     states = list[Any]()
     for batch, ends_group in in_groups(loader, size):

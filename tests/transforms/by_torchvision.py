@@ -1,4 +1,5 @@
-"""torchvision, the oracle of transforms. If it is not installed, the tests that import it are skipped."""
+"""torchvision, the oracle of transforms. If torchvision is not installed, the tests that import this module are
+skipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Resizes, crops and flips follow torchvision's published rules, here in plain code for one image at a time."""
+"""Resizes, crops and flips follow torchvision's published rules, which the tests compute in plain code, one image at a
+time."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def test_one_number_is_the_shorter_side_and_the_longer_is_rounded_down(height: i
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("kind", [Resize, RandomResizedCrop])
 def test_an_antialiased_resize_has_pillows_pixels(kind: Any, mode: str) -> None:
-    """No crop here shrinks its height more than its width, so all versions of Pillow agree."""
+    """No crop in this test shrinks its height more than its width, so all versions of Pillow agree."""
     image, size = make_noise(60, 90), (40, 51)
     whole: dict[str, Any] = {"scale": (1, 1), "ratio": (1.5, 1.5)} if kind is RandomResizedCrop else {}
     expected = Image.fromarray(image).resize(size[::-1], Image.Resampling[mode.upper()])

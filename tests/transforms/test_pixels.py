@@ -248,7 +248,7 @@ def test_warps_give_torchvisions_pixels(seed: int, draw: Callable[..., Warp], in
             expected = by_torchvision(Image.fromarray(pixels), **options)
             np.testing.assert_array_equal(edited, np.array(expected), f"{pixels.shape} {matrix}")
         if number < 20 and draw is draw_rotation:
-            angle = by_torchvision.keywords["angle"]  # type: ignore[attr-defined]  # It is a partial.
+            angle = by_torchvision.keywords["angle"]  # type: ignore[attr-defined]  # a functools.partial
             expanded = tr.RandomRotation((angle, angle), interpolation, expand=True, fill=FILL)(pixels)
             expected = functional.rotate(Image.fromarray(pixels), angle, expand=True, **options)
             np.testing.assert_array_equal(expanded, np.array(expected))

@@ -147,7 +147,7 @@ def test_pixels_are_those_of_pillow(packed: Path) -> None:
 
 @pytest.mark.parametrize("library", [v1, v2], ids=["v1", "v2"])
 def test_pixels_of_operations_are_torchvisions(packed: Path, library: Any) -> None:
-    # These settings are not random.
+    # With these settings, no parameter is random.
     originals = [Image.fromarray(image) for image in pixels_of(packed, None)]
     pipeline = library.Compose(
         [

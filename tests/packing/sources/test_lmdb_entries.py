@@ -159,7 +159,7 @@ def write_in_another_process(source: str) -> None:
         transaction.put(b"new.jpg", b"new")
 
 
-@pytest.mark.slow  # The other process can only open the file while it is closed here.
+@pytest.mark.slow  # The other process can open the file only while it is closed in this process.
 @pytest.mark.parametrize("when", ["planned", "packed"])
 def test_an_environment_that_changes_during_the_pack_is_refused(tmp_path: Path, when: str) -> None:
     source = write(tmp_path / "in", named_entries())

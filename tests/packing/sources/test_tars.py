@@ -131,7 +131,7 @@ def test_samples_of_two_kinds_are_refused_and_an_option_chooses(tmp_path: Path) 
         for kind in set(kinds) & set(READABLE):
             chosen: dict[str, Any] = {"source_kind": kind}
             out = tmp_path / f"{source.name}-{kind}"
-            if kind == "files" and "litdata" in kinds:  # The folder of the split is a class here.
+            if kind == "files" and "litdata" in kinds:  # In this case, the folder of the split is a class.
                 (source / "train" / "c.jpg").write_bytes(IMAGES[2])
                 shardio.pack(source, out, **chosen)
                 assert keys_of(out) == READABLE[kind][1] | {"train/c"}
