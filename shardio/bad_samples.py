@@ -153,7 +153,7 @@ class BadSamples:
 
         Args:
             num_workers: The number of workers.
-            are_new: Whether the workers are new. Otherwise, they run on from the previous epoch, and keep using the
+            are_new: Whether the workers are new. Otherwise, they continue from the previous epoch, and keep using the
                 existing count.
         """
         if are_new:

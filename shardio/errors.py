@@ -62,7 +62,7 @@ class SampleError(ShardioError):
     Attributes:
         row: The sample's row among the samples that were requested together.
         key: The sample's key, or "" if unknown.
-        where: The place where it is stored, or "" if unknown.
+        where: The place where the sample is stored, or "" if unknown.
         stage: The stage that failed: ``read``, ``decode`` or, in your own code, ``transform``.
     """
 

@@ -127,9 +127,9 @@ def call_at_fork(
 def hold_during_forks(lock: threading.RLock) -> None:
     """Hold a lock whenever this process forks. The lock is kept alive until the process ends.
 
-    Python calls the lock's own methods. They run no Python code, so Ctrl-C cannot skip the release. Ctrl-C can
-    interrupt the wait for a lock that another thread holds. The process then forks without the lock, and the subsequent
-    release fails, because only its owner can release an RLock.
+    Python calls the lock's own methods, which run no Python code, so Ctrl-C cannot skip the release. Ctrl-C can
+    interrupt the wait for a lock that another thread holds. In this case, the process forks without the lock, and the
+    subsequent release fails, because only its owner can release an RLock.
     """
     if hasattr(os, "register_at_fork"):  # Windows has no forks.
         # As concurrent.futures does. The child gets a released lock, even if another thread of the parent held it.

@@ -39,7 +39,7 @@ KNOWN_SCHEMES = frozenset({"pipe", "http", "https", "gs", "htgs", "hf", "ais", "
 """The URL schemes that WebDataset opens. Users may register more."""
 
 PIPE_BYTES = 2**20
-"""The size of an enlarged pipe, in bytes. It lets a command continue while samples are decoded."""
+"""The size of an enlarged pipe, in bytes. A large pipe lets a command continue while samples are decoded."""
 
 MAX_POLL_MS = 2**31 - 1
 """The longest wait for bytes that the operating system supports, in milliseconds."""
@@ -315,7 +315,7 @@ def open_stream(name: str, location: Location | None, timeout_s: float) -> ByteS
 
     Args:
         name: The name to pass to WebDataset.
-        location: A stored tar to read instead; None if there is none.
+        location: A stored tar to read instead; None if the stream is not a stored tar.
         timeout_s: The longest wait for bytes of a command, in seconds.
 
     Raises:
@@ -367,11 +367,11 @@ def _read_some(file: Any) -> bytes:
 
 
 class StreamFailureError(Exception):
-    """The error for a stream that failed. Opening it again may help.
+    """The error for a stream that failed. Opening the stream again may help.
 
     Args:
         cause: The cause, as text.
-        is_permanent: Whether opening the stream again cannot help.
+        is_permanent: Whether the stream would fail again if it were reopened.
     """
 
     def __init__(self, cause: str, *, is_permanent: bool = False) -> None:

@@ -459,7 +459,7 @@ def _differ(first: Ids, second: Ids) -> bool:
     """Return whether many neighbors in ``first`` are not neighbors in ``second``.
 
     "Many" means at least ten, and at least a quarter of all neighbors. Most neighbors stay together if batches arrive
-    as workers finish them, or if only shards are shuffled; the order may then repeat by chance.
+    as workers finish them, or if only shards are shuffled; such orders may repeat by chance.
     """
     before, after = (ids[:-1] * np.uint64(3) + ids[1:] for ids in (first, second))  # uint64 [n - 1], wraps around
     num_parted = int((~np.isin(before, after)).sum())

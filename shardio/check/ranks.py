@@ -335,7 +335,7 @@ def record_ranks(target: str, *, world_size: int, epochs: int, key: str | None) 
         target: ``path/to/script.py:function``. The function takes no arguments and returns a loader.
         world_size: The number of processes. Each process gets torchrun's environment variables.
         epochs: The number of epochs. Each epoch is set on the loader, or on its samplers and datasets.
-        key: The name or index of the field that holds a batch's keys; None if there is none.
+        key: The name or index of the field that holds a batch's keys; None if there is no such field.
 
     Raises:
         ShardioError: If a process fails. The message names the first rank that failed, and ends with its output.
@@ -386,7 +386,7 @@ def main() -> NoReturn:
     try:
         run_rank(target, directory, int(epochs), key or None)
     except BaseException as error:
-        # The launcher names the rank that failed first. It may end this process at any time.
+        # Record the time first: the launcher names the rank that failed first, and may end this process at any time.
         failed_at = str(time.time_ns()).encode()
         with write_whole(Path(directory, f"{_file_name(int(os.environ['RANK']))}.failed")) as file:
             file.write(failed_at)

@@ -254,7 +254,7 @@ def resumes(loader: Iterable[Any], num_batches: int) -> bool | None:
 
 
 def find_allowance(loader: Iterable[Any], before: Cursor | None = None) -> Allowance | None:
-    """Return the allowance of a loader's epoch; None if the order is not shardio's.
+    """Return the repeats and omissions that a loader's remainder policy requires; None if the order is not shardio's.
 
     Args:
         loader: The loader, which has delivered the epoch's first batch, unless the epoch has no batches.

@@ -275,7 +275,7 @@ def advise(stats: LoaderStats, stored: DatasetFormat, num_processors: int, *, is
         is_first: Whether workers started in this epoch.
     """
     times = stage_seconds(stats)
-    # A running worker is always in one of the stages, so the rest of the time passed before it ran.
+    # A running worker is always in one of the stages, so the rest of the time passed before the workers ran.
     start_s = stats.elapsed_s - sum(times.values()) / max(stats.num_workers, 1)
     if stats.num_workers and start_s > stats.elapsed_s / 2:
         if not is_first:
@@ -337,7 +337,7 @@ def bench(
     batch_size: BatchSize = 128,
     num_workers: NumWorkers = 2,
     image_size: Annotated[int, typer.Option(min=1, help="Side length of the random crops in pixels.")] = 224,
-    epochs: Annotated[int, typer.Option(min=1, help="Number of epochs. The first one includes worker start-up.")] = 1,
+    epochs: Annotated[int, typer.Option(min=1, help="Number of epochs. The first epoch includes worker start-up.")] = 1,
     batches: Annotated[int | None, typer.Option(min=1, help="Stop each epoch after this many batches.")] = None,
     fields: Annotated[
         str | None,

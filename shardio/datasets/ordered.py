@@ -285,8 +285,8 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
 
     @takes(SamplerSettings)
     def __init__(self, options: SamplerSettings) -> None:
-        # DistributedSampler.__init__ queries torch.distributed immediately. This class reads the world when it is
-        # needed, so torch's attributes are properties below.
+        # DistributedSampler.__init__ queries torch.distributed immediately. This class queries torch.distributed only
+        # when necessary, so torch's attributes are properties below.
         Ordered.__init__(self, options)
         dataset = options.dataset
         self.dataset = dataset  # type: ignore[assignment]  # torch's type requires a Dataset; a length is enough

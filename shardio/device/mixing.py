@@ -114,7 +114,7 @@ def find_labels(batch: Any, getter: LabelsGetter) -> torch.Tensor:
 
 
 def find_valid(batch: Any) -> torch.Tensor | None:
-    """Return the marks that ``remainder="mask"`` adds, bool [N], false for repeats; None if there are none."""
+    """Return the marks that ``remainder="mask"`` adds, bool [N], false for repeats; None if the batch has no marks."""
     if isinstance(batch, Mapping):
         valid = batch.get("valid")
     else:
@@ -280,7 +280,7 @@ class _Mixing(ABC, Generic[Parameters]):
     ) -> tuple[torch.Tensor, float]:
         """Return mixed images [N, C, H, W], and the weight of each image's own pixels.
 
-        ``rows`` are the rows of the partners, int64 [N]; if None, each partner is the row before.
+        ``rows`` are the rows of the partners, int64 [N]; if None, the partner of each row is the row before it.
         """
 
     def _draw_lambda(self, numbers: random.Random) -> float:

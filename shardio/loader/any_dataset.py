@@ -509,7 +509,7 @@ class _TorchBatches(BatchIterator):
                 self._bad_samples.warn_of_counted(self._number)
             raise
         except Exception as error:
-            if not _is_of_a_batch(error) or is_interruption(error):  # Such an error ends the epoch.
+            if not _is_of_a_batch(error) or is_interruption(error):  # All other errors leave the epoch intact.
                 raise
             return Failure(error=error)
 

@@ -182,7 +182,7 @@ def as_stored(name: str, value: Any) -> NDArray[Any] | None:
         if is_tensor and len(value) == 3:
             value = value.transpose(1, 2, 0)
         elif is_tensor and value.shape[2] == 3:
-            return None  # An array of this shape would be an image, but this tensor is not one.
+            return None  # The tensor is not an image, but an array of this shape would be read as an image.
         elif not is_tensor and value.shape[2] != 3:
             return None  # A batch holds images without 3 channels as [channels, height, width].
     return value if holds_images(name) or value.nbytes >= MIN_BYTES else None
@@ -238,7 +238,7 @@ def find_num_buffers(num_bytes: int, num_wanted: int) -> int:
 
     Args:
         num_bytes: The size of a buffer.
-        num_wanted: The number that the loader wants to fill at a time.
+        num_wanted: The largest number of buffers that the loader can use at a time.
 
     Raises:
         MemoryError: If there is no memory for two buffers: one for the user, and one to fill.
@@ -291,9 +291,10 @@ class Buffer:
         self._columns: list[_ColumnRef] = []
 
     def hand_out(self, freed: SimpleQueue[_ColumnRef], spans: Spans | None) -> Views:
-        """Return the columns or pieces. When all views of one of them are freed, its reference goes into ``freed``.
+        """Return the columns or pieces.
 
-        A tensor's storage holds the array that it was made from, so the array lives as long as any view of it.
+        When all views of a column or piece are freed, its reference goes into ``freed``. A tensor's storage holds
+        the array that it was made from, so the array lives as long as any view of it.
         """
         if spans is None:
             views = self.layout.views(self._memory)

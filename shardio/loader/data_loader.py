@@ -114,7 +114,7 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
             decoders), and ``transform`` (your own ``transform`` or ``transform_sample``). Any other error is raised. In
             datasets that are not shardio's, all errors of ``__getitem__`` belong to ``read``.
         quarantine: The file that logs replaced and skipped samples, one JSON object per line. The constructor checks
-            that it can be written; the first entry creates it.
+            that the file can be written; the first entry creates the file.
         check_duplicates: Whether to raise an error when an epoch repeats a sample; see :func:`shardio.check.guard`.
         device: The device to which :class:`shardio.DevicePrefetcher` copies batches; by default, they stay on the CPU.
 
@@ -212,7 +212,7 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
         """Begin the next epoch and return an iterator over its batches."""
         extension = find_extension(self)
         if extension is None or (extension.delivery is None and extension.order is None):
-            return super().__iter__()  # Another class may come between this one and torch's.
+            return super().__iter__()  # With multiple inheritance, the next class may not be torch's.
         if extension.delivery is None:
             return extension.iterate(self)
         return DeliveredBatches(extension.delivery, self, extension.find_length(self))

@@ -75,7 +75,7 @@ class LoaderIterator(_BaseDataLoaderIter):
 
         Args:
             loader: The loader.
-            sampler: Its ``_index_sampler``. Subclasses override that property, so it is read once per epoch.
+            sampler: The loader's ``_index_sampler``, a property that subclasses override, so it is read once per epoch.
         """
         self._dataset, self._dataset_kind = loader.dataset, loader._dataset_kind
         self._IterableDataset_len_called = loader._IterableDataset_len_called
@@ -98,8 +98,8 @@ class LoaderIterator(_BaseDataLoaderIter):
 class EpochIterator(LoaderIterator):
     """An iterator over the batches of an epoch.
 
-    An error in one batch does not end the epoch. Any other error does: after an error from a signal handler, for
-    example, a batch may be lost, so every further call raises.
+    An error in one batch does not end the epoch. Any other error ends the epoch: after an error from a signal handler,
+    for example, a batch may be lost, so every further call raises an error.
 
     In shardio's order, a batch counts when the user receives it. A failed batch counts when the user requests the next
     one, so a run that ends with the error resumes at that batch.
@@ -128,7 +128,7 @@ class EpochIterator(LoaderIterator):
         self._batches, self._check, self._modes, self.progress = epoch.batches, epoch.check, epoch.modes, epoch.progress
         self._seed, self._length, self._is_latest = epoch.seed, epoch.length, epoch.is_latest
         self._adopt(loader, sampler)
-        self._base_seed = epoch.seed  # type: ignore[assignment]  # torch's iterators always have one
+        self._base_seed = epoch.seed  # type: ignore[assignment]  # torch's iterators always have a seed
         self._sampler_iter = getattr(epoch.batches, "indices", None) or _draw(self._index_sampler)
         self._num_taken = self._num_counted = 0
         self._is_over = False
@@ -148,7 +148,7 @@ class EpochIterator(LoaderIterator):
         if self._is_over:
             raise StopIteration
         self._check()
-        self._cut_short_by = "an error"  # Cleared once the batch is made; an error before then may lose the batch.
+        self._cut_short_by = "an error"  # Cleared once the batch is made; an earlier error may lose the batch.
         try:
             self._count()
             with before_shutdown(), self._modes():
@@ -337,9 +337,9 @@ class PreparedEpoch(LoaderIterator):
 def find_remainder(split: Split) -> int:
     """Return the number of samples in the ranks' last batches that ``gather_for_metrics`` must keep; 0 for all.
 
-    That function concatenates the batches by rank and truncates the result. The repeats that pad the epoch may not be
-    at the end, as in a shuffled epoch of three ranks. In this case, truncating would lose samples, so the repeats
-    are kept.
+    ``gather_for_metrics`` concatenates the batches by rank and truncates the result. The repeats that pad the epoch are
+    not always at the end, for example in a shuffled epoch of three ranks. In this case, truncating would lose samples,
+    so the repeats are kept.
     """
     ranks = [replace(split, rank=rank) for rank in range(split.world_size)]
     last = [rank.batch(rank.num_batches - 1) for rank in ranks if rank.num_batches]

@@ -1,9 +1,9 @@
 """The interface of executors, which make a loader's batches, with their settings, the order and the statistics.
 
-To add an executor, write it in its own file and return it from :mod:`shardio.loader.choice`. If it reads shardio's
-datasets itself, derive its iterators from :class:`shardio.loader.pipeline.PlannedBatches`, which count batches, handle
-unreadable samples and assemble batches. User code must run in one thread of a process at a time: it draws from
-generators that all threads share, and that are seeded for each sample.
+To add an executor, write it in its own file and return it from :mod:`shardio.loader.choice`. If the executor
+reads shardio's datasets itself, derive its iterators from :class:`shardio.loader.pipeline.PlannedBatches`, which count
+batches, handle unreadable samples and assemble batches. User code must run in one thread of a process at a time,
+because it draws from generators that all threads share, and that are seeded for each sample.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LoaderStats:
 
     Attributes:
         num_batches: The number of delivered batches.
-        num_samples: The number of samples in them.
+        num_samples: The number of samples in the delivered batches.
         elapsed_s: The time from ``iter(loader)`` to the last batch.
         first_batch_s: The time from ``iter(loader)`` to the first batch; None before it.
         wait_for_data_s: The time that the training process waited for batches.
@@ -194,14 +194,14 @@ class BatchIterator(ABC):
         Raises:
             StopIteration: If the epoch has no further batch. The death of a worker does not end the epoch in this way:
                 either another worker makes the batches, or an error reports the death.
-            BaseException: If the epoch ends with an error. Do not request another batch after it.
+            BaseException: If the epoch ends with an error. Do not request another batch after this error.
         """
 
     def is_ready(self, timeout_s: float) -> bool:
         """Wait up to ``timeout_s`` for the next batch; return whether a request would return immediately.
 
-        It would return a batch or a Failure, raise an error, or end the epoch. If the calling process or torch's
-        iterator makes the batches, the result is always true.
+        The request would return a batch or a Failure, raise an error, or end the epoch. If the calling process or
+        torch's iterator makes the batches, the result is always true.
         """
         return True
 
@@ -246,7 +246,7 @@ class Executor(ABC):
 
     @abstractmethod
     def stats(self) -> LoaderStats | None:
-        """Return the statistics of the latest epoch; None if this executor has none."""
+        """Return the statistics of the latest epoch; None if this executor has no statistics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -311,7 +311,7 @@ class ExecutorSettings:
 
 
 def find_override(loader: Any) -> str | None:
-    """Return the overridden torch hook that determines what a batch consists of; None if there is none.
+    """Return the overridden torch hook that determines what a batch consists of; None if no such hook is overridden.
 
     A loader with such a hook has torch's semantics: the hook decides, not shardio's order.
     """

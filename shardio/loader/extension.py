@@ -77,7 +77,7 @@ class Extension:
         arguments: The arguments that torch's loader does not have.
         order: The loader's order; None if it is not shardio's.
         epochs: The positions at which the loader's epochs begin, if the order is not shardio's.
-        delivery: The wrapper over the loader's batches; None if the user requested none.
+        delivery: The wrapper over the loader's batches; None if the arguments require no wrapper.
         is_in_accelerate: Whether Accelerate has prepared the loader.
         bad_samples: The policy for unreadable samples; None raises their errors.
 
@@ -350,7 +350,7 @@ class Shown(Generic[Value]):
 
 
 def make_delivery(loader: Any, extension: Extension) -> Iterable[Any] | None:
-    """Return the wrapper over a loader's batches; None if the user requested none.
+    """Return the wrapper over a loader's batches; None if the user's arguments require no wrapper.
 
     Args:
         loader: The loader.
@@ -424,7 +424,7 @@ class MadeBatches:
 
 
 class DeliveredBatches(LoaderIterator):
-    """An iterator over the batches of a wrapper. It keeps the loader alive until the first batch begins the epoch.
+    """An iterator over a wrapper's batches, which keeps the loader alive until the first batch begins the epoch.
 
     Args:
         delivery: The wrapper.

@@ -59,7 +59,7 @@ class WorkerBatches(BatchIterator):
         tally: The counts of the epoch.
         in_order: Whether the batches are delivered in the order of the indices.
         timeout_s: The longest wait for a batch, in seconds; 0 waits indefinitely.
-        state_every: The number of its batches after which each worker reports its state; 0 for never.
+        state_every: The number of batches that a worker fetches between reports of its state; 0 for never.
         closes_workers: Whether the workers end with the epoch.
 
     Attributes:
@@ -136,7 +136,7 @@ class WorkerBatches(BatchIterator):
         self._late_counts = []
         try:
             taken = self._take()
-        except TimedOutError as error:  # The batch may still arrive.
+        except TimedOutError as error:  # The batch may still arrive, so the epoch continues.
             return Failure(error=error)
         if isinstance(taken, Failure):
             return taken

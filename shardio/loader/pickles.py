@@ -5,8 +5,8 @@ As with the buffers of pickle protocol 5, the memory of tensors, arrays and stor
 
 A large piece is in a batch buffer, or in memory made only for this value. A small piece is sent with the pickle.
 
-A loader's job is pickled once for all its worker processes. It may hold everything that multiprocessing can send to a
-process that it starts: locks, queues, tensors in shared memory. Each worker maps the memory of the job's arrays, and
+A loader's job is pickled once for all its worker processes. A job may hold everything that multiprocessing can send to
+a new process: locks, queues, tensors in shared memory. Each worker maps the memory of the job's arrays, and
 copies only the pages that it writes to.
 """
 

@@ -326,7 +326,7 @@ class CallingProcess(Executor):
         settings: The settings of all batches of the loader.
 
     Attributes:
-        layout: The layout of batches in memory; None before the first one.
+        layout: The layout of batches in memory; None before the first batch.
     """
 
     def __init__(self, planner: Planner, settings: BatchSettings) -> None:

@@ -280,7 +280,7 @@ class ExecutorTests:
     ) -> None:
         if parts.settings.persistent_workers:
             pytest.skip("the executor's workers persist")
-        receive(start(), asks=False)  # The first epoch starts what serves all epochs, such as a fork server.
+        receive(start(), asks=False)  # The first epoch starts processes that serve all epochs.
         threads = set(threading.enumerate())
         batches = start()
         assert take(batches) == BATCHES[0]

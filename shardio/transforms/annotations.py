@@ -466,7 +466,7 @@ class _Side(NamedTuple):
         return np.cumsum(steps).astype(np.int64)
 
     def move(self, places: Places) -> Places:
-        """Convert places in the image to places in the window before it is mirrored."""
+        """Convert places in the image to places in the window, before mirroring."""
         return (places - self.start) * (self.new_length / self.length) - self.window_start
 
     def move_points(self, places: Places) -> Places:

@@ -277,7 +277,8 @@ class Pad(_Padding):
             bottom; or four numbers, for left, top, right and bottom.
         fill: The color of the added pixels in mode "constant": one number or three.
         padding_mode: The content of the added pixels: "constant"; "edge" repeats the border's pixels; "reflect" mirrors
-            the image at the centers of the border's pixels; "symmetric" mirrors it at their outer edges.
+            the image at the centers of the border's pixels; "symmetric" mirrors the image at the outer edges of these
+            pixels.
     """
 
     def __init__(self, padding: int | Sequence[int], fill: Fill = 0, padding_mode: PaddingMode = "constant") -> None:
@@ -441,7 +442,7 @@ def draw_sides(
 
 
 def take_first(fits: NDArray[np.bool_], heights: NDArray[np.int64], widths: NDArray[np.int64]) -> Sizes:
-    """Return the first fitting sides for each image, int64 [n, 2]: height, width; arbitrary ones if none fit."""
+    """Return the first fitting sides for each image, int64 [n, 2]: height, width; arbitrary sides if none fit."""
     rows, first = np.arange(len(fits)), np.argmax(fits, axis=1)
     return np.stack([heights[rows, first], widths[rows, first]], axis=1)
 
@@ -451,7 +452,7 @@ def check_fill(name: str, fill: Fill) -> Color:
     values = [0.0] * 3 if fill is None else [float(fill)] * 3 if isinstance(fill, int | float) else list(fill)
     values = values * 3 if len(values) == 1 else values
     if len(values) != 3 or not all(0 <= value <= 255 for value in values):
-        raise ValueError(f"{name} must be a number from 0 to 255 or three of them, got {fill!r}")
+        raise ValueError(f"{name} must be a number from 0 to 255 or three such numbers, got {fill!r}")
     red, green, blue = map(int, values)
     return red, green, blue
 

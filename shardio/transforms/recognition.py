@@ -113,7 +113,7 @@ def _is_mere_sequence(transform: Any) -> bool:
 
 
 def recognize(theirs: Any, decode: Decode) -> Callable[[Any], Any] | None:
-    """Return shardio's equivalent of another library's transform; None if there is none."""
+    """Return shardio's equivalent of another library's transform; None if shardio has no equivalent."""
     kind = type(theirs)
     try:
         if decode == "pil":

@@ -53,7 +53,7 @@ MAX_SEARCHED = 10_000
 class Transform(ABC):
     """A transform of uint8 [height, width, 3] arrays.
 
-    Subclasses draw their parameters for n images at once, as a function of the images' sizes and one rng key for each
+    Subclasses draw the parameters of n images in one call, as a function of the images' sizes and one rng key for each
     image. They apply the parameters to one image at a time, and keep each constructor argument in an attribute of the
     same name. When called with an image, a transform draws its rng key from torch's global generator, as torchvision's
     do. Subclasses cannot override ``__call__``. :mod:`shardio.testing.transform` tests these rules.
