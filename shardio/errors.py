@@ -81,8 +81,8 @@ class SampleError(ShardioError):
 class WorkerError(ShardioError, RuntimeError):
     """Worker processes cannot start, or have died.
 
-    Worker processes that decode shardio's datasets are restarted. They cause this error only if they cannot start,
-    or die repeatedly on the same samples.
+    Worker processes that decode shardio's datasets are restarted, and cause this error only if they cannot start, or
+    die repeatedly on the same samples.
     """
 
 

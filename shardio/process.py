@@ -172,7 +172,7 @@ class Owned:
     """A group of workers that belongs to the process that created it, and ends when that process closes or frees it.
 
     Args:
-        end: Ends the workers and waits for them. It must not refer to this object.
+        end: Ends the workers and waits for them. This function must not refer to the Owned object.
     """
 
     def __init__(self, end: Callable[[], object]) -> None:
@@ -226,8 +226,8 @@ def describe_error(error: BaseException) -> str:
 def cut_short(by: str) -> RuntimeError:
     """Return the error for an epoch that cannot continue, given a description of what ended it."""
     return RuntimeError(
-        f"this epoch ended before its last batch ({by}). It cannot continue because a batch may be lost: iterate over "
-        "the loader again. To get the rest of this epoch from a shardio.DataLoader, call "
+        f"this epoch ended before its last batch ({by}). The epoch cannot continue because a batch may be lost: "
+        "iterate over the loader again. To get the rest of this epoch from a shardio.DataLoader, call "
         "loader.load_state_dict(loader.state_dict()) first"
     )
 
@@ -264,8 +264,8 @@ def start_process(
 ) -> subprocess.Popen[bytes]:
     """Start a Python process that calls a function without arguments and ends when the function returns.
 
-    The new process has an empty standard input and its own session, so Ctrl-C in the terminal does not reach it. It
-    does not run the user's script.
+    The new process has an empty standard input and its own session, so Ctrl-C in the terminal does not reach it. The
+    process does not run the user's script.
 
     Args:
         function: ``package.module:function``.

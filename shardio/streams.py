@@ -1,8 +1,8 @@
 """Read shards sequentially from streams, such as the output of commands.
 
 WebDataset's own reader ignores some exit statuses, and does not check the status of a command that has not yet ended
-when its output is read. It waits for up to two hours for a command that does not end. So this module starts commands as
-WebDataset does, but reads their output and exit status itself.
+when its output is read. The reader waits for up to two hours for a command that does not end. Therefore, this module
+starts commands as WebDataset does, but reads their output and exit status itself.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class StreamSource:
     """The source of a stream.
 
     Attributes:
-        name: The name to pass to WebDataset. It may contain passwords or tokens, so it is not shown.
+        name: The name to pass to WebDataset, which is not shown, because it may contain passwords or tokens.
         shown: The name in messages and states: only the program and the tar of a command, or a URL without its query.
         location: The location of a stored tar, which can be read without WebDataset; None for other streams.
     """
@@ -383,9 +383,9 @@ class ByteStream(NamedTuple):
     """An open stream.
 
     Attributes:
-        read: A function that returns the next bytes, or ``b""`` at the end. It raises StreamFailureError if the stream
-            failed, and OSError if a stored object cannot be read.
-        close: A function that releases all resources of the stream. It can be called at any time.
+        read: A function that returns the next bytes, or ``b""`` at the end. The function raises StreamFailureError if
+            the stream failed, and OSError if a stored object cannot be read.
+        close: A function that releases all resources of the stream, and can be called at any time.
     """
 
     read: Callable[[], bytes]

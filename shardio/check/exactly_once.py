@@ -67,8 +67,8 @@ DistributedSampler without drop_last
         set_epoch: A function that the check calls with the epoch's number before each epoch, as a training script does.
 
     Raises:
-        CoverageError: If samples are repeated, lost or unexpected. The error is also an AssertionError. It names the
-            samples, the ranks and workers that delivered them, and the likely cause.
+        CoverageError: If samples are repeated, lost or unexpected. The error is also an AssertionError. The message
+            names the samples, the ranks and workers that delivered them, and the likely cause.
         IdentityError: If samples cannot be identified, for example because random augmentation changes their content.
             The error is also a TypeError.
     """

@@ -66,7 +66,7 @@ SHOWN_BYTES = 8192
 class CoverageRecorder:
     """A context manager that records which samples this rank receives.
 
-    It writes its file after each epoch.
+    The recorder writes its file after each epoch.
 
     >>> with CoverageRecorder("run", key=2) as recorder:  # doctest: +SKIP
     ...     for epoch in range(10):
@@ -75,7 +75,7 @@ class CoverageRecorder:
     ``shardio check --merge run/*.cov`` checks the recordings of all ranks.
 
     Args:
-        directory: The directory for each rank's file, such as ``rank-00000.cov``. It is created if it is missing. The
+        directory: The directory for each rank's file, such as ``rank-00000.cov``. A missing directory is created. The
             file of an earlier run is renamed, for example to ``rank-00000.cov.old``.
         key: The way to find a batch's keys, as in :func:`shardio.check.assert_exactly_once`.
         rank: The rank of this process; by default, from torch.distributed or torchrun.
@@ -429,7 +429,7 @@ _Events = SimpleQueue[tuple[int | None, int]]
 
 
 def run_ranks(ranks: Sequence[RankCommand], name: str) -> None:
-    """Run all ranks until they end, as torchrun does. Their standard output goes to this process's standard error.
+    """Run all ranks until they end, as torchrun does. The ranks' standard output goes to this process's standard error.
 
     Each rank leads its own session, as in torch's elastic launcher, so a signal also reaches its worker processes. The
     first failure, Ctrl-C or SIGTERM ends all ranks, first with SIGTERM, then with SIGKILL. Signals and exits arrive in

@@ -282,7 +282,7 @@ def advise(stats: LoaderStats, stored: DatasetFormat, num_processors: int, *, is
             return f"this epoch ({stats.elapsed_s:.2f} s) is too short to judge: use a dataset with more samples"
         return (
             f"this epoch is too short to judge: workers took about {start_s:.2f} s of {stats.elapsed_s:.2f} s to "
-            "start. They start only once: see the second epoch (--epochs 2)"
+            "start. Workers start only once: see the second epoch (--epochs 2)"
         )
     longest = max(times, key=lambda stage: times[stage])
     more_workers = (

@@ -223,7 +223,7 @@ def read_ahead(
 ) -> AbstractContextManager[Callable[[int], object]]:
     """Return a context in which a rank's samples are read ahead if they are remote.
 
-    Its value is a function to call with the number of samples that the rank is about to read.
+    The context's value is a function to call with the number of samples that the rank is about to read.
 
     Args:
         order: The order.

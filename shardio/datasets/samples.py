@@ -98,8 +98,8 @@ class SampleSettings:
         seed_transforms: Whether a sample's rng key seeds the global generators of torch, numpy and Python, and those of
             Albumentations, before your own transforms get its image. The transforms then draw the same random
             numbers for the sample on any number of workers and in a resumed run.
-        transform_sample: A callable applied to each whole sample. It gets a dict of the values by field, and returns
-            the sample. Images are arrays, or Pillow images with ``decode="pil"`` and no ``transform``. In the
+        transform_sample: A callable applied to each whole sample. The callable gets a dict of the values by field, and
+            returns the sample. Images are arrays, or Pillow images with ``decode="pil"`` and no ``transform``. In the
             callable's result, uint8 arrays [height, width, 3], including those within dicts, lists and tuples, become
             tensors [3, height, width]. Albumentations' transforms get the values as keyword arguments.
     """

@@ -150,7 +150,7 @@ class BatchRandomErasing:
         scale: The lower and upper bounds of the box's share of the image's area.
         ratio: The lower and upper bounds of the box's height / width, drawn uniformly on a logarithmic scale.
         value: The value of the box's pixels: a number, one number for each channel, or "random" for noise from the
-            normal distribution. It replaces pixels that are already normalized, as in torchvision's recipes.
+            normal distribution. The value replaces pixels that are already normalized, as in torchvision's recipes.
     """
 
     def __init__(
@@ -367,7 +367,7 @@ class OneOf:
     >>> transform = OneOf([MixUp(alpha=0.2, num_classes=1000), CutMix(num_classes=1000)])
 
     Args:
-        transforms: Functions that take and return a batch. Those with a parameter ``generator`` receive a
+        transforms: Functions that take and return a batch. Functions with a parameter ``generator`` receive a
             torch.Generator.
     """
 

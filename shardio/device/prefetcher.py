@@ -82,7 +82,7 @@ class DevicePrefetcher:
             ``normalize``, values are cast but not scaled.
         channels_last: Whether images have the channels_last memory format on the device.
         transform: A function that takes and returns a batch, such as :class:`MixUp`, or a list of such functions to
-            apply in turn. They run on the device after normalization; on CUDA, on the prefetcher's stream. A
+            apply in turn. The functions run on the device after normalization; on CUDA, on the prefetcher's stream. A
             function that has a parameter ``generator`` receives a torch.Generator on the device. With shardio's order,
             the generator is seeded from seed, epoch, position and rank, so a resumed run draws the same numbers. With
             other loaders, it is seeded from torch's global generator.
@@ -262,7 +262,7 @@ def _no_iterator() -> None:
 class ImagePreparation:
     """A function that prepares images: uint8 tensors [N, C, H, W].
 
-    It returns masks and all other tensors unchanged.
+    The function returns masks and all other tensors unchanged.
 
     Args:
         device: The device of the images.

@@ -214,7 +214,7 @@ class CopyStream(Protocol):
 
 
 class CudaStream:
-    """A stream of a CUDA device. Its events block, so waiting frees the processor core for the loader's workers.
+    """A stream of a CUDA device. Waiting for the stream's events frees the processor core for the loader's workers.
 
     Args:
         device: The device, with an index.

@@ -53,7 +53,7 @@ from shardio.world import World, is_torch_worker
 
 
 def starts_threads(context: Any) -> bool:
-    """Return whether a multiprocessing context starts threads instead of processes, as those of some libraries do."""
+    """Return whether a multiprocessing context starts threads instead of processes, as some libraries' contexts do."""
     kind = getattr(context, "Process", BaseProcess)
     return not (isinstance(kind, type) and issubclass(kind, BaseProcess))
 
@@ -390,7 +390,7 @@ class FetchedBatches(BatchIterator):
 
 
 class _PersistentBatches(BatchIterator):
-    """The batches of the latest epoch of persistent workers. As in torch, all iterators of the loader share them."""
+    """The batches of the latest epoch of persistent workers, which all iterators of the loader share, as in torch."""
 
     def __init__(self, batches: WorkerBatches) -> None:
         self.batches, self.workers = batches, batches.workers

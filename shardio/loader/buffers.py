@@ -38,7 +38,7 @@ ALIGNMENT = 4096
 """The alignment of arrays, in bytes: each array begins on its own page."""
 
 Column = list[Any] | NDArray[np.generic] | None
-"""The values of one field; None if they are in a buffer."""
+"""The values of one field; None if the values are in a buffer."""
 
 
 def make_memory(num_bytes: int) -> int:

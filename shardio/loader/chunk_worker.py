@@ -4,11 +4,11 @@ A fork server imports the modules that worker processes need, and reads their se
 of the 150 ms of the imports, and the worker processes share the memory of the modules and the setup. The fork server
 has one thread, so its forks are safe.
 
-A worker process receives buffers and chunks over one end of a socket pair. It imports torch and user code only if a
-user's transform needs them, and it never runs the user's script.
+A worker process receives buffers and chunks over one end of a socket pair. The process imports torch and user code only
+if a user's transform needs them, and never runs the user's script.
 
-Both processes end as soon as the other end of their socket pair is closed. Before a fork server ends, it ends all its
-worker processes.
+Fork servers and worker processes end as soon as the other end of their socket pair is closed. Before a fork server
+ends, it ends all its worker processes.
 """
 
 from __future__ import annotations

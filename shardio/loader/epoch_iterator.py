@@ -275,7 +275,7 @@ def is_preparing() -> bool:
 class PreparedEpoch(LoaderIterator):
     """An iterator that moves an epoch's batches to Accelerate's device and keeps ``GradientState`` up to date.
 
-    It has the attributes of the iterator that makes the batches.
+    This iterator has the attributes of the iterator that makes the batches.
 
     Args:
         batches: The epoch's batches.

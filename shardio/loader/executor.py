@@ -384,7 +384,7 @@ def find_order(loader: Any) -> LoaderOrder | None:
 
 
 class OrderSampler(torch.utils.data.Sampler[None]):
-    """The sampler of a ShardDataset's loader. It yields no indices: frameworks call its ``set_epoch``."""
+    """The sampler of a ShardDataset's loader. This sampler yields no indices: frameworks call its ``set_epoch``."""
 
     def __init__(self, order: LoaderOrder) -> None:
         self._order = order

@@ -373,8 +373,8 @@ def make_delivery(loader: Any, extension: Extension) -> Iterable[Any] | None:
 class MadeBatches:
     """A loader's batches as its executor makes them, for wrappers that the loader's extension holds.
 
-    It has the attributes of the loader. Its own methods call the extension, not the loader, because subclasses of the
-    loader may use the same names.
+    An instance has the loader's attributes, but its methods call the extension, not the loader, because subclasses of
+    the loader may use the same names.
 
     Args:
         loader: The loader.

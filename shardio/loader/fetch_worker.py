@@ -339,7 +339,7 @@ def run_worker_process(end: socket.socket, job: FetchJob | None, worker_id: int,
 
     Args:
         end: This side's end of the socket pair.
-        job: The settings of the loader; None if they come through the socket pair.
+        job: The settings of the loader; None if the settings come through the socket pair.
         worker_id: The number of the worker.
         base_seed: The seed of worker 0.
     """

@@ -52,7 +52,7 @@ class WorkerBatches(BatchIterator):
     """The batches of one epoch.
 
     Args:
-        workers: The workers that fetch them.
+        workers: The workers that fetch the batches.
         indices: The indices of each batch.
         position: The position at which the epoch begins; it is updated with each batch that the user receives.
         task_ids: An iterator over unused numbers for tasks.

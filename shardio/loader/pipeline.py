@@ -101,7 +101,7 @@ class WorkerProcesses(Executor):
         settings: The settings of all batches of the loader.
         watches: The watches of the next epoch.
         timeout_s: The longest wait for a batch, in seconds; 0 waits forever.
-        closes_workers: Whether the worker processes end with each epoch. Their fork server keeps running.
+        closes_workers: Whether the worker processes end with each epoch. The fork server keeps running.
     """
 
     def __init__(

@@ -321,7 +321,9 @@ def has_state(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnknownState:
-    """A placeholder for a state that could not be obtained. A loader's ``state_dict`` raises an error for it.
+    """A placeholder for a state that could not be obtained.
+
+    A loader's ``state_dict`` raises an error if its state contains a placeholder.
 
     Attributes:
         reason: The reason, as text.

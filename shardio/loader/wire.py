@@ -1,7 +1,7 @@
 """Messages between the training process, its fork server and its worker processes.
 
 A message is one packet: a pickle or, if that is long, the descriptor of anonymous memory that holds it. So a sender
-never waits in the middle of a message. Both ends belong to this package: no other program can write to the socket pair.
+never waits in the middle of a message. No other program can write to the socket pairs.
 
 The dataclasses have no ``__slots__``, because Python pickles dataclasses with slots ten times more slowly. They are
 neither frozen nor comparable, because frozen or comparable dataclasses take three times as long to define, and each
@@ -91,8 +91,8 @@ def send(end: socket.socket, message: Any, descriptors: Sequence[int] = (), *, f
 def send_within(patience_s: float, end: socket.socket, message: Any, descriptors: Sequence[int] = ()) -> bool:
     """Send a message from a nonblocking end; return False if the other end has read nothing for too long.
 
-    This call waits while the socket is full. It cannot deadlock, because the main threads of the fork server and of
-    worker processes only read and never wait for room to write. Other threads may wait.
+    This call waits while the socket is full. The call cannot deadlock, because the main threads of the fork server and
+    of worker processes only read and never wait for room to write. Other threads may wait.
 
     Raises:
         OSError: If the other end is closed.

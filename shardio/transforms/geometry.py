@@ -128,11 +128,11 @@ class Resize(_Resizing):
     """Resize the image.
 
     Args:
-        size: The result's size in pixels: (height, width), or one number for the shorter side. In the latter case, the
+        size: The result's size in pixels: (height, width), or one number for the shorter side. With one number, the
             longer side is scaled in proportion and rounded down. None scales the longer side to ``max_size``.
         interpolation: "bilinear" or "bicubic", or a torchvision or Pillow constant.
         max_size: The largest length of the longer side in pixels. An image that would be longer is scaled to this
-            length. It cannot be combined with a ``size`` of (height, width).
+            length. ``max_size`` cannot be combined with a ``size`` of (height, width).
         antialias: Whether to average over all pixels when an image is shrunk. "bicubic" requires it.
     """
 
@@ -317,7 +317,7 @@ class RandomCrop(_Padding):
         self.padding = _check_padding(0 if padding is None else padding)
 
     def draw(self, sizes: Sizes, rng_keys: Words) -> Boxes:
-        """Return the crops as int64 [n, 4]: top, left, height, width. They may reach beyond the image.
+        """Return the crops as int64 [n, 4]: top, left, height, width. Crops may reach beyond the image.
 
         Raises:
             DecodeError: If an image is smaller than the crop.

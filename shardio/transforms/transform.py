@@ -429,7 +429,7 @@ def _acts_on(transform: Any, image: Any) -> bool:
                 return isinstance(image, np.ndarray) or is_pillow_image(image)
             return not isinstance(image, np.ndarray)
         case "albumentations":
-            return False  # These transforms accept the image only as a keyword argument.
+            return False  # Albumentations' transforms accept the image only as a keyword argument.
         case _:
             return True
 
@@ -466,8 +466,8 @@ _INCREMENT = 0xDA3E39CB94B95BDB
 class Generators:
     """The random generators of transforms: the global generators, and those of Albumentations' transforms.
 
-    Each Albumentations transform has its own generators, which the constructor replaces permanently. It finds the
-    transforms in sequences, closures, attributes, and the globals that functions use.
+    Each Albumentations transform has its own generators, which the constructor replaces permanently. This class
+    finds the transforms in sequences, closures, attributes, and the globals that functions use.
 
     Args:
         transforms: The transforms, and any other callables.
