@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 MAX_EPOCH = 2**62
-"""The exclusive upper bound of the epochs that can be set, which leaves room for later epochs within 64 bits."""
+"""The exclusive upper bound of the epochs that can be set. The bound leaves room for later epochs within 64 bits."""
 
 NAMES = ("loader", "batch_sampler", "sampler", "dataset", "datasets")
 """Attributes that hold parts of a loader, sampler or dataset.

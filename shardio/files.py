@@ -157,7 +157,7 @@ class WorkLock:
 
     Args:
         path: The lock file, which is created if it does not exist, and never removed.
-        patience_s: The longest wait for another process, in seconds; longer than the work usually takes.
+        patience_s: The longest wait for another process, in seconds. Choose a time longer than the work usually takes.
         mode: The file's permissions if this user creates it.
     """
 

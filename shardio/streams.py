@@ -68,7 +68,7 @@ class StreamSource:
     """The source of a stream.
 
     Attributes:
-        name: The name to pass to WebDataset, which is not shown, because it may contain passwords or tokens.
+        name: The name to pass to WebDataset. The name is not shown, because it may contain passwords or tokens.
         shown: The name in messages and states: only the program and the tar of a command, or a URL without its query.
         location: The location of a stored tar, which can be read without WebDataset; None for other streams.
     """

@@ -390,7 +390,7 @@ class FetchedBatches(BatchIterator):
 
 
 class _PersistentBatches(BatchIterator):
-    """The batches of the latest epoch of persistent workers, which all iterators of the loader share, as in torch."""
+    """The latest batches of persistent workers. As in torch, all iterators of the loader share these batches."""
 
     def __init__(self, batches: WorkerBatches) -> None:
         self.batches, self.workers = batches, batches.workers

@@ -57,7 +57,7 @@ class Death:
 
 
 class WorkerPool(Owned):
-    """The worker processes of one loader, which end when the pool is closed or freed.
+    """The worker processes of one loader. The processes end when the pool is closed or freed.
 
     Args:
         server: The fork server, which starts and ends the processes. No other open pool uses this server.

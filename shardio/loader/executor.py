@@ -173,8 +173,8 @@ IN_ANOTHER_PROCESS = "this iterator belongs to the parent of this forked process
 class BatchIterator(ABC):
     """The batches of one epoch, in order.
 
-    The iterator that the user gets has the same methods, but raises the error of a Failure, and may be called again
-    after its end. :class:`shardio.testing.executor.ExecutorTests` checks any executor and its iterators.
+    The user's iterator has the same methods, but raises the error of a Failure, and can be called again after its end.
+    :class:`shardio.testing.executor.ExecutorTests` checks any executor and its iterators.
 
     If the loader has a state, a batch counts when the user receives it, as :mod:`shardio.epochs` reports. A failed
     batch counts when the next batch is requested. Neither :meth:`is_ready` nor :meth:`close` counts a batch.
@@ -384,7 +384,7 @@ def find_order(loader: Any) -> LoaderOrder | None:
 
 
 class OrderSampler(torch.utils.data.Sampler[None]):
-    """The sampler of a ShardDataset's loader. This sampler yields no indices: frameworks call its ``set_epoch``."""
+    """A sampler that yields no indices: it gives a ShardDataset's loader the ``set_epoch`` that frameworks call."""
 
     def __init__(self, order: LoaderOrder) -> None:
         self._order = order

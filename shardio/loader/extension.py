@@ -424,7 +424,7 @@ class MadeBatches:
 
 
 class DeliveredBatches(LoaderIterator):
-    """An iterator over a wrapper's batches, which keeps the loader alive until the first batch begins the epoch.
+    """An iterator over a wrapper's batches. This iterator keeps the loader alive until its first batch.
 
     Args:
         delivery: The wrapper.

@@ -284,7 +284,7 @@ class Pipeline(PlannedBatches):
             layout, error = fit_layout(buffers.layout, plan, self._make_probe, self._source, self._settings)
             if error is not None:
                 self._batches.append(Batch(error=error))
-                # The user gets this error before more batches are planned: each further error may take equally long.
+                # Deliver this error before planning more batches, because each further error may take just as long.
                 return
             if layout is not None and layout is not buffers.layout:
                 buffers.lay_out(layout, sizing.num_spare(layout))

@@ -63,7 +63,7 @@ class RefusedSampleError(LookupError):
 
 
 class Samples:
-    """The user's function that makes each sample, which can be sent to any process.
+    """The user's function that makes each sample. The function can be sent to any process.
 
     Args:
         gate: A file; some samples wait until the file exists.

@@ -52,7 +52,7 @@ __all__ += ["count_crops", "field_kinds_of", "is_builtin", "others_in", "plan_cr
 MAX_RENDERED_BYTES = 2**25
 """The maximum size of the pixels to render at a time for user callables, in bytes, unless three images need more.
 
-The kernel interleaves the decoding of three images, and is fastest if it can choose three that take equally long.
+The kernel interleaves the decoding of three images, and is fastest if it can choose three images that take equal time.
 """
 
 

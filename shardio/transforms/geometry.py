@@ -1,9 +1,9 @@
 """Crop, resize, flip and pad images, with torchvision's names, arguments and distributions.
 
 Parameters follow torchvision's definitions (torchvision.transforms.v2). Images are resized bilinearly. By default, each
-new pixel is computed from the nearest four pixels, as in OpenCV, unless both sides shrink to half or less: then it is
-computed from all nearby pixels. With ``antialias=True``, all nearby pixels are always used, which takes about 15 %
-longer and gives the pixels of Pillow and torchvision. See :mod:`shardio.images.crop_plan`.
+new pixel is computed from the nearest four pixels, as in OpenCV. If both sides shrink to half or less, each new pixel
+is computed from all nearby pixels. With ``antialias=True``, all nearby pixels are always used, which takes about 15 %
+longer and gives the same pixels as Pillow and torchvision. See :mod:`shardio.images.crop_plan`.
 """
 
 from __future__ import annotations
