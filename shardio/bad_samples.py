@@ -24,7 +24,7 @@ from shardio.world import find_worker
 OnError = Literal["raise", "replace", "skip"]
 
 MAX_REPLACEMENTS = 10
-"""The number of replacements tried for one sample. If all are unreadable, the storage is probably at fault."""
+"""The number of replacements tried for one sample. If all replacements fail, the storage is probably at fault."""
 
 MAX_NAMED = 8
 """The number of samples that an error about a whole batch names."""

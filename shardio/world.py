@@ -103,7 +103,7 @@ def get_worker_info() -> Any:
     """Return the DataLoader worker (process or thread) that calls this function; None outside of workers.
 
     In worker processes, this returns the result of torch's ``get_worker_info``. In worker threads, where torch's
-    function returns None, it returns a :class:`WorkerInfo`.
+    function returns None, this function returns a :class:`WorkerInfo`.
     """
     if _thread.info is not None:
         _thread.has_asked = True
@@ -189,7 +189,7 @@ def find_world_size() -> int:
 def choose_world(
     rank: int | None, world_size: int | None, *, mesh: DeviceMesh | None = None, group: ProcessGroup | None = None
 ) -> World | None:
-    """Return the world that the user chose; None if the user chose none.
+    """Return the world that the user chose; None if the user did not choose a world.
 
     Args:
         rank: The rank of this process.

@@ -221,7 +221,7 @@ def find_remainder(loader: Iterable[Any]) -> tuple[HasRemainder, RemainderPolicy
     """
     for holder in (getattr(loader, "sampler", None), getattr(loader, "dataset", None)):
         if isinstance(holder, HasRemainder):
-            # Only shardio's drop_last is a policy. In torch, it drops the incomplete batch of each worker.
+            # Only shardio's drop_last is a policy. torch's drop_last drops the incomplete batch of each worker.
             drops = hasattr(loader, "calls_dataset") and bool(getattr(loader, "drop_last", False))
             return holder, POLICIES[DROP_LAST] if drops else holder.remainder_policy
     return None

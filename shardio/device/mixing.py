@@ -61,7 +61,7 @@ def call_transform(transform: BatchTransform, batch: Any, generator: torch.Gener
 
 
 def make_random(generator: torch.Generator) -> random.Random:
-    """Return a random number generator on the CPU, seeded from a torch generator on any device, and advance the latter.
+    """Return a random number generator on the CPU, seeded by a draw from a torch generator on any device.
 
     This does not wait for the device, because the state of a torch generator is in host memory. Numbers drawn on the
     device could be read only after all queued work had finished.

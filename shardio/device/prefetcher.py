@@ -85,7 +85,7 @@ class DevicePrefetcher:
             apply in turn. The functions run on the device after normalization; on CUDA, on the prefetcher's stream. A
             function that has a parameter ``generator`` receives a torch.Generator on the device. With shardio's order,
             the generator is seeded from seed, epoch, position and rank, so a resumed run draws the same numbers. With
-            other loaders, it is seeded from torch's global generator.
+            other loaders, the generator is seeded from torch's global generator.
 
     On CUDA, each batch can be used on the stream that was current when you requested it; another stream must first wait
     for that stream. With ``persistent_workers=True``, a shardio loader keeps its memory, so it is pinned only once.

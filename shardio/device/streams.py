@@ -274,7 +274,7 @@ class PrefetchStats:
         loader_wait_s: Seconds that the program waited for the loader. While the device has work left, waiting costs
             nothing.
         data_stall_s: Seconds that the device waited for data, with nothing left to do. On CUDA, events on the device
-            measure this time; the last few batches are not included yet. On other devices, it equals
+            measure this time; the last few batches are not included yet. On other devices, the time equals
             ``loader_wait_s``.
     """
 

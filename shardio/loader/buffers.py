@@ -449,5 +449,5 @@ def map_in_torch(descriptor: int, num_bytes: int) -> NDArray[np.uint8]:
     import torch  # Worker processes may start without torch.
 
     storage = torch.UntypedStorage.from_file(f"/proc/self/fd/{descriptor}", shared=True, nbytes=num_bytes)
-    memory = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[arg-type]  # it also accepts storages
+    memory = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[arg-type]  # set_() also accepts storages
     return memory.numpy()

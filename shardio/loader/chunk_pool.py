@@ -65,7 +65,7 @@ class WorkerPool(Owned):
         num_threads: The number of chunks that all processes together make at a time.
 
     Attributes:
-        server: The fork server. Another pool can use it when this one is closed.
+        server: The fork server. Another pool can use the server when this pool is closed.
         num_threads: The number of chunks that all processes together make at a time.
         is_closed: Whether the pool was closed.
         memory: The memory of each worker process.

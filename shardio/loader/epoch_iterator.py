@@ -138,7 +138,7 @@ class EpochIterator(LoaderIterator):
         return self._length()
 
     def __next__(self) -> Any:
-        """Return the next batch. If it cannot be made, raise its error; the next call returns the following batch.
+        """Return the next batch, or raise the batch's error; the next call returns the following batch.
 
         Raises:
             RuntimeError: If the number of batches differs from the order's, or an earlier error ended the epoch.

@@ -49,15 +49,15 @@ class LoaderStats:
         in_python: The names of your transforms, decoders and ``collate_fn``.
         recognized: The names of shardio's transforms that replace the first steps of another library's pipeline.
         decode_s: The time for decoding, cropping and resizing, summed over all workers.
-        idle_s: The time that workers waited for a chunk, summed over all workers. They wait while the loader is ahead
-            of training.
+        idle_s: The time that workers waited for a chunk, summed over all workers. Workers wait while the loader is
+            ahead of training.
         num_replaced: The number of unreadable samples that were replaced (``on_error="replace"``), in all batches that
             were begun.
         num_skipped: The number of unreadable samples that were left out (``on_error="skip"``), in all batches that were
             begun.
         num_worker_restarts: The number of worker processes that died and were restarted.
         worker_bytes: The memory of each of shardio's worker processes between two chunks, in bytes, excluding batches.
-            If it keeps growing, your own code leaks memory.
+            If this memory keeps growing, your own code leaks memory.
         num_images_by_decoder: The number of images in the delivered batches, by decoder. ``kernel`` is shardio's JPEG
             code. ``libjpeg`` is libjpeg-turbo: it decodes JPEGs that the kernel does not support, crops of more than a
             million pixels, and all JPEGs while the kernel is not available.
@@ -369,7 +369,7 @@ class LoaderOrder:
 
 
 def find_order(loader: Any) -> LoaderOrder | None:
-    """Return the order of a loader's samples; None if it is not shardio's."""
+    """Return the order of a loader's samples; None if the order is not shardio's."""
     if find_override(loader) is not None:
         return None
     if isinstance(loader.dataset, ShardDataset):

@@ -73,9 +73,9 @@ class Extension:
         arguments: The arguments that torch's loader does not have.
 
     Attributes:
-        owner: Returns the loader; None if it was freed, or if this is the extension of a copy.
+        owner: Returns the loader; None if the loader was freed, or if this is the extension of a copy.
         arguments: The arguments that torch's loader does not have.
-        order: The loader's order; None if it is not shardio's.
+        order: The loader's order; None if the order is not shardio's.
         epochs: The positions at which the loader's epochs begin, if the order is not shardio's.
         delivery: The wrapper over the loader's batches; None if the arguments require no wrapper.
         is_in_accelerate: Whether Accelerate has prepared the loader.

@@ -285,7 +285,7 @@ class WorkerBatches(BatchIterator):
             self.workers.submit(worker_id, FetchTask(task_id=task_id, index=index))
 
     def _next_worker(self) -> int | None:
-        """Return the worker that fetches the next batch; None if all are exhausted, or have enough tasks."""
+        """Return the worker that fetches the next batch; None if all workers are exhausted, or have enough tasks."""
         num_active = self._exhausted.count(False)
         for _ in range(len(self._exhausted)):
             worker_id = next(self._turns)

@@ -324,7 +324,7 @@ class Surroundings:
     """The settings and modules of a process at one moment, on which user code may depend.
 
     Attributes:
-        cwd: The working directory; None if it no longer exists.
+        cwd: The working directory; None if the directory no longer exists.
         environment: The environment variables.
         module_path: ``sys.path``.
         specs: The spec of each imported module. Reloading a module gives it a new spec.

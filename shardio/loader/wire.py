@@ -181,7 +181,7 @@ def _read_all(descriptor: int) -> bytes | bytearray:
 
 @dataclass(kw_only=True, eq=False)
 class WorkerSetup:
-    """The settings that worker processes need before their first chunk. The fork server receives them as bytes.
+    """The settings that worker processes need before their first chunk, sent to the fork server as bytes.
 
     Attributes:
         reader: Reads samples.

@@ -299,7 +299,7 @@ class RandomCrop(_Padding):
         size: The crop's size in pixels: one number for a square, or (height, width).
         padding: The number of pixels to add first, as in :class:`Pad`; None adds none.
         pad_if_needed: Whether to also pad images that are smaller than the crop, by the missing length on both sides.
-            If false, such images are an error.
+            If false, smaller images raise an error.
         fill: The color of the added pixels in mode "constant": one number or three.
         padding_mode: The content of the added pixels; see :class:`Pad`.
     """

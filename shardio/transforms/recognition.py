@@ -1,7 +1,7 @@
 """Replace the leading steps of another library's pipeline with shardio's transforms, which extend crop plans.
 
-shardio's transforms draw from the same distributions, as a function of the sample, and give the same pixels. They
-replace the transforms of two libraries:
+shardio's transforms draw from the same distributions, as a function of the sample, and give the same pixels. The
+transforms of two libraries are replaced:
 
 - torchvision, on Pillow images: crops, resizes, flips, rotations, colors and automatic augmentations. torchvision
   resizes such images with Pillow, which shardio matches with ``antialias=True``. (Pillow 13 resizes some crops

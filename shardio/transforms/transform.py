@@ -60,7 +60,7 @@ class Transform(ABC):
 
     Attributes:
         equals_torchvisions: Whether torchvision's transform of the same name has the same distribution and, on Pillow
-            images, the same pixels. If so, shardio's transform replaces it.
+            images, the same pixels. If so, shardio's transform replaces torchvision's.
         unshown: The values with which ``repr`` omits a setting, by the setting's name.
     """
 
