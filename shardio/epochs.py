@@ -146,7 +146,7 @@ def restore_held(held: list[Count] | None) -> None:
 
 
 def hand_over(counts: Iterable[Count]) -> None:
-    """Call functions that count a batch, or collect these functions for a later call inside :func:`held_back`."""
+    """Call functions that count a batch. Inside :func:`held_back`, collect these functions for a later call."""
     held = _HELD.get()
     if held is not None:
         held.extend(counts)

@@ -43,7 +43,7 @@ MAX_HEADERS = 2000
 """The maximum number of images whose headers are read. In a larger source, these images are evenly spaced."""
 
 THUMBNAIL_SIDE = 256
-"""The maximum side of a thumbnail in pixels. Pages show thumbnails at half size or smaller, for high-resolution screens."""
+"""The maximum side of a thumbnail in pixels. Pages show thumbnails at half size or less, for high-density screens."""
 
 THUMBNAIL_QUALITY = 80
 
