@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 MAX_EPOCH = 2**62
-"""The exclusive upper bound of the epochs that can be set. It leaves room for later epochs within 64 bits."""
+"""The exclusive upper bound of the epochs that can be set. The bound leaves room for later epochs within 64 bits."""
 
 NAMES = ("loader", "batch_sampler", "sampler", "dataset", "datasets")
 """Attributes that hold parts of a loader, sampler or dataset.
@@ -110,14 +110,14 @@ class RngKeys:
     """The rng keys of a loader's batches.
 
     Attributes:
-        make: Returns the rng key of the latest batch; None if it has none.
+        make: Returns the rng key of the latest batch; None if the batch has no rng key.
     """
 
     def __init__(self) -> None:
         self.make: Callable[[], int] | None = None
 
     def take(self) -> int | None:
-        """Return the rng key of the latest batch, and forget it; None if it has none."""
+        """Return the rng key of the latest batch, and forget the key; None if the batch has no rng key."""
         make, self.make = self.make, None
         return None if make is None else make()
 
@@ -146,7 +146,7 @@ def restore_held(held: list[Count] | None) -> None:
 
 
 def hand_over(counts: Iterable[Count]) -> None:
-    """Call functions that count a batch. Inside :func:`held_back`, collect them for a later call."""
+    """Call functions that count a batch. Inside :func:`held_back`, collect these functions for a later call."""
     held = _HELD.get()
     if held is not None:
         held.extend(counts)
@@ -178,7 +178,7 @@ def counted_at_once() -> Iterator[list[Count]]:
 
 
 def find_rng_keys() -> RngKeys | None:
-    """Return the object through which the enclosing block requests rng keys; None if it requests none."""
+    """Return the object through which the enclosing block requests rng keys; None outside of such blocks."""
     return _RNG_KEYS.get()
 
 

@@ -62,7 +62,7 @@ class SampleError(ShardioError):
     Attributes:
         row: The sample's row among the samples that were requested together.
         key: The sample's key, or "" if unknown.
-        where: The place where it is stored, or "" if unknown.
+        where: The place where the sample is stored, or "" if unknown.
         stage: The stage that failed: ``read``, ``decode`` or, in your own code, ``transform``.
     """
 
@@ -81,8 +81,8 @@ class SampleError(ShardioError):
 class WorkerError(ShardioError, RuntimeError):
     """Worker processes cannot start, or have died.
 
-    Worker processes that decode shardio's datasets are restarted. They cause this error only if they cannot start,
-    or die repeatedly on the same samples.
+    Worker processes that decode shardio's datasets are restarted, and cause this error only if they cannot start, or
+    die repeatedly on the same samples.
     """
 
 

@@ -156,8 +156,8 @@ class WorkLock:
     Threads can share the lock.
 
     Args:
-        path: The lock file. It is created if it does not exist, and never removed.
-        patience_s: The longest wait for another process, in seconds. It should exceed the usual duration of the work.
+        path: The lock file, which is created if it does not exist, and never removed.
+        patience_s: The longest wait for another process, in seconds. Choose a time longer than the work usually takes.
         mode: The file's permissions if this user creates it.
     """
 

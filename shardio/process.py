@@ -127,9 +127,9 @@ def call_at_fork(
 def hold_during_forks(lock: threading.RLock) -> None:
     """Hold a lock whenever this process forks. The lock is kept alive until the process ends.
 
-    Python calls the lock's own methods. They run no Python code, so Ctrl-C cannot skip the release. Ctrl-C can
-    interrupt the wait for a lock that another thread holds. The process then forks without the lock, and the subsequent
-    release fails, because only its owner can release an RLock.
+    Python calls the lock's own methods, which run no Python code, so Ctrl-C cannot skip the release. Ctrl-C can
+    interrupt the wait for a lock that another thread holds. In this case, the process forks without the lock, and the
+    subsequent release fails, because only its owner can release an RLock.
     """
     if hasattr(os, "register_at_fork"):  # Windows has no forks.
         # As concurrent.futures does. The child gets a released lock, even if another thread of the parent held it.
@@ -172,7 +172,7 @@ class Owned:
     """A group of workers that belongs to the process that created it, and ends when that process closes or frees it.
 
     Args:
-        end: Ends the workers and waits for them. It must not refer to this object.
+        end: Ends the workers and waits for them. This function must not refer to the Owned object.
     """
 
     def __init__(self, end: Callable[[], object]) -> None:
@@ -226,8 +226,8 @@ def describe_error(error: BaseException) -> str:
 def cut_short(by: str) -> RuntimeError:
     """Return the error for an epoch that cannot continue, given a description of what ended it."""
     return RuntimeError(
-        f"this epoch ended before its last batch ({by}). It cannot continue because a batch may be lost: iterate over "
-        "the loader again. To get the rest of this epoch from a shardio.DataLoader, call "
+        f"this epoch ended before its last batch ({by}). The epoch cannot continue because a batch may be lost: "
+        "iterate over the loader again. To get the rest of this epoch from a shardio.DataLoader, call "
         "loader.load_state_dict(loader.state_dict()) first"
     )
 
@@ -264,8 +264,8 @@ def start_process(
 ) -> subprocess.Popen[bytes]:
     """Start a Python process that calls a function without arguments and ends when the function returns.
 
-    The new process has an empty standard input and its own session, so Ctrl-C in the terminal does not reach it. It
-    does not run the user's script.
+    The new process has an empty standard input and its own session, so Ctrl-C in the terminal does not reach it. The
+    process does not run the user's script.
 
     Args:
         function: ``package.module:function``.

@@ -20,7 +20,7 @@ class Sample:
     Attributes:
         key: The sample's identity.
         fields: The content of its fields by name (``jpg``, ``cls``), in the requested order.
-        origin: The place where it is stored, for messages (``shard-000003.tar at byte 1536`` or a file's path).
+        origin: The place where the sample is stored, for messages (``shard-000003.tar at byte 1536`` or a file's path).
     """
 
     key: str
@@ -112,8 +112,8 @@ def warn_of_other_classes(*datasets: Any, stacklevel: int = 3) -> None:
             if name != others_name:
                 warnings.warn(
                     f"two datasets that are used together number their classes differently: label {label} is {name!r} "
-                    f"in the {_describe(first)} and {others_name!r} in the {_describe(other)}. Create the second one "
-                    "with classes=first_dataset",
+                    f"in the {_describe(first)} and {others_name!r} in the {_describe(other)}. Create the second "
+                    "dataset with classes=first_dataset",
                     UserWarning,
                     stacklevel=stacklevel,
                 )

@@ -68,7 +68,7 @@ class StreamSource:
     """The source of a stream.
 
     Attributes:
-        name: The name to pass to WebDataset. It may contain passwords or tokens, so it is not shown.
+        name: The name to pass to WebDataset. The name is not shown, because it may contain passwords or tokens.
         shown: The name in messages and states: only the program and the tar of a command, or a URL without its query.
         location: The location of a stored tar, which can be read without WebDataset; None for other streams.
     """
@@ -371,7 +371,7 @@ class StreamFailureError(Exception):
 
     Args:
         cause: The cause, as text.
-        is_permanent: Whether opening the stream again cannot help.
+        is_permanent: Whether the stream would fail again if it were reopened.
     """
 
     def __init__(self, cause: str, *, is_permanent: bool = False) -> None:
@@ -383,9 +383,9 @@ class ByteStream(NamedTuple):
     """An open stream.
 
     Attributes:
-        read: A function that returns the next bytes, or ``b""`` at the end. It raises StreamFailureError if the stream
-            failed, and OSError if a stored object cannot be read.
-        close: A function that releases all resources of the stream. It can be called at any time.
+        read: A function that returns the next bytes, or ``b""`` at the end. The function raises StreamFailureError if
+            the stream failed, and OSError if a stored object cannot be read.
+        close: A function that releases all resources of the stream, and can be called at any time.
     """
 
     read: Callable[[], bytes]

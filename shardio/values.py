@@ -150,7 +150,7 @@ def parse_size(name: str, size: str | int) -> int:
         size: A number of bytes, or text such as ``256MiB`` or ``1GB``.
 
     Raises:
-        TypeError: If the size is neither.
+        TypeError: If the size is neither an integer nor text.
         ValueError: If the text is not a size, or the size is not at least 1.
     """
     if isinstance(size, str):
@@ -238,7 +238,7 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def _load_module(name: str) -> ModuleType:
-    sys.path.insert(0, str(Path.cwd()))  # A console script's path starts with its own directory.
+    sys.path.insert(0, str(Path.cwd()))  # In a console script, sys.path lacks the current directory.
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -67,8 +67,8 @@ DistributedSampler without drop_last
         set_epoch: A function that the check calls with the epoch's number before each epoch, as a training script does.
 
     Raises:
-        CoverageError: If samples are repeated, lost or unexpected. The error is also an AssertionError. It names the
-            samples, the ranks and workers that delivered them, and the likely cause.
+        CoverageError: If samples are repeated, lost or unexpected. The error is also an AssertionError. The message
+            names the samples, the ranks and workers that delivered them, and the likely cause.
         IdentityError: If samples cannot be identified, for example because random augmentation changes their content.
             The error is also a TypeError.
     """
@@ -459,7 +459,7 @@ def _differ(first: Ids, second: Ids) -> bool:
     """Return whether many neighbors in ``first`` are not neighbors in ``second``.
 
     "Many" means at least ten, and at least a quarter of all neighbors. Most neighbors stay together if batches arrive
-    as workers finish them, or if only shards are shuffled; the order may then repeat by chance.
+    as workers finish them, or if only shards are shuffled; such orders may repeat by chance.
     """
     before, after = (ids[:-1] * np.uint64(3) + ids[1:] for ids in (first, second))  # uint64 [n - 1], wraps around
     num_parted = int((~np.isin(before, after)).sum())

@@ -66,7 +66,7 @@ SHOWN_BYTES = 8192
 class CoverageRecorder:
     """A context manager that records which samples this rank receives.
 
-    It writes its file after each epoch.
+    The recorder writes its file after each epoch.
 
     >>> with CoverageRecorder("run", key=2) as recorder:  # doctest: +SKIP
     ...     for epoch in range(10):
@@ -75,7 +75,7 @@ class CoverageRecorder:
     ``shardio check --merge run/*.cov`` checks the recordings of all ranks.
 
     Args:
-        directory: The directory for each rank's file, such as ``rank-00000.cov``. It is created if it is missing. The
+        directory: The directory for each rank's file, such as ``rank-00000.cov``. A missing directory is created. The
             file of an earlier run is renamed, for example to ``rank-00000.cov.old``.
         key: The way to find a batch's keys, as in :func:`shardio.check.assert_exactly_once`.
         rank: The rank of this process; by default, from torch.distributed or torchrun.
@@ -335,7 +335,7 @@ def record_ranks(target: str, *, world_size: int, epochs: int, key: str | None) 
         target: ``path/to/script.py:function``. The function takes no arguments and returns a loader.
         world_size: The number of processes. Each process gets torchrun's environment variables.
         epochs: The number of epochs. Each epoch is set on the loader, or on its samplers and datasets.
-        key: The name or index of the field that holds a batch's keys; None if there is none.
+        key: The name or index of the field that holds a batch's keys; None if there is no such field.
 
     Raises:
         ShardioError: If a process fails. The message names the first rank that failed, and ends with its output.
@@ -386,7 +386,7 @@ def main() -> NoReturn:
     try:
         run_rank(target, directory, int(epochs), key or None)
     except BaseException as error:
-        # The launcher names the rank that failed first. It may end this process at any time.
+        # Record the time first: the launcher names the rank that failed first, and may end this process at any time.
         failed_at = str(time.time_ns()).encode()
         with write_whole(Path(directory, f"{_file_name(int(os.environ['RANK']))}.failed")) as file:
             file.write(failed_at)
@@ -429,7 +429,7 @@ _Events = SimpleQueue[tuple[int | None, int]]
 
 
 def run_ranks(ranks: Sequence[RankCommand], name: str) -> None:
-    """Run all ranks until they end, as torchrun does. Their standard output goes to this process's standard error.
+    """Run all ranks until they end, as torchrun does. The ranks' standard output goes to this process's standard error.
 
     Each rank leads its own session, as in torch's elastic launcher, so a signal also reaches its worker processes. The
     first failure, Ctrl-C or SIGTERM ends all ranks, first with SIGTERM, then with SIGKILL. Signals and exits arrive in

@@ -221,7 +221,7 @@ def find_remainder(loader: Iterable[Any]) -> tuple[HasRemainder, RemainderPolicy
     """
     for holder in (getattr(loader, "sampler", None), getattr(loader, "dataset", None)):
         if isinstance(holder, HasRemainder):
-            # Only shardio's drop_last is a policy. In torch, it drops the incomplete batch of each worker.
+            # Only shardio's drop_last is a policy. torch's drop_last drops the incomplete batch of each worker.
             drops = hasattr(loader, "calls_dataset") and bool(getattr(loader, "drop_last", False))
             return holder, POLICIES[DROP_LAST] if drops else holder.remainder_policy
     return None
@@ -254,7 +254,7 @@ def resumes(loader: Iterable[Any], num_batches: int) -> bool | None:
 
 
 def find_allowance(loader: Iterable[Any], before: Cursor | None = None) -> Allowance | None:
-    """Return the allowance of a loader's epoch; None if the order is not shardio's.
+    """Return the repeats and omissions that a loader's remainder policy requires; None if the order is not shardio's.
 
     Args:
         loader: The loader, which has delivered the epoch's first batch, unless the epoch has no batches.

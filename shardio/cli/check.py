@@ -275,14 +275,14 @@ def advise(stats: LoaderStats, stored: DatasetFormat, num_processors: int, *, is
         is_first: Whether workers started in this epoch.
     """
     times = stage_seconds(stats)
-    # A running worker is always in one of the stages, so the rest of the time passed before it ran.
+    # A running worker is always in one of the stages, so the rest of the time passed before the workers ran.
     start_s = stats.elapsed_s - sum(times.values()) / max(stats.num_workers, 1)
     if stats.num_workers and start_s > stats.elapsed_s / 2:
         if not is_first:
             return f"this epoch ({stats.elapsed_s:.2f} s) is too short to judge: use a dataset with more samples"
         return (
             f"this epoch is too short to judge: workers took about {start_s:.2f} s of {stats.elapsed_s:.2f} s to "
-            "start. They start only once: see the second epoch (--epochs 2)"
+            "start. Workers start only once: see the second epoch (--epochs 2)"
         )
     longest = max(times, key=lambda stage: times[stage])
     more_workers = (
@@ -337,7 +337,7 @@ def bench(
     batch_size: BatchSize = 128,
     num_workers: NumWorkers = 2,
     image_size: Annotated[int, typer.Option(min=1, help="Side length of the random crops in pixels.")] = 224,
-    epochs: Annotated[int, typer.Option(min=1, help="Number of epochs. The first one includes worker start-up.")] = 1,
+    epochs: Annotated[int, typer.Option(min=1, help="Number of epochs. The first epoch includes worker start-up.")] = 1,
     batches: Annotated[int | None, typer.Option(min=1, help="Stop each epoch after this many batches.")] = None,
     fields: Annotated[
         str | None,

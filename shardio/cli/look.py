@@ -232,7 +232,7 @@ class DecoderForecast:
     Attributes:
         num_samples: The number of samples that were examined.
         is_partial: Whether the dataset has more samples.
-        no_kernel: The reason why there is no kernel on this machine; None if there is one.
+        no_kernel: The reason why there is no kernel on this machine; None if there is a kernel.
         clipped: The number of images whose gray values are clipped in the conversion to RGB, by the type of the values.
         reasons: For each decoder, the number of its images by the reason why the kernel does not decode them.
     """

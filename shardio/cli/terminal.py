@@ -41,8 +41,8 @@ _format_warning = warnings.formatwarning
 def printable(text: object, *, keep: str = "") -> str:
     r"""Return text with control characters escaped, except for those in ``keep``.
 
-    File names, class names and keys may contain control characters. On a terminal, these could clear the screen, hide
-    text, or type input.
+    File names, class names and keys may contain control characters. On a terminal, such characters could clear the
+    screen, hide text, or type input.
 
     >>> printable("cats\x1b[2J")
     'cats\\x1b[2J'

@@ -341,7 +341,7 @@ def dups(
         bool,
         typer.Option(
             "--exact",
-            help="Find only images with the same bytes. No image is decoded; of shards, only indexes are read.",
+            help="Find only images with the same bytes: decode no images, and read only the indexes of shards.",
         ),
     ] = False,
     between: Annotated[

@@ -223,7 +223,7 @@ def read_ahead(
 ) -> AbstractContextManager[Callable[[int], object]]:
     """Return a context in which a rank's samples are read ahead if they are remote.
 
-    Its value is a function to call with the number of samples that the rank is about to read.
+    The context's value is a function to call with the number of samples that the rank is about to read.
 
     Args:
         order: The order.
@@ -285,8 +285,8 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
 
     @takes(SamplerSettings)
     def __init__(self, options: SamplerSettings) -> None:
-        # DistributedSampler.__init__ queries torch.distributed immediately. This class reads the world when it is
-        # needed, so torch's attributes are properties below.
+        # DistributedSampler.__init__ queries torch.distributed immediately. This class queries torch.distributed only
+        # when necessary, so torch's attributes are properties below.
         Ordered.__init__(self, options)
         dataset = options.dataset
         self.dataset = dataset  # type: ignore[assignment]  # torch's type requires a Dataset; a length is enough

@@ -98,8 +98,8 @@ class SampleSettings:
         seed_transforms: Whether a sample's rng key seeds the global generators of torch, numpy and Python, and those of
             Albumentations, before your own transforms get its image. The transforms then draw the same random
             numbers for the sample on any number of workers and in a resumed run.
-        transform_sample: A callable applied to each whole sample. It gets a dict of the values by field, and returns
-            the sample. Images are arrays, or Pillow images with ``decode="pil"`` and no ``transform``. In the
+        transform_sample: A callable applied to each whole sample. The callable gets a dict of the values by field, and
+            returns the sample. Images are arrays, or Pillow images with ``decode="pil"`` and no ``transform``. In the
             callable's result, uint8 arrays [height, width, 3], including those within dicts, lists and tuples, become
             tensors [3, height, width]. Albumentations' transforms get the values as keyword arguments.
     """
@@ -157,7 +157,7 @@ class RemoteSettings:
 
     Attributes:
         storage_options: Settings of the store of a remote source, such as ``endpoint``, ``region``, ``profile``,
-            ``retries`` or ``timeout_s``. By default, they come from the environment, as for the store's own tools.
+            ``retries`` or ``timeout_s``. The default settings come from the environment, as for the store's own tools.
         cache: For a remote source, a local folder in which processes and jobs of this machine keep the bytes that they
             have read. By default, the cache is a temporary folder, which is removed at the end.
         cache_size: The size of the cache, such as ``200GB``; by default, a fifth of the free space, and at most 32 GiB
@@ -400,7 +400,7 @@ class Transformed:
         return self.decoder.seed_transforms
 
     def remote_samples(self) -> RemoteSamples | None:
-        """Return the samples for reading ahead; None if they are local."""
+        """Return the samples for reading ahead; None if the samples are local."""
         return None
 
     def check_transform(self) -> None:

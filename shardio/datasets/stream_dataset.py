@@ -137,7 +137,7 @@ class StreamDataset(Iterated):
         )
 
     def decode_items(self, items: Sequence[StreamItem], epoch: int, order: StreamOrder) -> list[Any]:
-        """Return the values of samples that were read; Broken for those that cannot be decoded."""
+        """Return the values of samples that were read, with a Broken in place of each sample that cannot be decoded."""
         shards = np.array([item.shard for item in items], dtype=np.int64)
         numbers = np.array([item.before.num_samples for item in items], dtype=np.int64)
         rng_keys = order.rng_keys(epoch, shards, numbers)
@@ -193,7 +193,7 @@ class StreamPosition:
         place: The place in that shard where the window begins.
         window: The window's number.
         num_yielded: The number of samples that were yielded from the window, in the window's order.
-        digest: The digest of the window's samples; 0 before the first one is yielded.
+        digest: The digest of the window's samples; 0 before the first sample is yielded.
     """
 
     epoch: int

@@ -151,7 +151,7 @@ class Concatenated(MapDataset):
 
     @property
     def datasets(self) -> tuple[Any, ...]:
-        """The user's datasets: the ConcatDataset and all those in it."""
+        """The user's datasets: the ConcatDataset and the datasets in it."""
         return (self._concat, *(dataset for part in self._parts for dataset in part.datasets))
 
     def locate(self, indices: NDArray[np.int64]) -> list[LocatedSample]:

@@ -61,7 +61,7 @@ def call_transform(transform: BatchTransform, batch: Any, generator: torch.Gener
 
 
 def make_random(generator: torch.Generator) -> random.Random:
-    """Return a random number generator on the CPU, seeded from a torch generator on any device, and advance the latter.
+    """Return a random number generator on the CPU, seeded by a draw from a torch generator on any device.
 
     This does not wait for the device, because the state of a torch generator is in host memory. Numbers drawn on the
     device could be read only after all queued work had finished.
@@ -114,7 +114,7 @@ def find_labels(batch: Any, getter: LabelsGetter) -> torch.Tensor:
 
 
 def find_valid(batch: Any) -> torch.Tensor | None:
-    """Return the marks that ``remainder="mask"`` adds, bool [N], false for repeats; None if there are none."""
+    """Return the marks that ``remainder="mask"`` adds, bool [N], false for repeats; None if the batch has no marks."""
     if isinstance(batch, Mapping):
         valid = batch.get("valid")
     else:
@@ -150,7 +150,7 @@ class BatchRandomErasing:
         scale: The lower and upper bounds of the box's share of the image's area.
         ratio: The lower and upper bounds of the box's height / width, drawn uniformly on a logarithmic scale.
         value: The value of the box's pixels: a number, one number for each channel, or "random" for noise from the
-            normal distribution. It replaces pixels that are already normalized, as in torchvision's recipes.
+            normal distribution. The value replaces pixels that are already normalized, as in torchvision's recipes.
     """
 
     def __init__(
@@ -280,7 +280,7 @@ class _Mixing(ABC, Generic[Parameters]):
     ) -> tuple[torch.Tensor, float]:
         """Return mixed images [N, C, H, W], and the weight of each image's own pixels.
 
-        ``rows`` are the rows of the partners, int64 [N]; if None, each partner is the row before.
+        ``rows`` are the rows of the partners, int64 [N]; if None, the partner of each row is the row before it.
         """
 
     def _draw_lambda(self, numbers: random.Random) -> float:
@@ -367,7 +367,7 @@ class OneOf:
     >>> transform = OneOf([MixUp(alpha=0.2, num_classes=1000), CutMix(num_classes=1000)])
 
     Args:
-        transforms: Functions that take and return a batch. Those with a parameter ``generator`` receive a
+        transforms: Functions that take and return a batch. Functions with a parameter ``generator`` receive a
             torch.Generator.
     """
 

@@ -82,13 +82,13 @@ class DevicePrefetcher:
             ``normalize``, values are cast but not scaled.
         channels_last: Whether images have the channels_last memory format on the device.
         transform: A function that takes and returns a batch, such as :class:`MixUp`, or a list of such functions to
-            apply in turn. They run on the device after normalization; on CUDA, on the prefetcher's stream. A
+            apply in turn. The functions run on the device after normalization; on CUDA, on the prefetcher's stream. A
             function that has a parameter ``generator`` receives a torch.Generator on the device. With shardio's order,
             the generator is seeded from seed, epoch, position and rank, so a resumed run draws the same numbers. With
-            other loaders, it is seeded from torch's global generator.
+            other loaders, the generator is seeded from torch's global generator.
 
     On CUDA, each batch can be used on the stream that was current when you requested it; another stream must first wait
-    for that one. With ``persistent_workers=True``, a shardio loader keeps its memory, which is then pinned only once.
+    for that stream. With ``persistent_workers=True``, a shardio loader keeps its memory, so it is pinned only once.
 
     ``normalize``, ``dtype`` and ``channels_last`` apply only to uint8 tensors [N, C, H, W], not to labels or
     ``tv_tensors.Mask``. If ``normalize`` has one value per channel, tensors with a different number of channels stay
@@ -220,7 +220,7 @@ class DevicePrefetcher:
         self._pool.clear()
 
     def _watch(self) -> AbstractContextManager[object]:
-        """Return a context in which the loader's epoch begins. On CUDA, it pins the memory of the loader's batches."""
+        """Return a context in which the loader's epoch begins. On CUDA, the context pins the batches' memory."""
         watch_memory = getattr(self.loader, "watch_memory", None)
         if self._stream is None or not callable(watch_memory):
             return nullcontext()
@@ -262,7 +262,7 @@ def _no_iterator() -> None:
 class ImagePreparation:
     """A function that prepares images: uint8 tensors [N, C, H, W].
 
-    It returns masks and all other tensors unchanged.
+    The function returns masks and all other tensors unchanged.
 
     Args:
         device: The device of the images.
@@ -310,7 +310,7 @@ def normalize(
         memory_format: The memory format of the result.
         in_one_kernel: Whether to use a single torch operation, for which a GPU needs only one kernel. On a CPU, torch
             makes copies for this operation, so it is slower for large batches than several operations
-            (benchmarks/results/device.md). Both ways give the same results, except for float32's rounding.
+            (benchmarks/results/device.md). The results are the same either way, except for float32's rounding.
     """
     if in_one_kernel:
         result = torch.empty(images.shape, dtype=dtype, device=images.device, memory_format=memory_format)
@@ -334,7 +334,7 @@ def _as_affine(normalize: Normalize, device: torch.device) -> tuple[torch.Tensor
 
 @dataclass(slots=True)
 class LastReceived:
-    """A record of the last batch that the user received. It outlives an iterator that is left early.
+    """A record of the last batch that the user received. The record outlives an iterator that is left early.
 
     Attributes:
         state: The loader's state as of that batch, or the error to raise when the state is requested; None if the

@@ -45,7 +45,7 @@ def choose_device(name: str | torch.device | None = None, *, num_ranks: int = 1)
 
 
 def _is_available(device_type: str) -> bool:
-    if device_type == "cuda":  # Only checked on request: the check takes time and may print warnings.
+    if device_type == "cuda":  # Checked only on request: the check takes time and may print warnings.
         return torch.cuda.is_available()
     return device_type != "mps" or torch.backends.mps.is_available()
 
@@ -202,8 +202,8 @@ class CopyStream(Protocol):
     def send(self, copy: Callable[[], Any], prepare: Callable[[Any], Any]) -> SentBatch:
         """Queue a copy to the device and the preparation of the copied batch.
 
-        Both run after all earlier sends, and after the work that is already queued on the caller's stream. Therefore,
-        memory that the caller has freed is not overwritten while the device still reads it.
+        The copy and the preparation run after all earlier sends, and after the work that is already queued on the
+        caller's stream. Therefore, memory that the caller has freed is not overwritten while the device still reads it.
         """
 
     def receive(self, sent: SentBatch) -> Any:
@@ -214,7 +214,7 @@ class CopyStream(Protocol):
 
 
 class CudaStream:
-    """A stream of a CUDA device. Its events block, so waiting frees the processor core for the loader's workers.
+    """A stream of a CUDA device. Waiting for the stream's events frees the processor core for the loader's workers.
 
     Args:
         device: The device, with an index.
@@ -274,7 +274,7 @@ class PrefetchStats:
         loader_wait_s: Seconds that the program waited for the loader. While the device has work left, waiting costs
             nothing.
         data_stall_s: Seconds that the device waited for data, with nothing left to do. On CUDA, events on the device
-            measure this time; the last few batches are not included yet. On other devices, it equals
+            measure this time; the last few batches are not included yet. On other devices, the time equals
             ``loader_wait_s``.
     """
 
@@ -303,7 +303,7 @@ class WaitingTimes:
         self._has_stream = has_stream
 
     def add_wait(self, requested: StreamEvent, received: StreamEvent) -> None:
-        """Add the time from one event to another. The time is read when the device has reached both.
+        """Add the time from one event to another. The time is read when the device has reached both events.
 
         Args:
             requested: The event after all work that was queued before the batch was requested.
@@ -330,7 +330,7 @@ class WaitingTimes:
 class _Source(NamedTuple):
     """The source of a copy: memory that the loader may reuse after its release, and buffers.
 
-    It holds the event but not the batch on the device, so the consumer can free that batch at any time.
+    The source holds the event but not the batch on the device, so the consumer can free that batch at any time.
     """
 
     copied: StreamEvent
@@ -425,7 +425,7 @@ class InFlightBatches:
 
 
 def _pin_movable(value: Movable) -> Any:
-    """Return a pinned copy of an object that can pin itself, such as torch's PackedSequence, or else the object."""
+    """Return a pinned copy of an object that can pin itself, such as torch's PackedSequence, or the object itself."""
     pin_memory = getattr(value, "pin_memory", None)
     return pin_memory() if callable(pin_memory) and torch.cuda.is_available() else value
 

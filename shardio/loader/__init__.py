@@ -1,4 +1,4 @@
-"""The loader. Its classes are imported on first use, because worker processes start without torch."""
+"""The loader, whose classes are imported on first use, because worker processes start without torch."""
 
 import lazy_loader
 

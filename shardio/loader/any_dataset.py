@@ -53,7 +53,7 @@ from shardio.world import World, is_torch_worker
 
 
 def starts_threads(context: Any) -> bool:
-    """Return whether a multiprocessing context starts threads instead of processes, as those of some libraries do."""
+    """Return whether a multiprocessing context starts threads instead of processes, as some libraries' contexts do."""
     kind = getattr(context, "Process", BaseProcess)
     return not (isinstance(kind, type) and issubclass(kind, BaseProcess))
 
@@ -390,7 +390,7 @@ class FetchedBatches(BatchIterator):
 
 
 class _PersistentBatches(BatchIterator):
-    """The batches of the latest epoch of persistent workers. As in torch, all iterators of the loader share them."""
+    """The latest batches of persistent workers. As in torch, all iterators of the loader share these batches."""
 
     def __init__(self, batches: WorkerBatches) -> None:
         self.batches, self.workers = batches, batches.workers
@@ -509,7 +509,7 @@ class _TorchBatches(BatchIterator):
                 self._bad_samples.warn_of_counted(self._number)
             raise
         except Exception as error:
-            if not _is_of_a_batch(error) or is_interruption(error):  # Such an error ends the epoch.
+            if not _is_of_a_batch(error) or is_interruption(error):  # All other errors leave the epoch intact.
                 raise
             return Failure(error=error)
 

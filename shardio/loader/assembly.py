@@ -122,7 +122,7 @@ class BatchSettings:
         Args:
             decoder: The decoder of its samples.
             num_workers: The number of workers.
-            began: The start of the epoch, by ``time.perf_counter``.
+            began: The start of the epoch, according to ``time.perf_counter``.
         """
         steps = [*decoder.python_steps, *([] if self.collation is None else [self.collation.collate_fn])]
         return Tally(
@@ -202,7 +202,7 @@ def fit_layout(
     """Return the layout for the next batch.
 
     Args:
-        layout: The layout of the previous batches; None to find one from a readable sample.
+        layout: The layout of the previous batches; None to find a layout from a readable sample.
         plan: The plan of the batch.
         make: Makes a probe, which is a batch of one sample.
         source: The source of the samples.
@@ -210,7 +210,7 @@ def fit_layout(
 
     Returns:
         The layout, and the error of the batch if a probe failed for a reason other than its sample. The layout is None
-        if no sample of the plan can be read, or if a collation makes the batch and has not set one.
+        if no sample of the plan can be read, or if a collation makes the batch and ``layout`` is None.
     """
     if settings.collation is not None:
         return layout, None
@@ -406,7 +406,7 @@ def finish_batch(
         batch: A batch that is finished or has failed.
         views: The columns in its buffer.
         tally: The counts of the epoch.
-        began: The time of the user's request, by ``time.perf_counter``.
+        began: The time of the user's request, according to ``time.perf_counter``.
         settings: The settings of all batches of the loader.
     """
     if batch.error is not None:

@@ -370,7 +370,7 @@ def _explain(samples: Sequence[Any], error: Exception) -> None:
 
 
 class Collation:
-    """A builder of batches from stored samples with user code. Worker processes receive it with their setup.
+    """A builder of batches from stored samples with user code. Worker processes receive the builder with their setup.
 
     Args:
         collate_fn: The user's function, or the loader's own, if only ``transform_sample`` is user code.

@@ -38,7 +38,7 @@ ALIGNMENT = 4096
 """The alignment of arrays, in bytes: each array begins on its own page."""
 
 Column = list[Any] | NDArray[np.generic] | None
-"""The values of one field; None if they are in a buffer."""
+"""The values of one field; None if the values are in a buffer."""
 
 
 def make_memory(num_bytes: int) -> int:
@@ -182,7 +182,7 @@ def as_stored(name: str, value: Any) -> NDArray[Any] | None:
         if is_tensor and len(value) == 3:
             value = value.transpose(1, 2, 0)
         elif is_tensor and value.shape[2] == 3:
-            return None  # An array of this shape would be an image, but this tensor is not one.
+            return None  # The tensor is not an image, but an array of this shape would be read as an image.
         elif not is_tensor and value.shape[2] != 3:
             return None  # A batch holds images without 3 channels as [channels, height, width].
     return value if holds_images(name) or value.nbytes >= MIN_BYTES else None
@@ -238,7 +238,7 @@ def find_num_buffers(num_bytes: int, num_wanted: int) -> int:
 
     Args:
         num_bytes: The size of a buffer.
-        num_wanted: The number that the loader wants to fill at a time.
+        num_wanted: The largest number of buffers that the loader can use at a time.
 
     Raises:
         MemoryError: If there is no memory for two buffers: one for the user, and one to fill.
@@ -291,9 +291,10 @@ class Buffer:
         self._columns: list[_ColumnRef] = []
 
     def hand_out(self, freed: SimpleQueue[_ColumnRef], spans: Spans | None) -> Views:
-        """Return the columns or pieces. When all views of one of them are freed, its reference goes into ``freed``.
+        """Return the columns or pieces.
 
-        A tensor's storage holds the array that it was made from, so the array lives as long as any view of it.
+        When all views of a column or piece are freed, its reference goes into ``freed``. A tensor's storage holds
+        the array that it was made from, so the array lives as long as any view of it.
         """
         if spans is None:
             views = self.layout.views(self._memory)
@@ -448,5 +449,5 @@ def map_in_torch(descriptor: int, num_bytes: int) -> NDArray[np.uint8]:
     import torch  # Worker processes may start without torch.
 
     storage = torch.UntypedStorage.from_file(f"/proc/self/fd/{descriptor}", shared=True, nbytes=num_bytes)
-    memory = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[arg-type]  # it also accepts storages
+    memory = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[arg-type]  # set_() also accepts storages
     return memory.numpy()

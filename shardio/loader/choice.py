@@ -210,7 +210,7 @@ def check_policy(
 def make_bad_samples(
     on_error: OnError, stages: Collection[Stage], quarantine: str | os.PathLike[str], dataset: Any
 ) -> BadSamples | None:
-    """Return the policy for unreadable samples; None if they raise errors.
+    """Return the policy for unreadable samples; None if unreadable samples raise errors.
 
     Args:
         on_error: The treatment of unreadable samples.
@@ -312,7 +312,7 @@ def make_executor(
     Args:
         loader: The loader.
         settings: Its settings.
-        order: The loader's order; None if it is not shardio's.
+        order: The loader's order; None if the order is not shardio's.
         epochs: The positions at which the loader's epochs begin, if the order is not shardio's.
         bad_samples: The policy for unreadable samples; None raises their errors.
         watches: The watches of the next epoch. The loader changes this list.

@@ -57,16 +57,16 @@ class Death:
 
 
 class WorkerPool(Owned):
-    """The worker processes of one loader. They end when the pool is closed or freed.
+    """The worker processes of one loader. The processes end when the pool is closed or freed.
 
     Args:
-        server: The fork server, which starts and ends them. No other open pool uses it.
+        server: The fork server, which starts and ends the processes. No other open pool uses this server.
         setup: The setup that each process receives before its first chunk.
-        num_threads: The number of chunks that they make at a time.
+        num_threads: The number of chunks that all processes together make at a time.
 
     Attributes:
-        server: The fork server. Another pool can use it when this one is closed.
-        num_threads: The number of chunks that they make at a time.
+        server: The fork server. Another pool can use the server when this pool is closed.
+        num_threads: The number of chunks that all processes together make at a time.
         is_closed: Whether the pool was closed.
         memory: The memory of each worker process.
     """

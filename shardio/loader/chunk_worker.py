@@ -4,11 +4,11 @@ A fork server imports the modules that worker processes need, and reads their se
 of the 150 ms of the imports, and the worker processes share the memory of the modules and the setup. The fork server
 has one thread, so its forks are safe.
 
-A worker process receives buffers and chunks over one end of a socket pair. It imports torch and user code only if a
-user's transform needs them, and it never runs the user's script.
+A worker process receives buffers and chunks over one end of a socket pair. The process imports torch and user code only
+if a user's transform needs them, and never runs the user's script.
 
-Both processes end as soon as the other end of their socket pair is closed. Before a fork server ends, it ends all its
-worker processes.
+Fork servers and worker processes end as soon as the other end of their socket pair is closed. Before a fork server
+ends, it ends all its worker processes.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ class WorkerProcess:
             make = partial(_make, ChunkBuilder(setup.reader, setup.decoder, setup.collation))
             setup.decoder.diverge()
             if setup.runs_user_code and (torch := sys.modules.get("torch")) is not None:
-                torch.set_num_threads(1)  # torch's own workers do the same.
+                torch.set_num_threads(1)  # torch's own workers also use one thread.
         for _ in range(num_threads):
             threading.Thread(target=self._run_thread, args=(make,), daemon=True).start()
         for message, descriptors in receive_all(self._end, parent_id):
@@ -223,7 +223,7 @@ class WorkerProcess:
                     if chunk.epoch_began > self._epoch_began:
                         self._epoch_began = chunk.epoch_began
                         if isinstance(self._setup, WorkerSetup):
-                            self._setup.reader.close()  # Reopened files show changes between epochs.
+                            self._setup.reader.close()  # Reopening files reveals changes between epochs.
                     self._newest = chunk.chunk_id
                     self._chunks.put(chunk)
             case Cancel():
@@ -306,8 +306,8 @@ class ChunkBuilder:
 
     Args:
         reader: Reads samples.
-        decoder: Decodes them.
-        collation: Makes whole batches of them; None if a batch consists of columns.
+        decoder: Decodes the samples.
+        collation: Makes whole batches of samples; None if a batch consists of columns.
     """
 
     def __init__(self, reader: Reader, decoder: FieldDecoder, collation: Collation | None = None) -> None:
@@ -357,7 +357,7 @@ class ChunkBuilder:
                 _store(name, made.images, place) if destination is None else None
                 for made, destination, place in zip(rendered, given, places, strict=True)
             ]
-        if calls.elapsed_s:  # Planning has decoded images for the user's transforms.
+        if calls.elapsed_s:  # Planning included decoding for the user's transforms.
             transform_s = calls.elapsed_s
         decode_s = time.perf_counter() - began - read_s - transform_s
         times = StageTimes(
@@ -397,13 +397,13 @@ class ChunkBuilder:
 
 
 def pack(made: Made, rows: Rows) -> Made:
-    """Pickle the batch of a collation without its memory, to send it to another process.
+    """Pickle a collation's batch without its memory, to send the batch to another process.
 
     Args:
         made: The batch.
         rows: The destinations of its pieces of memory, each with one row. A piece that does not fit is sent instead.
     """
-    from shardio.loader.pickles import take_memory_out  # This imports torch, which the collation also needs.
+    from shardio.loader.pickles import take_memory_out  # This import loads torch, which the collation needs anyway.
 
     pickled, pieces = take_memory_out(made.batch)
     columns = [_store("", [piece], rows.get(index)) for index, piece in enumerate(pieces)]

@@ -73,10 +73,10 @@ def _calls_dataset(loader: Any) -> bool:
 class DataLoader(torch.utils.data.DataLoader[_Batch]):
     """torch's DataLoader, extended with a resumable state, shardio's workers and shardio's order.
 
-    It can replace torch's in any program: see docs/swapping.md. With a :class:`shardio.ShardDataset`, or an
-    :class:`shardio.EpochSampler` as ``sampler``, the loader has shardio's order. With this order, every ``iter`` begins
-    the next epoch unless ``set_epoch`` sets one, ``drop_last=True`` means ``remainder="drop"``, and the state fits any
-    number of ranks and workers. Otherwise, torch determines the order and the state is that of torchdata's
+    The class can replace torch's DataLoader in any program: see docs/swapping.md. With a :class:`shardio.ShardDataset`,
+    or an :class:`shardio.EpochSampler` as ``sampler``, the loader has shardio's order. With this order, every ``iter``
+    begins the next epoch unless ``set_epoch`` sets one, ``drop_last=True`` means ``remainder="drop"``, and the state
+    fits any number of ranks and workers. Otherwise, torch determines the order and the state is that of torchdata's
     StatefulDataLoader. This also applies to subclasses of EpochSampler that override ``__iter__`` or ``__len__``: call
     ``set_epoch`` before each epoch, as with torch's samplers.
 
@@ -114,7 +114,7 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
             decoders), and ``transform`` (your own ``transform`` or ``transform_sample``). Any other error is raised. In
             datasets that are not shardio's, all errors of ``__getitem__`` belong to ``read``.
         quarantine: The file that logs replaced and skipped samples, one JSON object per line. The constructor checks
-            that it can be written; the first entry creates it.
+            that the file can be written; the first entry creates the file.
         check_duplicates: Whether to raise an error when an epoch repeats a sample; see :func:`shardio.check.guard`.
         device: The device to which :class:`shardio.DevicePrefetcher` copies batches; by default, they stay on the CPU.
 
@@ -212,7 +212,7 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
         """Begin the next epoch and return an iterator over its batches."""
         extension = find_extension(self)
         if extension is None or (extension.delivery is None and extension.order is None):
-            return super().__iter__()  # Another class may come between this one and torch's.
+            return super().__iter__()  # With multiple inheritance, the next class may not be torch's.
         if extension.delivery is None:
             return extension.iterate(self)
         return DeliveredBatches(extension.delivery, self, extension.find_length(self))
@@ -302,8 +302,8 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
     def start_workers(self) -> None:
         """Start the next epoch's worker processes now instead of when it begins, for example before building a model.
 
-        The method does not wait for the processes. It does nothing if they are already running, if there are no
-        workers, or if the dataset's own methods make the samples.
+        The method does not wait for the processes. The method does nothing if the processes are already running, if
+        there are no workers, or if the dataset's own methods make the samples.
         """
         with own_tensors():
             _find_own(self).find_executor(self).start_workers()

@@ -75,7 +75,7 @@ class LoaderIterator(_BaseDataLoaderIter):
 
         Args:
             loader: The loader.
-            sampler: Its ``_index_sampler``. Subclasses override that property, so it is read once per epoch.
+            sampler: The loader's ``_index_sampler``, a property that subclasses override, so it is read once per epoch.
         """
         self._dataset, self._dataset_kind = loader.dataset, loader._dataset_kind
         self._IterableDataset_len_called = loader._IterableDataset_len_called
@@ -98,8 +98,8 @@ class LoaderIterator(_BaseDataLoaderIter):
 class EpochIterator(LoaderIterator):
     """An iterator over the batches of an epoch.
 
-    An error in one batch does not end the epoch. Any other error does: after an error from a signal handler, for
-    example, a batch may be lost, so every further call raises.
+    An error in one batch does not end the epoch. Any other error ends the epoch: after an error from a signal handler,
+    for example, a batch may be lost, so every further call raises an error.
 
     In shardio's order, a batch counts when the user receives it. A failed batch counts when the user requests the next
     one, so a run that ends with the error resumes at that batch.
@@ -128,7 +128,7 @@ class EpochIterator(LoaderIterator):
         self._batches, self._check, self._modes, self.progress = epoch.batches, epoch.check, epoch.modes, epoch.progress
         self._seed, self._length, self._is_latest = epoch.seed, epoch.length, epoch.is_latest
         self._adopt(loader, sampler)
-        self._base_seed = epoch.seed  # type: ignore[assignment]  # torch's iterators always have one
+        self._base_seed = epoch.seed  # type: ignore[assignment]  # torch's iterators always have a seed
         self._sampler_iter = getattr(epoch.batches, "indices", None) or _draw(self._index_sampler)
         self._num_taken = self._num_counted = 0
         self._is_over = False
@@ -138,7 +138,7 @@ class EpochIterator(LoaderIterator):
         return self._length()
 
     def __next__(self) -> Any:
-        """Return the next batch. If it cannot be made, raise its error; the next call returns the following batch.
+        """Return the next batch, or raise the batch's error; the next call returns the following batch.
 
         Raises:
             RuntimeError: If the number of batches differs from the order's, or an earlier error ended the epoch.
@@ -148,7 +148,7 @@ class EpochIterator(LoaderIterator):
         if self._is_over:
             raise StopIteration
         self._check()
-        self._cut_short_by = "an error"  # Cleared once the batch is made; an error before then may lose the batch.
+        self._cut_short_by = "an error"  # Cleared once the batch is made; an earlier error may lose the batch.
         try:
             self._count()
             with before_shutdown(), self._modes():
@@ -275,7 +275,7 @@ def is_preparing() -> bool:
 class PreparedEpoch(LoaderIterator):
     """An iterator that moves an epoch's batches to Accelerate's device and keeps ``GradientState`` up to date.
 
-    It has the attributes of the iterator that makes the batches.
+    This iterator has the attributes of the iterator that makes the batches.
 
     Args:
         batches: The epoch's batches.
@@ -337,9 +337,9 @@ class PreparedEpoch(LoaderIterator):
 def find_remainder(split: Split) -> int:
     """Return the number of samples in the ranks' last batches that ``gather_for_metrics`` must keep; 0 for all.
 
-    That function concatenates the batches by rank and truncates the result. The repeats that pad the epoch may not be
-    at the end, as in a shuffled epoch of three ranks. In this case, truncating would lose samples, so the repeats
-    are kept.
+    ``gather_for_metrics`` concatenates the batches by rank and truncates the result. The repeats that pad the epoch are
+    not always at the end, for example in a shuffled epoch of three ranks. In this case, truncating would lose samples,
+    so the repeats are kept.
     """
     ranks = [replace(split, rank=rank) for rank in range(split.world_size)]
     last = [rank.batch(rank.num_batches - 1) for rank in ranks if rank.num_batches]

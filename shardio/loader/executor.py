@@ -1,9 +1,9 @@
 """The interface of executors, which make a loader's batches, with their settings, the order and the statistics.
 
-To add an executor, write it in its own file and return it from :mod:`shardio.loader.choice`. If it reads shardio's
-datasets itself, derive its iterators from :class:`shardio.loader.pipeline.PlannedBatches`, which count batches, handle
-unreadable samples and assemble batches. User code must run in one thread of a process at a time: it draws from
-generators that all threads share, and that are seeded for each sample.
+To add an executor, write it in its own file and return it from :mod:`shardio.loader.choice`. If the executor
+reads shardio's datasets itself, derive its iterators from :class:`shardio.loader.pipeline.PlannedBatches`, which count
+batches, handle unreadable samples and assemble batches. User code must run in one thread of a process at a time,
+because it draws from generators that all threads share, and that are seeded for each sample.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LoaderStats:
 
     Attributes:
         num_batches: The number of delivered batches.
-        num_samples: The number of samples in them.
+        num_samples: The number of samples in the delivered batches.
         elapsed_s: The time from ``iter(loader)`` to the last batch.
         first_batch_s: The time from ``iter(loader)`` to the first batch; None before it.
         wait_for_data_s: The time that the training process waited for batches.
@@ -49,15 +49,15 @@ class LoaderStats:
         in_python: The names of your transforms, decoders and ``collate_fn``.
         recognized: The names of shardio's transforms that replace the first steps of another library's pipeline.
         decode_s: The time for decoding, cropping and resizing, summed over all workers.
-        idle_s: The time that workers waited for a chunk, summed over all workers. They wait while the loader is ahead
-            of training.
+        idle_s: The time that workers waited for a chunk, summed over all workers. Workers wait while the loader is
+            ahead of training.
         num_replaced: The number of unreadable samples that were replaced (``on_error="replace"``), in all batches that
             were begun.
         num_skipped: The number of unreadable samples that were left out (``on_error="skip"``), in all batches that were
             begun.
         num_worker_restarts: The number of worker processes that died and were restarted.
         worker_bytes: The memory of each of shardio's worker processes between two chunks, in bytes, excluding batches.
-            If it keeps growing, your own code leaks memory.
+            If this memory keeps growing, your own code leaks memory.
         num_images_by_decoder: The number of images in the delivered batches, by decoder. ``kernel`` is shardio's JPEG
             code. ``libjpeg`` is libjpeg-turbo: it decodes JPEGs that the kernel does not support, crops of more than a
             million pixels, and all JPEGs while the kernel is not available.
@@ -173,8 +173,8 @@ IN_ANOTHER_PROCESS = "this iterator belongs to the parent of this forked process
 class BatchIterator(ABC):
     """The batches of one epoch, in order.
 
-    The iterator that the user gets has the same methods, but raises the error of a Failure, and may be called again
-    after its end. :class:`shardio.testing.executor.ExecutorTests` checks any executor and its iterators.
+    The user's iterator has the same methods, but raises the error of a Failure, and can be called again after its end.
+    :class:`shardio.testing.executor.ExecutorTests` checks any executor and its iterators.
 
     If the loader has a state, a batch counts when the user receives it, as :mod:`shardio.epochs` reports. A failed
     batch counts when the next batch is requested. Neither :meth:`is_ready` nor :meth:`close` counts a batch.
@@ -194,14 +194,14 @@ class BatchIterator(ABC):
         Raises:
             StopIteration: If the epoch has no further batch. The death of a worker does not end the epoch in this way:
                 either another worker makes the batches, or an error reports the death.
-            BaseException: If the epoch ends with an error. Do not request another batch after it.
+            BaseException: If the epoch ends with an error. Do not request another batch after this error.
         """
 
     def is_ready(self, timeout_s: float) -> bool:
         """Wait up to ``timeout_s`` for the next batch; return whether a request would return immediately.
 
-        It would return a batch or a Failure, raise an error, or end the epoch. If the calling process or torch's
-        iterator makes the batches, the result is always true.
+        The request would return a batch or a Failure, raise an error, or end the epoch. If the calling process or
+        torch's iterator makes the batches, the result is always true.
         """
         return True
 
@@ -246,7 +246,7 @@ class Executor(ABC):
 
     @abstractmethod
     def stats(self) -> LoaderStats | None:
-        """Return the statistics of the latest epoch; None if this executor has none."""
+        """Return the statistics of the latest epoch; None if this executor has no statistics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -311,7 +311,7 @@ class ExecutorSettings:
 
 
 def find_override(loader: Any) -> str | None:
-    """Return the overridden torch hook that determines what a batch consists of; None if there is none.
+    """Return the overridden torch hook that determines what a batch consists of; None if no such hook is overridden.
 
     A loader with such a hook has torch's semantics: the hook decides, not shardio's order.
     """
@@ -369,7 +369,7 @@ class LoaderOrder:
 
 
 def find_order(loader: Any) -> LoaderOrder | None:
-    """Return the order of a loader's samples; None if it is not shardio's."""
+    """Return the order of a loader's samples; None if the order is not shardio's."""
     if find_override(loader) is not None:
         return None
     if isinstance(loader.dataset, ShardDataset):
@@ -384,7 +384,7 @@ def find_order(loader: Any) -> LoaderOrder | None:
 
 
 class OrderSampler(torch.utils.data.Sampler[None]):
-    """The sampler of a ShardDataset's loader. It yields no indices: frameworks call its ``set_epoch``."""
+    """A sampler that yields no indices: it gives a ShardDataset's loader the ``set_epoch`` that frameworks call."""
 
     def __init__(self, order: LoaderOrder) -> None:
         self._order = order

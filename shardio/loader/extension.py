@@ -73,11 +73,11 @@ class Extension:
         arguments: The arguments that torch's loader does not have.
 
     Attributes:
-        owner: Returns the loader; None if it was freed, or if this is the extension of a copy.
+        owner: Returns the loader; None if the loader was freed, or if this is the extension of a copy.
         arguments: The arguments that torch's loader does not have.
-        order: The loader's order; None if it is not shardio's.
+        order: The loader's order; None if the order is not shardio's.
         epochs: The positions at which the loader's epochs begin, if the order is not shardio's.
-        delivery: The wrapper over the loader's batches; None if the user requested none.
+        delivery: The wrapper over the loader's batches; None if the arguments require no wrapper.
         is_in_accelerate: Whether Accelerate has prepared the loader.
         bad_samples: The policy for unreadable samples; None raises their errors.
 
@@ -350,7 +350,7 @@ class Shown(Generic[Value]):
 
 
 def make_delivery(loader: Any, extension: Extension) -> Iterable[Any] | None:
-    """Return the wrapper over a loader's batches; None if the user requested none.
+    """Return the wrapper over a loader's batches; None if the user's arguments require no wrapper.
 
     Args:
         loader: The loader.
@@ -373,8 +373,8 @@ def make_delivery(loader: Any, extension: Extension) -> Iterable[Any] | None:
 class MadeBatches:
     """A loader's batches as its executor makes them, for wrappers that the loader's extension holds.
 
-    It has the attributes of the loader. Its own methods call the extension, not the loader, because subclasses of the
-    loader may use the same names.
+    An instance has the loader's attributes, but its methods call the extension, not the loader, because subclasses of
+    the loader may use the same names.
 
     Args:
         loader: The loader.
@@ -424,7 +424,7 @@ class MadeBatches:
 
 
 class DeliveredBatches(LoaderIterator):
-    """An iterator over the batches of a wrapper. It keeps the loader alive until the first batch begins the epoch.
+    """An iterator over a wrapper's batches. This iterator keeps the loader alive until its first batch.
 
     Args:
         delivery: The wrapper.

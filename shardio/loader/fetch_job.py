@@ -132,7 +132,7 @@ class Fetcher(Protocol):
         """Skip the next ``num_batches`` batches of an iterable dataset."""
 
     def state(self) -> dict[str, Any] | None:
-        """Return a copy of the state of the dataset and its iterator; None if neither has one."""
+        """Return a copy of the state of the dataset and its iterator; None if neither has a state."""
 
 
 class DatasetEndError(Exception):

@@ -234,7 +234,7 @@ class FetchProcesses(FetchWorkers):
 
     def begin(self, requests: Sequence[BeginEpoch]) -> None:
         for worker, request in zip(self._workers, requests, strict=True):
-            worker.waiting.clear()  # These requests belong to an earlier epoch.
+            worker.waiting.clear()  # The waiting requests belong to an earlier epoch.
             self._request(worker, request)
 
     def submit(self, worker_id: int, task: FetchTask) -> None:
@@ -252,7 +252,7 @@ class FetchProcesses(FetchWorkers):
             ready = poll.poll(1000 * min(left_s, CHECK_S))
             for descriptor, _ in ready:
                 answers += self._read(workers[descriptor])
-            if not ready:  # Another process may hold a copy of a dead process's end.
+            if not ready:  # While another process holds a copy of a dead process's end, poll() reports nothing.
                 for worker in workers.values():
                     worker.check_life()
             if answers or not left_s:
@@ -458,7 +458,7 @@ def _await_fork_server() -> None:
                 f"multiprocessing's fork server (pid {process_id}) has been stopped by a signal for {STOPPED_S:.0f} s, "
                 f"so no worker can start: continue it (kill -CONT {process_id})"
             )
-        time.sleep(min(CHECK_S, STOPPED_S) / 10)  # No event shows that a process continues.
+        time.sleep(min(CHECK_S, STOPPED_S) / 10)  # Poll, because no event reports that a process continues.
 
 
 def describe_stop(process: BaseProcess) -> WorkerError:

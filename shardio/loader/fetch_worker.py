@@ -56,10 +56,10 @@ def count_samples(job: FetchJob, samples: Any) -> int:
 
 
 def measure_since(began: float, idle_s: float = 0.0) -> StageTimes:
-    """Return the times of a batch. Only user code has run since the batch was begun.
+    """Return the times of a batch, given that only user code has run since the worker began the batch.
 
     Args:
-        began: The time when the batch was begun, by ``time.perf_counter``.
+        began: The time when the worker began the batch, according to ``time.perf_counter``.
         idle_s: The time that the worker waited before the batch, in seconds.
     """
     python_s = time.perf_counter() - began
@@ -107,7 +107,7 @@ class Begun:
     Attributes:
         epoch_id: The epoch's number in the request.
         worker_id: The worker.
-        state: The state of the worker's dataset and its iterator; None if they have none.
+        state: The state of the worker's dataset and its iterator; None if neither has a state.
         failure: The reason why the worker cannot fetch anything. The worker answers every task with this failure.
     """
 
@@ -127,7 +127,7 @@ class Fetched:
         content: The batch; an OutOfBandPickle if it comes from another process.
         num_samples: The number of samples in the batch.
         times: The time that the batch took, and the time that the worker waited for the request.
-        state: The state after the batch; None if there is none, or if it was not due.
+        state: The state after the batch; None if there is no state, or if no report was due.
     """
 
     task_id: int
@@ -339,7 +339,7 @@ def run_worker_process(end: socket.socket, job: FetchJob | None, worker_id: int,
 
     Args:
         end: This side's end of the socket pair.
-        job: The settings of the loader; None if they come through the socket pair.
+        job: The settings of the loader; None if the settings come through the socket pair.
         worker_id: The number of the worker.
         base_seed: The seed of worker 0.
     """
@@ -436,7 +436,7 @@ def find_collate(collate_fn: Callable[[Any], Any], arena: Arena | None) -> Calla
 
     Args:
         collate_fn: The loader's function.
-        arena: The buffer; None if there is none.
+        arena: The buffer, or None to use separate memory.
     """
     if collate_fn is not default_collate:
         return collate_fn
@@ -485,7 +485,7 @@ def _is_like(first: torch.Tensor, other: Any) -> bool:
 
 
 def _make(arena: Arena | None, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor | None:
-    """Return an empty tensor in the buffer; None if it is small, or does not fit."""
+    """Return an empty tensor in the buffer; None if the tensor is small or does not fit, or there is no buffer."""
     num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     if arena is None or num_bytes < MIN_BYTES or (memory := arena.take(num_bytes)) is None:
         return None

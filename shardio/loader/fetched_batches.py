@@ -52,14 +52,14 @@ class WorkerBatches(BatchIterator):
     """The batches of one epoch.
 
     Args:
-        workers: The workers that fetch them.
+        workers: The workers that fetch the batches.
         indices: The indices of each batch.
         position: The position at which the epoch begins; it is updated with each batch that the user receives.
         task_ids: An iterator over unused numbers for tasks.
         tally: The counts of the epoch.
         in_order: Whether the batches are delivered in the order of the indices.
         timeout_s: The longest wait for a batch, in seconds; 0 waits indefinitely.
-        state_every: The number of its batches after which each worker reports its state; 0 for never.
+        state_every: The number of batches that a worker fetches between reports of its state; 0 for never.
         closes_workers: Whether the workers end with the epoch.
 
     Attributes:
@@ -136,7 +136,7 @@ class WorkerBatches(BatchIterator):
         self._late_counts = []
         try:
             taken = self._take()
-        except TimedOutError as error:  # The batch may still arrive.
+        except TimedOutError as error:  # The batch may still arrive, so the epoch continues.
             return Failure(error=error)
         if isinstance(taken, Failure):
             return taken
@@ -285,7 +285,7 @@ class WorkerBatches(BatchIterator):
             self.workers.submit(worker_id, FetchTask(task_id=task_id, index=index))
 
     def _next_worker(self) -> int | None:
-        """Return the worker that fetches the next batch; None if all are exhausted, or have enough tasks."""
+        """Return the worker that fetches the next batch; None if all workers are exhausted, or have enough tasks."""
         num_active = self._exhausted.count(False)
         for _ in range(len(self._exhausted)):
             worker_id = next(self._turns)

@@ -40,7 +40,7 @@ REUSE_OF_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(128 << 20), "MALLOC_MMAP_THRESH
 """Settings of glibc's malloc for user code, which makes new arrays for each image.
 
 By default, malloc returns the memory of these arrays to the operating system, which must clear the pages again for the
-next image. For 600 kB of float32, that takes 150 µs.
+next image. Clearing 600 kB of float32 takes 150 µs.
 """
 
 EXIT_S = 1.0
@@ -312,7 +312,8 @@ def _start_process(descriptor: int, setup: WorkerSetup) -> subprocess.Popen[byte
         [descriptor, os.getpid()],
         environment=environment,
         descriptors=[descriptor],
-        # Readers hold absolute paths, and the working directory may be gone. But user code may open relative paths.
+        # The working directory may be gone, and readers hold absolute paths. User code, however, may open
+        # relative paths.
         cwd=None if setup.runs_user_code else "/",
         stdout=None,  # Transforms may print.
     )
@@ -323,7 +324,7 @@ class Surroundings:
     """The settings and modules of a process at one moment, on which user code may depend.
 
     Attributes:
-        cwd: The working directory; None if it no longer exists.
+        cwd: The working directory; None if the directory no longer exists.
         environment: The environment variables.
         module_path: ``sys.path``.
         specs: The spec of each imported module. Reloading a module gives it a new spec.
@@ -353,7 +354,7 @@ def find_surroundings() -> Surroundings:
         cwd = str(Path.cwd())
     except FileNotFoundError:
         cwd = None
-    modules: dict[str, object] = dict(sys.modules)  # Some values are not modules.
+    modules: dict[str, object] = dict(sys.modules)  # Some values in sys.modules are not modules.
     return Surroundings(
         cwd=cwd,
         environment=dict(os.environ),

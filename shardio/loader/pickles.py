@@ -5,8 +5,8 @@ As with the buffers of pickle protocol 5, the memory of tensors, arrays and stor
 
 A large piece is in a batch buffer, or in memory made only for this value. A small piece is sent with the pickle.
 
-A loader's job is pickled once for all its worker processes. It may hold everything that multiprocessing can send to a
-process that it starts: locks, queues, tensors in shared memory. Each worker maps the memory of the job's arrays, and
+A loader's job is pickled once for all its worker processes. A job may hold everything that multiprocessing can send to
+a new process: locks, queues, tensors in shared memory. Each worker maps the memory of the job's arrays, and
 copies only the pages that it writes to.
 """
 
@@ -48,7 +48,7 @@ def pack(value: Any, arena: Arena | None, make_memory: Callable[[int], Memory]) 
 
     Args:
         value: Any value that can be pickled.
-        arena: A buffer for the large pieces. Pieces that it already holds are not copied. None if there is no buffer.
+        arena: A buffer for the large pieces, or None. Pieces that this buffer already holds are not copied.
         make_memory: Returns memory of n bytes, for pieces that do not fit into the arena.
     """
     pickled, memories = take_memory_out(value)
@@ -363,7 +363,7 @@ class SharedJob:
         buffers = list[pickle.PickleBuffer]()
         with _sending() as sending:
             try:
-                # Like that of Python's pickler, its __init__ accepts only positional arguments.
+                # As in Python's pickler, __init__ accepts only positional arguments.
                 ForkingPickler(self, 5, True, buffers.append).dump(job)  # It calls only write().
             except Exception as error:
                 let_through(error)

@@ -101,7 +101,7 @@ class WorkerProcesses(Executor):
         settings: The settings of all batches of the loader.
         watches: The watches of the next epoch.
         timeout_s: The longest wait for a batch, in seconds; 0 waits forever.
-        closes_workers: Whether the worker processes end with each epoch. Their fork server keeps running.
+        closes_workers: Whether the worker processes end with each epoch. The fork server keeps running.
     """
 
     def __init__(
@@ -284,7 +284,7 @@ class Pipeline(PlannedBatches):
             layout, error = fit_layout(buffers.layout, plan, self._make_probe, self._source, self._settings)
             if error is not None:
                 self._batches.append(Batch(error=error))
-                # The user gets this error before more batches are planned: each further error may take equally long.
+                # Deliver this error before planning more batches, because each further error may take just as long.
                 return
             if layout is not None and layout is not buffers.layout:
                 buffers.lay_out(layout, sizing.num_spare(layout))
@@ -326,7 +326,7 @@ class CallingProcess(Executor):
         settings: The settings of all batches of the loader.
 
     Attributes:
-        layout: The layout of batches in memory; None before the first one.
+        layout: The layout of batches in memory; None before the first batch.
     """
 
     def __init__(self, planner: Planner, settings: BatchSettings) -> None:

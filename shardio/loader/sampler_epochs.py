@@ -1,4 +1,4 @@
-"""The epochs of a loader without shardio's order: the start of each, and the indices that its sampler yields."""
+"""The epochs of a loader without shardio's order: the start of each epoch, and the sampler's indices."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Epochs:
 
     Attributes:
         keeps_seed: Whether the next epoch's workers have the seed of the previous workers, even if they are new.
-        sampler: The loader's ``_index_sampler`` while an epoch begins; None otherwise. Subclasses override that
-            property, and may return another sampler at each access.
+        sampler: The loader's ``_index_sampler`` while an epoch begins; None otherwise. Subclasses of the loader
+            override this property, and may return another sampler at each access.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Epochs:
 
     @property
     def base_seed(self) -> int | None:
-        """The seed of the workers in the latest epoch; None if there is none."""
+        """The seed of the workers in the latest epoch; None if the seed is unknown, or no epoch has begun."""
         return None if self._position is None else self._position.base_seed
 
     def begin(
@@ -69,11 +69,11 @@ class Epochs:
 
         Args:
             loader: The loader.
-            has_new_workers: Whether its workers are started for this epoch; true if there are no workers.
+            has_new_workers: Whether the loader's workers are started for this epoch; true if there are no workers.
             skip: Called with the sampler's value for each batch before the beginning, if the sampler has no state.
 
         Returns:
-            The position at which it begins, and the indices of its batches.
+            The position at which the epoch begins, and the indices of the epoch's batches.
         """
         loaded, before = self._loaded, self._position
         has_new_workers = has_new_workers and not self.keeps_seed
@@ -141,7 +141,7 @@ class Epochs:
         if loaded.random_states is not None:
             self._process_at_load = capture(loaded.random_states.globals)
         if loaded.is_finished:
-            self._restore_generators(loader, loaded)  # Do this now: the program may seed the generators later.
+            self._restore_generators(loader, loaded)  # Restore now: the program may seed the generators later.
         if loaded.sampler_epoch is not None:
             # Set the epoch now, not when it begins: frameworks set it after it has begun, or set a different epoch.
             for sampler in _find_epoch_samplers(self._find_sampler(loader)):
@@ -192,7 +192,7 @@ class Epochs:
 
 
 def draw_seed(generator: torch.Generator | None) -> int:
-    """Draw the seed of workers as torch does, from a generator or torch's global one."""
+    """Draw the seed of workers as torch does, from the given generator or, by default, torch's global generator."""
     return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator).item())
 
 
@@ -272,8 +272,8 @@ class Indices:
                 return
             if self._batches is not None:
                 self._batches.has_ended = False
-            # The state of some samplers is at the beginning of the next epoch. The state of others is at the end of
-            # this epoch.
+            # The states of some samplers are at the beginning of the next epoch, and the states of other samplers
+            # are at the end of this epoch.
             first = list(itertools.islice(self._iterator, 1))
             if first:
                 self._iterator = itertools.chain(first, self._iterator)

@@ -1,7 +1,7 @@
 """The state of a loader without shardio's order: its format, and the states of objects and random generators in it.
 
-States have the keys of torchdata's StatefulDataLoader. So programs find the keys that they expect. This loader can also
-resume from states that StatefulDataLoader saved, unless they contain the state of torchdata's own samplers.
+States have the keys of torchdata's StatefulDataLoader, which programs may read. This loader can also resume from states
+that StatefulDataLoader saved, unless they contain the state of torchdata's own samplers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ OF_SAMPLER = {
     "iterator_state": "_sampler_iter_state",
     "num_samples": "_sampler_samples_yielded",
 }
-"""The keys of the attributes of a SamplerPosition. StatefulDataLoader's states have the first two or three."""
+"""The keys of a SamplerPosition's attributes.
+
+StatefulDataLoader's states have the first two keys, and some of them also have the third key.
+"""
 
 OF_EPOCH = {
     "len_called": "_IterableDataset_len_called",
@@ -48,7 +51,10 @@ OF_EPOCH = {
     "num_samples": "_num_samples",
     "num_epochs_of_seed": "_num_epochs_of_seed",
 }
-"""The keys of attributes of an EpochPosition. StatefulDataLoader's states have the first one or two."""
+"""The keys of some attributes of an EpochPosition.
+
+StatefulDataLoader's states have the first key, and some of them also have the second key.
+"""
 
 REQUIRED = (OF_SAMPLER["num_yielded"], OF_SAMPLER["sampler_state"], OF_EPOCH["len_called"])
 
@@ -60,8 +66,8 @@ class SamplerPosition:
     Attributes:
         num_yielded: The number of values that the sampler has yielded.
         num_samples: The number of samples in these values; None if the batches are not those of torch's BatchSampler.
-        sampler_state: The state of the sampler; None if it has none.
-        iterator_state: The state of the sampler's iterator; None if it has none.
+        sampler_state: The state of the sampler; None if the sampler has no state.
+        iterator_state: The state of the sampler's iterator; None if the iterator has no state.
     """
 
     num_yielded: int = 0
@@ -76,7 +82,7 @@ class WorkerPosition:
 
     Attributes:
         state: The latest known state of the worker's dataset and iterator, after a batch that the user received; None
-            if there is none, or at the beginning.
+            at the beginning, or if neither has a state.
         num_since: The number of the worker's batches that were delivered after that state.
         is_exhausted: Whether the worker's part of an iterable dataset was at its end.
     """
@@ -94,11 +100,11 @@ class EpochPosition:
         num_workers: The number of workers; 0 if the calling process fetches.
         is_iterable: Whether the dataset is an IterableDataset.
         random_states: The states of the generators at the beginning of the epoch.
-        workers: The position of each worker. The calling process counts as one.
+        workers: The position of each worker. The calling process counts as a worker.
         num_yielded: The number of delivered batches.
-        num_samples: The number of samples in them; 0 if the user's dataset makes the batches.
+        num_samples: The number of samples in the delivered batches; 0 if the user's dataset makes the batches.
         batch_size: The size of the batches; 0 if a sampler determines it, and None if it is not known.
-        sampler_epoch: The epoch that was set on the sampler; None if it has no ``set_epoch``.
+        sampler_epoch: The epoch that was set on the sampler; None if the sampler has no ``set_epoch``.
         sampler: The position of the sampler after the batches that were delivered without a gap.
         ahead: The numbers that identify the batches delivered ahead of an earlier batch.
         last_worker_id: The worker that made the latest batch.
@@ -294,7 +300,7 @@ def _load_worker(worker: dict[str, Any], num_yielded: int, *, is_alone: bool) ->
     is_stateless = worker[DATASET_STATE] is None and (
         fetcher_state is None or fetcher_state[DATASET_ITER_STATE] is None
     )
-    # StatefulDataLoader saves no count: without workers, the calling process fetched all batches.
+    # StatefulDataLoader does not save this number: without workers, the calling process fetched all batches.
     num_since = worker.get(NUM_SINCE_STATE, num_yielded if is_alone and is_stateless else 0)
     return WorkerPosition(
         state=None if is_stateless else {FETCHER_STATE: fetcher_state, DATASET_STATE: worker[DATASET_STATE]},
@@ -315,7 +321,9 @@ def has_state(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnknownState:
-    """A placeholder for a state that could not be obtained. A loader's ``state_dict`` raises an error for it.
+    """A placeholder for a state that could not be obtained.
+
+    A loader's ``state_dict`` raises an error if its state contains a placeholder.
 
     Attributes:
         reason: The reason, as text.
@@ -338,7 +346,7 @@ def takes_arguments(value: Any) -> bool:
 
 
 def dump_state(value: Any) -> Any:
-    """Return a copy of an object's state; None if it has none, and an UnknownState if its method fails."""
+    """Return a copy of an object's state; None if the object has no state, and an UnknownState if its method fails."""
     if not has_state(value):
         return None
     try:

@@ -1,7 +1,7 @@
 """Messages between the training process, its fork server and its worker processes.
 
 A message is one packet: a pickle or, if that is long, the descriptor of anonymous memory that holds it. So a sender
-never waits in the middle of a message. Both ends belong to this package: no other program can write to the socket pair.
+never waits in the middle of a message. No other program can write to the socket pairs.
 
 The dataclasses have no ``__slots__``, because Python pickles dataclasses with slots ten times more slowly. They are
 neither frozen nor comparable, because frozen or comparable dataclasses take three times as long to define, and each
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from shardio.reading import Reader
 
 MAX_INLINE = 8 * 1024
-"""The largest pickle, in bytes, that is sent in the packet itself. A socket's buffer holds dozens of them."""
+"""The largest pickle, in bytes, that is sent in the packet itself. A socket's buffer holds dozens of such packets."""
 
 MAX_DESCRIPTORS = 2
 """The maximum number of descriptors in a packet: the pickle's and a buffer's."""
@@ -91,8 +91,8 @@ def send(end: socket.socket, message: Any, descriptors: Sequence[int] = (), *, f
 def send_within(patience_s: float, end: socket.socket, message: Any, descriptors: Sequence[int] = ()) -> bool:
     """Send a message from a nonblocking end; return False if the other end has read nothing for too long.
 
-    This call waits while the socket is full. It cannot deadlock, because the main threads of the fork server and of
-    worker processes only read and never wait for room to write. Other threads may wait.
+    This call waits while the socket is full. The call cannot deadlock, because the main threads of the fork server and
+    of worker processes only read and never wait for room to write. Other threads may wait.
 
     Raises:
         OSError: If the other end is closed.
@@ -181,7 +181,7 @@ def _read_all(descriptor: int) -> bytes | bytearray:
 
 @dataclass(kw_only=True, eq=False)
 class WorkerSetup:
-    """The settings that worker processes need before their first chunk. The fork server receives them as bytes.
+    """The settings that worker processes need before their first chunk, sent to the fork server as bytes.
 
     Attributes:
         reader: Reads samples.
@@ -205,7 +205,7 @@ class StartWorker:
 
     Attributes:
         worker_id: The worker process's number, larger than that of every earlier worker process.
-        num_threads: The number of chunks that it makes at a time.
+        num_threads: The number of chunks that the process makes at a time.
     """
 
     worker_id: int
@@ -249,7 +249,7 @@ class Chunk:
         buffer_id: The buffer for the fixed-size columns; None if all columns are sent in the answer.
         row: The first row in the buffer.
         valid: bool [n], false for repeats; None unless ``remainder`` is ``mask`` and a collation makes the batch.
-        epoch_began: The start of the epoch, by ``time.perf_counter``, which all processes share on Linux.
+        epoch_began: The start of the epoch, according to ``time.perf_counter``, which all processes share on Linux.
     """
 
     chunk_id: int
@@ -358,7 +358,7 @@ def load_setup(content: bytes | bytearray) -> WorkerSetup | Failure:
 
 
 def why_not_sendable(value: Any, what: str) -> str | None:
-    """Return the reason why user code cannot be sent to worker processes; None if it can. Each object is tried once.
+    """Return the reason why user code cannot be sent to worker processes; None if it can. Try each object only once.
 
     Args:
         value: A decoder that holds the code, or a user's callable.
@@ -426,7 +426,7 @@ class Failure:
 def describe_failure(error: BaseException) -> Failure:
     """Return a failure that can be sent to another process."""
     lines = traceback.format_exception(error)
-    if sys.version_info < (3, 11):  # Later Python versions add the notes themselves.
+    if sys.version_info < (3, 11):  # Later Python versions format the notes themselves.
         lines += [f"{note}\n" for note in getattr(error, "__notes__", [])]
     return Failure(error=_make_portable(error), traceback="".join(lines))
 

@@ -63,7 +63,7 @@ class RefusedSampleError(LookupError):
 
 
 class Samples:
-    """The user's function that makes each sample. It can be sent to any process.
+    """The user's function that makes each sample. The function can be sent to any process.
 
     Args:
         gate: A file; some samples wait until the file exists.
@@ -139,13 +139,13 @@ def write_images(folder: Path, *, damages: bool) -> ShardDataset:
 class ExecutorParts:
     """The arguments with which shardio creates and starts the executors of one loader.
 
-    An executor needs either the source, to call the dataset, or the planner and the batches, to read it.
+    An executor needs either the source, to call the dataset, or the planner and the batches, to read the dataset.
 
     Attributes:
         settings: The loader's settings.
         source: The source of the samples.
-        planner: The planner of the batches; None if shardio's own code cannot make them.
-        batches: The settings of the batches; None if shardio's own code cannot make them.
+        planner: The planner of the batches; None if shardio's own code cannot make the batches.
+        batches: The settings of the batches; None if shardio's own code cannot make the batches.
         bad_samples: The policy for unreadable samples, which the source and the batches also hold; None raises errors.
         cursor: The start of the first epoch; None if the order is not shardio's.
         split: This rank's share of that epoch; None if the order is not shardio's.
@@ -280,7 +280,7 @@ class ExecutorTests:
     ) -> None:
         if parts.settings.persistent_workers:
             pytest.skip("the executor's workers persist")
-        receive(start(), asks=False)  # The first epoch starts what serves all epochs, such as a fork server.
+        receive(start(), asks=False)  # The first epoch starts processes that serve all epochs.
         threads = set(threading.enumerate())
         batches = start()
         assert take(batches) == BATCHES[0]

@@ -104,7 +104,7 @@ class PackSourceTests:
         classes = [entry.partition(":")[2] for entry in SOURCES.values()]
         own = classes.index(name) if (name := type(source).__name__) in classes else -1
         for other, kind in {"a.jsonl": "table", "a.csv": "table", "images": "files", "tars": "tars"}.items():
-            is_later = own >= list[str](SOURCES).index(kind)  # If so, the search finds the other kind first.
+            is_later = own >= list[str](SOURCES).index(kind)  # The search finds earlier kinds first.
             assert is_later or source.find(tmp_path / "others" / other) is None
 
     def test_damaged_files_never_fail_the_search(self, source: PackSource, dataset: Path, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ class TransformTests:
 
     @pytest.fixture
     def transform(self) -> Transform:
-        """The transform. It accepts images of at least 8×8 pixels."""
+        """The transform, which must accept images of at least 8×8 pixels."""
         raise NotImplementedError
 
     @pytest.fixture

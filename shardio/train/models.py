@@ -45,8 +45,8 @@ def make_model(name: str, *, num_classes: int, image_size: int, pretrained: bool
     fixed-size models accept only the size that they were trained on.
 
     Your own function receives each of the keyword arguments ``num_classes``, ``image_size`` and ``pretrained`` for
-    which it has a parameter. With ``**kwargs``, it also gets ``num_classes``. It may return a scripted or a compiled
-    model.
+    which it has a parameter. With ``**kwargs``, it also gets ``num_classes``. The function may return a scripted or a
+    compiled model.
 
     Args:
         name: A name from the table.

@@ -33,7 +33,7 @@ numbers."""
 
 
 def use_device(name: str | None) -> torch.device:
-    """Return this rank's device, by default its own GPU, and make it torch's current one."""
+    """Return this rank's device, by default its own GPU, and make this device current in torch."""
     device = choose_device(name, num_ranks=find_world().world_size)
     if device.type == "cuda":
         if str(device) == "cuda":
@@ -337,7 +337,7 @@ def autocast(device: torch.device, precision: Precision) -> torch.autocast:
 def in_groups(batches: Iterable[Any], size: int) -> Iterator[tuple[Any, bool]]:
     """Yield each batch, and whether it ends its group of ``size``. The last group may be shorter.
 
-    The iterator looks one batch ahead within a group, but not past a full one. The state of a shardio loader, or of a
+    The iterator looks one batch ahead within a group, but not past a full group. The state of a shardio loader, or of a
     :class:`shardio.DevicePrefetcher` of any loader, always reflects the last batch that was yielded. The next batch and
     the end of the epoch count only when you receive them.
     """
@@ -514,7 +514,7 @@ def images_and_labels(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
     if len(fields) < 2 or not all(isinstance(field, torch.Tensor) for field in fields[:2]):
         names = ", ".join(type(field).__name__ for field in fields)
         found = type(batch).__name__ + (f" of {names}" if names else "")
-        raise TypeError(f"batches must start with a tensor of images and one of labels, got {found}")
+        raise TypeError(f"batches must start with a tensor of images and a tensor of labels, got {found}")
     return fields[0], fields[1]
 
 

@@ -1,4 +1,4 @@
-"""Transform images, uint8 [height, width, 3] arrays, with torchvision's names and defaults.
+"""Transform images, uint8 [height, width, 3] arrays. Names and defaults are as in torchvision.
 
 Each image's parameters are a pure function of (seed, epoch, sample), whichever process decodes the image.
 """

@@ -42,7 +42,7 @@ _NUM_CHANNELS = 3
 class Mask:
     """A mask: an array [height, width] or [height, width, channels], as large as the image.
 
-    Its values are never mixed, because it is resized by taking the nearest pixel, as Pillow's NEAREST does.
+    A mask's values are never mixed, because masks are resized by taking the nearest pixel, as with Pillow's NEAREST.
 
     Attributes:
         fill: The value of pixels outside the image, such as 255 for pixels that the loss ignores.
@@ -53,7 +53,7 @@ class Mask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundingBoxes:
-    """Boxes [k, 4] in pixels of the image. They are clipped to the remaining part of the image.
+    """Boxes [k, 4] in pixels of the image. The boxes are clipped to the remaining part of the image.
 
     Attributes:
         format: The meaning of the four numbers of a box: "xyxy" for left, top, right, bottom; "xywh" for left, top,
@@ -112,7 +112,7 @@ class Ragged(np.ndarray[Any, Any]):
 
 
 class AnnotationError(ValueError):
-    """The error for a value that cannot be transformed. Its message continues a sentence that begins with ``name``."""
+    """The error for a value that cannot be transformed. The message continues a sentence that starts with ``name``."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(message)
@@ -342,7 +342,7 @@ def move_mask(mask: NDArray[Any], step: PlanRow, fill: int) -> NDArray[Any]:
     Args:
         mask: [height, width, ...], as large as the image.
         step: The step.
-        fill: The value of pixels outside the image. It must fit in the mask's dtype.
+        fill: The value of pixels outside the image. This value must fit in the mask's dtype.
 
     Returns:
         [height, width, ...], of the same dtype.
@@ -466,7 +466,7 @@ class _Side(NamedTuple):
         return np.cumsum(steps).astype(np.int64)
 
     def move(self, places: Places) -> Places:
-        """Convert places in the image to places in the window before it is mirrored."""
+        """Convert places in the image to places in the window, before mirroring."""
         return (places - self.start) * (self.new_length / self.length) - self.window_start
 
     def move_points(self, places: Places) -> Places:

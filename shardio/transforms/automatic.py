@@ -248,7 +248,7 @@ class RandAugment(Augmentation):
 
 
 PolicyStep = tuple[str, float, int | None]
-"""An operation, its probability, and the index of its strength; None if it has no strengths."""
+"""An operation, its probability, and the index of its strength; None if the operation has no strengths."""
 
 _POLICIES = {
     "imagenet": """
@@ -343,14 +343,14 @@ class AutoAugment(Augmentation):
 class AugMix(Augmentation):
     """Mix an image with the results of several random chains of operations.
 
-    The operations give the pixels of Pillow. torchvision converts Pillow images to tensors first, and its operations on
-    tensors round differently. The results are mixed as in torchvision. In a Compose with fields, AugMix transforms only
-    images.
+    The operations give the same pixels as Pillow. torchvision converts Pillow images to tensors first, and its
+    operations on tensors round differently. The results are mixed as in torchvision. In a Compose with fields, AugMix
+    transforms only images.
 
     Args:
         severity: The largest strength of an operation, from 1 to 10.
         mixture_width: The number of chains.
-        chain_depth: The number of operations in a chain. If it is not positive, the number is drawn from 1 to 3.
+        chain_depth: The number of operations in a chain; if not positive, each chain gets a random number from 1 to 3.
         alpha: The chains' weights come from Dirichlet(alpha, …), and the image's weight from Beta(alpha, alpha).
         all_ops: Whether to also change brightness, color, contrast and sharpness.
         interpolation: "nearest", "bilinear" or "bicubic", or a torchvision or Pillow constant.

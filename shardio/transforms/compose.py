@@ -52,7 +52,7 @@ __all__ += ["count_crops", "field_kinds_of", "is_builtin", "others_in", "plan_cr
 MAX_RENDERED_BYTES = 2**25
 """The maximum size of the pixels to render at a time for user callables, in bytes, unless three images need more.
 
-The kernel interleaves the decoding of three images, and is fastest if it can choose three that take equally long.
+The kernel interleaves the decoding of three images, and is fastest if it can choose three images that take equal time.
 """
 
 
@@ -207,7 +207,7 @@ class RandomChoice(Choice):
 
     Args:
         transforms: The transforms.
-        p: The weight of each transform; weights need not add up to 1. By default, all are equally likely.
+        p: The weight of each transform; weights need not add up to 1. By default, all weights are equal.
     """
 
     def __init__(self, transforms: Sequence[Callable[[Any], Any]], p: Sequence[float] | None = None) -> None:
@@ -221,7 +221,7 @@ class RandomChoice(Choice):
 
     def choose(self, rng_keys: Words) -> NDArray[np.int64]:
         bounds = np.cumsum(self.p)
-        # The last bound may be slightly below 1. Numbers above it choose the last transform with a positive weight.
+        # The last bound may be slightly below 1. Larger numbers choose the last transform with a positive weight.
         last = int(np.flatnonzero(self.p)[-1])
         return np.minimum(np.searchsorted(bounds, draw_units(rng_keys, 1), side="right"), last)
 

@@ -1,9 +1,9 @@
 """Crop, resize, flip and pad images, with torchvision's names, arguments and distributions.
 
 Parameters follow torchvision's definitions (torchvision.transforms.v2). Images are resized bilinearly. By default, each
-new pixel is computed from the nearest four pixels, as in OpenCV, unless both sides shrink to half or less: then it is
-computed from all nearby pixels. With ``antialias=True``, all nearby pixels are always used, which takes about 15 %
-longer and gives the pixels of Pillow and torchvision. See :mod:`shardio.images.crop_plan`.
+new pixel is computed from the nearest four pixels, as in OpenCV. If both sides shrink to half or less, each new pixel
+is computed from all nearby pixels. With ``antialias=True``, all nearby pixels are always used, which takes about 15 %
+longer and gives the same pixels as Pillow and torchvision. See :mod:`shardio.images.crop_plan`.
 """
 
 from __future__ import annotations
@@ -128,11 +128,11 @@ class Resize(_Resizing):
     """Resize the image.
 
     Args:
-        size: The result's size in pixels: (height, width), or one number for the shorter side. In the latter case, the
+        size: The result's size in pixels: (height, width), or one number for the shorter side. With one number, the
             longer side is scaled in proportion and rounded down. None scales the longer side to ``max_size``.
         interpolation: "bilinear" or "bicubic", or a torchvision or Pillow constant.
         max_size: The largest length of the longer side in pixels. An image that would be longer is scaled to this
-            length. It cannot be combined with a ``size`` of (height, width).
+            length. ``max_size`` cannot be combined with a ``size`` of (height, width).
         antialias: Whether to average over all pixels when an image is shrunk. "bicubic" requires it.
     """
 
@@ -277,7 +277,8 @@ class Pad(_Padding):
             bottom; or four numbers, for left, top, right and bottom.
         fill: The color of the added pixels in mode "constant": one number or three.
         padding_mode: The content of the added pixels: "constant"; "edge" repeats the border's pixels; "reflect" mirrors
-            the image at the centers of the border's pixels; "symmetric" mirrors it at their outer edges.
+            the image at the centers of the border's pixels; "symmetric" mirrors the image at the outer edges of these
+            pixels.
     """
 
     def __init__(self, padding: int | Sequence[int], fill: Fill = 0, padding_mode: PaddingMode = "constant") -> None:
@@ -298,7 +299,7 @@ class RandomCrop(_Padding):
         size: The crop's size in pixels: one number for a square, or (height, width).
         padding: The number of pixels to add first, as in :class:`Pad`; None adds none.
         pad_if_needed: Whether to also pad images that are smaller than the crop, by the missing length on both sides.
-            If false, such images are an error.
+            If false, smaller images raise an error.
         fill: The color of the added pixels in mode "constant": one number or three.
         padding_mode: The content of the added pixels; see :class:`Pad`.
     """
@@ -316,7 +317,7 @@ class RandomCrop(_Padding):
         self.padding = _check_padding(0 if padding is None else padding)
 
     def draw(self, sizes: Sizes, rng_keys: Words) -> Boxes:
-        """Return the crops as int64 [n, 4]: top, left, height, width. They may reach beyond the image.
+        """Return the crops as int64 [n, 4]: top, left, height, width. Crops may reach beyond the image.
 
         Raises:
             DecodeError: If an image is smaller than the crop.
@@ -441,7 +442,7 @@ def draw_sides(
 
 
 def take_first(fits: NDArray[np.bool_], heights: NDArray[np.int64], widths: NDArray[np.int64]) -> Sizes:
-    """Return the first fitting sides for each image, int64 [n, 2]: height, width; arbitrary ones if none fit."""
+    """Return the first fitting sides for each image, int64 [n, 2]: height, width; arbitrary sides if none fit."""
     rows, first = np.arange(len(fits)), np.argmax(fits, axis=1)
     return np.stack([heights[rows, first], widths[rows, first]], axis=1)
 
@@ -451,7 +452,7 @@ def check_fill(name: str, fill: Fill) -> Color:
     values = [0.0] * 3 if fill is None else [float(fill)] * 3 if isinstance(fill, int | float) else list(fill)
     values = values * 3 if len(values) == 1 else values
     if len(values) != 3 or not all(0 <= value <= 255 for value in values):
-        raise ValueError(f"{name} must be a number from 0 to 255 or three of them, got {fill!r}")
+        raise ValueError(f"{name} must be a number from 0 to 255 or three such numbers, got {fill!r}")
     red, green, blue = map(int, values)
     return red, green, blue
 

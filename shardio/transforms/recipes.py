@@ -3,8 +3,8 @@
 >>> from shardio.transforms import recipes
 >>> transform = recipes.trivial_augment()
 
-The pipelines resize by averaging (``antialias=True``), which gives the pixels of torchvision and Pillow. They return
-uint8 images, to be normalized on the device with ``DevicePrefetcher(normalize=...)``.
+The pipelines resize by averaging (``antialias=True``), which gives the pixels of torchvision and Pillow. The results
+are uint8 images, to be normalized on the device with ``DevicePrefetcher(normalize=...)``.
 """
 
 from __future__ import annotations

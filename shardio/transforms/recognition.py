@@ -1,7 +1,7 @@
 """Replace the leading steps of another library's pipeline with shardio's transforms, which extend crop plans.
 
-shardio's transforms draw from the same distributions, as a function of the sample, and give the same pixels. They
-replace the transforms of two libraries:
+shardio's transforms draw from the same distributions, as a function of the sample, and give the same pixels. The
+transforms of two libraries are replaced:
 
 - torchvision, on Pillow images: crops, resizes, flips, rotations, colors and automatic augmentations. torchvision
   resizes such images with Pillow, which shardio matches with ``antialias=True``. (Pillow 13 resizes some crops
@@ -113,7 +113,7 @@ def _is_mere_sequence(transform: Any) -> bool:
 
 
 def recognize(theirs: Any, decode: Decode) -> Callable[[Any], Any] | None:
-    """Return shardio's equivalent of another library's transform; None if there is none."""
+    """Return shardio's equivalent of another library's transform; None if shardio has no equivalent."""
     kind = type(theirs)
     try:
         if decode == "pil":

@@ -53,14 +53,14 @@ MAX_SEARCHED = 10_000
 class Transform(ABC):
     """A transform of uint8 [height, width, 3] arrays.
 
-    Subclasses draw their parameters for n images at once, as a function of the images' sizes and one rng key for each
+    Subclasses draw the parameters of n images in one call, as a function of the images' sizes and one rng key for each
     image. They apply the parameters to one image at a time, and keep each constructor argument in an attribute of the
     same name. When called with an image, a transform draws its rng key from torch's global generator, as torchvision's
     do. Subclasses cannot override ``__call__``. :mod:`shardio.testing.transform` tests these rules.
 
     Attributes:
         equals_torchvisions: Whether torchvision's transform of the same name has the same distribution and, on Pillow
-            images, the same pixels. If so, shardio's transform replaces it.
+            images, the same pixels. If so, shardio's transform replaces torchvision's.
         unshown: The values with which ``repr`` omits a setting, by the setting's name.
     """
 
@@ -429,7 +429,7 @@ def _acts_on(transform: Any, image: Any) -> bool:
                 return isinstance(image, np.ndarray) or is_pillow_image(image)
             return not isinstance(image, np.ndarray)
         case "albumentations":
-            return False  # These transforms accept the image only as a keyword argument.
+            return False  # Albumentations' transforms accept the image only as a keyword argument.
         case _:
             return True
 
@@ -466,8 +466,8 @@ _INCREMENT = 0xDA3E39CB94B95BDB
 class Generators:
     """The random generators of transforms: the global generators, and those of Albumentations' transforms.
 
-    Each Albumentations transform has its own generators, which the constructor replaces permanently. It finds the
-    transforms in sequences, closures, attributes, and the globals that functions use.
+    Each Albumentations transform has its own generators, which the constructor replaces permanently. This class
+    finds the transforms in sequences, closures, attributes, and the globals that functions use.
 
     Args:
         transforms: The transforms, and any other callables.

@@ -298,7 +298,7 @@ class _Table:
 def _choose_images(columns: Sequence[ImageColumns], *, reads_all: bool) -> list[Indices]:
     """Return the indices of the images to read in each source.
 
-    To compare bytes, it is enough to read files without a known hash whose size occurs several times.
+    To compare bytes, it is enough to read the files that have no known hash and whose size occurs several times.
     """
     if reads_all:
         return [each.find_images() for each in columns]

@@ -40,10 +40,10 @@ BINS_PER_OCTAVE = (4.0, 2.0, 1.0, 0.5, 0.25)
 """The possible numbers of bins per doubling of the value, largest first."""
 
 MAX_HEADERS = 2000
-"""The maximum number of images whose headers are read. In a larger source, they are evenly spaced."""
+"""The maximum number of images whose headers are read. In a larger source, these images are evenly spaced."""
 
 THUMBNAIL_SIDE = 256
-"""The maximum side of a thumbnail in pixels. Pages show them at up to half this side, for high-resolution screens."""
+"""The maximum side of a thumbnail in pixels. Pages show thumbnails at half size or less, for high-density screens."""
 
 THUMBNAIL_QUALITY = 80
 

@@ -175,7 +175,7 @@ def holds_shards(folder: Location) -> bool:
     """Return whether a folder holds a manifest or tars.
 
     Raises:
-        FormatError: If it holds tars without a manifest, and images: the user may mean either.
+        FormatError: If the folder holds tars without a manifest, and images: the user may mean the tars or the images.
     """
     names = folder.list()
     if MANIFEST_NAME in names:

@@ -174,7 +174,7 @@ def test_callbacks_are_called_for_every_microbatch_line_of_the_log_and_epoch_in_
     ],
 )
 def test_batches_that_do_not_start_with_images_and_labels_are_refused(batch: Any, message: str) -> None:
-    with pytest.raises(TypeError, match=f"batches must start with a tensor of images and one of labels, {message}"):
+    with pytest.raises(TypeError, match=f"start with a tensor of images and a tensor of labels, {message}"):
         train(make_linear(), [batch], make_config())
 
 
