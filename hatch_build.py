@@ -1,17 +1,17 @@
 """Build hooks for hatchling.
 
-The description of the package is the README without relative links. Wheels and editable installs get the kernel as
-shared objects, one for each kind of processor (tools/build_kernel.py). If that fails, shardio is built without them.
-Then the kernel is compiled on the machine where it is used, if numba is installed there.
+The description of the package is the README without relative links. Wheels and editable installs get the compiled
+kernel (tools/build_kernel.py).
 
-    SHARDIO_KERNEL=require pip wheel .    fail if the kernel cannot be compiled
-    SHARDIO_KERNEL=skip pip wheel .       do not compile it
+    pip wheel .                                        a wheel for this machine
+    SHARDIO_PLATFORM=macosx_11_0_arm64 pip wheel .     a wheel for another platform, by its tag
+
+If there is no kernel for the platform, the wheel is for any platform, and Pillow and libjpeg-turbo do the work.
 """
 
 from __future__ import annotations
 
 import os
-import platform
 import runpy
 import subprocess
 import sys
@@ -20,10 +20,6 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
-
-MACHINES = ("x86_64", "aarch64")
-GLIBC = "2_17"
-"""The shared objects need nothing newer of the C library (memcpy 2.14, memset and log10 2.2.5)."""
 
 
 class DescriptionHook(MetadataHookInterface):
@@ -37,33 +33,17 @@ class DescriptionHook(MetadataHookInterface):
         metadata["readme"] = {"content-type": "text/markdown", "text": text}
 
 
-class KernelHook(BuildHookInterface):  # type: ignore[type-arg]  # It is generic only in newer versions.
-    """Compiles the kernel into ``shardio/images/kernel/built/``."""
-
-    def dependencies(self) -> list[str]:
-        """Return the packages that the compilation needs."""
-        if not is_wanted():
-            return []
-        find_compiler = runpy.run_path(str(Path(self.root) / "tools" / "build_kernel.py"))["find_compiler"]
-        return ["numba>=0.61", "xxhash>=3.4", *([] if find_compiler() else ["ziglang>=0.13"])]
+class KernelHook(BuildHookInterface):  # type: ignore[type-arg]  # Generic only in newer versions of hatchling.
+    """Compiles the kernel into ``shardio/kernel/built/``."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile the kernel, and describe the wheel accordingly."""
-        if not is_wanted():
+        root = Path(self.root)
+        kernel = runpy.run_path(str(root / "shardio" / "kernel" / "targets.py"))
+        name = os.environ.get("SHARDIO_PLATFORM") or kernel["find_platform"]()
+        if name is None:
             return
-        try:
-            subprocess.run([sys.executable, "tools/build_kernel.py"], cwd=self.root, check=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            if os.environ.get("SHARDIO_KERNEL") == "require":
-                raise
-            self.app.display_warning(f"shardio is built without its compiled kernel: {error}")
-            return
-        build_data["artifacts"] += ["shardio/images/kernel/built/*.so"]
+        subprocess.run([sys.executable, "tools/build_kernel.py", name], cwd=root, check=True)
+        build_data["artifacts"] += [str(target.path.relative_to(root)) for target in kernel["PLATFORMS"][name]]
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-manylinux_{GLIBC}_{platform.machine()}"
-
-
-def is_wanted() -> bool:
-    """Return whether to compile the kernel."""
-    is_possible = platform.system() == "Linux" and platform.machine() in MACHINES
-    return is_possible and os.environ.get("SHARDIO_KERNEL") != "skip"
+        build_data["tag"] = f"py3-none-{name}"

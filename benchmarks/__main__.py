@@ -21,7 +21,6 @@ from benchmarks.loaders.registry import CANDIDATES, Candidate, find
 from benchmarks.loaders.report import describe_machine, draw_chart, write_json
 from benchmarks.loaders.rounds import Settings, run_case, tell
 from benchmarks.loaders.tables import make_tables
-from shardio.images.kernel.building import build
 
 HERE = Path(__file__).parent
 app = typer.Typer(add_completion=False)
@@ -73,8 +72,6 @@ def _run(
     images: Path, cases: Sequence[str], chosen: Sequence[Candidate], settings: Settings, path: Path, chart: Path | None
 ) -> None:
     machine = describe_machine()
-    tell("compiling shardio's JPEG kernel, unless it exists")
-    build()
     tell(f"copying {settings.num_samples} images to {settings.work}")
     copy_images(images, settings.work, settings.num_samples)
     files = [file for file, _ in list_files(settings.work / "folder")]

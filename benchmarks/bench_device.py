@@ -126,7 +126,7 @@ def _ask_driver() -> list[str]:
 
 def write(path: Path, groups: list[Group], problems: dict[str, str], settings: Settings) -> None:
     """Write the results of all rounds."""
-    versions = {name: version for name in (*ALWAYS, "numba", "timm", "torchvision") if (version := find_version(name))}
+    versions = {name: version for name in (*ALWAYS, "timm", "torchvision") if (version := find_version(name))}
     images = "synthetic" if settings.images is None else settings.images.resolve().name
     content = {
         "date": datetime.date.today().isoformat(),

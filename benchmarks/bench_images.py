@@ -35,7 +35,6 @@ from benchmarks.photographs import (
 from benchmarks.stages import box_share, decoded_share, profile
 from benchmarks.timing import Rounds, alternate, ratios, summarize
 from shardio.images import DEFAULT_MAX_PIXELS, Pixels, use_one_thread
-from shardio.images.kernel.building import build
 from shardio.images.tiling import reencode_jpeg, tile_jpeg
 from shardio.transforms import Geometry
 
@@ -152,7 +151,6 @@ def main(
 ) -> None:
     """Print the tables."""
     use_one_thread()
-    build()
     photographs = read_photographs(photos, images)
     num_bytes = sum(map(len, photographs)) / len(photographs)
     print(f"{len(photographs)} photographs of {num_bytes / 1000:.1f} kB, chunks of {CHUNK_SIZE}, {rounds} rounds:")

@@ -1,15 +1,9 @@
 """Write files atomically, lock work, and check which files other users may have written.
 
-Compiled code runs with the rights of this user, and training reads cached copies, so other users must not be able to
-write to either. A file is *trusted* if it and its folder belong to this user or root, and neither their group nor
-others may write to them. Python demands less for its own ``.pyc`` files; OpenSSH demands the same for
-``authorized_keys`` (StrictModes). Even the user's private group must not have write access, because a remote directory
-may add members to it. Folders further up are not checked. Another user with write access to a folder further up can
-replace files, but only with files that this user or root owns. A POSIX ACL that grants write access to others is
-visible in the group's permission bits.
-
-The checks use open descriptors, and the content is read from the same descriptors, so nothing can be replaced between
-check and use. Symbolic links are followed, and their targets are checked.
+A file or a folder is *trusted* if it belongs to this user or root, and neither its group nor others may write to it.
+OpenSSH demands the same for ``authorized_keys`` (StrictModes). Even the user's private group must not have write
+access, because a remote directory may add members to it. A POSIX ACL that grants write access to others is visible in
+the group's permission bits.
 """
 
 from __future__ import annotations
@@ -39,20 +33,11 @@ POLL_S = 0.05
 
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # A FIFO must not block.
 
-FOLDER_MODE, FILE_MODE = 0o755, 0o644
-"""The modes of published folders and files, regardless of the umask: all users may read, only the owner may write."""
-
 _WRITABLE = stat.S_IWGRP | stat.S_IWOTH
-
-_FOLDER = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_DIRECTORY", 0)
-
-_NEW_FOLDER = _FOLDER | getattr(os, "O_NOFOLLOW", 0)
-
-_FILE = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0)  # A FIFO must not block.
 
 
 @contextmanager
-def write_whole(path: Path, *, mode: int | None = None) -> Iterator[BinaryIO]:
+def write_whole(path: Path) -> Iterator[BinaryIO]:
     """Open a file for writing. The file appears whole or not at all.
 
     The content goes to a hidden file in the same directory. This file is synced to disk and renamed at the end. If the
@@ -60,7 +45,6 @@ def write_whole(path: Path, *, mode: int | None = None) -> Iterator[BinaryIO]:
 
     Args:
         path: The file to write.
-        mode: The file's permissions, regardless of the umask; by default, those of any new file.
 
     Raises:
         OSError: If the file cannot be written, for example because the disk is full. The error names ``path``.
@@ -68,7 +52,7 @@ def write_whole(path: Path, *, mode: int | None = None) -> Iterator[BinaryIO]:
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}{PARTIAL_SUFFIX}")
     try:
         with naming(path):
-            with os.fdopen(_create(temporary, mode), "wb") as file:
+            with temporary.open("xb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -126,13 +110,6 @@ def naming(path: object) -> Iterator[None]:
         if error.errno is not None and error.filename is None and str(path) not in str(error):
             error.filename = str(path)
         raise
-
-
-def _create(path: Path, mode: int | None) -> int:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if mode is None else mode)
-    if mode is not None:
-        os.fchmod(descriptor, mode)
-    return descriptor
 
 
 def sync_directory(directory: Path) -> None:
@@ -223,47 +200,6 @@ class WorkLock:
         return False
 
 
-class UntrustedError(Exception):
-    """A file is not loaded, because users other than this one and root may have written it."""
-
-
-def read_trusted(path: Path) -> bytes:
-    """Return the content of a trusted file.
-
-    Raises:
-        UntrustedError: If the file or its folder belongs to another user, or other users may write to it.
-        OSError: If the file cannot be read.
-    """
-    folder = os.open(path.parent, _FOLDER)
-    try:
-        _check(os.fstat(folder), path.parent)
-        descriptor = os.open(path.name, _FILE, dir_fd=folder)
-    finally:
-        os.close(folder)
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        _check(status, path)
-        if not stat.S_ISREG(status.st_mode):
-            raise UntrustedError(f"{path} is not loaded, because it is not a regular file: remove it")
-        return file.read()
-
-
-def why_untrusted(path: Path) -> str | None:
-    """Return the reason why an existing file is not trusted; None if it is trusted or cannot be read."""
-    try:
-        read_trusted(path)
-    except UntrustedError as error:
-        return str(error)
-    except OSError:
-        pass
-    return None
-
-
-def check_folder(folder: Path) -> None:
-    """Raise UntrustedError if a folder belongs to another user, or other users may write to it."""
-    _check(folder.stat(), folder)
-
-
 def is_trusted(status: os.stat_result) -> bool:
     """Return whether a file or a folder belongs to this user or root, and no other user may write to it."""
     return status.st_uid in (0, os.geteuid()) and not status.st_mode & _WRITABLE
@@ -272,43 +208,6 @@ def is_trusted(status: os.stat_result) -> bool:
 def describe_owner(status: os.stat_result) -> str:
     """Return the owner and the mode of a file or a folder as text to append to its name."""
     return f"belongs to {_name_user(status.st_uid)} and has mode {stat.S_IMODE(status.st_mode):04o}"
-
-
-def make_folder(folder: Path) -> None:
-    """Create a folder and its parent, which other users may read but not write to.
-
-    If the folder exists and belongs to this user, other users lose write access to it. Folders further up follow the
-    umask.
-
-    Raises:
-        UntrustedError: If the folder belongs to another user, or other users may write to it.
-        OSError: If the folder cannot be created.
-    """
-    folder.parent.parent.mkdir(parents=True, exist_ok=True)
-    for part in (folder.parent, folder):
-        try:
-            part.mkdir()
-        except FileExistsError:
-            continue
-        descriptor = os.open(part, _NEW_FOLDER)  # The folder may have been replaced by a symbolic link.
-        try:
-            os.fchmod(descriptor, FOLDER_MODE)
-        finally:
-            os.close(descriptor)
-    status = folder.stat()
-    if status.st_uid == os.geteuid() and status.st_mode & _WRITABLE:
-        folder.chmod(stat.S_IMODE(status.st_mode) & ~_WRITABLE)
-    check_folder(folder)
-
-
-def _check(status: os.stat_result, path: Path) -> None:
-    if is_trusted(status):
-        return
-    what = "folder" if stat.S_ISDIR(status.st_mode) else "file"
-    raise UntrustedError(
-        f"the {what} {path} {describe_owner(status)}: compiled code is loaded only if its file and folder belong to "
-        f"this user ({_name_user(os.geteuid())}) or root, and no other user can write to them"
-    )
 
 
 def _name_user(user_id: int) -> str:

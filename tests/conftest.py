@@ -16,9 +16,8 @@ import torch.utils.data
 from filelock import FileLock
 
 import shardio
-from shardio.images.kernel.building import build
-from shardio.images.kernel.source import BUILT_FOLDER, built_path
-from shardio.images.kernel.targets import find_targets
+from shardio.kernel.functions import Functions
+from shardio.kernel.targets import FOLDER, find_targets
 from shardio.storage import Location, parse_location
 from shardio.storage.locations import OPENERS
 from tests.servers.stores import (  # noqa: F401  # Fixtures.
@@ -66,11 +65,16 @@ def pytest_pyfunc_call() -> Generator[None, object, object]:
 
 @pytest.fixture(scope="session", autouse=True)
 def kernel() -> None:
-    """Before any test, check the kernel, and, if its source has changed, compile it, which takes half a minute."""
-    if find_targets() and not built_path(find_targets()[0]).exists():
-        with FileLock(BUILT_FOLDER.with_suffix(".lock")):
+    """Before any test, compile the kernel if its source has changed, which takes half a minute."""
+    if find_targets() and not find_targets()[0].path.exists():
+        with FileLock(FOLDER / "built.lock"):
             subprocess.run([sys.executable, "tools/build_kernel.py"], cwd=Path(__file__).parents[1], check=True)
-    build()
+
+
+@pytest.fixture(params=find_targets(), ids=lambda target: target.name)
+def functions(request: pytest.FixtureRequest) -> Functions:
+    """The kernel's functions, in each build that this processor runs."""
+    return Functions(request.param.path)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,23 +8,18 @@ import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from itertools import product
 from pathlib import Path
 
 import pytest
 
-from shardio import files
 from shardio.files import (
-    UntrustedError,
     WorkLock,
     create_whole,
     find_target,
-    make_folder,
-    read_trusted,
     remove_unfinished,
     write_whole,
 )
-from tests.files import OTHER_USER, as_root, files_of_at_most, mode_of, read_files, suspended_holder, umask
+from tests.files import files_of_at_most, mode_of, read_files, suspended_holder, umask
 from tests.raising import assert_raises
 
 
@@ -167,10 +162,9 @@ def test_a_mode_holds_whatever_the_umask(tmp_path: Path, mask: int) -> None:
     with umask(mask):
         with WorkLock(tmp_path / "lock", 1, 0o660).held():
             assert mode_of(tmp_path / "lock") == 0o660
-        for mode, expected in ((None, 0o666 & ~mask), (0o644, 0o644), (0o600, 0o600)):
-            with write_whole(tmp_path / "file", mode=mode):
-                pass
-            assert mode_of(tmp_path / "file") == expected
+        with write_whole(tmp_path / "file"):
+            pass
+        assert mode_of(tmp_path / "file") == 0o666 & ~mask
 
 
 def test_no_file_is_needed(tmp_path: Path) -> None:
@@ -181,98 +175,3 @@ def test_no_file_is_needed(tmp_path: Path) -> None:
         with WorkLock(path, 1).held():
             pass
     assert target.read_bytes() == b"content", "links are not followed"
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    (tmp_path / "folder").mkdir(mode=0o755)
-    path = tmp_path / "folder" / "code"
-    path.write_bytes(b"ours")
-    path.chmod(0o644)
-    return path
-
-
-def test_a_file_that_only_its_owner_may_write_to_is_read(path: Path) -> None:
-    for mode, folder_mode in product((0o644, 0o600, 0o755, 0o444), (0o755, 0o700)):
-        path.chmod(mode)
-        path.parent.chmod(folder_mode)
-        assert read_trusted(path) == b"ours"
-
-
-@pytest.mark.parametrize("which", ["file", "folder"])
-def test_what_other_users_may_have_written_is_not_read(path: Path, which: str) -> None:
-    checked = path if which == "file" else path.parent
-    mode_before = mode_of(checked)
-    for mode in (0o664, 0o646, 0o666, 0o777, 0o620, 0o1777):
-        checked.chmod(mode | 0o100 if which == "folder" else mode)
-        found = f"the {which} {checked} belongs to .* and has mode {mode_of(checked):04o}"
-        assert_raises(UntrustedError, found, read_trusted, path)
-    if os.geteuid() == 0:  # Only root can change the owner of a file.
-        checked.chmod(mode_before)
-        os.chown(checked, OTHER_USER, -1)
-        with pytest.raises(UntrustedError, match=f"the {which} {checked} belongs to uid {OTHER_USER} and has mode"):
-            read_trusted(path)
-
-
-def test_the_target_of_a_symbolic_link_is_checked(path: Path, tmp_path: Path) -> None:
-    link, outside = path.with_name("link"), tmp_path / "outside"
-    outside.write_bytes(b"others'")
-    link.symlink_to(outside)
-    outside.chmod(0o644)
-    assert read_trusted(link) == b"others'"
-    outside.chmod(0o666)
-    assert_raises(UntrustedError, None, read_trusted, link)
-    (tmp_path / "alias").symlink_to(path.parent)
-    assert read_trusted(tmp_path / "alias" / "code") == b"ours"
-    path.parent.chmod(0o777)
-    assert_raises(UntrustedError, None, read_trusted, tmp_path / "alias" / "code")
-
-
-@pytest.mark.parametrize("replaced", ["file", "folder"])
-def test_a_replacement_after_the_check_is_not_read(path: Path, monkeypatch: pytest.MonkeyPatch, replaced: str) -> None:
-    check = files._check
-
-    def check_and_replace(status: os.stat_result, checked: Path) -> None:
-        check(status, checked)
-        if checked == (path if replaced == "file" else path.parent):
-            checked.rename(checked.with_name("before"))
-            checked.parent.mkdir(exist_ok=True)
-            path.parent.mkdir(exist_ok=True)
-            path.write_bytes(b"others'")
-
-    monkeypatch.setattr(files, "_check", check_and_replace)
-    assert read_trusted(path) == b"ours"
-
-
-def test_a_pipe_is_refused_without_waiting_for_it(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path, 0o600)
-    assert_raises(UntrustedError, "not a regular file", read_trusted, path)
-
-
-@pytest.mark.parametrize("mask", [0o000, 0o002, 0o077])
-def test_a_new_folder_can_be_read_by_all_users_and_written_by_one(tmp_path: Path, mask: int) -> None:
-    folder = tmp_path / "a" / "b" / "c" / "d"
-    with umask(mask):
-        make_folder(folder)
-    assert (mode_of(folder.parent), mode_of(folder)) == (0o755, 0o755)
-
-
-def test_an_existing_folder_loses_only_write_access_for_others(tmp_path: Path) -> None:
-    folder = tmp_path / "a" / "b"
-    folder.mkdir(parents=True)
-    for before, after in ((0o777, 0o755), (0o770, 0o750), (0o700, 0o700)):
-        folder.chmod(before)
-        folder.parent.chmod(0o700)
-        make_folder(folder)
-        assert (mode_of(folder), mode_of(folder.parent)) == (after, 0o700)
-
-
-@as_root
-def test_a_folder_of_another_user_is_left_alone(tmp_path: Path) -> None:
-    folder = tmp_path / "a" / "b"
-    folder.mkdir(parents=True)
-    folder.chmod(0o777)
-    os.chown(folder, OTHER_USER, -1)
-    assert_raises(UntrustedError, f"belongs to uid {OTHER_USER} and has mode 0777", make_folder, folder)
-    assert mode_of(folder) == 0o777

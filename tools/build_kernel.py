@@ -1,80 +1,72 @@
-"""Compile the kernel into shared objects, one for each kind of processor: ``shardio/images/kernel/built/``.
+"""Compile the kernel into shared objects, one for each kind of processor: ``shardio/kernel/built/``.
 
-    python tools/build_kernel.py    compile it, unless it is already compiled from the same source
+    python tools/build_kernel.py                      for this machine
+    python tools/build_kernel.py macosx_11_0_arm64    for a platform, by its tag in the names of wheels
+    python tools/build_kernel.py --all                for all platforms
 
-hatch_build.py runs this script when it builds shardio. The script needs numba, xxhash and a linker: the C compiler
-named by CC, the system's compiler, or that of the package ziglang. Two builds with the same versions of these produce
-identical bytes.
+hatch_build.py runs this script when it builds shardio. The compiler is clang, from the package ziglang, for every
+platform. Files that were already compiled from the same source are kept. Two builds with the same version of ziglang
+produce identical bytes.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
-import shutil
+import runpy
 import subprocess
 import sys
-from importlib.util import find_spec
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
-
-KEPT = (".so", ".o")
-"""The suffixes of the files to keep. The tests load the object files with LLVM, as on machines without shared objects.
-"""
-
-
-def find_compiler() -> list[str]:
-    """Return the command of a C compiler, which is used only to link; an empty list if there is none."""
-    for name in filter(None, (os.environ.get("CC"), "cc", "gcc", "clang")):
-        if (path := shutil.which(name)) is not None:
-            return [path]
-    return [sys.executable, "-m", "ziglang", "cc"] if find_spec("ziglang") else []
-
-
-def build_kernel() -> None:
-    """Compile the functions for each target, unless they are already compiled from the same source."""
-    import_without_dependencies("shardio.images", "shardio.images.jpeg", "shardio.images.kernel")
-    from shardio.images.kernel.source import BUILT_FOLDER, built_path
-    from shardio.images.kernel.targets import TARGETS
-
-    paths = {target: built_path(target) for target in TARGETS[platform.machine()]}
-    if not all(path.exists() for path in paths.values()):
-        if not find_compiler():
-            sys.exit("nothing can link the kernel: install a C compiler, name one with CC, or run pip install ziglang")
-        from shardio.images.kernel.compiling import compile_functions, emit_object
-
-        print("compiling the kernel, which takes about half a minute", flush=True)
-        BUILT_FOLDER.mkdir(exist_ok=True)
-        code = compile_functions()
-        for target, path in paths.items():
-            link(emit_object(code, "generic" if target == "aarch64" else target), path)
-    for path in set(BUILT_FOLDER.iterdir()) - {path.with_suffix(suffix) for path in paths.values() for suffix in KEPT}:
-        path.unlink()
+OPTIONS = (
+    "-std=gnu11",
+    "-O3",
+    "-g0",
+    "-shared",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fwrapv",  # Integers that overflow wrap around; the code checks for overflow where necessary.
+    "-ffp-contract=off",  # Floating-point numbers are rounded as in the libraries, so pixels are equal.
+    "-fno-math-errno",
+    "-fno-sanitize=all",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+)
 
 
-def link(content: bytes, path: Path) -> None:
-    """Link an object file into a shared object, which is written atomically."""
-    unlinked, unfinished = path.with_suffix(".o"), path.with_suffix(".partial")
-    unlinked.write_bytes(content)
-    options = ["-shared", "-nostartfiles", "-s", "-Wl,--build-id=none", "-Wl,-z,noexecstack"]
-    names = ["-o", unfinished.name, unlinked.name, "-lm"]
-    subprocess.run([*find_compiler(), *options, *names], cwd=path.parent, check=True)
-    unfinished.replace(path)
+def build(target: Any, sources: list[Path]) -> None:
+    """Compile the kernel for a target. No other process sees an incomplete file."""
+    unfinished = target.path.with_suffix(f".{os.getpid()}")
+    command = [sys.executable, "-m", "ziglang", "cc", "-target", target.triple, f"-mcpu={target.processor}", *OPTIONS]
+    subprocess.run([*command, "-s", "-o", str(unfinished), *map(str, sources), "-lm"], cwd=ROOT, check=True)
+    unfinished.replace(target.path)
 
 
-def import_without_dependencies(*packages: str) -> None:
-    """Make the modules of packages importable without running the packages' own imports, which may fail."""
-    sys.path.insert(0, str(ROOT))
-    for name in packages:
-        package = ModuleType(name)
-        package.__path__ = [str(ROOT.joinpath(*name.split(".")))]
-        sys.modules[name] = package
+def main() -> None:
+    """Run the command."""
+    kernel = runpy.run_path(str(ROOT / "shardio" / "kernel" / "targets.py"))  # Needs no requirements.
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("platform", nargs="?", choices=list(kernel["PLATFORMS"]), help="the platform's tag")
+    parser.add_argument("--all", action="store_true", help="compile the kernel for all platforms")
+    arguments = parser.parse_args()
+    name = arguments.platform or kernel["find_platform"]()
+    if name is None:
+        sys.exit(f"there is no kernel for {platform.system()} on {platform.machine()}")
+    names = kernel["PLATFORMS"] if arguments.all else [name]
+    targets = [target for each in names for target in kernel["PLATFORMS"][each]]
+    targets[0].path.parent.mkdir(exist_ok=True)
+    for path in targets[0].path.parent.iterdir():
+        if kernel["hash_source"]() not in path.name:
+            path.unlink()
+    sources = [path for path in kernel["list_source"]() if path.suffix == ".c"]
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        list(threads.map(lambda target: build(target, sources), [each for each in targets if not each.path.exists()]))
 
 
 if __name__ == "__main__":
-    # The code must not depend on the processor that compiles it. numba reads these variables when it is imported.
-    os.environ["NUMBA_CPU_NAME"] = "x86-64-v3" if platform.machine() == "x86_64" else "generic"
-    os.environ["NUMBA_CPU_FEATURES"] = ""
-    build_kernel()
+    main()

@@ -11,6 +11,7 @@ fi
 
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
+.venv/bin/clang-format --dry-run -Werror shardio/kernel/*.[ch] tools/*.c
 .venv/bin/mypy
 # Without bytecode files, each of the hundreds of processes that the tests start would compile the package again.
 unset PYTHONDONTWRITEBYTECODE

@@ -43,7 +43,7 @@ print(sum(name.split(".")[0] == "shardio" for name in sys.modules))
 def count(checkout: Path, junit: Path | None) -> Iterator[tuple[str, str]]:
     """Yield the name and value of each statistic of a checkout."""
     package = checkout / "shardio"
-    kernel = package / "images" / "kernel"
+    kernel = package / "kernel"
     paths = sorted(package.rglob("*.py"))
     yield "files in shardio/", f"{len(paths)}, {sum(kernel in path.parents for path in paths)} of them the kernel"
     lines = {path: len(path.read_text().splitlines()) for path in paths}

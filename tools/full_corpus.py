@@ -18,6 +18,7 @@ from tests.images.jpeg_corpus import (
     factors,
     metadata,
     options,
+    progressive,
     real_encoders,
     restarts,
     small_corpus,
@@ -58,6 +59,7 @@ def full_corpus() -> Iterator[JpegFile]:
     yield from restarts(sizes, [*range(40), 65535], everywhere)
     yield from contents(sizes, [1, 10, 50, 75, 95, 100], everywhere)
     yield from metadata(sizes)
+    yield from progressive(sizes, [1, 50, 75, 100])
     yield from product([(23, 41)])
     yield from untileable_jpegs([(1, 1), (8, 8), (9, 15), (40, 100)])
 

@@ -1,48 +1,72 @@
-"""Make the JPEG kernel read damaged files, and check that it accesses no memory but its own.
+"""Make the kernel read damaged files, and check that it accesses no memory but its own.
 
-There are two ways to check this, and each detects errors that the other misses. By default, the kernel is compiled with
-a check of every index, which takes half a minute. ``--tight 2048`` compiles it for so few pixels that these files fill
-its arrays. With ``--guard``, the kernel runs as users run it, with inaccessible pages around its memory.
+By default, the shared object that users load runs with inaccessible pages around all arrays that it gets.
+``--sanitize address`` compiles the kernel with clang's AddressSanitizer and UndefinedBehaviorSanitizer, which also
+check the arrays that the kernel allocates. ``--sanitize undefined`` needs only ziglang.
 
-A separate process reads the files. If it ends early, the tool names the file that ended it. ``fuzz_images.py`` checks
-the pixels.
+A separate process renders crops of each file, tiles some of the files, and edits images of noise. If the process ends
+early, the tool names the responsible file. ``fuzz_images.py`` checks the pixels.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import math
 import multiprocessing
+import os
 import random
 import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from ctypes import c_int64
 from dataclasses import dataclass, field, replace
 from multiprocessing.sharedctypes import RawValue
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
+from unittest.mock import patch
 
+import numpy as np
 import typer
 from rich.console import Console
 from rich.progress import Progress
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not installed.
 
+from shardio.images import tiling
+from shardio.kernel import operations as codes
+from shardio.kernel.functions import Kernel
+from shardio.kernel.records import OPERATION, PLAN
+from shardio.kernel.targets import find_targets
 from tests.images.fuzz_laws import make_damaged_file
-from tests.images.mutations import Originals, write_originals
-from tools.guarded_kernel import Chunk, ForeignAccessError, compile_checked, load_guarded
+from tests.images.mutations import Originals, find_frame, write_originals
+from tools.guard_pages import GuardedMemory
+from tools.guarded_kernel import GuardedFunctions, HeapMemory, Sanitizer, build_sanitized, find_compiler
 
 CHUNK = 4
 """The number of files that one call of the kernel renders, in rows of equal size. With more files, a smaller share of
 them would lie next to the inaccessible pages.
 """
 
+OTHERS_SHARE = 0.05
+"""The fraction of files with which the kernel's other functions, which take longer, are also called."""
+
+UNDAMAGED_SHARE = 0.2
+"""The fraction of files that are not damaged. Most damaged files are not rendered."""
+
 LIMIT_S = 60
-"""The time limit for a chunk, in seconds. A chunk that exceeds it ends the process."""
+"""The time limit for a chunk, in seconds. A chunk that exceeds this limit ends the process."""
+
+UNTOUCHED = 77
+"""The value that rows are filled with."""
+
+SEED_HEAD_BYTES = 23
+"""HEAD_BYTES of fuzz_kernel.c."""
 
 PROBLEM = 1
-"""The process's exit code if the kernel accessed memory other than its own."""
+"""The process's exit code if the kernel changed a row of an image that it did not render."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,27 +74,26 @@ class Job:
     """The task of a process, and its progress.
 
     Attributes:
-        guard: Whether to run the kernel as users run it.
-        tight: The number of pixels for which to compile the kernel, without ``guard``; None for the usual number.
+        path: The kernel's shared object.
+        options: The command-line options that select the shared object.
+        sanitizer: The sanitizer that the shared object was compiled with, or None.
         seed: The campaign's seed.
         files: The indices of the files.
         num_at_once: The number of files per call.
         begun: The first file of the last call.
         num_rendered: The number of rendered files.
+        num_tiled: The number of tiled files.
     """
 
-    guard: bool
-    tight: int | None
+    path: Path
+    options: str
+    sanitizer: Sanitizer | None
     seed: int
     files: range
     num_at_once: int = CHUNK
     begun: Any = field(default_factory=lambda: RawValue(c_int64, -1))
     num_rendered: Any = field(default_factory=lambda: RawValue(c_int64, 0))
-
-    @property
-    def options(self) -> str:
-        """The command-line options that choose the kernel."""
-        return " --guard" if self.guard else f" --tight {self.tight}" if self.tight else ""
+    num_tiled: Any = field(default_factory=lambda: RawValue(c_int64, 0))
 
     def calls(self) -> Iterator[range]:
         """Yield the files of each call. Files of two chunks never share a call, because their rows differ in size."""
@@ -83,52 +106,113 @@ class Job:
 
 def run(job: Job) -> None:
     """Run a job in this process. End the process at the first error."""
-    faulthandler.enable()
+    if job.sanitizer is not Sanitizer.ADDRESS:  # AddressSanitizer reports where in the C code an error occurred.
+        faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    originals = write_originals()
-    render = load_guarded() if job.guard else compile_checked(job.tight)
-    render(Chunk([], [], [], (1, 1), at_end=True))  # Compile everything before the time limit applies.
-    for files in job.calls():
-        job.begun.value = files.start
-        signal.alarm(LIMIT_S)  # SIGALRM ends the process, even while the kernel runs.
-        try:
-            is_done = render(_make_chunk(job.seed, files, originals))
-        except ForeignAccessError as error:
-            print(error, file=sys.stderr)
-            sys.exit(PROBLEM)
-        job.num_rendered.value += int(is_done.sum())
+    functions = GuardedFunctions(job.path, HeapMemory if job.sanitizer is Sanitizer.ADDRESS else GuardedMemory)
+    kernel = Kernel(functions)
+    with patch.multiple(tiling, scratch=functions.scratch, require_functions=lambda: functions):
+        originals = write_originals()
+        for files in job.calls():
+            job.begun.value = files.start
+            signal.alarm(LIMIT_S)  # SIGALRM ends the process, even while the kernel runs.
+            functions.at_end = files.start // CHUNK % 2 == 0
+            made = [_make_file((job.seed << 32) + file, originals) for file in files]
+            contents, generators = [content for content, _ in made], [rng for _, rng in made]
+            is_done = _render(kernel, contents, generators, random.Random((job.seed << 32) + files.start // CHUNK))
+            job.num_rendered.value += int(is_done.sum())
+            for content, rng in zip(contents, generators, strict=True):
+                if rng.random() < OTHERS_SHARE:
+                    job.num_tiled.value += _tile(content, rng)
+                    _edit(functions, np.random.default_rng(rng.getrandbits(64)))
     signal.alarm(0)
 
 
-def _make_chunk(seed: int, files: range, originals: Originals) -> Chunk:
-    chunk = files.start // CHUNK
-    made = [make_damaged_file((seed << 32) + file, originals) for file in files]
-    rng = random.Random((seed << 32) + chunk)
+def _make_file(seed: int, originals: Originals) -> tuple[bytes, random.Random]:
+    """Return a file, which is usually damaged, and a random number generator."""
+    content, (original, _), rng = make_damaged_file(seed, originals)
+    return (original.content if rng.random() < UNDAMAGED_SHARE else content), rng
+
+
+def _render(kernel: Kernel, contents: list[bytes], generators: list[random.Random], rng: random.Random) -> Any:
+    """Render crops of files. Return which files were rendered."""
     (height, width), num_crops = rng.choices(range(1, 80), k=2), rng.choice((1, 1, 3))
-    plans = [_make_plan(content, rng_of_file) for content, _, rng_of_file in made for _ in range(num_crops)]
-    turns = [rng.choice((0, rng.randrange(8))) for _ in made]
-    return Chunk([content for content, _, _ in made], plans, turns, (height, width), at_end=chunk % 2 == 0)
+    plans = [
+        _make_plan(content, own) for content, own in zip(contents, generators, strict=True) for _ in range(num_crops)
+    ]
+    turns = [own.choice((0, own.randrange(8))) for own in generators]
+    order = rng.sample(range(len(contents)), len(contents))
+    rows = np.full((len(plans), height, width, 3), UNTOUCHED, np.uint8)
+    is_done = kernel.decode(contents, np.array(plans, PLAN), np.array(order), rows, np.array(turns, np.uint8))
+    if (rows.reshape(len(contents), -1)[~is_done] != UNTOUCHED).any():
+        print("rows of images that were not rendered have changed", file=sys.stderr)
+        sys.exit(PROBLEM)
+    return is_done
 
 
 def _make_plan(content: bytes, rng: random.Random) -> tuple[int, ...]:
     """Return a plan for a part that usually lies within the image."""
-    frame = content.find(b"\xff\xc0\0") + 5
+    frame = find_frame(content) + 5
     sides = [int.from_bytes(content[at : at + 2], "big") for at in (frame, frame + 2)]
-    if rng.random() < 0.15:
-        corner, box = [rng.randint(-1, 60) for _ in sides], [rng.randint(1, 90) for _ in sides]
+    if rng.random() < 0.2:
+        corner, box = [0, 0], sides
+    elif rng.random() < 0.15:
+        corner, box = [rng.randint(-1, 60) for _ in sides], [rng.randint(0, 90) for _ in sides]
     else:
         corner = [rng.randrange(max(side, 1)) for side in sides]
         box = [rng.randint(1, max(1, min(side - first, 90))) for side, first in zip(sides, corner, strict=True)]
-    longest = 17_000 if rng.random() < 0.05 else 120  # The kernel refuses more than 16,384.
-    after = box if rng.random() < 0.3 else [rng.randint(1, longest) for _ in sides]
+    longest = 1_100_000 if rng.random() < 0.05 else 120  # The kernel refuses more than 2^20.
+    after = box if rng.random() < 0.3 else [rng.choice((rng.randint(1, longest), rng.randint(1, 3))) for _ in sides]
     window = [0, 0] if rng.random() < 0.5 else [rng.randint(-30, side) for side in after]
     return (*corner, *box, *after, *window, rng.randrange(2), rng.randrange(3))
+
+
+def _tile(content: bytes, rng: random.Random) -> bool:
+    """Tile a file, and write it with a random restart interval. Return whether it could be tiled."""
+    with suppress(tiling.NotTileable):
+        tiled = tiling.tile_jpeg(content)
+        tiling._transcode(content, tiling._read_head(content), rng.choice((0, 1, 2, 7)))
+        return tiling.untile_jpeg(tiled) != tiled
+    return False
+
+
+STRANGE_NUMBERS = (0, 1, -1, 0.5, 255, 256, 1e5, -1e5, 1e10, -1e10, 1e300, math.inf, -math.inf, math.nan)
+
+
+def _edit(functions: GuardedFunctions, random: np.random.Generator) -> None:
+    """Apply operations with strange numbers to images, normalize one image, and make a Huffman table."""
+    shapes = random.integers(1, random.choice([5, 70], 2), (2, 2)).tolist()
+    images = [random.integers(0, 256, (*shape, 3)).astype(np.uint8) for shape in shapes]
+    operations = np.zeros((2, random.integers(1, 12)), OPERATION)
+    operations["code"] = random.integers(-1, 21, operations.shape)
+    is_strange = random.random((*operations.shape, 12)) < random.choice([0.1, 0.5])
+    ordinary = random.uniform(-2, 2, is_strange.shape) * random.choice([1, 40], is_strange.shape)
+    operations["numbers"] = np.where(is_strange, random.choice(STRANGE_NUMBERS, is_strange.shape), ordinary)
+    numbers, code = operations["numbers"], operations["code"]
+    # Python checks blur radii, and the fill colors and interpolation methods of warps, so these numbers are valid here.
+    is_blur = code == codes.GAUSSIAN_BLUR
+    numbers[is_blur, 0:3:2] = random.integers(0, 30, (is_blur.sum(), 2))
+    is_moved = np.isin(code, list(codes.MOVING))
+    numbers[is_moved, codes.FILL] = random.integers(0, 256, (is_moved.sum(), 3))
+    numbers[is_moved, codes.INTERPOLATION] = random.choice([0, 2, 3], is_moved.sum())
+    is_scaled = is_moved & (random.random(code.shape) < 0.5)
+    numbers[is_scaled, 1] = numbers[is_scaled, 3] = 0
+    functions.edit_images(images, operations)
+    means, deviations = random.choice(STRANGE_NUMBERS[:7], (2, 3)).astype(np.float32)
+    functions.normalize_image(images[0], means, deviations)
+    functions.make_best_table(
+        (2.0 ** random.uniform(0, 54, 256)).astype(np.int64) * (random.random(256) < random.random())
+    )
 
 
 def watch(job: Job, progress: Progress) -> str:
     """Run a job in a separate process. Return the error that ended it, or an empty string if it finished."""
     process = multiprocessing.get_context("spawn").Process(target=run, args=(job,))
-    process.start()
+    environment = {}
+    if job.sanitizer is Sanitizer.ADDRESS:
+        environment = {"LD_PRELOAD": str(find_compiler()[1]), "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1"}
+    with patch.dict(os.environ, environment):
+        process.start()
     task = progress.add_task("files", total=len(job.files))
     try:
         while process.is_alive():
@@ -147,30 +231,49 @@ def main(
     files: Annotated[int, typer.Option(min=1, help="Number of files.")] = 100_000,
     seed: Annotated[int, typer.Option(min=0, max=2**31, help="Seed of the damage.")] = 0,
     start: Annotated[int, typer.Option(min=0, help="Index of the first file.")] = 0,
-    guard: Annotated[bool, typer.Option("--guard", help="Run the usual kernel between inaccessible pages.")] = False,
-    tight: Annotated[int | None, typer.Option(min=1024, help="Compile the kernel for only this many pixels.")] = None,
+    target: Annotated[str | None, typer.Option(help="Name of the kind of processor. Default: the fastest.")] = None,
+    sanitize: Annotated[Sanitizer | None, typer.Option(help="Compile the kernel with a sanitizer.")] = None,
+    write_seeds: Annotated[Path | None, typer.Option(help="Only write files for fuzz_kernel.c to a folder.")] = None,
 ) -> None:
-    """Render a random window of each of many damaged files."""
-    if guard and tight:
-        raise typer.BadParameter("--tight compiles a kernel, and --guard uses the compiled one: leave out one of them")
-    began = time.monotonic()
-    job = Job(guard=guard, tight=tight, seed=seed, files=range(start, start + files))
-    with Progress(console=Console(stderr=True)) as progress:
+    """Render random crops of many damaged files, and call the kernel's other functions."""
+    if write_seeds:
+        _write_seeds(write_seeds)
+        return
+    targets = {each.name: each for each in find_targets()}
+    chosen = targets.get(target or next(iter(targets), ""))
+    if chosen is None:
+        raise typer.BadParameter(f"this processor runs {', '.join(targets) or 'no target'}", param_hint="--target")
+    if not (sanitize or chosen.path.exists()):
+        sys.exit(f"{chosen.path} does not exist: run tools/build_kernel.py")
+    with TemporaryDirectory() as folder, Progress(console=Console(stderr=True)) as progress:
+        path = build_sanitized(sanitize, chosen, Path(folder)) if sanitize else chosen.path
+        options = f" --target {chosen.name}" + (f" --sanitize {sanitize.value}" if sanitize else "")
+        began = time.monotonic()
+        job = Job(path=path, options=options, sanitizer=sanitize, seed=seed, files=range(start, start + files))
         if end := watch(job, progress):
             sys.exit(_name_file(job, end, progress))
     elapsed_s = time.monotonic() - began
     print(
         f"{files:,} files of seed {seed} from {start} on{job.options}: no access outside the kernel's memory; "
-        f"{job.num_rendered.value:,} were rendered, in {elapsed_s:.0f} s ({files / elapsed_s:,.0f} files/s)"
+        f"{job.num_rendered.value:,} were rendered, and {job.num_tiled.value:,} tiled, in {elapsed_s:.0f} s "
+        f"({files / elapsed_s:,.0f} files/s)"
     )
 
 
+def _write_seeds(folder: Path) -> None:
+    """Write undamaged files for fuzz_kernel.c, with plans of whole pictures before them."""
+    folder.mkdir()
+    originals = write_originals()
+    for i, original in enumerate([*originals.tiled, *originals.untouched]):
+        (folder / str(i)).write_bytes(bytes(SEED_HEAD_BYTES) + original.content)
+
+
 def _name_file(job: Job, end: str, progress: Progress) -> str:
-    """Return the message for a job that ended early, which names the file or files that ended it."""
+    """Return a message that names the file or files that ended a job early."""
     files = next((call for call in job.calls() if call.start == job.begun.value), None)
     if files is None:
         return f"{end}, before the first file"
-    alone = replace(job, files=files, num_at_once=1, begun=RawValue(c_int64, -1), num_rendered=RawValue(c_int64, 0))
+    alone = replace(job, files=files, num_at_once=1, begun=RawValue(c_int64, -1))
     end_alone = watch(alone, progress)
     first, count = (alone.begun.value, 1) if end_alone else (files.start, len(files))
     return (

@@ -101,7 +101,7 @@ def read_metadata(wheel: Path) -> email.message.Message:
 def run_pip(*arguments: Sequence[str]) -> None:
     """Run a pip command in the repository."""
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    environment = {**os.environ, "SHARDIO_KERNEL": "require"}
+    environment = {**os.environ, "SHARDIO_PLATFORM": "manylinux_2_17_x86_64"}
     subprocess.run([*pip, *(part for each in arguments for part in each)], cwd=ROOT, env=environment, check=True)
 
 

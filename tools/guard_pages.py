@@ -1,8 +1,9 @@
-"""Memory next to inaccessible pages: reading or writing one byte beyond it ends the process."""
+"""Memory next to inaccessible pages: reading or writing one byte beyond the memory ends the process."""
 
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 from typing import Any
 
@@ -20,8 +21,8 @@ _mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 class GuardedMemory:
     """Memory for one array at a time, between two inaccessible pages.
 
-    An array touches one of these pages. Beyond its other end, an access is detected only if it leaves the array's last
-    page, so place arrays alternately at the end and at the start.
+    An array touches one of these pages. Beyond the array's other end, an access is detected only if it leaves the
+    array's pages, so place arrays alternately at the end and at the start.
     """
 
     def __init__(self) -> None:
@@ -33,13 +34,13 @@ class GuardedMemory:
         """Return an array that ends or begins at an inaccessible page.
 
         Args:
-            shape: Its shape.
-            dtype: The type of its elements.
-            at_end: Whether the array lies at the end or at the start of the memory.
+            shape: The shape of the array.
+            dtype: The type of the elements.
+            at_end: Whether the array lies at the end of the memory, and not at its start.
             content: The content of the array, which makes it read-only. By default, the content is arbitrary.
         """
         kind = np.dtype(dtype)
-        num_bytes = kind.itemsize * int(np.prod(shape))
+        num_bytes = kind.itemsize * int(math.prod(shape) if isinstance(shape, tuple) else shape)
         if num_bytes > self._size:
             self._map(num_bytes)
         self._protect(WRITE)
@@ -49,12 +50,6 @@ class GuardedMemory:
             array[...] = content
             self._protect(READ)
         return array
-
-    def forbid(self, start: int, stop: int) -> None:
-        """Make inaccessible all pages that are entirely within [start, stop) of the memory for arrays."""
-        first, end = -(-start // PAGE) * PAGE, stop // PAGE * PAGE
-        if first < end:
-            protect(self._address + PAGE + first, end - first, NONE)
 
     def _protect(self, access: int) -> None:
         protect(self._address + PAGE, self._size, access)

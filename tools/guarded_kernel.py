@@ -1,185 +1,245 @@
-"""Guard the kernel: an access outside its own memory ends the process or raises an error."""
+"""Call the kernel with all memory between inaccessible pages, or compiled with a sanitizer.
+
+The functions get copies of their arrays in guarded memory. Inputs are read-only, and results are copied back.
+"""
 
 from __future__ import annotations
 
-import mmap
-import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+import ctypes
+import math
+import platform
+import runpy
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
-from shardio.images.kernel.compiled import records
-from shardio.images.kernel.compiled.records import CALL, IMAGE, PLAN, ROW, WORKSPACE
+from shardio.kernel.functions import Functions
+from shardio.kernel.records import (
+    BEST_TABLE,
+    CALL,
+    COMPONENT,
+    EDIT,
+    IMAGE,
+    NORMALIZATION,
+    OPERATION,
+    PLAN,
+    ROW,
+    SCAN_READING,
+    SCAN_WRITING,
+    STORED_TABLE,
+    WORKSPACE_BYTES,
+)
+from shardio.kernel.targets import FOLDER, Target, list_source
 from tools.guard_pages import GuardedMemory
 
-MAX_FILES = 16
-"""The maximum number of files in a chunk."""
+_RECORDS = {
+    "decode_chunk": CALL,
+    "edit_images": EDIT,
+    "normalize_image": NORMALIZATION,
+    "read_scan": SCAN_READING,
+    "read_progressive": SCAN_READING,
+    "write_scan": SCAN_WRITING,
+    "make_best_table": BEST_TABLE,
+}
 
-UNTOUCHED = 77
-"""The value that rows are filled with."""
+_COMPILERS = (*(f"clang-{version}" for version in range(22, 15, -1)), "clang")
 
-LARGE = (
-    *("streams", "bits", "coefficients", "chroma", "places", "pixels", "turned"),
-    *("columns", "column_weights", "column_taps", "rows", "row_taps", "weights", "resized", "resized_rows"),
-)
-"""The arrays of a workspace that small images use only in part."""
+_libc = ctypes.CDLL(None)
+_libc.malloc.argtypes, _libc.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
+_libc.free.argtypes, _libc.free.restype = [ctypes.c_void_p], None
 
 
-class ForeignAccessError(AssertionError):
-    """The error for a kernel that accesses memory other than its own."""
+class Sanitizer(str, Enum):
+    """What a compiler adds to the code to detect errors.
+
+    ADDRESS detects accesses outside arrays, including those that the kernel allocates, and undefined behavior. ADDRESS
+    needs clang 16 or newer, for instance Debian's packages clang-19 and libclang-rt-19-dev. UNDEFINED detects only
+    undefined behavior, with the clang of ziglang.
+    """
+
+    ADDRESS = "address"
+    UNDEFINED = "undefined"
 
 
-class Chunk(NamedTuple):
-    """The arguments of one call of the kernel.
+class HeapMemory:
+    """Memory for one array at a time: a block from malloc, whose ends AddressSanitizer guards."""
+
+    def __init__(self) -> None:
+        self._address: int | None = None
+
+    def place(
+        self, shape: int | tuple[int, ...], dtype: DTypeLike = np.uint8, *, at_end: bool, content: Any = None
+    ) -> NDArray[Any]:
+        """Return an array. See :meth:`GuardedMemory.place`."""
+        kind = np.dtype(dtype)
+        num_bytes = kind.itemsize * _count(shape)
+        _libc.free(self._address)
+        self._address = _libc.malloc(num_bytes)
+        assert self._address is not None, "there is not enough memory"
+        array = np.ndarray(shape, kind, memoryview((ctypes.c_char * num_bytes).from_address(self._address)))
+        if content is not None:
+            array[...] = content
+        return array
+
+
+class GuardedFunctions(Functions):
+    """The kernel's functions, which get copies of their arrays in guarded memory.
+
+    Args:
+        path: The shared object.
+        kind: The kind of memory.
 
     Attributes:
-        contents: The bytes of n files.
-        plans: The fields of one or more PLANs for each file.
-        turns: The turn that makes each image upright.
-        shape: Height and width of the rows.
-        at_end: Whether arrays lie at the end or at the start of the accessible memory.
+        at_end: Whether arrays lie at the end of the accessible memory, and not at its start.
     """
 
-    contents: list[bytes]
-    plans: list[tuple[int, ...]]
-    turns: list[int]
-    shape: tuple[int, int]
-    at_end: bool
+    def __init__(self, path: Path, kind: type[GuardedMemory | HeapMemory] = GuardedMemory) -> None:
+        self.at_end = True
+        self._memories = defaultdict[str, GuardedMemory | HeapMemory](kind)
+        self._workspace = GuardedMemory().place(WORKSPACE_BYTES, at_end=True)
+        self._results: list[tuple[int, NDArray[Any]]] = []  # The addresses of the caller's arrays, and the copies.
+        super().__init__(path)
+
+    def scratch(self, purpose: str, num_bytes: int) -> NDArray[np.uint8]:
+        """Return an array for temporary bytes, instead of shardio.kernel.memory.scratch."""
+        return self._memories[purpose].place(num_bytes, at_end=self.at_end)
+
+    def _find(self, name: str) -> Callable[[int], None]:
+        function = super()._find(name)
+        name = name.removeprefix("shardio_")
+        record, move = _RECORDS[name], getattr(self, f"_move_{name}")
+
+        def call(address: int) -> None:
+            self._results.clear()
+            moved = _read(address, 1, record)
+            move(moved[0])
+            if name in {"decode_chunk", "edit_images", "normalize_image"}:
+                function(self._place(name, moved))
+            else:  # The record also holds results.
+                ctypes.memmove(address, moved.ctypes.data, record.itemsize)
+                function(self._lend(name, address, 1, record))
+            for before, after in self._results:
+                ctypes.memmove(before, after.ctypes.data, after.nbytes)
+
+        return call
+
+    def _place(self, name: str, content: NDArray[Any]) -> int:
+        """Return the address of a copy that the kernel only reads."""
+        memory = self._memories[name]
+        return int(memory.place(content.shape, content.dtype, at_end=self.at_end, content=content).ctypes.data)
+
+    def _copy(self, name: str, address: int, shape: int | tuple[int, ...], dtype: DTypeLike = np.uint8) -> int:
+        return self._place(name, _read(address, shape, dtype))
+
+    def _lend(self, name: str, address: int, shape: int | tuple[int, ...], dtype: DTypeLike = np.uint8) -> int:
+        """Return the address of a copy that the kernel changes."""
+        array = self._memories[name].place(shape, dtype, at_end=self.at_end)
+        ctypes.memmove(array.ctypes.data, int(address), array.nbytes)
+        self._results.append((int(address), array))
+        return int(array.ctypes.data)
+
+    def _lend_rows(self, address: int, count: int) -> int:
+        rows = _read(address, count, ROW)
+        for i, (pixels, height, width) in enumerate(rows):
+            rows["pixels"][i] = self._lend(f"row {i}", pixels, (height, width, 3))
+        return self._place("rows", rows)
+
+    def _move_decode_chunk(self, call: Any) -> None:
+        num_images, num_rows = int(call["num_images"]), int(call["num_images"] * call["num_crops"])
+        images = _read(call["images"], num_images, IMAGE)
+        for i, (content, length, _) in enumerate(images):
+            images["content"][i] = self._copy(f"file {i}", content, length)
+        call["images"] = self._place("images", images)
+        call["plans"] = self._copy("plans", call["plans"], num_rows, PLAN)
+        call["order"] = self._copy("order", call["order"], num_images, np.int64)
+        call["rows"] = self._lend_rows(call["rows"], num_rows)
+        call["is_done"] = self._lend("is_done", call["is_done"], num_images)
+        call["workspace"] = self._workspace.ctypes.data
+
+    def _move_edit_images(self, call: Any) -> None:
+        num_images = int(call["num_images"])
+        call["rows"] = self._lend_rows(call["rows"], num_images)
+        shape = num_images, int(call["num_operations"])
+        call["operations"] = self._copy("operations", call["operations"], shape, OPERATION)
+        length = -(-int(call["scratch_length"]) // 16) * 16  # The memory is aligned like malloc's.
+        call["scratch"] = self.scratch("operations' scratch", length).ctypes.data
+
+    def _move_normalize_image(self, call: Any) -> None:
+        num_pixels = int(call["num_pixels"])
+        call["pixels"] = self._copy("pixels", call["pixels"], (num_pixels, 3))
+        call["result"] = self._lend("result", call["result"], (3, num_pixels), np.float32)
+
+    def _move_read_scan(self, call: Any) -> None:
+        num_intervals = -(-call["num_mcus"] // call["new_interval"]) if call["new_interval"] else 1
+        call["data"] = self._copy("data", call["data"], call["num_bytes"])
+        call["tables"] = self._copy("tables", call["tables"], 8, STORED_TABLE)
+        call["components"] = self._lend("components", call["components"], call["num_components"], COMPONENT)
+        call["blocks"] = self._copy("blocks", call["blocks"], call["num_blocks"], np.int64)
+        call["counts"] = self._lend("counts", call["counts"], (8, 256), np.int64)
+        call["stops"] = self._lend("stops", call["stops"], num_intervals, np.int64)
+
+    _move_read_progressive = _move_read_scan
+
+    def _move_write_scan(self, call: Any) -> None:
+        num_intervals = call["num_intervals"]
+        num_tokens = _read(call["stops"], num_intervals, np.int64)[-1]
+        call["tokens"] = self._copy("tokens to write", call["tokens"], num_tokens, np.uint32)
+        call["stops"] = self._copy("stops to write", call["stops"], num_intervals, np.int64)
+        call["tables"] = self._copy("tables to write", call["tables"], 8, STORED_TABLE)
+        call["lengths"] = self._lend("lengths", call["lengths"], num_intervals, np.int64)
+
+    def _move_make_best_table(self, call: Any) -> None:
+        pass
 
 
-Render = Callable[[Chunk], NDArray[np.uint8]]
-"""A function that renders a chunk, and returns whether each file was rendered, uint8 [n]."""
+def _read(address: int, shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """Return a copy of the array at an address."""
+    kind = np.dtype(dtype)
+    content = ctypes.string_at(int(address), kind.itemsize * _count(shape))
+    return np.frombuffer(bytearray(content), kind).reshape(shape)
 
 
-def load_guarded() -> Render:
-    """Return the kernel as users run it. An access outside its memory ends the process."""
-    from shardio.images.kernel import compiled_functions
-
-    return _between_guards(compiled_functions().decode_chunk, _second_halves(WORKSPACE))
+def _count(shape: int | tuple[int, ...]) -> int:
+    return int(math.prod(shape) if isinstance(shape, tuple) else shape)
 
 
-def compile_checked(max_pixels: int | None = None) -> Render:
-    """Compile the kernel with a check of every index, in a process that has not yet imported the kernel's functions.
+def find_compiler() -> tuple[str, Path]:
+    """Return a compiler with AddressSanitizer, and the library that processes must preload.
 
-    Args:
-        max_pixels: The capacity of the kernel's arrays, which small images can then fill.
+    Raises:
+        LookupError: If no such compiler is installed.
     """
-    os.environ["NUMBA_BOUNDSCHECK"] = "1"
-    from shardio.images.kernel.compiled import memory
-
-    for name, function in _checked_memory().items():
-        setattr(memory, name, function)
-    with suppress(IndexError):
-        raise AssertionError(
-            f"numba does not check indices: {memory.kernel_function(lambda array: array[9])(np.zeros(9))}"
-        )
-    if max_pixels is not None:
-        _make_small(max_pixels)
-    from shardio.images.kernel.compiled.entry import _decode_chunk
-
-    return _between_guards(memory.kernel_function(_decode_chunk), ())
+    for compiler in filter(shutil.which, _COMPILERS):
+        name = f"libclang_rt.asan-{platform.machine()}.so"
+        found = subprocess.run([compiler, f"--print-file-name={name}"], capture_output=True, text=True, check=True)
+        if (path := Path(found.stdout.strip())).is_absolute():
+            return compiler, path
+    raise LookupError("found no clang 16 or newer with AddressSanitizer: install clang-19 and libclang-rt-19-dev")
 
 
-def _between_guards(function: Callable[[int], object], forbidden: Iterable[tuple[int, int]]) -> Render:
-    """Return a function that calls the kernel with all of its memory between inaccessible pages.
-
-    Inputs are read-only, and rows of images that are not rendered must not change.
-
-    Args:
-        function: The kernel, which receives the address of a CALL.
-        forbidden: Parts of the workspace that are also inaccessible.
-    """
-    files = [GuardedMemory() for _ in range(MAX_FILES)]
-    names = "images", "plans", "order", "rows", "destinations", "is_done", "call"
-    memories = {name: GuardedMemory() for name in names}
-    spaces, num_bytes = {at_end: GuardedMemory() for at_end in (False, True)}, records.WORKSPACE.itemsize
-    works = {at_end: space.place(num_bytes, at_end=at_end) for at_end, space in spaces.items()}
-    for start, stop in forbidden:
-        spaces[False].forbid(start, stop)
-        before = -num_bytes % mmap.PAGESIZE
-        spaces[True].forbid(before + start, before + stop)
-
-    def render(chunk: Chunk) -> NDArray[np.uint8]:
-        at_end, n = chunk.at_end, len(chunk.contents)
-        data = [
-            memory.place(len(content), at_end=at_end, content=np.frombuffer(content, np.uint8))
-            for memory, content in zip(files, chunk.contents, strict=False)
-        ]
-        inputs = {
-            "images": np.array(
-                [(array.ctypes.data, len(array), turn) for array, turn in zip(data, chunk.turns, strict=True)], IMAGE
-            ),
-            "plans": np.array(chunk.plans, PLAN),
-            "order": np.arange(n),
-        }
-        arrays = {
-            name: memories[name].place(content.shape, content.dtype, at_end=at_end, content=content)
-            for name, content in inputs.items()
-        }
-        rows = memories["rows"].place((len(chunk.plans), *chunk.shape, 3), at_end=at_end)
-        rows[...] = UNTOUCHED
-        destinations = np.array([(row.ctypes.data, *chunk.shape) for row in rows], ROW)
-        arrays["rows"] = memories["destinations"].place(len(rows), ROW, at_end=at_end, content=destinations)
-        arrays["is_done"] = is_done = memories["is_done"].place(n, at_end=at_end)
-        arrays["workspace"] = works[at_end]
-        call = np.zeros(1, CALL)
-        call["num_images"], call["num_crops"] = n, len(chunk.plans) // max(n, 1)
-        for name, array in arrays.items():
-            call[name] = array.ctypes.data
-        try:
-            function(memories["call"].place(1, CALL, at_end=at_end, content=call).ctypes.data)
-        except IndexError as error:
-            raise ForeignAccessError(str(error)) from error
-        if n and (rows.reshape(n, -1)[is_done == 0] != UNTOUCHED).any():
-            raise ForeignAccessError("rows of images that were not rendered have changed")
-        return is_done
-
-    return render
-
-
-def _second_halves(workspace: np.dtype[np.void]) -> Iterator[tuple[int, int]]:
-    """Yield the bounds of the second half of each large array, to detect an overrun of one array into the next."""
-    assert workspace.fields is not None
-    for name in LARGE:
-        kind, start = workspace.fields[name][:2]
-        num_rows = kind.shape[0] if len(kind.shape) > 1 else 1
-        length = kind.itemsize // num_rows
-        for row in range(num_rows):
-            yield start + row * length + length // 2, start + (row + 1) * length
-
-
-def _checked_memory() -> dict[str, Callable[..., Any]]:
-    """Return checked versions of the functions in the kernel's memory.py that numba does not check."""
-    from numba import carray  # type: ignore[attr-defined]  # It is not in __all__.
-
-    from shardio.images.kernel.compiled import memory
-
-    kernel_function: Any = memory.kernel_function
-    pointer: Any = memory.pointer  # numba's intrinsics are called with arguments other than those in their definitions.
-
-    @kernel_function
-    def shaped(array, start, shape):  # type: ignore[no-untyped-def]
-        part = carray(pointer(array.ctypes.data + start * array.itemsize), shape, array.dtype)
-        if start < 0 or start + part.size > array.size:
-            raise IndexError("a part of an array extends beyond it")
-        return part
-
-    return {"shaped": shaped}
-
-
-def _make_small(max_pixels: int) -> None:
-    """Shrink the arrays of records.py, before any module imports their sizes."""
-    smaller = {
-        "MAX_PIXELS = 1 << 20": f"MAX_PIXELS = {max_pixels}",
-        "MAX_STREAMS = 1 << 15": "MAX_STREAMS = 4",
-        "MAX_BYTES = 3 << 20": f"MAX_BYTES = {max_pixels // 4}",
-    }
-    source = Path(records.__file__).read_text()
-    for usual, small in smaller.items():
-        assert source.count(usual) == 1, f"{records.__file__} does not say {usual!r}"
-        source = source.replace(usual, small)
-    exec(source, vars(records))
+def build_sanitized(sanitizer: Sanitizer, target: Target, folder: Path) -> Path:
+    """Compile the kernel for a target, with a sanitizer, into a folder. Return the path of the shared object."""
+    options = runpy.run_path(str(Path(__file__).parent / "build_kernel.py"))["OPTIONS"]
+    kept = [option for option in options if option not in {"-g0", "-fno-sanitize=all", "-Werror"}]
+    checks = ["-g", "-fno-sanitize-recover=all", "-Wno-psabi"]
+    if sanitizer is Sanitizer.UNDEFINED:
+        command = [sys.executable, "-m", "ziglang", "cc", f"-mcpu={target.processor}"]
+        checks += ["-fsanitize=undefined,float-cast-overflow", "-fsanitize-trap=all"]
+    else:
+        level, *features = target.processor.split("+")
+        is_x86 = level.startswith("x86")
+        command = [find_compiler()[0], f"-march={level.replace('_', '-')}" if is_x86 else f"-mcpu={level}"]
+        command += [f"-m{feature}" for feature in features]
+        checks += ["-fsanitize=address,undefined,float-cast-overflow", "-shared-libasan", "-fno-omit-frame-pointer"]
+    path = folder / f"{target.name}-{sanitizer.value}.so"
+    sources = [str(source) for source in list_source() if source.suffix == ".c"]
+    subprocess.run([*command, *kept, *checks, "-o", str(path), *sources, "-lm"], cwd=FOLDER.parents[1], check=True)
+    return path

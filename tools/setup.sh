@@ -15,10 +15,7 @@ if [[ "$(cat "$installed" 2>/dev/null)" != "$wanted" ]]; then
   install=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt)
   "${install[@]}" torch
   # A build needs these packages. Without --no-build-isolation, pip would build with other versions of them.
-  needed=(editables hatchling numba xxhash)
-  # If there is no C compiler, ziglang links the kernel.
-  [[ -n $(type -P cc gcc clang || true) ]] || needed+=(ziglang)
-  "${install[@]}" "${needed[@]}"
+  "${install[@]}" editables hatchling ziglang
   "${install[@]}" --no-build-isolation --editable '.[dev]'
   # The tests that pack other tools' datasets need the tools, which work with newer packages than they declare:
   # mosaicml-streaming requires transformers < 5 and numpy < 2.2, and boto3 requires an older python-dateutil.

@@ -16,8 +16,8 @@ import numpy as np
 import typer
 from PIL import Image
 
-from shardio.images.kernel.compiled import operation_records as codes
 from shardio.images.rendering import edit_by_pillow
+from shardio.kernel import operations as codes
 from tests.images.test_editing import (
     as_operations,
     edit_by_torchvision,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import subprocess
 import sys
@@ -37,8 +36,6 @@ def pack_photographs(images: Path, work: Path, num_samples: int) -> str:
     import shardio
 
     copy_images(images, work, num_samples)
-    # Otherwise the kernel would be checked in the background, on a core that the loader uses.
-    importlib.import_module("shardio.images.kernel.building").build()
     # This gives enough shards to keep all packing threads busy.
     max_samples = max(1, num_samples // 32)
     shardio.pack(work / "folder", work / "packed", jpeg="tile", max_shard_samples=max_samples)

@@ -153,7 +153,7 @@ def _time_first(loader: Epochs) -> float:
     batches = iter(loader)
     for _ in islice(batches, 1):
         seconds = time.perf_counter() - start
-    del batches  # This ends the workers, unless they are persistent.
+    del batches  # Deleting the iterator ends the workers, unless they are persistent.
     return seconds
 
 

@@ -42,6 +42,8 @@ class ImageCheck:
     def add(self, batch: Batch) -> None:
         """Check a batch."""
         images, labels = (np.asarray(part) for part in split_batch(batch))
+        if images.dtype == np.float32:  # turboloader yields only float32 pixels.
+            images = np.round(255 * images).astype(np.uint8)
         self._check_images(images)
         labels = labels.reshape(-1)
         if len(labels) != len(images) or len(labels) > self._batch_size:

@@ -86,12 +86,12 @@ def fingerprint(content: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
 
 
-def _pack(**settings: Any) -> Callable[[Path, Path, int], None]:
+def _pack(num_shards: int = NUM_SHARDS, **settings: Any) -> Callable[[Path, Path, int], None]:
     def make(work: Path, target: Path, _: int) -> None:
         import shardio
 
         num_samples = len(list_files(work / "folder"))
-        shardio.pack(work / "folder", target, max_shard_samples=-(-num_samples // NUM_SHARDS), **settings)
+        shardio.pack(work / "folder", target, max_shard_samples=-(-num_samples // num_shards), **settings)
 
     return make
 
@@ -241,6 +241,7 @@ def _shuffled(work: Path) -> list[tuple[str, int]]:
 
 _MAKERS: dict[str, Callable[[Path, Path, int], None]] = {
     "shards": _pack(),
+    "tar": _pack(num_shards=1),
     "tiled": _pack(jpeg="tile"),
     "tiled-400": _pack(jpeg="reencode", max_side=400, quality=90),
     "tiled-256": _pack(jpeg="reencode", max_side=256, quality=90),

@@ -44,7 +44,7 @@ def make_small_shuffled(job: Job) -> Epochs:
 
 
 def make_bare(job: Job) -> Epochs:
-    """Return a loop of threads that only decodes: bytes in memory, into buffers that are reused.
+    """Return a loop in which threads only decode bytes in memory, into buffers that are reused.
 
     The loop does only what a loader must do: it yields batches in order, and prepares two while the caller uses one.
     """

@@ -1,10 +1,13 @@
-"""Loaders with their own decoders in C++: DALI on the CPU, and FFCV."""
+"""Loaders with their own decoders in C++: DALI on the CPU, FFCV and turboloader."""
 
 from __future__ import annotations
 
 import importlib
+import tarfile
 from collections.abc import Iterator
 from typing import Any
+
+import numpy as np
 
 from benchmarks.loaders.job import RATIO, SCALE, SHORTER_SIDE, TARGET, Batch, Epochs, Job, Repeated
 
@@ -70,3 +73,24 @@ def make_ffcv(job: Job) -> Epochs:
             "label": [basics.IntDecoder(), transforms.ToTensor(), transforms.Squeeze()],
         },
     )
+
+
+def make_turboloader(job: Job) -> Epochs:
+    """Return turboloader's loader, which decodes only the crop, and always delivers float32 pixels from 0 to 1.
+
+    Its threads use all processors, and there is no setting for their number.
+    """
+    turboloader: Any = importlib.import_module("turboloader")
+    (path,) = job.data.glob("*.tar")
+    with tarfile.open(path) as tar:
+        contents = [tar.extractfile(member) for member in tar if member.name.endswith(".cls")]
+        labels = np.array([int(content.read()) for content in contents if content is not None])
+    loader = turboloader.DataLoader(
+        str(path), batch_size=job.batch_size, image_size=TARGET, output_format="pytorch", shuffle=True, train_aug=True
+    )
+
+    def iterate() -> Iterator[Batch]:
+        for images, meta in loader:
+            yield images, labels[meta["indices"]]
+
+    return Repeated(iterate)

@@ -236,6 +236,15 @@ CANDIDATES = (
         packages=("ffcv", _TORCH),
     ),
     Candidate(
+        name="turboloader",
+        title="turboloader, float32",
+        maker="peers_native:make_turboloader",
+        storage="tar",
+        cases=_cases("train"),
+        modules=("turboloader",),
+        packages=("turboloader",),
+    ),
+    Candidate(
         name="nodes-400",
         title="torchdata.nodes, threads + OpenCV",
         maker="peers_threads:make_nodes",

@@ -13,7 +13,7 @@ import typer
 from shardio.cli.options import MaxShardSize, StorageOptionTexts, read_options
 from shardio.cli.terminal import ProgressReporter, count, echo, name_of, printable, value_errors_as_usage_errors
 from shardio.packing import DEFAULT_SHARD_SIZE, Layout, SourceKind
-from shardio.packing.preparing import require_compiled_functions
+from shardio.packing.preparing import require_kernel
 from shardio.progress import WorkProgress
 from shardio.values import format_bytes
 
@@ -239,7 +239,7 @@ def rewrite_all(files: list[Path], out: Path | None, rewrite: Callable[[bytes], 
         rewrite: A function that returns a JPEG's new bytes, or raises a ValueError with the reason why it cannot
             rewrite the JPEG.
     """
-    require_compiled_functions()
+    require_kernel()
     names = [file.name for file in files]
     duplicate = next((name for name in names if names.count(name) > 1), None)
     if out is not None and duplicate is not None:
@@ -290,9 +290,12 @@ def _rewrite(file: Path, out: Path | None, rewrite: Callable[[bytes], bytes]) ->
 def _describe(content: bytes) -> str:
     """Describe a JPEG's size and how it is divided into parts, as text: ``500×375, 192 tiles of 4 MCUs``."""
     from shardio.images.jpeg.head import read_head
+    from shardio.images.jpeg.standard import SOF2
     from shardio.images.jpeg.tile_table import read_tiles
 
     head = read_head(content)
+    if head.process == SOF2:
+        return f"{head.width}×{head.height}, progressive"
     tiles = read_tiles(content, head)
     if tiles is not None:
         return f"{head.width}×{head.height}, {count(tiles.starts.size, 'tile')} of {count(tiles.interval, 'MCU')}"
@@ -307,6 +310,8 @@ def _describe(content: bytes) -> str:
 def tile(files: Files, out: Out = None) -> None:
     """Show how lossless tiling would change JPEG files; pass --out to write the results.
 
+    Progressive files become baseline files with the same pixels.
+
     Example: shardio tile photo.jpg --out tiled
     """
     from shardio.images.tiling import tile_jpeg
@@ -316,6 +321,8 @@ def tile(files: Files, out: Out = None) -> None:
 
 def untile(files: Files, out: Out = None) -> None:
     """Show how removing restart markers and tile tables would change JPEG files; pass --out to write the results.
+
+    Files that were progressive before they were tiled stay baseline files.
 
     Example: shardio untile tiled/photo.jpg --out plain
     """

@@ -221,7 +221,7 @@ def _decoder_texts() -> dict[str, str]:
     from shardio.images import DECODER_DESCRIPTIONS
 
     texts: dict[str, str] = {name: f"by {DECODER_DESCRIPTIONS[name]}" for name in ("kernel", "libjpeg", "pillow")}
-    texts["kernel"] += " (by libjpeg-turbo if a crop has more than a million pixels, or without a crop)"
+    texts["kernel"] += " (by libjpeg-turbo without a crop)"
     return {**texts, UNREADABLE: "unreadable"}
 
 
@@ -287,14 +287,14 @@ def forecast_decoders(table: ShardTable) -> DecoderForecast:
         ShardioError: If a sample cannot be read.
         OSError: If a file is missing or unreadable.
     """
-    from shardio.images import IMAGE_FIELDS, check_kernel, find_clipped_type, why_no_kernel
+    from shardio.images import IMAGE_FIELDS, find_clipped_type
+    from shardio.kernel import why_no_kernel
     from shardio.reading import SampleReader
     from shardio.viewer import choose_evenly
 
     total = table.manifest.num_samples
     indices = choose_evenly(np.arange(total), MAX_SAMPLES)
     num_samples = len(indices)
-    check_kernel()
     forecast = DecoderForecast(num_samples=num_samples, is_partial=num_samples < total, no_kernel=why_no_kernel())
     fields = [name for name in IMAGE_FIELDS if name in table.manifest.fields]
     with closing(SampleReader(table)) as reader:
@@ -335,7 +335,7 @@ def info(
     """Show what a dataset contains, how it was packed, and which decoders its images need on this machine.
 
     The decoders are estimated from the headers of up to 1,000 evenly spaced images.
-    libjpeg-turbo decodes every JPEG crop of more than a million pixels, and whole untiled JPEGs that are not resized.
+    libjpeg-turbo decodes JPEG crops of more than a million pixels that shrink to half their size or less.
     A loader's stats() counts the images that each decoder actually decoded.
 
     Example: shardio info packed/train

@@ -28,6 +28,7 @@ from shardio.images import UNCOMPRESSED, describe_other_images, is_convertible
 from shardio.packing import (
     REJECTED_NAME,
     TILED,
+    TILED_PROGRESSIVE,
     FileProblem,
     JpegTally,
     PackOptions,
@@ -162,8 +163,10 @@ def warn_of_large_samples(result: PackResult, max_shard_size: int) -> None:
 def _print_jpegs(jpegs: JpegTally, what_was_done: str) -> None:
     before, after = jpegs.num_bytes_before, jpegs.num_bytes_after
     change = f" ({after / before - 1:+.1%})" if before else ""
-    echo(f"JPEGs: {jpegs.outcomes[TILED]} {what_was_done}; {format_bytes(before)} → {format_bytes(after)}{change}")
-    unchanged = Counter({reason: num_files for reason, num_files in jpegs.outcomes.items() if reason != TILED})
+    num_progressive = jpegs.outcomes[TILED_PROGRESSIVE]
+    formerly = f" ({num_progressive} formerly progressive)" if num_progressive else ""
+    echo(f"JPEGs: {jpegs.num_tiled} {what_was_done}{formerly}; {format_bytes(before)} → {format_bytes(after)}{change}")
+    unchanged = jpegs.outcomes - Counter({TILED: jpegs.outcomes[TILED], TILED_PROGRESSIVE: num_progressive})
     if unchanged:
         echo(f"JPEGs stored unchanged: {unchanged.total()} ({format_counts(unchanged)})")
     _print_files("stored unchanged although damaged", [f"{p.path} {p.what}" for p in jpegs.damaged])

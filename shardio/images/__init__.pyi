@@ -24,12 +24,6 @@ from .formats import (
     is_convertible as is_convertible,
     read_format as read_format,
 )
-from .kernel import (
-    check_kernel as check_kernel,
-    find_kernel as find_kernel,
-    prepare_kernel as prepare_kernel,
-    why_no_kernel as why_no_kernel,
-)
 from .opening import (
     JpegPicture as JpegPicture,
     decode_image as decode_image,
@@ -51,7 +45,6 @@ from .pictures import (
     sizes_of as sizes_of,
 )
 from .rendering import (
-    IMAGES_AT_ONCE as IMAGES_AT_ONCE,
     DecodeError as DecodeError,
     Floats as Floats,
     Operations as Operations,

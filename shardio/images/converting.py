@@ -73,7 +73,7 @@ def convert_image(
     Args:
         content: The bytes of an image file.
         to: The format to convert to.
-        quality: The quality of JPEGs (on libjpeg's scale) and WebPs, 1 to 100. It is ignored for PNGs.
+        quality: The quality of JPEGs (on libjpeg's scale) and WebPs, 1 to 100. PNGs ignore the quality.
         max_side: The largest permitted side in pixels, or None for no limit. Larger images are shrunk by area
             averaging.
         to_srgb: Whether to convert the colors from the image's ICC profile to sRGB. If so, the profile is dropped, and

@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.images.jpeg import Box
-from shardio.images.pictures import DEFAULT_MAX_PIXELS, Picture, Pixels, scratch_pixels
+from shardio.images.pictures import DEFAULT_MAX_PIXELS, Picture, Pixels
+from shardio.kernel.memory import scratch_pixels
 
 if TYPE_CHECKING:
     import PIL.Image

@@ -56,7 +56,7 @@ class ImageFormat(NamedTuple):
 
     Attributes:
         name: Pillow's name of the format.
-        suffixes: The suffixes of the format's files. They are also the names of samples' fields.
+        suffixes: The suffixes of the format's files, which are also the names of samples' fields.
         signature: A pattern that matches the first 16 bytes of every file. If it is None, Pillow identifies the format,
             more slowly.
     """
@@ -167,8 +167,8 @@ def _find_format(file: BinaryIO) -> str | None:
 def pillow_errors() -> tuple[type[Exception], ...]:
     """Return the errors that Pillow raises for damaged files.
 
-    They do not include MemoryError, which does not mean that a file is damaged, or user-defined errors, which a signal
-    handler may raise.
+    The errors do not include MemoryError, which does not mean that a file is damaged, or user-defined errors, which a
+    signal handler may raise.
     """
     import PIL.Image  # Pillow is imported only when an image needs it: see crop_plan.py.
 
@@ -374,7 +374,7 @@ def find_clipped_type(content: bytes) -> str | None:
 
 
 def is_for_opencv(image: PIL.Image.Image, content: bytes) -> bool:
-    """Return whether OpenCV decodes an image to the same pixels as Pillow. This is true for PNGs with 8-bit colors."""
+    """Return whether OpenCV decodes an image to the same pixels as Pillow. PNGs with 8-bit colors give equal pixels."""
     if image.format != "PNG" or image.mode not in ("RGB", "RGBA") or getattr(image, "is_animated", False):
         return False
     return content[_PNG_DEPTH] == 8 and "interlace" not in image.info
@@ -474,7 +474,7 @@ def _read_tiff(content: bytes) -> ValueFormat | None:
     num_bits, kind = max(bits), _NUMPY_KINDS.get(max(kinds), "u")
     is_uniform = len(bits) == len(kinds) == 1 and num_bits in (8, 16, 32, 64) and (kind, num_bits) != ("f", 8)
     if not is_uniform or kind == "c":
-        # Pillow scales gray values of 2 and 4 bits, as in PNGs, and unpacks 12 bits. It refuses most other depths.
+        # Pillow scales gray values of 2 and 4 bits, as in PNGs, and unpacks 12 bits. Pillow refuses most other depths.
         is_in_pillow = samples == 1 and kinds == {_UNSIGNED}
         is_narrow = is_in_pillow and num_bits <= 8
         return None if is_narrow else _make_format(np.uint16, height, width, samples, is_in_pillow=is_in_pillow)

@@ -6,6 +6,7 @@ import io
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -37,8 +38,9 @@ from shardio.images.pictures import (
     Turn,
     check_size,
     read_turn,
-    scratch_pixels,
 )
+from shardio.kernel import find_functions
+from shardio.kernel.memory import scratch_pixels
 
 if TYPE_CHECKING:
     import PIL.Image
@@ -177,12 +179,14 @@ class JpegPicture(Picture):
     can_scale = True
     decoder_name = "libjpeg"
 
-    def __init__(self, content: bytes, head: JpegHead, turn: Turn) -> None:
+    def __init__(self, content: bytes, size: tuple[int, int], turn: Turn = UPRIGHT) -> None:
         self.content = content
         self.turn = turn
-        self._head = head
-        self._is_regular = why_irregular(head) is None
-        self.size = turn.size(head.height, head.width)
+        self.size = turn.size(*size)
+
+    @cached_property
+    def _head(self) -> JpegHead:
+        return read_head(self.content)
 
     def origin(self, scale: int) -> tuple[float, float]:
         head = self._head
@@ -191,7 +195,7 @@ class JpegPicture(Picture):
     def part(self, box: Box, scale: int = 1) -> Part:
         head, turn = self._head, self.turn
         stored = turn.stored_box(box, -(-head.height // scale), -(-head.width // scale))
-        decode = prepare_part(self.content, head, stored, scale, is_regular=self._is_regular)
+        decode = prepare_part(self.content, head, stored, scale, is_regular=why_irregular(head) is None)
         return decode if turn == UPRIGHT else lambda: turn.apply(decode())
 
     def prepare_copy(self, box: Box) -> Callable[[Pixels], object]:
@@ -216,6 +220,10 @@ def open_by_libjpeg(content: bytes, orientation: Orientation, max_pixels: int) -
     """
     if not content.startswith(JPEG_START):
         return None
+    functions = find_functions()
+    if functions is not None and orientation == "ignore" and (size := functions.read_size(content)) is not None:
+        check_size(*size, max_pixels)
+        return JpegPicture(content, size)
     try:
         head = read_head(content)
     except ValueError:
@@ -226,7 +234,7 @@ def open_by_libjpeg(content: bytes, orientation: Orientation, max_pixels: int) -
         return None
     check_size(head.height, head.width, max_pixels)
     may_be_turned = orientation == "apply" and any(segment.marker == APP1 for segment in head.segments)
-    return JpegPicture(content, head, _read_turn(content) if may_be_turned else UPRIGHT)
+    return JpegPicture(content, (head.height, head.width), _read_turn(content) if may_be_turned else UPRIGHT)
 
 
 def _can_convert(content: bytes, head: JpegHead) -> bool:

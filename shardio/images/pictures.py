@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -51,9 +50,6 @@ Part = Callable[[], Pixels]
 It returns uint8 [height, width, 3], valid until the same thread reads the next part. It raises ValueError if the image
 is truncated or damaged.
 """
-
-MAX_SCRATCH_BYTES = 64 * 2**20
-"""The largest scratch array to keep, in bytes."""
 
 _ORIENTATION_TAG = 0x0112  # Exif 2.32, table 4
 
@@ -206,22 +202,3 @@ def check_size(height: int, width: int, max_pixels: int) -> None:
         raise TooManyPixels(
             f"the image has {width}×{height} pixels, more than max_pixels={max_pixels}: raise max_pixels to allow it"
         )
-
-
-_scratch_arrays = threading.local()
-
-
-def scratch(purpose: str, num_bytes: int) -> NDArray[np.uint8]:
-    """Return uint8 [num_bytes] with arbitrary content, valid until this thread's next call with the same purpose."""
-    arrays: dict[str, NDArray[np.uint8]] = vars(_scratch_arrays)  # This thread's arrays.
-    array = arrays.get(purpose)
-    if array is None or array.size < num_bytes:
-        array = np.empty(num_bytes, np.uint8)
-        if num_bytes <= MAX_SCRATCH_BYTES:
-            arrays[purpose] = array
-    return array[:num_bytes]
-
-
-def scratch_pixels(purpose: str, height: int, width: int) -> NDArray[np.uint8]:
-    """Return scratch memory as uint8 [height, width, 3]."""
-    return scratch(purpose, height * width * 3).reshape(height, width, 3)

@@ -1,7 +1,7 @@
 """Render the pictures of a chunk into the rows of a batch according to a crop plan, and edit their pixels.
 
-The kernel's compiled functions do this if they can; otherwise, OpenCV, Pillow and numpy do. Both give the same pixels.
-:mod:`shardio.images.kernel.compiled.operation_records` lists the kernel's operations.
+The kernel does this if it can; otherwise, libjpeg-turbo, OpenCV, Pillow and numpy do. Both give the same pixels.
+:mod:`shardio.kernel.operations` lists the kernel's operations.
 """
 
 from __future__ import annotations
@@ -20,28 +20,30 @@ from shardio.images.crop_plan import (
     CropPlan,
     PlannedCrop,
     Render,
+    Resampling,
     Rows,
     flip,
     is_too_large_to_average,
     prepare_render,
 )
-from shardio.images.jpeg import Box, has_tiles
+from shardio.images.jpeg import Box
 from shardio.images.jpeg.head import read_head, why_irregular
-from shardio.images.jpeg.standard import EOI, JPEG_START, marker_bytes
-from shardio.images.kernel import find_functions, find_kernel
-from shardio.images.kernel.compiled import operation_records as codes
-from shardio.images.kernel.compiled.records import (
-    GROUP_SIZE,
+from shardio.images.jpeg.standard import EOI, JPEG_START, SOF2, marker_bytes
+from shardio.images.opening import JpegPicture
+from shardio.images.pictures import UPRIGHT, DecoderName, Picture, Pixels
+from shardio.kernel import find_functions, find_kernel, operations as codes
+from shardio.kernel.memory import scratch_pixels
+from shardio.kernel.records import (
     LUMA_FACTORS,
-    MAX_BYTES,
     MIRRORED,
+    OPENCV_BILINEAR,
+    OPERATION,
+    PILLOW_BICUBIC,
+    PILLOW_BILINEAR,
     PLAN,
     TRANSPOSED,
     UPSIDE_DOWN,
 )
-from shardio.images.kernel.functions import RESAMPLINGS
-from shardio.images.opening import JpegPicture
-from shardio.images.pictures import UPRIGHT, DecoderName, Picture, Pixels, scratch_pixels, sizes_of
 from shardio.process import let_through
 
 if TYPE_CHECKING:
@@ -52,17 +54,25 @@ Operations = NDArray[np.void]
 
 Floats = NDArray[np.float32]
 
-IMAGES_AT_ONCE = GROUP_SIZE
-"""The number of images whose decoding the kernel interleaves. In a call with fewer images, each image takes longer."""
+_RESAMPLINGS: dict[Resampling, int] = {
+    "bilinear": OPENCV_BILINEAR,
+    "plain bilinear": OPENCV_BILINEAR,
+    "antialiased bilinear": PILLOW_BILINEAR,
+    "antialiased bicubic": PILLOW_BICUBIC,
+}
+"""The number of each resampling method in a PLAN."""
+
+_SMALLEST_WEIGHT = 2.0**-26
+"""The smallest weight to use. Smaller weights are negligible in sums of 32-bit floats."""
 
 _KERNEL_FACTORS = frozenset((luma, (1, 1), (1, 1)) for luma in LUMA_FACTORS)
 
 
 class DecodeError(ValueError):
-    """The error for an image of a chunk that cannot be decoded.
+    """The error for a chunk with an image that cannot be decoded.
 
     Attributes:
-        row: The image's row in the chunk.
+        row: The row of that image in the chunk.
     """
 
     def __init__(self, row: int, message: str) -> None:
@@ -174,9 +184,8 @@ def why_not_by_kernel(content: bytes) -> str | None:
     """Return the reason why the kernel cannot render an image, or None if it can.
 
     The function checks only the head and the end of the file. The kernel also skips damaged files, files with very rare
-    heads, such as JFIF 2, and some crops of any file: regions above a million pixels, and crops that
-    :func:`_is_for_libraries` names. There are only a few distinct reasons, all short, so callers can count images by
-    reason.
+    heads, such as JFIF 2, and the crops that :func:`_is_for_libraries` names. There are only a few distinct reasons,
+    all short, so callers can count images by reason.
 
     Args:
         content: The bytes of the image file.
@@ -187,14 +196,12 @@ def why_not_by_kernel(content: bytes) -> str | None:
         head = read_head(content)
     except ValueError:
         return "unusual head"
-    if (why := why_irregular(head)) is not None:
+    if (why := why_irregular(head)) is not None and head.process != SOF2:
         return why
     if len(head.factors) > 1 and head.factors not in _KERNEL_FACTORS:
         return "unusual sampling factors"
     if not content.endswith(marker_bytes(EOI)):
         return "no end-of-image marker"
-    if len(content) - head.scan_start > MAX_BYTES and not has_tiles(content):
-        return f"more than {MAX_BYTES >> 20} MiB and not tiled"
     return None
 
 
@@ -216,8 +223,6 @@ def render_by_kernel(crops: Sequence[PlannedCrop], rows: Sequence[Rows]) -> NDAr
     is_for_kernel = np.stack(
         [_find_suitable(crop, pictures, given) for crop, given in zip(crops, rows, strict=True)], 1
     )
-    if len(crops) == 1:
-        is_for_kernel[:, 0] &= ~_is_for_libjpeg(crops[0])
     is_used: list[bool] = np.asarray(is_for_kernel.any(axis=1)).tolist()
     contents = [
         picture.content if used and isinstance(picture, JpegPicture) else b""
@@ -248,21 +253,6 @@ def _find_suitable(crop: PlannedCrop, pictures: Sequence[Picture], rows: Rows) -
     return is_suitable
 
 
-def _is_for_libjpeg(crop: PlannedCrop) -> NDArray[np.bool_]:
-    """Return which images libjpeg-turbo decodes faster: whole images that are neither tiled nor resized, bool [n].
-
-    The kernel saves time on pixels outside a crop, and on resizing pixels that are still in the processor's caches.
-    """
-    sizes = sizes_of(crop.pictures)
-    is_whole: NDArray[np.bool_] = (
-        (crop.plan.size == sizes) & (crop.plan.box[:, 2:] == sizes) & (crop.plan.output_size == sizes)
-    ).all(axis=1)
-    for row in np.flatnonzero(is_whole).tolist():
-        picture = crop.pictures[row]
-        is_whole[row] = isinstance(picture, JpegPicture) and not has_tiles(picture.content)
-    return is_whole
-
-
 def _is_for_libraries(plan: CropPlan) -> NDArray[np.bool_]:
     """Return which images the kernel must leave to the libraries because of their crops, bool [n].
 
@@ -286,8 +276,8 @@ def as_records(plan: CropPlan) -> NDArray[np.void]:
     records["new_height"], records["new_width"] = plan.size.T
     records["window_top"], records["window_left"] = plan.window[:, :2].T
     records["is_flipped"] = plan.flip
-    averaged = RESAMPLINGS["antialiased bilinear"]
-    records["resampling"] = np.where(plan.is_halved, averaged, RESAMPLINGS[plan.resampling])
+    averaged = _RESAMPLINGS["antialiased bilinear"]
+    records["resampling"] = np.where(plan.is_halved, averaged, _RESAMPLINGS[plan.resampling])
     return records
 
 
@@ -307,7 +297,7 @@ def make_operations(num_images: int, code: int, *numbers: object) -> Operations:
             f"there is no operation with the code {code}: the kernel's operations have codes up to "
             f"{codes.END_MIXTURE}, and define_operation returns the codes of other operations"
         )
-    operations = np.zeros((num_images, 1), codes.OPERATION)
+    operations = np.zeros((num_images, 1), OPERATION)
     operations["code"] = code
     for index, number in enumerate(numbers):
         operations["numbers"][:, 0, index] = number
@@ -474,7 +464,7 @@ def _weigh(radius: int, ratio: float) -> NDArray[np.float32]:
         weight, step = weight * step, step * (ratio * ratio)
         total += 2 * weight
     weights, weight, step = list[float](), 1 / total, ratio
-    while len(weights) <= radius and weight >= codes.SMALLEST_WEIGHT:
+    while len(weights) <= radius and weight >= _SMALLEST_WEIGHT:
         weights.append(weight)
         weight, step = weight * step, step * (ratio * ratio)
     return np.array(weights, np.float32)

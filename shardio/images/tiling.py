@@ -2,7 +2,8 @@
 
 A tiled JPEG has restart intervals of a few MCUs, and a table that locates them (:mod:`shardio.images.jpeg.tile_table`).
 So a crop can be decoded without the rest of the image. To tile a JPEG, shardio decodes its data to tokens, whose counts
-determine the best Huffman tables, then writes the tokens.
+determine the best Huffman tables, then writes the tokens. A progressive JPEG is decoded to coefficients, which become
+the tokens of a baseline JPEG.
 
 :func:`tile_jpeg` reads every code of the scan, and refuses all scans about which libjpeg would warn. It does not check
 the other data that libjpeg needs: quantization tables, and the segments that determine how to convert colors. If these
@@ -37,28 +38,34 @@ from shardio.images.jpeg.standard import (
     MAX_DC_SYMBOL,
     MAX_TABLE_ID,
     NUM_HUFFMAN_TABLES,
+    SOF0,
+    SOF1,
+    SOF2,
     SOI,
+    SOS,
     USUAL_FACTORS,
     marker_bytes,
 )
 from shardio.images.jpeg.tile_table import dump_tile_table, is_tile_table
-from shardio.images.kernel import compiled_functions
-from shardio.images.kernel.compiled.records import (
-    CODED_SCAN,
+from shardio.images.opening import decode_image, decode_unconverted_pil
+from shardio.images.pictures import Pixels
+from shardio.kernel import require_functions
+from shardio.kernel.memory import scratch
+from shardio.kernel.records import (
     COMPONENT,
     DAMAGED,
     EXCESS_DATA,
-    HUFFMAN_TABLE,
+    MISSING_SCANS,
+    NO_END,
     OUT_OF_RANGE,
     READ_PADDING,
-    READER,
     RECODED,
-    SCAN,
-    WRITER,
+    SCAN_READING,
+    SCAN_WRITING,
+    STORED_TABLE,
+    UNSUPPORTED,
     WRONG_MARKER,
 )
-from shardio.images.opening import decode_image, decode_unconverted_pil
-from shardio.images.pictures import Pixels, scratch
 
 Counts = NDArray[np.int64]
 """int64 [256]: the number of occurrences of each symbol."""
@@ -78,7 +85,12 @@ _SCAN_ERRORS = {
     EXCESS_DATA: "damaged: there is more data than the image needs",
     WRONG_MARKER: "damaged: a restart marker is missing or wrong",
     OUT_OF_RANGE: "coefficients out of range",
+    NO_END: "more data after a scan",
+    MISSING_SCANS: "progressive, and the last scans are missing",
+    UNSUPPORTED: "progressive, of a kind that the kernel does not decode",
 }
+
+_NO_END = "damaged: the end-of-image marker is missing"
 
 _SLACK = 64
 """The spare bytes in arrays that are copied 32 bytes at a time, and the spare tokens for an incomplete block."""
@@ -99,10 +111,11 @@ class NotTileable(ValueError):  # noqa: N818  # An image that cannot be tiled ma
 def tile_jpeg(content: bytes) -> bytes:
     """Rewrite a JPEG without loss, with restart intervals, a tile table and optimized Huffman tables.
 
-    All coefficients, quantization tables and metadata segments stay as they are. Tiling a tiled file changes nothing.
+    All coefficients, quantization tables and metadata segments stay as they are. Tiling a tiled file changes nothing. A
+    progressive file becomes a baseline file, and :func:`untile_jpeg` does not make it progressive again.
 
     Raises:
-        NotTileable: If the image is progressive, damaged, or of another kind that cannot be tiled.
+        NotTileable: If the image is damaged, or of a kind that cannot be tiled.
     """
     head = _read_head(content)
     return _transcode(content, head, choose_interval(head.num_mcus[1], head.mcu_size[1]))
@@ -111,8 +124,10 @@ def tile_jpeg(content: bytes) -> bytes:
 def untile_jpeg(content: bytes) -> bytes:
     """Rewrite a JPEG without loss, with optimized Huffman tables and no restart intervals or tile table.
 
+    The result is a baseline JPEG, even if the file was progressive, or was tiled from a progressive one.
+
     Raises:
-        NotTileable: If the image is progressive, damaged, or of another kind that cannot be tiled.
+        NotTileable: If the image is damaged, or of a kind that cannot be tiled.
     """
     return _transcode(content, _read_head(content), 0)
 
@@ -135,54 +150,74 @@ def _read_head(content: bytes) -> JpegHead:
         head = read_head(content)
     except ValueError as error:
         raise NotTileable(f"damaged header ({error})") from error
-    reason = why_irregular(head)
+    baseline = head._replace(process=SOF0, is_single_scan=True)
+    reason = why_irregular(baseline if head.process == SOF2 else head)
     if reason is not None:
         raise NotTileable(reason)
     return head
 
 
 def _transcode(content: bytes, head: JpegHead, interval: int) -> bytes:
+    header = _make_scan_header(content, head)
     try:
-        scan = _read_scan(content, head)
+        scan = _read_scan(content, head, header)
+        tokens = read_tokens(scan, interval)
     except NotTileable:
         raise
+    except ScanError as error:
+        raise NotTileable(_explain(error, content, head)) from error
     except ValueError as error:
         raise NotTileable(f"damaged header ({error})") from error
-    try:
-        tokens = read_tokens(scan, interval)
-    except ScanError as error:
-        is_padding = isinstance(error, ExcessDataError) and write_harmless(content, head) is not None
-        raise NotTileable("padding before a marker" if is_padding else str(error)) from error
-    _check_end(content, head.scan_start + tokens.stop)
+    _check_end(content, len(content) - len(scan.data) + tokens.stop)
     indices = np.flatnonzero(tokens.counts.any(axis=1)).tolist()
     tables = {index: make_best_table(tokens.counts[index]) for index in indices}
     data, lengths = write_tokens(tokens, pack_tables(tables))
-    return _join_file(content, head, dump_tables(tables) + _dump_intervals(head, interval, lengths), data)
+    segments = dump_tables(tables) + _dump_intervals(head, interval, lengths) + header
+    return _join_file(content, head, segments, data)
 
 
-def _read_scan(content: bytes, head: JpegHead) -> Scan:
-    """Return a scan of all components. The MCU of a single component is one block (A.2.2)."""
-    tables = read_tables(content, head)
-    rows, row_mcus = head.num_mcus
-    num_components = len(head.factors)
+def _make_scan_header(content: bytes, head: JpegHead) -> bytes:
+    """Return the header of the recoded scan. Luma and chroma of a progressive image get separate tables."""
+    _, start, stop = head.segments[-1]
+    if head.process != SOF2:
+        return content[start:stop]
+    ids, _ = _read_components(content, head)
+    body = bytes([len(ids)]) + b"".join(bytes([each, 0x11 if i else 0]) for i, each in enumerate(ids)) + b"\0\x3f\0"
+    return marker_bytes(SOS) + (2 + len(body)).to_bytes(2, "big") + body
+
+
+def _explain(error: ScanError, content: bytes, head: JpegHead) -> str:
+    if error.outcome == EXCESS_DATA and write_harmless(content, head) is not None:
+        return "padding before a marker"
+    if error.outcome == NO_END and not content.endswith(marker_bytes(EOI)):
+        return _NO_END
+    return str(error)
+
+
+def _read_scan(content: bytes, head: JpegHead, header: bytes) -> Scan:
+    """Return a scan of all components, or all scans. The MCU of a single component is one block (A.2.2)."""
+    is_progressive, num_mcus, num_components = head.process == SOF2, math.prod(head.num_mcus), len(head.factors)
+    if num_mcus > 8 * len(content):  # Each MCU has at least one bit, so a small file does not need much memory.
+        raise NotTileable(f"{_SCAN_ERRORS[DAMAGED]} (there are more MCUs than bits)")
+    tables = {} if is_progressive else read_tables(content, head)
     num_blocks = [1] if num_components == 1 else [across * down for across, down in head.factors]
-    header = head.segments[-1]
-    table_ids = [content[header.start + 6 + 2 * i] for i in range(num_components)]
+    table_ids = header[6 : 6 + 2 * num_components : 2]
     dc_ids, ac_ids = [ids >> 4 for ids in table_ids], [ids & 15 for ids in table_ids]
     if max(*dc_ids, *ac_ids) > MAX_TABLE_ID:
         raise NotTileable(f"damaged header (the scan names a Huffman table above {MAX_TABLE_ID})")
     used = {*dc_ids, *(FIRST_AC_TABLE + table_id for table_id in ac_ids)}
-    if not used <= tables.keys():
+    if not (used <= tables.keys() or is_progressive):
         raise NotTileable("a missing Huffman table")
     components = np.zeros(num_components, COMPONENT)
     components["dc_table"], components["ac_table"] = dc_ids, FIRST_AC_TABLE + np.array(ac_ids)
     return Scan(
-        data=np.frombuffer(content, np.uint8, offset=head.scan_start),
-        tables=pack_tables({index: tables[index] for index in used}),
+        data=np.frombuffer(content, np.uint8, offset=0 if is_progressive else head.scan_start),
+        tables=pack_tables({index: table for index, table in tables.items() if index in used}),
         components=components,
         blocks=np.repeat(np.arange(num_components), num_blocks),
-        num_mcus=rows * row_mcus,
+        num_mcus=num_mcus,
         interval=head.restart_interval,
+        is_progressive=is_progressive,
     )
 
 
@@ -191,7 +226,7 @@ def _check_end(content: bytes, stop: int) -> None:
         stop += 1
     if content[stop : stop + 2] != marker_bytes(EOI):
         is_truncated = stop + 2 > len(content)
-        raise NotTileable("damaged: the end-of-image marker is missing" if is_truncated else "more data after the scan")
+        raise NotTileable(_NO_END if is_truncated else "more data after the scan")
     if stop + 2 != len(content):
         raise NotTileable("bytes after the end of the image")
 
@@ -206,15 +241,16 @@ def _dump_intervals(head: JpegHead, interval: int, lengths: NDArray[np.int64]) -
     return marker_bytes(DRI) + b"\0\4" + interval.to_bytes(2, "big") + table
 
 
-def _join_file(content: bytes, head: JpegHead, tables: bytes, data: bytes) -> bytes:
-    *segments, scan_header = head.segments
+def _join_file(content: bytes, head: JpegHead, new_segments: bytes, data: bytes) -> bytes:
+    # Quantization tables of 16 bits are not baseline (B.2.4.1). libjpeg also makes such files extended sequential.
+    sequential = SOF1 if any(_read_quantizers(content, head).values()) else SOF0
     kept = [
-        content[segment.start : segment.stop]
-        for segment in segments
+        marker_bytes(sequential if segment.marker == SOF2 else segment.marker)
+        + content[segment.start + 2 : segment.stop]
+        for segment in head.segments[:-1]
         if segment.marker not in {DHT, DRI} and not is_tile_table(content, segment)
     ]
-    header = content[scan_header.start : scan_header.stop]
-    return b"".join([marker_bytes(SOI), *kept, tables, header, data, marker_bytes(EOI)])
+    return b"".join([marker_bytes(SOI), *kept, new_segments, data, marker_bytes(EOI)])
 
 
 class HuffmanTable(NamedTuple):
@@ -264,12 +300,12 @@ def dump_tables(tables: dict[int, HuffmanTable]) -> bytes:
 
 
 def pack_tables(tables: dict[int, HuffmanTable]) -> NDArray[np.void]:
-    """Convert Huffman tables, given by index, to the form that the compiled functions use, HUFFMAN_TABLE [8].
+    """Convert Huffman tables, given by index, to the form that the kernel uses, STORED_TABLE [8].
 
     Raises:
         ValueError: If a table has more codes than its lengths allow.
     """
-    packed = np.zeros(NUM_HUFFMAN_TABLES, HUFFMAN_TABLE)
+    packed = np.zeros(NUM_HUFFMAN_TABLES, STORED_TABLE)
     for index, (lengths, symbols) in tables.items():
         code = 0
         for length, num_codes in enumerate(lengths, 1):
@@ -286,19 +322,20 @@ def make_best_table(counts: Counts) -> HuffmanTable:
 
     The table needs the fewest bits, except that one code stays unused, and codes of more than 16 bits are shortened.
     """
-    return HuffmanTable(*compiled_functions().make_best_table(counts))
+    return HuffmanTable(*require_functions().make_best_table(counts))
 
 
 class Scan(NamedTuple):
-    """A scan to recode.
+    """A scan to recode, or the scans of a progressive image.
 
     Attributes:
-        data: uint8, the file from the first byte of the scan.
-        tables: HUFFMAN_TABLE [8], the scan's Huffman tables.
+        data: uint8, the file from the first byte of the scan; the whole file if it is progressive.
+        tables: STORED_TABLE [8], the scan's Huffman tables.
         components: COMPONENT [components].
         blocks: int64 [blocks per MCU], the index of each block's component.
         num_mcus: The number of MCUs in the scan.
         interval: The number of MCUs between restart markers; 0 if there are none.
+        is_progressive: Whether the image is progressive. If so, ``tables`` and ``interval`` are not used.
     """
 
     data: NDArray[np.uint8]
@@ -307,6 +344,7 @@ class Scan(NamedTuple):
     blocks: NDArray[np.int64]
     num_mcus: int
     interval: int
+    is_progressive: bool
 
 
 class Tokens(NamedTuple):
@@ -326,11 +364,15 @@ class Tokens(NamedTuple):
 
 
 class ScanError(ValueError):
-    """The error for a scan whose data violates the standard or the limits of a baseline image."""
+    """The error for a scan whose data violates the standard or the limits of a baseline image.
 
+    Attributes:
+        outcome: The problem, such as DAMAGED.
+    """
 
-class ExcessDataError(ScanError):
-    """The error for a scan with more data than the image needs."""
+    def __init__(self, outcome: int, where: str) -> None:
+        super().__init__(f"{_SCAN_ERRORS[outcome]} ({where})")
+        self.outcome = outcome
 
 
 def read_tokens(scan: Scan, interval: int) -> Tokens:
@@ -344,26 +386,32 @@ def read_tokens(scan: Scan, interval: int) -> Tokens:
         ScanError: If the scan cannot be recoded.
     """
     num_intervals = -(-scan.num_mcus // interval) if interval else 1
-    # A token has at least one bit, and a block at most 64 tokens. Each interval may have one additional token.
-    max_tokens = min(8 * len(scan.data), 64 * scan.num_mcus * len(scan.blocks)) + num_intervals + _SLACK
+    num_blocks = scan.num_mcus * len(scan.blocks)
+    # A token has at least one bit, and a block at most 64 tokens. In a progressive file, an AC coefficient has at least
+    # two bits, and a block has at most five other tokens: DC, three runs and the end. Each interval may have one more
+    # token.
+    max_tokens = 5 * num_blocks + 4 * len(scan.data) if scan.is_progressive else 8 * len(scan.data)
+    max_tokens = min(max_tokens, 64 * num_blocks) + num_intervals + _SLACK
+    coefficients = scratch("coefficients", 128 * num_blocks if scan.is_progressive else 0)
     tokens = scratch("tokens", 4 * max_tokens).view(np.uint32)
     unstuffed = scratch("scan", len(scan.data) + READ_PADDING)
     stops = np.empty(num_intervals, np.int64)
-    reader = np.empty(1, READER)
-    call = np.zeros(1, SCAN)
+    counts = np.empty((NUM_HUFFMAN_TABLES, 256), np.int64)
+    call = np.zeros(1, SCAN_READING)
     call[0] = (
         *(scan.data.ctypes.data, len(scan.data), scan.tables.ctypes.data),
         *(scan.components.ctypes.data, len(scan.components), scan.blocks.ctypes.data, len(scan.blocks)),
-        *(scan.num_mcus, scan.interval, interval, reader.ctypes.data, unstuffed.ctypes.data, len(unstuffed)),
-        *(tokens.ctypes.data, len(tokens), stops.ctypes.data, num_intervals),
-        *(0, 0, 0, 0),
+        *(scan.num_mcus, scan.interval, interval, unstuffed.ctypes.data, coefficients.ctypes.data),
+        *(counts.ctypes.data, tokens.ctypes.data, stops.ctypes.data, 0, 0, 0, 0),
     )
-    compiled_functions().read_scan(call)
+    functions = require_functions()
+    read = functions.read_progressive if scan.is_progressive else functions.read_scan
+    read(call.ctypes.data)
     result = call[0]
     if result["outcome"] != RECODED:
-        kind = ExcessDataError if result["outcome"] == EXCESS_DATA else ScanError
-        raise kind(f"{_SCAN_ERRORS[int(result['outcome'])]} (in MCU {result['mcu']} of {scan.num_mcus})")
-    counts = reader["counts"][0].reshape(NUM_HUFFMAN_TABLES, 256)
+        reached = result["reached"]
+        where = f"in scan {reached + 1}" if scan.is_progressive else f"in MCU {reached} of {scan.num_mcus}"
+        raise ScanError(int(result["outcome"]), where)
     return Tokens(tokens[: result["num_tokens"]], stops, counts, int(result["stop"]))
 
 
@@ -372,7 +420,7 @@ def write_tokens(tokens: Tokens, tables: NDArray[np.void]) -> tuple[bytes, NDArr
 
     Args:
         tokens: The scan.
-        tables: HUFFMAN_TABLE [8], with codes for all symbols of the scan.
+        tables: STORED_TABLE [8], with codes for all symbols of the scan.
 
     Returns:
         The data, and the number of bytes in each restart interval, without its marker, int64 [intervals].
@@ -380,17 +428,14 @@ def write_tokens(tokens: Tokens, tables: NDArray[np.void]) -> tuple[bytes, NDArr
     num_tokens, num_intervals = len(tokens.tokens), len(tokens.stops)
     # A token has at most 27 bits. At worst, each byte is 0xFF and is followed by a stuffed 0; an interval ends in a
     # partial byte and a marker.
-    between = scratch("scan", 4 * num_tokens + _SLACK)
     data = scratch("recoded", 8 * num_tokens + 4 * num_intervals + _SLACK)
     lengths = np.empty(num_intervals, np.int64)
-    writer = np.empty(1, WRITER)
-    call = np.zeros(1, CODED_SCAN)
+    call = np.zeros(1, SCAN_WRITING)
     call[0] = (
-        *(tokens.tokens.ctypes.data, num_tokens, tokens.stops.ctypes.data, num_intervals),
-        *(tables.ctypes.data, writer.ctypes.data, between.ctypes.data, len(between)),
-        *(data.ctypes.data, len(data), lengths.ctypes.data, 0),
+        *(tokens.tokens.ctypes.data, tokens.stops.ctypes.data, num_intervals, tables.ctypes.data),
+        *(data.ctypes.data, lengths.ctypes.data, 0),
     )
-    compiled_functions().write_scan(call)
+    require_functions().write_scan(call.ctypes.data)
     return data[: call[0]["size"]].tobytes(), lengths
 
 
@@ -407,7 +452,7 @@ def decodes_if_tileable(content: bytes, *, max_pixels: int) -> bool:
     ids, quantizers = _read_components(content, head)
     if len(set(ids)) < len(ids) or (len(ids) > 1 and head.factors not in USUAL_FACTORS):
         return False
-    return quantizers <= _read_quantizer_ids(content, head) and _has_known_colors(content, head)
+    return quantizers <= _read_quantizers(content, head).keys() and _has_known_colors(content, head)
 
 
 def _read_components(content: bytes, head: JpegHead) -> tuple[bytes, set[int]]:
@@ -417,18 +462,18 @@ def _read_components(content: bytes, head: JpegHead) -> tuple[bytes, set[int]]:
     return content[first:stop:3], set(content[first + 2 : stop : 3])
 
 
-def _read_quantizer_ids(content: bytes, head: JpegHead) -> set[int]:
-    """Return the numbers of the quantization tables that the file defines; none if a segment is damaged (B.2.4.1)."""
-    ids = set[int]()
+def _read_quantizers(content: bytes, head: JpegHead) -> dict[int, int]:
+    """Return the precision of each quantization table, 0 for 8 bits; none if a segment is damaged (B.2.4.1)."""
+    precisions = {}
     for segment in _find_segments(head, DQT):
         offset = segment.payload_start
         while offset < segment.stop:
             precision, table_id = content[offset] >> 4, content[offset] & 15
             offset += 1 + 64 * (1 + precision)
             if precision > 1 or table_id > MAX_TABLE_ID or offset > segment.stop:
-                return set()
-            ids.add(table_id)
-    return ids
+                return {}
+            precisions[table_id] = precision
+    return precisions
 
 
 def _has_known_colors(content: bytes, head: JpegHead) -> bool:

@@ -35,7 +35,8 @@ from numpy.typing import NDArray
 
 from shardio.decoding import FieldDecoder, refuse_wide
 from shardio.errors import SampleError, move_mark
-from shardio.images import DecoderName, find_kernel, prepare_kernel
+from shardio.images import DecoderName
+from shardio.kernel import find_kernel
 from shardio.loader.buffers import Column, Layout, MappedBuffers, as_stored
 from shardio.loader.wire import (
     AllWorkersEnded,
@@ -314,8 +315,6 @@ class ChunkBuilder:
         self._reader = reader
         self._decoder = decoder
         self._collation = collation
-        if decoder.image_names:
-            prepare_kernel()
 
     @property
     def collates(self) -> bool:

@@ -60,7 +60,8 @@ class LoaderStats:
             If this memory keeps growing, your own code leaks memory.
         num_images_by_decoder: The number of images in the delivered batches, by decoder. ``kernel`` is shardio's JPEG
             code. ``libjpeg`` is libjpeg-turbo: it decodes JPEGs that the kernel does not support, crops of more than a
-            million pixels, and all JPEGs while the kernel is not available.
+            million pixels that shrink to half their size or less, whole untiled JPEGs that are not resized, and all
+            JPEGs if there is no kernel for the processor.
             ``pillow`` is Pillow, or OpenCV for plain PNGs: it decodes all other formats, and JPEGs that libjpeg-turbo
             cannot convert to RGB.
     """

@@ -12,7 +12,12 @@ from .pack_call import (
     pack as pack,
 )
 from .packer import PackResult as PackResult, pack_parts as pack_parts, pack_source as pack_source
-from .preparing import TILED as TILED, JpegTally as JpegTally, RejectedSample as RejectedSample
+from .preparing import (
+    TILED as TILED,
+    TILED_PROGRESSIVE as TILED_PROGRESSIVE,
+    JpegTally as JpegTally,
+    RejectedSample as RejectedSample,
+)
 from .rewriting import append as append, merge as merge, reshard as reshard, split as split
 from .samples import DEFAULT_QUALITY as DEFAULT_QUALITY
 from .shard_writer import ShardWriter as ShardWriter, finalize as finalize

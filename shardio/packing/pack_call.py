@@ -121,7 +121,8 @@ class PackOptions:
         JpegMode,
         _deciding(
             "How to store JPEGs: copy stores them unchanged, tile rewrites them losslessly to make crops decode "
-            "faster, and reencode decodes them and stores them upright, tiled and, with --max-side, smaller."
+            "faster (progressive JPEGs become baseline JPEGs), and reencode decodes them and stores them upright, "
+            "tiled and, with --max-side, smaller."
         ),
     ] = "copy"
     convert_to: Annotated[
@@ -449,9 +450,9 @@ def pack(
             suffix.
         check: Whether to decode each image first. Samples with an image that cannot be decoded are left out, and listed
             in ``dst/rejected.jsonl``. Without the check, all files are packed as they are, at full speed.
-        jpeg: ``copy`` stores JPEGs unchanged. ``tile`` rewrites JPEGs losslessly to make crops decode faster. JPEGs
-            that cannot be tiled are stored unchanged. ``reencode`` decodes each JPEG and stores it upright, tiled and,
-            with ``max_side``, smaller.
+        jpeg: ``copy`` stores JPEGs unchanged. ``tile`` rewrites JPEGs without changing a pixel to make crops decode
+            faster. Progressive JPEGs become baseline JPEGs, and JPEGs that cannot be tiled are stored unchanged.
+            ``reencode`` decodes each JPEG and stores it upright, tiled and, with ``max_side``, smaller.
         convert_to: The format that images in other formats are converted to: ``jpeg``, ``png`` or ``webp``. Images in
             formats such as GIF and AVIF, which are not packed by default, are also converted. Masks and other fields
             such as ``mask.png`` stay unchanged.

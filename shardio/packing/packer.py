@@ -35,7 +35,6 @@ from shardio.packing.folders import (
 )
 from shardio.packing.pack_call import REJECTED_NAME, PackOptions, Parts, kinds_of_options
 from shardio.packing.preparing import (
-    TILED,
     Findings,
     PackedShard,
     Preparation,
@@ -417,7 +416,7 @@ def _make_manifest(shards: Sequence[PackedShard], scan: SourceScan, options: Pac
         shards=tuple(shard.entry for shard in shards if shard.entry.num_samples),
         fields=tuple(sorted({field for shard in shards for field in shard.fields})),
         classes=scan.classes,
-        pack=options.describe(sum(shard.findings.jpegs.outcomes[TILED] for shard in shards)),
+        pack=options.describe(sum(shard.findings.jpegs.num_tiled for shard in shards)),
     )
 
 
@@ -450,7 +449,7 @@ class _Writer(ShardWriter):
         self._options, self._preparation = options, preparation
 
     def _describe(self) -> PackSettings:
-        settings = self._options.describe(self._preparation.findings.jpegs.outcomes[TILED])
+        settings = self._options.describe(self._preparation.findings.jpegs.num_tiled)
         return settings | {"shuffle_seed": None}
 
 

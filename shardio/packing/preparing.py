@@ -21,17 +21,19 @@ from shardio.images import (
     is_convertible,
 )
 from shardio.images.jpeg import has_tiles
+from shardio.images.jpeg.head import read_head
+from shardio.images.jpeg.standard import SOF2
 from shardio.packing.pack_call import PackOptions
 from shardio.packing.samples import DEFAULT_QUALITY
 from shardio.packing.sources.source import FileProblem, SourceSample
 from shardio.sample import Sample
 from shardio.shards import ShardEntry
 
-TILED = "tiled"
-"""The outcome of a JPEG that is stored tiled. Other outcomes are reasons why a JPEG is stored unchanged."""
+TILED, TILED_PROGRESSIVE = "tiled", "progressive, tiled as baseline"
+"""The outcomes of a JPEG that is stored tiled. Other outcomes are reasons why a JPEG is stored unchanged."""
 
 Rewrite = Callable[[bytes], tuple[bytes, str]]
-"""A function that takes a JPEG and returns the bytes to store, and TILED or a reason with details in parentheses."""
+"""A function that takes a JPEG and returns the bytes to store, and the outcome with details in parentheses."""
 
 _JPEG_START = b"\xff\xd8\xff"
 
@@ -41,7 +43,7 @@ class JpegTally:
     """Counts how the JPEGs of a shard, or of all shards, are stored.
 
     Attributes:
-        outcomes: The number of JPEGs by outcome: ``tiled``, or the reason why they are stored unchanged.
+        outcomes: The number of JPEGs by outcome: TILED, TILED_PROGRESSIVE, or the reason why they are stored unchanged.
         num_bytes_before: The total size of the files.
         num_bytes_after: The total size of the stored JPEGs.
         damaged: The damaged files, which are stored unchanged.
@@ -51,6 +53,11 @@ class JpegTally:
     num_bytes_before: int = 0
     num_bytes_after: int = 0
     damaged: list[FileProblem] = field(default_factory=list)
+
+    @property
+    def num_tiled(self) -> int:
+        """The number of JPEGs that are stored tiled."""
+        return self.outcomes[TILED] + self.outcomes[TILED_PROGRESSIVE]
 
     def count(self, outcome: str, before: int, after: int) -> None:
         """Count one JPEG, given its outcome and its sizes in bytes."""
@@ -92,21 +99,18 @@ class JpegTally:
         )
 
 
-def require_compiled_functions() -> None:
-    """Load the compiled functions that rewriting JPEGs needs.
+def require_kernel() -> None:
+    """Load the kernel, which rewriting JPEGs needs.
 
     Raises:
-        PackError: If shardio was built without these functions for this processor, and numba is not installed.
+        PackError: If shardio was built without the kernel for this processor.
     """
-    from shardio.images.kernel import compiled_functions
+    from shardio.kernel import require_functions
 
     try:
-        compiled_functions()
+        require_functions()
     except ImportError as error:
-        raise PackError(
-            "rewriting JPEGs needs compiled functions. shardio was built without them for this processor, and numba, "
-            f"which could compile them, could not be imported ({error}): pip install numba"
-        ) from error
+        raise PackError(f"rewriting JPEGs needs shardio's kernel: {error}") from error
 
 
 def choose_rewrite(options: PackOptions) -> Rewrite:
@@ -119,13 +123,14 @@ def choose_rewrite(options: PackOptions) -> Rewrite:
         return lambda content: (content, TILED if has_tiles(content) else "copied")
     from shardio.images.tiling import NotTileable, reencode_jpeg, tile_jpeg  # Copying JPEGs does not need this module.
 
-    require_compiled_functions()
+    require_kernel()
     quality, max_pixels = options.quality or DEFAULT_QUALITY, options.max_pixels or DEFAULT_MAX_PIXELS
 
     def rewrite(content: bytes) -> tuple[bytes, str]:
         try:
             if options.jpeg == "tile":
-                return tile_jpeg(content), TILED
+                tiled = tile_jpeg(content)
+                return tiled, TILED_PROGRESSIVE if read_head(content).process == SOF2 else TILED
             reencoded = reencode_jpeg(
                 content,
                 max_side=options.max_side,
@@ -396,7 +401,7 @@ class Preparation:
             image.content, image.jpeg_outcome = rewrite(image.content)
         elif is_convertible(image.field):
             image.clipped_type = find_clipped_type(image.content)
-        if can_prove and image.jpeg_outcome != TILED:
+        if can_prove and image.jpeg_outcome not in (TILED, TILED_PROGRESSIVE):
             self._check(image.field, content)
         if needs_check:
             image.mislabelled_as = _find_mislabelled(image.field, content)

@@ -21,7 +21,7 @@ from shardio.images import (
     edit_images,
     render_chunk,
 )
-from shardio.images.kernel.compiled import operation_records as codes
+from shardio.kernel import operations as codes
 
 __all__ = ["AnnotationError", "BoundingBoxes", "FieldKind", "KeyPoints", "Labels", "Mask", "Ragged", "move_annotations"]
 __all__ += ["render_like"]

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.images import Operations, Sizes, make_operations
-from shardio.images.kernel.compiled import operation_records as codes
+from shardio.kernel import operations as codes
+from shardio.kernel.records import OPERATION
 from shardio.order import Words, derive_rng_key, random_words, to_unit
 from shardio.transforms.geometry import Color, Fill, check_fill, check_interpolation
 from shardio.transforms.pixels import mask_of
@@ -175,7 +176,7 @@ class Augmentation(PixelTransform):
             signs: float64 [n, k], 1 or -1, for magnitudes that have a sign.
             sizes: int64 [n, 2].
         """
-        operations = np.zeros(chosen.shape, codes.OPERATION)
+        operations = np.zeros(chosen.shape, OPERATION)
         for number, (name, strength) in enumerate(self._space.items()):
             places = rows, _ = np.nonzero(chosen == number)
             if not rows.size:

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.images import (
-    IMAGES_AT_ONCE,
     CropPlan,
     DecodedPicture,
     DecodeError,
@@ -28,7 +27,8 @@ from shardio.images import (
     render_chunk,
     sizes_of,
 )
-from shardio.images.kernel.compiled.operation_records import NONE
+from shardio.kernel.operations import NONE
+from shardio.kernel.records import IMAGES_AT_ONCE
 from shardio.order import Words, derive_rng_key
 from shardio.transforms.annotations import FieldKind, check_field_kinds, render_rows, render_rows_as_pictures
 from shardio.transforms.transform import (
@@ -133,10 +133,10 @@ class MultiCrop(Combination):
 
     Each transform gets the image, and draws its own parameters. The file is read once. The kernel also decodes it only
     once, for the crops of all transforms that are made up entirely of shardio's own transforms. Images that the kernel
-    does not decode (other formats, and JPEGs whose crops together cover more than a million pixels) are decoded for
-    each crop. A sample's image becomes a tuple of results, in the order of the transforms, and a batch's images become
-    a list of tensors, one for each transform. So each transform must return images of equal size. A MultiCrop must be
-    the whole transform of a dataset, so it cannot be part of a Compose.
+    does not decode, such as those of other formats, are decoded for each crop. A sample's image becomes a tuple of
+    results, in the order of the transforms, and a batch's images become a list of tensors, one for each transform. So
+    each transform must return images of equal size. A MultiCrop must be the whole transform of a dataset, so it cannot
+    be part of a Compose.
 
     Args:
         transforms: One transform for each result; see :class:`Compose`. A transform may appear several times.
@@ -161,8 +161,8 @@ class MultiCrop(Combination):
 class Choice(Combination, ABC):
     """The base class of transforms that choose, for each image, which of several transforms to apply.
 
-    If all transforms are shardio's and keep the sizes of images, a single compiled call applies them. Otherwise, whole
-    images are decoded first.
+    If all transforms are shardio's and keep the sizes of images, a single call of the kernel applies them. Otherwise,
+    whole images are decoded first.
 
     Args:
         transforms: The transforms to choose from: shardio's transforms, a :class:`Compose`, or any other callables.

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.images import Boxes, CropPlan, DecodeError, Operations, Pixels, Resampling, Sizes, make_operations
-from shardio.images.kernel.compiled import operation_records as codes
+from shardio.kernel import operations as codes
 from shardio.order import Words
 from shardio.transforms.compose import Compose, MultiCrop
 from shardio.transforms.transform import (

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.images import Operations, Sizes, make_operations, normalize_floats, normalize_image
-from shardio.images.kernel.compiled import operation_records as codes
+from shardio.kernel import operations as codes
 from shardio.order import Words
 from shardio.transforms.geometry import (
     NUM_TRIES,

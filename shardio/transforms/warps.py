@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.images import Operations, Pixels, Sizes, make_operations
-from shardio.images.kernel.compiled import operation_records as codes
+from shardio.kernel import operations as codes
 from shardio.order import Words
 from shardio.transforms.geometry import (
     INTERPOLATIONS,

@@ -97,8 +97,8 @@ def test_each_command_has_an_example_with_arguments_that_it_accepts(name: str) -
 
 MODULE_OF = {name: f"shardio.cli.{module}" for names in PANELS.values() for name, module in names.items()}
 
-FOR_TERMINALS_OR_PIXELS = {"torch", "matplotlib", "rich", "PIL", "cv2", "simplejpeg", "shardio.images.kernel"}
-"""Modules that are not imported by a command that copies files, unless it shows a progress bar on a terminal."""
+FOR_TERMINALS_OR_PIXELS = {"torch", "matplotlib", "rich", "PIL", "cv2", "simplejpeg", "shardio.kernel.functions"}
+"""Modules that a command that copies files does not import, unless it shows a progress bar on a terminal."""
 
 
 LOAD_EACH_COMMAND = """

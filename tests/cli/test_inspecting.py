@@ -16,7 +16,6 @@ from PIL import Image
 import shardio
 from shardio import ShardWriter
 from shardio.cli import look
-from shardio.images.kernel import finding
 from shardio.shards import open_table
 from shardio.transforms import Resize
 from shardio.values import format_bytes
@@ -27,7 +26,7 @@ from tests.servers.server import Server, upload
 from tests.sources import write_images, write_mixed
 from tests.tars import read_members, write_tar
 
-BY_KERNEL = "by the kernel (by libjpeg-turbo if a crop has more than a million pixels, or without a crop)"
+BY_KERNEL = "by the kernel (by libjpeg-turbo without a crop)"
 
 
 def rows_of(source: Path) -> dict[str, str]:
@@ -89,28 +88,22 @@ def decoded(source: Path) -> str:
 
 
 def test_info_shows_the_decoders_that_the_loader_will_use(mixed: Path) -> None:
-    by_others = "2 by libjpeg-turbo (2 × progressive); 3 by Pillow (2 × PNG, 1 × 4 components)"
+    by_others = "2 by libjpeg-turbo (2 × no end-of-image marker); 3 by Pillow (2 × PNG, 1 × 4 components)"
     assert decoded(mixed) == f"7 {BY_KERNEL}; {by_others}"
     found = json_of(mixed)["decoded"]
     counts = {name: found[name] for name in ("kernel", "libjpeg", "pillow")}
     assert (found["samples"], counts, found["unreadable"]) == (12, {"kernel": 7, "libjpeg": 2, "pillow": 3}, 0)
-    assert found["reasons"] == {"libjpeg": {"progressive": 2}, "pillow": {"PNG": 2, "4 components": 1}}
+    assert found["reasons"] == {"libjpeg": {"no end-of-image marker": 2}, "pillow": {"PNG": 2, "4 components": 1}}
     loader = shardio.DataLoader(shardio.ShardDataset(mixed, transform=Resize((20, 20))), batch_size=4, num_workers=0)
     list(loader)
     assert loader.stats().num_images_by_decoder == counts
 
 
-@pytest.mark.parametrize(
-    ("missing", "why"), [("numba", "shardio was built without it for this processor"), (None, "it is n")]
-)
-def test_libjpeg_replaces_kernels(mixed: Path, missing: str | None, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finding, "load_functions", lambda: None)
-    monkeypatch.setattr(finding, "_finder", finding._Finder())
-    if missing:
-        monkeypatch.setitem(sys.modules, missing, None)
-    by_libjpeg = "9 by libjpeg-turbo (7 × no kernel, 2 × progressive)"
-    expected = f"{by_libjpeg}; 3 by Pillow (2 × PNG, 1 × 4 components); no kernel because "
-    assert decoded(mixed).startswith(expected + why)
+def test_libjpeg_replaces_the_kernel(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardio.kernel.load_functions", lambda: (None, "it cannot be loaded"))
+    by_libjpeg = "9 by libjpeg-turbo (7 × no kernel, 2 × no end-of-image marker)"
+    why = "no kernel because it cannot be loaded"
+    assert decoded(mixed).startswith(f"{by_libjpeg}; 3 by Pillow (2 × PNG, 1 × 4 components); {why}")
 
 
 @pytest.mark.parametrize("num_samples", [1, 5, 11])

@@ -7,7 +7,6 @@ import json
 import logging
 import shutil
 import struct
-import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +29,6 @@ from shardio.packing.sources.source import SourceTable
 from shardio.process import ignore_pillows_warnings
 from tests.cli.commands import error_of, run, run_main, usage_error
 from tests.files import read_files
-from tests.images.kernel_machines import _not_built, folder
 from tests.images.pictures import make_picture, read_by_pillow, save
 from tests.images.stored_values import chunk, make_values, write_png, write_tiff
 from tests.images.test_value_formats import EXACT
@@ -38,8 +36,6 @@ from tests.packing.packs import write_files
 from tests.raising import assert_raises
 from tests.sources import encode, write_images
 from tests.tars import read_members
-
-__all__ = ["_not_built", "folder"]
 
 
 @pytest.mark.parametrize(
@@ -269,12 +265,19 @@ def test_tile_and_untile_write_the_files_to_out(photo: Path, tmp_path: Path) -> 
     np.testing.assert_array_equal(read_by_pillow(plain), read_by_pillow(PLAIN))
 
 
+def test_a_progressive_file_becomes_a_baseline_file(photo: Path, tmp_path: Path) -> None:
+    photo.write_bytes(save(make_picture(70, 130), "JPEG", progressive=True))
+    done = run("tile", photo, "--out", tmp_path / "tiled")
+    assert "130×70, progressive → 130×70, 15 tiles of 3 MCUs" in done.stdout
+    assert (tmp_path / "tiled" / "photo.jpg").read_bytes() == tile_jpeg(PLAIN)
+
+
 def test_files_that_cannot_be_tiled_are_reported_and_the_others_are_written(photo: Path, tmp_path: Path) -> None:
-    progressive, webp = tmp_path / "progressive.jpg", tmp_path / "a.webp"
-    progressive.write_bytes(save(make_picture(70, 130), "JPEG", progressive=True))
+    long, webp = tmp_path / "long.jpg", tmp_path / "a.webp"
+    long.write_bytes(PLAIN + b"trailing")
     webp.write_bytes(save(make_picture(70, 130), "WEBP"))
-    done = run("tile", progressive, webp, photo, "--out", tmp_path / "out", code=1)
-    assert f"{progressive}: not rewritten: progressive" in done.stderr
+    done = run("tile", long, webp, photo, "--out", tmp_path / "out", code=1)
+    assert f"{long}: not rewritten: bytes after the end of the image" in done.stderr
     assert f"{webp}: not rewritten: not a JPEG" in done.stderr
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["photo.jpg"]
 
@@ -291,10 +294,9 @@ def test_originals_and_files_of_one_name_are_not_overwritten(photo: Path, tmp_pa
     assert photo.read_bytes() == PLAIN
 
 
-@pytest.mark.usefixtures("folder", "_not_built")
-def test_without_numba_the_error_says_what_to_install(photo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "numba", None)
-    assert "pip install numba" in error_of("tile", photo)
+def test_without_the_kernel_the_error_says_what_to_install(photo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardio.kernel.load_functions", lambda: (None, "it cannot be loaded"))
+    assert "install a wheel that has it" in error_of("tile", photo)
 
 
 def test_pack_reports_how_many_jpegs_are_tiled_and_why_others_are_not(tmp_path: Path) -> None:
@@ -302,12 +304,11 @@ def test_pack_reports_how_many_jpegs_are_tiled_and_why_others_are_not(tmp_path: 
     progressive = save(make_picture(70, 130), "JPEG", progressive=True)
     write_files(source, {"p.jpg": progressive, "b.jpg": PLAIN[:-100], "h.jpg": PLAIN[:60]})
     done = run("pack", source, tmp_path / "out", "--jpeg", "tile", "--no-check")
-    assert "JPEGs: 3 tiled; " in done.stdout
-    assert "JPEGs stored unchanged: 3 (1 × " in done.stdout
-    assert "1 × progressive" in done.stdout
+    assert "JPEGs: 4 tiled (1 formerly progressive); " in done.stdout
+    assert "JPEGs stored unchanged: 2 (1 × " in done.stdout
     assert f"{source / 'b.jpg'} is damaged" in done.stderr
     assert f"{source / 'h.jpg'} has a damaged header (" in done.stderr
-    assert "tiled    3 of 6 samples" in run("info", tmp_path / "out").stdout
+    assert "tiled    4 of 6 samples" in run("info", tmp_path / "out").stdout
     options = ["--jpeg", "reencode", "--max-side", "100", "--quality", "50", "--no-check"]
     assert "JPEGs: 4 re-encoded and tiled" in run("pack", source, tmp_path / "smaller", *options).stdout
     stored = dict(read_members(tmp_path / "smaller" / "shard-000000.tar"))["0.jpg"]

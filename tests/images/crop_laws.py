@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from shardio.images import CropPlan, Picture, PlannedCrop, Rows, open_image
 from shardio.images.jpeg import Box
-from shardio.images.kernel import find_kernel
-from shardio.images.kernel.compiled.records import PLAN
 from shardio.images.pictures import Orientation
 from shardio.images.rendering import render_by_kernel
+from shardio.kernel import find_kernel
+from shardio.kernel.records import PLAN
 from tests.images.jpeg_files import segments_of
 from tests.images.jpeg_writer import segment
 from tests.images.pictures import Array

@@ -37,7 +37,7 @@ class LawBrokenError(AssertionError):
 
 
 def make_damaged_file(seed: int, originals: Originals) -> tuple[bytes, list[Original], random.Random]:
-    """Return the damaged file of a seed, the files that it was made of, and the generator to read it with."""
+    """Return the damaged file for a seed, the files that it was made of, and the random generator for the check."""
     rng = random.Random(seed)
     original, other = originals.pick(rng), originals.pick(rng)
     return mutate(original, other, rng), [original, other], rng

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -42,11 +43,6 @@ def other_codings(sizes: Sizes) -> Iterator[JpegFile]:
         four = np.dstack([picture, picture[..., :1]])
         own_baseline = write_jpeg(picture, Options())
         files = {
-            "progressive by pillow": by_pillow(picture, progressive=True),
-            "progressive gray by pillow": by_pillow(picture[..., 0].copy(), progressive=True),
-            "progressive 4:4:4 by cv2": by_cv2(
-                picture, cv2.IMWRITE_JPEG_PROGRESSIVE, 1, cv2.IMWRITE_JPEG_SAMPLING_FACTOR, CV2_SAMPLINGS["4:4:4"]
-            ),
             "cmyk by pillow": by_pillow(four),
             "four components": _own(four, factors=((1, 1),) * 4, header="adobe"),
             "four components of two sizes": _own(four, factors=((2, 2), (1, 1), (1, 1), (2, 2)), header="none"),
@@ -70,6 +66,31 @@ def other_codings(sizes: Sizes) -> Iterator[JpegFile]:
                 )
         for name, content in files.items():
             yield JpegFile(name=f"{name} {size}", content=content, tileable=False)
+
+
+def broken_progressives(sizes: Sizes) -> Iterator[JpegFile]:
+    for height, width in sizes:
+        good = by_pillow(make_picture(height, width), progressive=True, restart_marker_blocks=1)
+        last = good.rindex(b"\xff\xc4")  # The last scan refines luma, with a table of its own.
+        quantizers = dqt_segment({0: [200] * 64, 1: [200] * 64})
+        files = {
+            "no eoi": good[:-2],
+            "the last scan is missing": good[:last] + b"\xff\xd9",
+            "the last scan is missing, no eoi": good[:last],
+            "the last scan twice": good[:-2] + good[last:],
+            "a comment between scans": good[:last] + segment(0xFE, b"late") + good[last:],
+            "quantization between scans": good[:last] + quantizers + good[last:],
+            "zeros before eoi": good[:-2] + bytes(40) + b"\xff\xd9",
+            "noise before eoi": good[:-2] + bytes(range(40, 90)) + b"\xff\xd9",
+            "zeros after eoi": good + bytes(10),
+            "the last byte is missing": good[:-3].rstrip(b"\xff") + b"\xff\xd9",
+            "huge": patch(patch(good, 0xC2, 1, 0xFF), 0xC2, 3, 0xFF),
+            "an unused dc symbol of 16 bits": _with_long_code(good, 16),
+        }
+        if b"\xff\xd0" in good:
+            files["no restart markers"] = re.sub(rb"\xff[\xd0-\xd7]", b"", good)
+        for name, content in files.items():
+            yield JpegFile(name=f"progressive, {name} {width}x{height}", content=content, tileable=False)
 
 
 def other_ends(sizes: Sizes) -> Iterator[JpegFile]:
@@ -175,6 +196,7 @@ def not_jpegs() -> Iterator[JpegFile]:
 
 def untileable_jpegs(sizes: Sizes) -> Iterator[JpegFile]:
     yield from other_codings(sizes)
+    yield from broken_progressives(sizes)
     yield from other_ends(sizes)
     yield from broken_headers(sizes)
     yield from broken_data(sizes)
@@ -191,6 +213,15 @@ def patch_sof(content: bytes, marker: int) -> bytes:
 
 def _own(picture: Array, **options: Any) -> bytes:
     return write_jpeg(picture, Options(**options))
+
+
+def _with_long_code(content: bytes, symbol: int) -> bytes:
+    """Return a file whose first Huffman table has one more code, which is longer than all others."""
+    start, stop = next((start, stop) for kind, start, stop in segments_of(content) if kind == 0xC4)
+    counts = bytearray(content[start + 5 : start + 21])
+    counts[len(counts.rstrip(b"\0"))] = 1
+    table = content[start + 4 : start + 5] + counts + content[start + 21 : stop] + bytes([symbol])
+    return content[:start] + segment(0xC4, table) + content[stop:]
 
 
 def _scan_header(content: bytes) -> int:
@@ -295,6 +326,30 @@ def real_encoders(sizes: Sizes, quality: int = 85) -> Iterator[JpegFile]:
             yield JpegFile(name=f"{name}, quality {quality}, {width}x{height}", content=content)
 
 
+def progressive(sizes: Sizes, qualities: list[int]) -> Iterator[JpegFile]:
+    for (height, width), quality in itertools.product(sizes, qualities):
+        picture = make_picture(height, width)
+        options: dict[str, Any] = {"quality": quality, "progressive": True}
+        quality_options = (cv2.IMWRITE_JPEG_PROGRESSIVE, 1, cv2.IMWRITE_JPEG_QUALITY, quality)
+        files = {
+            f"pillow {name}": by_pillow(picture, subsampling=number, **options)
+            for name, number in PILLOW_SAMPLINGS.items()
+        }
+        for name, value in CV2_SAMPLINGS.items():
+            files[f"cv2 {name}"] = by_cv2(picture, cv2.IMWRITE_JPEG_SAMPLING_FACTOR, value, *quality_options)
+        files["pillow gray"] = by_pillow(picture[..., 0].copy(), **options)
+        files["pillow rgb"] = by_pillow(picture, keep_rgb=True, **options)
+        files["pillow restart blocks"] = by_pillow(picture, restart_marker_blocks=3, **options)
+        restarts = by_pillow(picture, restart_marker_rows=1, **options)
+        files["pillow fill bytes"] = re.sub(
+            rb"\xff[\xc4\xd0-\xd7\xd9\xda]", lambda found: b"\xff\xff" + found[0], restarts
+        )
+        files["pillow wide quantization"] = by_pillow(picture, qtables=[[8] * 63 + [300]], **options)
+        files["pillow metadata"] = by_pillow(picture, exif=exif_with_thumbnail(b""), comment=MARKERS_INSIDE, **options)
+        for name, content in files.items():
+            yield JpegFile(name=f"progressive {name}, quality {quality}, {width}x{height}", content=content)
+
+
 def factors(sizes: Sizes, kinds: dict[str, Factors]) -> Iterator[JpegFile]:
     for (height, width), (name, values) in itertools.product(sizes, kinds.items()):
         yield make_jpeg(f"factors {name}, {width}x{height}", make_picture(height, width), factors=values)
@@ -362,6 +417,7 @@ def small_corpus() -> tuple[JpegFile, ...]:
 def _small_corpus() -> Iterator[JpegFile]:
     yield from real_encoders([(20, 35)])
     yield from real_encoders([(1, 1)], quality=95)
+    yield from progressive([(20, 35)], [85])
     yield from factors([(37, 29)], ODD_FACTORS)
     yield from options([(19, 33)], TABLES, ["4:2:0"])
     yield from options([(19, 33)], ODD_FRAMES, ["4:4:4"])

@@ -53,8 +53,9 @@ class JpegFile:
     Args:
         name: The file's special feature, unique in a corpus.
         content: The file.
-        tileable: Whether the file can be tiled, which requires SOF0 or SOF1, 8 bits, one scan with all of 1 or 3
-            components, no DNL, and entropy-coded data that has every MCU and ends at EOI, which ends the file.
+        tileable: Whether the file can be tiled. A tileable file has SOF0, SOF1 or SOF2, 8 bits, and 1 or 3 components,
+            all in one scan or, if the file is progressive, in a complete series of scans. It has no DNL, its
+            entropy-coded data contains every MCU, and EOI ends both the data and the file.
         readers: The libraries (simplejpeg, Pillow) that support the sampling of a tileable file.
     """
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +12,7 @@ from functools import partial
 from shardio.images.jpeg.tile_table import SIGNATURE
 from shardio.images.tiling import tile_jpeg
 from tests.images.jpeg_files import GRAY, SAMPLINGS, by_pillow, exif_with_thumbnail, make_jpeg, noise, segments_of
+from tests.images.jpeg_writer import segment
 from tests.images.pictures import exif_of, make_picture, save
 
 INTERESTING = (0x00, 0x01, 0x02, 0x7F, 0x80, 0xC0, 0xC2, 0xC4, *range(0xD0, 0xDE), 0xE0, 0xE9, 0xEE, 0xFE, 0xFF)
@@ -38,7 +41,7 @@ class Originals:
     others: list[Original]
 
     def pick(self, rng: random.Random) -> Original:
-        """Return a random file: mostly a JPEG, rarely another format."""
+        """Return a random file, usually a JPEG and rarely one in another format."""
         kinds = (self.tiled, self.untouched, self.others)
         return rng.choice(rng.choices(kinds, weights=(50, 45, 5))[0])
 
@@ -57,27 +60,42 @@ def write_originals() -> Originals:
         ]
     ]
     plain.append(make_jpeg("gray 2x2", noise(20, 35), factors=((2, 2),)).content)
+    plain.append(make_jpeg("wide gray", make_picture(8, 3000), factors=GRAY).content)
     plain.append(make_jpeg("rgb", noise(20, 35), rgb=True, header="adobe").content)
     plain.append(make_jpeg("4:4:4 as 2x1", noise(20, 35), factors=((2, 1),) * 3).content)
     plain.append(
         make_jpeg("tables first", noise(20, 35), parts=("dht", "dqt", "dri", "header", "sof"), fill_in_scan=1).content
     )
-    picture = make_picture(24, 40)
+    picture, progressive = make_picture(24, 40), list[bytes]()
     plain += [by_pillow(picture, exif=exif_of(orientation).tobytes()) for orientation in (3, 6)]
     plain.append(by_pillow(picture, exif=exif_with_thumbnail(by_pillow(make_picture(8, 16))), comment="ein Bär"))
+    for size in ((8, 8), (17, 35), (40, 88)):
+        restarts: list[dict[str, int]] = [{}, {"restart_marker_blocks": 2}, {"restart_marker_rows": 1}]
+        progressive += [
+            by_pillow(make_picture(*size), progressive=True, subsampling=subsampling, **restart)
+            for subsampling, restart in itertools.product(range(3), restarts)
+        ]
+        progressive.append(by_pillow(make_picture(*size)[..., 0], progressive=True))
     odd = [
-        by_pillow(picture, progressive=True),
         by_pillow(picture[..., [0, 1, 2, 0]]),
         make_jpeg("scans", picture, scans=((0,), (1,), (2,))).content,
+        without_ac_codes(plain[0]),
         make_jpeg("gray dnl", picture, factors=GRAY, dnl=True).content,
         make_jpeg("1x4", picture, factors=((1, 4), (1, 1), (1, 1))).content,
     ]
     formats = [save(picture, name) for name in ("PNG", "WEBP", "BMP", "GIF", "TIFF")]
     return Originals(
         tiled=[Original.of_jpeg(tile_jpeg(content)) for content in plain],
-        untouched=[Original.of_jpeg(content) for content in plain + odd],
+        untouched=[Original.of_jpeg(content) for content in plain + progressive + odd],
         others=[Original(content=content) for content in formats],
     )
+
+
+def without_ac_codes(content: bytes) -> bytes:
+    """Return a JPEG whose Huffman tables for AC coefficients are empty."""
+    scan = content.index(b"\xff\xda")
+    tables = segment(0xC4, bytes([0x10, *bytes(16), 0x11, *bytes(16)]))
+    return content[:scan] + tables + content[scan:]
 
 
 def mutate(original: Original, other: Original, rng: random.Random) -> bytes:
@@ -95,6 +113,12 @@ def mutate(original: Original, other: Original, rng: random.Random) -> bytes:
     while rng.random() < 0.35:
         rng.choice(EDITS)(content, other, rng)
     return bytes(content)
+
+
+def find_frame(content: bytes | bytearray) -> int:
+    """Return where the frame header of a baseline or progressive JPEG begins; 0 if there is none."""
+    found = re.search(rb"\xff[\xc0\xc2]\0", content)
+    return found.start() if found else 0
 
 
 def _offset(content: bytearray, rng: random.Random) -> int:
@@ -168,7 +192,7 @@ def _edit_segment(name: str, content: bytearray, span: Span, other: Original, rn
             first, end = rng.choice(sources)
             content[start:stop] = other.content[first:end]
         case "claim size":  # Change the height or width in the frame header, and sometimes remove the data.
-            at = max(content.find(b"\xff\xc0\0"), 0) + rng.choice((5, 7))
+            at = find_frame(content) + rng.choice((5, 7))
             now = int.from_bytes(content[at : at + 2], "big")
             content[at : at + 2] = max(0, rng.choice((0, 0, 1, now - 8, now + 8, 400, 65500))).to_bytes(2, "big")
             if rng.random() < 0.25 and (scan := content.find(b"\xff\xda\0")) > 0:

@@ -33,7 +33,6 @@ ACCESSES = [
     ("write after", "at_end=True", "ctypes.memset(first + 100, 0, 1)"),
     ("write before", "at_end=False", "ctypes.memset(first - 1, 0, 1)"),
     ("write to a read-only array", "at_end=True, content=5", "ctypes.memset(first, 0, 1)"),
-    ("read a forbidden page", "at_end=True", f"m.forbid(5, 2 * {PAGE}); ctypes.string_at(first + 99 - {PAGE}, 1)"),
 ]
 
 

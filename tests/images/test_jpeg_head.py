@@ -1,4 +1,4 @@
-"""Heads of JPEG files: reading finds the written values, and any other content is an error that says where."""
+"""Heads of JPEG files: reading finds the written values, and any other content is an error that states its position."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import struct
 import pytest
 from hypothesis import example, given, strategies as st
 
+from shardio.images import why_not_by_kernel
 from shardio.images.jpeg.head import JpegHead, read_head, why_irregular
 from shardio.images.tiling import tile_jpeg
+from shardio.kernel import require_functions
 from tests.images.jpeg_corpus import small_corpus
 from tests.images.jpeg_files import by_pillow, exif_with_thumbnail, make_jpeg, segments_of
 from tests.images.jpeg_writer import segment
@@ -58,8 +60,11 @@ def _check(head: JpegHead, content: bytes) -> None:
 
 
 def _check_any(content: bytes) -> None:
-    """Check that content has a head that lies within it, or that the error locates the problem."""
-    message = ""
+    """Check that the content has a valid head, or that the error locates the problem.
+
+    If the kernel also reads the head, Python must find the same size and no error.
+    """
+    message, size = "", None
     try:
         head = read_head(content)
         why_irregular(head)
@@ -67,6 +72,8 @@ def _check_any(content: bytes) -> None:
         message = str(error)
     else:
         _check(head, content)
+        size = head.height, head.width
+    assert require_functions().read_size(content) in (None, size)
     assert not message or re.search(r"byte \d+|after \d+ bytes|does not begin", message)
 
 
@@ -150,7 +157,9 @@ def test_heads_of_the_corpus_are_those_of_an_independent_reader() -> None:
             head = read_head(file.content)
             _check(head, file.content)
             assert [tuple(span) for span in head.segments] == list(segments_of(file.content)), file.name
-            assert why_irregular(head) is None or not file.readers, file.name
+            assert why_irregular(head) in (None, "progressive") or not file.readers, file.name
+            is_for_kernel = why_not_by_kernel(file.content) is None
+            assert require_functions().read_size(file.content) == ((head.height, head.width) if is_for_kernel else None)
 
 
 GOOD = make_jpeg("good", make_picture(9, 9), restart_interval=2).content

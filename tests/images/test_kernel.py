@@ -6,6 +6,7 @@ corpus, and damaged files.
 
 from __future__ import annotations
 
+import io
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, get_args
@@ -14,17 +15,20 @@ import numpy as np
 import pytest
 import simplejpeg
 from numpy.typing import NDArray
+from PIL import Image
 
 from shardio.images import CropPlan, Resampling, open_image, render_chunk, rendering, why_not_by_kernel
 from shardio.images.jpeg import Box
-from shardio.images.kernel import find_kernel
-from shardio.images.kernel.compiled.records import MAX_SIDE, OPENCV_BILINEAR, PLAN, WORKSPACE
 from shardio.images.tiling import tile_jpeg
+from shardio.kernel import find_kernel, require_functions
+from shardio.kernel.functions import Kernel
+from shardio.kernel.records import OPENCV_BILINEAR, PLAN
 from tests.images import naive
 from tests.images.crop_laws import assert_parts_by_kernel, random_boxes, render_chunk_by_kernel, render_parts
 from tests.images.jpeg_corpus import ODD_FACTORS, small_corpus
 from tests.images.jpeg_files import SAMPLINGS, Factors, by_pillow, extremes, make_jpeg, noise, waves
 from tests.images.jpeg_writer import segment
+from tests.images.mutations import without_ac_codes
 from tests.images.pictures import TURNS, exif_of, make_picture, save
 
 
@@ -165,7 +169,6 @@ _BASELINE = make_jpeg("", _PICTURE, factors=SAMPLINGS["4:2:0"], restart_interval
 _TABLE = _BASELINE.index(b"\xff\xc4")
 _LAST_SYMBOL = _TABLE + 5 + 16 + sum(_BASELINE[_TABLE + 5 : _TABLE + 21]) - 1
 OTHERS: dict[str, tuple[bytes, str | None]] = {
-    "progressive": (by_pillow(_PICTURE, progressive=True), "progressive"),
     "CMYK": (by_pillow(np.dstack([_PICTURE, _PICTURE[..., :1]])), "4 components"),
     "several scans": (make_jpeg("", _PICTURE, scans=((0,), (1,), (2,))).content, "several scans"),
     "4:1:0": (make_jpeg("", _PICTURE, factors=ODD_FACTORS["4:1:0"]).content, "unusual sampling factors"),
@@ -189,6 +192,12 @@ def test_unsupported_images_are_left_to_libjpeg_for_a_short_reason(name: str) ->
     assert why_not_by_kernel(content) == reason
 
 
+def test_an_image_without_ac_codes_is_not_rendered() -> None:
+    kernel = Kernel(require_functions())  # A new kernel has no tables of earlier images.
+    plans, rows = np.array([(0, 0, 40, 50, 40, 50, 0, 0, 0, OPENCV_BILINEAR)], PLAN), np.zeros((1, 40, 50, 3), np.uint8)
+    assert not kernel.decode([without_ac_codes(_BASELINE)], plans, np.zeros(1, np.int64), rows)[0]
+
+
 @pytest.mark.parametrize("interval", [0, 2])
 def test_with_any_byte_of_the_scan_changed_it_agrees_with_libjpeg_or_leaves_it(interval: int) -> None:
     picture, factors = noise(20, 36), SAMPLINGS["4:2:0"]
@@ -205,22 +214,48 @@ def test_with_any_byte_of_the_scan_changed_it_agrees_with_libjpeg_or_leaves_it(i
     assert num_drawn, "most changed values give a different image without an error"
 
 
-def test_a_row_is_written_completely_or_not_at_all() -> None:
-    content = make_jpeg("", noise(64, 64), factors=SAMPLINGS["4:2:0"], quality=60).content
-    damaged = bytearray(content)
-    damaged[-60:-2] = bytes(58)
-    rows = np.full((1, 64, 64, 3), 77, np.uint8)
+@pytest.mark.parametrize("kind", ["baseline", "tiled", "progressive"])
+def test_an_images_rows_are_written_completely_or_not_at_all(kind: str) -> None:
+    content = by_pillow(noise(64, 64), quality=60, progressive=kind == "progressive")
+    if kind == "tiled":
+        content = tile_jpeg(content)
+    damaged = content[:-60] + content[-2:]
+    rows = np.full((6, 64, 64, 3), 77, np.uint8)
+    plans = np.zeros(6, PLAN)
+    # The first crop needs only data before the damage, unless the image is progressive.
+    plans[0::2] = (0, 0, 16, 16, 64, 64, 0, 0, 0, OPENCV_BILINEAR)
+    plans[1::2] = (0, 0, 64, 64, 64, 64, 0, 0, 0, OPENCV_BILINEAR)
     kernel = find_kernel()
     assert kernel is not None
-    plans = np.zeros(1, PLAN)
-    plans[0] = (0, 0, 64, 64, 64, 64, 0, 0, 0, OPENCV_BILINEAR)
-    assert not kernel.decode([bytes(damaged)], plans, np.zeros(1, np.int64), rows)[0]
-    assert (rows == 77).all()
+    is_done = kernel.decode([damaged, content, damaged], plans, np.arange(3), rows)
+    assert is_done.tolist() == [False, True, False]
+    np.testing.assert_array_equal(rows[3], simplejpeg.decode_jpeg(content))
+    assert (rows[[0, 1, 4, 5]] == 77).all()
 
 
-def test_images_that_do_not_fit_into_one_group_are_rendered_in_several() -> None:
+@pytest.mark.slow
+def test_colors_of_all_samples_are_libjpegs() -> None:
+    """Compare with libjpeg's formulas (jdcolor.c, build_ycc_rgb_table and ycc_rgb_convert)."""
+    samples = np.arange(256, dtype=np.uint8)
+    blue, red = samples.astype(np.int64)[:, np.newaxis] - 128, samples.astype(np.int64) - 128
+    sums = [91881 * red + 0 * blue, -22554 * blue - 46802 * red, 116130 * blue + 0 * red]
+    differences = (np.stack(sums, axis=-1) + 32768) >> 16
+    # Each block has one color, so its only coefficient is a multiple of 8, and quantization by 8 changes no samples.
+    picture = np.empty((256, 8, 256, 8, 3), np.uint8)
+    picture[..., 1], picture[..., 2] = samples[:, np.newaxis, np.newaxis, np.newaxis], samples[:, np.newaxis]
+    for luma in range(256):
+        picture[..., 0] = luma
+        file = io.BytesIO()
+        image = Image.frombytes("YCbCr", (2048, 2048), picture.tobytes())
+        image.save(file, "JPEG", subsampling=0, qtables=[[8] * 64] * 2)
+        (pixels,), (is_drawn,) = render_parts(file.getvalue(), [Box(0, 0, 2048, 2048)])
+        assert is_drawn
+        expected = np.clip(luma + differences, 0, 255).astype(np.uint8)
+        assert (pixels.reshape(picture.shape) == expected[:, np.newaxis, :, np.newaxis]).all(), luma
+
+
+def test_large_images_are_rendered_beside_small_ones() -> None:
     content = by_pillow(noise(700, 700), quality=98, subsampling=0)
-    assert len(content) > 1.1 * 2**20, "three of them do not fit into the workspace"
     plans = without_last_row(np.full((7, 2), 700))
     expected = np.asarray(simplejpeg.decode_jpeg(content))[:-1]
     rows = np.zeros((7, 699, 700, 3), np.uint8)
@@ -229,26 +264,6 @@ def test_images_that_do_not_fit_into_one_group_are_rendered_in_several() -> None
     assert render_chunk_by_kernel([open_image(content) for content in contents], plans, rows).all()
     for i in (0, 1, 3, 4, 5):
         np.testing.assert_array_equal(rows[i], expected)
-
-
-@pytest.mark.slow
-def test_colors_are_libjpegs() -> None:
-    """Compare all combinations of samples with libjpeg's formulas (jdcolor.c, build_ycc_rgb_table and
-    ycc_rgb_convert)."""
-    convert_row = pytest.importorskip("shardio.images.kernel.compiled.colour", exc_type=ImportError).convert_row
-    luma, cr = np.repeat(np.arange(256, dtype=np.uint8), 256), np.tile(np.arange(256, dtype=np.uint8), 256)
-    columns = 4, 1 << 14
-    rows, places = np.zeros(columns[::-1], np.uint32), np.arange(0, 1 << 16, 4)  # The columns of an MCU are adjacent.
-    y, red = luma.astype(np.int64), cr.astype(np.int64) - 128
-    for cb in range(256):
-        blue = cb - 128
-        constant = np.full(columns, cb, np.uint8)
-        convert_row(luma.reshape(columns), constant, cr.reshape(columns), True, rows.reshape(-1), places, 0)
-        pixels = rows.T.reshape(-1)
-        added: list[NDArray[np.int64]] = [91881 * red, -22554 * blue - 46802 * red, np.full_like(y, 116130 * blue)]
-        for i, color in enumerate(added):
-            expected = np.clip(y + ((color + 32768) >> 16), 0, 255)
-            np.testing.assert_array_equal(pixels >> 8 * i & 255, expected)
 
 
 # Which images it renders.
@@ -260,7 +275,7 @@ def is_rendered(content: bytes) -> bool | None:
         picture = open_image(content)
     except ValueError:
         return None
-    height, width = (min(side, MAX_SIDE // 16) for side in picture.size)  # The kernel supports crops of this size.
+    height, width = (min(side, 256) for side in picture.size)
     plan = _crop(picture.size, Box(0, 0, height, width)).resize(np.array([[height + 1, width]]))
     rows = np.zeros((2, height + 1, width, 3), np.uint8)
     return bool(render_chunk_by_kernel([picture] * 2, plan.take(np.zeros(2, np.int64)), rows).all())
@@ -286,28 +301,9 @@ def test_files_are_rendered_as_predicted_unless_they_are_damaged_and_tiling_chan
     assert num_rendered > 150
 
 
-def test_whole_images_are_left_to_libjpeg_unless_they_are_tiled_or_resized() -> None:
-    content, whole = by_pillow(make_picture(200, 300)), CropPlan.whole(np.array([[200, 300]]))
-    part = whole.crop(np.array([[0, 0, 200, 299]]))
-    resized = whole.resize(np.array([[150, 150]]))
-    for given, plan, expected in (
-        (content, whole, False),
-        (tile_jpeg(content), whole, True),
-        (content, part, True),
-        (content, resized, True),
-    ):
-        rows = np.zeros((1, *plan.output_size[0], 3), np.uint8)
-        assert render_chunk_by_kernel([open_image(given)], plan, rows).all() == expected
-
-
-def test_it_leaves_files_that_exceed_its_memory_unless_they_are_tiled() -> None:
-    side = 1200
-    content = by_pillow(noise(side, side), quality=100, subsampling=0)
-    assert len(content) > WORKSPACE["bits"].itemsize
-    assert why_not_by_kernel(content) == "more than 3 MiB and not tiled"
-    assert not is_rendered(content)
-    tiled = tile_jpeg(content)
-    assert len(tiled) > WORKSPACE["bits"].itemsize
-    assert why_not_by_kernel(tiled) is None
-    plan = _crop((side, side), Box(300, 300, 200, 200))
-    assert render_chunk_by_kernel([open_image(tiled)], plan, np.zeros((1, 200, 200, 3), np.uint8)).all()
+def test_whole_images_are_rendered() -> None:
+    content, plan = by_pillow(make_picture(200, 300)), CropPlan.whole(np.array([[200, 300]]))
+    for given in (content, tile_jpeg(content)):
+        rows = np.zeros((1, 200, 300, 3), np.uint8)
+        assert render_chunk_by_kernel([open_image(given)], plan, rows).all()
+        np.testing.assert_array_equal(rows[0], simplejpeg.decode_jpeg(content))

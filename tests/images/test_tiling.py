@@ -9,6 +9,7 @@ import struct
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,11 +26,21 @@ from shardio.images.tiling import (
     untile_jpeg,
 )
 from tests.images.fuzz_laws import make_damaged_file
-from tests.images.jpeg_corpus import not_jpegs, small_corpus, untileable_jpegs
-from tests.images.jpeg_files import SAMPLINGS, by_pillow, flat, make_jpeg, patch, scan_start, segments_of
+from tests.images.jpeg_corpus import not_jpegs, patch_sof, small_corpus, untileable_jpegs
+from tests.images.jpeg_files import (
+    PILLOW_SAMPLINGS,
+    SAMPLINGS,
+    by_pillow,
+    flat,
+    make_jpeg,
+    noise,
+    patch,
+    scan_start,
+    segments_of,
+)
 from tests.images.jpeg_writer import HuffmanTable, JpegOptions, dht_segment, segment, write_jpeg
 from tests.images.mutations import write_originals
-from tests.images.pictures import exif_of, make_picture
+from tests.images.pictures import exif_of, make_picture, read_by_pillow
 from tests.images.tiling_laws import LONGEST_REASON, TILED, Parts, check_corpus_file, check_file, take_apart, tile_by
 
 NO_END = "damaged: the end-of-image marker is missing"
@@ -38,7 +49,8 @@ ENDS_EARLY = "damaged: the data ends early or contains an unknown code"
 WRONG_MARKER = "damaged: a restart marker is missing or wrong"
 
 REASONS = {
-    "progressive": ["progressive by pillow", "progressive gray by pillow", "progressive 4:4:4 by cv2", "sof2"],
+    "progressive, of a kind that the kernel does not decode": ["sof2", "progressive, the last scan twice"],
+    "progressive, and the last scans are missing": ["progressive, the last scan is missing"],
     "coded by process SOF3": ["sof3"],
     "coded by process SOF9": ["sof9"],
     "coded by process SOF13": ["sofd"],
@@ -54,24 +66,34 @@ REASONS = {
     "more than 10 blocks in an MCU": ["eleven blocks in an mcu"],
     "a missing Huffman table": ["no tables, by pillow", "unknown huffman table"],
     "bytes after the end of the image": [
+        "progressive, zeros after eoi",
         *("a line feed after eoi", "zeros after eoi", "ones after eoi", "two eois", "two files in one"),
         "a video after eoi",
     ],
     "more data after the scan": ["a restart marker before eoi", "a comment before eoi", "the scan twice"],
+    "more data after a scan": ["progressive, a comment between scans", "progressive, quantization between scans"],
     "damaged header": [
         *("no frame", "two frames", "tables only, by pillow", "sampling factor 0", "sampling factor 5"),
         *("huffman table 15", "more codes than bits allow", "segment of length 0", "segment of length 1"),
         *("segment beyond the end", "stray byte between segments"),
         *(f"cut at {length}" for length in (1, 2, 3, 4, 20, 50, 160)),
     ],
-    NO_END: ["no eoi", "no eoi, restarts", "half an eoi"],
-    "padding before a marker": ["zeros before eoi", "ones before eoi"],
-    TOO_MUCH: ["a restart marker is missing", "restart interval that the data does not keep"],
+    NO_END: [
+        *("no eoi", "no eoi, restarts", "half an eoi", "progressive, no eoi"),
+        "progressive, the last scan is missing, no eoi",
+    ],
+    "padding before a marker": ["zeros before eoi", "ones before eoi", "progressive, zeros before eoi"],
+    TOO_MUCH: [
+        *("a restart marker is missing", "restart interval that the data does not keep"),
+        *("progressive, noise before eoi", "progressive, no restart markers"),
+    ],
     WRONG_MARKER: ["a restart marker out of turn", "the last interval is missing"],
     ENDS_EARLY: [
         *("no data", "no data and no eoi", "half the data", "half the data and no eoi", "codes of ones only"),
         *("coefficients beyond the last", "a marker amid the data", "a restart marker too much"),
         "cut after a restart marker",
+        *("progressive, huge", "progressive, an unused dc symbol of 16 bits"),
+        "progressive, the last byte is missing",
     ],
 }
 """Files that cannot be tiled, by reason."""
@@ -95,6 +117,7 @@ def small_files() -> dict[str, bytes]:
         "color with restarts": write_jpeg(picture, JpegOptions(factors=subsampled, quality=60, restart_interval=2)),
         "one block": write_jpeg(flat(8, 8)[..., 0].copy(), JpegOptions(factors=SAMPLINGS["gray"], huffman="best")),
         "tiled": tile_jpeg(color),
+        "progressive": by_pillow(picture, progressive=True, restart_marker_blocks=2, quality=60),
     }
 
 
@@ -125,7 +148,73 @@ def test_all_images_of_a_kind_are_refused_for_the_same_reason() -> None:
     assert {_refusal(file.content).reason for file in not_jpegs()} == {"damaged header"}
 
 
-@pytest.mark.parametrize("name", ["gray", "color", "color with restarts", "one block", "tiled"])
+PROGRESSIVE_OPTIONS: dict[str, dict[str, Any]] = {
+    **{name: {"subsampling": number} for name, number in PILLOW_SAMPLINGS.items()},
+    "low quality": {"quality": 3},
+    "high quality": {"quality": 100},
+    "restarts": {"restart_marker_blocks": 3, "subsampling": 2},
+    "wide quantization": {"qtables": [[8] * 63 + [300]]},
+    "metadata": {"exif": exif_of(6), "icc_profile": bytes(70_000), "comment": b"a comment", "dpi": (300, 300)},
+}
+
+
+@pytest.mark.parametrize("size", [(8, 8), (17, 35), (33, 16), (90, 130)])
+@pytest.mark.parametrize("name", [*PROGRESSIVE_OPTIONS, "gray"])
+def test_a_progressive_file_becomes_the_file_that_the_same_encoder_writes_as_baseline(
+    name: str, size: tuple[int, int]
+) -> None:
+    for make in (make_picture, noise):
+        picture = make(*size)[..., 0].copy() if name == "gray" else make(*size)
+        options = {"restart_marker_blocks": 2} if name == "gray" else PROGRESSIVE_OPTIONS[name]
+        progressive, baseline = by_pillow(picture, progressive=True, **options), by_pillow(picture, **options)
+        assert tile_jpeg(progressive) == tile_jpeg(baseline)
+        assert untile_jpeg(progressive) == untile_jpeg(baseline) == untile_jpeg(tile_jpeg(progressive))
+
+
+def _write_block(scans: list[tuple[int, int, int, str]]) -> bytes:
+    """Return a progressive gray file of one block.
+
+    Args:
+        scans: The first coefficient, the successive approximation's high and low, and the bits of each scan. The
+            tables have the codes 0 and 10 for DC symbols 0 and 11, and 0, 10, 110 and 1110 for AC symbols 0, 9, 10
+            and 11.
+    """
+    codes = {
+        (0, 0): HuffmanTable(counts=bytes([1, 1]).ljust(16, b"\0"), symbols=b"\x00\x0b"),
+        (1, 0): HuffmanTable(counts=bytes([1, 1, 1, 1]).ljust(16, b"\0"), symbols=b"\x00\x09\x0a\x0b"),
+    }
+    head = write_jpeg(np.full((8, 8), 128, np.uint8), JpegOptions(factors=SAMPLINGS["gray"]))
+    content = patch_sof(head[: scan_start(head) - 10], 0xC2) + dht_segment(codes)
+    for first, high, low, bits in scans:
+        content += segment(0xDA, bytes([1, 1, 0, first, 63 if first else 0, high << 4 | low]))
+        num_bytes = -(-len(bits) // 8)
+        content += int(bits.ljust(8 * num_bytes, "1"), 2).to_bytes(num_bytes, "big").replace(b"\xff", b"\xff\0")
+    return content + b"\xff\xd9"
+
+
+def test_coefficients_that_no_baseline_file_has_are_refused() -> None:
+    zero, no_ac = (0, 0, 0, "0"), (1, 0, 0, "0")
+    good = {
+        "zeros": [zero, no_ac],
+        "the largest DC difference": [(0, 0, 0, "10" + "1" * 11), no_ac],
+        "the largest AC coefficient": [zero, (1, 0, 0, "110" + "1" * 10 + "0")],
+        "the least AC coefficient, in two scans": [zero, (1, 0, 1, "10" + "0" * 9 + "0"), (1, 1, 0, "01")],
+    }
+    for name, scans in good.items():
+        assert check_file(name, _write_block(scans)) == TILED, name
+    bad = {
+        "a DC difference of -2048": [(0, 0, 1, "10" + "01111111111"), (0, 1, 0, "0"), no_ac],
+        "an AC coefficient of 11 bits": [zero, (1, 0, 0, "1110" + "1" * 11 + "0")],
+        "an AC coefficient of -1024": [zero, (1, 0, 1, "110" + "0111111111" + "0"), (1, 1, 0, "00")],
+        "an AC coefficient of 1024": [zero, (1, 0, 1, "110" + "1000000000" + "0"), (1, 1, 0, "00")],
+    }
+    for name, scans in bad.items():
+        content = _write_block(scans)
+        assert read_by_pillow(content).shape == (8, 8, 3)
+        assert _refusal(content).reason == "coefficients out of range", name
+
+
+@pytest.mark.parametrize("name", ["gray", "color", "color with restarts", "one block", "tiled", "progressive"])
 def test_a_file_truncated_anywhere_is_damaged_even_if_it_ends_in_eoi(name: str, small_files: dict[str, bytes]) -> None:
     content = small_files[name]
     start = scan_start(content)
@@ -133,7 +222,9 @@ def test_a_file_truncated_anywhere_is_damaged_even_if_it_ends_in_eoi(name: str, 
         assert _refusal(content[:stop]).reason.startswith("damaged"), f"cut at {stop} of {len(content)}"
         if start <= stop < len(content) - 2 and name != "one block":
             cut = content[:stop].rstrip(b"\xff") + b"\xff\xd9"
-            assert _refusal(cut).reason in (ENDS_EARLY, WRONG_MARKER), f"cut at {stop} of {len(content)}"
+            is_damaged = _refusal(cut).reason in (ENDS_EARLY, WRONG_MARKER)
+            # A progressive file may be cut between its scans, or in the headers there.
+            assert is_damaged or name == "progressive", f"cut at {stop} of {len(content)}"
 
 
 def test_a_file_with_wrong_bytes_is_refused_or_keeps_its_pixels(small_files: dict[str, bytes]) -> None:
@@ -409,7 +500,7 @@ def tables_of(parts: Parts) -> dict[int, HuffmanTable]:
 
 
 def symbols_of(parts: Parts) -> dict[int, Counter[int]]:
-    """Return the number of occurrences of each symbol in a file's scan, by its table's class and identifier."""
+    """Return the number of occurrences of each symbol in a file's scan, grouped by Huffman table."""
     frame, header = parts.all_of(0xC0, 0xC1)[0], parts.others[-1]
     height, width, num_components = struct.unpack_from(">HHB", frame, 5)
     factors = [(factor >> 4, factor & 15) for factor in frame[11::3]] if num_components > 1 else [(1, 1)]
@@ -464,6 +555,8 @@ def test_files_are_written_with_the_best_tables_for_their_symbols_and_no_others(
             for key, counts in symbols.items():
                 assert sorted(tables[key].symbols) == sorted(counts), file.name
                 assert cost(tables[key], counts) <= find_optimum(counts) * 1.001 + SLACK, file.name
+        if before.all_of(0xC2):  # Progressive scans have different symbols.
+            continue
         if not before.restarts:
             assert symbols == symbols_of(before), file.name
         old = tables_of(before)

@@ -148,10 +148,9 @@ def _check_refusal(name: str, content: bytes, error: NotTileable) -> None:
 
 def _check_segments(name: str, content: bytes, tiled: bytes, plain: bytes) -> None:
     before, after, back = take_apart(content), take_apart(tiled), take_apart(plain)
-    for marker, segment_name in {0xC0: "SOF0", 0xC1: "SOF1", 0xDB: "DQT"}.items():
-        _hold(before.all_of(marker) == after.all_of(marker), name, f"{segment_name} segments stay as they are")
-    _hold(before.others == after.others, name, "all segments except DHT, DRI and tile tables are kept, in order")
-    _hold(before.others == back.others, name, "untiling keeps all segments except DHT, DRI and tile tables, in order")
+    kept = _make_sequential(before) if before.all_of(0xC2) else before.others
+    _hold(after.others == kept, name, "all segments except DHT, DRI and tile tables are kept, in order")
+    _hold(back.others == kept, name, "untiling keeps all segments except DHT, DRI and tile tables, in order")
     _hold(
         not back.tile_table and not back.all_of(0xDD) and not back.restarts,
         name,
@@ -160,6 +159,17 @@ def _check_segments(name: str, content: bytes, tiled: bytes, plain: bytes) -> No
     for parts, file in ((after, tiled), (back, plain)):
         rest = b"".join([b"\xff\xd8", *sorted(parts.tables + parts.others), parts.scan, b"\xff\xd9"])
         _hold(len(rest) == len(file), name, "there are no bytes between segments or after EOI")
+
+
+def _make_sequential(parts: Parts) -> list[bytes]:
+    """Return the segments of a progressive file, with the headers of a sequential frame and of its only scan."""
+    (frame,) = parts.all_of(0xC2)
+    is_wide = any(segment[4] >> 4 for segment in parts.all_of(0xDB))
+    sequential = b"\xff" + (b"\xc1" if is_wide else b"\xc0") + frame[2:]
+    tables = zip(frame[10::3], b"\x00\x11\x11", strict=False)
+    scan_header = b"".join([frame[9:10], *map(bytes, tables), b"\x00\x3f\x00"])
+    kept = [sequential if segment == frame else segment for segment in parts.others[:-1]]
+    return [*kept, b"\xff\xda" + struct.pack(">H", 2 + len(scan_header)) + scan_header]
 
 
 def _check_tiles(name: str, tiled: bytes) -> None:

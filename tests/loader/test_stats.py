@@ -167,23 +167,23 @@ def test_each_delivered_image_is_counted_by_its_decoder(mixed: Path, kind: Kind,
 
 
 @pytest.mark.parametrize(
-    ("transform", "expected"),
+    "transform",
     [
-        (None, (3, 6, 3)),  # libjpeg-turbo is faster for whole images that are not tiled.
-        (Resize((24, 36)), (7, 2, 3)),
-        (RandomResizedCrop(48, antialias=True), (7, 2, 3)),
-        (Compose([Resize(60), CenterCrop(40), Resize(30)]), (7, 2, 3)),  # The second resize works on pixels.
-        (Compose([Resize(24), Resize(48)]), (7, 2, 3)),
-        (Unchanged(), (3, 6, 3)),
-        (Compose([Unchanged(), Resize(24)]), (3, 6, 3)),
-        (Compose([RandomResizedCrop(48), unchanged, CenterCrop(40)]), (7, 2, 3)),
-        (RandomApply([Compose([Unchanged(), CenterCrop(20)])], p=1.0), (3, 6, 3)),
+        None,
+        Resize((24, 36)),
+        RandomResizedCrop(48, antialias=True),
+        Compose([Resize(60), CenterCrop(40), Resize(30)]),  # The second resize works on pixels.
+        Compose([Resize(24), Resize(48)]),
+        Unchanged(),
+        Compose([Unchanged(), Resize(24)]),
+        Compose([RandomResizedCrop(48), unchanged, CenterCrop(40)]),
+        RandomApply([Compose([Unchanged(), CenterCrop(20)])], p=1.0),
     ],
 )
-def test_the_files_decoder_counts_whatever_the_transform_does(mixed: Path, transform: Any, expected: Any) -> None:
+def test_the_files_decoder_counts_whatever_the_transform_does(mixed: Path, transform: Any) -> None:
     loader = make_loader(mixed, transform=transform, batch_size=5)
     list(loader)
-    assert decoder_names(loader) == expected
+    assert decoder_names(loader) == (7, 2, 3)
 
 
 @pytest.mark.parametrize("options", [{}, {"transform": unchanged}, {"transform_sample": list_values}])

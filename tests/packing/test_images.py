@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,15 @@ from shardio.errors import PackError
 from shardio.images.converting import convert_image
 from shardio.images.jpeg import has_tiles
 from shardio.images.tiling import NotTileable, tile_jpeg
-from shardio.packing import REJECTED_NAME, TILED, JpegTally, PackResult, packer
+from shardio.packing import REJECTED_NAME, TILED, TILED_PROGRESSIVE, JpegTally, PackResult, packer
 from shardio.progress import WorkProgress
 from tests.files import read_files
-from tests.images.kernel_machines import _not_built, folder
 from tests.images.pictures import exif_of, make_picture, read_by_pillow, save
 from tests.packing.packs import Interrupt, assert_refused, pack, read_packed, write_files
 from tests.raising import assert_raises
 from tests.sources import encode
 from tests.tars import read_members
 
-__all__ = ["_not_built", "folder"]
 PLAIN = save(make_picture(70, 90), "JPEG")
 
 FILES = {
@@ -67,14 +64,14 @@ def test_tiling_rewrites_eligible_jpegs_and_stores_the_rest_unchanged(source: Pa
     result = pack_jpegs(source, tmp_path / "out", jpeg="tile")
     stored = read_images(tmp_path / "out")
     assert stored.keys() == FILES.keys()
-    tiled = {"c/plain.jpg", "c/gray.jpeg", "c/tiled.jpg", "d/hidden.png", "d/masked.jpg"}
+    tiled = {"c/plain.jpg", "c/gray.jpeg", "c/tiled.jpg", "c/progressive.jpg", "d/hidden.png", "d/masked.jpg"}
     for name, content in FILES.items():
         assert stored[name] == (tile_jpeg(content) if name in tiled else content), name
         if name in tiled:
             np.testing.assert_array_equal(read_by_pillow(stored[name]), read_by_pillow(content))
     assert result.jpegs.outcomes == {
         TILED: 5,
-        "progressive": 1,
+        TILED_PROGRESSIVE: 1,
         "4 components": 1,
         "bytes after the end of the image": 1,
         BROKEN: 1,
@@ -84,7 +81,7 @@ def test_tiling_rewrites_eligible_jpegs_and_stores_the_rest_unchanged(source: Pa
     assert result.jpegs.num_bytes_after == sum(len(stored[name]) for name in jpegs)
     assert [problem.path for problem in result.jpegs.damaged] == [source / "d/broken.jpg"]
     assert "ends early" in result.jpegs.damaged[0].what
-    assert (result.manifest.pack["jpeg"], result.manifest.pack["num_tiled"]) == ("tile", 5)
+    assert (result.manifest.pack["jpeg"], result.manifest.pack["num_tiled"]) == ("tile", 6)
 
 
 def test_copying_keeps_every_byte_and_counts_tiled_jpegs(source: Path, tmp_path: Path) -> None:
@@ -189,13 +186,12 @@ def test_a_warning_names_a_damaged_jpeg(source: Path, tmp_path: Path, caplog: py
     assert any("broken.jpg is damaged" in message for message in caplog.messages)
 
 
-@pytest.mark.usefixtures("folder", "_not_built")
 @pytest.mark.parametrize("jpeg", ["tile", "reencode"])
-def test_without_compiled_functions_and_numba_the_error_says_what_to_install_and_nothing_is_written(
+def test_without_the_kernel_the_error_says_what_to_install_and_nothing_is_written(
     source: Path, tmp_path: Path, jpeg: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "numba", None)
-    with pytest.raises(PackError, match=r"built without them for this processor.*pip install numba"):
+    monkeypatch.setattr("shardio.kernel.load_functions", lambda: (None, "it cannot be loaded"))
+    with pytest.raises(PackError, match="kernel: it cannot be loaded: install a wheel that has it"):
         pack_jpegs(source, tmp_path / "out", jpeg=jpeg)
     assert not (tmp_path / "out").exists()
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import os
-import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -9,45 +9,84 @@ from pathlib import Path
 
 import pytest
 
-from shardio.images.kernel.source import BUILT_FOLDER, hash_source
-from shardio.images.kernel.targets import TARGETS
+from shardio.kernel.targets import FOLDER, PLATFORMS, find_targets
 
-ROOT = Path(__file__).parents[2]
+ROOT = FOLDER.parents[1]
 
-pytestmark = pytest.mark.skipif(platform.machine() not in TARGETS, reason="there are no targets for this machine")
+SCRIPT = ["tools/build_kernel.py"]
+ON_ANOTHER_MACHINE = [
+    "-c",
+    "import platform, runpy; platform.machine = lambda: 's390x'; "
+    "runpy.run_path('tools/build_kernel.py', run_name='__main__')",
+]
+
+FIRST_BYTES = {
+    "manylinux_2_17_x86_64": b"\x7fELF\2\1\1" + bytes(9) + b"\3\0\x3e\0",  # ELF-64, a shared object, EM_X86_64.
+    "manylinux_2_17_aarch64": b"\x7fELF\2\1\1" + bytes(9) + b"\3\0\xb7\0",  # EM_AARCH64.
+    "macosx_11_0_arm64": b"\xcf\xfa\xed\xfe\x0c\0\0\1",  # MH_MAGIC_64, CPU_TYPE_ARM64.
+    "macosx_11_0_x86_64": b"\xcf\xfa\xed\xfe\7\0\0\1",  # CPU_TYPE_X86_64.
+}
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """A copy of the files that the script needs, without shared objects."""
-    for path in ("tools/build_kernel.py", "shardio/__init__.py"):
-        (tmp_path / path).parent.mkdir(exist_ok=True)
-        shutil.copy(ROOT / path, tmp_path / path)
-    shutil.copytree(ROOT / "shardio" / "images", tmp_path / "shardio" / "images", ignore=lambda *_: ["built"])
-    return tmp_path
+def built(tmp_path: Path) -> Path:
+    """The folder of shared objects, empty, in a copy of the files that the script needs."""
+    shutil.copytree(FOLDER, tmp_path / "shardio" / "kernel", ignore=shutil.ignore_patterns("built"))
+    (tmp_path / "tools").mkdir()
+    shutil.copy(ROOT / "tools" / "build_kernel.py", tmp_path / "tools")
+    (tmp_path / "shardio" / "kernel" / "built").mkdir()
+    return tmp_path / "shardio" / "kernel" / "built"
 
 
-def build(checkout: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "tools/build_kernel.py"]
+def build(built: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, cwd=checkout, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60
+        [sys.executable, *arguments],
+        cwd=built.parents[2],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
 
 
-def test_without_a_linker_it_says_what_to_install_and_writes_nothing(checkout: Path, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    done = build(checkout, PATH=str(tmp_path / "empty"), CC="")
-    assert done.returncode == 1
-    assert done.stderr.strip().endswith("install a C compiler, name one with CC, or run pip install ziglang")
-    assert not list(checkout.rglob("*.so"))
+def test_what_was_compiled_from_the_same_source_stays_and_everything_else_is_removed(built: Path) -> None:
+    present = {target.path.name for targets in PLATFORMS.values() for target in targets}
+    for name in (*present, "x86-64-v3-0123456789abcdef.so", "x.partial"):
+        (built / name).write_text(name)
+    for arguments in (["--all"], ["macosx_11_0_arm64"]):
+        done = build(built, *SCRIPT, *arguments)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        assert {path.name: path.read_text() for path in built.iterdir()} == {name: name for name in present}
 
 
-def test_what_was_compiled_from_the_same_source_stays_and_all_else_is_removed(checkout: Path) -> None:
-    folder = checkout / BUILT_FOLDER.relative_to(ROOT)
-    folder.mkdir()
-    present = {f"{target}-{hash_source()}.so" for target in TARGETS[platform.machine()]}
-    for name in (*present, "x86-64-v3-0123456789abcdef.so", "x86-64-v3-0123456789abcdef.o", "x.partial"):
-        (folder / name).touch()
-    done = build(checkout)
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ([*SCRIPT, "win_amd64"], f"'win_amd64' .choose from {', '.join(f'.?{name}.?' for name in PLATFORMS)}"),
+        (ON_ANOTHER_MACHINE, r"^there is no kernel for \w+ on s390x$"),
+    ],
+    ids=["unknown", "not supported"],
+)
+def test_other_platforms_are_refused(built: Path, arguments: list[str], error: str) -> None:
+    done = build(built, *arguments)
+    assert done.returncode
+    assert re.search(error, done.stderr, re.MULTILINE)
+    assert not list(built.iterdir())
+
+
+@pytest.mark.slow
+def test_each_platform_gets_code_of_its_format_that_is_the_same_in_each_build(built: Path) -> None:
+    done = build(built, *SCRIPT, "--all", ZIG_LOCAL_CACHE_DIR=str(built.parents[2] / "cache"))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert {path.name for path in folder.iterdir()} == present
+    contents = {path.name: path.read_bytes() for path in built.iterdir()}
+    for platform, targets in PLATFORMS.items():
+        for target in targets:
+            content = contents.pop(target.path.name)
+            assert content.startswith(FIRST_BYTES[platform])
+            if platform.startswith("manylinux_2_17"):
+                assert set(re.findall(rb"\0(\w+\.so\.\d+)\0", content)) == {b"libc.so.6"}
+                versions = [tuple(map(int, version.split(b"."))) for version in re.findall(rb"GLIBC_([\d.]+)", content)]
+                assert (2, 2) <= max(versions) <= (2, 17)
+            if target in find_targets():
+                assert content == target.path.read_bytes()
+    assert not contents

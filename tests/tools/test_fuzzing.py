@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,9 +17,11 @@ from typing import Any
 import pytest
 import typer
 
+from shardio.kernel.targets import find_targets
 from tests.images.fuzz_laws import LawBrokenError
 from tests.processes import forkserver_context
 from tests.shards.hostile import HostileShard
+from tools.guarded_kernel import find_compiler
 
 # An import statement would make mypy find these files under two names, because tools/ is not a package.
 fuzz_images, fuzz_tars = import_module("tools.fuzz_images"), import_module("tools.fuzz_tars")
@@ -131,7 +135,7 @@ def test_a_saved_input_can_be_read_again(tmp_path: Path) -> None:
 
 
 FAULTS = {
-    "one file alone": ("len(chunk.contents) and 8 in files", "SIGSEGV", "file 8", "8 --files 1"),
+    "one file alone": ("8 in files", "SIGSEGV", "file 8", "8 --files 1"),
     "two files together": ("{8, 9} <= set(files)", "SIGSEGV", "files 8 to 11, together", "8 --files 4"),
 }
 
@@ -143,21 +147,74 @@ def test_files_that_end_the_process_are_named(condition: str, end: str, files: s
 import ctypes, multiprocessing
 from tools import fuzz_kernel
 
-def make_chunk(seed, files, originals):
-    chunk = make_usual_chunk(seed, files, originals)
+def render(kernel, contents, generators, rng):
+    files = [numbers[content] for content in contents]
     if {condition}:
         ctypes.string_at(0)
-    return chunk
+    return usual_render(kernel, contents, generators, rng)
 
-make_usual_chunk, fuzz_kernel._make_chunk = fuzz_kernel._make_chunk, make_chunk
+def make_file(seed, originals):
+    content, rng = usual_make_file(seed, originals)
+    numbers[content] = seed & 0xFFFFFFFF
+    return content, rng
+
+numbers = {{}}
+usual_render, fuzz_kernel._render = fuzz_kernel._render, render
+usual_make_file, fuzz_kernel._make_file = fuzz_kernel._make_file, make_file
 fork = multiprocessing.get_context("fork")  # A spawned process would not have this fault.
 multiprocessing.get_context = lambda _: fork
-fuzz_kernel.main(files=20, seed=1, start=0, guard=True, tight=None)
+fuzz_kernel.main(files=20, seed=1, start=0, target=None, sanitize=None)
 """
     environment = {**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False, env=environment
     )
     assert done.returncode == 1
-    expected = f"{end}: seed 1, {files}; repeat with --seed 1 --start {again} --guard"
+    expected = f"{end}: seed 1, {files}; repeat with --seed 1 --start {again} --target {find_targets()[0].name}"
     assert done.stderr.splitlines()[-1] == expected
+
+
+def fuzz(root: Path, sanitizer: str, num_files: int) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(root / "tools" / "fuzz_kernel.py"), "--sanitize", sanitizer]
+    options = ["--files", str(num_files), "--seed", "3"]
+    return subprocess.run([*command, *options], capture_output=True, text=True, timeout=300, check=False)
+
+
+def require_compiler(sanitizer: str) -> None:
+    if sanitizer == "address":
+        try:
+            find_compiler()
+        except LookupError as error:
+            pytest.skip(str(error))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sanitizer", ["address", "undefined"])
+def test_damaged_files_are_read_without_undefined_behavior(sanitizer: str) -> None:
+    require_compiler(sanitizer)
+    done = fuzz(ROOT, sanitizer, 5_000)
+    assert done.returncode == 0, done.stderr
+    assert "no access outside the kernel's memory" in done.stdout
+
+
+REMOVED = {
+    "address": ("scan.c", "+ PADDING)) break;", ")) break;", "heap-buffer-overflow"),
+    "undefined": ("head.c", "(count != 1 && count != 3)", "count > 9", "SIGILL|SIGTRAP"),
+}
+"""For each sanitizer, a bound to remove, what replaces it, and a pattern of its report."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sanitizer", REMOVED)
+def test_a_sanitizer_reports_a_missing_bound(sanitizer: str, tmp_path: Path) -> None:
+    require_compiler(sanitizer)
+    name, bound, replacement, report = REMOVED[sanitizer]
+    for folder in ("shardio", "tests", "tools"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    source = tmp_path / "shardio" / "kernel" / name
+    text = source.read_text()
+    assert text.count(bound) == 1
+    source.write_text(text.replace(bound, replacement))
+    done = fuzz(tmp_path, sanitizer, 20_000)
+    assert done.returncode == 1
+    assert re.search(report, done.stderr)

@@ -54,11 +54,11 @@ def test_no_text_recommends_installing_the_other_project() -> None:
         ("pip install -U\n'shardio[tile]'", True),
         ("uv add shardio", True),
         ("pip install -c constraints.txt shardio", True),
-        ("needs numba: 'shardio[tile]'", True),
+        ("needs datasets: 'shardio[parquet]'", True),
         ("pip install shardio-loader", False),
         ("pip install '/path/to/shardio[tile]'", False),
         ("pip install ./shardio", False),
-        ("pip install numba, which shardio uses", False),
+        ("pip install numpy, which shardio uses", False),
     ],
 )
 def test_the_test_above_recognizes_wrong_commands(text: str, is_wrong: bool) -> None:

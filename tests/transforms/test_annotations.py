@@ -15,7 +15,7 @@ from PIL import Image
 
 from shardio import transforms as tr
 from shardio.images import CropPlan, DecodedPicture, Picture, PlanRow, edit_images, make_operations, render_chunk
-from shardio.images.kernel.compiled import operation_records as codes
+from shardio.kernel import operations as codes
 from shardio.transforms.annotations import check_field_kinds, move_boxes, move_mask, move_points
 from shardio.transforms.warps import make_affine_matrix
 from tests.images.pictures import make_picture

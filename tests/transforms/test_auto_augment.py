@@ -13,8 +13,8 @@ from PIL import Image
 
 from shardio import transforms
 from shardio.images import edit_images
-from shardio.images.kernel.compiled import operation_records as codes
 from shardio.images.rendering import edit_by_pillow
+from shardio.kernel import operations as codes
 from shardio.transforms import AugMix, AutoAugment, RandAugment, TrivialAugmentWide
 from shardio.transforms.automatic import draw_gammas, read_policy, space_evenly
 from tests.transforms.by_torchvision import v2

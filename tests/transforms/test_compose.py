@@ -18,8 +18,8 @@ from PIL import Image
 from shardio import DataLoader, ImageFolder, ShardDataset, ShardMapDataset, transforms as tr
 from shardio.images import CropPlan, DecodeError, PlannedCrop, RenderedImages, open_image, render_chunk, render_crops
 from shardio.images.jpeg import Box
-from shardio.images.kernel import find_kernel
 from shardio.images.tiling import tile_jpeg
+from shardio.kernel import find_kernel
 from shardio.order import derive_rng_key
 from shardio.transforms.compose import keys_of_inner
 from tests.images import naive

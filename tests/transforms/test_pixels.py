@@ -19,7 +19,7 @@ from PIL import Image
 from shardio import DataLoader, ShardDataset, transforms as tr
 from shardio.errors import SampleError
 from shardio.images import DecodeError, edit_images
-from shardio.images.kernel.compiled import operation_records as codes
+from shardio.kernel import operations as codes
 from shardio.transforms.warps import make_affine_matrix, make_perspective_matrix, make_rotation_matrix, make_warps
 from tests.transforms.by_torchvision import functional, v2
 from tests.transforms.inputs import (

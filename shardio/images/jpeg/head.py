@@ -105,8 +105,8 @@ def read_head(content: bytes) -> JpegHead:
 def why_irregular(head: JpegHead) -> str | None:
     """Return the reason why parts of an image cannot be decoded separately, or None if they can.
 
-    This requires baseline or extended sequential Huffman coding, 8 bits per sample, and 1 or 3 components in one scan.
-    There are only a few distinct reasons, all short, so callers can count images by reason.
+    Such decoding requires baseline or extended sequential Huffman coding, 8 bits per sample, and 1 or 3 components in
+    one scan. There are only a few distinct reasons, all short, so callers can count images by reason.
     """
     if head.process not in (SOF0, SOF1):
         return "progressive" if head.process == SOF2 else f"coded by process SOF{head.process - SOF0}"

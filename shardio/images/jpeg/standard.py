@@ -1,7 +1,6 @@
 """Constants of the JPEG standard, ITU-T Recommendation T.81 (ISO/IEC 10918-1).
 
 Where comments in :mod:`shardio.images` name a section, table, figure or annex without a source, they refer to T.81.
-Compiled code uses these names as constants.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ USUAL_FACTORS = frozenset((luma, (1, 1), (1, 1)) for luma in [(1, 1), (2, 1), (2
 """Sampling factors of 4:4:4, 4:2:2, 4:2:0, 4:4:0, 4:1:1 and 4:4:1."""
 
 MAX_TABLE_ID = 3
-"""Quantisation tables are numbered 0 to 3, and so are DC and AC Huffman tables (B.2.4)."""
+"""Quantization tables are numbered 0 to 3, and so are DC and AC Huffman tables (B.2.4)."""
 
 FIRST_AC_TABLE = 4
 NUM_HUFFMAN_TABLES = 8
@@ -47,7 +46,7 @@ MAX_DC_SYMBOL = 15
 """libjpeg refuses DC tables with larger symbols, whether the scan uses them or not (jdhuff.c)."""
 
 ICC_SIGNATURE = b"ICC_PROFILE\0"
-"""The beginning of an APP2 segment that contains a part of a colour profile (ICC.1:2022, annex B.4)."""
+"""The beginning of an APP2 segment that contains a part of a color profile (ICC.1:2022, annex B.4)."""
 
 EOB, ZRL = 0x00, 0xF0
 """The AC symbols for the end of the block and for sixteen zeros (F.1.2.2)."""

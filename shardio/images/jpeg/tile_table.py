@@ -1,4 +1,4 @@
-r"""The tile table, which locates the restart intervals of a tiled JPEG. It is stored in application segments.
+r"""The tile table, which locates the restart intervals of a tiled JPEG, in application segments.
 
 The table fills one or more APP9 segments, big-endian like the rest of a JPEG. Each segment holds
 

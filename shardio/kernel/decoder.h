@@ -1,0 +1,254 @@
+// What the stages of decoding share: the parts of an image, and the stages' functions.
+//
+// An image goes through these files, in this order:
+//
+//   chunk.c      decode the images of a chunk, and render their crops
+//   head.c       read the markers before the scan (ISO/IEC 10918-1, annex B)
+//   crop.c       find the MCUs that the crops need; render the crops
+//   scan.c       find the restart intervals that these MCUs need, and copy them without stuffed bytes
+//   huffman.c    make look-up tables of the Huffman codes (C.2)
+//   entropy.c    decode three streams side by side: bits become coefficients (F.2.2)
+//   progressive.c  decode the scans of a progressive image, instead of scan.c, huffman.c and entropy.c (annex G)
+//   idct.c       dequantize and transform each MCU as soon as it is decoded: coefficients become samples (A.3.3)
+//   color.c      interpolate chroma, and convert a row of samples to red, green and blue
+//   resize.c     resize rows with the pixels of OpenCV's INTER_LINEAR
+//   antialias.c  resize rows with the pixels of Pillow
+//
+// Pixels are those of libjpeg-turbo's default decoder. An image that is damaged, or of a kind that is not decoded here,
+// is left to libjpeg-turbo: the kernel never rejects an image.
+//
+// Why no read or write leaves its array:
+//
+//   files            Each read follows a comparison with the file's end or, in head.c, with a segment's. The lengths
+//                    of a tile table are used only if they add up to those of the scan (find_tile_table in scan.c).
+//   Huffman tables   A table with more codes than their lengths allow, or with more than 256 symbols, is refused.
+//   scans            A scan is copied to a buffer with PADDING more bytes. unstuff() writes up to 64 bytes after the
+//                    copy. An MCU, or a block of a progressive scan, begins before the end of the copy or at it. An
+//                    MCU has at most 6 × (27 + 63 × 26) bits, a progressive block 64 × 32, and a look ahead reads 8
+//                    more bytes.
+//   coefficients     Their indices are states of huffman.c, below ALL_STATES: a code leads at most 15 states beyond
+//                    its block, and these lead only out of the loop. progressive.c compares an index with the scan's
+//                    last one, and finds blocks by the image's size.
+//   samples          Only MCUs of the region are transformed. allocate_planes() computes the planes' size from it.
+//   rows of pixels   A row has room for those of the region. Vectors may read and write MARGIN more bytes before and
+//                    after it, and in planes. A crop is within its picture, or is refused. The pixels that it mixes
+//                    are within the region, and a gathering vector reads at most 128 bytes from one of them on.
+//   crops            Rows are written whole, except that the last pixels of each are copied one by one.
+//
+// tokens.c says why recoding is safe, and edit.h, neighbors.c and warping.c say why operations on pixels are.
+
+#ifndef SHARDIO_DECODER_H
+#define SHARDIO_DECODER_H
+
+#include "kernel.h"
+
+enum {
+    MAX_COMPONENTS = 3,
+    MAX_BLOCKS = 6,    // Blocks in an MCU: 4:2:0 and 4:1:1 have six.
+    MAX_TABLE_ID = 3,  // The highest identifier of quantization and Huffman tables (B.2.4).
+    NUM_TABLES = 8,    // Huffman tables: four for DC coefficients, then four for AC coefficients.
+    FIRST_AC_TABLE = 4,
+    MAX_CODE_LENGTH = 16,
+    MAX_DC = 2047,  // The largest coefficients of images with samples of 8 bits (F.1.2.1 and F.1.2.2).
+    MAX_AC = 1023,
+    PADDING = 4096,
+    MARGIN = 128,
+    NUM_CHAINS = 3,     // Streams that are decoded side by side: each is a chain of dependent steps.
+    NUM_STATES = 4096,  // The states of an image: see huffman.c.
+    ALL_STATES = (NUM_CHAINS + 1) * NUM_STATES,  // The states of each member, and those of chains without a stream.
+    NUM_CACHED_TABLES = 24,
+    LOOKUP_BITS = 10,
+    MAX_NEW_SIDE = 1 << 20,  // Of resized parts.
+    MAX_BUFFER = 1 << 30,
+    MAX_KEPT = 1 << 25,  // Larger buffers are not kept for the next call.
+};
+
+// Memory that grows, and is kept from one image to the next.
+typedef struct {
+    uint8_t *bytes;
+    size_t size;
+} Buffer;
+
+// Make a buffer at least `size` bytes large. Its contents may be lost. Return whether there was enough memory.
+bool reserve(Buffer *buffer, size_t size);
+
+typedef enum { GRAY, YCC, RGB } Color;
+
+// The header of a scan (B.2.3).
+typedef struct {
+    int num_components;
+    uint8_t components[MAX_COMPONENTS];
+    uint8_t dc_table[MAX_COMPONENTS], ac_table[MAX_COMPONENTS];  // For each component in the scan.
+    int start, end;                                              // The first and the last coefficient, in zigzag order.
+    int high, low;  // The successive approximation: the number of low bits missing before this scan, and after it.
+} ScanHeader;
+
+typedef struct {
+    bool is_progressive;
+    int height, width, num_components;
+    int across, down;   // The sampling factors of the first component. The others have 1 × 1.
+    int rows, columns;  // The numbers of rows and columns of MCUs.
+    int interval;       // The number of MCUs between restart markers; 0 without markers.
+    Color color;
+    bool has_jfif;
+    int adobe;  // The color transform of an Adobe segment, or -1.
+    uint8_t ids[MAX_COMPONENTS], quantizer[MAX_COMPONENTS];
+    uint16_t quantizers[MAX_TABLE_ID + 1][64];  // In zigzag order; the first number is 0 if there is no table.
+    const uint8_t *huffman[NUM_TABLES];         // Each table's numbers of codes, then its symbols; or NULL.
+    ScanHeader scan;                            // The header of the last scan that was read.
+    int64_t scan_start;
+    int64_t tile_table, tile_table_stop;  // The tile table's own header, or 0 without a tile table.
+} Head;
+
+// Read the markers of a file up to its first scan. Return false if the kernel does not decode such files.
+bool read_head(const uint8_t *data, int64_t length, Head *head);
+
+// Read the markers from an offset on, up to the next scan. Return SOS, EOI, or 0 if the kernel does not decode such
+// files.
+int read_markers(const uint8_t *data, int64_t length, int64_t at, Head *head);
+
+// The second bytes of markers; the first is 0xFF (table B.1).
+enum { RST0 = 0xD0, SOI = 0xD8, EOI = 0xD9, SOS = 0xDA };
+
+// The coefficients of all blocks of each component of a progressive image: [rows][columns][64], in zigzag order, for
+// whole MCUs. The coefficients of blocks outside the image are arbitrary.
+typedef struct {
+    int16_t *blocks[MAX_COMPONENTS];
+    int across[MAX_COMPONENTS], down[MAX_COMPONENTS];   // The number of blocks in an MCU.
+    int rows[MAX_COMPONENTS], columns[MAX_COMPONENTS];  // The number of rows and columns of blocks in the image.
+    int stride[MAX_COMPONENTS];                         // The number of blocks from one row to the next.
+    int8_t missing[MAX_COMPONENTS][64];                 // How many bits are not known yet; -1 if no bit is known.
+    int num_scans;                                      // The number of decoded scans.
+    const uint8_t *stop;                                // The end of the last decoded scan.
+} Coefficients;
+
+// A part of a picture, in pixels.
+typedef struct {
+    int64_t top, left, height, width;
+} Box;
+
+// The MCUs of an image that its crops need.
+typedef struct {
+    Box box, upright;  // The needed pixels, in the stored and in the upright picture.
+    int first_row, stop_row, first_column, stop_column;
+} Region;
+
+// The samples of one component. `samples` is the first one of the region's first MCU. MARGIN more bytes before the
+// first row and after the last one may be read and written.
+typedef struct {
+    uint8_t *samples;
+    int64_t stride;
+} Plane;
+
+// What the next bits of a stream mean: one code with its value, or two. See huffman.c.
+typedef struct {
+    uint8_t bits;   // The number of bits of the codes and the values.
+    int8_t place;   // Where the first value belongs, relative to the next state.
+    int16_t bias;   // What to add to the bits to get the first value.
+    int16_t step;   // What to add to the state.
+    int8_t keep;    // A mask for the new state: a block's end sets the lowest six bits to 0.
+    int8_t second;  // The second value, or 0.
+} Entry;
+
+typedef struct {
+    uint8_t counts[MAX_CODE_LENGTH], symbols[256];
+    int num_symbols;  // 0 if there is no table.
+    bool is_dc;
+    uint64_t last_use;
+    int32_t limits[MAX_CODE_LENGTH + 1], offsets[MAX_CODE_LENGTH + 1];  // By code length.
+    Entry single[1 << LOOKUP_BITS], pairs[1 << LOOKUP_BITS], rest[1 << LOOKUP_BITS];
+} HuffmanTable;
+
+// The restart intervals of an image.
+typedef struct {
+    const uint8_t *at, *stop;               // The data of the next interval, and the file's end.
+    int64_t next, num_intervals, interval;  // The next interval, their number, and the MCUs in each.
+    const uint8_t *lengths;                 // The lengths in the tile table, or NULL.
+    int length_bytes;
+} Scan;
+
+// An image that is being decoded.
+typedef struct {
+    int64_t index;  // The image's index in the chunk.
+    bool is_open;   // Whether the member holds an image.
+    bool is_good;   // Whether no damage has been found so far.
+    bool has_more;  // Whether there may be more streams to decode.
+    int num_busy;   // The number of chains that decode a stream of the image.
+    Head head;
+    Region region;
+    Scan scan;
+    int num_blocks;  // The number of blocks in an MCU.
+    uint8_t component[MAX_BLOCKS];
+    uint16_t quantizers[MAX_COMPONENTS][64], limits[MAX_COMPONENTS][64];  // See idct.c.
+    int first_state, state_offset;  // The state in which an MCU begins, and the offset of all states of this member.
+    const HuffmanTable *tables[NUM_TABLES];
+    Plane planes[MAX_COMPONENTS];
+    Buffer memory;  // The memory of the planes.
+} Member;
+
+// A stream that is being decoded: a restart interval, or the whole scan of an image without restart markers.
+typedef struct {
+    Member *member;
+    int row, column;     // The position of the next MCU.
+    int num_left;        // The number of MCUs to decode.
+    bool is_whole;       // Whether the data must end with the last MCU.
+    uint64_t bit, stop;  // The next bit, and the end of the data, as addresses times 8.
+    uint64_t state;
+    int dc[MAX_COMPONENTS];  // The last DC coefficients.
+    Buffer data;
+    int16_t coefficients[ALL_STATES] __attribute__((aligned(64)));  // Indexed by state.
+} Chain;
+
+// A row of the picture: red, green and blue.
+typedef struct {
+    const uint8_t *colors[3];
+} Pixels;
+
+// All memory of a call. Python provides it filled with zeros, and reuses it for the next call.
+typedef struct Workspace {
+    bool is_prepared;
+    uint64_t num_uses;  // How often a Huffman table was looked for and found or made.
+    Member members[NUM_CHAINS];
+    Member *current;  // The member whose streams are decoded next.
+    const Call *call;
+    int64_t next_image;  // The place of the next image in the order of the call.
+    int num_busy;        // The number of chains that have a stream.
+    Chain chains[NUM_CHAINS];
+    HuffmanTable tables[NUM_CACHED_TABLES];
+    Entry stay[1 << LOOKUP_BITS], wait[1 << LOOKUP_BITS], jump[1 << LOOKUP_BITS];  // For states without codes.
+    const Entry *next[ALL_STATES];  // The table for the next code, by state.
+    uint8_t zeros[16];              // The data of chains without a stream.
+    Buffer sums, colors, turned, columns, rows, resized, taps, coefficients, scan;
+} Workspace;
+
+_Static_assert(sizeof(Workspace) <= 1 << 20, "a workspace has WORKSPACE_BYTES: see kernel/records.py");
+
+bool open_scan(const uint8_t *data, int64_t length, Member *member);
+bool take_stream(Member *member, Chain *chain);
+
+void prepare_tables(Workspace *work);
+bool make_tables(Member *member, Workspace *work);
+
+void decode_streams(Workspace *work);
+
+void prepare_quantizers(Member *member);
+bool decode_progressive(const uint8_t *data, int64_t length, Member *member, Workspace *work);
+int64_t count_coefficients(const Head *head);
+Outcome decode_scans(const uint8_t *data, int64_t length, Head *head, uint8_t *unstuffed, Coefficients *coefficients);
+int16_t *find_block(const Coefficients *coefficients, int component, int64_t row, int64_t column);
+
+bool transform_mcu(const Member *member, const int16_t *coefficients, const int *dc, int row, int column);
+
+bool add_crops(const Image *image, const Plan *plans, const Row *rows, int64_t num_crops, Member *member);
+bool allocate_planes(Member *member);
+bool render_crops(Member *member, Workspace *work);
+
+// Functions of chunk.c that entropy.c calls.
+bool open_next_image(Workspace *work);
+void finish_image(Member *member, Workspace *work);
+
+void extend_planes(Member *member);
+bool reserve_row(const Member *member, Workspace *work);
+Pixels make_row(const Member *member, int64_t row, int64_t start, int64_t stop, int place, Workspace *work);
+
+#endif

@@ -1,0 +1,221 @@
+"""Provide the kernel's functions as methods that accept arrays."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.kernel.memory import scratch
+from shardio.kernel.operations import BEGIN_MIXTURE, GAUSSIAN_BLUR, SLACK, count_blur_bytes, count_mixture_bytes
+from shardio.kernel.records import (
+    BEST_TABLE,
+    CALL,
+    EDIT,
+    IMAGE,
+    NORMALIZATION,
+    OPERATION,
+    PLAN,
+    ROW,
+    WORKSPACE_BYTES,
+)
+from shardio.process import call_at_fork, count_processors
+
+Pixels = NDArray[np.uint8]
+"""uint8 [height, width, 3]."""
+
+Rows = Pixels | Sequence[Pixels]
+"""uint8 [n, height, width, 3], or n uint8 [height, width, 3] arrays."""
+
+
+class Functions:
+    """The kernel's functions, in a shared object. All except ``read_size`` take a record's address and release the GIL.
+
+    Args:
+        path: The shared object.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.name = path.stem
+        self._library = ctypes.CDLL(str(path))
+        self._read_size = ctypes.PyDLL(str(path)).shardio_read_size  # Faster than releasing the GIL.
+        self._read_size.argtypes, self._read_size.restype = [ctypes.c_char_p, ctypes.c_int64], ctypes.c_int64
+        self.decode_chunk = self._find("shardio_decode_chunk")
+        self._edit_images = self._find("shardio_edit_images")
+        self._normalize_image = self._find("shardio_normalize_image")
+        self.read_scan = self._find("shardio_read_scan")
+        self.read_progressive = self._find("shardio_read_progressive")
+        self.write_scan = self._find("shardio_write_scan")
+        self._make_best_table = self._find("shardio_make_best_table")
+
+    def _find(self, name: str) -> Callable[[int], None]:
+        function = self._library[name]
+        function.argtypes, function.restype = [ctypes.c_int64], None
+        return function
+
+    def read_size(self, content: bytes) -> tuple[int, int] | None:
+        """Return the height and width of a JPEG, or None if the kernel cannot read its head."""
+        size = self._read_size(content, len(content))
+        return (size >> 32, size & 0xFFFFFFFF) if size else None
+
+    def edit_images(self, rows: Rows, operations: NDArray[np.void]) -> None:
+        """Apply operations to images in place; see edit.c.
+
+        Args:
+            rows: The images, in contiguous arrays.
+            operations: OPERATION [n, k], the operations on each image, in order.
+        """
+        assert operations.dtype == OPERATION, "the operations are read as raw memory"
+        assert operations.flags.c_contiguous, "the operations are read as raw memory"
+        assert len(operations) == len(rows), "each image has operations"
+        destinations = _find_destinations(rows)
+        length = 3 * int((destinations["height"] * destinations["width"]).max(initial=0)) + SLACK
+        if (operations["code"] == BEGIN_MIXTURE).any():
+            length += count_mixture_bytes(length)
+        if (is_blur := operations["code"] == GAUSSIAN_BLUR).any():
+            radius = operations["numbers"][is_blur][:, [0, 2]].max()
+            length += count_blur_bytes(int(destinations["width"].max()), int(radius))
+        memory, call = scratch("operations", length), np.zeros(1, EDIT)
+        call[0] = (
+            *(*operations.shape, destinations.ctypes.data, operations.ctypes.data),
+            *(memory.ctypes.data, length),
+        )
+        self._edit_images(call.ctypes.data)
+
+    def normalize_image(
+        self, pixels: Pixels, means: NDArray[np.float32], deviations: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        """Return (pixels / 255 - mean) / deviation, float32 [3, height, width].
+
+        Args:
+            pixels: uint8 [height, width, 3], contiguous.
+            means: float32 [3].
+            deviations: float32 [3].
+        """
+        assert pixels.flags.c_contiguous, "the pixels are read as raw memory"
+        height, width, _ = pixels.shape
+        result = np.empty((3, height, width), np.float32)
+        call = np.zeros(1, NORMALIZATION)
+        call[0] = (height * width, pixels.ctypes.data, result.ctypes.data, means, deviations)
+        self._normalize_image(call.ctypes.data)
+        return result
+
+    def make_best_table(self, counts: NDArray[np.int64]) -> tuple[bytes, bytes]:
+        """Return the best Huffman table: the number of codes of each length, 1 to 16, and the symbols in code order.
+
+        Args:
+            counts: int64 [256], the number of occurrences of each symbol.
+        """
+        work = np.empty(1, BEST_TABLE)
+        work["counts"] = counts
+        self._make_best_table(work.ctypes.data)
+        lengths = work["num_codes"][0, 1:17]
+        symbols = work["symbols"][0, : work["num_symbols"][0]]
+        return lengths.astype(np.uint8).tobytes(), symbols.astype(np.uint8).tobytes()
+
+
+class Kernel:
+    """The decoder.
+
+    Any number of threads may call the decoder at the same time, but no more of them run than there are processors. So
+    waiting threads need no workspaces, and the workspaces of running threads stay in the processor's caches.
+
+    Args:
+        functions: The kernel's functions.
+    """
+
+    def __init__(self, functions: Functions) -> None:
+        self._function = functions.decode_chunk
+        self._free = deque[NDArray[np.uint8]]()  # Workspaces.
+        self._count_processors()
+        # In a forked child, the parent's threads would never release the semaphore.
+        call_at_fork(self, after_in_child=Kernel._count_processors)
+
+    def decode(
+        self,
+        contents: Sequence[bytes],
+        plans: NDArray[np.void],
+        order: NDArray[np.int64],
+        rows: Rows,
+        turns: NDArray[np.uint8] | None = None,
+    ) -> NDArray[np.bool_]:
+        """Decode, crop, resize and mirror JPEGs; see chunk.c.
+
+        Args:
+            contents: The bytes of n files.
+            plans: PLAN [n * crops], the crops of the first image first.
+            order: int64 [n], the order in which to decode the files.
+            rows: A destination for each crop: uint8 [n * crops, height, width, 3], or n * crops
+                uint8 [height, width, 3] arrays. Each must be contiguous.
+            turns: uint8 [n], the turn that makes each stored picture upright (IMAGE.turn); by default, pictures stay as
+                they are.
+
+        Returns:
+            bool [n], whether the crops of each image were rendered. The other images are left to libjpeg-turbo.
+        """
+        images = np.zeros(len(contents), IMAGE)
+        files = (ctypes.c_char_p * len(contents))(*contents)
+        images["content"] = np.frombuffer(memoryview(files).cast("B"), np.int64)
+        images["length"] = [len(content) for content in contents]
+        images["turn"] = 0 if turns is None else turns
+        is_done = np.empty(len(contents), np.bool_)
+        for given, kind in ((plans, PLAN), (order, np.dtype(np.int64))):
+            assert given.dtype == kind, "the kernel reads plans and orders as raw memory"
+            assert given.flags.c_contiguous, "the kernel reads plans and orders as raw memory"
+        destinations, num_crops = _find_destinations(rows), len(plans) // max(len(contents), 1)
+        assert len(destinations) == len(plans) == num_crops * len(contents), "each image has the same number of crops"
+        call = np.zeros(1, CALL)
+        with self._processors:
+            try:
+                workspace = self._free.pop()  # The most recently used workspace.
+            except IndexError:
+                workspace = _make_workspace()
+            try:
+                call[0] = (
+                    *(len(contents), num_crops, images.ctypes.data, plans.ctypes.data, order.ctypes.data),
+                    *(destinations.ctypes.data, is_done.ctypes.data, workspace.ctypes.data),
+                )
+                self._function(call.ctypes.data)
+            finally:  # Ctrl-C must not lose the workspace, which refers to more memory.
+                self._free.append(workspace)
+        return is_done
+
+    def _count_processors(self) -> None:
+        self._processors = threading.Semaphore(count_processors())
+
+
+def _find_destinations(rows: Rows) -> NDArray[np.void]:
+    """Return the addresses and sizes of rows, ROW [n]."""
+    destinations = np.empty(len(rows), ROW)
+    if isinstance(rows, np.ndarray):
+        for pixels in rows[:1]:
+            _check_row(pixels)
+        destinations["pixels"] = rows.ctypes.data + rows.strides[0] * np.arange(len(rows))
+        destinations["height"], destinations["width"] = rows.shape[1:3]
+        return destinations
+    for row, pixels in enumerate(rows):
+        _check_row(pixels)
+        destinations[row] = (pixels.ctypes.data, *pixels.shape[:2])
+    return destinations
+
+
+def _check_row(pixels: Pixels) -> None:
+    assert pixels.dtype == np.uint8, "rows are uint8 [height, width, 3]"
+    assert pixels.shape[2:] == (3,), "rows are uint8 [height, width, 3]"
+    assert pixels.flags.carray, "rows are written as raw memory"
+
+
+def _make_workspace() -> NDArray[np.uint8]:
+    """Return a workspace. Unused pages need no memory, and pages are small, because images use little of each array."""
+    memory = mmap.mmap(-1, WORKSPACE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with suppress(OSError):  # The operating system has no huge pages.
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, np.uint8)

@@ -1,0 +1,183 @@
+// Look-up tables of Huffman codes (C.2 and F.2.2.3).
+//
+// A look-up takes the next LOOKUP_BITS bits, and gives all that entropy.c needs: the bits of a code and of the value
+// after it, or of two AC codes with their values. The progress of a stream in an MCU is one number, its state:
+//
+//     state                   what comes next
+//     first + 128 b           the DC coefficient of block b
+//     first + 128 b + 64 + k  coefficient k of block b, in zigzag order, 1 <= k <= 63; k = 64 is the state of the next
+//                             DC coefficient, and k from 65 to 79 follows a run of zeros beyond the block: damage
+//
+// `first` is such that a complete MCU has the state DONE. The index of a coefficient is one less than the state after
+// the coefficient, so a block's coefficients are the 64 before the state of the next block. Some states have an
+// additional bit:
+//
+//     DONE                    a complete MCU, and a state whose code is not in the tables: entropy.c leaves its
+//                             fast loop
+//     REST                    the first PREFIX_BITS bits of a long code are decoded: all of them are ones
+//
+// A round has more look-ups than an MCU may need. Those after DONE give the state WAITING: what they write is not
+// within the last block, and no code leads there.
+
+#include "decoder.h"
+#include "entropy.h"
+
+#include <string.h>
+
+// The meaning of a symbol (F.1.2.1 and F.1.2.2).
+Symbol read_symbol(int symbol, bool is_dc) {
+    if (is_dc) return (Symbol){.size = symbol, .step = 65, .is_known = symbol <= 11};
+    int run = symbol >> 4, size = symbol & 15;
+    bool is_end = symbol == 0, is_known = size <= 10 && (size > 0 || is_end || symbol == 0xF0);
+    return (Symbol){.size = size, .step = is_end ? 64 : run + 1, .is_end = is_end, .is_known = is_known};
+}
+
+static const Entry JUMP = {.place = -1, .step = DONE, .keep = -1};
+
+// Set `count` entries. The compiler stores numbers, unlike structs, in whole vectors.
+static void set_entries(Entry *entries, int count, Entry entry) {
+    uint64_t number;
+    _Static_assert(sizeof entry == sizeof number, "an entry is stored as a number");
+    memcpy(&number, &entry, sizeof number);
+    for (int i = 0; i < count; i++) memcpy(&entries[i], &number, sizeof number);
+}
+
+// Add a code to a look-up table, unless it is too long: the first bit of the value must be among the bits of the
+// look-up. `code` has `length` bits.
+static void add_code(Entry *entries, Symbol symbol, int code, int length, int added_step) {
+    int num_bits = length + symbol.size;
+    if (length + (symbol.size > 0) > LOOKUP_BITS || num_bits > MAX_LOOKUP_BITS) return;
+    // The bits of the code are among the bits that become the value, modulo 2^16. A value whose first bit is 0 is
+    // negative (figure F.12).
+    Entry positive = {
+        .bits = (uint8_t)num_bits,
+        .place = -1,
+        .bias = (int16_t)-(code << symbol.size),
+        .step = (int16_t)(symbol.step + added_step),
+        .keep = symbol.is_end ? -64 : -1,
+    };
+    Entry negative = positive;
+    negative.bias = (int16_t)(positive.bias - ((1 << symbol.size) - 1));
+    int span = 1 << (LOOKUP_BITS - length), num_negative = symbol.size ? span / 2 : 0;
+    set_entries(entries + code * span, num_negative, negative);
+    set_entries(entries + code * span + num_negative, span - num_negative, positive);
+}
+
+// Add a second code to each entry of an AC table that leaves enough bits for it.
+static void make_pairs(const Entry *single, Entry *pairs) {
+    memcpy(pairs, single, sizeof(Entry) << LOOKUP_BITS);
+    for (int i = 0; i < 1 << LOOKUP_BITS; i++) {
+        Entry one = single[i];
+        Entry two = single[(i << one.bits) & ((1 << LOOKUP_BITS) - 1)];
+        int num_bits = one.bits + two.bits;
+        bool is_pair = one.bits && two.bits && num_bits <= LOOKUP_BITS && one.step < 64 && two.step < 64;
+        if (!is_pair) continue;
+        int first = (i >> (LOOKUP_BITS - one.bits)) + one.bias;
+        int second = (i >> (LOOKUP_BITS - num_bits) & ((1 << two.bits) - 1)) + two.bias;
+        Entry pair = {
+            .bits = (uint8_t)num_bits,
+            .place = (int8_t)(-1 - two.step),
+            .bias = (int16_t)(first - (i >> (LOOKUP_BITS - num_bits))),
+            .step = (int16_t)(one.step + two.step),
+            .keep = -1,
+            .second = (int8_t)second,
+        };
+        set_entries(&pairs[i], 1, pair);
+    }
+}
+
+static bool fill(HuffmanTable *table) {
+    set_entries(table->single, 1 << LOOKUP_BITS, JUMP);
+    set_entries(table->rest, 1 << LOOKUP_BITS, JUMP);
+    const int prefix = (1 << PREFIX_BITS) - 1;
+    int code = 0, symbol = 0;
+    for (int length = 1; length <= MAX_CODE_LENGTH; length++) {
+        int count = table->counts[length - 1];
+        if (code + count > (1 << length) - (count > 0)) return false;  // The code of all ones stays unused (C.2).
+        table->limits[length] = code + count;
+        table->offsets[length] = symbol - code;
+        for (int i = 0; i < count; i++, symbol++, code++) {
+            Symbol meaning = read_symbol(table->symbols[symbol], table->is_dc);
+            if (table->is_dc && table->symbols[symbol] > 15) return false;
+            if (!meaning.is_known) continue;
+            add_code(table->single, meaning, code, length, 0);
+            int rest_length = length - PREFIX_BITS;
+            if (rest_length > 0 && code >> rest_length == prefix)
+                add_code(table->rest, meaning, code & ((1 << rest_length) - 1), rest_length, -REST);
+        }
+        code <<= 1;
+    }
+    if (table->is_dc) return true;
+    for (int i = prefix << (LOOKUP_BITS - PREFIX_BITS); i < 1 << LOOKUP_BITS; i++) {
+        if (table->single[i].bits == 0)
+            table->single[i] = (Entry){.bits = PREFIX_BITS, .place = -1, .bias = -prefix, .step = REST, .keep = -1};
+    }
+    make_pairs(table->single, table->pairs);
+    return true;
+}
+
+static bool is_used(const HuffmanTable *table, const Workspace *work) {
+    for (int i = 0; i < NUM_CHAINS; i++) {
+        for (int j = 0; j < NUM_TABLES; j++) {
+            if (work->members[i].tables[j] == table) return true;
+        }
+    }
+    return false;
+}
+
+// Return a table with the codes of a DHT segment, from the cache or in place of the least recently used table. Return
+// NULL if no baseline image may have the table.
+static const HuffmanTable *find_table(const uint8_t *counts, bool is_dc, Workspace *work) {
+    int num_symbols = 0;
+    for (int i = 0; i < MAX_CODE_LENGTH; i++) num_symbols += counts[i];
+    if (num_symbols == 0) return NULL;  // The unused tables of the cache are also empty, but not filled.
+    HuffmanTable *oldest = NULL;
+    for (int i = 0; i < NUM_CACHED_TABLES; i++) {
+        HuffmanTable *table = &work->tables[i];
+        if (table->num_symbols == num_symbols && table->is_dc == is_dc &&
+            !memcmp(table->counts, counts, MAX_CODE_LENGTH) &&
+            !memcmp(table->symbols, counts + MAX_CODE_LENGTH, (size_t)num_symbols)) {
+            table->last_use = ++work->num_uses;
+            return table;
+        }
+        if (!is_used(table, work) && (!oldest || table->last_use < oldest->last_use)) oldest = table;
+    }
+    oldest->is_dc = is_dc;
+    memcpy(oldest->counts, counts, MAX_CODE_LENGTH);
+    memcpy(oldest->symbols, counts + MAX_CODE_LENGTH, (size_t)num_symbols);
+    oldest->num_symbols = fill(oldest) ? num_symbols : 0;
+    oldest->last_use = ++work->num_uses;
+    return oldest->num_symbols ? oldest : NULL;
+}
+
+void prepare_tables(Workspace *work) {
+    set_entries(work->stay, 1 << LOOKUP_BITS, (Entry){.place = -1, .keep = -1});
+    set_entries(work->wait, 1 << LOOKUP_BITS, (Entry){.place = -1, .step = WAITING - DONE, .keep = -1});
+    set_entries(work->jump, 1 << LOOKUP_BITS, JUMP);
+    for (int i = 0; i < ALL_STATES; i++) work->next[i] = work->stay;
+}
+
+bool make_tables(Member *member, Workspace *work) {
+    const Head *head = &member->head;
+    for (int c = 0; c < head->num_components; c++) {
+        int dc = head->scan.dc_table[c], ac = head->scan.ac_table[c];
+        member->tables[dc] = find_table(head->huffman[dc], true, work);
+        member->tables[ac] = find_table(head->huffman[ac], false, work);
+        if (!member->tables[dc] || !member->tables[ac]) return false;
+    }
+    member->first_state = DONE - 128 * member->num_blocks;
+    member->state_offset = NUM_STATES * (int)(member - work->members);
+    const Entry **next = work->next + member->state_offset;
+    for (int block = 0; block < member->num_blocks; block++) {
+        int component = member->component[block], state = member->first_state + 128 * block;
+        const HuffmanTable *ac = member->tables[head->scan.ac_table[component]];
+        next[state] = member->tables[head->scan.dc_table[component]]->single;
+        for (int k = 1; k < 64; k++) {
+            next[state + 64 + k] = k < 48 ? ac->pairs : ac->single;  // Two codes must not go beyond the block's end.
+            next[state + 64 + k + REST] = ac->rest;
+        }
+        for (int k = 65; k < 80 && block + 1 < member->num_blocks; k++) next[state + 64 + k] = work->jump;
+    }
+    next[DONE] = work->wait;  // After DONE, and after a jump, the rest of a round decodes nothing.
+    return true;
+}

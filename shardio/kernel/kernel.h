@@ -1,0 +1,182 @@
+// The functions that Python calls, and the records that it fills in. Their fields are those of the numpy types of the
+// same names in kernel/records.py.
+//
+//   shardio_decode_chunk       chunk.c, and the files that decoder.h lists
+//   shardio_read_size          head.c
+//   shardio_read_scan, …       tokens.c and best_table.c: recoding with restart intervals and other Huffman tables
+//   shardio_edit_images        edit.c, and the files that edit.h lists
+//   shardio_normalize_image    normalize.c
+//
+// vectors.h has vectors, and what each kind of processor does with them in its own way. bits.h reads bits.
+
+#ifndef SHARDIO_KERNEL_H
+#define SHARDIO_KERNEL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define ENTRY __attribute__((visibility("default")))  // A function that Python calls. It takes a record's address.
+
+// A JPEG of a chunk.
+typedef struct {
+    const uint8_t *content;
+    int64_t length;
+    uint8_t turn;  // How to turn the stored picture upright: UPSIDE_DOWN, MIRRORED and then TRANSPOSED, or'ed.
+} Image;
+
+enum { UPSIDE_DOWN = 1, MIRRORED = 2, TRANSPOSED = 4 };
+
+// Resampling methods. Pillow's methods are antialiased.
+enum { OPENCV_BILINEAR, PILLOW_BILINEAR, PILLOW_BICUBIC };
+
+// The plan of one crop.
+typedef struct {
+    int64_t top, left, height,
+        width;  // The part of the upright picture to resize. The height is 0 if the crop is left out.
+    int64_t new_height, new_width;    // The size of the resized part.
+    int64_t window_top, window_left;  // The corner of the window to return, which may extend beyond the resized part.
+    uint8_t is_flipped;               // Whether to mirror the window.
+    uint8_t resampling;
+} Plan;
+
+// The destination of a crop.
+typedef struct {
+    uint8_t *pixels;  // [height, width, 3].
+    int64_t height, width;
+} Row;
+
+typedef struct {
+    int64_t num_images, num_crops;
+    const Image *images;   // [num_images]
+    const Plan *plans;     // [num_images, num_crops]
+    const int64_t *order;  // [num_images], the order in which to decode.
+    const Row *rows;       // [num_images, num_crops]
+    uint8_t *is_done;      // [num_images], set to 1 for each image whose crops are rendered.
+    struct Workspace *workspace;
+} Call;
+
+ENTRY void shardio_decode_chunk(const Call *call);
+
+// Return height << 32 | width of a JPEG, or 0 if the kernel cannot read its head.
+ENTRY int64_t shardio_read_size(const uint8_t *content, int64_t length);
+
+// A Huffman table as in a DHT segment (B.2.4.2). Python has checked that the lengths have room for the
+// codes, without the code of all ones, and that there are at most 256 symbols.
+typedef struct {
+    uint8_t lengths[16];   // The number of codes of each length; zeros if there is no such table.
+    uint8_t symbols[256];  // The symbols, in the order of their codes.
+} StoredTable;
+
+// Scans are recoded as tokens. A token holds the index of a Huffman table, a symbol, and the value of the bits that
+// follow the symbol's code: (table << 8 | symbol) << VALUE_BITS | value. NO_TOKEN is written as nothing: no baseline
+// image has its symbol.
+enum { VALUE_BITS = 11, NO_TOKEN = (4 << 8 | 0xFF) << VALUE_BITS };
+
+// A component of a scan to recode.
+typedef struct {
+    int64_t dc_table, ac_table;   // The indices of the component's tables: DC 0 to 3, then AC 0 to 3.
+    int64_t dc_read, dc_written;  // The last DC coefficients read and written, from which the next ones are predicted.
+} Component;
+
+typedef enum { RECODED, DAMAGED, EXCESS_DATA, WRONG_MARKER, OUT_OF_RANGE, NO_END, MISSING_SCANS, UNSUPPORTED } Outcome;
+
+typedef struct {
+    const uint8_t *data;  // [num_bytes], the file from the scan's first byte on, or a progressive file.
+    int64_t num_bytes;
+    const StoredTable *tables;  // [8]; unused for progressive files.
+    Component *components;      // [num_components]
+    int64_t num_components;
+    const int64_t *blocks;  // [num_blocks], the index of the component of each block of an MCU.
+    int64_t num_blocks, num_mcus;
+    int64_t old_interval,
+        new_interval;       // MCUs between restart markers in the data and in the recoded data; 0 without markers.
+    uint8_t *unstuffed;     // [num_bytes + 4096], for data without stuffed bytes.
+    int16_t *coefficients;  // [num_mcus, num_blocks, 64], for a progressive file.
+    int64_t *counts;        // [8, 256], how often each symbol occurs in the tokens: a result.
+    uint32_t *tokens;       // A result. See tokens.c for the lengths of this array and of the next one.
+    int64_t *stops;         // The end of each new interval in the tokens: a result.
+    int64_t outcome;        // An Outcome. The call sets this field and the fields after it.
+    int64_t reached;        // The MCU that was reached, or the scan of a progressive file.
+    int64_t num_tokens;
+    int64_t stop;  // The offset of the scan's end in the data.
+} ScanReading;
+
+typedef struct {
+    const uint32_t *tokens;
+    const int64_t *stops;  // [num_intervals], the end of each restart interval in the tokens.
+    int64_t num_intervals;
+    const StoredTable *tables;  // [8]
+    uint8_t *out;               // For the data: a result. See tokens.c for its length.
+    int64_t *lengths;           // [num_intervals], the bytes of each interval without its marker: a result.
+    int64_t size;               // The number of bytes written, set by the call.
+} ScanWriting;
+
+typedef struct {
+    int64_t counts[256];     // How often each symbol occurs.
+    int64_t num_codes[258];  // The number of codes of each length; the first 17 elements are results.
+    int64_t symbols[257];    // The symbols, sorted by the lengths of their codes: a result.
+    int64_t num_symbols;     // The number of symbols with a code: a result.
+} BestTable;
+
+ENTRY void shardio_read_scan(ScanReading *call);
+ENTRY void shardio_read_progressive(ScanReading *call);
+ENTRY void shardio_write_scan(ScanWriting *call);
+ENTRY void shardio_make_best_table(BestTable *call);
+
+// The codes of operations on pixels. Their numbers are described in kernel/operations.py.
+enum {
+    NONE,
+    BRIGHTNESS,
+    CONTRAST,
+    SATURATION,
+    HUE,
+    GRAYSCALE,
+    SOLARIZE,
+    POSTERIZE,
+    INVERT,
+    AUTOCONTRAST,
+    EQUALIZE,
+    SHARPNESS,
+    AFFINE,
+    PERSPECTIVE,
+    GAUSSIAN_BLUR,
+    ERASE,
+    VERTICAL_FLIP,
+    BEGIN_MIXTURE,
+    ADD_TO_MIXTURE,
+    END_MIXTURE
+};
+
+// Interpolation methods of AFFINE and PERSPECTIVE, numbered as in Pillow.
+enum { NEAREST = 0, BILINEAR = 2, BICUBIC = 3 };
+
+typedef struct {
+    int64_t code;
+    double numbers[12];
+} Operation;
+
+typedef struct {
+    int64_t num_images, num_operations;
+    const Row *rows;              // [num_images], the images.
+    const Operation *operations;  // [num_images, num_operations]
+    uint8_t *scratch;             // [scratch_length], for copies, mixtures and blurring: see functions.py.
+    int64_t scratch_length;
+} Edit;
+
+ENTRY void shardio_edit_images(const Edit *call);
+
+// A conversion of an image to floating-point numbers.
+typedef struct {
+    int64_t num_pixels;
+    const uint8_t *pixels;  // [num_pixels, 3]
+    float *result;          // [3, num_pixels]
+    float means[3], deviations[3];
+} Normalization;
+
+ENTRY void shardio_normalize_image(const Normalization *call);
+
+static inline int64_t min(int64_t one, int64_t other) { return one < other ? one : other; }
+static inline int64_t max(int64_t one, int64_t other) { return one > other ? one : other; }
+
+#endif

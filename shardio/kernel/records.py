@@ -1,0 +1,150 @@
+"""The records that the kernel reads and writes: those of kernel.h, as numpy types."""
+
+from __future__ import annotations
+
+import numpy as np
+
+LUMA_FACTORS = ((1, 1), (2, 1), (2, 2), (1, 2), (4, 1))
+"""Sampling factors of the first component: 4:4:4, 4:2:2, 4:2:0, 4:4:0 and 4:1:1. Other components have (1, 1)."""
+
+IMAGES_AT_ONCE = 3
+"""The number of images whose decoding the kernel interleaves. With fewer images in a call, each image takes longer."""
+
+OPENCV_BILINEAR, PILLOW_BILINEAR, PILLOW_BICUBIC = range(3)
+"""Resampling methods. Pillow's methods are antialiased."""
+
+UPSIDE_DOWN, MIRRORED, TRANSPOSED = 1, 2, 4
+
+WORKSPACE_BYTES = 1 << 20
+"""The memory that decoding needs, besides the memory that the kernel allocates itself."""
+
+
+def _record(**fields: object) -> np.dtype[np.void]:
+    return np.dtype(
+        [(name, *(kind if isinstance(kind, tuple) else (kind,))) for name, kind in fields.items()], align=True
+    )
+
+
+PLAN = _record(
+    top=np.int64,  # The part of the upright picture to resize, in pixels.
+    left=np.int64,
+    height=np.int64,  # 0 if the crop is left out.
+    width=np.int64,
+    new_height=np.int64,  # The size of the resized part.
+    new_width=np.int64,
+    window_top=np.int64,  # The corner of the window to return, which may extend beyond the resized part.
+    window_left=np.int64,
+    is_flipped=np.uint8,  # Whether to mirror the window.
+    resampling=np.uint8,  # OPENCV_BILINEAR, PILLOW_BILINEAR or PILLOW_BICUBIC.
+)
+"""The plan of one crop."""
+
+IMAGE = _record(
+    content=np.int64,  # The address of the file.
+    length=np.int64,  # The number of bytes in the file.
+    turn=np.uint8,  # How to turn the stored picture upright: UPSIDE_DOWN, MIRRORED and then TRANSPOSED, or'ed.
+)
+"""An image of a chunk."""
+
+ROW = _record(
+    pixels=np.int64,  # The address of uint8 [height, width, 3].
+    height=np.int64,
+    width=np.int64,
+)
+"""The destination of a crop."""
+
+CALL = _record(
+    num_images=np.int64,
+    num_crops=np.int64,  # The number of crops to render from each image.
+    images=np.int64,  # The address of IMAGE [num_images].
+    plans=np.int64,  # The address of PLAN [num_images, num_crops].
+    order=np.int64,  # The address of int64 [num_images]: the order in which to decode them.
+    rows=np.int64,  # The address of ROW [num_images, num_crops].
+    is_done=np.int64,  # The address of uint8 [num_images], set to 1 for each image whose crops are rendered.
+    workspace=np.int64,  # The address of WORKSPACE_BYTES bytes that nothing else uses during the call.
+)
+"""The arguments of shardio_decode_chunk (chunk.c)."""
+
+STORED_TABLE = _record(
+    lengths=(np.uint8, 16),  # The number of codes of each length; zeros if there is no such table.
+    symbols=(np.uint8, 256),  # The symbols, in the order of their codes.
+)
+"""A Huffman table as in a DHT segment (B.2.4.2)."""
+
+COMPONENT = _record(
+    dc_table=np.int64,  # The index of the component's DC table.
+    ac_table=np.int64,
+    dc_read=np.int64,  # The last DC coefficient read, from which the next one is predicted.
+    dc_written=np.int64,  # The last DC coefficient written, from which the next one is predicted.
+)
+"""A component of a scan to recode."""
+
+RECODED, DAMAGED, EXCESS_DATA, WRONG_MARKER, OUT_OF_RANGE, NO_END, MISSING_SCANS, UNSUPPORTED = range(8)
+"""The outcomes of reading a scan to recode it."""
+
+READ_PADDING = 4096
+"""Bytes after the unstuffed data, which reading a damaged block may reach (tokens.c and progressive.c)."""
+
+SCAN_READING = _record(
+    data=np.int64,  # The address of uint8 [num_bytes]: the file from the scan's first byte on, or a progressive file.
+    num_bytes=np.int64,
+    tables=np.int64,  # The address of STORED_TABLE [8].
+    components=np.int64,  # The address of COMPONENT [components].
+    num_components=np.int64,
+    blocks=np.int64,  # The address of int64 [num_blocks]: the index of the component of each block of an MCU.
+    num_blocks=np.int64,
+    num_mcus=np.int64,
+    old_interval=np.int64,  # The number of MCUs between restart markers in the data; 0 if there are none.
+    new_interval=np.int64,  # The number of MCUs between restart markers in the recoded data; 0 if there are none.
+    unstuffed=np.int64,  # The address of uint8 [num_bytes + READ_PADDING], for data without stuffed bytes.
+    coefficients=np.int64,  # The address of int16 [num_mcus, num_blocks, 64], for a progressive file.
+    counts=np.int64,  # The address of int64 [8, 256], how often each symbol occurs in the tokens: a result.
+    tokens=np.int64,  # The address of uint32 [...]: a result. See tokens.c for its length.
+    stops=np.int64,  # The address of int64 [intervals], the end of each new interval in the tokens: a result.
+    outcome=np.int64,  # RECODED or the problem. The call sets this field and the fields after it.
+    reached=np.int64,  # The MCU that was reached, or the scan of a progressive file.
+    num_tokens=np.int64,
+    stop=np.int64,  # The offset of the scan's end in the data.
+)
+"""The arguments of shardio_read_scan and shardio_read_progressive (tokens.c), and their results."""
+
+SCAN_WRITING = _record(
+    tokens=np.int64,  # The address of uint32 [tokens].
+    stops=np.int64,  # The address of int64 [num_intervals], the end of each restart interval in the tokens.
+    num_intervals=np.int64,
+    tables=np.int64,  # The address of STORED_TABLE [8].
+    out=np.int64,  # The address of uint8 [...], for the data: a result. See tokens.c for its length.
+    lengths=np.int64,  # The address of int64 [num_intervals], the bytes of each interval without its marker: a result.
+    size=np.int64,  # The number of bytes written, set by the call.
+)
+"""The arguments of shardio_write_scan (tokens.c), and its results."""
+
+BEST_TABLE = _record(
+    counts=(np.int64, 256),  # How often each symbol occurs.
+    num_codes=(np.int64, 258),  # The number of codes of each length; the first 17 elements are results.
+    symbols=(np.int64, 257),  # The symbols, sorted by the lengths of their codes: a result.
+    num_symbols=np.int64,  # The number of symbols with a code: a result.
+)
+"""The arguments of shardio_make_best_table (best_table.c), and its results."""
+
+OPERATION = _record(code=np.int64, numbers=(np.float64, 12))
+"""An operation on the pixels of one image: see kernel/operations.py."""
+
+EDIT = _record(
+    num_images=np.int64,
+    num_operations=np.int64,  # The number of operations for each image.
+    rows=np.int64,  # The address of ROW [num_images].
+    operations=np.int64,  # The address of OPERATION [num_images, num_operations].
+    scratch=np.int64,  # The address of uint8 [scratch_length], for temporary pixels.
+    scratch_length=np.int64,
+)
+"""The arguments of shardio_edit_images (edit.c)."""
+
+NORMALIZATION = _record(
+    num_pixels=np.int64,
+    pixels=np.int64,  # The address of uint8 [num_pixels, 3].
+    result=np.int64,  # The address of float32 [3, num_pixels].
+    means=(np.float32, 3),
+    deviations=(np.float32, 3),
+)
+"""The arguments of shardio_normalize_image (normalize.c)."""

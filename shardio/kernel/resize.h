@@ -1,0 +1,107 @@
+// What horizontal resizing needs: for every 32 columns of the result, the bytes that the columns mix.
+
+#ifndef SHARDIO_RESIZE_H
+#define SHARDIO_RESIZE_H
+
+#include "decoder.h"
+#include "vectors.h"
+
+enum { COLUMNS = 32 };  // The number of columns of the result that are computed together.
+
+// Where 32 columns of the result find the first of two adjacent bytes.
+typedef struct {
+    uint8_t indices[2 * COLUMNS], fours[4 * COLUMNS];  // Two and four bytes of each column, counted from `base`.
+    int32_t sources[COLUMNS];
+    int32_t base;
+    bool is_near;  // Whether all bytes are among the 128 from `base` on.
+} Gather;
+
+void make_gather(const int32_t *sources, Gather *gather);
+
+// Two adjacent bytes of each of 32 columns, 16 columns in each half.
+typedef struct {
+    u8x32 halves[2];
+} Twos;
+
+// The two adjacent bytes of each column, `offset` bytes after the first ones.
+static inline __attribute__((always_inline)) Twos gather_twos(const uint8_t *bytes, const Gather *gather,
+                                                              int64_t offset) {
+    Twos twos;
+#if defined(__AVX512VBMI__)
+    if (gather->is_near) {
+        const uint8_t *first = bytes + gather->base + offset;
+        __m512i low = _mm512_loadu_si512(first), high = _mm512_loadu_si512(first + 64);
+        __m512i both = _mm512_permutex2var_epi8(low, _mm512_loadu_si512(gather->indices), high);
+        twos.halves[0] = (u8x32)_mm512_castsi512_si256(both);
+        twos.halves[1] = (u8x32)_mm512_extracti64x4_epi64(both, 1);
+        return twos;
+    }
+#endif
+    uint16_t gathered[COLUMNS];
+    for (int i = 0; i < COLUMNS; i++) memcpy(&gathered[i], bytes + gather->sources[i] + offset, 2);
+    memcpy(&twos, gathered, sizeof twos);
+    return twos;
+}
+
+#if defined(__AVX512VBMI__)
+// Four adjacent bytes of each of 32 columns, 16 columns in each part.
+typedef struct {
+    __m512i parts[2];
+} Fours;
+
+static inline __attribute__((always_inline)) Fours gather_fours(const uint8_t *bytes, const Gather *gather,
+                                                                int64_t offset) {
+    Fours fours;
+    if (gather->is_near) {
+        const uint8_t *first = bytes + gather->base + offset;
+        __m512i low = _mm512_loadu_si512(first), high = _mm512_loadu_si512(first + 64);
+        for (int i = 0; i < 2; i++)
+            fours.parts[i] = _mm512_permutex2var_epi8(low, _mm512_loadu_si512(gather->fours + 64 * i), high);
+        return fours;
+    }
+    uint32_t gathered[COLUMNS];
+    for (int i = 0; i < COLUMNS; i++) memcpy(&gathered[i], bytes + gather->sources[i] + offset, 4);
+    memcpy(&fours, gathered, sizeof fours);
+    return fours;
+}
+#endif
+
+// The order in which weights for sixteen columns are kept, so that sum_products(widen_low(twos), weights[0]) and
+// sum_products(widen_high(twos), weights[1]) are the columns' sums in the order that pack() takes.
+static inline int find_weight(int column) { return (column >> 2 & 1) * 16 + (column >> 3) * 8 + 2 * (column & 3); }
+
+// Three colors of `count` pixels, at most 32, side by side.
+static inline void join_some_colors(u8x32 red, u8x32 green, u8x32 blue, int64_t count, uint8_t *out) {
+    if (count >= COLUMNS) {
+        join_colors(red, green, blue, out);
+        return;
+    }
+    uint8_t joined[3 * COLUMNS];
+    join_colors(red, green, blue, joined);
+    memcpy(out, joined, 3 * (size_t)count);
+}
+
+// The part of a row that a crop needs: from the first column that the crop mixes to the last one.
+typedef struct {
+    int64_t start, stop;
+} Range;
+
+// Return a row of the part that a plan resizes, from the part's first column on.
+typedef Pixels (*ReadRow)(const void *source, int64_t row, int place);
+
+Range find_bilinear_range(int64_t num_before, int64_t num_after, int64_t start, int64_t stop);
+Range find_antialiased_range(int64_t num_before, int64_t num_after, int64_t start, int64_t stop, int resampling);
+
+// The visible part of a crop: its rows and columns in the resized part, and their place in the result.
+typedef struct {
+    const Plan *plan;
+    int64_t first_row, num_rows, first_column, num_columns;
+    int column_step;  // 1, or -1 to mirror the columns.
+    uint8_t *out;     // The first pixel of the result.
+    int64_t out_stride;
+} Window;
+
+bool resize_bilinear(const Window *window, ReadRow read_row, const void *source, Workspace *work);
+bool resize_antialiased(const Window *window, ReadRow read_row, const void *source, Workspace *work);
+
+#endif
