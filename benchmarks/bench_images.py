@@ -90,14 +90,14 @@ def make_all(candidate: Candidate) -> NDArray[np.uint8]:
 
 def compare(candidates: dict[str, Candidate]) -> dict[str, str]:
     """Describe how each candidate's pixels differ from OpenCV's. Exit if shardio's pixels are wrong."""
-    is_scaled = np.array([task.scale > 1 for chunk in candidates[REFERENCE].chunks for task in chunk.tasks])
+    is_halved = np.array([task.is_halved for chunk in candidates[REFERENCE].chunks for task in chunk.tasks])
     made = {name: make_all(candidate) for name, candidate in candidates.items()}
     if not np.array_equal(made[TILED], made[UNTOUCHED]):
         raise SystemExit("the pixels of tiled images differ from those of untouched ones")
-    if not np.array_equal(made[TILED][~is_scaled], made[REFERENCE][~is_scaled]):
+    if not np.array_equal(made[TILED][~is_halved], made[REFERENCE][~is_halved]):
         raise SystemExit("shardio's pixels differ from OpenCV's")
     # Pillow 13 resizes some crops vertically before horizontally, and rounds in between.
-    difference = made[ANTIALIASED][~is_scaled].astype(np.int16) - made[PILLOW][~is_scaled]
+    difference = made[ANTIALIASED][~is_halved].astype(np.int16) - made[PILLOW][~is_halved]
     if np.abs(difference).max() > 1:
         raise SystemExit("shardio's pixels differ from Pillow's by more than 1")
     found = {}
@@ -160,8 +160,8 @@ def main(
     for case, transforms in CASES.items():
         candidates = make_candidates(photographs, transforms)
         pixels = compare(candidates)
-        scaled = [task.scale > 1 for chunk in candidates[REFERENCE].chunks for task in chunk.tasks]
-        print(f"\n**{case}** ({sum(scaled)} of {len(scaled)} decoded at half the size or less)\n")
+        halved = [task.is_halved for chunk in candidates[REFERENCE].chunks for task in chunk.tasks]
+        print(f"\n**{case}** ({sum(halved)} of {len(halved)} shrink to half the size or less)\n")
         runs = {name: partial(candidate.run, make_rows()) for name, candidate in candidates.items()}
         lengths = [len(chunk.contents) for chunk in candidates[REFERENCE].chunks]
         times = alternate(runs, chunks=lengths, rounds=rounds)

@@ -32,10 +32,9 @@ class Task(NamedTuple):
     window: tuple[int, int, int, int]
 
     @property
-    def scale(self) -> int:
-        """The largest factor by which decoding can shrink the JPEG without making the box smaller than ``size``."""
-        fits = (s for s in (8, 4, 2) if self.box[2] >= s * self.size[0] and self.box[3] >= s * self.size[1])
-        return next(fits, 1)
+    def is_halved(self) -> bool:
+        """Whether both sides shrink to half or less."""
+        return self.box[2] >= 2 * self.size[0] and self.box[3] >= 2 * self.size[1]
 
     @property
     def is_windowed(self) -> bool:

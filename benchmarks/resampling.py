@@ -52,12 +52,12 @@ def _crops(size: int) -> Transforms:
 
 
 CASES: dict[str, tuple[Transforms, Choose]] = {
-    "random crops to 224, decoded at full size": (_crops(224), lambda task: task.scale == 1),
-    "random crops to 224, decoded at half the size": (_crops(224), lambda task: task.scale == 2),
+    "random crops to 224, not halved": (_crops(224), lambda task: not task.is_halved),
+    "random crops to 224, at least halved": (_crops(224), lambda task: task.is_halved),
     "evaluation crop": (lambda antialias: evaluation_crop(antialias=antialias), lambda task: True),
-    "random crops to 112, decoded at full size": (_crops(112), lambda task: task.scale == 1),
-    "random crops to 112, decoded at half the size or less": (_crops(112), lambda task: task.scale > 1),
-    "random crops to 96, decoded at half the size or less": (_crops(96), lambda task: task.scale > 1),
+    "random crops to 112, not halved": (_crops(112), lambda task: not task.is_halved),
+    "random crops to 112, at least halved": (_crops(112), lambda task: task.is_halved),
+    "random crops to 96, at least halved": (_crops(96), lambda task: task.is_halved),
 }
 """The transforms of each case, and the function that chooses the crops to measure."""
 

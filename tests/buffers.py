@@ -53,7 +53,7 @@ def make_loader(packed: Path, *, num_workers: int = 1, **options: Any) -> DataLo
 
 
 def make_oracle(packed: Path, **options: Any) -> DataLoader:
-    """Make a loader of the same batches without buffers, because the training process decodes."""
+    """Make a loader of the same batches that decodes in the training process, so it uses no buffers."""
     return make_loader(packed, num_workers=0, **options)
 
 

@@ -20,7 +20,7 @@ ALL_FOLDERS = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path
 ROWS = {"bad_samples", "libraries", "shared", "streams", "world"}
 """Modules that have rows in the table, as folders do."""
 FREE = {"epochs", "errors", "files", "process", "progress", "sample", "values"}
-"""Modules that every folder may import, and that may only import each other."""
+"""Modules that every folder may import, and that may import only each other."""
 
 
 @cache

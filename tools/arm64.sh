@@ -21,7 +21,7 @@ cp /etc/resolv.conf "$root/etc/"
 cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/" # The host's file may have more certificate authorities.
 rm -rf "$root/shardio"
 git clone --quiet . "$root/shardio"
-# Build the wheel outside the emulator, where compiling would take minutes.
+# Build the wheel outside the emulator, because compiling inside it would take minutes.
 SHARDIO_PLATFORM=manylinux_2_17_aarch64 .venv/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps \
   --no-build-isolation --wheel-dir "$root/shardio" "$root/shardio"
 rm -r "$root/shardio/shardio" # The tests import the installed package.

@@ -37,7 +37,7 @@ MEMORY = 64 * 2**20
 """The number of bytes of address space that the process may add after the warm-up."""
 
 MEMORY_PER_BYTE = 20
-"""The number of bytes of address space that the process may also add for each byte of an input."""
+"""The number of bytes of address space, beyond ``MEMORY``, that the process may add for each byte of an input."""
 
 WARM_UP = 200
 """The number of inputs to read before memory is measured, to import modules and fill caches."""

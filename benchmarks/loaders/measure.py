@@ -36,12 +36,12 @@ def find_tree(root: int) -> dict[int, _Process]:
 
 
 def measure_cpu_s(root: int) -> float:
-    """Return the CPU time that a tree has used, including ended processes that were waited for."""
+    """Return the CPU time that a process tree has used, including that of ended processes that were waited for."""
     return sum(process.cpu_s for process in find_tree(root).values())
 
 
 def measure_pss(root: int) -> int:
-    """Return the memory of a tree in bytes: its proportional set size, which counts each shared page once."""
+    """Return the memory of a process tree in bytes: its proportional set size, which counts each shared page once."""
     return sum(_read_pss(number) for number in find_tree(root))
 
 

@@ -335,7 +335,6 @@ def info(
     """Show what a dataset contains, how it was packed, and which decoders its images need on this machine.
 
     The decoders are estimated from the headers of up to 1,000 evenly spaced images.
-    libjpeg-turbo decodes JPEG crops of more than a million pixels that shrink to half their size or less.
     A loader's stats() counts the images that each decoder actually decoded.
 
     Example: shardio info packed/train

@@ -384,9 +384,10 @@ class OneOf:
 
 
 def find_partners(valid: torch.Tensor) -> torch.Tensor:
-    """Return the nearest valid row before each row, or else the last valid row; any row if none is valid.
+    """Return a valid row for each row: the nearest one before it or, if there is none, the last valid row.
 
-    Repeats are therefore not mixed into other samples, and valid rows are mixed as if there were no repeats.
+    If no row is valid, return any rows. Repeats are therefore not mixed into other samples, and valid rows are mixed as
+    if there were no repeats.
 
     Args:
         valid: bool [N], false for repeats.

@@ -48,7 +48,7 @@ Normalize = tuple[Sequence[float], Sequence[float]]
 """Mean and standard deviation of each channel, for pixels scaled to [0, 1]."""
 
 CHECK_S = 0.001
-"""The time to wait for the loader before checking whether the device is out of work, in seconds."""
+"""The time in seconds to wait for the loader before checking whether the device is out of work."""
 
 _NO_STATE = (
     "{} has no state: its saved state is empty, so a resumed run restarts the epoch. Wrap a "

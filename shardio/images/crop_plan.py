@@ -28,17 +28,8 @@ if TYPE_CHECKING:
     import PIL.Image
 
 
-SCALES = (8, 4, 2)
-"""The factors by which libjpeg can shrink a JPEG during decoding, with a smaller inverse DCT of each block."""
-
 MAX_RESIZED_PIXELS = DEFAULT_MAX_PIXELS
 """The maximum number of pixels after resizing. Enlarging the shorter side of a long, thin image can make it huge."""
-
-MAX_AVERAGED_PIXELS = 1 << 20
-"""The largest box, in pixels, that is decoded at full size if it shrinks to half or less without antialiasing.
-
-Larger boxes are decoded at a fraction of their size. For smaller boxes, this would save almost no time.
-"""
 
 Render = Callable[[Pixels], object]
 """A function that writes pixels to uint8 [height, width, 3], or raises ValueError if the image is damaged."""
@@ -58,8 +49,8 @@ x86 if both sides shrink."""
 
 Resampling = Literal["bilinear", "plain bilinear", "antialiased bilinear", "antialiased bicubic"]
 """The resampling method. "plain bilinear" computes each new pixel from the nearest four pixels. So does "bilinear",
-unless both sides shrink to half or less: see CropPlan.is_halved. The other methods average over all pixels when
-shrinking (Pillow's BILINEAR and BICUBIC)."""
+unless both sides shrink to half or less: see CropPlan.is_halved. Then it averages over all pixels, as the other methods
+do when shrinking (Pillow's BILINEAR and BICUBIC)."""
 
 Sizes = NDArray[np.int64]
 """int64 [n, 2]: the height and width of n images."""
@@ -83,7 +74,7 @@ class CropPlan:
         window: The part of the resized box to return. Pixels outside the box are black.
         flip: bool [n], whether to mirror the window left to right.
         resampling: The method for resizing the box.
-        upside_down: bool [n], whether to mirror the window top to bottom; None if none is.
+        upside_down: bool [n], whether to mirror the window top to bottom; None to mirror no window in this way.
         operations: OPERATION [n, k], the operations on the flipped window, in order; None if there are none.
     """
 
@@ -140,8 +131,7 @@ class CropPlan:
     def is_halved(self) -> NDArray[np.bool_]:
         """Whether each box shrinks to half its size or less without antialiasing, bool [n].
 
-        For such a box, the nearest four pixels are too few, so "bilinear" averages over all pixels of the box, or of
-        the box decoded at a smaller size: see :func:`shardio.images.crop_plan.prepare_render`.
+        For such a box, the nearest four pixels are too few, so "bilinear" averages over all pixels.
         """
         if self.resampling != "bilinear":
             return np.zeros(len(self.box), np.bool_)
@@ -212,18 +202,6 @@ def _any_in_row(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:  # bool [n, m] â†
     return np.asarray(mask.any(axis=1))
 
 
-def is_too_large_to_average(num_pixels: Any) -> Any:
-    """Return whether a box of ``num_pixels`` is decoded at a smaller size if it shrinks to half or less.
-
-    Args:
-        num_pixels: An int or an array.
-
-    Returns:
-        A bool or an array.
-    """
-    return num_pixels > MAX_AVERAGED_PIXELS
-
-
 def prepare_render(picture: Picture, box: Box, height: int, width: int, window: Box, resampling: Resampling) -> Render:
     """Return a function that renders a window of a resized box, with black pixels beyond the box.
 
@@ -260,10 +238,6 @@ def prepare_render(picture: Picture, box: Box, height: int, width: int, window: 
 def _prepare_visible(
     picture: Picture, box: Box, height: int, width: int, visible: Box, resampling: Resampling
 ) -> Render:
-    if resampling == "bilinear" and (scale := _choose_scale(box, height, width)) > 1:
-        if picture.can_scale and is_too_large_to_average(box.height * box.width):
-            return _prepare_scaled(picture, box, height, width, visible, scale)
-        resampling = "antialiased bilinear"
     if (box.height, box.width) == (height, width):
         return picture.prepare_copy(_inside(box, visible))
     if visible == (0, 0, height, width):
@@ -293,54 +267,6 @@ def _prepare_window(
         np.copyto(out, _part_of(after, visible))
 
     return render
-
-
-def _prepare_scaled(picture: Picture, box: Box, height: int, width: int, visible: Box, scale: int) -> Render:
-    """Return a function that renders a part of the resized box from the picture, decoded at 1/scale of its size.
-
-    The box may begin between pixels of the scaled picture, so the function samples the picture at the exact points.
-    """
-    (picture_height, picture_width), (origin_top, origin_left) = picture.size, picture.origin(scale)
-    rows = _Samples.lay(box.top, box.height, height, picture_height, scale, origin_top)
-    columns = _Samples.lay(box.left, box.width, width, picture_width, scale, origin_left)
-    needed_rows = rows.sources(visible.top, visible.height)
-    needed_columns = columns.sources(visible.left, visible.width)
-    needed = Box(needed_rows.start, needed_columns.start, len(needed_rows), len(needed_columns))
-    part = picture.part(needed, scale)
-    corner = rows.point(visible.top) - needed.top, columns.point(visible.left) - needed.left
-    steps = rows.step, columns.step
-    return lambda out: np.copyto(out, sample(part(), corner, steps, visible.height, visible.width))
-
-
-class _Samples(NamedTuple):
-    """Evenly spaced points along a side of a scaled picture, in scaled pixels from the center of the first pixel."""
-
-    first: float
-    step: float
-    start: int
-    stop: int
-
-    @classmethod
-    def lay(cls, start: int, length: int, num_after: int, total: int, scale: int, origin: float) -> _Samples:
-        """Space ``num_after`` points evenly over a part of a side that has ``total`` pixels before scaling."""
-        before, step = origin + start / scale, length / scale / num_after
-        stop = min(math.ceil(before + length / scale), -(-total // scale))
-        return cls(before + step / 2 - 0.5, step, math.floor(before), stop)
-
-    def point(self, index: int) -> float:
-        return self.first + index * self.step
-
-    def sources(self, start: int, length: int) -> range:
-        """Return the pixels inside the box that determine the values at consecutive points."""
-        first, last = math.floor(self.point(start)), math.floor(self.point(start + length - 1))
-        return range(max(first - 1, self.start), min(last + 3, self.stop))
-
-
-def _choose_scale(box: Box, height: int, width: int) -> int:
-    for scale in SCALES:
-        if box.height >= scale * height and box.width >= scale * width:
-            return scale
-    return 1
 
 
 def _needed_pixels(start: int, length: int, num_before: int, num_after: int, resampling: Resampling) -> range:
@@ -462,25 +388,16 @@ class Points(NamedTuple):
 def resize_bilinear(image: Pixels, height: int, width: int) -> Pixels:
     """Resize an image, uint8 [rows, columns, 3], to uint8 [height, width, 3]."""
     num_rows, num_columns = image.shape[:2]
-    rows, columns = _positions(num_rows, height), _positions(num_columns, width)
-    return _sample_at(image, Points.place(rows), Points.place(columns, num_columns))
-
-
-def sample(image: Pixels, corner: tuple[float, float], step: tuple[float, float], height: int, width: int) -> Pixels:
-    """Sample an image bilinearly on a grid with points that may be between pixels.
-
-    Args:
-        image: uint8 [rows, columns, 3]. Beyond the border, the border's pixels are repeated.
-        corner: The vertical and horizontal position of the first sample, in pixels from the center of the first pixel.
-        step: The vertical and horizontal distance between samples, in pixels.
-        height: The number of samples in a column.
-        width: The number of samples in a row.
-
-    Returns:
-        uint8 [height, width, 3].
-    """
-    rows = Points.place(corner[0] + step[0] * np.arange(height))
-    return _sample_at(image, rows, Points.place(corner[1] + step[1] * np.arange(width), image.shape[1]))
+    rows = Points.place(_positions(num_rows, height))
+    columns = Points.place(_positions(num_columns, width), num_columns)
+    left, right = (image.take(np.clip(columns.first + i, 0, num_columns - 1), axis=1) for i in range(2))
+    near, far = np.repeat(columns.weights, 3, axis=1)  # All colors of a row are computed together.
+    across = left.reshape(num_rows, -1) * near + right.reshape(num_rows, -1) * far >> 4
+    upper, lower = (across.take(np.clip(rows.first + i, 0, num_rows - 1), axis=0) for i in range(2))
+    near, far = rows.weights[:, :, np.newaxis]
+    mixed = (upper * near >> 16) + (lower * far >> 16) + 2 >> 2
+    pixels: Pixels = mixed.astype(np.uint8).reshape(height, width, 3)
+    return pixels
 
 
 @cache
@@ -495,20 +412,6 @@ def is_opencv_equal() -> bool:
         if not np.array_equal(resized, resize_bilinear(image, height, width)):
             return False
     return True
-
-
-def _sample_at(image: Pixels, rows: Points, columns: Points) -> Pixels:
-    """Sample an image at n rows and m columns: each result, uint8 [n, m, 3], is a weighted mean of four pixels."""
-    top, stop = (int(bound) for bound in np.clip([rows.first[0], rows.first[-1] + 2], 0, len(image)))
-    image = image[min(top, len(image) - 1) : max(stop, 1)]  # Keep only the rows to sample.
-    left, right = (image.take(np.clip(columns.first + i, 0, image.shape[1] - 1), axis=1) for i in range(2))
-    near, far = np.repeat(columns.weights, 3, axis=1)  # All colors of a row are computed together.
-    across = left.reshape(len(image), -1) * near + right.reshape(len(image), -1) * far >> 4
-    upper, lower = (across.take(np.clip(rows.first - top + i, 0, len(image) - 1), axis=0) for i in range(2))
-    near, far = rows.weights[:, :, np.newaxis]
-    mixed = (upper * near >> 16) + (lower * far >> 16) + 2 >> 2
-    pixels: Pixels = mixed.astype(np.uint8).reshape(len(rows.first), -1, 3)
-    return pixels
 
 
 def _positions(num_before: int, num_after: int) -> NDArray[np.floating[Any]]:

@@ -57,8 +57,8 @@ class ImageFormat(NamedTuple):
     Attributes:
         name: Pillow's name of the format.
         suffixes: The suffixes of the format's files, which are also the names of samples' fields.
-        signature: A pattern that matches the first 16 bytes of every file. If it is None, Pillow identifies the format,
-            more slowly.
+        signature: A pattern that matches the first 16 bytes of every file in this format. If it is None, Pillow
+            identifies the format, more slowly.
     """
 
     name: str
@@ -350,8 +350,9 @@ class ValueFormat(NamedTuple):
 def read_value_format(content: bytes) -> ValueFormat | None:
     """Return the value format of an image file.
 
-    Return None if the file is damaged, or if values have at most 8 bits, unless Pillow drops or multiplies some of the
-    channels.
+    Return None if the file is damaged, or if it stores unsigned values of at most 8 bits that Pillow does not change.
+    Pillow scales the values of a PGM or PPM file if the declared maximum is not 255. In a TIFF file, Pillow drops extra
+    channels, and divides colors by the alpha channel if the file stores colors multiplied by alpha.
     """
     if content.startswith(PNG_SIGNATURE):
         return _read_png(content)

@@ -176,7 +176,6 @@ class JpegPicture(Picture):
         turn: The turn that makes the stored picture upright.
     """
 
-    can_scale = True
     decoder_name = "libjpeg"
 
     def __init__(self, content: bytes, size: tuple[int, int], turn: Turn = UPRIGHT) -> None:
@@ -188,14 +187,10 @@ class JpegPicture(Picture):
     def _head(self) -> JpegHead:
         return read_head(self.content)
 
-    def origin(self, scale: int) -> tuple[float, float]:
-        head = self._head
-        return self.turn.corner(-head.height % scale / scale, -head.width % scale / scale)
-
-    def part(self, box: Box, scale: int = 1) -> Part:
+    def part(self, box: Box) -> Part:
         head, turn = self._head, self.turn
-        stored = turn.stored_box(box, -(-head.height // scale), -(-head.width // scale))
-        decode = prepare_part(self.content, head, stored, scale, is_regular=why_irregular(head) is None)
+        stored = turn.stored_box(box, head.height, head.width)
+        decode = prepare_part(self.content, head, stored, is_regular=why_irregular(head) is None)
         return decode if turn == UPRIGHT else lambda: turn.apply(decode())
 
     def prepare_copy(self, box: Box) -> Callable[[Pixels], object]:
@@ -257,16 +252,13 @@ class _Cut(NamedTuple):
     next_marker: int | None
 
 
-def prepare_part(
-    content: bytes, head: JpegHead, box: Box, scale: int, *, is_regular: bool
-) -> Callable[[], NDArray[np.uint8]]:
+def prepare_part(content: bytes, head: JpegHead, box: Box, *, is_regular: bool) -> Callable[[], NDArray[np.uint8]]:
     """Cut out a smaller JPEG that shows a part of the image, and return a function that decodes it.
 
     Args:
         content: The file.
         head: Its head.
-        box: The part, in pixels of the image at 1/scale of its size.
-        scale: 1, 2, 4 or 8.
+        box: The part.
         is_regular: Whether parts of the image can be decoded separately.
 
     Returns:
@@ -274,71 +266,61 @@ def prepare_part(
         valid until this thread decodes again. The function raises ValueError if the image is truncated, or damaged in
         the part that is read.
     """
-    # The box in pixels of the full-size image.
-    requested = Box(box.top * scale, box.left * scale, box.height * scale, box.width * scale)
-    cut = _cut(content, head, requested, scale) if is_regular else None
+    cut = _cut(content, head, box) if is_regular else None
 
     def crop(pixels: NDArray[np.uint8], shown: Box) -> NDArray[np.uint8]:
-        top, left = (requested.top - shown.top) // scale, (requested.left - shown.left) // scale
+        top, left = box.top - shown.top, box.left - shown.left
         return pixels[top : top + box.height, left : left + box.width]
 
     def decode() -> NDArray[np.uint8]:
-        if cut is not None and (pixels := _decode_cut(cut, scale)) is not None:
+        if cut is not None and (pixels := _decode_cut(cut)) is not None:
             return crop(pixels, cut.shown)
-        return crop(decode_whole(content, head, scale), Box(0, 0, head.height, head.width))
+        return crop(decode_whole(content, head), Box(0, 0, head.height, head.width))
 
     return decode
 
 
-def decode_whole(
-    content: bytes, head: JpegHead, scale: int = 1, out: NDArray[np.uint8] | None = None
-) -> NDArray[np.uint8]:
-    """Decode a JPEG to uint8 [height / scale, width / scale, 3], sizes rounded up.
+def decode_whole(content: bytes, head: JpegHead, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+    """Decode a JPEG to uint8 [height, width, 3].
 
     Args:
         content: The file.
         head: Its head.
-        scale: 1, 2, 4 or 8.
         out: The destination of the pixels, without gaps between the rows; by default, scratch memory.
 
     Raises:
         ValueError: If libjpeg-turbo reports an error, or a warning that is not harmless: see
             :mod:`shardio.images.jpeg`.
     """
-    pixels = _destination(head.height, head.width, scale) if out is None else out
+    pixels = scratch_pixels("decoded", head.height, head.width) if out is None else out
     try:
-        _decode_to(pixels, content, scale)
+        _decode_to(pixels, content)
     except ValueError:
         if (harmless := write_harmless(content, head)) is None:
             raise
-        _decode_to(pixels, harmless, scale, strict=False)
+        _decode_to(pixels, harmless, strict=False)
     return pixels
 
 
-def _decode_to(pixels: NDArray[np.uint8], content: bytes | bytearray, scale: int, *, strict: bool = True) -> None:
+def _decode_to(pixels: NDArray[np.uint8], content: bytes | bytearray, *, strict: bool = True) -> None:
     """Decode a JPEG of a known size.
 
     Raises:
         ValueError: If libjpeg-turbo reports an error or, if ``strict``, a warning. Even after a warning about the scan,
             all pixels have been written.
     """
-    min_height, min_width = (0, 0) if scale == 1 else pixels.shape[:2]
-    decoded = simplejpeg.decode_jpeg(content, min_height=min_height, min_width=min_width, buffer=pixels, strict=strict)
+    decoded = simplejpeg.decode_jpeg(content, buffer=pixels, strict=strict)
     assert decoded.shape == pixels.shape, "shardio and libjpeg read the same size from the head"
 
 
-def _destination(height: int, width: int, scale: int) -> NDArray[np.uint8]:
-    return scratch_pixels("decoded", -(-height // scale), -(-width // scale))
-
-
-def _cut(content: bytes, head: JpegHead, requested: Box, scale: int) -> _Cut | None:
+def _cut(content: bytes, head: JpegHead, box: Box) -> _Cut | None:
     """Cut out the intervals that contain a box, or the rows down to its last row. Return None if that saves nothing."""
     tiles = read_tiles(content, head)
     if tiles is not None:
-        return _Cut(*cut_tiles(content, head, tiles, requested, scale), next_marker=None)
+        return _Cut(*cut_tiles(content, head, tiles, box), next_marker=None)
     if not content.endswith(marker_bytes(EOI)):
         return None  # The file may be truncated below the box, which a full decode detects.
-    rows, shown = cut_rows(content, head, requested, scale)
+    rows, shown = cut_rows(content, head, box)
     return None if shown.height == head.height else _Cut(rows, shown, _marker_after(head, shown.height))
 
 
@@ -352,11 +334,11 @@ def _marker_after(head: JpegHead, height: int) -> int:
     return EOI if is_last else RST0 + interval % 8
 
 
-def _decode_cut(cut: _Cut, scale: int) -> NDArray[np.uint8] | None:
+def _decode_cut(cut: _Cut) -> NDArray[np.uint8] | None:
     """Decode a smaller JPEG. Return None if it has an error, which a full decode then reports."""
-    pixels = _destination(cut.shown.height, cut.shown.width, scale)
+    pixels = scratch_pixels("decoded", cut.shown.height, cut.shown.width)
     try:
-        _decode_to(pixels, cut.content, scale)
+        _decode_to(pixels, cut.content)
     except ValueError as error:
         leftover = _LEFTOVER.fullmatch(str(error))
         is_expected = leftover is not None and int(leftover[1], 16) == cut.next_marker
@@ -376,16 +358,13 @@ To add a decoder, add its function here and its name to :data:`shardio.images.pi
 class PillowPicture(Picture):
     """An image of any format that Pillow reads. Reading a part decodes the whole image."""
 
-    can_scale = False
-
     def __init__(
         self, content: bytes, height: int, width: int, decoder_name: DecoderName, *, is_for_opencv: bool
     ) -> None:
         self._content, self._is_for_opencv = content, is_for_opencv
         self.size, self.decoder_name = (height, width), decoder_name
 
-    def part(self, box: Box, scale: int = 1) -> Part:
-        assert scale == 1, "Pillow decodes at full size"
+    def part(self, box: Box) -> Part:
         return lambda: self._decode()[box.top : box.top + box.height, box.left : box.left + box.width]
 
     def _decode(self) -> Pixels:

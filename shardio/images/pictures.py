@@ -65,16 +65,6 @@ class Turn(NamedTuple):
         """Return the height and width of the upright picture."""
         return (width, height) if self.transposed else (height, width)
 
-    def corner(self, below: float, right: float) -> tuple[float, float]:
-        """Return how far the stored pixels extend beyond the upright picture, at its top and at its left.
-
-        Args:
-            below: The distance by which they extend below the stored picture.
-            right: The distance by which they extend to the right of the stored picture.
-        """
-        above, left = below * self.upside_down, right * self.mirrored
-        return (left, above) if self.transposed else (above, left)
-
     def stored_box(self, box: Box, height: int, width: int) -> Box:
         """Convert a box in the upright picture to a box in the stored picture, whose size is ``height`` × ``width``."""
         if self.transposed:
@@ -133,41 +123,26 @@ class Picture(ABC):
 
     Attributes:
         size: Height and width in pixels.
-        can_scale: Whether :meth:`part` can read the picture at a smaller scale.
         decoder_name: The decoder that :meth:`part` uses, or that has already decoded the picture.
         history: The steps that rendered the picture from a stored picture; empty if it is a stored picture.
     """
 
     size: tuple[int, int]
-    can_scale: bool
     decoder_name: DecoderName
     history: tuple[PlanRow, ...] = ()
 
     @abstractmethod
-    def part(self, box: Box, scale: int = 1) -> Part:
-        """Return a function that reads a part of the picture.
+    def part(self, box: Box) -> Part:
+        """Return a function that reads a part of the picture."""
 
-        Args:
-            box: The part, in pixels of the picture at 1/scale of its size (rounded up).
-            scale: 1, 2, 4 or 8 if ``can_scale``, else 1.
-        """
-
-    def read(self, box: Box, scale: int = 1) -> Pixels:
+    def read(self, box: Box) -> Pixels:
         """Read a part of the picture. The pixels are valid until this thread reads the next part."""
-        return self.part(box, scale)()
+        return self.part(box)()
 
     def prepare_copy(self, box: Box) -> Callable[[Pixels], object]:
         """Return a function that writes a part of the picture to uint8 [box.height, box.width, 3]."""
         part = self.part(box)
         return lambda out: np.copyto(out, part())
-
-    def origin(self, scale: int) -> tuple[float, float]:
-        """Return the position of the picture's top left corner, in pixels of the picture at 1/scale of its size.
-
-        If the size is not a multiple of the scale, the last scaled pixel extends beyond the picture. In a turned
-        picture, this may be the first pixel.
-        """
-        return 0.0, 0.0
 
 
 class DecodedPicture(Picture):
@@ -179,14 +154,11 @@ class DecodedPicture(Picture):
         history: The steps that rendered the picture.
     """
 
-    can_scale = False
-
     def __init__(self, pixels: Pixels, decoder_name: DecoderName = "pillow", history: tuple[PlanRow, ...] = ()) -> None:
         self.pixels, self.decoder_name, self.history = pixels, decoder_name, history
         self.size = pixels.shape[0], pixels.shape[1]
 
-    def part(self, box: Box, scale: int = 1) -> Part:
-        assert scale == 1, "decoded pixels are not scaled"
+    def part(self, box: Box) -> Part:
         pixels = self.pixels[box.top : box.top + box.height, box.left : box.left + box.width]
         return lambda: pixels
 

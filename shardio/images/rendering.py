@@ -23,7 +23,6 @@ from shardio.images.crop_plan import (
     Resampling,
     Rows,
     flip,
-    is_too_large_to_average,
     prepare_render,
 )
 from shardio.images.jpeg import Box
@@ -104,9 +103,7 @@ def render_crops(crops: Sequence[PlannedCrop], rows: Sequence[Rows | None]) -> l
     """Decode images, and crop, resize, mirror and edit each image once for each of its crops.
 
     Only the parts that the crops need are decoded, and all heavy work releases the GIL. The pixels are those of a full
-    decode that is then cropped and resized. The only exception is a JPEG whose box has more than a million pixels and
-    shrinks by a factor of at least 2, 4 or 8 without antialiasing. Such a JPEG is decoded at 1/2, 1/4 or 1/8 of its
-    size, then sampled at the same points.
+    decode that is then cropped and resized.
 
     Args:
         crops: The crops of n images, at least one of each.
@@ -140,12 +137,13 @@ def _render_by_libraries(crop: PlannedCrop, destinations: Rows, rows: list[int])
         return
     pictures, plan = crop
     boxes, sizes, windows = plan.box.tolist(), plan.size.tolist(), plan.window.tolist()
-    flips = plan.flip.tolist()
+    flips, halved = plan.flip.tolist(), plan.is_halved.tolist()
     renders: list[tuple[int, Render]] = []
     # Run all Python code first, then all decoding: each is faster while its own data stays in the processor's caches.
     for row in rows:
         with _name_row(row):
-            args = Box(*boxes[row]), *sizes[row], Box(*windows[row]), plan.resampling
+            resampling: Resampling = "antialiased bilinear" if halved[row] else plan.resampling
+            args = Box(*boxes[row]), *sizes[row], Box(*windows[row]), resampling
             renders.append((row, prepare_render(pictures[row], *args)))
     for row, render in renders:
         destination = destinations[row]
@@ -184,7 +182,7 @@ def why_not_by_kernel(content: bytes) -> str | None:
     """Return the reason why the kernel cannot render an image, or None if it can.
 
     The function checks only the head and the end of the file. The kernel also skips damaged files, files with very rare
-    heads, such as JFIF 2, and the crops that :func:`_is_for_libraries` names. There are only a few distinct reasons,
+    heads, such as JFIF 2, and crops that would be too large when resized. There are only a few distinct reasons,
     all short, so callers can count images by reason.
 
     Args:
@@ -242,7 +240,7 @@ def render_by_kernel(crops: Sequence[PlannedCrop], rows: Sequence[Rows]) -> NDAr
 
 
 def _find_suitable(crop: PlannedCrop, pictures: Sequence[Picture], rows: Rows) -> NDArray[np.bool_]:
-    is_suitable = ~_is_for_libraries(crop.plan)
+    is_suitable = np.asarray(crop.plan.size.prod(axis=1) <= MAX_RESIZED_PIXELS)
     is_suitable &= [
         isinstance(picture, JpegPicture) and picture is first
         for picture, first in zip(crop.pictures, pictures, strict=True)
@@ -251,15 +249,6 @@ def _find_suitable(crop: PlannedCrop, pictures: Sequence[Picture], rows: Rows) -
         return is_suitable
     is_suitable &= [pixels.flags.c_contiguous for pixels in rows]
     return is_suitable
-
-
-def _is_for_libraries(plan: CropPlan) -> NDArray[np.bool_]:
-    """Return which images the kernel must leave to the libraries because of their crops, bool [n].
-
-    :func:`prepare_render` renders some of these images from a smaller inverse DCT, and refuses the others.
-    """
-    is_huge = plan.size.prod(axis=1) > MAX_RESIZED_PIXELS
-    return np.asarray(is_huge | plan.is_halved & is_too_large_to_average(plan.box[:, 2:].prod(axis=1)))
 
 
 def _encode_turn(picture: Picture) -> int:

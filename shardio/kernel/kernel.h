@@ -32,8 +32,8 @@ enum { OPENCV_BILINEAR, PILLOW_BILINEAR, PILLOW_BICUBIC };
 
 // The plan of one crop.
 typedef struct {
-    int64_t top, left, height,
-        width;  // The part of the upright picture to resize. The height is 0 if the crop is left out.
+    // The part of the upright picture to resize. The height is 0 if the crop is left out.
+    int64_t top, left, height, width;
     int64_t new_height, new_width;    // The size of the resized part.
     int64_t window_top, window_left;  // The corner of the window to return, which may extend beyond the resized part.
     uint8_t is_flipped;               // Whether to mirror the window.
@@ -89,8 +89,8 @@ typedef struct {
     int64_t num_components;
     const int64_t *blocks;  // [num_blocks], the index of the component of each block of an MCU.
     int64_t num_blocks, num_mcus;
-    int64_t old_interval,
-        new_interval;       // MCUs between restart markers in the data and in the recoded data; 0 without markers.
+    // MCUs between restart markers in the data and in the recoded data; 0 without markers.
+    int64_t old_interval, new_interval;
     uint8_t *unstuffed;     // [num_bytes + 4096], for data without stuffed bytes.
     int16_t *coefficients;  // [num_mcus, num_blocks, 64], for a progressive file.
     int64_t *counts;        // [8, 256], how often each symbol occurs in the tokens: a result.

@@ -17,8 +17,8 @@ enum {
 // is the weight of the image. `pixels` also contains the image.
 void sharpen(const uint8_t *before, uint8_t *pixels, int64_t height, int64_t width, double factor) {
     if (height <= 2 || width <= 2) return;
-    int64_t row = 3 * width, start = row + 3,
-            stop = (height - 1) * row - 3;  // Border pixels in this range are restored below.
+    // Border pixels in this range are restored below.
+    int64_t row = 3 * width, start = row + 3, stop = (height - 1) * row - 3;
     Blend blend;
     prepare_blend(factor, &blend);
     for (int64_t first = start; first < stop; first += CHUNK) {

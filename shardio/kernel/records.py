@@ -113,7 +113,8 @@ SCAN_WRITING = _record(
     stops=np.int64,  # The address of int64 [num_intervals], the end of each restart interval in the tokens.
     num_intervals=np.int64,
     tables=np.int64,  # The address of STORED_TABLE [8].
-    out=np.int64,  # The address of uint8 [...], for the data: a result. See tokens.c for its length.
+    # The address of the output, uint8 [...], which the call fills with entropy-coded data. See tokens.c for its length.
+    out=np.int64,
     lengths=np.int64,  # The address of int64 [num_intervals], the bytes of each interval without its marker: a result.
     size=np.int64,  # The number of bytes written, set by the call.
 )

@@ -40,17 +40,17 @@ Range find_bilinear_range(int64_t num_before, int64_t num_after, int64_t start, 
 }
 
 void make_gather(const int32_t *sources, Gather *gather) {
-    int32_t low = sources[0], high = sources[0];
-    for (int i = 0; i < COLUMNS; i++) {
-        gather->sources[i] = sources[i];
-        low = (int32_t)min(low, sources[i]);
-        high = (int32_t)max(high, sources[i]);
-    }
-    gather->base = low;
+    int32_t low = (int32_t)min(sources[0], sources[COLUMNS - 1]), high = (int32_t)max(sources[0], sources[COLUMNS - 1]);
     gather->is_near = high + 3 - low < 128;
-    for (int i = 0; i < COLUMNS && gather->is_near; i++) {
-        for (int j = 0; j < 2; j++) gather->indices[2 * i + j] = (uint8_t)(sources[i] - low + j);
-        for (int j = 0; j < 4; j++) gather->fours[4 * i + j] = (uint8_t)(sources[i] - low + j);
+    gather->is_grouped = true;
+    for (int i = 0; i < COLUMNS; i++) {
+        int32_t first = sources[i / GROUP * GROUP], last = sources[i / GROUP * GROUP + GROUP - 1];
+        int32_t base = gather->is_near ? low : (int32_t)min(first, last);
+        gather->is_grouped &= max(first, last) + 3 - base < 64;
+        gather->bases[i / GROUP] = base;
+        gather->sources[i] = sources[i];
+        for (int j = 0; j < 2; j++) gather->indices[2 * i + j] = (uint8_t)(sources[i] - base + j);
+        for (int j = 0; j < 4; j++) gather->fours[4 * i + j] = (uint8_t)(sources[i] - base + j);
     }
 }
 

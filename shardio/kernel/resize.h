@@ -6,16 +6,20 @@
 #include "decoder.h"
 #include "vectors.h"
 
-enum { COLUMNS = 32 };  // The number of columns of the result that are computed together.
+enum {
+    COLUMNS = 32,  // The number of columns of the result that are computed together.
+    GROUP = 4,     // The number of columns of a group.
+};
 
-// Where 32 columns of the result find the first of two adjacent bytes.
+// Where 32 columns of the result find the first of some adjacent bytes.
 typedef struct {
-    uint8_t indices[2 * COLUMNS], fours[4 * COLUMNS];  // Two and four bytes of each column, counted from `base`.
-    int32_t sources[COLUMNS];
-    int32_t base;
-    bool is_near;  // Whether all bytes are among the 128 from `base` on.
+    uint8_t indices[2 * COLUMNS], fours[4 * COLUMNS];  // Two and four bytes of each column, counted from its base.
+    int32_t sources[COLUMNS], bases[COLUMNS / GROUP];  // The base of each group of columns.
+    bool is_near;     // Whether all bytes are among the 128 from the first base on. Then all groups have this base.
+    bool is_grouped;  // Whether the bytes of each group are among the 64 from its base on.
 } Gather;
 
+// Prepare to gather bytes. The columns' sources ascend or descend.
 void make_gather(const int32_t *sources, Gather *gather);
 
 // Two adjacent bytes of each of 32 columns, 16 columns in each half.
@@ -29,7 +33,7 @@ static inline __attribute__((always_inline)) Twos gather_twos(const uint8_t *byt
     Twos twos;
 #if defined(__AVX512VBMI__)
     if (gather->is_near) {
-        const uint8_t *first = bytes + gather->base + offset;
+        const uint8_t *first = bytes + gather->bases[0] + offset;
         __m512i low = _mm512_loadu_si512(first), high = _mm512_loadu_si512(first + 64);
         __m512i both = _mm512_permutex2var_epi8(low, _mm512_loadu_si512(gather->indices), high);
         twos.halves[0] = (u8x32)_mm512_castsi512_si256(both);
@@ -53,10 +57,21 @@ static inline __attribute__((always_inline)) Fours gather_fours(const uint8_t *b
                                                                 int64_t offset) {
     Fours fours;
     if (gather->is_near) {
-        const uint8_t *first = bytes + gather->base + offset;
+        const uint8_t *first = bytes + gather->bases[0] + offset;
         __m512i low = _mm512_loadu_si512(first), high = _mm512_loadu_si512(first + 64);
         for (int i = 0; i < 2; i++)
             fours.parts[i] = _mm512_permutex2var_epi8(low, _mm512_loadu_si512(gather->fours + 64 * i), high);
+        return fours;
+    }
+    if (gather->is_grouped) {
+        for (int i = 0; i < 2; i++) {
+            __m512i indices = _mm512_loadu_si512(gather->fours + 64 * i), part = {};
+            for (int j = 0; j < 4; j++) {
+                __m512i group = _mm512_loadu_si512(bytes + gather->bases[4 * i + j] + offset);
+                part = _mm512_mask_permutexvar_epi8(part, 0xFFFFull << 16 * j, indices, group);
+            }
+            fours.parts[i] = part;
+        }
         return fours;
     }
     uint32_t gathered[COLUMNS];

@@ -28,8 +28,8 @@ enum {
 
 // The meaning of a code. `bits` is 0 if the code is too long for a look-up, or if no baseline image has its symbol.
 typedef struct {
-    uint8_t bits,
-        step;        // The number of bits of the code and the value, and what to add to the index of the coefficient.
+    uint8_t bits;    // The number of bits of the code and the value.
+    uint8_t step;    // What to add to the index of the coefficient.
     uint16_t mask;   // A mask for the bits of the value.
     uint32_t token;  // The token for a value of 0.
 } Code;

@@ -1,4 +1,4 @@
-"""The pool of a loader's worker processes, in the training process, which starts and restarts them and sends chunks."""
+"""The pool that, in the training process, starts and restarts a loader's worker processes and sends them chunks."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ class WorkerPool(Owned):
         super().__init__(partial(_close_all, server, self._processes))
         call_at_fork(self, after_in_child=WorkerPool.leave_to_parent)
         server.set_up(setup)
-        # User code may hold the GIL, and draws from generators that all threads of a process share.
+        # User code gets one thread per process, because it may hold the GIL and draws from generators that all threads
+        # of a process share.
         is_split = setup.runs_user_code
         for threads in [1] * num_threads if is_split else divide_threads(num_threads, count_processors()):
             self._processes.append(_Process(server, next(self._worker_ids), threads))
@@ -253,7 +254,8 @@ class _Process:
     def await_end(self) -> None:
         """Wait until the killed process can no longer write to buffers."""
         closed = select.poll()
-        closed.register(self.end, 0)  # The process's end is closed after its memory is unmapped.
+        # The process's end of the socket pair is closed only after the process's memory is unmapped.
+        closed.register(self.end, 0)
         if not closed.poll(1000 * CLOSE_S):
             raise WorkerError("a killed worker process does not end: it may be waiting for a slow disk or network")
 

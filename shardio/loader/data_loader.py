@@ -104,7 +104,7 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
         worker_method: Whether workers that call the dataset are processes, or threads that share it. Threads copy and
             pickle nothing; see :func:`shardio.get_worker_info`.
         snapshot_every_n_steps: The number of batches after which workers report the state of an iterable dataset; with
-            0, only at the beginning. A resumed run reads the batches since the last report again.
+            0, only at the beginning. A resumed run rereads the batches that followed the last report.
         on_error: The treatment of samples of a map-style dataset that cannot be read or decoded. ``raise`` raises an
             error that names the sample. ``replace`` uses another sample of the same dataset or Subset. The choice
             depends on the sample and, in shardio's datasets, on the seed and the epoch. ``skip`` leaves the sample out,

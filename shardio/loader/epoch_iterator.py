@@ -60,7 +60,13 @@ class EpochStart(Protocol):
     """A function that begins a loader's next epoch."""
 
     def __call__(self, loader: Any, sampler: Any, *, made: Any) -> BegunEpoch:
-        """Begin the epoch with the loader's ``_index_sampler``, and the previous epoch's ``made`` or None."""
+        """Begin the epoch.
+
+        Args:
+            loader: The loader.
+            sampler: The loader's ``_index_sampler``.
+            made: The ``made`` of the BegunEpoch of the iterator's previous epoch; None for its first epoch.
+        """
 
 
 class LoaderIterator(_BaseDataLoaderIter):

@@ -59,11 +59,9 @@ class LoaderStats:
         worker_bytes: The memory of each of shardio's worker processes between two chunks, in bytes, excluding batches.
             If this memory keeps growing, your own code leaks memory.
         num_images_by_decoder: The number of images in the delivered batches, by decoder. ``kernel`` is shardio's JPEG
-            code. ``libjpeg`` is libjpeg-turbo: it decodes JPEGs that the kernel does not support, crops of more than a
-            million pixels that shrink to half their size or less, whole untiled JPEGs that are not resized, and all
-            JPEGs if there is no kernel for the processor.
-            ``pillow`` is Pillow, or OpenCV for plain PNGs: it decodes all other formats, and JPEGs that libjpeg-turbo
-            cannot convert to RGB.
+            code. ``libjpeg`` is libjpeg-turbo: it decodes JPEGs that the kernel does not support, and all JPEGs if
+            there is no kernel for the processor. ``pillow`` stands for Pillow or, for plain PNGs, OpenCV. They decode
+            all formats other than JPEG, and the JPEGs that libjpeg-turbo cannot convert to RGB.
     """
 
     num_batches: int

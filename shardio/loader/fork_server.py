@@ -150,7 +150,7 @@ class ForkServer:
                     self.close()
 
     def _ask(self, request: Any, patience_s: float) -> WorkerEnded | AllWorkersEnded | None:
-        """Return the answer to a request; if there is none in time, end everything and return None."""
+        """Return the answer to a request; if none arrives in time, end all processes of the server and return None."""
         running = self._running
         if running is None or not self.is_running:
             return None

@@ -143,7 +143,8 @@ class Epochs:
         if loaded.is_finished:
             self._restore_generators(loader, loaded)  # Restore now: the program may seed the generators later.
         if loaded.sampler_epoch is not None:
-            # Set the epoch now, not when it begins: frameworks set it after it has begun, or set a different epoch.
+            # Set the sampler's epoch now, not when that epoch begins: some frameworks set it only after the epoch has
+            # begun, or set a different one.
             for sampler in _find_epoch_samplers(self._find_sampler(loader)):
                 sampler.set_epoch(loaded.sampler_epoch)
 

@@ -426,7 +426,8 @@ def begun(folder: DatasetFolder, digest: str, names: Collection[str]) -> Iterato
         _refuse_unplanned(folder, names)
     try:
         yield unfinished
-    except Exception:  # Re-raised. Ctrl-C is not an Exception: an interrupted pack can be resumed.
+    # KeyboardInterrupt is not an Exception, so Ctrl-C clears nothing, and the pack can be resumed.
+    except Exception:  # Re-raised.
         _clear_if_empty(unfinished)
         raise
 

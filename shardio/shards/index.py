@@ -332,7 +332,7 @@ class ShardIndex:
             )
 
     def _fits_headers(self, starts: Sequence[Ints]) -> bool:
-        """Return whether the tar has the indexed headers before the contents. If headers differ, read them again."""
+        """Return whether the headers before ``starts`` are those that were indexed. If they differ, read them again."""
         if digest_headers(self._tar, starts) == self.header.header_digest:
             return True
         headers = [start for each in starts for start in each.tolist() if start >= BLOCK]
@@ -463,7 +463,7 @@ def _make_header(values: dict[str, Any]) -> IndexHeader:
     if not 0 <= header.num_bytes < 2**63:
         raise ValueError(f"num_bytes is {header.num_bytes}")
     if (header.format == SCATTERED_FORMAT) != (type(header.num_scattered) is int):
-        raise TypeError(f"an index of format {header.format} has num_scattered {header.num_scattered!r}")
+        raise TypeError(f"num_scattered {header.num_scattered!r} does not fit an index of format {header.format}")
     if not isinstance(header.digest, str):
         raise TypeError(f"the digest must be a string, got {header.digest!r}")
     return header

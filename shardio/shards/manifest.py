@@ -330,7 +330,10 @@ def _list_dali(table: ShardTable, split: str, prefix: str) -> Files:
     """
     names = [tar.name.partition(".")[0] + INDEX_SUFFIX for tar in table.tars]
     if len(set(names)) < len(names):
-        raise FormatError("DALI's indexes of some tars would have the same name: rename tars that differ after a dot")
+        raise FormatError(
+            "DALI's indexes of some tars would have the same name: rename tars whose names differ only after the first "
+            "dot"
+        )
     return [(name, partial(_make_dali, index)) for name, index in zip(names, table.indexes, strict=True)]
 
 

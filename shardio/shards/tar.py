@@ -104,8 +104,8 @@ def header_fits(header: bytes, key: bytes, suffix: bytes, num_bytes: int) -> boo
         num_bytes: The size of the content.
 
     Returns:
-        False if the name or the size differs. If a plain header may shorten or encode the name differently, the name
-        is not compared.
+        False if the name or the size differs. If a plain header may shorten the name or encode it differently, the
+        name is not compared.
     """
     name = key + suffix
     if header.startswith(name + b"\0") and header[124:136] == b"%011o\0" % num_bytes and not header[345]:

@@ -43,8 +43,8 @@ MAX_RECORDS = 1000
 tarfile copies these keywords for each member."""
 
 MAX_DIGITS = 256
-"""The maximum number of consecutive digits in a pax header. The time of tarfile's regular expressions grows with the
-square of this number (CVE-2024-6232)."""
+"""The maximum number of consecutive digits in a pax header. The time that tarfile's regular expressions take grows
+with the square of this number (CVE-2024-6232)."""
 
 HEADERS_PIECE = 2**16
 """The number of bytes to read at a time if contents are skipped."""
@@ -159,7 +159,8 @@ class ForwardReader:
         """Read bytes up to an offset, or up to the end of the tar. tarfile calls this method."""
         if not self.position <= position <= self.size:
             raise tarfile.ReadError(
-                f"the next header should be at byte {position}, outside bytes {self.position} to {self.size}"
+                f"the tar places the next header at byte {position}, which is outside bytes {self.position} to "
+                f"{self.size}"
             )
         while self.position < position and self.read_content(position - self.position):
             pass

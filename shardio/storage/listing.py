@@ -1,8 +1,9 @@
 """List the files of a remote folder, and read them through a cache.
 
 If each of a million images had its own copy, every scan of the cache's folder would be slow. The cache therefore keeps
-the files of a listing in *bundles* of neighbors by key. In a bundle, each file begins at a multiple of 512 bytes. A
-hash follows its content, because a listing has no hashes, unlike the index of a shard.
+the files of a listing in *bundles*: files that are adjacent in the order of their keys. In a bundle, each file begins
+at a multiple of 512 bytes. The hash of each file follows the file's content, because a listing, unlike a shard's
+index, has no hashes.
 """
 
 from __future__ import annotations

@@ -351,7 +351,7 @@ def measure_store(files: Sequence[StoredFile], nums_requests: Sequence[int], sec
     Args:
         files: Open objects that are not read through a cache.
         nums_requests: The numbers of simultaneous requests to measure, one after another.
-        seconds: The time in seconds to measure each number. Running requests are finished.
+        seconds: The time in seconds to spend on measuring each number of requests. Running requests are finished.
 
     Raises:
         ValueError: If all objects are empty.

@@ -51,7 +51,7 @@ LARGE_AHEAD = 16
 """The maximum number of large ranges of a store that are read ahead at a time."""
 
 AHEAD = 0.75
-"""The share of a store's requests that may read ahead. Other requests are for samples that a batch is waiting for."""
+"""The share of a store's requests that may read ahead. The rest are reserved for samples that a batch waits for."""
 
 SMALL = 2**20
 """The largest size of a small range in bytes."""

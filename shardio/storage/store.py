@@ -29,7 +29,7 @@ _WITH_AUTHORITY = frozenset(("s3", "gs", "az", "http", "https", "hf", "memory"))
 
 
 def make_path(name: str | os.PathLike[str]) -> Path:
-    """Return the path for a name. If the locale cannot encode the name, the path has its UTF-8 bytes.
+    """Return the path for a name. If the locale cannot encode the name, the path consists of the name's UTF-8 bytes.
 
     Raises:
         ValueError: If the name is empty, which a Path treats as the working directory, or contains a NUL character.
@@ -369,7 +369,7 @@ class Location:
 
 
 PIECE = 2**20
-"""The size in bytes of a piece of a local file, chosen for few calls and little memory."""
+"""The size in bytes of a piece of a local file, chosen to keep the number of calls and the memory use low."""
 
 REMOTE_PIECE = 8 * 2**20
 """The maximum number of bytes of a request to a remote store. Receiving this many bytes takes 6 ms of CPU time. Smaller

@@ -1,7 +1,8 @@
 """Conformance tests of shardio's interfaces.
 
 Users pass their own transforms as ``transform=``, and their own decoders of fields as ``decoders=``. An implementation
-of another interface also needs a line in a table of shardio's source code, which the interface's documentation names.
+of another interface also needs a line in a table in shardio's source code; the interface's documentation names the
+table.
 
 Each module holds one class of pytest tests. Subclass it in your own tests and override its fixtures:
 

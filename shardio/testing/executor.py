@@ -55,7 +55,7 @@ DAMAGED = 5
 DEADLINE_S = 60.0
 
 Start = Callable[..., BatchIterator]
-"""A function that begins an epoch, perhaps given a cursor and a split."""
+"""A function that begins an epoch, and optionally takes a cursor and a split."""
 
 
 class RefusedSampleError(LookupError):

@@ -422,7 +422,7 @@ class _StoreMachine(RuleBasedStateMachine):
         bounds = st.integers(0, len(content))
         ranges = np.array(data.draw(st.lists(st.tuples(bounds, bounds).map(sorted), max_size=9)), np.int64)
         starts, stops = ranges.reshape(-1, 2).T
-        # A read that raises no error returns the content at the time of opening.
+        # A read that raises no error returns the content that the object had when it was opened.
         with suppress(ReplacedError, FileNotFoundError):
             expected = [content[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
             assert file.read_many(starts, stops) == expected

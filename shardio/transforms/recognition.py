@@ -80,8 +80,8 @@ def replace_leading(transform: Callable[[Any], Any] | None, decode: Decode) -> C
 def is_made_for_pillow(transform: Callable[[Any], Any] | None) -> bool:
     """Return whether a pipeline of torchvision or timm was made for the Pillow images of torchvision's datasets.
 
-    Such a pipeline converts the image to a tensor after its first step. Other pipelines may expect tensors, and
-    shardio's own transforms do not accept Pillow images.
+    In such a pipeline, the step that converts the image to a tensor is not the first one. Other pipelines may expect
+    tensors, and shardio's own transforms do not accept Pillow images.
     """
     steps = list(_flatten(transform))
     if any(isinstance(step, Transform | Compose) for step in steps):

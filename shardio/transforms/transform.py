@@ -549,7 +549,7 @@ class Calls:
     Attributes:
         elapsed_s: The duration of all calls, in seconds.
         decoder_names: The decoder of each image rendered so far.
-        failed_row: The row of the image for which a callable raised an error; None if none did.
+        failed_row: The row of the image for which a callable raised an error; None if no callable did.
     """
 
     def __init__(self, generators: Generators | None = None) -> None:

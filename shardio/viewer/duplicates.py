@@ -7,8 +7,8 @@ frequencies of the discrete cosine transform exceeds their median. The hash of t
 
 To find near pairs, the bits are split into bands. If two hashes differ in at most t bits, and there are t + k bands,
 then at least k bands are equal: each differing bit changes only one band (the pigeonhole principle). Therefore, each
-pair agrees on some choice of k bands, and sorting by these bands finds the pair. Manku, Jain and Das Sarma, "Detecting
-Near-Duplicates for Web Crawling", 2007, search one table for each choice in the same way.
+pair agrees on some choice of k bands, and sorting by these bands finds the pair. Manku, Jain and Das Sarma ("Detecting
+Near-Duplicates for Web Crawling", 2007) use the same method: they search one table for each choice of bands.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from shardio.viewer.overview import (
     table,
     tiles,
 )
-from shardio.viewer.sources import ImageColumns, ImageSource, Place, Unreadable, map_images, read_small
+from shardio.viewer.sources import ImageColumns, ImageSource, Place, Unreadable, map_images, read_resized
 
 SIDE = 32
 """The side of the reduced picture, in pixels."""
@@ -157,7 +157,7 @@ class DuplicateReport:
         return len(repeated), sum(repeated) - len(repeated)
 
     def list_between(self) -> list[list[int]]:
-        """Return the numbers of shared groups for each pair of sources.
+        """Return, for each pair of sources, the number of shared groups and the numbers of samples in them.
 
         Returns:
             For each pair, the two sources, the number of groups with samples of both, and each source's number of
@@ -376,15 +376,15 @@ def _reduce_image(content: bytes) -> _Reduced:
 def reduce_picture(content: bytes) -> Floats:
     """Return the gray pixels that determine an image's hash, float32 [32, 32].
 
-    Each pixel is an average. A JPEG's pixels are decoded at a smaller scale, which hardly changes the averages.
+    Each pixel is an average. Sides of more than 128 pixels shrink to 128 first, which hardly changes the averages.
 
     Raises:
         ValueError: If the image cannot be decoded.
     """
     picture = open_image(content)
-    pixels, scale = read_small(picture, SIDE)
-    height, width = picture.size
-    rows, columns = _make_averages(len(pixels), height / scale), _make_averages(pixels.shape[1], width / scale)
+    height, width = (min(side, 4 * SIDE) for side in picture.size)
+    pixels = read_resized(picture, height, width)
+    rows, columns = _make_averages(height), _make_averages(width)
     red, green, blue = (rows @ pixels[..., channel].astype(np.float32) for channel in range(3))
     gray: Floats = (_GRAY[0] * red + _GRAY[1] * green + _GRAY[2] * blue) @ columns.T
     return gray
@@ -420,15 +420,12 @@ def count_bits(words: NDArray[np.uint64]) -> Indices:
     return ((words * bytes_) >> np.uint64(56)).astype(np.int64)
 
 
-def _make_averages(length: int, extent: float) -> Floats:
-    """Return the weights that average the pixels of a side over 32 equal parts, float32 [32, length].
-
-    ``extent`` is the picture's length in these pixels. The last pixel may extend beyond the picture.
-    """
-    bounds = np.linspace(0, extent, SIDE + 1)
+def _make_averages(length: int) -> Floats:
+    """Return the weights that average the pixels of a side over 32 equal parts, float32 [32, length]."""
+    bounds = np.linspace(0, length, SIDE + 1)
     starts = np.maximum(bounds[:-1, None], np.arange(length))
     stops = np.minimum(bounds[1:, None], np.arange(1, length + 1))
-    weights: Floats = (np.maximum(stops - starts, 0) * (SIDE / extent)).astype(np.float32)
+    weights: Floats = (np.maximum(stops - starts, 0) * (SIDE / length)).astype(np.float32)
     return weights
 
 

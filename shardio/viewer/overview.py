@@ -30,7 +30,7 @@ from shardio.viewer.sources import (
     Unreadable,
     choose_evenly,
     map_images,
-    read_small,
+    read_resized,
 )
 
 MAX_BINS = 24
@@ -223,16 +223,8 @@ def _shrink(content: bytes, side: int) -> tuple[tuple[int, int], bytes]:
 
     picture = open_image(content)
     height, width = picture.size
-    scale = side / max(height, width)
-    min_side = min(height, width, max(1, round(min(height, width) * scale)))
-    pixels, factor = read_small(picture, min_side)
-    small = Image.fromarray(pixels)
-    if scale < 1:
-        small = small.resize(
-            (max(1, round(width * scale)), max(1, round(height * scale))),
-            Image.Resampling.BILINEAR,
-            box=(0, 0, width / factor, height / factor),
-        )
+    scale = min(side / max(height, width), 1)
+    small = Image.fromarray(read_resized(picture, max(1, round(height * scale)), max(1, round(width * scale))))
     file = io.BytesIO()
     small.save(file, "JPEG", quality=THUMBNAIL_QUALITY)
     return picture.size, file.getvalue()

@@ -15,9 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import FormatError, SampleError
-from shardio.images import IMAGE_FIELDS, IMAGE_FORMATS, Picture, Pixels, use_one_thread
-from shardio.images.crop_plan import SCALES
-from shardio.images.jpeg import Box
+from shardio.images import (
+    IMAGE_FIELDS,
+    IMAGE_FORMATS,
+    CropPlan,
+    Picture,
+    Pixels,
+    render_chunk,
+    sizes_of,
+    use_one_thread,
+)
 from shardio.process import count_processors, let_through
 from shardio.reading import SampleReader
 from shardio.shards import LABEL_FIELD, MANIFEST_NAME, open_table
@@ -398,20 +405,15 @@ class ShardImages(ImageSource):
         return text if len(text) <= MAX_LABEL_LENGTH else text[: MAX_LABEL_LENGTH - 1] + "…"
 
 
-def read_small(picture: Picture, min_side: int) -> tuple[Pixels, int]:
-    """Decode a picture. Decode a JPEG at the smallest scale at which both sides have at least ``min_side`` pixels.
-
-    Returns:
-        The pixels, uint8 [height, width, 3], valid until the same thread decodes the next picture; and the factor by
-        which its sides are reduced: 1, 2, 4 or 8. The last pixels may extend beyond the picture.
+def read_resized(picture: Picture, height: int, width: int) -> Pixels:
+    """Decode a picture, and resize it by averaging. Return uint8 [height, width, 3].
 
     Raises:
         ValueError: If the image is damaged.
     """
-    height, width = picture.size
-    scales = SCALES if picture.can_scale else ()
-    scale = next((scale for scale in scales if min(height, width) >= scale * min_side), 1)
-    return picture.read(Box(0, 0, -(-height // scale), -(-width // scale)), scale), scale
+    plan = CropPlan.whole(sizes_of([picture])).resize(np.array([[height, width]]), "antialiased bilinear")
+    pixels: Pixels = render_chunk([picture], plan).images[0]
+    return pixels
 
 
 def map_images(

@@ -350,7 +350,7 @@ def _(packed: Path, run: Path) -> ExpectedSamples:
 
 
 def resumed(packed: Path, run: str, at: int) -> None:
-    """Record two epochs on two ranks that end some batches after a checkpoint, and resume from it."""
+    """Record two epochs on two ranks, then resume both ranks from earlier checkpoints, taken after batch ``at``."""
     for rank, (loader, again) in enumerate(zip(ours(packed), ours(packed), strict=True)):
         first = CoverageRecorder(run, rank=rank, world_size=2)
         states: list[Any] = []

@@ -1,7 +1,4 @@
-"""The law that a decoded part of an image equals the same part of a full decode.
-
-This module also has independent full decodes to compare with.
-"""
+"""The law that a decoded part of an image equals the same part of a full decode."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 
 import numpy as np
-import simplejpeg
 from numpy.typing import NDArray
 
 from shardio.images import CropPlan, Picture, PlannedCrop, Rows, open_image
@@ -40,22 +36,6 @@ def render_parts(content: bytes, boxes: Sequence[Box]) -> tuple[list[Array], NDA
 def render_chunk_by_kernel(pictures: Sequence[Picture], plan: CropPlan, rows: Rows) -> NDArray[np.bool_]:
     """Render one crop of each of n images. Return whether the kernel rendered each crop, bool [n]."""
     return render_by_kernel([PlannedCrop(pictures, plan)], [rows])[:, 0]
-
-
-SCALES = (1, 2, 4, 8)
-
-
-def scaled_size(size: tuple[int, int], scale: int) -> tuple[int, int]:
-    return -(-size[0] // scale), -(-size[1] // scale)
-
-
-def full_decode(content: bytes, size: tuple[int, int], scale: int = 1, *, strict: bool = True) -> Array:
-    """Return a whole JPEG, decoded by libjpeg-turbo at 1/scale of its size."""
-    height, width = scaled_size(size, scale)
-    least = {"min_height": height, "min_width": width} if scale > 1 else {}
-    pixels = np.asarray(simplejpeg.decode_jpeg(content, strict=strict, **least))
-    assert pixels.shape == (height, width, 3)
-    return pixels
 
 
 def part(pixels: Array, box: Box) -> Array:
@@ -120,19 +100,18 @@ def assert_parts(
     expected: Array,
     boxes: Iterable[Box],
     *,
-    scale: int = 1,
     orientation: Orientation = "ignore",
     name: str = "",
 ) -> None:
     """Check that parts of a file equal the same parts of the expected image, with the kernel and without it."""
     picture = open_image(content, orientation=orientation)
-    assert scaled_size(picture.size, scale) == expected.shape[:2], name
+    assert picture.size == expected.shape[:2], name
     boxes = list(boxes)
-    if scale == 1 and orientation == "ignore":
+    if orientation == "ignore":
         assert_parts_by_kernel(content, expected, boxes, name=name)
     for box in boxes:
-        if not np.array_equal(picture.read(box, scale), part(expected, box)):
-            raise AssertionError(f"{name}: {box} at scale {scale} of {picture.size} has different pixels")
+        if not np.array_equal(picture.read(box), part(expected, box)):
+            raise AssertionError(f"{name}: {box} of {picture.size} has different pixels")
 
 
 def assert_parts_by_kernel(content: bytes, expected: Array, boxes: Sequence[Box], *, name: str = "") -> int:

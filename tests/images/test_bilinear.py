@@ -12,7 +12,7 @@ import xxhash
 from hypothesis import given, strategies as st
 
 from shardio.images import resize
-from shardio.images.crop_plan import is_opencv_equal, resize_bilinear, sample
+from shardio.images.crop_plan import is_opencv_equal, resize_bilinear
 from tests.images import naive
 from tests.images.pictures import make_picture
 
@@ -73,32 +73,3 @@ def test_resizing_is_opencvs_bilinear_also_of_a_view_which_is_not_changed(after:
     view = whole[11:90, 21:140]
     np.testing.assert_array_equal(resize(view, *after), resize(view.copy(), *after))
     np.testing.assert_array_equal(whole, make_picture(120, 150))
-
-
-def test_beyond_the_border_its_pixels_are_repeated() -> None:
-    image = make_picture(3, 4)
-    padded = np.pad(image, ((4, 4), (4, 4), (0, 0)), mode="edge")
-    np.testing.assert_array_equal(sample(image, (-4, -4), (1, 1), 11, 12), padded)
-    np.testing.assert_array_equal(sample(image, (5, 9), (1, 1), 2, 2), np.broadcast_to(image[-1, -1], (2, 2, 3)))
-
-
-@given(
-    corner=st.tuples(st.floats(-3, 20), st.floats(-3, 20)),
-    step=st.tuples(st.floats(0.2, 3), st.floats(0.2, 3)),
-    height=sides,
-    width=sides,
-)
-def test_samples_weigh_the_nearest_pixels_by_distance(
-    corner: tuple[float, float], step: tuple[float, float], height: int, width: int
-) -> None:
-    image = make_picture(20, 25)
-    rows = np.clip(corner[0] + step[0] * np.arange(height), 0, 19)
-    columns = np.clip(corner[1] + step[1] * np.arange(width), 0, 24)
-    top, left = (np.floor(points).astype(int) for points in (rows, columns))
-    bottom, right = np.minimum(top + 1, 19), np.minimum(left + 1, 24)
-    down, across = (rows - top)[:, None, None], (columns - left)[:, None]
-    exact = image.astype(float)
-    upper = exact[top][:, left] * (1 - across) + exact[top][:, right] * across
-    lower = exact[bottom][:, left] * (1 - across) + exact[bottom][:, right] * across
-    difference = sample(image, corner, step, height, width) - (upper * (1 - down) + lower * down)
-    assert np.abs(difference).max() < 1

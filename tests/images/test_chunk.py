@@ -11,7 +11,6 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from shardio.images import CropPlan, DecodedPicture, DecodeError, Picture, Pixels, Resampling, open_image, render_chunk
 from shardio.images.jpeg import Box
@@ -26,7 +25,7 @@ from shardio.transforms import (
     apply_transform,
 )
 from tests.images import naive
-from tests.images.crop_laws import full_decode, part, random_boxes
+from tests.images.crop_laws import part, random_boxes
 from tests.images.jpeg_files import by_pillow, noise
 from tests.images.pictures import Array, make_picture, read_by_pillow, save
 from tests.transforms.inputs import make_rng_keys
@@ -84,48 +83,23 @@ def test_random_plans_give_the_pixels_of_cropped_resized_and_cropped_arrays(resa
             np.testing.assert_array_equal(result, expected, err_msg=f"{kind}: {box}, {size}, {window}, {flip}")
 
 
-@pytest.fixture
-def _small_boxes_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Treat boxes of eight by eight pixels as too large to average."""
-    monkeypatch.setattr("shardio.images.crop_plan.MAX_AVERAGED_PIXELS", 63)
-
-
-def _scale_of(box: Box, size: tuple[int, int]) -> int:
-    """Return the largest of 1, 2, 4 and 8 by which a box can shrink without becoming smaller than its new size."""
-    fits = [scale for scale in (1, 2, 4, 8) if scale * size[0] <= box.height and scale * size[1] <= box.width]
-    return max(fits, default=1)
-
-
-def _sample(smaller: Array, box: Box, size: tuple[int, int], scale: int) -> NDArray[np.float64]:
-    """Return a box resized from a picture at 1/scale, by bilinear interpolation between the centers of its pixels.
-
-    The box has the same borders as in the full picture, in fractions of pixels. Only pixels that the box touches are
-    used.
-    """
-
-    def neighbors(start: int, length: int, num_after: int) -> tuple[NDArray[np.int64], NDArray[np.int64], Any]:
-        point = (start + (np.arange(num_after) + 0.5) * length / num_after) / scale - 0.5
-        first, last = start // scale, -(-(start + length) // scale) - 1
-        before = np.floor(point).astype(np.int64)
-        return before.clip(first, last), (before + 1).clip(first, last), point - before
-
-    above, below, down = neighbors(box.top, box.height, size[0])
-    left, right, across = neighbors(box.left, box.width, size[1])
-    pixels = smaller.astype(np.float64)
-    rows = pixels[above] * (1 - down)[:, None, None] + pixels[below] * down[:, None, None]
-    return np.asarray(rows[:, left] * (1 - across)[:, None] + rows[:, right] * across[:, None])
-
-
-MAX_ERROR = 10
-"""OpenCV's maximum error for noise, which is due to rounding points to 1/32 of a pixel. A wrong scale would cause a
-much larger error."""
-
-LIMITS = [
-    *((Box(0, 0, *size), (8, 8)) for size in ((64, 64), (64, 63), (63, 64))),
-    *((Box(3, 5, *size), (8, 8)) for size in ((31, 60), (32, 90))),
-    (Box(91, 124, 8, 8), (1, 1)),
-]
-"""Boxes whose sides just reach, or just miss, a multiple of their new sizes."""
+@pytest.mark.parametrize("has_kernel", [True, False])
+def test_large_boxes_are_averaged_if_both_sides_are_at_least_halved_and_else_interpolated(
+    has_kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_kernel:
+        monkeypatch.setattr("shardio.images.rendering.find_kernel", lambda: None)
+    jpeg, box = by_pillow(make_picture(1050, 1110)), Box(40, 3, 1000, 1100)
+    before = part(read_by_pillow(jpeg), box).copy()
+    halved, others = [(500, 550), (224, 224), (125, 137), (70, 70), (9, 40)], [(501, 550), (500, 551)]
+    expected = [naive.resize(before, *size, resampling="antialiased bilinear") for size in halved]
+    expected = 2 * (expected + [naive.resize_bilinear(before, *size) for size in others])
+    expected[7:] = [pixels[:, ::-1] for pixels in expected[7:]]
+    plan = _plan([box] * 14, 2 * (halved + others), flips=[False] * 7 + [True] * 7)
+    for content in (jpeg, tile_jpeg(jpeg)):
+        rendered = render_chunk([open_image(content)] * 14, plan)
+        assert set(rendered.decoder_names) == {"kernel" if has_kernel else "libjpeg"}
+        assert_equal(rendered.images, expected, plan)
 
 
 class _SpyPicture(Picture):
@@ -133,56 +107,12 @@ class _SpyPicture(Picture):
 
     def __init__(self, content: bytes) -> None:
         self._picture = open_image(content)
-        self.size, self.can_scale = self._picture.size, self._picture.can_scale
-        self.decoder_name = self._picture.decoder_name
-        self.parts: list[tuple[Box, int]] = []
+        self.size, self.decoder_name = self._picture.size, self._picture.decoder_name
+        self.parts: list[Box] = []
 
-    def origin(self, scale: int) -> tuple[float, float]:
-        return self._picture.origin(scale)
-
-    def part(self, box: Box, scale: int = 1) -> Callable[[], Pixels]:
-        self.parts.append((box, scale))
-        return self._picture.part(box, scale)
-
-
-@pytest.mark.usefixtures("_small_boxes_are_large")
-@pytest.mark.parametrize("subsampling", [0, 1, 2])
-def test_a_large_box_at_least_twice_its_new_size_is_resized_from_the_largest_scale_that_fits(subsampling: int) -> None:
-    original = by_pillow(noise(*SIZE), subsampling=subsampling)
-    scaled = {scale: full_decode(original, SIZE, scale) for scale in (1, 2, 4, 8)}
-    random = np.random.default_rng(subsampling)
-    drawn = [_draw(random, 24) for _ in range(300)]
-    drawn = [each for each in drawn if _scale_of(*each[:2]) > 1 and min(each[0].height, each[0].width) >= 8]
-    drawn += [(box, size, Box(0, 0, *size), False) for box, size in LIMITS]
-    assert {_scale_of(*each[:2]) for each in drawn} == {2, 4, 8}
-    boxes, sizes, windows, flips = (list(column) for column in zip(*drawn, strict=True))
-    plan, pictures = _plan(boxes, sizes, windows=windows, flips=flips), map(open_image, (original, tile_jpeg(original)))
-    results = [result for each in pictures for result in render_chunk([each] * len(drawn), plan).images]
-    for (box, size, window, flip), result in zip(drawn * 2, results, strict=True):
-        scale = _scale_of(box, size)
-        sampled = naive.crop(_sample(scaled[scale], box, size, scale), window)[:, :: -1 if flip else 1]
-        error = float(np.abs(result - sampled).max())
-        assert error <= MAX_ERROR, f"{box}, {size}, {window}, {flip}, scale {scale}: {error}"
-
-
-@pytest.mark.usefixtures("_small_boxes_are_large")
-@pytest.mark.parametrize(("box", "size"), [(Box(3, 5, 15, 90), (8, 8)), (Box(3, 5, 7, 7), (1, 1))])
-def test_other_boxes_are_resized_from_the_full_picture(box: Box, size: tuple[int, int]) -> None:
-    content = by_pillow(noise(*SIZE), subsampling=0)
-    expected = naive.resize(part(full_decode(content, SIZE), box).copy(), *size, resampling="bilinear")
-    for each in (content, tile_jpeg(content)):
-        np.testing.assert_array_equal(render_chunk([open_image(each)], _plan([box], [size])).images[0], expected)
-
-
-@pytest.mark.usefixtures("_small_boxes_are_large")
-def test_boxes_of_eight_pixels_at_the_corner_are_equal_in_tiled_and_untouched_files() -> None:
-    """libjpeg derives the scale from the target size, but 4 pixels become 1 at 1/4 as well as at 1/8."""
-    for size in [(20, 84), (84, 20), (21, 85), (23, 81), (12, 12), (9, 9)]:
-        original = by_pillow(noise(*size), subsampling=0)
-        boxes = [Box(size[0] - tall, size[1] - wide, tall, wide) for tall in (8, 9) for wide in (8, 9)]
-        plan = _plan(boxes, [(1, 1)] * len(boxes))
-        plain, tiled = ([open_image(content)] * len(boxes) for content in (original, tile_jpeg(original)))
-        np.testing.assert_array_equal(render_chunk(tiled, plan).images, render_chunk(plain, plan).images)
+    def part(self, box: Box) -> Callable[[], Pixels]:
+        self.parts.append(box)
+        return self._picture.part(box)
 
 
 @pytest.mark.parametrize("side", [80, 40, 130])
@@ -190,18 +120,9 @@ def test_only_what_a_window_needs_is_read(side: int) -> None:
     for content in (save(noise(*SIZE), "PNG"), by_pillow(noise(*SIZE))):
         picture = _SpyPicture(content)
         render_chunk([picture], _plan([Box(5, 5, 80, 80)], [(side, side)], windows=[Box(10, 20, 3, 4)]))
-        ((read, scale),) = picture.parts
-        assert read.height <= 3 * 80 / scale / side + 5
-        assert read.width <= 4 * 80 / scale / side + 5
-
-
-@pytest.mark.usefixtures("_small_boxes_are_large")
-def test_pngs_and_arrays_are_not_scaled() -> None:
-    expected = naive.resize(noise(*SIZE)[:96, :96].copy(), 12, 12, resampling="bilinear")
-    for picture in (open_image(save(noise(*SIZE), "PNG")), DecodedPicture(noise(*SIZE))):
-        assert not picture.can_scale
-        (result,) = render_chunk([picture], _plan([Box(0, 0, 96, 96)], [(12, 12)])).images
-        np.testing.assert_array_equal(result, expected)
+        (read,) = picture.parts
+        assert read.height <= 3 * 80 / side + 5
+        assert read.width <= 4 * 80 / side + 5
 
 
 def test_the_error_of_a_damaged_image_names_its_row_in_the_chunk() -> None:
@@ -265,7 +186,6 @@ def test_fused_transforms_equal_separate_ones(seed: int) -> None:
     assert_equal(apply_transform(Compose(steps), images, rng_keys), expected, steps)
     pictures = [open_image(save(image, "PNG")) for image in images]
     assert_equal(apply_transform(Compose(steps), pictures, rng_keys), expected, steps)
-    # The JPEGs hardly shrink here, so they are decoded at full scale.
     steps = naive.draw_steps(random, 23, 60)
     files = [by_pillow(noise(*size), subsampling=seed % 3) for size in random.integers(1, 46, (4, 2)).tolist()]
     expected = naive.transform_all(steps, [read_by_pillow(file) for file in files], rng_keys)

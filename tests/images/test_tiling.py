@@ -175,9 +175,9 @@ def _write_block(scans: list[tuple[int, int, int, str]]) -> bytes:
     """Return a progressive gray file of one block.
 
     Args:
-        scans: The first coefficient, the successive approximation's high and low, and the bits of each scan. The
-            tables have the codes 0 and 10 for DC symbols 0 and 11, and 0, 10, 110 and 1110 for AC symbols 0, 9, 10
-            and 11.
+        scans: For each scan, its first coefficient, the high and low bit positions of its successive approximation (Ah
+            and Al), and its bits. The tables have the codes 0 and 10 for DC symbols 0 and 11, and 0, 10, 110 and 1110
+            for AC symbols 0, 9, 10 and 11.
     """
     codes = {
         (0, 0): HuffmanTable(counts=bytes([1, 1]).ljust(16, b"\0"), symbols=b"\x00\x0b"),
@@ -303,7 +303,7 @@ def test_heads_that_no_image_has_are_damage() -> None:
     for rewrite in (tile_jpeg, untile_jpeg):
         with pytest.raises(NotTileable):
             rewrite(narrow[: scan_start(narrow)] + b"\xff\xd9")
-    for payload in (b"", b"\0", b"\0\1\0", b"\0\1\0\0"):  # These DRI segments have a wrong length.
+    for payload in (b"", b"\0", b"\0\1\0", b"\0\1\0\0"):  # These DRI segments have the wrong length.
         parts = (segment(0xDD, payload), "header", "dqt", "sof", "dht")
         assert _refusal(write_jpeg(make_picture(8, 8), JpegOptions(parts=parts))).reason == "damaged header"
 

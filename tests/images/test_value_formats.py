@@ -1,4 +1,4 @@
-"""A named field's image has exactly the values that its file stores, or is an error.
+"""A named field's image has exactly the values that its file stores, or decoding raises an error.
 
 numpy, Pillow, OpenCV and the writer of the file are oracles.
 """

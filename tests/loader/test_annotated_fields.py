@@ -48,7 +48,8 @@ KINDS: dict[str, Any] = {
 }
 ENTRIES = ("boxes", "labels", "points")
 STEPS = [RandomResizedCrop(48, antialias=True), RandomHorizontalFlip(), TrivialAugmentWide(), ColorJitter(0.4)]
-AGAIN = [*STEPS, RandomHorizontalFlip(), CenterCrop(56)]  # Before the last flip, shardio applies the operations.
+# The operations end the first crop plan, so shardio applies them before it plans the last flip.
+AGAIN = [*STEPS, RandomHorizontalFlip(), CenterCrop(56)]
 WAYS: dict[str, dict[str, Any]] = {"here": {}, "process": {"num_workers": 2}, "called": {"num_workers": 1, **CALLING}}
 
 

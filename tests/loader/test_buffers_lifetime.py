@@ -39,7 +39,7 @@ from tests.processes import assert_passes_in_fresh_process, forkserver_context
 pytestmark = pytest.mark.usefixtures("no_process_of_other_tests")
 
 NUM_BATCHES = 160
-"""More batches than the number of descriptors that a process may have in a test below."""
+"""The number of batches, which exceeds the number of descriptors that a test below allows its process."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -367,7 +367,8 @@ def worker_processes_survive_the_end_of_a_child(packed: Path) -> None:
 
 
 def workers_that_call_the_dataset_are_forked_without_a_warning_beside_a_loader(packed: Path) -> None:
-    # Since Python 3.12, forking a process that has threads is a warning, because the child may wait forever for locks.
+    # Since Python 3.12, forking a process that has threads causes a warning, because the child may wait forever for
+    # locks.
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
     dataset = ShardMapDataset(packed, transform=RandomResizedCrop(32))

@@ -182,4 +182,5 @@ class TestParts(ExecutorTests):
 
     @pytest.fixture
     def knows(self, executor: Executor) -> bool:
-        return isinstance(executor, WorkerProcesses)  # Fetching reads the samples of several batches together.
+        # Fetching reads the samples of several batches together, so it cannot tell whether the next batch is ready.
+        return isinstance(executor, WorkerProcesses)

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
 
 PAGE = 5  # The number of entries in a page of a listing, which is 1000 on the Hub.
-GIT_BYTES = 10 * 2**20  # Git stores neither files of at least this size nor binary files.
+GIT_BYTES = 10 * 2**20  # Files of at least this size, and binary files, are stored with Git LFS.
 READER = "hf_reader"  # The token of a user who may read all repositories.
 STRANGER = "hf_stranger"  # The token of a user who may read public repositories.
 _API = re.compile(r"/api/datasets/(?P<id>[^/]+/[^/]+)(?:/(?P<kind>revision|tree|paths-info)/(?P<rest>.*))?")

@@ -48,7 +48,7 @@ RECORDS = (b"0 a=b\n", b"5 a=b\n", b"99 a=b\n", b"7 a=bcd", b"7 abcd\n", b"x", b
 
 
 def make_header(rng: random.Random, name: bytes, num_bytes: int, kind: int = 0x30) -> bytearray:
-    """Return a header of one block with a right checksum, in one of the usual formats."""
+    """Return a header of one block with a correct checksum, in one of the usual formats."""
     block = bytearray(BLOCK)
     block[:100] = name[:100].ljust(100, b"\0")
     block[100:124] = b"0000644\x000000000\x000000000\0"
@@ -203,7 +203,7 @@ LARGE_TARS: tuple[Callable[[random.Random], bytes], ...] = (
 
 
 def make_tar(rng: random.Random) -> bytes:
-    """Return a tar, usually of a few members, some of which have false headers, and rarely a large one."""
+    """Return a tar: usually a small one, in which some headers are false, and rarely a large one."""
     if rng.random() < 0.0005:
         tar = bytearray(rng.choice(LARGE_TARS)(rng))
     else:

@@ -365,7 +365,7 @@ def test_files_that_a_commit_leaves_unchanged_stay_in_the_cache(
     fake_hub.commit(name, folder)
     url, expected = f"{fake_hub.server.url}/{name}", list(read(folder / "train", fake_hub))
     _, proxy = proxies  # The proxy counts the bytes that are fetched.
-    # Fetch all fields: otherwise, a later read ahead may also fetch the bytes between two labels.
+    # Fetch all fields: otherwise, reading ahead later may also fetch the bytes between two labels.
     list(ShardDataset(f"{url}/train", storage_options=fake_hub.server.options, cache=tmp_path / "cache"))
     assert proxy.counts().num_bytes
     proxy.reset()

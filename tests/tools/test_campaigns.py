@@ -19,10 +19,9 @@ import typer
 
 from shardio.images import rendering
 from shardio.images.tiling import tile_jpeg
-from tests.images import crop_laws
 from tests.images.jpeg_files import by_pillow, noise
 from tests.images.pictures import make_picture
-from tests.images.tiling_laws import check_file
+from tests.images.tiling_laws import check_file, read_by_simplejpeg
 from tests.order.laws import Case, LawBrokenError
 from tests.processes import run_python, start_python
 from tools import transform_campaign
@@ -154,10 +153,7 @@ def test_what_breaks_a_law_is_saved(photos: Path, fail: Any, monkeypatch: pytest
 
 @pytest.mark.usefixtures("photos")
 def test_a_crop_with_different_pixels_breaks_a_law(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full_decode(*arguments: Any) -> Any:
-        return crop_laws.full_decode(*arguments) ^ 1
-
-    monkeypatch.setattr(tile_campaign, "full_decode", full_decode)
+    monkeypatch.setattr(tile_campaign, "read_by_simplejpeg", lambda content: read_by_simplejpeg(content) ^ 1)
     assert "has different pixels" in fail(crops=1)
 
 

@@ -14,9 +14,9 @@ warnings. A warning is harmless if no pixel depends on the damage:
 =========================  ===========================================================================================
 damage to metadata         an incomplete ICC profile; a JFIF version other than 1; an unknown Adobe color
                            transform, which libjpeg treats as YCbCr; spectral parameters that a sequential scan ignores
-padding                    bytes before a restart marker or the end-of-image marker that no code needs: at most
-                           three, which encoders write to align data to 16 or 32 bits, or one byte repeated. libjpeg
-                           counts only bytes that its bit buffer does not already hold
+padding                    bytes that no code needs, before a restart marker or the end-of-image marker: either at
+                           most three, which encoders write to align data to 16 or 32 bits, or repetitions of a
+                           single byte. libjpeg counts only bytes that its bit buffer does not already hold
 damage to pixels           everything else: data that ends early, unknown codes, wrong restart markers, scans in an
                            impossible order, and other bytes that no code needs. A flipped bit has this effect if the
                            codes after it change their meaning, and end before the data does
@@ -40,10 +40,6 @@ from shardio.images.jpeg.tile_table import SIGNATURE, Tiles, read_tiles, restart
 _KEPT = frozenset({APP0, APP14, DQT, DHT, DRI, SOS})
 """The segments that the smaller JPEG keeps in addition to the frame header. APP0 (JFIF) and APP14 (Adobe) determine the
 color space. All other metadata is left out."""
-
-MIN_SCALED_SIDE = 8
-"""The minimum side, in pixels, of a JPEG that is decoded at a scale. Instead of a scale, simplejpeg accepts a minimum
-size, which determines the scale only for sides of at least this length."""
 
 _SIZE = struct.Struct(">HH")
 
@@ -102,7 +98,7 @@ def _may_have_tiles(content: bytes) -> bool:
     return SIGNATURE in content
 
 
-def cut_tiles(content: bytes, head: JpegHead, tiles: Tiles, box: Box, scale: int) -> tuple[bytearray, Box]:
+def cut_tiles(content: bytes, head: JpegHead, tiles: Tiles, box: Box) -> tuple[bytearray, Box]:
     """Return a JPEG of the restart intervals that contain ``box``, and the part of the image that it shows.
 
     Args:
@@ -110,16 +106,13 @@ def cut_tiles(content: bytes, head: JpegHead, tiles: Tiles, box: Box, scale: int
         head: Its head.
         tiles: The positions of its restart intervals.
         box: The part whose pixels must be exact.
-        scale: 1, 2, 4 or 8. The result will be decoded at 1/scale of its size.
     """
     mcu_height, mcu_width = head.mcu_size
-    margin, margin_down = _margin(head, scale)
+    margin, margin_down = _margin(head)
     tile_width = tiles.interval * mcu_width
     # Chroma rows of one or two samples are upsampled by a different rule (jdsample.c: downsampled_width > 2).
-    min_width = 2 * margin + 1 if scale == 1 else max(2 * margin + 1, MIN_SCALED_SIDE)
-    min_height = 1 if scale == 1 else MIN_SCALED_SIDE
-    first_row, stop_row = _cover(box.top, box.height, mcu_height, head.height, margin_down, min_height)
-    first, stop = _cover(box.left, box.width, tile_width, head.width, margin, min_width)
+    first_row, stop_row = _cover(box.top, box.height, mcu_height, head.height, margin_down, 1)
+    first, stop = _cover(box.left, box.width, tile_width, head.width, margin, 2 * margin + 1)
     top, left = first_row * mcu_height, first * tile_width
     bottom, right = min(stop_row * mcu_height, head.height), min(stop * tile_width, head.width)
     shown = Box(top, left, bottom - top, right - left)
@@ -136,22 +129,22 @@ def cut_tiles(content: bytes, head: JpegHead, tiles: Tiles, box: Box, scale: int
     return cut, shown
 
 
-def cut_rows(content: bytes, head: JpegHead, box: Box, scale: int) -> tuple[bytes, Box]:
+def cut_rows(content: bytes, head: JpegHead, box: Box) -> tuple[bytes, Box]:
     """Return a JPEG whose frame ends below ``box``, and the part of the image that it shows.
 
     The JPEG keeps the whole scan, so some data follows that of the last row.
     """
     mcu_height, _ = head.mcu_size
-    _, stop_row = _cover(box.top, box.height, mcu_height, head.height, _margin(head, scale)[1], 1)
+    _, stop_row = _cover(box.top, box.height, mcu_height, head.height, _margin(head)[1], 1)
     height = min(stop_row * mcu_height, head.height)
     head_parts = write_head(content, head, height, head.width)
     return b"".join([*head_parts, memoryview(content)[head.scan_start :]]), Box(0, 0, height, head.width)
 
 
-def _margin(head: JpegHead, scale: int) -> tuple[int, int]:
+def _margin(head: JpegHead) -> tuple[int, int]:
     """Return the width and height of a chroma sample in pixels; 0 in a direction without subsampling."""
     (across, down), (is_across, is_down) = head.sampling, head.is_subsampled
-    return scale * across * is_across, scale * down * is_down
+    return across * is_across, down * is_down
 
 
 def _cover(start: int, length: int, unit: int, total: int, margin: int, min_length: int) -> tuple[int, int]:

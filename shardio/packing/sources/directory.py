@@ -129,7 +129,7 @@ def _refuse_lost_folders(src: Path, folders: Sequence[FolderFiles]) -> None:
             if not split_suffix(name := folder.names[number])[1]:
                 raise PackError(
                     f"{src / folder.path / name} is a symbolic link whose target does not exist. If the link "
-                    "should lead to a folder of samples, those samples would be left out: correct or remove the link"
+                    "was meant to lead to a folder of samples, these would be left out: correct or remove the link"
                 )
 
 

@@ -207,7 +207,9 @@ class _EntryNames:
         fields = [field for _, field in entries]
         if len(set(fields)) < len(fields) or sum(field in self._main for field in fields) > 1:
             names = " and ".join(repr(entry.name) for entry, _ in entries)
-            self._errors.append(f"{names} are the same field, or two images, of one sample: keep only one of them")
+            self._errors.append(
+                f"{names} belong to one sample, and would be the same field or several images: keep only one of them"
+            )
             return
         try:
             check_key(key)

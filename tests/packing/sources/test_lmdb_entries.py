@@ -126,7 +126,10 @@ def test_dots_equal_fields_and_equal_keys_are_refused(tmp_path: Path) -> None:
     assert found == {"x/a": {"jpg": IMAGES[0]}, "x/a_1": {"jpg": IMAGES[1]}, "x/b_old": {"jpg": IMAGES[2]}}
     for number, (entries, message) in enumerate(
         (
-            ({"a.jpg": IMAGES[0], "a.JPG": IMAGES[1]}, r"'a\.JPG' and 'a\.jpg' are the same field, or two images"),
+            (
+                {"a.jpg": IMAGES[0], "a.JPG": IMAGES[1]},
+                r"'a\.JPG' and 'a\.jpg' belong to one sample, and would be the same field",
+            ),
             ({"a.jpg": IMAGES[0], "a-b.jpg": IMAGES[1], "a": IMAGES[2]}, r"two samples have the key 'a'"),
             ({"../a.jpg": IMAGES[0]}, r"the key '\.\./a' is not a plain relative path"),
         )

@@ -177,7 +177,7 @@ def test_numbers_that_may_be_names_of_other_classes_are_refused(source: Path, tm
 
 
 def test_values_of_csv_have_any_size(source: Path, tmp_path: Path) -> None:
-    """Packing does not change Python's limit for the whole process, which is 131,072 characters for each value."""
+    """Packing does not change Python's process-wide limit of 131,072 characters per CSV value."""
     limit, caption = csv.field_size_limit(), "a" * 300_000
     rows = [{"file": "x/a.jpg", "caption": caption}, {"file": "y/c.jpg", "caption": "b"}]
     shardio.pack(write_table(source, rows, "t.csv"), tmp_path / "out")
