@@ -58,7 +58,7 @@ _libc.free.argtypes, _libc.free.restype = [ctypes.c_void_p], None
 
 
 class Sanitizer(str, Enum):
-    """What a compiler adds to the code to detect errors.
+    """A kind of check that a compiler adds to the code.
 
     ADDRESS detects accesses outside arrays, including those that the kernel allocates, and undefined behavior. ADDRESS
     needs clang 16 or newer, for instance Debian's packages clang-19 and libclang-rt-19-dev. UNDEFINED detects only

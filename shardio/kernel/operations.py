@@ -61,7 +61,7 @@ INTERPOLATION = 9
 """The index, among the numbers of AFFINE and PERSPECTIVE, of the interpolation method."""
 
 SLACK = 128
-"""How many bytes of scratch memory a call needs beyond those of its largest image, without mixtures and blurring."""
+"""The bytes of scratch memory that a call needs in addition to those of its largest image, mixtures and blurs."""
 
 
 def count_mixture_bytes(num_values: int) -> int:

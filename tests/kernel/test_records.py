@@ -1,4 +1,4 @@
-"""Python's records and those of kernel.h have the same fields, at the same places."""
+"""Python's records and constants are those of the C headers: the same fields at the same places, the same numbers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardio.kernel import records
+from shardio.kernel import operations, records
 from shardio.kernel.targets import FOLDER
 
+NAMES_IN_C = {"IMAGES_AT_ONCE": "NUM_CHAINS", "READ_PADDING": "PADDING"}
+"""The constants that have other names in C."""
 
-def test_records_are_those_of_the_header(tmp_path: Path) -> None:
+OF_PYTHON = {"INTERPOLATION", "SLACK", "WORKSPACE_BYTES"}
+"""The constants that C does not have: decoder.h compares the size of a workspace itself."""
+
+
+def test_records_and_constants_are_those_of_the_headers(tmp_path: Path) -> None:
     pytest.importorskip("ziglang", reason="it is the compiler")
-    lines = ['#include "kernel.h"']
+    lines = ['#include "decoder.h"']  # It includes kernel.h.
+    for name, value in {**vars(operations), **vars(records)}.items():
+        if isinstance(value, int) and name not in OF_PYTHON:
+            lines.append(f'_Static_assert({NAMES_IN_C.get(name, name)} == {value}, "{name}");')
+    assert len(lines) > 35, "all codes are compared"
     for name, record in vars(records).items():
         if isinstance(record, np.dtype) and record.fields is not None:
             struct = "".join(part.capitalize() for part in name.split("_"))
