@@ -40,7 +40,7 @@
 #ifndef SHARDIO_DECODER_H
 #define SHARDIO_DECODER_H
 
-#include "kernel.h"
+#include "codes.h"
 
 enum {
     MAX_COMPONENTS = 3,
@@ -48,7 +48,6 @@ enum {
     MAX_TABLE_ID = 3,  // The highest identifier of quantization and Huffman tables (B.2.4).
     NUM_TABLES = 8,    // Huffman tables: four for DC coefficients, then four for AC coefficients.
     FIRST_AC_TABLE = 4,
-    MAX_CODE_LENGTH = 16,
     MAX_DC = 2047,  // The largest coefficients of images with samples of 8 bits (F.1.2.1 and F.1.2.2).
     MAX_AC = 1023,
     PADDING = 4096,
@@ -155,7 +154,7 @@ typedef struct {
     int num_symbols;  // 0 if there is no table.
     bool is_dc;
     uint64_t last_use;
-    int32_t limits[MAX_CODE_LENGTH + 1], offsets[MAX_CODE_LENGTH + 1];  // By code length.
+    Codes codes;
     Entry single[1 << LOOKUP_BITS], pairs[1 << LOOKUP_BITS], rest[1 << LOOKUP_BITS];
 } HuffmanTable;
 

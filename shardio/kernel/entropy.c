@@ -56,21 +56,17 @@ static bool decode_long_code(Chain *chain) {
     const HuffmanTable *table =
         member->tables[in_block ? member->head.scan.ac_table[component] : member->head.scan.dc_table[component]];
     uint64_t word = load_word((const uint8_t *)(uintptr_t)(chain->bit >> 3)) << (chain->bit & 7);
-    int ahead = (int)(word >> (64 - MAX_CODE_LENGTH));
-    for (int length = 1; length <= MAX_CODE_LENGTH; length++) {
-        int code = ahead >> (MAX_CODE_LENGTH - length);
-        if (code >= table->limits[length]) continue;
-        Symbol symbol = read_symbol(table->symbols[code + table->offsets[length]], table->is_dc);
-        if (!symbol.is_known) return false;
-        int value = symbol.size ? (int)(word << length >> (64 - symbol.size)) : 0;
-        if (symbol.size && value < 1 << (symbol.size - 1)) value -= (1 << symbol.size) - 1;
-        chain->bit += (uint64_t)(length + symbol.size);
-        uint64_t next = symbol.is_end ? (state + 64) & ~63ull : state + (uint64_t)symbol.step;
-        chain->coefficients[(uint64_t)member->state_offset + next - 1] = (int16_t)value;
-        chain->state = (uint64_t)member->state_offset + next;
-        return true;
-    }
-    return false;
+    int length, found = find_symbol(&table->codes, word, &length);
+    if (found < 0) return false;
+    Symbol symbol = read_symbol(found, table->is_dc);
+    if (!symbol.is_known) return false;
+    int value = symbol.size ? (int)(word << length >> (64 - symbol.size)) : 0;
+    if (symbol.size && value < 1 << (symbol.size - 1)) value -= (1 << symbol.size) - 1;
+    chain->bit += (uint64_t)(length + symbol.size);
+    uint64_t next = symbol.is_end ? (state + 64) & ~63ull : state + (uint64_t)symbol.step;
+    chain->coefficients[(uint64_t)member->state_offset + next - 1] = (int16_t)value;
+    chain->state = (uint64_t)member->state_offset + next;
+    return true;
 }
 
 // Sum up the DC differences of a complete MCU (F.1.1.5.1), and transform it if the region needs it. Return whether all

@@ -90,22 +90,19 @@ static bool fill(HuffmanTable *table) {
     set_entries(table->single, 1 << LOOKUP_BITS, JUMP);
     set_entries(table->rest, 1 << LOOKUP_BITS, JUMP);
     const int prefix = (1 << PREFIX_BITS) - 1;
-    int code = 0, symbol = 0;
+    const Codes *codes = &table->codes;
+    if (!number_codes(table->counts, table->symbols, &table->codes)) return false;
     for (int length = 1; length <= MAX_CODE_LENGTH; length++) {
-        int count = table->counts[length - 1];
-        if (code + count > (1 << length) - (count > 0)) return false;  // The code of all ones stays unused (C.2).
-        table->limits[length] = code + count;
-        table->offsets[length] = symbol - code;
-        for (int i = 0; i < count; i++, symbol++, code++) {
-            Symbol meaning = read_symbol(table->symbols[symbol], table->is_dc);
-            if (table->is_dc && table->symbols[symbol] > 15) return false;
+        for (int code = codes->firsts[length]; code < codes->limits[length]; code++) {
+            int symbol = get_symbol(codes, code, length);
+            Symbol meaning = read_symbol(symbol, table->is_dc);
+            if (table->is_dc && symbol > 15) return false;
             if (!meaning.is_known) continue;
             add_code(table->single, meaning, code, length, 0);
             int rest_length = length - PREFIX_BITS;
             if (rest_length > 0 && code >> rest_length == prefix)
                 add_code(table->rest, meaning, code & ((1 << rest_length) - 1), rest_length, -REST);
         }
-        code <<= 1;
     }
     if (table->is_dc) return true;
     for (int i = prefix << (LOOKUP_BITS - PREFIX_BITS); i < 1 << LOOKUP_BITS; i++) {

@@ -16,30 +16,22 @@ enum { SHORT_CODE = 9, MAX_LOW = 13 };
 
 // A Huffman table: by the next SHORT_CODE bits, a code's symbol, and above it the code's length, or 0 for longer codes.
 typedef struct {
-    const uint8_t *symbols;
+    Codes codes;
     uint16_t lookups[1 << SHORT_CODE];
-    int32_t limits[MAX_CODE_LENGTH + 1], offsets[MAX_CODE_LENGTH + 1];  // By code length.
 } Table;
 
 // Make the look-ups of a table, from the contents of its DHT segment. Return false if the table is invalid.
 static bool make_table(const uint8_t *counts, bool is_dc, Table *table) {
-    if (!counts) return false;
+    const Codes *codes = &table->codes;
+    if (!counts || !number_codes(counts, counts + MAX_CODE_LENGTH, &table->codes)) return false;
     memset(table->lookups, 0, sizeof table->lookups);
-    table->symbols = counts + MAX_CODE_LENGTH;
-    int code = 0, symbol = 0;
     for (int length = 1; length <= MAX_CODE_LENGTH; length++) {
-        int count = counts[length - 1];
-        if (code + count > (1 << length) - (count > 0)) return false;  // The code of all ones stays unused (C.2).
-        table->limits[length] = code + count;
-        table->offsets[length] = symbol - code;
-        for (int i = 0; i < count; i++) {
-            if (is_dc && table->symbols[symbol + i] > 15) return false;  // libjpeg refuses the table (jdhuff.c).
+        for (int code = codes->firsts[length]; code < codes->limits[length]; code++) {
+            int symbol = get_symbol(codes, code, length);
+            if (is_dc && symbol > 15) return false;  // libjpeg refuses the table (jdhuff.c).
             int span = length <= SHORT_CODE ? 1 << (SHORT_CODE - length) : 0;
-            for (int j = 0; j < span; j++)
-                table->lookups[(code + i) * span + j] = (uint16_t)(length << 8 | table->symbols[symbol + i]);
+            for (int i = 0; i < span; i++) table->lookups[code * span + i] = (uint16_t)(length << 8 | symbol);
         }
-        symbol += count;
-        code = (code + count) << 1;
     }
     return true;
 }
@@ -59,14 +51,9 @@ static inline int take_symbol(const Table *table, Bits *bits) {
         take_bits(bits, found >> 8);
         return found & 0xFF;
     }
-    int ahead = (int)(bits->word >> (64 - MAX_CODE_LENGTH));
-    for (int length = SHORT_CODE + 1; length <= MAX_CODE_LENGTH; length++) {
-        int code = ahead >> (MAX_CODE_LENGTH - length);
-        if (code >= table->limits[length]) continue;
-        take_bits(bits, length);
-        return table->symbols[code + table->offsets[length]];
-    }
-    return -1;
+    int length, symbol = find_symbol(&table->codes, bits->word, &length);
+    if (symbol >= 0) take_bits(bits, length);
+    return symbol;
 }
 
 // Take a value. It is negative if its first bit is 0 (figure F.12).

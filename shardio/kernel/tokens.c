@@ -35,8 +35,7 @@ typedef struct {
 } Code;
 
 typedef struct {
-    const uint8_t *symbols;
-    int32_t limits[MAX_CODE_LENGTH + 1], offsets[MAX_CODE_LENGTH + 1];  // By code length.
+    Codes codes;
     Code lookups[1 << LOOKUP_BITS];
 } Table;
 
@@ -53,20 +52,15 @@ static Code make_code(int table, int symbol, int length) {
 
 // Make the look-ups of a table (F.2.2.3).
 static void make_table(int index, const StoredTable *stored, Table *table) {
+    const Codes *codes = &table->codes;
+    number_codes(stored->lengths, stored->symbols, &table->codes);
     memset(table->lookups, 0, sizeof table->lookups);
-    table->symbols = stored->symbols;
-    int code = 0, first = 0;
-    for (int length = 1; length <= MAX_CODE_LENGTH; length++) {
-        int num_codes = stored->lengths[length - 1];
-        table->limits[length] = code + num_codes;
-        table->offsets[length] = first - code;
-        for (int i = 0; i < num_codes && length <= LOOKUP_BITS; i++) {
-            Code found = make_code(index, stored->symbols[first + i], length);
-            int span = 1 << (LOOKUP_BITS - length);
-            for (int j = 0; j < span; j++) table->lookups[(code + i) * span + j] = found;
+    for (int length = 1; length <= LOOKUP_BITS; length++) {
+        int span = 1 << (LOOKUP_BITS - length);
+        for (int code = codes->firsts[length]; code < codes->limits[length]; code++) {
+            Code found = make_code(index, get_symbol(codes, code, length), length);
+            for (int i = 0; i < span; i++) table->lookups[code * span + i] = found;
         }
-        code = (code + num_codes) << 1;
-        first += num_codes;
     }
 }
 
@@ -74,17 +68,11 @@ static void make_table(int index, const StoredTable *stored, Table *table) {
 // twice as long.
 static __attribute__((noinline)) Outcome find_long_code(const Table *table, int index, uint64_t word, int64_t num_left,
                                                         Code *found) {
-    int ahead = (int)(word >> (64 - MAX_CODE_LENGTH));
-    for (int length = 1; length <= MAX_CODE_LENGTH; length++) {
-        int code = ahead >> (MAX_CODE_LENGTH - length);
-        if (code >= table->limits[length]) continue;
-        int symbol = table->symbols[code + table->offsets[length]], size = symbol & 15;
-        if (length + size > num_left) return DAMAGED;
-        *found = make_code(index, symbol, length);
-        if (found->bits) return RECODED;
-        return index >= FIRST_AC_TABLE && size == 0 ? DAMAGED : OUT_OF_RANGE;
-    }
-    return DAMAGED;
+    int length, symbol = find_symbol(&table->codes, word, &length), size = symbol & 15;
+    if (symbol < 0 || length + size > num_left) return DAMAGED;
+    *found = make_code(index, symbol, length);
+    if (found->bits) return RECODED;
+    return index >= FIRST_AC_TABLE && size == 0 ? DAMAGED : OUT_OF_RANGE;
 }
 
 // Take a code and its value. Bits beyond the interval's end have any values; their tokens are not used.
@@ -293,12 +281,12 @@ typedef struct {
 static void make_codes(const StoredTable *tables, Written *codes) {
     memset(codes, 0, NUM_TABLES * 256 * sizeof *codes);
     for (int index = 0; index < NUM_TABLES; index++) {
-        uint32_t code = 0;
-        const uint8_t *symbol = tables[index].symbols;
-        for (uint32_t length = 1; length <= MAX_CODE_LENGTH; length++, code <<= 1) {
-            for (int i = 0; i < tables[index].lengths[length - 1]; i++, code++, symbol++) {
-                uint32_t size = *symbol & 15;
-                codes[index << 8 | *symbol] = (Written){code << size, length + size};
+        Codes numbered;
+        number_codes(tables[index].lengths, tables[index].symbols, &numbered);
+        for (int length = 1; length <= MAX_CODE_LENGTH; length++) {
+            for (int code = numbered.firsts[length]; code < numbered.limits[length]; code++) {
+                int symbol = get_symbol(&numbered, code, length), size = symbol & 15;
+                codes[index << 8 | symbol] = (Written){(uint32_t)(code << size), (uint32_t)(length + size)};
             }
         }
     }
