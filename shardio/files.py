@@ -1,4 +1,4 @@
-"""Write files atomically, lock work, and check which files other users may have written.
+"""Read ranges of files, write files atomically, lock work, and check which files other users may have written.
 
 A file or a folder is *trusted* if it belongs to this user or root, and neither its group nor others may write to it.
 OpenSSH demands the same for ``authorized_keys`` (StrictModes). Even the user's private group must not have write
@@ -15,11 +15,12 @@ import os
 import re
 import socket
 import stat
+import sys
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 _log = logging.getLogger("shardio")
 
@@ -34,6 +35,63 @@ POLL_S = 0.05
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # A FIFO must not block.
 
 _WRITABLE = stat.S_IWGRP | stat.S_IWOTH
+
+
+class Descriptor:
+    """An open file descriptor, which is closed when the last reference is gone. A running read holds a reference."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, path: str) -> None:
+        # Without O_NONBLOCK, opening a pipe that has no writer would block.
+        self.number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+
+    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_exiting() and hasattr(self, "number"):
+            os.close(self.number)
+
+
+class FileRange(NamedTuple):
+    """Bytes of an open file, which are read when they are needed.
+
+    Attributes:
+        file: The open file.
+        start: The offset of the first byte.
+        stop: The offset after the last byte.
+    """
+
+    file: Descriptor
+    start: int
+    stop: int
+
+    @property
+    def num_bytes(self) -> int:
+        """The number of bytes in the range."""
+        return self.stop - self.start
+
+    def read(self, num_bytes: int | None = None, offset: int = 0) -> bytes:
+        """Return bytes from an offset in the range on: ``num_bytes``, or up to the range's end if it is nearer or None.
+
+        Raises:
+            ValueError: If the file ends early, because it was truncated after it had been opened.
+        """
+        start = self.start + offset
+        stop = self.stop if num_bytes is None else min(start + num_bytes, self.stop)
+        content = read_range(self.file.number, start, stop)
+        if len(content) < stop - start:
+            raise ValueError("the file was truncated while it was in use: restore it")
+        return content
+
+
+def read_range(descriptor: int, start: int, stop: int) -> bytes:
+    """Return the bytes [start, stop) of an open file, or fewer if the file ends before ``stop``."""
+    content = os.pread(descriptor, stop - start, start)
+    while len(content) < stop - start:  # A single read on Linux returns at most 2 GiB.
+        more = os.pread(descriptor, stop - start - len(content), start + len(content))
+        if not more:
+            break
+        content += more
+    return content
 
 
 @contextmanager

@@ -31,7 +31,7 @@ static Plan make_plan(const uint8_t *bytes, int64_t height, int64_t width) {
     plan.window_top = (int8_t)bytes[6];
     plan.window_left = (int8_t)bytes[7];
     plan.is_flipped = bytes[8] & 1;
-    plan.resampling = (uint8_t)(bytes[8] >> 1) % 3;
+    plan.resampling = (uint8_t)(bytes[8] >> 1) % 4;
     return plan;
 }
 
@@ -39,7 +39,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static Workspace workspace, *work = &workspace;
     memset(work->tables, 0, sizeof work->tables);  // Then no input depends on earlier inputs.
     if (size < HEAD_BYTES) return -1;
-    Image image = {data + HEAD_BYTES, (int64_t)size - HEAD_BYTES, data[0] & 7};
+    Image image = {.content = data + HEAD_BYTES, .length = (int64_t)size - HEAD_BYTES, .turn = data[0] & 7};
     Head head;
     if (!read_head(image.content, image.length, &head)) return 0;
     int64_t height = head.height, width = head.width, order = 0;

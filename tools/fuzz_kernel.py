@@ -24,7 +24,7 @@ from ctypes import c_int64
 from dataclasses import dataclass, field, replace
 from multiprocessing.sharedctypes import RawValue
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Annotated, Any
 from unittest.mock import patch
 
@@ -36,8 +36,9 @@ from rich.progress import Progress
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not installed.
 
 from shardio.images import tiling
+from shardio.images.netpbm import find_pixels
 from shardio.kernel import operations as codes
-from shardio.kernel.functions import Kernel
+from shardio.kernel.functions import Kernel, StoredPixels
 from shardio.kernel.records import OPERATION, PLAN
 from shardio.kernel.targets import find_targets
 from tests.images.fuzz_laws import make_damaged_file
@@ -64,6 +65,8 @@ UNTOUCHED = 77
 
 SEED_HEAD_BYTES = 23
 """HEAD_BYTES of fuzz_kernel.c."""
+
+_FILE = TemporaryFile()  # noqa: SIM115  # The process's end removes the file.
 
 PROBLEM = 1
 """The process's exit code if the kernel changed a row of an image that it did not render."""
@@ -143,17 +146,34 @@ def _render(kernel: Kernel, contents: list[bytes], generators: list[random.Rando
     turns = [own.choice((0, own.randrange(8))) for own in generators]
     order = rng.sample(range(len(contents)), len(contents))
     rows = np.full((len(plans), height, width, 3), UNTOUCHED, np.uint8)
-    is_done = kernel.decode(contents, np.array(plans, PLAN), np.array(order), rows, np.array(turns, np.uint8))
+    images = [_find_pixels(content, own) or content for content, own in zip(contents, generators, strict=True)]
+    is_done = kernel.decode(images, np.array(plans, PLAN), np.array(order), rows, np.array(turns, np.uint8))
     if (rows.reshape(len(contents), -1)[~is_done] != UNTOUCHED).any():
         print("rows of images that were not rendered have changed", file=sys.stderr)
         sys.exit(PROBLEM)
     return is_done
 
 
+def _find_pixels(content: bytes, rng: random.Random) -> StoredPixels | None:
+    """Return the pixels of a PPM, in memory or in a file, which may be too short."""
+    if (layout := find_pixels(content)) is None:
+        return None
+    if rng.random() < 0.5:
+        return StoredPixels(content, None, *layout[:4])
+    _FILE.seek(0)
+    _FILE.truncate(0)
+    _FILE.write(content[: rng.choice((len(content), rng.randrange(len(content))))])
+    _FILE.flush()
+    return StoredPixels(None, _FILE.fileno(), *layout[:4])
+
+
 def _make_plan(content: bytes, rng: random.Random) -> tuple[int, ...]:
     """Return a plan for a part that usually lies within the image."""
-    frame = find_frame(content) + 5
-    sides = [int.from_bytes(content[at : at + 2], "big") for at in (frame, frame + 2)]
+    if (layout := find_pixels(content)) is not None:
+        sides = [layout.height, layout.width]
+    else:
+        frame = find_frame(content) + 5
+        sides = [int.from_bytes(content[at : at + 2], "big") for at in (frame, frame + 2)]
     if rng.random() < 0.2:
         corner, box = [0, 0], sides
     elif rng.random() < 0.15:
@@ -164,7 +184,7 @@ def _make_plan(content: bytes, rng: random.Random) -> tuple[int, ...]:
     longest = 1_100_000 if rng.random() < 0.05 else 120  # The kernel refuses more than 2^20.
     after = box if rng.random() < 0.3 else [rng.choice((rng.randint(1, longest), rng.randint(1, 3))) for _ in sides]
     window = [0, 0] if rng.random() < 0.5 else [rng.randint(-30, side) for side in after]
-    return (*corner, *box, *after, *window, rng.randrange(2), rng.randrange(3))
+    return (*corner, *box, *after, *window, rng.randrange(2), rng.randrange(4))
 
 
 def _tile(content: bytes, rng: random.Random) -> bool:

@@ -155,8 +155,9 @@ class GuardedFunctions(Functions):
     def _move_decode_chunk(self, call: Any) -> None:
         num_images, num_rows = int(call["num_images"]), int(call["num_images"] * call["num_crops"])
         images = _read(call["images"], num_images, IMAGE)
-        for i, (content, length, _) in enumerate(images):
-            images["content"][i] = self._copy(f"file {i}", content, length)
+        for i, (content, length) in enumerate(images[["content", "length"]].tolist()):
+            if content:
+                images["content"][i] = self._copy(f"file {i}", content, length)
         call["images"] = self._place("images", images)
         call["plans"] = self._copy("plans", call["plans"], num_rows, PLAN)
         call["order"] = self._copy("order", call["order"], num_images, np.int64)

@@ -234,6 +234,18 @@ class _Decoded:
         return np.asarray(PIL.Image.open(path).convert("RGB")), label
 
 
+def _make_turboloader(work: Path, target: Path, _: int) -> None:
+    """Store the pixels of all images in turboloader's format, with the same size for all of them."""
+    turboloader: Any = importlib.import_module("turboloader")
+
+    target.mkdir(parents=True)
+    (path,) = (work / "tar").glob("*.tar")
+    turboloader.preprocess_to_tbl(str(path), str(target / "images.tbl"), image_size=(192, 256), num_workers=2)
+    with tarfile.open(path) as tar:
+        contents = [tar.extractfile(member) for member in tar if member.name.endswith(".cls")]
+        np.save(target / "labels.npy", [int(content.read()) for content in contents if content is not None])
+
+
 def _shuffled(work: Path) -> list[tuple[str, int]]:
     files = list_files(work / "folder")
     return [files[number] for number in np.random.default_rng(0).permutation(len(files)).tolist()]
@@ -245,6 +257,8 @@ _MAKERS: dict[str, Callable[[Path, Path, int], None]] = {
     "tiled": _pack(jpeg="tile"),
     "tiled-400": _pack(jpeg="reencode", max_side=400, quality=90),
     "tiled-256": _pack(jpeg="reencode", max_side=256, quality=90),
+    "ppm-256": _pack(convert_to="ppm", max_side=256),
+    "turboloader-256": _make_turboloader,
     "tiny": _make_tiny,
     "folder-400": _unpack("tiled-400"),
     "folder-256": _unpack("tiled-256"),
@@ -258,7 +272,13 @@ _MAKERS: dict[str, Callable[[Path, Path, int], None]] = {
     "ffcv-400": _make_ffcv(write_mode="jpg", max_resolution=400, jpeg_quality=90),
     "ffcv-256": _make_ffcv(write_mode="raw", max_resolution=256),
 }
-_NEEDS = {"folder-400": "tiled-400", "folder-256": "tiled-256", "raw-256": "folder-256", "energon": "shards"}
+_NEEDS = {
+    "folder-400": "tiled-400",
+    "folder-256": "tiled-256",
+    "raw-256": "folder-256",
+    "energon": "shards",
+    "turboloader-256": "tar",
+}
 
 if __name__ == "__main__":
     _MAKERS[sys.argv[2]](Path(sys.argv[1]), Path(sys.argv[1]) / sys.argv[2], int(sys.argv[3]))

@@ -94,3 +94,17 @@ def make_turboloader(job: Job) -> Epochs:
             yield images, labels[meta["indices"]]
 
     return Repeated(iterate)
+
+
+def make_turboloader_raw(job: Job) -> Epochs:
+    """Return turboloader's loader of pixels in a memory-mapped file, which always delivers floating-point pixels."""
+    turboloader: Any = importlib.import_module("turboloader")
+    labels = np.load(job.data / "labels.npy")
+    path, options = str(job.data / "images.tbl"), {"mean": None, "std": None, "hflip_prob": 0.5, "train_aug": True}
+    loader = turboloader.TblRawImageLoader(path, job.batch_size, image_size=TARGET, **options)
+
+    def iterate() -> Iterator[Batch]:
+        for images, meta in loader:
+            yield images, labels[meta["indices"]]
+
+    return Repeated(iterate)

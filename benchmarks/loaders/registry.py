@@ -14,7 +14,7 @@ from benchmarks.loaders.job import Epochs, Job
 
 PIXELS_KEPT = "JPEGs unchanged, or rewritten losslessly"
 PIXELS_CHANGED = "JPEGs re-encoded: longer side 400, quality 90"
-PIXELS_SMALL = "longer side 256: JPEGs of quality 90 for shardio, raw pixels for its peers"
+PIXELS_SMALL = "longer side 256: JPEGs of quality 90 or PPMs for shardio, raw pixels for its peers"
 SMALL = "samples of 1 KiB"
 
 
@@ -113,6 +113,12 @@ CANDIDATES = (
         title="shardio, shards, re-encoded and tiled",
         maker="from_shardio:make_shards",
         storage="tiled-256",
+    ),
+    Candidate(
+        name="shardio-ppm",
+        title="shardio, shards of PPMs",
+        maker="from_shardio:make_shards",
+        storage="ppm-256",
     ),
     Candidate(
         name="bare",
@@ -240,6 +246,15 @@ CANDIDATES = (
         title="turboloader, float32",
         maker="peers_native:make_turboloader",
         storage="tar",
+        cases=_cases("train"),
+        modules=("turboloader",),
+        packages=("turboloader",),
+    ),
+    Candidate(
+        name="turboloader-256",
+        title="turboloader, float32",
+        maker="peers_native:make_turboloader_raw",
+        storage="turboloader-256",
         cases=_cases("train"),
         modules=("turboloader",),
         packages=("turboloader",),

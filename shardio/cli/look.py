@@ -30,6 +30,7 @@ from shardio.errors import ShardioError
 from shardio.values import format_bytes
 
 if TYPE_CHECKING:
+    from shardio.images import DecoderName
     from shardio.reading import KeyedShards
     from shardio.shards import ShardTable
     from shardio.storage import StorageOptions
@@ -220,7 +221,8 @@ def _refuse(why: str) -> NoReturn:
 def _decoder_texts() -> dict[str, str]:
     from shardio.images import DECODER_DESCRIPTIONS
 
-    texts: dict[str, str] = {name: f"by {DECODER_DESCRIPTIONS[name]}" for name in ("kernel", "libjpeg", "pillow")}
+    names: tuple[DecoderName, ...] = ("kernel", "libjpeg", "raw", "pillow")
+    texts: dict[str, str] = {name: f"by {DECODER_DESCRIPTIONS[name]}" for name in names}
     texts["kernel"] += " (by libjpeg-turbo without a crop)"
     return {**texts, UNREADABLE: "unreadable"}
 
@@ -321,10 +323,12 @@ def _find_decoder(content: bytes, *, has_kernel: bool) -> tuple[str, str]:
         decoder_name = open_image(content).decoder_name
     except ValueError:
         return UNREADABLE, ""
-    if name is not None and name != "JPEG":
-        return "pillow", name
     reason = why_not_by_kernel(content) or (None if has_kernel else NO_KERNEL)
-    return ("kernel", "") if reason is None else (decoder_name, reason)
+    if reason is None:
+        return "kernel", ""
+    if name is not None and name != "JPEG" and decoder_name != "raw":
+        return "pillow", name
+    return decoder_name, reason
 
 
 def info(

@@ -143,7 +143,7 @@ def print_summary(result: PackResult, summary: dict[str, Any], where: str, timin
     if left_out := describe_other_images(result.ignored):
         echo(printable(left_out), err=True)
     images = set(filter(is_convertible, result.manifest.fields))
-    if uncompressed := sorted(UNCOMPRESSED & images):
+    if (uncompressed := sorted(UNCOMPRESSED & images)) and result.manifest.pack.get("convert_to") != "ppm":
         names = " and ".join(f".{field}" for field in uncompressed)
         others = " and also convert all other images" if images - UNCOMPRESSED else ""
         echo(f"{names} images are uncompressed: --convert-to png would store them in less space{others}", err=True)

@@ -148,7 +148,9 @@ class MapDataset(Transformed, Dataset[Any]):
             chunk = slice(start, start + self.decoder.chunk_size)
             try:
                 with own_tensors():
-                    stored = self.reader.read(self.locate(indices[chunk]), self.decoder.stored_fields)
+                    stored = self.reader.read(
+                        self.locate(indices[chunk]), self.decoder.stored_fields, self.decoder.deferred_fields
+                    )
                     values += decode_samples(self.decoder, stored, rng_keys[chunk])
             except SampleError as error:
                 raise error.at_row(start + error.row) from error

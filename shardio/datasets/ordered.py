@@ -181,7 +181,7 @@ class ShardDataset(Ordered, Iterated):
     def _read(self, indices: NDArray[np.int64], rng_keys: Words) -> list[Any]:
         self.check_transform()
         with own_tensors():
-            stored = self.reader.read(indices, self.decoder.stored_fields)
+            stored = self.reader.read(indices, self.decoder.stored_fields, self.decoder.deferred_fields)
             return decode_samples(self.decoder, stored, rng_keys)
 
 

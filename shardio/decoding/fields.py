@@ -26,6 +26,7 @@ from shardio.decoding.codecs import (
 from shardio.errors import SampleError, mark_sample
 from shardio.images import (
     DEFAULT_MAX_PIXELS,
+    PIXEL_FIELDS,
     CropPlan,
     DecodeError,
     DecoderName,
@@ -381,6 +382,13 @@ class FieldDecoder:
     def stored_fields(self) -> tuple[str, ...]:
         """The fields to read from storage, each once."""
         return tuple(dict.fromkeys(field for name in self.names for field in stored_fields_of(name)))
+
+    @property
+    def deferred_fields(self) -> frozenset[str]:
+        """The stored fields that may hold pixels without compression, whose rows are read when a crop needs them."""
+        others = {field for name in self.names if name not in self.image_names for field in stored_fields_of(name)}
+        images = {field for name in self.image_names for field in stored_fields_of(name)}
+        return frozenset(field for field in images - others if field.rpartition(".")[2] in PIXEL_FIELDS)
 
     def check_fields(self, present: Sequence[str], where: str) -> None:
         """Raise ValueError if a dataset whose samples have the fields ``present`` lacks a requested field."""

@@ -13,6 +13,7 @@ from .formats import (
     CONVERTIBLE as CONVERTIBLE,
     IMAGE_FIELDS as IMAGE_FIELDS,
     IMAGE_FORMATS as IMAGE_FORMATS,
+    PIXEL_FIELDS as PIXEL_FIELDS,
     UNCOMPRESSED as UNCOMPRESSED,
     ConvertedFormat as ConvertedFormat,
     describe_other_images as describe_other_images,
@@ -24,6 +25,7 @@ from .formats import (
     is_convertible as is_convertible,
     read_format as read_format,
 )
+from .netpbm import find_pixels as find_pixels
 from .opening import (
     JpegPicture as JpegPicture,
     decode_image as decode_image,

@@ -1,4 +1,4 @@
-"""Convert images of any format that Pillow reads to JPEG, PNG or WebP, and convert their colors to sRGB.
+"""Convert images of any format that Pillow reads to JPEG, PNG, WebP or PPM, and convert their colors to sRGB.
 
 The rendering intent is perceptual, as in browsers and in Pillow by default. Profiles that define only relative
 colorimetry, such as most profiles of cameras and screens, give the same colors for both intents.
@@ -15,6 +15,7 @@ import numpy as np
 import PIL.Image
 import PIL.ImageCms
 
+from shardio.images.crop_plan import CropPlan
 from shardio.images.formats import (
     ConvertedFormat,
     ValueFormat,
@@ -23,8 +24,18 @@ from shardio.images.formats import (
     opened_by_pillow,
     read_value_format,
 )
-from shardio.images.opening import decode_image, decode_unconverted
-from shardio.images.pictures import DEFAULT_MAX_PIXELS, check_size, read_turn, turn_pillow
+from shardio.images.opening import decode_unconverted, open_image
+from shardio.images.pictures import (
+    DEFAULT_MAX_PIXELS,
+    Picture,
+    Pixels,
+    check_size,
+    fit_size,
+    read_turn,
+    sizes_of,
+    turn_pillow,
+)
+from shardio.images.rendering import DecodeError, render_chunk
 
 _MODELS = {"RGB ": "RGB", "GRAY": "L", "CMYK": "CMYK"}
 """Pillow's mode for the colors that a profile describes, by the color space in the profile's header (ICC.1:2022,
@@ -55,6 +66,7 @@ def convert_image(
     *,
     quality: int,
     max_side: int | None = None,
+    min_side: int | None = None,
     to_srgb: bool = False,
     max_pixels: int = DEFAULT_MAX_PIXELS,
 ) -> bytes:
@@ -64,18 +76,20 @@ def convert_image(
     ``jpeg``  8 bits, gray or RGB with chroma stored as 4:2:0. An image with transparent pixels is an error
     ``png``   lossless. Gray, palettes, alpha and 16 bits stay as they are. Other values are an error
     ``webp``  lossy, 8 bits, RGB or RGBA
+    ``ppm``   8 bits, gray (PGM) or RGB, without compression. An image with transparent pixels is an error
     ========  =======================================================================================================
 
     CMYK, YCbCr, LAB and HSV become RGB. Color of 16 bits is reduced to 8 bits, except in ``png``. All metadata except
-    the ICC profile is dropped. The same bytes always give the same result. An image that already has the requested
-    format is encoded again.
+    the ICC profile is dropped; a PPM has no profile either. The same bytes always give the same result. An image that
+    already has the requested format is encoded again.
 
     Args:
         content: The bytes of an image file.
         to: The format to convert to.
-        quality: The quality of JPEGs (on libjpeg's scale) and WebPs, 1 to 100. PNGs ignore the quality.
-        max_side: The largest permitted side in pixels, or None for no limit. Larger images are shrunk by area
-            averaging.
+        quality: The quality of JPEGs (on libjpeg's scale) and WebPs, 1 to 100. Other formats ignore the quality.
+        max_side: The maximum length of the longer side in pixels, or None for no limit. Larger images are shrunk by
+            area averaging.
+        min_side: The maximum length of the shorter side in pixels, or None for no limit.
         to_srgb: Whether to convert the colors from the image's ICC profile to sRGB. If so, the profile is dropped, and
             a palette becomes RGB or RGBA. Otherwise, the profile stays embedded, unless the color model changes, for
             example from CMYK to RGB.
@@ -88,28 +102,37 @@ def convert_image(
     stored = read_value_format(content)
     if stored is not None and not _is_like_pillows(stored):
         if to == "png":
-            return _convert_wide(content, stored, max_side=max_side, to_srgb=to_srgb, max_pixels=max_pixels)
+            is_shrunk = fit_size(stored.shape[0], stored.shape[1], max_side, min_side) is not None
+            return _convert_wide(content, stored, is_shrunk=is_shrunk, to_srgb=to_srgb, max_pixels=max_pixels)
         if stored.dtype not in (np.uint8, np.uint16):
-            raise ValueError(f"stores {stored.describe()}, which neither JPEG nor WebP supports: leave it out")
-    image, profile = _read_upright(content, max_pixels, needs_profile=to_srgb)
+            raise ValueError(f"stores {stored.describe()}, which only PNG may support: leave it out")
+    limits = (None, None) if to_srgb else (max_side, min_side)  # Colors are converted before shrinking.
+    image, profile = _read_upright(content, max_pixels, *limits, needs_profile=to_srgb)
     if profile is not None and to_srgb:
         image, profile = _convert_colors(image, profile), None
-    converted = _CONVERSIONS[to].prepare(_shrink(_simplify(image), max_side))
+    converted = _CONVERSIONS[to].prepare(
+        _shrink(_simplify(image), fit_size(image.height, image.width, max_side, min_side))
+    )
     if _find_model(converted) != _find_model(image):
         profile = None
-    options = {"quality": quality} if to != "png" else {}
-    return _encode(converted, icc_profile=profile, **options, **_CONVERSIONS[to].options)
+    return _encode(converted, icc_profile=profile, quality=quality, **_CONVERSIONS[to].options)
 
 
-def _read_upright(content: bytes, max_pixels: int, *, needs_profile: bool) -> tuple[PIL.Image.Image, bytes | None]:
-    """Return an image and its ICC profile. The image is upright, without metadata except its transparent color."""
+def _read_upright(
+    content: bytes, max_pixels: int, max_side: int | None, min_side: int | None, *, needs_profile: bool
+) -> tuple[PIL.Image.Image, bytes | None]:
+    """Return an image and its ICC profile. The image is upright, without metadata except its transparent color.
+
+    JPEGs are shrunk to the maximum sides, because decoding and shrinking them together is fast.
+    """
     with opened_by_pillow(content) as stored:
         check_size(stored.height, stored.width, max_pixels)
         _check_frames(stored)
         profile = read_profile(stored) if needs_profile else stored.info.get("icc_profile")
         if stored.format in ("JPEG", "MPO") and stored.mode in ("L", "RGB"):
             # Unlike Pillow, decode_image refuses damaged data.
-            pixels = decode_image(content, orientation="apply", max_pixels=max_pixels)
+            picture = open_image(content, orientation="apply", max_pixels=max_pixels)
+            pixels = _render_whole(picture, fit_size(*picture.size, max_side, min_side))
             image = PIL.Image.fromarray(pixels if stored.mode == "RGB" else pixels[..., 0].copy())
         else:
             stored.load()  # The orientation of a TIFF is known only after loading.
@@ -118,14 +141,22 @@ def _read_upright(content: bytes, max_pixels: int, *, needs_profile: bool) -> tu
     return image, profile
 
 
+def _render_whole(picture: Picture, size: tuple[int, int] | None) -> Pixels:
+    plan = CropPlan.whole(sizes_of([picture]))
+    if size is not None:
+        plan = plan.resize(np.array([size]), "antialiased box")
+    try:
+        return np.asarray(render_chunk([picture], plan).images[0])
+    except DecodeError as error:
+        raise ValueError(str(error)) from error
+
+
 def _is_like_pillows(stored: ValueFormat) -> bool:
     """Return whether Pillow's image holds the values of a file, apart from a scale factor."""
     return stored.is_in_pillow or (stored.white is not None and (stored.dtype == np.uint8 or stored.num_channels == 1))
 
 
-def _convert_wide(
-    content: bytes, stored: ValueFormat, *, max_side: int | None, to_srgb: bool, max_pixels: int
-) -> bytes:
+def _convert_wide(content: bytes, stored: ValueFormat, *, is_shrunk: bool, to_srgb: bool, max_pixels: int) -> bytes:
     is_storable = stored.dtype == np.uint16 and stored.num_channels <= 4 and stored.has_alpha
     if not is_storable or stored.decode is None:
         raise ValueError(f"stores {stored.describe()}, which PNG cannot store, or shardio cannot decode: leave it out")
@@ -135,8 +166,8 @@ def _convert_wide(
         profile, transparency = image.info.get("icc_profile"), image.info.get("transparency")
     if to_srgb and profile is not None:
         raise ValueError("color of more than 8 bits cannot be converted to sRGB: leave out to_srgb")
-    if max_side is not None and max(stored.shape[:2]) > max_side:
-        raise ValueError("color of more than 8 bits cannot be shrunk: leave out max_side")
+    if is_shrunk:
+        raise ValueError("color of more than 8 bits cannot be shrunk: leave out max_side and min_side")
     values = decode_unconverted(content, orientation="apply", max_pixels=max_pixels)
     return encode_png(stored.scale(values), icc_profile=profile, transparency=transparency)
 
@@ -175,19 +206,17 @@ def _simplify(image: PIL.Image.Image) -> PIL.Image.Image:
             raise ValueError(f"stores integers from {low} to {high}, which no image of at most 16 bits can hold")
         return integers.convert("I;16")
     if image.mode not in _SIMPLER_MODES:
-        raise ValueError(f"stores numbers of Pillow's mode {image.mode}, which JPEG, PNG and WebP do not support")
+        raise ValueError(f"stores numbers of Pillow's mode {image.mode}, which shardio cannot convert")
     return image.convert(_SIMPLER_MODES[image.mode]) if image.mode != _SIMPLER_MODES[image.mode] else image
 
 
-def _shrink(image: PIL.Image.Image, max_side: int | None) -> PIL.Image.Image:
-    if max_side is None or max(image.size) <= max_side:
+def _shrink(image: PIL.Image.Image, size: tuple[int, int] | None) -> PIL.Image.Image:
+    if size is None:
         return image
     if image.mode in ("1", "P"):  # Bits and palette indices cannot be averaged.
         with_alpha = image.has_transparency_data
         image = image.convert("L" if image.mode == "1" else "RGBA" if with_alpha else "RGB")
-    ratio = max_side / max(image.size)
-    width, height = (max(round(side * ratio), 1) for side in image.size)
-    return image.resize((width, height), PIL.Image.Resampling.BOX)
+    return image.resize(size[::-1], PIL.Image.Resampling.BOX)
 
 
 def _find_model(image: PIL.Image.Image) -> str:
@@ -205,10 +234,10 @@ def _prepare_png(image: PIL.Image.Image) -> PIL.Image.Image:
     return image
 
 
-def _prepare_jpeg(image: PIL.Image.Image) -> PIL.Image.Image:
+def _prepare_opaque(image: PIL.Image.Image) -> PIL.Image.Image:
     image = _drop_opaque_alpha(_require_8_bits(image))
     if image.mode in ("LA", "RGBA"):
-        raise ValueError("has transparent pixels, which a JPEG cannot store: convert it to png or webp")
+        raise ValueError("has transparent pixels, which JPEG and PPM cannot store: convert it to png or webp")
     return image.convert("L" if image.mode in _GRAY else "RGB")
 
 
@@ -219,7 +248,7 @@ def _prepare_webp(image: PIL.Image.Image) -> PIL.Image.Image:
 
 def _require_8_bits(image: PIL.Image.Image) -> PIL.Image.Image:
     if image.mode == "I;16":
-        raise ValueError("has 16 bits per pixel, which JPEG and WebP cannot store: convert it to png")
+        raise ValueError("has 16 bits per pixel, which only PNG can store: convert it to png")
     return image
 
 
@@ -311,8 +340,9 @@ class _Conversion(NamedTuple):
 
 
 _CONVERSIONS: dict[ConvertedFormat, _Conversion] = {
-    "jpeg": _Conversion(_prepare_jpeg, {"format": "JPEG", "subsampling": "4:2:0"}),
+    "jpeg": _Conversion(_prepare_opaque, {"format": "JPEG", "subsampling": "4:2:0"}),
     "png": _Conversion(_prepare_png, {"format": "PNG"}),
     "webp": _Conversion(_prepare_webp, {"format": "WEBP"}),
+    "ppm": _Conversion(_prepare_opaque, {"format": "PPM"}),
 }
 """The conversion to each format: a function that converts an image to a mode of the format, and Pillow's options."""

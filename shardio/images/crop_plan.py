@@ -47,10 +47,10 @@ _CHECKED_SIZES = (
 """The sizes before and after resizing with which OpenCV is checked. On ARM, OpenCV's pixels differ from those on
 x86 if both sides shrink."""
 
-Resampling = Literal["bilinear", "plain bilinear", "antialiased bilinear", "antialiased bicubic"]
+Resampling = Literal["bilinear", "plain bilinear", "antialiased bilinear", "antialiased bicubic", "antialiased box"]
 """The resampling method. "plain bilinear" computes each new pixel from the nearest four pixels. So does "bilinear",
 unless both sides shrink to half or less: see CropPlan.is_halved. Then it averages over all pixels, as the other methods
-do when shrinking (Pillow's BILINEAR and BICUBIC)."""
+do when shrinking (Pillow's BILINEAR, BICUBIC and BOX)."""
 
 Sizes = NDArray[np.int64]
 """int64 [n, 2]: the height and width of n images."""
@@ -271,7 +271,8 @@ def _prepare_window(
 
 def _needed_pixels(start: int, length: int, num_before: int, num_after: int, resampling: Resampling) -> range:
     ratio = num_before / num_after
-    reaches = {"antialiased bilinear": max(ratio, 1.0), "antialiased bicubic": 2 * max(ratio, 1.0)}
+    scale = max(ratio, 1.0)
+    reaches = {"antialiased bilinear": scale, "antialiased bicubic": 2 * scale, "antialiased box": scale / 2}
     reach = reaches.get(resampling, 1.0)
     first = math.floor((start + 0.5) * ratio - 0.5 - reach)
     stop = math.ceil((start + length - 0.5) * ratio + 0.5 + reach)
@@ -341,6 +342,7 @@ def _resize_by_pillow(image: Pixels, height: int, width: int, resampling: Resamp
     filters = {
         "antialiased bilinear": PIL.Image.Resampling.BILINEAR,
         "antialiased bicubic": PIL.Image.Resampling.BICUBIC,
+        "antialiased box": PIL.Image.Resampling.BOX,
     }
     across = PIL.Image.fromarray(image).resize((width, len(image)), filters[resampling])
     return across.resize((width, height), filters[resampling])

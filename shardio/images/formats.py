@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.images.jpeg.standard import JPEG_START
+from shardio.images.netpbm import decode_netpbm, read_layout
 from shardio.images.pictures import Pixels, check_size
 from shardio.process import let_through
 
@@ -82,10 +83,13 @@ IMAGE_FORMATS = {suffix: image_format.name for image_format in _FORMATS for suff
 IMAGE_FIELDS = tuple(IMAGE_FORMATS)
 """The fields that contain images."""
 
-UNCOMPRESSED = frozenset(("bmp", "ppm", "pgm"))
+PIXEL_FIELDS = ("ppm", "pgm")
+"""Fields that usually hold pixels without compression, row by row."""
+
+UNCOMPRESSED = frozenset(("bmp", *PIXEL_FIELDS))
 """Fields of formats that are rarely compressed."""
 
-ConvertedFormat = Literal["jpeg", "png", "webp"]
+ConvertedFormat = Literal["jpeg", "png", "webp", "ppm"]
 """The formats that images can be converted to."""
 
 CONVERTIBLE = frozenset(
@@ -124,7 +128,9 @@ def find_format(content: bytes) -> str | None:
 
 
 def find_field(content: bytes) -> str:
-    """Return the name of the field for an image: its format's first suffix, or ``image`` if it has none."""
+    """Return the name of the field for an image: its format's usual suffix, or ``image`` if it has none."""
+    if content.startswith(b"P5"):
+        return "pgm"
     found = find_format(content)
     return next((suffix for suffix, name in IMAGE_FORMATS.items() if name == found), "image")
 
@@ -504,37 +510,14 @@ def _decode_tiff(content: bytes) -> NDArray[Any]:
     return values
 
 
-_PNM_GAP = rb"(?:\s|#[^\n]*\n)+"
-_PNM_HEAD = re.compile(rb"P([2356])" + (_PNM_GAP + rb"(\d{1,9})") * 3 + rb"\s")
-"""The header of a gray or color Netpbm image: the kind, width, height and largest value."""
-
-
 def _read_pnm(content: bytes) -> ValueFormat | None:
     """Read the header of a PGM or PPM. Pillow scales the values if the declared maximum is not 255."""
-    if (head := _PNM_HEAD.match(content)) is None:
+    layout = read_layout(content)
+    if layout is None or layout.white == 255 or not 0 < layout.white < 1 << 16:
         return None
-    _, width, height, largest = map(int, head.groups())
-    if largest == 255 or not 0 < largest < 1 << 16:
-        return None
-    dtype, num_channels = np.uint8 if largest < 256 else np.uint16, 3 if head[1] in b"36" else 1
-    return _make_format(dtype, height, width, num_channels, is_in_pillow=False, decode=_decode_pnm, white=largest)
-
-
-def _decode_pnm(content: bytes) -> NDArray[Any]:
-    head = _PNM_HEAD.match(content)
-    assert head is not None, "the header has been read"
-    _, width, height, largest = map(int, head.groups())
-    shape = (height, width, 3) if head[1] in b"36" else (height, width)
-    dtype = np.dtype(np.uint8 if largest < 256 else ">u2")
-    num_values, raster = int(np.prod(shape)), content[head.end() :]
-    if head[1] in b"23":
-        numbers = raster.split(maxsplit=num_values)[:num_values]
-        values: NDArray[Any] = np.array(numbers, np.int64) if all(map(bytes.isdigit, numbers)) else np.empty(0)
-    else:
-        values = np.frombuffer(raster[: num_values * dtype.itemsize], dtype)
-    if len(values) != num_values or values.max(initial=0) > largest:
-        raise ValueError(f"the image is truncated or damaged: it declares {num_values} values of at most {largest}")
-    return values.reshape(shape).astype(dtype.newbyteorder("="))
+    _, *shape, white, _ = layout
+    dtype = np.uint8 if white < 256 else np.uint16
+    return _make_format(dtype, *shape, is_in_pillow=False, decode=decode_netpbm, white=white)
 
 
 _JPEG_2000_SIGNATURES = (b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP  ")

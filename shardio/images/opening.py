@@ -13,6 +13,7 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
+from shardio.files import FileRange
 from shardio.images.formats import (
     PNG_SIGNATURE,
     decode_by_opencv,
@@ -26,6 +27,7 @@ from shardio.images.jpeg import Box, cut_rows, cut_tiles, has_tiles, refuse_dama
 from shardio.images.jpeg.head import JpegHead, read_head, why_irregular
 from shardio.images.jpeg.standard import APP1, EOI, JPEG_START, RST0, USUAL_FACTORS, marker_bytes
 from shardio.images.jpeg.tile_table import read_tiles
+from shardio.images.netpbm import open_pixels
 from shardio.images.pictures import (
     DEFAULT_MAX_PIXELS,
     UPRIGHT,
@@ -53,20 +55,27 @@ _LEFTOVER = re.compile(r"Corrupt JPEG data: [0-9]+ extraneous bytes before marke
 """Matches libjpeg's warning about a frame that ends before its scan. The pixels are complete nevertheless."""
 
 
-def open_image(content: bytes, *, orientation: Orientation = "ignore", max_pixels: int = DEFAULT_MAX_PIXELS) -> Picture:
+def open_image(
+    content: bytes | FileRange, *, orientation: Orientation = "ignore", max_pixels: int = DEFAULT_MAX_PIXELS
+) -> Picture:
     """Open an image of any common format.
 
-    libjpeg-turbo decodes JPEGs, but only the requested parts, and damaged data is an error. Pillow decodes CMYK JPEGs
-    and all other formats whole, with the pixels of its ``convert("RGB")``.
+    libjpeg-turbo decodes JPEGs, but only the requested parts, and damaged data is an error. Binary PGM and PPM files of
+    8 bits are not decoded: only the requested rows are read. Pillow decodes CMYK JPEGs and all other formats whole,
+    with the pixels of its ``convert("RGB")``.
 
     Args:
-        content: The bytes of an image file.
+        content: The bytes of an image file, or where to read them.
         orientation: Whether to apply the EXIF orientation. Pillow always applies a TIFF's orientation.
         max_pixels: The largest permitted number of pixels.
 
     Raises:
         ValueError: If the image is damaged, too large, or of an unknown format.
     """
+    if (found := open_pixels(content, max_pixels)) is not None:
+        return found
+    if isinstance(content, FileRange):
+        content = content.read()
     for open_picture in _OPENERS:
         if (picture := open_picture(content, orientation, max_pixels)) is not None:
             return picture
@@ -74,7 +83,7 @@ def open_image(content: bytes, *, orientation: Orientation = "ignore", max_pixel
 
 
 def decode_image(
-    content: bytes, *, orientation: Orientation = "ignore", max_pixels: int = DEFAULT_MAX_PIXELS
+    content: bytes | FileRange, *, orientation: Orientation = "ignore", max_pixels: int = DEFAULT_MAX_PIXELS
 ) -> Pixels:
     """Decode a whole image of any common format to RGB. Arguments and errors are as in :func:`open_image`.
 
@@ -86,7 +95,7 @@ def decode_image(
 
 
 def decode_pil(
-    content: bytes, *, orientation: Orientation = "ignore", max_pixels: int = DEFAULT_MAX_PIXELS
+    content: bytes | FileRange, *, orientation: Orientation = "ignore", max_pixels: int = DEFAULT_MAX_PIXELS
 ) -> PIL.Image.Image:
     """Decode an image to an RGB Pillow image, with the pixels and errors of :func:`decode_image`."""
     import PIL.Image  # Pillow is imported only when an image needs it: see crop_plan.py.

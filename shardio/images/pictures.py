@@ -26,12 +26,13 @@ Orientation = Literal["ignore", "apply"]
 DEFAULT_MAX_PIXELS = 178_956_970
 """The default limit on an image's pixels. Pillow treats larger images as decompression bombs."""
 
-DecoderName = Literal["kernel", "libjpeg", "pillow", "pillow, clipped"]
+DecoderName = Literal["kernel", "libjpeg", "raw", "pillow", "pillow, clipped"]
 """The decoder of an image. :data:`DECODER_DESCRIPTIONS` describes each decoder."""
 
 DECODER_DESCRIPTIONS: dict[DecoderName, str] = {
     "kernel": "the kernel",
     "libjpeg": "libjpeg-turbo",
+    "raw": "no decoder, because their pixels are not compressed",
     "pillow": "Pillow",
     "pillow, clipped": "Pillow, which clips their values to 8 bits",
 }
@@ -166,6 +167,20 @@ class DecodedPicture(Picture):
 def sizes_of(pictures: Sequence[Picture]) -> NDArray[np.int64]:
     """Return the heights and widths of n pictures, int64 [n, 2]."""
     return np.array([picture.size for picture in pictures], dtype=np.int64).reshape(-1, 2)
+
+
+def fit_size(height: int, width: int, max_side: int | None, min_side: int | None) -> tuple[int, int] | None:
+    """Return the size of an image after shrinking, or None if it stays as it is.
+
+    Args:
+        height: Its height.
+        width: Its width.
+        max_side: The maximum length of the longer side, or None for no limit.
+        min_side: The maximum length of the shorter side, or None for no limit.
+    """
+    limits = ((max_side, max(height, width)), (min_side, min(height, width)))
+    ratio = min(limit / side for limit, side in (*limits, (1, 1)) if limit is not None)
+    return None if ratio >= 1 else (max(round(height * ratio), 1), max(round(width * ratio), 1))
 
 
 def check_size(height: int, width: int, max_pixels: int) -> None:

@@ -28,9 +28,11 @@ from shardio.images.crop_plan import (
 from shardio.images.jpeg import Box
 from shardio.images.jpeg.head import read_head, why_irregular
 from shardio.images.jpeg.standard import EOI, JPEG_START, SOF2, marker_bytes
+from shardio.images.netpbm import PixelPicture, find_pixels
 from shardio.images.opening import JpegPicture
 from shardio.images.pictures import UPRIGHT, DecoderName, Picture, Pixels
 from shardio.kernel import find_functions, find_kernel, operations as codes
+from shardio.kernel.functions import StoredPixels
 from shardio.kernel.memory import scratch_pixels
 from shardio.kernel.records import (
     LUMA_FACTORS,
@@ -39,6 +41,7 @@ from shardio.kernel.records import (
     OPERATION,
     PILLOW_BICUBIC,
     PILLOW_BILINEAR,
+    PILLOW_BOX,
     PLAN,
     TRANSPOSED,
     UPSIDE_DOWN,
@@ -58,6 +61,7 @@ _RESAMPLINGS: dict[Resampling, int] = {
     "plain bilinear": OPENCV_BILINEAR,
     "antialiased bilinear": PILLOW_BILINEAR,
     "antialiased bicubic": PILLOW_BICUBIC,
+    "antialiased box": PILLOW_BOX,
 }
 """The number of each resampling method in a PLAN."""
 
@@ -188,6 +192,8 @@ def why_not_by_kernel(content: bytes) -> str | None:
     Args:
         content: The bytes of the image file.
     """
+    if find_pixels(content) is not None:
+        return None
     if not content.startswith(JPEG_START):
         return "not a JPEG"
     try:
@@ -222,17 +228,15 @@ def render_by_kernel(crops: Sequence[PlannedCrop], rows: Sequence[Rows]) -> NDAr
         [_find_suitable(crop, pictures, given) for crop, given in zip(crops, rows, strict=True)], 1
     )
     is_used: list[bool] = np.asarray(is_for_kernel.any(axis=1)).tolist()
-    contents = [
-        picture.content if used and isinstance(picture, JpegPicture) else b""
-        for picture, used in zip(pictures, is_used, strict=True)
-    ]
+    contents = [find_content(picture) if used else b"" for picture, used in zip(pictures, is_used, strict=True)]
     if not any(is_used):
         return is_rendered
     records = np.stack([as_records(crop.plan) for crop in crops], axis=1)
     records["height"][~is_for_kernel] = 0
     # Sort by how much of an untiled file must be read, so images whose decoding is interleaved take about equally long.
     bottom = np.max([crop.plan.box[:, 0] + crop.plan.box[:, 2] for crop in crops], axis=0)
-    order = np.argsort(bottom / [picture.size[0] for picture in pictures] * [len(content) for content in contents])
+    lengths = [len(content) if isinstance(content, bytes) else 0 for content in contents]
+    order = np.argsort(bottom / [picture.size[0] for picture in pictures] * lengths)
     turns = np.array([_encode_turn(picture) for picture in pictures])
     flat = rows[0] if len(rows) == 1 else [pixels for of_image in zip(*rows, strict=True) for pixels in of_image]
     is_done = kernel.decode(contents, records.reshape(-1), order, flat, turns)
@@ -242,13 +246,24 @@ def render_by_kernel(crops: Sequence[PlannedCrop], rows: Sequence[Rows]) -> NDAr
 def _find_suitable(crop: PlannedCrop, pictures: Sequence[Picture], rows: Rows) -> NDArray[np.bool_]:
     is_suitable = np.asarray(crop.plan.size.prod(axis=1) <= MAX_RESIZED_PIXELS)
     is_suitable &= [
-        isinstance(picture, JpegPicture) and picture is first
+        isinstance(picture, JpegPicture | PixelPicture) and picture is first
         for picture, first in zip(crop.pictures, pictures, strict=True)
     ]
     if isinstance(rows, np.ndarray) and rows.flags.c_contiguous:
         return is_suitable
     is_suitable &= [pixels.flags.c_contiguous for pixels in rows]
     return is_suitable
+
+
+def find_content(picture: Picture) -> bytes | StoredPixels:
+    """Return a JPEG, or the pixels of a PPM, in the kernel's form."""
+    if isinstance(picture, JpegPicture):
+        return picture.content
+    assert isinstance(picture, PixelPicture), "the kernel renders no other pictures"
+    source, layout = picture.source, picture.layout
+    if isinstance(source, bytes):
+        return StoredPixels(source, None, *layout[:4])
+    return StoredPixels(None, source.file.number, layout.offset + source.start, *layout[1:4])
 
 
 def _encode_turn(picture: Picture) -> int:

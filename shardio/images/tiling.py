@@ -48,7 +48,7 @@ from shardio.images.jpeg.standard import (
 )
 from shardio.images.jpeg.tile_table import dump_tile_table, is_tile_table
 from shardio.images.opening import decode_image, decode_unconverted_pil
-from shardio.images.pictures import Pixels
+from shardio.images.pictures import Pixels, fit_size
 from shardio.kernel import require_functions
 from shardio.kernel.memory import scratch
 from shardio.kernel.records import (
@@ -505,7 +505,13 @@ def _find_segments(head: JpegHead, *markers: int) -> Iterator[Segment]:
 
 
 def reencode_jpeg(
-    content: bytes, *, max_side: int | None, quality: int, max_pixels: int, to_srgb: bool = False
+    content: bytes,
+    *,
+    max_side: int | None,
+    quality: int,
+    max_pixels: int,
+    min_side: int | None = None,
+    to_srgb: bool = False,
 ) -> bytes:
     """Decode a JPEG, turn it upright, shrink it, and encode it as a tiled JPEG.
 
@@ -514,10 +520,11 @@ def reencode_jpeg(
 
     Args:
         content: A JPEG file.
-        max_side: The largest permitted side in pixels, or None for no limit. Larger images are shrunk by area
-            averaging.
+        max_side: The maximum length of the longer side in pixels, or None for no limit. Larger images are shrunk by
+            area averaging.
         quality: 1 to 100, on libjpeg's scale.
         max_pixels: The largest permitted number of pixels.
+        min_side: The maximum length of the shorter side in pixels, or None for no limit.
         to_srgb: Whether to convert the colors from the profile to sRGB, before shrinking, and to drop the profile.
 
     Raises:
@@ -527,7 +534,7 @@ def reencode_jpeg(
     head = read_head(content)
     if to_srgb:
         pixels = _convert_to_srgb(content, pixels, max_pixels)
-    pixels = _shrink(pixels, max_side)
+    pixels = _shrink(pixels, fit_size(pixels.shape[0], pixels.shape[1], max_side, min_side))
     if len(head.factors) == 1:
         encoded = simplejpeg.encode_jpeg(pixels[..., :1].copy(), quality, "GRAY", "Gray")
     else:
@@ -553,15 +560,12 @@ def _convert_to_srgb(content: bytes, pixels: Pixels, max_pixels: int) -> Pixels:
     return np.array(convert_to_srgb(image, profile).convert("RGB"))
 
 
-def _shrink(pixels: Pixels, max_side: int | None) -> Pixels:
-    height, width = pixels.shape[:2]
-    if max_side is None or max(height, width) <= max_side:
+def _shrink(pixels: Pixels, size: tuple[int, int] | None) -> Pixels:
+    if size is None:
         return pixels
-    ratio = max_side / max(height, width)
-    size = max(round(width * ratio), 1), max(round(height * ratio), 1)
     import cv2  # Imported here because importing OpenCV takes 0.1 s, and only re-encoding needs it.
 
-    return cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)  # type: ignore[return-value]  # uint8 stays uint8
+    return cv2.resize(pixels, size[::-1], interpolation=cv2.INTER_AREA)  # type: ignore[return-value]  # uint8 stays uint8
 
 
 def _read_profile(content: bytes, head: JpegHead) -> bytes:

@@ -17,7 +17,8 @@ enum { TAPS = 2 };
 #endif
 
 static double find_support(double scale, int resampling) {
-    return (resampling == PILLOW_BICUBIC ? 2.0 : 1.0) * fmax(scale, 1.0);
+    double support = resampling == PILLOW_BICUBIC ? 2.0 : resampling == PILLOW_BOX ? 0.5 : 1.0;
+    return support * fmax(scale, 1.0);
 }
 
 // The range of pixels that a pixel of the resized row sums.
@@ -32,11 +33,12 @@ Range find_antialiased_range(int64_t num_before, int64_t num_after, int64_t star
                    find_reach(num_before, num_after, stop - 1, resampling).stop};
 }
 
-// The weight of a pixel at a distance from the center (bilinear_filter and bicubic_filter).
+// The weight of a pixel at a distance from the center (box_filter, bilinear_filter and bicubic_filter).
 static double weigh(double x, int resampling) {
     const double a = -0.5;
+    if (resampling == PILLOW_BOX) return x > -0.5 && x <= 0.5;
     x = fabs(x);
-    if (resampling != PILLOW_BICUBIC) return x < 1.0 ? 1.0 - x : 0.0;
+    if (resampling == PILLOW_BILINEAR) return x < 1.0 ? 1.0 - x : 0.0;
     if (x < 1.0) return ((a + 2.0) * x - (a + 3.0)) * x * x + 1;
     return x < 2.0 ? (((x - 5) * x + 8) * x - 4) * a : 0.0;
 }

@@ -35,16 +35,20 @@ static void shrink(Buffer *buffer) {
 static bool open_image(int64_t index, Member *member, Workspace *work) {
     const Call *call = work->call;
     const Image *image = &call->images[index];
-    if (!read_head(image->content, image->length, &member->head)) return false;
+    bool is_stored = image->num_channels > 0;
+    if (is_stored ? !describe_stored(image, &member->head) : !read_head(image->content, image->length, &member->head))
+        return false;
     if (!add_crops(image, call->plans + index * call->num_crops, call->rows + index * call->num_crops, call->num_crops,
                    member))
         return false;
-    if (!allocate_planes(member)) return false;
+    if (is_stored ? !read_stored(image, member) : !allocate_planes(member)) return false;
     member->index = index;
     member->is_open = member->is_good = true;
+    member->is_decoded = is_stored || member->head.is_progressive;
     member->num_busy = 0;
     member->has_more = false;
-    if (member->head.is_progressive) return decode_progressive(image->content, image->length, member, work);
+    if (is_stored) return true;
+    if (member->is_decoded) return decode_progressive(image->content, image->length, member, work);
     prepare_quantizers(member);
     return open_scan(image->content, image->length, member) && make_tables(member, work);
 }
@@ -61,7 +65,7 @@ bool open_next_image(Workspace *work) {
     while (work->next_image < work->call->num_images) {
         if (!open_image(work->call->order[work->next_image++], member, work)) {
             close_image(member, work);
-        } else if (member->head.is_progressive) {
+        } else if (member->is_decoded) {
             finish_image(member, work);
         } else {
             work->current = member;

@@ -58,7 +58,7 @@ bool reserve_row(const Member *member, Workspace *work) {
 }
 
 // The samples of a component's row within the region. Rows are counted from the picture's first row.
-static const uint8_t *find_samples(const Member *member, int component, int64_t row) {
+const uint8_t *find_samples(const Member *member, int component, int64_t row) {
     const Plane *plane = &member->planes[component];
     int64_t first = 8 * member->region.first_row * (int64_t)(component ? 1 : member->head.down);
     return plane->samples + (row - first) * plane->stride;
@@ -138,8 +138,19 @@ Pixels make_row(const Member *member, int64_t row, int64_t start, int64_t stop, 
     const Head *head = &member->head;
     int64_t length = row_length(member);
     uint8_t *buffers = work->colors.bytes + 5 * place * length + MARGIN;  // Red, green, blue, and two rows of chroma.
+    uint8_t *red = buffers, *green = buffers + length, *blue = buffers + 2 * length;
     const uint8_t *samples[MAX_COMPONENTS] = {find_samples(member, 0, row)};
     if (head->num_components == 1) return (Pixels){{samples[0], samples[0], samples[0]}};
+    if (head->is_interleaved) {
+        for (int64_t i = start; i < stop; i += 32) {
+            u8x32 colors[3];
+            split_colors(samples[0] + 3 * i, colors);
+            STORE(red + i, colors[0]);
+            STORE(green + i, colors[1]);
+            STORE(blue + i, colors[2]);
+        }
+        return (Pixels){{red, green, blue}};
+    }
     for (int c = 1; c < MAX_COMPONENTS; c++) {
         if (head->across == 1 && head->down == 1) {
             samples[c] = find_samples(member, c, row);
@@ -150,7 +161,6 @@ Pixels make_row(const Member *member, int64_t row, int64_t start, int64_t stop, 
         samples[c] = upsampled;
     }
     if (head->color == RGB) return (Pixels){{samples[0], samples[1], samples[2]}};
-    uint8_t *red = buffers, *green = buffers + length, *blue = buffers + 2 * length;
     for (int64_t i = start; i < stop; i += 32) {
         Halves luma = widen(LOAD(u8x32, samples[0] + i));
         Halves cb = widen(LOAD(u8x32, samples[1] + i)), cr = widen(LOAD(u8x32, samples[2] + i));

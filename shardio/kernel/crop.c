@@ -127,9 +127,18 @@ static bool turn_box(Picture *picture, int turn) {
 
 // Copy rows of a crop that is not resized.
 static void copy_rows(const Window *window, const Picture *picture) {
+    const Member *member = picture->member;
+    const Plan *plan = picture->plan;
+    bool is_same = member->head.is_interleaved && !picture->turned[0] && window->column_step > 0;
     int64_t first = window->first_column;
     if (window->column_step < 0) first -= COLUMNS - 1;
     for (int64_t i = 0; i < window->num_rows; i++) {
+        if (is_same) {
+            const uint8_t *row = find_samples(member, 0, plan->top + window->first_row + i);
+            memcpy(window->out + i * window->out_stride, row + 3 * (plan->left + first),
+                   (size_t)(3 * window->num_columns));
+            continue;
+        }
         Pixels pixels = read_row(picture, window->first_row + i, 0);
         uint8_t *out = window->out + i * window->out_stride;
         for (int64_t at = 0; at < window->num_columns; at += COLUMNS) {

@@ -10,6 +10,7 @@
 //   entropy.c    decode three streams side by side: bits become coefficients (F.2.2)
 //   progressive.c  decode the scans of a progressive image, instead of scan.c, huffman.c and entropy.c (annex G)
 //   idct.c       dequantize and transform each MCU as soon as it is decoded: coefficients become samples (A.3.3)
+//   stored.c     read rows of pixels without compression, instead of the stages above
 //   color.c      interpolate chroma, and convert a row of samples to red, green and blue
 //   resize.c     resize rows with the pixels of OpenCV's INTER_LINEAR
 //   antialias.c  resize rows with the pixels of Pillow
@@ -29,6 +30,7 @@
 //   coefficients     Their indices are states of huffman.c, below ALL_STATES: a code leads at most 15 states beyond
 //                    its block, and these lead only out of the loop. progressive.c compares an index with the scan's
 //                    last one, and finds blocks by the image's size.
+//   stored pixels    Their number of bytes follows from their size. Rows are read whole, to memory of their size.
 //   samples          Only MCUs of the region are transformed. allocate_planes() computes the planes' size from it.
 //   rows of pixels   A row has room for those of the region. Vectors may read and write MARGIN more bytes before and
 //                    after it, and in planes. A crop is within its picture, or is refused. The pixels that it mixes
@@ -84,6 +86,7 @@ typedef struct {
 
 typedef struct {
     bool is_progressive;
+    bool is_interleaved;  // Whether the first plane has pixels of three colors, instead of a component's samples.
     int height, width, num_components;
     int across, down;   // The sampling factors of the first component. The others have 1 × 1.
     int rows, columns;  // The numbers of rows and columns of MCUs.
@@ -168,11 +171,12 @@ typedef struct {
 
 // An image that is being decoded.
 typedef struct {
-    int64_t index;  // The image's index in the chunk.
-    bool is_open;   // Whether the member holds an image.
-    bool is_good;   // Whether no damage has been found so far.
-    bool has_more;  // Whether there may be more streams to decode.
-    int num_busy;   // The number of chains that decode a stream of the image.
+    int64_t index;    // The image's index in the chunk.
+    bool is_open;     // Whether the member holds an image.
+    bool is_good;     // Whether no damage has been found so far.
+    bool is_decoded;  // Whether the planes are complete, so that there are no streams.
+    bool has_more;    // Whether there may be more streams to decode.
+    int num_busy;     // The number of chains that decode a stream of the image.
     Head head;
     Region region;
     Scan scan;
@@ -238,6 +242,9 @@ int16_t *find_block(const Coefficients *coefficients, int component, int64_t row
 
 bool transform_mcu(const Member *member, const int16_t *coefficients, const int *dc, int row, int column);
 
+bool describe_stored(const Image *image, Head *head);
+bool read_stored(const Image *image, Member *member);
+
 bool add_crops(const Image *image, const Plan *plans, const Row *rows, int64_t num_crops, Member *member);
 bool allocate_planes(Member *member);
 bool render_crops(Member *member, Workspace *work);
@@ -248,6 +255,7 @@ void finish_image(Member *member, Workspace *work);
 
 void extend_planes(Member *member);
 bool reserve_row(const Member *member, Workspace *work);
+const uint8_t *find_samples(const Member *member, int component, int64_t row);
 Pixels make_row(const Member *member, int64_t row, int64_t start, int64_t stop, int place, Workspace *work);
 
 #endif

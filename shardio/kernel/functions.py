@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,26 @@ Pixels = NDArray[np.uint8]
 
 Rows = Pixels | Sequence[Pixels]
 """uint8 [n, height, width, 3], or n uint8 [height, width, 3] arrays."""
+
+
+class StoredPixels(NamedTuple):
+    """Pixels without compression, row by row, in memory or in an open file.
+
+    Attributes:
+        content: The bytes that hold the pixels, or None if they are in a file.
+        file: The descriptor of the open file, or None.
+        offset: The offset of the first pixel.
+        height: Height in pixels.
+        width: Width in pixels.
+        num_channels: 1 for gray, 3 for red, green and blue.
+    """
+
+    content: bytes | None
+    file: int | None
+    offset: int
+    height: int
+    width: int
+    num_channels: int
 
 
 class Functions:
@@ -140,16 +161,16 @@ class Kernel:
 
     def decode(
         self,
-        contents: Sequence[bytes],
+        contents: Sequence[bytes | StoredPixels],
         plans: NDArray[np.void],
         order: NDArray[np.int64],
         rows: Rows,
         turns: NDArray[np.uint8] | None = None,
     ) -> NDArray[np.bool_]:
-        """Decode, crop, resize and mirror JPEGs; see chunk.c.
+        """Decode, crop, resize and mirror images; see chunk.c.
 
         Args:
-            contents: The bytes of n files.
+            contents: The bytes of n JPEGs, or pixels without compression.
             plans: PLAN [n * crops], the crops of the first image first.
             order: int64 [n], the order in which to decode the files.
             rows: A destination for each crop: uint8 [n * crops, height, width, 3], or n * crops
@@ -161,9 +182,13 @@ class Kernel:
             bool [n], whether the crops of each image were rendered. The other images are left to libjpeg-turbo.
         """
         images = np.zeros(len(contents), IMAGE)
-        files = (ctypes.c_char_p * len(contents))(*contents)
+        in_memory = [each.content if isinstance(each, StoredPixels) else each for each in contents]
+        files = (ctypes.c_char_p * len(contents))(*in_memory)
         images["content"] = np.frombuffer(memoryview(files).cast("B"), np.int64)
-        images["length"] = [len(content) for content in contents]
+        images["length"] = [0 if content is None else len(content) for content in in_memory]
+        for image, each in zip(images, contents, strict=True):
+            if isinstance(each, StoredPixels):
+                _describe_pixels(image, each)
         images["turn"] = 0 if turns is None else turns
         is_done = np.empty(len(contents), np.bool_)
         for given, kind in ((plans, PLAN), (order, np.dtype(np.int64))):
@@ -189,6 +214,17 @@ class Kernel:
 
     def _count_processors(self) -> None:
         self._processors = threading.Semaphore(count_processors())
+
+
+def _describe_pixels(image: np.void, pixels: StoredPixels) -> None:
+    num_bytes = pixels.num_channels * pixels.height * pixels.width
+    assert pixels.content is None or pixels.offset + num_bytes <= len(pixels.content), "the pixels are in the content"
+    image["length"] = num_bytes
+    if pixels.file is None:
+        image["content"] += pixels.offset
+    else:
+        image["offset"], image["file"] = pixels.offset, pixels.file
+    image["height"], image["width"], image["num_channels"] = pixels[3:]
 
 
 def _find_destinations(rows: Rows) -> NDArray[np.void]:

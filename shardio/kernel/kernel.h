@@ -18,17 +18,21 @@
 
 #define ENTRY __attribute__((visibility("default")))  // A function that Python calls. It takes a record's address.
 
-// A JPEG of a chunk.
+// An image of a chunk: a JPEG, or pixels without compression, which may be in a file.
 typedef struct {
-    const uint8_t *content;
+    const uint8_t *content;  // The JPEG or the first pixel; NULL if the pixels are read from the file.
     int64_t length;
-    uint8_t turn;  // How to turn the stored picture upright: UPSIDE_DOWN, MIRRORED and then TRANSPOSED, or'ed.
+    int64_t offset;         // The offset of the first pixel in the file.
+    int64_t height, width;  // Of pixels without compression, as are the next fields.
+    int32_t file;           // The descriptor of an open file.
+    uint8_t num_channels;   // 1 for gray, 3 for colors; 0 for a JPEG.
+    uint8_t turn;           // How to turn the stored picture upright: UPSIDE_DOWN, MIRRORED and then TRANSPOSED, or'ed.
 } Image;
 
 enum { UPSIDE_DOWN = 1, MIRRORED = 2, TRANSPOSED = 4 };
 
 // Resampling methods. Pillow's methods are antialiased.
-enum { OPENCV_BILINEAR, PILLOW_BILINEAR, PILLOW_BICUBIC };
+enum { OPENCV_BILINEAR, PILLOW_BILINEAR, PILLOW_BICUBIC, PILLOW_BOX };
 
 // The plan of one crop.
 typedef struct {

@@ -10,7 +10,7 @@ LUMA_FACTORS = ((1, 1), (2, 1), (2, 2), (1, 2), (4, 1))
 IMAGES_AT_ONCE = 3
 """The number of images whose decoding the kernel interleaves. With fewer images in a call, each image takes longer."""
 
-OPENCV_BILINEAR, PILLOW_BILINEAR, PILLOW_BICUBIC = range(3)
+OPENCV_BILINEAR, PILLOW_BILINEAR, PILLOW_BICUBIC, PILLOW_BOX = range(4)
 """Resampling methods. Pillow's methods are antialiased."""
 
 UPSIDE_DOWN, MIRRORED, TRANSPOSED = 1, 2, 4
@@ -35,16 +35,21 @@ PLAN = _record(
     window_top=np.int64,  # The corner of the window to return, which may extend beyond the resized part.
     window_left=np.int64,
     is_flipped=np.uint8,  # Whether to mirror the window.
-    resampling=np.uint8,  # OPENCV_BILINEAR, PILLOW_BILINEAR or PILLOW_BICUBIC.
+    resampling=np.uint8,  # OPENCV_BILINEAR, PILLOW_BILINEAR, PILLOW_BICUBIC or PILLOW_BOX.
 )
 """The plan of one crop."""
 
 IMAGE = _record(
-    content=np.int64,  # The address of the file.
-    length=np.int64,  # The number of bytes in the file.
+    content=np.int64,  # The address of the JPEG or of the first pixel; 0 if the pixels are read from the file.
+    length=np.int64,  # The number of bytes of the JPEG or of the pixels.
+    offset=np.int64,  # The offset of the first pixel in the file.
+    height=np.int64,  # Of pixels without compression, as are the next fields.
+    width=np.int64,
+    file=np.int32,  # The descriptor of an open file.
+    num_channels=np.uint8,  # 1 for gray, 3 for colors; 0 for a JPEG.
     turn=np.uint8,  # How to turn the stored picture upright: UPSIDE_DOWN, MIRRORED and then TRANSPOSED, or'ed.
 )
-"""An image of a chunk."""
+"""An image of a chunk: a JPEG, or pixels without compression, which may be in a file."""
 
 ROW = _record(
     pixels=np.int64,  # The address of uint8 [height, width, 3].

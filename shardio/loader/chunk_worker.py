@@ -336,7 +336,7 @@ class ChunkBuilder:
             return self._collate(self._collation, chunk, idle_s)
         decoder, columns, num_images_by_decoder = self._decoder, list[Column](), Counter[DecoderName]()
         began = time.perf_counter()
-        stored = self._reader.read(chunk.samples, decoder.stored_fields)
+        stored = self._reader.read(chunk.samples, decoder.stored_fields, decoder.deferred_fields)
         read_s = time.perf_counter() - began
         calls = decoder.make_calls()
         before = time.perf_counter()
@@ -372,7 +372,7 @@ class ChunkBuilder:
             rows = slice(start, start + decoder.chunk_size)
             before = time.perf_counter()
             try:
-                stored = self._reader.read(chunk.samples[rows], decoder.stored_fields)
+                stored = self._reader.read(chunk.samples[rows], decoder.stored_fields, decoder.deferred_fields)
                 read_s += time.perf_counter() - before
                 samples += collation.decode(decoder, stored, chunk.rng_keys[rows], calls)
             except SampleError as error:

@@ -48,7 +48,8 @@ class LoaderStats:
         python_s: The time in your own code: transforms, decoders and ``collate_fn``, summed over all workers.
         in_python: The names of your transforms, decoders and ``collate_fn``.
         recognized: The names of shardio's transforms that replace the first steps of another library's pipeline.
-        decode_s: The time for decoding, cropping and resizing, summed over all workers.
+        decode_s: The time for decoding, cropping and resizing, and for reading the rows of PPMs, summed over all
+            workers.
         idle_s: The time that workers waited for a chunk, summed over all workers. Workers wait while the loader is
             ahead of training.
         num_replaced: The number of unreadable samples that were replaced (``on_error="replace"``), in all batches that
@@ -58,10 +59,11 @@ class LoaderStats:
         num_worker_restarts: The number of worker processes that died and were restarted.
         worker_bytes: The memory of each of shardio's worker processes between two chunks, in bytes, excluding batches.
             If this memory keeps growing, your own code leaks memory.
-        num_images_by_decoder: The number of images in the delivered batches, by decoder. ``kernel`` is shardio's JPEG
-            code. ``libjpeg`` is libjpeg-turbo: it decodes JPEGs that the kernel does not support, and all JPEGs if
-            there is no kernel for the processor. ``pillow`` stands for Pillow or, for plain PNGs, OpenCV. They decode
-            all formats other than JPEG, and the JPEGs that libjpeg-turbo cannot convert to RGB.
+        num_images_by_decoder: The number of images in the delivered batches, by decoder. ``kernel`` is shardio's code
+            for JPEGs, and for PPMs, which need no decoding. ``libjpeg`` is libjpeg-turbo: it decodes JPEGs that the
+            kernel does not support, and all JPEGs if there is no kernel for the processor. ``raw`` are PPMs without a
+            kernel. ``pillow`` stands for Pillow or, for plain PNGs, OpenCV. They decode all other formats, and the
+            JPEGs that libjpeg-turbo cannot convert to RGB.
     """
 
     num_batches: int
@@ -149,6 +151,7 @@ class Tally:
             num_images_by_decoder={
                 "kernel": self.num_images_by_decoder["kernel"],
                 "libjpeg": self.num_images_by_decoder["libjpeg"],
+                "raw": self.num_images_by_decoder["raw"],
                 "pillow": self.num_images_by_decoder["pillow"] + self.num_images_by_decoder["pillow, clipped"],
             },
         )

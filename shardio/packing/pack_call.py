@@ -138,6 +138,12 @@ class PackOptions:
             "Maximum length of the longer side, in pixels, of images that are re-encoded or converted.", at_least=1
         ),
     ] = None
+    min_side: Annotated[
+        int | None,
+        _deciding(
+            "Maximum length of the shorter side, in pixels, of images that are re-encoded or converted.", at_least=1
+        ),
+    ] = None
     quality: Annotated[
         int | None,
         _deciding(
@@ -274,7 +280,7 @@ class PackOptions:
             raise TypeError(f"fields must be a list of suffixes such as ['wav', 'txt'], got {self.fields!r}")
         for name, (kind, option) in kinds_of_options().items():
             object.__setattr__(self, name, _check(name, getattr(self, name), kind, option))
-        for name in () if self.does_encode else ("max_side", "quality", "to_srgb"):
+        for name in () if self.does_encode else ("max_side", "min_side", "quality", "to_srgb"):
             if getattr(self, name) not in (None, False):
                 raise ValueError(
                     f"{describe_option(name)} applies only with --jpeg reencode (jpeg='reencode') or "
@@ -402,6 +408,7 @@ def pack(
     jpeg: JpegMode = "copy",
     convert_to: ConvertedFormat | None = None,
     max_side: int | None = None,
+    min_side: int | None = None,
     quality: int | None = None,
     to_srgb: bool = False,
     max_pixels: int | None = None,
@@ -453,10 +460,12 @@ def pack(
         jpeg: ``copy`` stores JPEGs unchanged. ``tile`` rewrites JPEGs without changing a pixel to make crops decode
             faster. Progressive JPEGs become baseline JPEGs, and JPEGs that cannot be tiled are stored unchanged.
             ``reencode`` decodes each JPEG and stores it upright, tiled and, with ``max_side``, smaller.
-        convert_to: The format that images in other formats are converted to: ``jpeg``, ``png`` or ``webp``. Images in
-            formats such as GIF and AVIF, which are not packed by default, are also converted. Masks and other fields
-            such as ``mask.png`` stay unchanged.
+        convert_to: The format that images in other formats are converted to: ``jpeg``, ``png``, ``webp``, or ``ppm``
+            for pixels without compression, which the loader crops without decoding. Images in formats such as GIF and
+            AVIF, which are not packed by default, are also converted. Masks and other fields such as ``mask.png`` stay
+            unchanged. A shard of converted images may exceed ``max_shard_size``.
         max_side: With ``reencode`` or ``convert_to``, the maximum length of an encoded image's longer side, in pixels.
+        min_side: The same for the shorter side.
         quality: With ``reencode`` or ``convert_to``, the quality of encoded JPEGs and WebPs, 1 to 100; by default, 90.
         to_srgb: With ``reencode`` or ``convert_to``, whether to convert the colors of encoded images from their ICC
             profiles to sRGB. By default, the profiles are kept.

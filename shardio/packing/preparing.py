@@ -17,6 +17,7 @@ from shardio.images import (
     find_clipped_type,
     find_field,
     find_format,
+    find_pixels,
     holds_images,
     is_convertible,
 )
@@ -134,6 +135,7 @@ def choose_rewrite(options: PackOptions) -> Rewrite:
             reencoded = reencode_jpeg(
                 content,
                 max_side=options.max_side,
+                min_side=options.min_side,
                 quality=quality,
                 max_pixels=max_pixels,
                 to_srgb=options.to_srgb,
@@ -413,7 +415,8 @@ class Preparation:
 
     def _convert(self, image: _PreparedImage, to: ConvertedFormat) -> None:
         found, target = find_format(image.content), to.upper()
-        if found != target:
+        # A PPM may store text, or more than 8 bits, which cannot be cropped without decoding.
+        if found != target or (to == "ppm" and find_pixels(image.content) is None):
             from shardio.images.converting import convert_image  # Packing without conversion does not need Pillow.
 
             options = self._options
@@ -423,6 +426,7 @@ class Preparation:
                     to,
                     quality=options.quality or DEFAULT_QUALITY,
                     max_side=options.max_side,
+                    min_side=options.min_side,
                     to_srgb=options.to_srgb,
                     max_pixels=options.max_pixels or DEFAULT_MAX_PIXELS,
                 )

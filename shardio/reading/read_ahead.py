@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import chain, repeat, zip_longest
@@ -87,12 +87,15 @@ class FileReader:
     def __init__(self, root: Location, image_field: str, files: CachedFiles | None = None) -> None:
         self._root, self._image_field, self.files = root, image_field, files
 
-    def read(self, samples: Sequence[LabeledFile], fields: Sequence[str]) -> StoredSamples:
+    def read(
+        self, samples: Sequence[LabeledFile], fields: Sequence[str], deferred: Container[str] = ()
+    ) -> StoredSamples:
         """Read some files.
 
         Args:
             samples: n files.
             fields: Ignored, because every sample has an image and a label.
+            deferred: Ignored, because files are read whole.
 
         Raises:
             SampleError: If a file cannot be read.
@@ -179,23 +182,26 @@ class JoinedReader:
     def __init__(self, readers: Sequence[Reader]) -> None:
         self._readers = readers
 
-    def read(self, samples: Sequence[LocatedSample], fields: Sequence[str]) -> StoredSamples:
+    def read(
+        self, samples: Sequence[LocatedSample], fields: Sequence[str], deferred: Container[str] = ()
+    ) -> StoredSamples:
         """Read fields of samples.
 
         Args:
             samples: n samples of any of the readers.
             fields: The names of the fields to read. The result omits fields that a sample lacks.
+            deferred: The fields for which the result may have a FileRange instead of the content.
 
         Raises:
             SampleError: If a sample cannot be read.
         """
-        columns: dict[str, list[bytes | None]] = {}
+        columns: dict[str, list[Any]] = {}
         found: list[tuple[list[int], StoredSamples]] = []
         parts = np.array([part for part, _ in samples], np.int64)
         for part in np.unique(parts).tolist():
             rows = np.flatnonzero(parts == part).tolist()
             try:
-                stored = self._readers[part].read(self._take(part, [samples[row][1] for row in rows]), fields)
+                stored = self._readers[part].read(self._take(part, [samples[row][1] for row in rows]), fields, deferred)
             except SampleError as error:
                 raise error.at_row(rows[error.row]) from error
             found.append((rows, stored))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -122,12 +122,14 @@ class SampleReader:
         self._open: OrderedDict[int, Shard] = OrderedDict()
         self._parts = PartCache()
 
-    def read(self, indices: Ints, fields: Sequence[str]) -> StoredSamples:
+    def read(self, indices: Ints, fields: Sequence[str], deferred: Container[str] = ()) -> StoredSamples:
         """Read fields of samples.
 
         Args:
             indices: int64 [n], the samples' indices in manifest order.
             fields: The names of the fields to read. The result omits fields that a sample lacks.
+            deferred: The fields for which the result may have a FileRange instead of the content. Only local fields
+                that need not be compared with the index file have one.
 
         Returns:
             The n samples, in the order of ``indices``.
@@ -141,12 +143,12 @@ class SampleReader:
             raise IndexError(
                 f"the dataset has {self._stops[-1]} samples, got indices {indices.min()} to {indices.max()}"
             )
-        columns: list[list[bytes | None]] = [[None] * len(indices) for _ in fields]
+        columns: list[list[Any]] = [[None] * len(indices) for _ in fields]
         by_shard = list(self.by_shard(indices))
         self._open_remote([shard for shard, _, _ in by_shard])
         for shard, rows, inner in by_shard:
             try:
-                found = self._read_checked(shard, inner, fields)
+                found = self._read_checked(shard, inner, fields, deferred)
             except SampleError as error:
                 raise error.at_row(int(rows[error.row])) from error
             for column, contents in zip(columns, found, strict=True):
@@ -207,32 +209,32 @@ class SampleReader:
         ):  # If there are no samples, np.split returns one empty array.
             yield shard, rows, indices[rows] - (self._stops[shard - 1] if shard else 0)
 
-    def _read(self, shard: int, inner: Ints, fields: Sequence[str]) -> list[list[bytes | None]]:
-        def read(opened: Shard) -> list[list[bytes | None]]:
+    def _read(self, shard: int, inner: Ints, fields: Sequence[str], deferred: Container[str]) -> list[list[Any]]:
+        def read(opened: Shard) -> list[list[Any]]:
             if self._verify == "off":
-                return opened.read_many(inner, fields)
+                return opened.read_many(inner, fields, deferred=deferred)
             tar, name = opened.tar, (shard, tuple(fields))
             seen = self._seen.get(name)
             if seen is None or seen.version != tar.version:
                 num_samples = opened.index.header.num_samples
                 seen = self._seen[name] = SeenSamples(num_samples, tar.version, is_kept=tar.is_local)
             unseen = seen.find_unseen(inner)
-            found = opened.read_many(inner, fields, unseen)
+            found = opened.read_many(inner, fields, unseen, deferred)
             if unseen is not None:
                 seen.add(inner[unseen])
             return found
 
         return self._use(shard, read)
 
-    def _read_checked(self, shard: int, inner: Ints, fields: Sequence[str]) -> list[list[bytes | None]]:
+    def _read_checked(
+        self, shard: int, inner: Ints, fields: Sequence[str], deferred: Container[str]
+    ) -> list[list[Any]]:
         try:
-            return self._read(shard, inner, fields)
+            return self._read(shard, inner, fields, deferred)
         except SampleError as error:
             return self._read_again(shard, inner, fields, error)
 
-    def _read_again(
-        self, shard: int, inner: Ints, fields: Sequence[str], error: SampleError
-    ) -> list[list[bytes | None]]:
+    def _read_again(self, shard: int, inner: Ints, fields: Sequence[str], error: SampleError) -> list[list[Any]]:
         """Read samples again because one is damaged. If the bytes came over a network, fetch them again."""
         num_failures = Counter[int]()
         while True:
@@ -244,7 +246,7 @@ class SampleReader:
                 opened.index.discard()
                 self._open.pop(shard, None)
             try:
-                return self._read(shard, inner, fields)
+                return self._read(shard, inner, fields, ())
             except SampleError as another:
                 error = another
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -105,8 +105,12 @@ class Shard:
         )
 
     def read_many(
-        self, samples: Ints, fields: Sequence[str], unseen: NDArray[np.bool_] | None = None
-    ) -> list[list[bytes | None]]:
+        self,
+        samples: Ints,
+        fields: Sequence[str],
+        unseen: NDArray[np.bool_] | None = None,
+        deferred: Container[str] = (),
+    ) -> list[list[Any]]:
         """Read fields of samples. Read neighboring ranges together.
 
         Args:
@@ -114,9 +118,11 @@ class Shard:
             fields: F names of fields.
             unseen: bool [n], whether to compare each sample's tar headers and contents with the index, or None to
                 compare no sample.
+            deferred: The fields to read later, if they need not be compared.
 
         Returns:
-            For each field, the content of each sample, or None if the sample lacks the field.
+            For each field, the content of each sample, a FileRange from which it is read later, or None if the sample
+            lacks the field.
 
         Raises:
             SampleError: If a sample cannot be read or is damaged, or a field is too large.
@@ -127,7 +133,12 @@ class Shard:
         if (stops - starts > MAX_MEMBER).any():
             self._raise_too_large(samples, there, starts, stops)
         present = starts >= 0
-        range_starts, range_stops = starts[present], stops[present]
+        is_late = (starts < stops) & np.array([field in deferred for field in there], np.bool_)
+        if unseen is not None:
+            is_late &= ~unseen[:, None]
+        late = self.tar.defer_many(starts[is_late], stops[is_late]) if is_late.any() else None
+        is_read = present if late is None else present & ~is_late
+        range_starts, range_stops = starts[is_read], stops[is_read]
         if unseen is not None:  # Most tar headers precede a small file, so both are read together.
             compared = present & unseen[:, None]
             range_starts = np.concatenate([range_starts, starts[compared] - BLOCK])
@@ -140,14 +151,15 @@ class Shard:
             self._raise_unreadable(samples, there, starts, stops)
             # Each sample could be read separately, so read all samples together again.
             found = self.tar.read_many(range_starts, range_stops)
-        num_contents = np.count_nonzero(present)
+        num_contents = np.count_nonzero(is_read)
         contents, headers = found[:num_contents], found[num_contents:]
-        if present.all():
-            columns = [list[bytes | None](contents[i :: len(there)]) for i in range(len(there))]
+        if is_read.all():
+            columns = [list[Any](contents[i :: len(there)]) for i in range(len(there))]
         else:
-            cells: list[bytes | None] = [None] * present.size
-            for i, content in zip(np.flatnonzero(present).tolist(), contents, strict=True):
-                cells[i] = content
+            cells: list[Any] = [None] * present.size
+            for mask, some in ((is_read, contents), (present & ~is_read, late or [])):
+                for i, content in zip(np.flatnonzero(mask).tolist(), some, strict=True):
+                    cells[i] = content
             columns = [cells[i :: len(there)] for i in range(len(there))]
         if unseen is not None:
             self._compare(samples, there, columns, np.flatnonzero(unseen), starts, headers, hashes)
@@ -502,6 +514,9 @@ class DecompressedFile:
             while self._position < start:
                 self._fill(skipped[: start - self._position])
             self._fill(buffer)
+
+    def defer_many(self, starts: Ints, stops: Ints) -> None:
+        """Return None: a compressed tar is read forward."""
 
     @property
     def is_local(self) -> bool:

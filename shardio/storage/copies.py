@@ -28,8 +28,8 @@ import numpy as np
 import xxhash
 
 from shardio.errors import StoreError
-from shardio.files import WorkLock, describe_owner, is_trusted
-from shardio.storage.local import read_range, read_range_into
+from shardio.files import WorkLock, describe_owner, is_trusted, read_range
+from shardio.storage.local import read_range_into
 from shardio.storage.locations import CacheSettings
 from shardio.storage.store import FileStat
 

@@ -18,7 +18,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.files import create_whole, find_target, write_whole
+from shardio.files import Descriptor, FileRange, create_whole, find_target, read_range, write_whole
 from shardio.storage.store import (
     FileStat,
     Location,
@@ -66,20 +66,6 @@ def _find_limit() -> int | None:
         return None
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if limit == resource.RLIM_INFINITY else limit
-
-
-class Descriptor:
-    """An open file descriptor, which is closed when the last reference is gone. A running read holds a reference."""
-
-    __slots__ = ("number",)
-
-    def __init__(self, path: str) -> None:
-        # Without O_NONBLOCK, opening a pipe that has no writer would block.
-        self.number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-
-    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_exiting() and hasattr(self, "number"):
-            os.close(self.number)
 
 
 class OpenFiles:
@@ -174,6 +160,10 @@ class LocalFile(StoredFile):
             if not read_range_into(descriptor.number, start, buffer):
                 raise self._truncated(descriptor, start, start + len(buffer))
 
+    def defer_many(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[FileRange]:
+        descriptor = self._find()
+        return [FileRange(descriptor, start, stop) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+
     def close(self) -> None:
         self._is_open = False
         self._files.close(self._serial)
@@ -204,17 +194,6 @@ class LocalFile(StoredFile):
     def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_exiting() and hasattr(self, "_serial"):
             self.close()
-
-
-def read_range(descriptor: int, start: int, stop: int) -> bytes:
-    """Return the bytes [start, stop) of an open file, or fewer if the file ends before ``stop``."""
-    content = os.pread(descriptor, stop - start, start)
-    while len(content) < stop - start:  # A single read on Linux returns at most 2 GiB.
-        more = os.pread(descriptor, stop - start - len(content), start + len(content))
-        if not more:
-            break
-        content += more
-    return content
 
 
 def read_range_into(descriptor: int, start: int, buffer: memoryview) -> bool:

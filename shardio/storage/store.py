@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import FormatError
+from shardio.files import FileRange
 
 # A Path keeps only one of a URL's slashes. A single letter before the colon is a Windows drive.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/+)(.*)", re.DOTALL)
@@ -166,6 +167,13 @@ class StoredFile(Protocol):
         contents = self.read_many(np.array(starts, np.int64), np.array(stops, np.int64))
         for buffer, content in zip(buffers, contents, strict=True):
             buffer[:] = content
+
+    def defer_many(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[FileRange] | None:
+        """Return ranges that are read later, or None if the store reads ranges only at once.
+
+        Later reads do not detect that the object was replaced.
+        """
+        return None
 
     def prefetch(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Fetch ranges, given by start and stop, into the store's cache, if any. Return when the ranges are present."""

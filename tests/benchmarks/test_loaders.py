@@ -73,7 +73,8 @@ def test_temporary_data_are_removed_when_it_is_ended(images: Path, temporary: Pa
 def test_candidates_are_compared_with_those_that_store_the_same() -> None:
     stored = {candidate.name: candidate.stored for candidate in CANDIDATES}
     assert {name for name, what in stored.items() if what == PIXELS_CHANGED} == {"shardio-400", "ffcv", "nodes-400"}
-    assert {name for name, what in stored.items() if what == PIXELS_SMALL} == {"shardio-256", "ffcv-256", "nodes-256"}
+    small = {"shardio-256", "shardio-ppm", "ffcv-256", "nodes-256", "turboloader-256"}
+    assert {name for name, what in stored.items() if what == PIXELS_SMALL} == small
     assert {name for name, what in stored.items() if what == SMALL} == {
         f"{loader}-{order}" for loader in ("shardio", "webdataset", "mosaic") for order in ("sequential", "shuffled")
     }

@@ -64,10 +64,11 @@ def test_json_contains_everything(packed: Path) -> None:
             "samples": 21,
             "kernel": 21,
             "libjpeg": 0,
+            "raw": 0,
             "pillow": 0,
             "unreadable": 0,
             "clipped": {},
-            "reasons": {"libjpeg": {}, "pillow": {}},
+            "reasons": {"libjpeg": {}, "raw": {}, "pillow": {}},
             "no_kernel": None,
         },
         "format": 1,
@@ -91,9 +92,11 @@ def test_info_shows_the_decoders_that_the_loader_will_use(mixed: Path) -> None:
     by_others = "2 by libjpeg-turbo (2 × no end-of-image marker); 3 by Pillow (2 × PNG, 1 × 4 components)"
     assert decoded(mixed) == f"7 {BY_KERNEL}; {by_others}"
     found = json_of(mixed)["decoded"]
-    counts = {name: found[name] for name in ("kernel", "libjpeg", "pillow")}
-    assert (found["samples"], counts, found["unreadable"]) == (12, {"kernel": 7, "libjpeg": 2, "pillow": 3}, 0)
-    assert found["reasons"] == {"libjpeg": {"no end-of-image marker": 2}, "pillow": {"PNG": 2, "4 components": 1}}
+    counts = {name: found[name] for name in ("kernel", "libjpeg", "raw", "pillow")}
+    assert (found["samples"], found["unreadable"]) == (12, 0)
+    assert counts == {"kernel": 7, "libjpeg": 2, "raw": 0, "pillow": 3}
+    reasons = {"libjpeg": {"no end-of-image marker": 2}, "raw": {}, "pillow": {"PNG": 2, "4 components": 1}}
+    assert found["reasons"] == reasons
     loader = shardio.DataLoader(shardio.ShardDataset(mixed, transform=Resize((20, 20))), batch_size=4, num_workers=0)
     list(loader)
     assert loader.stats().num_images_by_decoder == counts

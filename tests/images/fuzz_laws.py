@@ -17,6 +17,8 @@ from shardio.images import JpegPicture, Orientation, Picture, open_image
 from shardio.images.jpeg import Box
 from shardio.images.jpeg.head import read_head
 from shardio.images.jpeg.tile_table import read_tiles
+from shardio.images.netpbm import PixelPicture
+from shardio.images.rendering import find_content
 from shardio.images.tiling import NotTileable, tile_jpeg
 from tests.images.crop_laws import part, render_parts
 from tests.images.jpeg_files import scan_start
@@ -72,8 +74,8 @@ def check_reading(content: bytes, made_of: list[Original], rng: random.Random) -
             outcomes.append("reading: " + _outcome_of(error))
         else:
             outcomes.append("reading: " + _judge(pixels, content, picture, made_of, orientation, box))
-        if isinstance(picture, JpegPicture) and orientation == "ignore":
-            (pixels,), (is_rendered,) = render_parts(content, [box])
+        if isinstance(picture, JpegPicture | PixelPicture) and orientation == "ignore":
+            (pixels,), (is_rendered,) = render_parts(find_content(picture), [box])
             if is_rendered:
                 outcomes.append("rendering: " + _judge(pixels, content, picture, made_of, orientation, box))
     return outcomes

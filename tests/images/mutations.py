@@ -83,7 +83,8 @@ def write_originals() -> Originals:
         make_jpeg("gray dnl", picture, factors=GRAY, dnl=True).content,
         make_jpeg("1x4", picture, factors=((1, 4), (1, 1), (1, 1))).content,
     ]
-    formats = [save(picture, name) for name in ("PNG", "WEBP", "BMP", "GIF", "TIFF")]
+    formats = [save(picture, name) for name in ("PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")]
+    formats.append(save(picture[..., 0], "PPM"))
     return Originals(
         tiled=[Original.of_jpeg(tile_jpeg(content)) for content in plain],
         untouched=[Original.of_jpeg(content) for content in plain + progressive + odd],

@@ -47,7 +47,7 @@ def resize(image: Array, height: int, width: int, *, resampling: Resampling) -> 
     if image.shape[0] >= 2 * height and image.shape[1] >= 2 * width and resampling == "bilinear":
         resampling = "antialiased bilinear"
     if resampling not in ("bilinear", "plain bilinear"):
-        kind = Image.Resampling.BILINEAR if resampling == "antialiased bilinear" else Image.Resampling.BICUBIC
+        kind = Image.Resampling[resampling.removeprefix("antialiased ").upper()]
         return np.asarray(Image.fromarray(image).resize((width, len(image)), kind).resize((width, height), kind))
     return resize_bilinear(image, height, width)
 

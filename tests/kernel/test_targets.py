@@ -141,6 +141,7 @@ CROPS: list[tuple[Box, tuple[int, int], tuple[int, int], bool, Resampling]] = [
     (Box(0, 0, HEIGHT, WIDTH), (96, 101), (0, 0), False, "antialiased bilinear"),
     (Box(31, 47, 50, 41), (130, 140), (20, 25), True, "antialiased bicubic"),
     (Box(0, 9, HEIGHT, 63), (96, 101), (0, 0), True, "antialiased bicubic"),
+    (Box(5, 9, 140, 163), (61, 70), (3, 0), True, "antialiased box"),
 ]
 """The box of each crop, its size when resized, the window's corner, whether to mirror, and the resampling method."""
 

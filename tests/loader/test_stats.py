@@ -152,8 +152,9 @@ def make_loader(mixed: Path, kind: Kind = "shards", transform: Any = CROP, **opt
 
 
 def decoder_names(loader: DataLoader) -> tuple[int, ...]:
-    stats = loader.stats()
-    return tuple(stats.num_images_by_decoder.values())
+    counts = loader.stats().num_images_by_decoder
+    assert counts["raw"] == 0
+    return counts["kernel"], counts["libjpeg"], counts["pillow"]
 
 
 @pytest.mark.parametrize(("kind", "num_workers"), [("shards", 0), ("shards", 1), ("map", 0), ("folder", 1)])

@@ -23,7 +23,7 @@ OTHER_VALUES: dict[str, Any] = {
 """Values other than the defaults. For options that this table lacks, ``other_value`` chooses the values."""
 
 NEEDED: dict[str, dict[str, Any]] = {
-    **{name: {"convert_to": "png"} for name in ("max_side", "quality", "to_srgb")},
+    **{name: {"convert_to": "png"} for name in ("max_side", "min_side", "quality", "to_srgb")},
     "on_incomplete": {"layout": "pairs"},
 }
 """Other options that an option needs."""

@@ -1,0 +1,151 @@
+"""Binary PGM and PPM files: crops are rendered from their rows, with the pixels that Pillow reads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from shardio.files import Descriptor, FileRange
+from shardio.images import CropPlan, DecodeError, Resampling, TooManyPixels, open_image, render_chunk, rendering
+from shardio.images.jpeg import Box
+from shardio.images.netpbm import PixelPicture, find_pixels
+from tests.images import naive
+from tests.images.crop_laws import random_boxes, render_chunk_by_kernel
+from tests.images.pictures import Array, make_picture, read_by_pillow, save
+
+Source = Callable[[bytes, Path], bytes | FileRange]
+
+
+def in_memory(content: bytes, folder: Path) -> bytes:
+    return content
+
+
+def in_a_file(content: bytes, folder: Path) -> FileRange:
+    path = folder / "images"
+    path.write_bytes(b"before" + content + b"after")
+    return FileRange(Descriptor(str(path)), 6, 6 + len(content))
+
+
+each_source = pytest.mark.parametrize("source", [in_memory, in_a_file])
+
+
+def draw_plan(size: tuple[int, int], number: int, resampling: Resampling, random: np.random.Generator) -> CropPlan:
+    """Return random boxes, some of which are not resized. Some windows show only a part, or reach beyond it."""
+    boxes = np.array(random_boxes(*size, number, random), np.int64)
+    sizes = np.where(random.random((number, 1)) < 0.3, boxes[:, 2:], random.integers(1, 120, (number, 2)))
+    windows = np.concatenate([random.integers(-3, np.maximum(sizes // 2, 1)), np.full((number, 2), (50, 61))], axis=1)
+    flips = random.random(number) < 0.5
+    return CropPlan(box=boxes, size=sizes, window=windows, flip=flips, resampling=resampling)
+
+
+def render_naively(whole: Array, plan: CropPlan, row: int) -> Array:
+    resampling: Resampling = "antialiased bilinear" if plan.is_halved[row] else plan.resampling
+    part = naive.crop(whole, Box(*plan.box[row].tolist()))
+    window = naive.crop(naive.resize(part, *plan.size[row].tolist(), resampling=resampling), Box(*plan.window[row]))
+    return window[:, ::-1] if plan.flip[row] else window
+
+
+@each_source
+@pytest.mark.parametrize("is_gray", [False, True])
+@pytest.mark.parametrize("resampling", get_args(Resampling))
+def test_crops_are_those_of_the_stored_picture(
+    resampling: Resampling, is_gray: bool, source: Source, tmp_path: Path
+) -> None:
+    random = np.random.default_rng(get_args(Resampling).index(resampling))
+    for size in ((1, 1), (7, 300), (99, 132)):
+        content = save(make_picture(*size)[..., 0] if is_gray else make_picture(*size), "PPM")
+        assert content[:2] == (b"P5" if is_gray else b"P6")
+        picture, plan = open_image(source(content, tmp_path)), draw_plan(size, 40, resampling, random)
+        rows = np.zeros((40, 50, 61, 3), np.uint8)
+        is_drawn = render_chunk_by_kernel([picture] * 40, plan, rows)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rendering, "find_kernel", lambda: None)
+            by_libraries = render_chunk([picture] * 40, plan)
+        assert set(by_libraries.decoder_names) == {"raw"}
+        for row in range(40):
+            expected = render_naively(read_by_pillow(content), plan, row)
+            np.testing.assert_array_equal(by_libraries.images[row], expected, err_msg=f"{size}, row {row}")
+            if is_drawn[row]:
+                np.testing.assert_array_equal(rows[row], expected, err_msg=f"{size}, row {row}")
+        assert is_drawn.sum() > 20  # The others show nothing of the picture.
+
+
+@each_source
+def test_the_libraries_read_the_same_parts(source: Source, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    for pixels in (make_picture(40, 33), make_picture(40, 33)[..., 0]):
+        content = save(pixels, "PPM")
+        picture = open_image(source(content, tmp_path))
+        assert isinstance(picture, PixelPicture)
+        for box in random_boxes(40, 33, 50, random):
+            np.testing.assert_array_equal(picture.read(box), naive.crop(read_by_pillow(content), box))
+
+
+GAPS = st.sampled_from([b" ", b"\n", b"\t \r\n", b" # a comment\n", b"\n#\n#5 7\n "])
+
+
+@given(
+    kind=st.sampled_from([b"P5", b"P6"]), gaps=st.tuples(GAPS, GAPS, GAPS), zeros=st.sampled_from([b"", b"00"]),
+    end=st.sampled_from([b" ", b"\n", b"\t"]), excess=st.binary(max_size=3), missing=st.integers(0, 2)
+)  # fmt: skip
+def test_every_head_means_what_it_means_to_pillow(
+    kind: bytes, gaps: tuple[bytes, bytes, bytes], zeros: bytes, end: bytes, excess: bytes, missing: int
+) -> None:
+    head = kind + gaps[0] + zeros + b"5" + gaps[1] + b"7" + gaps[2] + b"255" + end
+    content = head + bytes(range(105 if kind == b"P6" else 35)) + excess
+    content = content[: len(content) - missing]
+    layout = find_pixels(content)
+    assert (layout is None) == (missing > len(excess))
+    if layout is None:
+        with pytest.raises(ValueError, match="truncated"):
+            open_image(content).read(Box(0, 0, 7, 5))
+    else:
+        assert layout == (len(head), 7, 5, 3 if kind == b"P6" else 1, 255, False)
+        np.testing.assert_array_equal(open_image(content).read(Box(0, 0, 7, 5)), read_by_pillow(content))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"P2 2 2 255\n1 2 3 4", b"P3 1 1 255 1 2 3", b"P6 1 1 65535 " + bytes(6), b"P5 2 2 100 " + bytes(4), b"P4 1 1 \0"],
+)
+def test_other_kinds_are_left_to_pillow(content: bytes, tmp_path: Path) -> None:
+    assert find_pixels(content) is None
+    height, width = read_by_pillow(content).shape[:2]
+    for found in (content, in_a_file(content, tmp_path)):
+        np.testing.assert_array_equal(open_image(found).read(Box(0, 0, height, width)), read_by_pillow(content))
+
+
+def test_a_file_of_another_format_is_read_whole(tmp_path: Path) -> None:
+    content = save(make_picture(20, 30), "PNG")
+    picture = open_image(in_a_file(content, tmp_path))
+    np.testing.assert_array_equal(picture.read(Box(0, 0, 20, 30)), read_by_pillow(content))
+
+
+def test_the_limit_of_pixels_is_checked_before_the_pixels_are_read(tmp_path: Path) -> None:
+    for found in (save(make_picture(20, 30), "PPM"), in_a_file(save(make_picture(20, 30), "PPM"), tmp_path)):
+        assert open_image(found, max_pixels=600).size == (20, 30)
+        with pytest.raises(TooManyPixels, match="30×20 pixels, more than max_pixels=599"):
+            open_image(found, max_pixels=599)
+
+
+def test_a_file_truncated_after_opening_is_an_error_that_names_the_row(tmp_path: Path) -> None:
+    content = save(make_picture(20, 30), "PPM")
+    found = in_a_file(content, tmp_path)
+    picture, other = open_image(found), open_image(save(make_picture(20, 30, seed=1), "PPM"))
+    os.truncate(tmp_path / "images", len(content) // 2)
+    top, whole = (
+        CropPlan.whole(np.full((2, 2), (rows, 30))).resize(np.full((2, 2), 9)) for rows in (8, 20)
+    )  # fmt: skip
+    assert len(render_chunk([other, picture], top).images) == 2  # These rows are still there.
+    rows: Any = np.full((2, 9, 9, 3), 77, np.uint8)
+    assert render_chunk_by_kernel([other, picture], whole, rows).tolist() == [True, False]
+    assert (rows[1] == 77).all()
+    with pytest.raises(DecodeError, match="truncated while it was in use") as caught:
+        render_chunk([other, picture], whole)
+    assert caught.value.row == 1
