@@ -51,6 +51,10 @@ class Descriptor:
             os.close(self.number)
 
 
+HEAD_BYTES = 256
+"""The length of a FileRange's head."""
+
+
 class FileRange(NamedTuple):
     """Bytes of an open file, which are read when they are needed.
 
@@ -58,11 +62,13 @@ class FileRange(NamedTuple):
         file: The open file.
         start: The offset of the first byte.
         stop: The offset after the last byte.
+        head: The first bytes, at most HEAD_BYTES, which have been read.
     """
 
     file: Descriptor
     start: int
     stop: int
+    head: bytes
 
     @property
     def num_bytes(self) -> int:

@@ -125,6 +125,7 @@ OPENING = {"open", "fdopen", "pread", "preadv", "mmap", "memmap", "fromfile", "F
 FOLDERS_OF_DATASETS = ("shards", "reading", "datasets", "packing")
 
 OTHER_FILES = {
+    "reading/seen.py": "maps anonymous memory",
     "packing/folders.py": "appends to a local file, which no dataset contains",
     "shards/tar_scan.py": "tarfile reads from an object of a store",
 }

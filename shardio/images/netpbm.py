@@ -8,16 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.files import FileRange
+from shardio.files import HEAD_BYTES, FileRange
 from shardio.images.jpeg import Box
 from shardio.images.pictures import Part, Picture, Pixels, check_size
 
 _GAP = rb"(?:\s|#[^\n]*\n)+"
 _HEAD = re.compile(rb"P([2356])" + (_GAP + rb"(\d{1,9})") * 3 + rb"\s")
 """The header of a gray or color image: the kind, width, height and the value of white."""
-
-_MAX_HEAD = 256
-"""The longest header, with its comments, to read before the pixels. Files with longer headers are read whole."""
 
 
 class PixelLayout(NamedTuple):
@@ -54,8 +51,11 @@ def read_layout(content: bytes) -> PixelLayout | None:
 
 
 def find_pixels(content: bytes | FileRange) -> PixelLayout | None:
-    """Return where a file stores its pixels, or None if it is not a complete binary PGM or PPM of 8 bits."""
-    layout = read_layout(content[:_MAX_HEAD] if isinstance(content, bytes) else content.read(_MAX_HEAD))
+    """Return where a file stores its pixels.
+
+    Return None if it is not a complete binary PGM or PPM of 8 bits, or if comments make its header very long.
+    """
+    layout = read_layout(content[:HEAD_BYTES] if isinstance(content, bytes) else content.head)
     if layout is None or layout.is_text or layout.white != 255:
         return None
     num_bytes = (len(content) if isinstance(content, bytes) else content.num_bytes) - layout.offset

@@ -181,14 +181,10 @@ class Kernel:
         Returns:
             bool [n], whether the crops of each image were rendered. The other images are left to libjpeg-turbo.
         """
-        images = np.zeros(len(contents), IMAGE)
+        images = np.array([_describe(each) for each in contents], IMAGE)
         in_memory = [each.content if isinstance(each, StoredPixels) else each for each in contents]
         files = (ctypes.c_char_p * len(contents))(*in_memory)
-        images["content"] = np.frombuffer(memoryview(files).cast("B"), np.int64)
-        images["length"] = [0 if content is None else len(content) for content in in_memory]
-        for image, each in zip(images, contents, strict=True):
-            if isinstance(each, StoredPixels):
-                _describe_pixels(image, each)
+        images["content"] += np.frombuffer(memoryview(files).cast("B"), np.int64)
         images["turn"] = 0 if turns is None else turns
         is_done = np.empty(len(contents), np.bool_)
         for given, kind in ((plans, PLAN), (order, np.dtype(np.int64))):
@@ -216,15 +212,17 @@ class Kernel:
         self._processors = threading.Semaphore(count_processors())
 
 
-def _describe_pixels(image: np.void, pixels: StoredPixels) -> None:
-    num_bytes = pixels.num_channels * pixels.height * pixels.width
-    assert pixels.content is None or pixels.offset + num_bytes <= len(pixels.content), "the pixels are in the content"
-    image["length"] = num_bytes
-    if pixels.file is None:
-        image["content"] += pixels.offset
-    else:
-        image["offset"], image["file"] = pixels.offset, pixels.file
-    image["height"], image["width"], image["num_channels"] = pixels[3:]
+def _describe(content: bytes | StoredPixels) -> tuple[int, ...]:
+    """Return an image's IMAGE, with the offset of its first byte in the content instead of the address."""
+    if isinstance(content, bytes):
+        return 0, len(content), 0, 0, 0, 0, 0, 0
+    in_memory, file, offset, height, width, num_channels = content
+    length = height * width * num_channels
+    if file is not None:
+        return 0, length, offset, height, width, file, num_channels, 0
+    assert in_memory is not None
+    assert offset + length <= len(in_memory), "the content holds the pixels"
+    return offset, length, 0, height, width, 0, num_channels, 0
 
 
 def _find_destinations(rows: Rows) -> NDArray[np.void]:

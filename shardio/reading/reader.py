@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import FormatError, SampleError, ShardioError, StaleIndexError, StoreError
+from shardio.reading.seen import SeenShards
 from shardio.sample import Sample
 from shardio.shards import Ints, Manifest, PartCache, Shard, ShardTable, hash_key, read_keys
 from shardio.storage import Location, ReplacedError, StorageOptions, StoredFile, make_access, map_locations
@@ -117,7 +118,7 @@ class SampleReader:
         self._table = table
         self._verify: Verify = check_choice("verify", verify, Verify)
         self._stops = np.cumsum(table.manifest.shard_sizes)
-        self._seen: dict[tuple[int, tuple[str, ...]], SeenSamples] = {}
+        self._seen = SeenShards(table.manifest.shard_sizes)
         # There are no locks, because a forked child could inherit a held lock. Each operation is atomic.
         self._open: OrderedDict[int, Shard] = OrderedDict()
         self._parts = PartCache()
@@ -213,11 +214,8 @@ class SampleReader:
         def read(opened: Shard) -> list[list[Any]]:
             if self._verify == "off":
                 return opened.read_many(inner, fields, deferred=deferred)
-            tar, name = opened.tar, (shard, tuple(fields))
-            seen = self._seen.get(name)
-            if seen is None or seen.version != tar.version:
-                num_samples = opened.index.header.num_samples
-                seen = self._seen[name] = SeenSamples(num_samples, tar.version, is_kept=tar.is_local)
+            tar = opened.tar
+            seen = self._seen.find(shard, tuple(fields), tar.version, is_kept=tar.is_local)
             unseen = seen.find_unseen(inner)
             found = opened.read_many(inner, fields, unseen, deferred)
             if unseen is not None:
@@ -312,50 +310,6 @@ class SampleReader:
 
     def __reduce__(self) -> tuple[type[SampleReader], tuple[ShardTable, Verify]]:
         return type(self), (self._table, self._verify)  # An unpickled reader has no open shards.
-
-
-class SeenSamples:
-    """A record of the samples of a shard that have been *seen*, which means compared with the index file.
-
-    Threads can share a record. If two threads add samples at the same moment, one addition may be lost. The lost
-    samples are then compared again.
-
-    Args:
-        num_samples: The number of samples in the shard.
-        version: The version of the tar.
-        is_kept: Whether to record seen samples.
-    """
-
-    __slots__ = ("_bits", "_is_kept", "_num_unseen", "version")
-
-    def __init__(self, num_samples: int, version: str, *, is_kept: bool = True) -> None:
-        self.version, self._is_kept = version, is_kept
-        self._bits = np.packbits(np.arange(-num_samples % 8 + num_samples) >= num_samples, bitorder="little")
-        self._num_unseen = num_samples  # Approximate, because threads update this number concurrently.
-
-    def find_unseen(self, samples: Ints) -> NDArray[np.bool_] | None:
-        """Return a mask of the samples that have not been seen, bool [n], or None if all samples have been seen."""
-        bits = self._bits  # Read the attribute once: another thread may drop the bits.
-        if not len(bits):
-            return None
-        unseen: NDArray[np.bool_] = (bits[samples >> 3] & _bits_of(samples)) == 0
-        return unseen if unseen.any() else None
-
-    def add(self, samples: Ints) -> None:
-        """Record samples as seen."""
-        bits = self._bits
-        if not len(bits) or not self._is_kept:
-            return
-        np.bitwise_or.at(bits, samples >> 3, _bits_of(samples))
-        self._num_unseen -= len(samples)
-        if self._num_unseen <= 0:
-            self._num_unseen = int(np.unpackbits(~bits).sum())
-            if self._num_unseen == 0:
-                self._bits = bits[:0]  # All samples have been seen, so the bits are not needed.
-
-
-def _bits_of(samples: Ints) -> NDArray[np.uint8]:
-    return np.left_shift(np.uint8(1), (samples & 7).astype(np.uint8))
 
 
 def map_in_threads(function: Callable[[Item], object], items: Sequence[Item]) -> list[StoreError]:

@@ -14,6 +14,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from shardio.errors import FormatError, SampleError, StaleIndexError
+from shardio.files import HEAD_BYTES, Descriptor, FileRange
 from shardio.process import let_through
 from shardio.sample import Sample
 from shardio.shards.index import (
@@ -133,12 +134,14 @@ class Shard:
         if (stops - starts > MAX_MEMBER).any():
             self._raise_too_large(samples, there, starts, stops)
         present = starts >= 0
-        is_late = (starts < stops) & np.array([field in deferred for field in there], np.bool_)
-        if unseen is not None:
-            is_late &= ~unseen[:, None]
-        late = self.tar.defer_many(starts[is_late], stops[is_late]) if is_late.any() else None
-        is_read = present if late is None else present & ~is_late
-        range_starts, range_stops = starts[is_read], stops[is_read]
+        late = [column for column, field in enumerate(there) if field in deferred]
+        ends, file = stops, self.tar.hold() if late else None
+        if file is not None:
+            ends = stops.copy()
+            is_late = slice(None) if unseen is None else ~unseen
+            for column in late:
+                ends[is_late, column] = np.minimum(stops[is_late, column], starts[is_late, column] + HEAD_BYTES)
+        range_starts, range_stops = starts[present], ends[present]
         if unseen is not None:  # Most tar headers precede a small file, so both are read together.
             compared = present & unseen[:, None]
             range_starts = np.concatenate([range_starts, starts[compared] - BLOCK])
@@ -151,18 +154,20 @@ class Shard:
             self._raise_unreadable(samples, there, starts, stops)
             # Each sample could be read separately, so read all samples together again.
             found = self.tar.read_many(range_starts, range_stops)
-        num_contents = np.count_nonzero(is_read)
+        num_contents = np.count_nonzero(present)
         contents, headers = found[:num_contents], found[num_contents:]
-        if is_read.all():
+        if num_contents == present.size:
             columns = [list[Any](contents[i :: len(there)]) for i in range(len(there))]
         else:
             cells: list[Any] = [None] * present.size
-            for mask, some in ((is_read, contents), (present & ~is_read, late or [])):
-                for i, content in zip(np.flatnonzero(mask).tolist(), some, strict=True):
-                    cells[i] = content
+            for i, content in zip(np.flatnonzero(present).tolist(), contents, strict=True):
+                cells[i] = content
             columns = [cells[i :: len(there)] for i in range(len(there))]
         if unseen is not None:
             self._compare(samples, there, columns, np.flatnonzero(unseen), starts, headers, hashes)
+        if file is not None:
+            for column in late:
+                columns[column] = _defer(file, starts[:, column], stops[:, column], columns[column], unseen)
         by_field = dict(zip(there, columns, strict=True))
         return [by_field[field] if field in by_field else [None] * len(samples) for field in fields]
 
@@ -411,6 +416,15 @@ class _WrittenTar(NamedTuple):
         return [self.headers[stop] for stop in stops.tolist()]
 
 
+def _defer(
+    file: Descriptor, starts: Ints, stops: Ints, contents: Sequence[Any], unseen: NDArray[np.bool_] | None
+) -> list[Any]:
+    """Return ranges to read later instead of their first bytes, except for unseen samples, which have been read."""
+    is_read = [False] * len(contents) if unseen is None else unseen.tolist()
+    ranges = zip(starts.tolist(), stops.tolist(), contents, is_read, strict=True)
+    return [FileRange(file, start, stop, head) if head and not known else head for start, stop, head, known in ranges]
+
+
 def was_packed(tar: Location) -> bool:
     """Return whether ``pack`` wrote a tar's index. The tar need not exist.
 
@@ -515,7 +529,7 @@ class DecompressedFile:
                 self._fill(skipped[: start - self._position])
             self._fill(buffer)
 
-    def defer_many(self, starts: Ints, stops: Ints) -> None:
+    def hold(self) -> None:
         """Return None: a compressed tar is read forward."""
 
     @property

@@ -18,7 +18,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.files import Descriptor, FileRange, create_whole, find_target, read_range, write_whole
+from shardio.files import Descriptor, create_whole, find_target, read_range, write_whole
 from shardio.storage.store import (
     FileStat,
     Location,
@@ -160,9 +160,8 @@ class LocalFile(StoredFile):
             if not read_range_into(descriptor.number, start, buffer):
                 raise self._truncated(descriptor, start, start + len(buffer))
 
-    def defer_many(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[FileRange]:
-        descriptor = self._find()
-        return [FileRange(descriptor, start, stop) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+    def hold(self) -> Descriptor:
+        return self._find()
 
     def close(self) -> None:
         self._is_open = False

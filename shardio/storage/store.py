@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import FormatError
-from shardio.files import FileRange
+from shardio.files import Descriptor
 
 # A Path keeps only one of a URL's slashes. A single letter before the colon is a Windows drive.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/+)(.*)", re.DOTALL)
@@ -168,11 +168,8 @@ class StoredFile(Protocol):
         for buffer, content in zip(buffers, contents, strict=True):
             buffer[:] = content
 
-    def defer_many(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[FileRange] | None:
-        """Return ranges that are read later, or None if the store reads ranges only at once.
-
-        Later reads do not detect that the object was replaced.
-        """
+    def hold(self) -> Descriptor | None:
+        """Return the descriptor of a local file, for later reads that do not detect changes; None for other objects."""
         return None
 
     def prefetch(self, ranges: Sequence[tuple[int, int]]) -> None:
@@ -449,10 +446,9 @@ def read_runs(
     if len(starts) == 0:
         return []
     order = starts.argsort(kind="stable")
-    starts, stops = starts[order], stops[order]
-    firsts = _find_runs(starts, stops, limits)
-    # Use Python integers from here on: each use of a NumPy integer costs ten times as much.
-    begins, ends = starts.tolist(), stops.tolist()
+    # Python's integers are faster here than arrays, because most calls have few ranges.
+    begins, ends = starts[order].tolist(), stops[order].tolist()
+    firsts = _find_runs(begins, ends, limits)
     bounds = list(zip(firsts, [*firsts[1:], len(begins)], strict=True))
     run_starts = [begins[first] for first in firsts]
     runs = read(run_starts, [ends[first] if last - first == 1 else max(ends[first:last]) for first, last in bounds])
@@ -470,16 +466,15 @@ def read_runs(
     return contents
 
 
-def _find_runs(starts: NDArray[np.int64], stops: NDArray[np.int64], limits: RunLimits) -> list[int]:
-    is_small = stops - starts <= limits.max_small
-    is_first = np.empty(len(starts), np.bool_)
-    is_first[0] = True
-    is_first[1:] = (starts[1:] - stops[:-1] > limits.max_gap) | ~(is_small[1:] & is_small[:-1])
-    firsts = is_first.nonzero()[0]
-    if len(firsts) < len(starts) and stops[-1] - starts[0] > limits.max_run:  # Some runs may be too long.
-        lengths = np.diff(firsts, append=len(starts))
-        stretch = (starts - np.repeat(starts[firsts], lengths)) // limits.max_run
-        is_first[1:] |= stretch[1:] != stretch[:-1]
-        firsts = is_first.nonzero()[0]
-    found: list[int] = firsts.tolist()
-    return found
+def _find_runs(starts: Sequence[int], stops: Sequence[int], limits: RunLimits) -> list[int]:
+    """Return the place of the first range of each run, given the sorted ranges."""
+    max_gap, max_small, max_run = limits.max_gap, limits.max_small, limits.max_run
+    firsts = list[int]()
+    last_stop, was_small, run_start = 0, False, 0
+    for i, (start, stop) in enumerate(zip(starts, stops, strict=True)):
+        is_small = stop - start <= max_small
+        if not (is_small and was_small and start - last_stop <= max_gap and start - run_start < max_run):
+            firsts.append(i)
+            run_start = start
+        last_stop, was_small = stop, is_small
+    return firsts

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from shardio.files import Descriptor, FileRange
+from shardio.files import HEAD_BYTES, Descriptor, FileRange
 from shardio.images import CropPlan, DecodeError, Resampling, TooManyPixels, open_image, render_chunk, rendering
 from shardio.images.jpeg import Box
 from shardio.images.netpbm import PixelPicture, find_pixels
@@ -29,7 +29,7 @@ def in_memory(content: bytes, folder: Path) -> bytes:
 def in_a_file(content: bytes, folder: Path) -> FileRange:
     path = folder / "images"
     path.write_bytes(b"before" + content + b"after")
-    return FileRange(Descriptor(str(path)), 6, 6 + len(content))
+    return FileRange(Descriptor(str(path)), 6, 6 + len(content), content[:HEAD_BYTES])
 
 
 each_source = pytest.mark.parametrize("source", [in_memory, in_a_file])

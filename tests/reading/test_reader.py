@@ -23,7 +23,7 @@ import shardio
 from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset
 from shardio.errors import FormatError, SampleError, StaleIndexError
 from shardio.reading import SampleReader, Verify
-from shardio.reading.reader import SeenSamples
+from shardio.reading.seen import SeenSamples
 from shardio.shards import ShardTable, open_table
 from shardio.storage.local import MAX_DESCRIPTORS, LocalFile
 from tests.files import count_open_files, flip
@@ -417,6 +417,34 @@ def test_samples_are_unseen_until_they_are_seen(num_samples: int, data: st.DataO
         seen.add(np.array(asked, np.int64))
         noted |= set(asked)
     assert seen.find_unseen(np.arange(num_samples)) is None
+
+
+COMPARED_BY_CHILD = """
+import os, sys
+import numpy as np
+from shardio.reading import SampleReader
+from shardio.shards import Shard, open_table
+
+table = open_table(sys.argv[1])
+reader = SampleReader(table)
+samples = np.arange(table.manifest.num_samples)
+reader.read(samples[:1], ("jpg", "cls"))
+compared = []
+Shard._compare = lambda self, samples, fields, columns, rows, *_: compared.extend(rows.tolist())
+for fields in (("jpg", "cls"), ("cls",), ("jpg", "cls")):
+    if os.fork() == 0:
+        reader.read(samples[::2], fields)
+        os._exit(0)
+    os.wait()
+for fields in (("jpg", "cls"), ("jpg",)):
+    reader.read(samples, fields)
+    print(len(compared))
+"""
+
+
+def test_forked_processes_share_what_has_been_compared(packed: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", COMPARED_BY_CHILD, packed], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["10", "31"]  # Half of the 21 samples, and then all of them for other fields.
 
 
 class DroppedAfterReading(SeenSamples):
