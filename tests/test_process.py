@@ -142,7 +142,7 @@ lock = threading.RLock()
 hold_during_forks(lock)
 
 def try_lock():
-    print("free" if lock.acquire(timeout=5) else "held", flush=True)
+    os.write(1, b"free\\n" if lock.acquire(timeout=5) else b"held\\n")  # One write: both processes write at once.
     lock.release()
 
 for _ in range(2):
@@ -150,7 +150,7 @@ for _ in range(2):
     try:
         child = os.fork()
     except KeyboardInterrupt:
-        print("interrupted", flush=True)
+        os.write(1, b"interrupted\\n")
     thread = threading.Thread(target=try_lock)  # The thread that holds an RLock can always acquire it.
     thread.start()
     thread.join()
