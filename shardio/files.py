@@ -63,12 +63,14 @@ class FileRange(NamedTuple):
         start: The offset of the first byte.
         stop: The offset after the last byte.
         head: The first bytes, at most HEAD_BYTES, which have been read.
+        digest: The xxh3-64 of all bytes according to the index file.
     """
 
     file: Descriptor
     start: int
     stop: int
     head: bytes
+    digest: int
 
     @property
     def num_bytes(self) -> int:

@@ -18,6 +18,7 @@ import random
 import signal
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from ctypes import c_int64
@@ -35,10 +36,10 @@ from rich.progress import Progress
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not installed.
 
-from shardio.images import tiling
+from shardio.images import DecodedCache, tiling
 from shardio.images.netpbm import find_pixels
 from shardio.kernel import operations as codes
-from shardio.kernel.functions import Kernel, StoredPixels
+from shardio.kernel.functions import Content, Kept, Kernel, StoredPixels
 from shardio.kernel.records import OPERATION, PLAN
 from shardio.kernel.targets import find_targets
 from tests.images.fuzz_laws import make_damaged_file
@@ -53,6 +54,12 @@ them would lie next to the inaccessible pages.
 
 OTHERS_SHARE = 0.05
 """The fraction of files with which the kernel's other functions, which take longer, are also called."""
+
+KEPT_SHARE = 0.2
+"""The fraction of calls that keep decoded images, and render them again."""
+
+CACHE_BYTES = 1 << 24
+"""The size of the cache."""
 
 UNDAMAGED_SHARE = 0.2
 """The fraction of files that are not damaged. Most damaged files are not rendered."""
@@ -113,7 +120,7 @@ def run(job: Job) -> None:
         faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     functions = GuardedFunctions(job.path, HeapMemory if job.sanitizer is Sanitizer.ADDRESS else GuardedMemory)
-    kernel = Kernel(functions)
+    kernel, cache = Kernel(functions), DecodedCache(CACHE_BYTES, uuid.uuid4().hex)
     with patch.multiple(tiling, scratch=functions.scratch, require_functions=lambda: functions):
         originals = write_originals()
         for files in job.calls():
@@ -122,7 +129,10 @@ def run(job: Job) -> None:
             functions.at_end = files.start // CHUNK % 2 == 0
             made = [_make_file((job.seed << 32) + file, originals) for file in files]
             contents, generators = [content for content, _ in made], [rng for _, rng in made]
-            is_done = _render(kernel, contents, generators, random.Random((job.seed << 32) + files.start // CHUNK))
+            rng = random.Random((job.seed << 32) + files.start // CHUNK)
+            if cache.num_used_bytes > cache.num_bytes // 2:
+                cache = DecodedCache(CACHE_BYTES, uuid.uuid4().hex)
+            is_done = _render(kernel, contents, generators, rng, cache if rng.random() < KEPT_SHARE else None)
             job.num_rendered.value += int(is_done.sum())
             for content, rng in zip(contents, generators, strict=True):
                 if rng.random() < OTHERS_SHARE:
@@ -137,8 +147,14 @@ def _make_file(seed: int, originals: Originals) -> tuple[bytes, random.Random]:
     return (original.content if rng.random() < UNDAMAGED_SHARE else content), rng
 
 
-def _render(kernel: Kernel, contents: list[bytes], generators: list[random.Random], rng: random.Random) -> Any:
-    """Render crops of files. Return which files were rendered."""
+def _render(
+    kernel: Kernel,
+    contents: list[bytes],
+    generators: list[random.Random],
+    rng: random.Random,
+    cache: DecodedCache | None,
+) -> Any:
+    """Render crops of files, and keep the images in a cache if it is given. Return which files were rendered."""
     (height, width), num_crops = rng.choices(range(1, 80), k=2), rng.choice((1, 1, 3))
     plans = [
         _make_plan(content, own) for content, own in zip(contents, generators, strict=True) for _ in range(num_crops)
@@ -146,8 +162,24 @@ def _render(kernel: Kernel, contents: list[bytes], generators: list[random.Rando
     turns = [own.choice((0, own.randrange(8))) for own in generators]
     order = rng.sample(range(len(contents)), len(contents))
     rows = np.full((len(plans), height, width, 3), UNTOUCHED, np.uint8)
-    images = [_find_pixels(content, own) or content for content, own in zip(contents, generators, strict=True)]
-    is_done = kernel.decode(images, np.array(plans, PLAN), np.array(order), rows, np.array(turns, np.uint8))
+    images: list[Content] = [
+        _find_pixels(content, own) or content for content, own in zip(contents, generators, strict=True)
+    ]
+    records, orders, turned = np.array(plans, PLAN), np.array(order), np.array(turns, np.uint8)
+    if cache is not None:
+        keys = [rng.getrandbits(64) | 1 for _ in images]
+        images = [
+            Kept(image, key, cache.address, cache.file) if isinstance(image, bytes) else image
+            for image, key in zip(images, keys, strict=True)
+        ]
+    is_done = kernel.decode(images, records, orders, rows, turned)
+    if cache is not None:
+        kept = [cache.find(key) for key in keys]
+        again = [Kept(None, kept=found.address) if found else image for found, image in zip(kept, images, strict=True)]
+        same = np.full_like(rows, UNTOUCHED)
+        if (kernel.decode(again, records, orders, same, turned) != is_done).any() or (same != rows).any():
+            print("kept images have other pixels", file=sys.stderr)
+            sys.exit(PROBLEM)
     if (rows.reshape(len(contents), -1)[~is_done] != UNTOUCHED).any():
         print("rows of images that were not rendered have changed", file=sys.stderr)
         sys.exit(PROBLEM)

@@ -28,6 +28,7 @@ from shardio.cli.options import (
     has_class_folders,
     make_loader_options,
     make_transform,
+    parse_size_option,
     read_remote_arguments,
     report_rank,
     suggest_on_error,
@@ -116,6 +117,14 @@ def train(
         int,
         in_data(min=1, help="Maximum number of pixels in an image; a larger image is an error."),
     ] = DEFAULT_MAX_PIXELS,
+    decoded_cache: Annotated[
+        int | None,
+        in_data(
+            parser=parse_size_option,
+            metavar="SIZE",
+            help="Memory, such as 64GB, in which JPEGs are kept decoded, so that later epochs only crop and resize.",
+        ),
+    ] = None,
     storage_option: StorageOptionTexts = None,
     cache: CacheFolder = None,
     cache_size: CacheSize = None,
@@ -210,7 +219,8 @@ def train(
         config = TrainConfig(**settings, seed=seed, directory=out, resume=not fresh, data=data_settings)
     report_rank()
     with reported_failures(), suggest_on_error(on_error):
-        training, validation, num_classes = open_data(source, val, share, transforms, seed, max_pixels, remote)
+        open_source = partial(_open_source, max_pixels=max_pixels, decoded_cache=decoded_cache, remote=remote)
+        training, validation, num_classes = open_data(source, val, share, transforms, seed, open_source)
         options = make_loader_options(batch_size, num_workers, on_error)
         loader, val_loader = DataLoader(training, sampler=EpochSampler(training, seed=seed), **options), None
         if validation is not None:
@@ -359,8 +369,7 @@ def open_data(
     val_share: float,
     transforms: tuple[ImageTransform, ImageTransform],
     seed: int,
-    max_pixels: int,
-    remote: RemoteArguments,
+    open_source: Callable[..., ImageFolder | ShardMapDataset],
 ) -> tuple[Any, Any, int]:
     """Return the training data, the validation data and the number of classes.
 
@@ -368,7 +377,6 @@ def open_data(
     """
     from torch.utils.data import Subset
 
-    open_source = partial(_open_source, max_pixels=max_pixels, remote=remote)
     training, central = open_source(source, transforms[0]), transforms[1]
     num_classes = len(training.classes)
     if val_source is not None:
@@ -397,21 +405,24 @@ def _open_source(
     transform: ImageTransform,
     *,
     max_pixels: int,
+    decoded_cache: int | None,
     remote: RemoteArguments,
     classes: ImageFolder | ShardMapDataset | None = None,
 ) -> ImageFolder | ShardMapDataset:
     from shardio.datasets import ImageFolder, ShardMapDataset
 
     access = make_access(**remote)
+    settings: dict[str, Any] = {"transform": transform, "max_pixels": max_pixels, "classes": classes}
+    settings |= {"decoded_cache": decoded_cache, **remote}
     if has_class_folders(source, access):
-        return ImageFolder(source, transform=transform, max_pixels=max_pixels, classes=classes, **remote)
+        return ImageFolder(source, **settings)
     if not open_table(source, access).manifest.classes:
         raise FormatError(
             f"{name_of(source)} has no class names: pass class folders of images, or a dataset that shardio packed "
             "from them (shardio pack IMAGES OUT)"
         )
     fields = ("image", "label", "key")
-    return ShardMapDataset(source, fields=fields, transform=transform, max_pixels=max_pixels, classes=classes, **remote)
+    return ShardMapDataset(source, fields=fields, **settings)
 
 
 train.__signature__ = _with_options()  # type: ignore[attr-defined]  # Python's own protocol: PEP 362

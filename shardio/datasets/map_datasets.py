@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 
 from shardio.datasets.samples import (
     FieldedSettings,
+    KeepingSettings,
     MapEpoch,
     RemoteSettings,
     SampleSettings,
@@ -172,7 +173,7 @@ class FolderRoot:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FolderSettings(RemoteSettings, SampleSettings, FolderRoot):
+class FolderSettings(RemoteSettings, KeepingSettings, SampleSettings, FolderRoot):
     """The arguments of ImageFolder.
 
     Attributes:
@@ -208,8 +209,9 @@ class ImageFolder(MapDataset):
 
     @takes(FolderSettings)
     def __init__(self, options: FolderSettings) -> None:
-        decoder = options.make_decoder(fields=("image", "label"))
         root = options.root
+        cache = options.make_decoded_cache(str(root), options.orientation)
+        decoder = options.make_decoder(fields=("image", "label"), decoded_cache=cache)
         location = parse_location(root, options.make_access())
         listing, files = (None, None) if location.store.is_local else _list_files(location, options.listing)
         self.root: Path | str = Path(location.key) if listing is None else str(location)
@@ -329,7 +331,7 @@ def _label_images(
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardSettings(RemoteSettings, FieldedSettings):
+class ShardSettings(RemoteSettings, KeepingSettings, FieldedSettings):
     """The arguments of ShardMapDataset.
 
     Attributes:
@@ -344,8 +346,10 @@ class ShardSettings(RemoteSettings, FieldedSettings):
 
     def open(self) -> tuple[ShardTable, tuple[str, ...], FieldDecoder]:
         """Return the table of the shards, the class names, and the decoder."""
-        decoder, where = self.make_decoder(), str(self.source)
+        decoder, where = self.make_decoder(decoded_cache=None), str(self.source)
         table = open_table(self.source, self.make_access())
+        cache = self.make_decoded_cache(table.manifest.digest, self.orientation)
+        decoder = replace(decoder, decoded_cache=cache)
         decoder.check_fields(table.manifest.fields, where)
         return table, *follow_classes(table.manifest.classes, self.classes, decoder, where)
 

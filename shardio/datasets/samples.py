@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 
 from shardio.decoding import Decode, FieldDecoder, Fields, Missing
 from shardio.epochs import set_in_block
-from shardio.images import DEFAULT_MAX_PIXELS, Orientation, holds_images
+from shardio.images import DEFAULT_MAX_PIXELS, DecodedCache, Orientation, holds_images, make_cache
 from shardio.order import Cursor, Words, augment_rng_keys
 from shardio.reading import RemoteSamples, StoredSamples
 from shardio.sample import Classes, check_classes, number_classes
 from shardio.shared import SharedNumbers
 from shardio.storage import RemoteAccess, StorageOptions, make_access
 from shardio.transforms import Calls, Ragged, is_image_array, rng_keys_from_torch
-from shardio.values import check_integer
+from shardio.values import check_integer, parse_size
 from shardio.world import find_worker_over
 
 _BEGINNING = Cursor(epoch=0)
@@ -179,6 +179,29 @@ class RemoteSettings:
             ValueError: If a setting is out of range.
         """
         return make_access(self.storage_options, self.cache, self.cache_size, self.cache_shared)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeepingSettings:
+    """The settings of datasets that may keep decoded images.
+
+    Attributes:
+        decoded_cache: The size of memory, such as ``64GB``, in which JPEGs are kept decoded: later epochs only crop and
+            resize them. All workers and ranks of a machine share the memory. The pixels are the same as without it.
+    """
+
+    decoded_cache: str | int | None = None
+
+    def make_decoded_cache(self, name: str, orientation: Orientation) -> DecodedCache | None:
+        """Return the cache of a dataset with this name, or None.
+
+        Raises:
+            TypeError: If the size has the wrong type.
+            ValueError: If the size is out of range.
+        """
+        if self.decoded_cache is None:
+            return None
+        return make_cache(parse_size("decoded_cache", self.decoded_cache), f"{name} {orientation}")
 
 
 def check_indices(indices: Any, num_samples: int) -> NDArray[np.int64]:

@@ -26,8 +26,10 @@ from shardio.decoding.codecs import (
 from shardio.errors import SampleError, mark_sample
 from shardio.images import (
     DEFAULT_MAX_PIXELS,
+    JPEG_FIELDS,
     PIXEL_FIELDS,
     CropPlan,
+    DecodedCache,
     DecodeError,
     DecoderName,
     Orientation,
@@ -284,6 +286,7 @@ class FieldDecoder:
         transform_sample: The transform of the dict of a sample's values, or None.
         decoders: User decoders of fields, by name.
         missing: The effect of a missing field other than the image: an ``error``, or the value None.
+        decoded_cache: Where JPEGs are kept decoded, or None.
     """
 
     fields: Fields
@@ -297,6 +300,7 @@ class FieldDecoder:
     transform_sample: Callable[[dict[str, Any]], Any] | None = None
     decoders: Mapping[str, Callable[[bytes], Any]] = field(default_factory=dict)
     missing: Missing = "error"
+    decoded_cache: DecodedCache | None = None
 
     def __post_init__(self) -> None:
         if not self.names:
@@ -385,10 +389,11 @@ class FieldDecoder:
 
     @property
     def deferred_fields(self) -> frozenset[str]:
-        """The stored fields that may hold pixels without compression, whose rows are read when a crop needs them."""
+        """The stored fields that may be read after they are opened: pixels without compression, and kept JPEGs."""
+        kinds = PIXEL_FIELDS if self.decoded_cache is None else (*PIXEL_FIELDS, *JPEG_FIELDS)
         others = {field for name in self.names if name not in self.image_names for field in stored_fields_of(name)}
         images = {field for name in self.image_names for field in stored_fields_of(name)}
-        return frozenset(field for field in images - others if field.rpartition(".")[2] in PIXEL_FIELDS)
+        return frozenset(field for field in images - others if field.rpartition(".")[2] in kinds)
 
     def check_fields(self, present: Sequence[str], where: str) -> None:
         """Raise ValueError if a dataset whose samples have the fields ``present`` lacks a requested field."""
@@ -464,9 +469,11 @@ class FieldDecoder:
             SampleError: If an image is missing or damaged, or images that are transformed together differ in size.
         """
         transform, form = self.pipeline
-        open_one = partial(
-            decode_pil if form == "pil" else open_image, orientation=self.orientation, max_pixels=self.max_pixels
-        )
+        options: dict[str, Any] = {"orientation": self.orientation, "max_pixels": self.max_pixels}
+        if form == "pil":
+            open_one: Callable[[bytes], Any] = partial(decode_pil, **options)
+        else:
+            open_one = partial(open_image, **options, cache=self.decoded_cache)
         opened = {name: open_images(samples, name, open_one) for name in self.image_names}
         if not opened:
             return PlannedFields(images={})

@@ -9,10 +9,12 @@ from .crop_plan import (
     resize as resize,
     use_one_thread as use_one_thread,
 )
+from .decoded_cache import DecodedCache as DecodedCache, make_cache as make_cache
 from .formats import (
     CONVERTIBLE as CONVERTIBLE,
     IMAGE_FIELDS as IMAGE_FIELDS,
     IMAGE_FORMATS as IMAGE_FORMATS,
+    JPEG_FIELDS as JPEG_FIELDS,
     PIXEL_FIELDS as PIXEL_FIELDS,
     UNCOMPRESSED as UNCOMPRESSED,
     ConvertedFormat as ConvertedFormat,

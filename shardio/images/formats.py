@@ -83,6 +83,9 @@ IMAGE_FORMATS = {suffix: image_format.name for image_format in _FORMATS for suff
 IMAGE_FIELDS = tuple(IMAGE_FORMATS)
 """The fields that contain images."""
 
+JPEG_FIELDS = ("jpg", "jpeg")
+"""Fields that usually hold JPEGs."""
+
 PIXEL_FIELDS = ("ppm", "pgm")
 """Fields that usually hold pixels without compression, row by row."""
 

@@ -14,6 +14,7 @@ import simplejpeg
 from numpy.typing import NDArray
 
 from shardio.files import FileRange
+from shardio.images.decoded_cache import find_key
 from shardio.images.formats import (
     PNG_SIGNATURE,
     decode_by_opencv,
@@ -47,6 +48,8 @@ from shardio.kernel.memory import scratch_pixels
 if TYPE_CHECKING:
     import PIL.Image
 
+    from shardio.images.decoded_cache import DecodedCache
+
 
 _SAMPLE_FORMAT, _SIGNED = 339, 2
 """The TIFF tag that specifies the kind of values, and its value for signed integers (TIFF 6.0, section 19)."""
@@ -56,7 +59,11 @@ _LEFTOVER = re.compile(r"Corrupt JPEG data: [0-9]+ extraneous bytes before marke
 
 
 def open_image(
-    content: bytes | FileRange, *, orientation: Orientation = "ignore", max_pixels: int = DEFAULT_MAX_PIXELS
+    content: bytes | FileRange,
+    *,
+    orientation: Orientation = "ignore",
+    max_pixels: int = DEFAULT_MAX_PIXELS,
+    cache: DecodedCache | None = None,
 ) -> Picture:
     """Open an image of any common format.
 
@@ -68,16 +75,24 @@ def open_image(
         content: The bytes of an image file, or where to read them.
         orientation: Whether to apply the EXIF orientation. Pillow always applies a TIFF's orientation.
         max_pixels: The largest permitted number of pixels.
+        cache: Where JPEGs are kept decoded.
 
     Raises:
         ValueError: If the image is damaged, too large, or of an unknown format.
     """
     if (found := open_pixels(content, max_pixels)) is not None:
         return found
+    key = 0 if cache is None else find_key(content)
+    if cache is not None and key and (kept := cache.find(key)) is not None:
+        check_size(*kept.size, max_pixels)
+        return JpegPicture(content, kept.size, kept.turn, kept=kept.address)
     if isinstance(content, FileRange):
         content = content.read()
+        key = key and find_key(content)  # The file may have changed.
     for open_picture in _OPENERS:
         if (picture := open_picture(content, orientation, max_pixels)) is not None:
+            if key and isinstance(picture, JpegPicture):
+                picture.cache, picture.key = cache, key
             return picture
     return open_by_pillow(content, orientation, max_pixels)
 
@@ -181,16 +196,28 @@ class JpegPicture(Picture):
     """A JPEG whose parts are decoded when they are read.
 
     Attributes:
-        content: The bytes of the file.
         turn: The turn that makes the stored picture upright.
+        kept: The address of the kept image, for the kernel; 0 if there is none.
+        cache: Where the kernel keeps the image when it decodes it, or None.
+        key: The image's key in the cache.
     """
 
     decoder_name = "libjpeg"
 
-    def __init__(self, content: bytes, size: tuple[int, int], turn: Turn = UPRIGHT) -> None:
-        self.content = content
-        self.turn = turn
+    def __init__(
+        self, source: bytes | FileRange, size: tuple[int, int], turn: Turn = UPRIGHT, *, kept: int = 0
+    ) -> None:
+        self._source, self.turn, self.kept = source, turn, kept
+        self.cache: DecodedCache | None = None
+        self.key = 0
         self.size = turn.size(*size)
+        if kept:
+            self.kernel_name = "cache"
+
+    @property
+    def content(self) -> bytes:
+        """The bytes of the file."""
+        return self._source if isinstance(self._source, bytes) else self._source.read()
 
     @cached_property
     def _head(self) -> JpegHead:

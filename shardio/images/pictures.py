@@ -26,11 +26,12 @@ Orientation = Literal["ignore", "apply"]
 DEFAULT_MAX_PIXELS = 178_956_970
 """The default limit on an image's pixels. Pillow treats larger images as decompression bombs."""
 
-DecoderName = Literal["kernel", "libjpeg", "raw", "pillow", "pillow, clipped"]
+DecoderName = Literal["kernel", "cache", "libjpeg", "raw", "pillow", "pillow, clipped"]
 """The decoder of an image. :data:`DECODER_DESCRIPTIONS` describes each decoder."""
 
 DECODER_DESCRIPTIONS: dict[DecoderName, str] = {
     "kernel": "the kernel",
+    "cache": "no decoder, because they were kept decoded",
     "libjpeg": "libjpeg-turbo",
     "raw": "no decoder, because their pixels are not compressed",
     "pillow": "Pillow",
@@ -125,11 +126,13 @@ class Picture(ABC):
     Attributes:
         size: Height and width in pixels.
         decoder_name: The decoder that :meth:`part` uses, or that has already decoded the picture.
+        kernel_name: The decoder's name if the kernel renders the picture.
         history: The steps that rendered the picture from a stored picture; empty if it is a stored picture.
     """
 
     size: tuple[int, int]
     decoder_name: DecoderName
+    kernel_name: DecoderName = "kernel"
     history: tuple[PlanRow, ...] = ()
 
     @abstractmethod

@@ -32,7 +32,7 @@ from shardio.images.netpbm import PixelPicture, find_pixels
 from shardio.images.opening import JpegPicture
 from shardio.images.pictures import UPRIGHT, DecoderName, Picture, Pixels
 from shardio.kernel import find_functions, find_kernel, operations as codes
-from shardio.kernel.functions import StoredPixels
+from shardio.kernel.functions import Content, Kept, StoredPixels
 from shardio.kernel.memory import scratch_pixels
 from shardio.kernel.records import (
     LUMA_FACTORS,
@@ -129,7 +129,7 @@ def render_crops(crops: Sequence[PlannedCrop], rows: Sequence[Rows | None]) -> l
         if (operations := _operations_of(crop.plan)) is not None:
             edit_images(destination, operations)
         decoder_names: list[DecoderName] = [
-            "kernel" if by_kernel else picture.decoder_name
+            picture.kernel_name if by_kernel else picture.decoder_name
             for picture, by_kernel in zip(crop.pictures, is_done.tolist(), strict=True)
         ]
         rendered.append(RenderedImages(list(destination), decoder_names))
@@ -255,10 +255,13 @@ def _find_suitable(crop: PlannedCrop, pictures: Sequence[Picture], rows: Rows) -
     return is_suitable
 
 
-def find_content(picture: Picture) -> bytes | StoredPixels:
+def find_content(picture: Picture) -> Content:
     """Return a JPEG, or the pixels of a PPM, in the kernel's form."""
     if isinstance(picture, JpegPicture):
-        return picture.content
+        if picture.kept:
+            return Kept(None, kept=picture.kept)
+        content, cache = picture.content, picture.cache
+        return content if cache is None else Kept(content, picture.key, cache.address, cache.file)
     assert isinstance(picture, PixelPicture), "the kernel renders no other pictures"
     source, layout = picture.source, picture.layout
     if isinstance(source, bytes):

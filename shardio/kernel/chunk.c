@@ -31,24 +31,34 @@ static void shrink(Buffer *buffer) {
     *buffer = (Buffer){0};
 }
 
+static bool open_head(const Image *image, Head *head) {
+    if (image->kept) return read_kept_head(image->kept, head);
+    if (image->num_channels) return describe_stored(image, head);
+    return read_head(image->content, image->length, head);
+}
+
+static bool open_planes(const Image *image, Member *member) {
+    if (image->kept) return open_kept(image->kept, member);
+    if (image->num_channels) return read_stored(image, member);
+    return image->key ? prepare_to_keep(member) : allocate_planes(member);
+}
+
 // Prepare the decoding of an image. Return false if the kernel cannot decode it.
 static bool open_image(int64_t index, Member *member, Workspace *work) {
     const Call *call = work->call;
     const Image *image = &call->images[index];
-    bool is_stored = image->num_channels > 0;
-    if (is_stored ? !describe_stored(image, &member->head) : !read_head(image->content, image->length, &member->head))
-        return false;
+    if (!open_head(image, &member->head)) return false;
     if (!add_crops(image, call->plans + index * call->num_crops, call->rows + index * call->num_crops, call->num_crops,
                    member))
         return false;
-    if (is_stored ? !read_stored(image, member) : !allocate_planes(member)) return false;
+    if (!open_planes(image, member)) return false;
     member->index = index;
     member->is_open = member->is_good = true;
-    member->is_decoded = is_stored || member->head.is_progressive;
+    member->is_decoded = image->kept || image->num_channels || member->head.is_progressive;
     member->num_busy = 0;
     member->has_more = false;
-    if (is_stored) return true;
-    if (member->is_decoded) return decode_progressive(image->content, image->length, member, work);
+    if (member->head.is_progressive) return decode_progressive(image->content, image->length, member, work);
+    if (member->is_decoded) return true;
     prepare_quantizers(member);
     return open_scan(image->content, image->length, member) && make_tables(member, work);
 }
@@ -76,7 +86,12 @@ bool open_next_image(Workspace *work) {
 }
 
 void finish_image(Member *member, Workspace *work) {
-    if (member->is_good && render_crops(member, work)) work->call->is_done[member->index] = 1;
+    const Call *call = work->call;
+    const Image *image = &call->images[member->index];
+    if (member->is_good && render_crops(member, work)) {
+        call->is_done[member->index] = 1;
+        if (image->key) keep(member, image, work);
+    }
     close_image(member, work);
 }
 
@@ -90,7 +105,7 @@ void shardio_decode_chunk(const Call *call) {
     for (int64_t i = 0; i < call->num_images; i++) call->is_done[i] = 0;
     decode_streams(work);
     Buffer *buffers[] = {&work->sums,    &work->colors, &work->turned,       &work->columns, &work->rows,
-                         &work->resized, &work->taps,   &work->coefficients, &work->scan};
+                         &work->resized, &work->taps,   &work->coefficients, &work->scan,    &work->kept};
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) shrink(buffers[i]);
     for (int i = 0; i < NUM_CHAINS; i++) {
         shrink(&work->members[i].memory);

@@ -8,10 +8,10 @@
 #include "vectors.h"
 
 // The numbers of samples of a component across and down the picture.
-static int64_t count_across(const Head *head, int component) {
+int64_t count_across(const Head *head, int component) {
     return component ? (head->width + head->across - 1) / head->across : head->width;
 }
-static int64_t count_down(const Head *head, int component) {
+int64_t count_down(const Head *head, int component) {
     return component ? (head->height + head->down - 1) / head->down : head->height;
 }
 

@@ -190,7 +190,7 @@ bool render_crops(Member *member, Workspace *work) {
     int64_t i = member->index;
     Picture picture = {.member = member, .work = work};
     if (!reserve_row(member, work)) return false;
-    extend_planes(member);
+    if (!call->images[i].kept) extend_planes(member);
     if (call->images[i].turn && !turn_box(&picture, call->images[i].turn)) return false;
     for (int64_t j = i * call->num_crops; j < (i + 1) * call->num_crops; j++) {
         if (call->plans[j].height && !render_crop(&picture, &call->plans[j], &call->rows[j])) return false;

@@ -10,6 +10,7 @@
 //   entropy.c    decode three streams side by side: bits become coefficients (F.2.2)
 //   progressive.c  decode the scans of a progressive image, instead of scan.c, huffman.c and entropy.c (annex G)
 //   idct.c       dequantize and transform each MCU as soon as it is decoded: coefficients become samples (A.3.3)
+//   kept.c       keep decoded images, and find their planes instead of the stages above
 //   stored.c     read rows of pixels without compression, instead of the stages above
 //   color.c      interpolate chroma, and convert a row of samples to red, green and blue
 //   resize.c     resize rows with the pixels of OpenCV's INTER_LINEAR
@@ -31,6 +32,7 @@
 //                    its block, and these lead only out of the loop. progressive.c compares an index with the scan's
 //                    last one, and finds blocks by the image's size.
 //   stored pixels    Their number of bytes follows from their size. Rows are read whole, to memory of their size.
+//   kept images      Only the kernel writes them, to memory that it has taken for them alone.
 //   samples          Only MCUs of the region are transformed. allocate_planes() computes the planes' size from it.
 //   rows of pixels   A row has room for those of the region. Vectors may read and write MARGIN more bytes before and
 //                    after it, and in planes. A crop is within its picture, or is refused. The pixels that it mixes
@@ -221,13 +223,18 @@ typedef struct Workspace {
     Entry stay[1 << LOOKUP_BITS], wait[1 << LOOKUP_BITS], jump[1 << LOOKUP_BITS];  // For states without codes.
     const Entry *next[ALL_STATES];  // The table for the next code, by state.
     uint8_t zeros[16];              // The data of chains without a stream.
-    Buffer sums, colors, turned, columns, rows, resized, taps, coefficients, scan;
+    Buffer sums, colors, turned, columns, rows, resized, taps, coefficients, scan, kept;
 } Workspace;
 
 _Static_assert(sizeof(Workspace) <= 1 << 20, "a workspace has WORKSPACE_BYTES: see kernel/records.py");
 
 bool open_scan(const uint8_t *data, int64_t length, Member *member);
 bool take_stream(Member *member, Chain *chain);
+
+bool read_kept_head(const uint8_t *kept, Head *head);
+bool open_kept(const uint8_t *kept, Member *member);
+bool prepare_to_keep(Member *member);
+void keep(const Member *member, const Image *image, Workspace *work);
 
 void prepare_tables(Workspace *work);
 bool make_tables(Member *member, Workspace *work);
@@ -253,6 +260,8 @@ bool render_crops(Member *member, Workspace *work);
 bool open_next_image(Workspace *work);
 void finish_image(Member *member, Workspace *work);
 
+int64_t count_across(const Head *head, int component);
+int64_t count_down(const Head *head, int component);
 void extend_planes(Member *member);
 bool reserve_row(const Member *member, Workspace *work);
 const uint8_t *find_samples(const Member *member, int component, int64_t row);

@@ -56,8 +56,30 @@ class StoredPixels(NamedTuple):
     num_channels: int
 
 
+class Kept(NamedTuple):
+    """A JPEG to keep decoded, or an image that is kept: see kept.c.
+
+    Attributes:
+        content: The bytes of a JPEG; None for a kept image.
+        key: The key under which to keep the JPEG.
+        cache: The address of the cache in which to keep it.
+        cache_file: The descriptor of the cache's memory.
+        kept: The address of the kept image.
+    """
+
+    content: bytes | None
+    key: int = 0
+    cache: int = 0
+    cache_file: int = 0
+    kept: int = 0
+
+
+Content = bytes | Kept | StoredPixels
+"""A JPEG, or another image that the kernel renders."""
+
+
 class Functions:
-    """The kernel's functions, in a shared object. All except ``read_size`` take a record's address and release the GIL.
+    """The kernel's functions, in a shared object. Most of them take a record's address and release the GIL.
 
     Args:
         path: The shared object.
@@ -66,8 +88,10 @@ class Functions:
     def __init__(self, path: Path) -> None:
         self.name = path.stem
         self._library = ctypes.CDLL(str(path))
-        self._read_size = ctypes.PyDLL(str(path)).shardio_read_size  # Faster than releasing the GIL.
+        short = ctypes.PyDLL(str(path))  # Calling short functions takes less time than releasing the GIL.
+        self._read_size, self.find_kept = short.shardio_read_size, short.shardio_find_kept
         self._read_size.argtypes, self._read_size.restype = [ctypes.c_char_p, ctypes.c_int64], ctypes.c_int64
+        self.find_kept.argtypes, self.find_kept.restype = [ctypes.c_int64, ctypes.c_uint64], ctypes.c_int64
         self.decode_chunk = self._find("shardio_decode_chunk")
         self._edit_images = self._find("shardio_edit_images")
         self._normalize_image = self._find("shardio_normalize_image")
@@ -161,7 +185,7 @@ class Kernel:
 
     def decode(
         self,
-        contents: Sequence[bytes | StoredPixels],
+        contents: Sequence[Content],
         plans: NDArray[np.void],
         order: NDArray[np.int64],
         rows: Rows,
@@ -170,7 +194,7 @@ class Kernel:
         """Decode, crop, resize and mirror images; see chunk.c.
 
         Args:
-            contents: The bytes of n JPEGs, or pixels without compression.
+            contents: n images.
             plans: PLAN [n * crops], the crops of the first image first.
             order: int64 [n], the order in which to decode the files.
             rows: A destination for each crop: uint8 [n * crops, height, width, 3], or n * crops
@@ -182,7 +206,7 @@ class Kernel:
             bool [n], whether the crops of each image were rendered. The other images are left to libjpeg-turbo.
         """
         images = np.array([_describe(each) for each in contents], IMAGE)
-        in_memory = [each.content if isinstance(each, StoredPixels) else each for each in contents]
+        in_memory = [each if isinstance(each, bytes) else each.content for each in contents]
         files = (ctypes.c_char_p * len(contents))(*in_memory)
         images["content"] += np.frombuffer(memoryview(files).cast("B"), np.int64)
         images["turn"] = 0 if turns is None else turns
@@ -202,6 +226,10 @@ class Kernel:
                 call[0] = (
                     *(len(contents), num_crops, images.ctypes.data, plans.ctypes.data, order.ctypes.data),
                     *(destinations.ctypes.data, is_done.ctypes.data, workspace.ctypes.data),
+                    *next(
+                        ((each.cache, each.cache_file) for each in contents if isinstance(each, Kept) and each.key),
+                        (0, 0),
+                    ),
                 )
                 self._function(call.ctypes.data)
             finally:  # Ctrl-C must not lose the workspace, which refers to more memory.
@@ -212,17 +240,19 @@ class Kernel:
         self._processors = threading.Semaphore(count_processors())
 
 
-def _describe(content: bytes | StoredPixels) -> tuple[int, ...]:
+def _describe(content: Content) -> tuple[int, ...]:
     """Return an image's IMAGE, with the offset of its first byte in the content instead of the address."""
     if isinstance(content, bytes):
-        return 0, len(content), 0, 0, 0, 0, 0, 0
+        return 0, len(content), *[0] * 8
+    if isinstance(content, Kept):
+        return 0, len(content.content or b""), content.kept, content.key, *[0] * 6
     in_memory, file, offset, height, width, num_channels = content
     length = height * width * num_channels
     if file is not None:
-        return 0, length, offset, height, width, file, num_channels, 0
+        return 0, length, 0, 0, offset, height, width, file, num_channels, 0
     assert in_memory is not None
     assert offset + length <= len(in_memory), "the content holds the pixels"
-    return offset, length, 0, height, width, 0, num_channels, 0
+    return offset, length, 0, 0, 0, height, width, 0, num_channels, 0
 
 
 def _find_destinations(rows: Rows) -> NDArray[np.void]:

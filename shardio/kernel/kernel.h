@@ -2,6 +2,7 @@
 // same names in kernel/records.py.
 //
 //   shardio_decode_chunk       chunk.c, and the files that decoder.h lists
+//   shardio_find_kept          kept.c
 //   shardio_read_size          head.c
 //   shardio_read_scan, …       tokens.c and best_table.c: recoding with restart intervals and other Huffman tables
 //   shardio_edit_images        edit.c, and the files that edit.h lists
@@ -18,10 +19,25 @@
 
 #define ENTRY __attribute__((visibility("default")))  // A function that Python calls. It takes a record's address.
 
-// An image of a chunk: a JPEG, or pixels without compression, which may be in a file.
+// Decoded images in memory that processes share, followed by slots and images: see kept.c.
+typedef struct {
+    int64_t num_bytes;  // The size of the memory.
+    int64_t num_slots;  // A power of two.
+    int64_t used;       // The number of bytes in use, from the first one on.
+    int64_t unused[5];
+} Cache;
+
+typedef struct {
+    uint64_t key;    // 0 if the slot is free.
+    int64_t offset;  // The offset of the image in the cache's memory; 0 if there is no image yet.
+} Slot;
+
+// An image of a chunk: a JPEG, a kept image, or pixels without compression, which may be in a file.
 typedef struct {
     const uint8_t *content;  // The JPEG or the first pixel; NULL if the pixels are read from the file.
     int64_t length;
+    const uint8_t *kept;    // The kept image, or NULL.
+    uint64_t key;           // The key under which to keep a JPEG, or 0 not to keep it.
     int64_t offset;         // The offset of the first pixel in the file.
     int64_t height, width;  // Of pixels without compression, as are the next fields.
     int32_t file;           // The descriptor of an open file.
@@ -58,9 +74,14 @@ typedef struct {
     const Row *rows;       // [num_images, num_crops]
     uint8_t *is_done;      // [num_images], set to 1 for each image whose crops are rendered.
     struct Workspace *workspace;
+    Cache *cache;        // NULL if no image is kept.
+    int64_t cache_file;  // The descriptor of the cache's memory.
 } Call;
 
 ENTRY void shardio_decode_chunk(const Call *call);
+
+// Return a kept image, which begins with height << 32 | width in 64 bits and its turn in 8, or NULL if there is none.
+ENTRY const uint8_t *shardio_find_kept(Cache *cache, uint64_t key);
 
 // Return height << 32 | width of a JPEG, or 0 if the kernel cannot read its head.
 ENTRY int64_t shardio_read_size(const uint8_t *content, int64_t length);

@@ -42,6 +42,8 @@ PLAN = _record(
 IMAGE = _record(
     content=np.int64,  # The address of the JPEG or of the first pixel; 0 if the pixels are read from the file.
     length=np.int64,  # The number of bytes of the JPEG or of the pixels.
+    kept=np.int64,  # The address of the kept image, or 0.
+    key=np.uint64,  # The key under which to keep a JPEG, or 0 not to keep it.
     offset=np.int64,  # The offset of the first pixel in the file.
     height=np.int64,  # Of pixels without compression, as are the next fields.
     width=np.int64,
@@ -49,7 +51,21 @@ IMAGE = _record(
     num_channels=np.uint8,  # 1 for gray, 3 for colors; 0 for a JPEG.
     turn=np.uint8,  # How to turn the stored picture upright: UPSIDE_DOWN, MIRRORED and then TRANSPOSED, or'ed.
 )
-"""An image of a chunk: a JPEG, or pixels without compression, which may be in a file."""
+"""An image of a chunk: a JPEG, a kept image, or pixels without compression, which may be in a file."""
+
+CACHE = _record(
+    num_bytes=np.int64,  # The size of the memory.
+    num_slots=np.int64,  # A power of two.
+    used=np.int64,  # The number of bytes in use, from the first one on.
+    unused=(np.int64, 5),
+)
+"""The start of memory for decoded images (kept.c)."""
+
+SLOT = _record(
+    key=np.uint64,  # 0 if the slot is free.
+    offset=np.int64,  # The offset of the image in the cache's memory; 0 if there is no image yet.
+)
+"""A slot of a CACHE."""
 
 ROW = _record(
     pixels=np.int64,  # The address of uint8 [height, width, 3].
@@ -67,6 +83,8 @@ CALL = _record(
     rows=np.int64,  # The address of ROW [num_images, num_crops].
     is_done=np.int64,  # The address of uint8 [num_images], set to 1 for each image whose crops are rendered.
     workspace=np.int64,  # The address of WORKSPACE_BYTES bytes that nothing else uses during the call.
+    cache=np.int64,  # The address of a CACHE; 0 if no image is kept.
+    cache_file=np.int64,  # The descriptor of the cache's memory.
 )
 """The arguments of shardio_decode_chunk (chunk.c)."""
 

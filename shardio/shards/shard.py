@@ -167,7 +167,8 @@ class Shard:
             self._compare(samples, there, columns, np.flatnonzero(unseen), starts, headers, hashes)
         if file is not None:
             for column in late:
-                columns[column] = _defer(file, starts[:, column], stops[:, column], columns[column], unseen)
+                ranges = starts[:, column], stops[:, column], hashes[:, column]
+                columns[column] = _defer(file, *ranges, columns[column], unseen)
         by_field = dict(zip(there, columns, strict=True))
         return [by_field[field] if field in by_field else [None] * len(samples) for field in fields]
 
@@ -417,12 +418,17 @@ class _WrittenTar(NamedTuple):
 
 
 def _defer(
-    file: Descriptor, starts: Ints, stops: Ints, contents: Sequence[Any], unseen: NDArray[np.bool_] | None
+    file: Descriptor,
+    starts: Ints,
+    stops: Ints,
+    hashes: NDArray[np.uint64],
+    heads: Sequence[Any],
+    unseen: NDArray[np.bool_] | None,
 ) -> list[Any]:
-    """Return ranges to read later instead of their first bytes, except for unseen samples, which have been read."""
-    is_read = [False] * len(contents) if unseen is None else unseen.tolist()
-    ranges = zip(starts.tolist(), stops.tolist(), contents, is_read, strict=True)
-    return [FileRange(file, start, stop, head) if head and not known else head for start, stop, head, known in ranges]
+    """Return ranges to read later, given their first bytes. Unseen samples have been read, and stay as they are."""
+    is_read = [False] * len(heads) if unseen is None else unseen.tolist()
+    ranges = zip(starts.tolist(), stops.tolist(), heads, hashes.tolist(), is_read, strict=True)
+    return [FileRange(file, *each) if each[2] and not known else each[2] for *each, known in ranges]
 
 
 def was_packed(tar: Location) -> bool:

@@ -15,14 +15,14 @@ from shardio.images.jpeg import Box
 from shardio.images.pictures import Orientation
 from shardio.images.rendering import render_by_kernel
 from shardio.kernel import find_kernel
-from shardio.kernel.functions import StoredPixels
+from shardio.kernel.functions import Content
 from shardio.kernel.records import PLAN
 from tests.images.jpeg_files import segments_of
 from tests.images.jpeg_writer import segment
 from tests.images.pictures import Array
 
 
-def render_parts(content: bytes | StoredPixels, boxes: Sequence[Box]) -> tuple[list[Array], NDArray[np.bool_]]:
+def render_parts(content: Content, boxes: Sequence[Box]) -> tuple[list[Array], NDArray[np.bool_]]:
     """Return parts of an image, not resized, and whether the kernel rendered each."""
     kernel = find_kernel()
     assert kernel is not None, "conftest.py compiles it"

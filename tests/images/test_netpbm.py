@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given, strategies as st
 
 from shardio.files import HEAD_BYTES, Descriptor, FileRange
@@ -29,7 +30,8 @@ def in_memory(content: bytes, folder: Path) -> bytes:
 def in_a_file(content: bytes, folder: Path) -> FileRange:
     path = folder / "images"
     path.write_bytes(b"before" + content + b"after")
-    return FileRange(Descriptor(str(path)), 6, 6 + len(content), content[:HEAD_BYTES])
+    file, digest = Descriptor(str(path)), xxhash.xxh3_64_intdigest(content)
+    return FileRange(file, 6, 6 + len(content), content[:HEAD_BYTES], digest)
 
 
 each_source = pytest.mark.parametrize("source", [in_memory, in_a_file])

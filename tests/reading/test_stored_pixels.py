@@ -157,8 +157,8 @@ def test_a_tar_truncated_in_use_is_an_error_that_names_the_sample(folders: dict[
 def test_stats_count_the_images_that_need_no_decoder(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     loader = DataLoader(ShardDataset(folders["packed-ppm"], transform=CROP), 5)
     list(loader)
-    assert loader.stats().num_images_by_decoder == {"kernel": 24, "libjpeg": 0, "raw": 0, "pillow": 0}
+    assert loader.stats().num_images_by_decoder == {"kernel": 24, "cache": 0, "libjpeg": 0, "raw": 0, "pillow": 0}
     monkeypatch.setattr("shardio.images.rendering.find_kernel", lambda: None)
     loader = DataLoader(ShardDataset(folders["packed-ppm"], transform=CROP), 5)
     list(loader)
-    assert loader.stats().num_images_by_decoder == {"kernel": 0, "libjpeg": 0, "raw": 24, "pillow": 0}
+    assert loader.stats().num_images_by_decoder == {"kernel": 0, "cache": 0, "libjpeg": 0, "raw": 24, "pillow": 0}

@@ -1,0 +1,199 @@
+"""Keep decoded JPEGs in memory that all processes of a machine share, so that later epochs decode nothing.
+
+The kernel keeps an image when it decodes it for the first time, and renders later crops from its samples of luma and
+chroma (kept.c). Images are found by the hash of their file's content, so a changed file is another image. Images that
+do not fit, and those that the kernel does not decode, are decoded in every epoch.
+
+The memory has no name in any file system, and is freed when the last process ends, however it ends. A process that
+joins opens it through the descriptor of another one in /proc.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import tempfile
+import warnings
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import xxhash
+
+from shardio.files import FileRange, is_trusted
+from shardio.images.jpeg.standard import JPEG_START
+from shardio.images.pictures import Turn
+from shardio.kernel import find_functions, why_no_kernel
+from shardio.kernel.records import CACHE, SLOT
+
+MIN_BYTES = 1 << 20
+"""The smallest cache."""
+
+BYTES_PER_SLOT = 4096
+"""The size of the memory for each slot. Most decoded images are larger."""
+
+
+class KeptImage(NamedTuple):
+    """A decoded image in the cache.
+
+    Attributes:
+        address: The address of its samples, for the kernel.
+        size: The height and width of the stored picture.
+        turn: The turn that makes it upright.
+    """
+
+    address: int
+    size: tuple[int, int]
+    turn: Turn
+
+
+class _Member(NamedTuple):
+    """A process that has the memory open: its id, its descriptor, and the memory's inode."""
+
+    process_id: int
+    descriptor: int
+    inode: int
+
+    def open(self, num_bytes: int) -> int | None:
+        """Return a new descriptor of the memory, or None if the process has ended or closed it."""
+        try:
+            descriptor = os.open(f"/proc/{self.process_id}/fd/{self.descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return None
+        status = os.fstat(descriptor)
+        if (status.st_ino, status.st_size) == (self.inode, num_bytes):
+            return descriptor
+        os.close(descriptor)  # Another process has the same id now.
+        return None
+
+
+class DecodedCache:
+    """Memory for decoded JPEGs. Threads and processes can share it, also after pickling.
+
+    Args:
+        num_bytes: The size of the memory. Only used pages need memory.
+        name: A name that is the same for all processes that share the memory, and for no others.
+    """
+
+    def __init__(self, num_bytes: int, name: str) -> None:
+        self.num_bytes, self._name = num_bytes, xxhash.xxh3_64_hexdigest(f"{name} {num_bytes}".encode())
+
+    @cached_property
+    def file(self) -> int:
+        """The descriptor of the memory in this process."""
+        with _list_members(self._name) as members:
+            found = next((each for member in members if (each := member.open(self.num_bytes)) is not None), None)
+            if found is None:
+                found = _make_memory(self.num_bytes)
+            members.append(_Member(os.getpid(), found, os.fstat(found).st_ino))
+        weakref.finalize(self, os.close, found)
+        return found
+
+    @cached_property
+    def _memory(self) -> mmap.mmap:
+        return mmap.mmap(self.file, self.num_bytes)
+
+    @cached_property
+    def address(self) -> int:
+        """The address of the memory in this process."""
+        return ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+
+    @property
+    def num_used_bytes(self) -> int:
+        """The number of bytes in use."""
+        return int(np.frombuffer(self._memory, CACHE, 1)["used"][0])
+
+    def find(self, key: int) -> KeptImage | None:
+        """Return a kept image."""
+        functions = find_functions()
+        if functions is None or not (address := functions.find_kept(self.address, key)):
+            return None
+        size, turn = ctypes.c_int64.from_address(address).value, ctypes.c_uint8.from_address(address + 8).value
+        return KeptImage(address, (size >> 32, size & 0xFFFFFFFF), Turn(*(bool(turn & bit) for bit in (1, 2, 4))))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        self.file  # noqa: B018  # Other processes open the memory through this process.
+        return _join, (self.num_bytes, self._name)
+
+
+def _join(num_bytes: int, name: str) -> DecodedCache:
+    cache = DecodedCache(num_bytes, "")
+    cache._name = name
+    return cache
+
+
+def _make_memory(num_bytes: int) -> int:
+    """Return the descriptor of new memory for decoded images."""
+    descriptor = os.memfd_create("shardio-decoded", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(descriptor, num_bytes)
+        head = np.zeros(1, CACHE)
+        head["num_bytes"], head["num_slots"] = num_bytes, 1 << (num_bytes // BYTES_PER_SLOT).bit_length()
+        head["used"] = CACHE.itemsize + head["num_slots"] * SLOT.itemsize
+        os.pwrite(descriptor, head.tobytes(), 0)
+    except BaseException:  # Close the descriptor even after Ctrl-C.
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def find_key(content: bytes | FileRange) -> int:
+    """Return the key of a JPEG in the cache, or 0 for other files. The keys of ranges are those of the index file."""
+    if isinstance(content, FileRange):
+        return content.digest if content.head.startswith(JPEG_START) else 0
+    return xxhash.xxh3_64_intdigest(content) if content.startswith(JPEG_START) else 0
+
+
+def make_cache(num_bytes: int, name: str) -> DecodedCache | None:
+    """Return a cache, or None, with a warning, if this machine has no kernel or cannot share memory.
+
+    Raises:
+        ValueError: If the cache is larger than the machine's memory, or very small.
+    """
+    largest = _count_memory()
+    if not MIN_BYTES <= num_bytes <= largest:
+        raise ValueError(
+            f"decoded_cache must be from {MIN_BYTES} bytes to {largest}, the memory of this machine, got {num_bytes}"
+        )
+    if find_functions() is None or not hasattr(os, "memfd_create"):
+        reason = why_no_kernel() or "this operating system has no anonymous files"
+        warnings.warn(f"decoded_cache is not used: {reason}", RuntimeWarning, stacklevel=2)
+        return None
+    return DecodedCache(num_bytes, name)
+
+
+def _count_memory() -> int:
+    """Return the memory of the machine in bytes, or the limit of the container if it is lower."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):  # There is no limit, or it is "max".
+            total = min(total, int(Path(path).read_text()))
+    return total
+
+
+@contextmanager
+def _list_members(name: str) -> Iterator[list[_Member]]:
+    """Yield the processes that share a memory, which the block may change, and keep other processes waiting.
+
+    The list is empty if this user's folder cannot be trusted: then each process has its own memory.
+    """
+    folder = Path(tempfile.gettempdir()) / f"shardio-{os.geteuid()}"
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    if not is_trusted(folder.lstat()) or folder.is_symlink():
+        yield []
+        return
+    with (folder / f"decoded-{name}").open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        members = [_Member(*map(int, line.split())) for line in file]
+        members = [member for member in members if Path(f"/proc/{member.process_id}").exists()]
+        yield members
+        file.truncate(0)
+        file.writelines(f"{' '.join(map(str, member))}\n" for member in members)
