@@ -62,6 +62,17 @@ def measure_first_batch(trial: Trial) -> Figures:
     return {"cold_ms": 1e3 * cold, "second_epoch_ms": 1e3 * _time_first(loader)}
 
 
+def measure_epochs(trial: Trial) -> Figures:
+    """Measure the CPU time of each of the first three epochs of a new loader."""
+    loader = trial.make()
+    figures = {}
+    for epoch in range(1, 4):
+        watch = Stopwatch()
+        num_samples = sum(map(count_samples, loader))
+        figures[f"epoch_{epoch}_us"] = 1e6 * watch.stop().cpu_s / num_samples
+    return figures
+
+
 def measure_training_process(trial: Trial) -> Figures:
     """Measure the cost of a loader to the training process: CPU time, and the pace of other Python code.
 
@@ -115,6 +126,7 @@ CASES: dict[str, Callable[[Trial], Figures]] = {
     "eval": measure_throughput,
     "small": measure_small,
     "first-batch": measure_first_batch,
+    "epochs": measure_epochs,
     "training-process": measure_training_process,
     "memory": measure_memory,
     "flatness": measure_flatness,

@@ -33,9 +33,12 @@ SMALL_SIZE = 1024
 
 
 def copy_images(images: Path, work: Path, num_samples: int) -> None:
-    """Copy class folders to ``work/folder``, repeatedly and with new names, until there are enough samples."""
+    """Copy class folders to ``work/folder``, repeatedly and with new names, until there are enough samples.
+
+    A comment in each JPEG holds its number, so that no two contents are equal: a cache must hold all of them.
+    """
     done = work / "source.json"
-    source = {"images": str(images.resolve()), "num_samples": num_samples}
+    source = {"images": str(images.resolve()), "num_samples": num_samples, "numbered": True}
     if done.exists():
         if json.loads(done.read_text()) != source:
             raise SystemExit(f"{work} contains other data, {done.read_text()}: pass another --work, or delete it")
@@ -51,7 +54,9 @@ def copy_images(images: Path, work: Path, num_samples: int) -> None:
         path = paths[number * len(paths) // num_samples if num_samples < len(paths) else number % len(paths)]
         folder = work / "folder" / path.relative_to(images).parts[0]
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, folder / f"{number:06d}.jpg")
+        content = path.read_bytes()
+        comment = b"\xff\xfe\0\x08" + f"{number:06d}".encode()
+        (folder / f"{number:06d}.jpg").write_bytes(content[:2] + comment + content[2:])
     done.write_text(json.dumps(source))
 
 

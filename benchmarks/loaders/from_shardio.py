@@ -13,12 +13,17 @@ from benchmarks.loaders.job import TARGET, Batch, Epochs, Job, Repeated
 from shardio.transforms import CenterCrop, Compose, RandomHorizontalFlip, RandomResizedCrop, Resize
 
 
-def make_shards(job: Job) -> Epochs:
+def make_shards(job: Job, decoded_cache: str | None = None) -> Epochs:
     """Return shardio's loader over shards, shuffled."""
-    dataset = shardio.ShardDataset(job.data, shuffle=True, transform=_make_transform(job))
+    dataset = shardio.ShardDataset(job.data, shuffle=True, transform=_make_transform(job), decoded_cache=decoded_cache)
     return shardio.DataLoader(
         dataset, batch_size=job.batch_size, num_workers=job.num_workers, persistent_workers=job.is_persistent
     )
+
+
+def make_cached(job: Job) -> Epochs:
+    """Return shardio's loader over shards, which keeps decoded images in memory."""
+    return make_shards(job, decoded_cache="4GB")
 
 
 def make_folder(job: Job) -> Epochs:

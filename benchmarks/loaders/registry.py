@@ -88,7 +88,14 @@ CANDIDATES = (
         title="shardio, shards, tiled",
         maker="from_shardio:make_shards",
         storage="tiled",
-        cases=_cases("train eval first-batch training-process memory flatness"),
+        cases=_cases("train eval first-batch epochs training-process memory flatness"),
+    ),
+    Candidate(
+        name="shardio-cached",
+        title="shardio, shards, tiled, decoded_cache",
+        maker="from_shardio:make_cached",
+        storage="tiled",
+        cases=_cases("train eval epochs"),
     ),
     Candidate(
         name="shardio-shards",

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import numpy as np
 import typer
 
 from shardio.cli.options import (
@@ -31,13 +33,15 @@ from shardio.cli.options import (
     suggest_on_error,
 )
 from shardio.cli.terminal import count, echo, name_of, value_errors_as_usage_errors
+from shardio.errors import SampleError
 from shardio.images.formats import IMAGE_FORMATS
 from shardio.order import POLICIES, Remainder
 from shardio.process import count_processors
+from shardio.values import format_bytes
 
 if TYPE_CHECKING:
     from shardio.check import Coverage, ExpectedSamples
-    from shardio.datasets import ImageFolder
+    from shardio.datasets import ImageFolder, ShardDataset
     from shardio.loader import DataLoader, LoaderStats
 
 
@@ -249,12 +253,16 @@ class DatasetFormat:
         has_images: Whether images are loaded.
         formats: The formats of the images, such as ``"PNG"``, as far as they are known.
         jpeg: How the pack stored JPEGs: ``copy``, ``tile`` or ``reencode``; None if unknown.
+        decoded_bytes: The approximate size of all JPEGs when they are kept decoded; 0 if unknown.
+        free_bytes: The free memory of this machine; 0 if unknown.
     """
 
     in_shards: bool
     has_images: bool
     formats: frozenset[str] = frozenset()
     jpeg: Any = None
+    decoded_bytes: int = 0
+    free_bytes: int = 0
 
 
 def stage_seconds(stats: LoaderStats) -> dict[str, float]:
@@ -301,7 +309,7 @@ def advise(stats: LoaderStats, stored: DatasetFormat, num_processors: int, *, is
             remedies = [more_workers, "less work in it"]
         case "decode":
             bottleneck = "decoding is the bottleneck"
-            remedies = [more_workers, _less_to_decode(stored)]
+            remedies = [more_workers, _less_to_decode(stored), _keep_decoded(stored)]
         case _:
             bottleneck = "handing batches to the training process is the bottleneck"
             remedies = ["a larger --batch-size"]
@@ -309,6 +317,14 @@ def advise(stats: LoaderStats, stored: DatasetFormat, num_processors: int, *, is
     remedy = f"try {suggestion}" if suggestion else "there are already at least as many workers as processors"
     workers = count(stats.num_workers, "worker") if stats.num_workers else "no workers"
     return f"{workers} on {count(num_processors, 'processor')}: {bottleneck}; {remedy}"
+
+
+def _keep_decoded(stored: DatasetFormat) -> str:
+    if not 0 < stored.decoded_bytes < stored.free_bytes:
+        return ""
+    needed, free = (format_bytes(size) for size in (stored.decoded_bytes, stored.free_bytes))
+    gigabytes = 1 + stored.decoded_bytes // 10**9
+    return f"decoded images in memory (decoded_cache='{gigabytes}GB': they need about {needed}, and {free} is free)"
 
 
 def _less_to_decode(stored: DatasetFormat) -> str:
@@ -473,7 +489,8 @@ def _make_loader(
             raise ValueError(f"--fields applies only to shards, but {name_of(source)} has class folders")
         folder = shardio.ImageFolder(source, **settings, **remote)
         loader = shardio.DataLoader(folder, sampler=shardio.EpochSampler(folder), **options)
-        return loader, DatasetFormat(in_shards=False, has_images=True, formats=_find_formats(folder))
+        stored = DatasetFormat(in_shards=False, has_images=True, formats=_find_formats(folder))
+        return loader, _measure_decoded(folder, len(folder), stored)
     names = ("image",) if fields is None else tuple(fields.split(","))
     has_images = "image" in names
     dataset = shardio.ShardDataset(source, fields=names, shuffle=True, **remote, **(settings if has_images else {}))
@@ -484,7 +501,25 @@ def _make_loader(
         formats=frozenset(IMAGE_FORMATS[name] for name in manifest.fields if name in IMAGE_FORMATS),
         jpeg=manifest.pack.get("jpeg"),
     )
-    return shardio.DataLoader(dataset, **options), stored
+    return shardio.DataLoader(dataset, **options), _measure_decoded(dataset, manifest.num_samples, stored)
+
+
+def _measure_decoded(dataset: ImageFolder | ShardDataset, num_samples: int, stored: DatasetFormat) -> DatasetFormat:
+    """Add the decoded size of local JPEGs, estimated from up to 64 evenly spaced images, and the free memory."""
+    from shardio.images import count_free_memory, open_image
+
+    if stored.formats != {"JPEG"} or not stored.has_images or dataset.remote_samples() is not None:
+        return stored
+    indices = np.linspace(0, num_samples - 1, min(num_samples, 64), dtype=np.int64)
+    sizes = list[int]()
+    with suppress(SampleError, ValueError):  # Loading reports bad samples.
+        reader: Any = dataset.reader  # Each kind of reader accepts what its dataset locates.
+        samples = reader.read(dataset.locate(indices), dataset.decoder.stored_fields)
+        for contents in zip(*(samples.columns[name] for name in IMAGE_FORMATS if name in samples.columns), strict=True):
+            sizes.append(math.prod(open_image(next(filter(None, contents), b"")).size))
+    # Most JPEGs have a quarter as many samples of each chroma component as of luma.
+    decoded_bytes = int(1.5 * num_samples * sum(sizes) / len(sizes)) if sizes else 0
+    return replace(stored, decoded_bytes=decoded_bytes, free_bytes=count_free_memory())
 
 
 def _find_formats(folder: ImageFolder) -> frozenset[str]:

@@ -9,7 +9,11 @@ from .crop_plan import (
     resize as resize,
     use_one_thread as use_one_thread,
 )
-from .decoded_cache import DecodedCache as DecodedCache, make_cache as make_cache
+from .decoded_cache import (
+    DecodedCache as DecodedCache,
+    count_free_memory as count_free_memory,
+    make_cache as make_cache,
+)
 from .formats import (
     CONVERTIBLE as CONVERTIBLE,
     IMAGE_FIELDS as IMAGE_FIELDS,

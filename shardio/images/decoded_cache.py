@@ -62,15 +62,13 @@ class _Member(NamedTuple):
 
     def open(self, num_bytes: int) -> int | None:
         """Return a new descriptor of the memory, or None if the process has ended or closed it."""
+        path = f"/proc/{self.process_id}/fd/{self.descriptor}"
         try:
-            descriptor = os.open(f"/proc/{self.process_id}/fd/{self.descriptor}", os.O_RDWR | os.O_CLOEXEC)
+            status = os.stat(path)  # noqa: PTH116  # It is a string.
+            is_same = (status.st_ino, status.st_size) == (self.inode, num_bytes)  # Another process may have the id now.
+            return os.open(path, os.O_RDWR | os.O_CLOEXEC) if is_same else None
         except OSError:
             return None
-        status = os.fstat(descriptor)
-        if (status.st_ino, status.st_size) == (self.inode, num_bytes):
-            return descriptor
-        os.close(descriptor)  # Another process has the same id now.
-        return None
 
 
 class DecodedCache:
@@ -166,6 +164,14 @@ def make_cache(num_bytes: int, name: str) -> DecodedCache | None:
         warnings.warn(f"decoded_cache is not used: {reason}", RuntimeWarning, stacklevel=2)
         return None
     return DecodedCache(num_bytes, name)
+
+
+def count_free_memory() -> int:
+    """Return the memory that new programs can use without swapping, in bytes; 0 if it is unknown."""
+    with suppress(OSError, StopIteration), Path("/proc/meminfo").open() as file:
+        line = next(line for line in file if line.startswith("MemAvailable:"))
+        return min(int(line.split()[1]) * 1024, _count_memory())
+    return 0
 
 
 def _count_memory() -> int:

@@ -85,7 +85,7 @@ def open_image(
     key = 0 if cache is None else find_key(content)
     if cache is not None and key and (kept := cache.find(key)) is not None:
         check_size(*kept.size, max_pixels)
-        return JpegPicture(content, kept.size, kept.turn, kept=kept.address)
+        return JpegPicture(content, kept.size, kept.turn, cache=cache, kept=kept.address)
     if isinstance(content, FileRange):
         content = content.read()
         key = key and find_key(content)  # The file may have changed.
@@ -198,18 +198,23 @@ class JpegPicture(Picture):
     Attributes:
         turn: The turn that makes the stored picture upright.
         kept: The address of the kept image, for the kernel; 0 if there is none.
-        cache: Where the kernel keeps the image when it decodes it, or None.
-        key: The image's key in the cache.
+        cache: Where the image is kept, or where the kernel keeps it when it decodes it; None if it is not kept.
+        key: The key under which the kernel keeps the image.
     """
 
     decoder_name = "libjpeg"
 
     def __init__(
-        self, source: bytes | FileRange, size: tuple[int, int], turn: Turn = UPRIGHT, *, kept: int = 0
+        self,
+        source: bytes | FileRange,
+        size: tuple[int, int],
+        turn: Turn = UPRIGHT,
+        *,
+        cache: DecodedCache | None = None,
+        kept: int = 0,
     ) -> None:
-        self._source, self.turn, self.kept = source, turn, kept
-        self.cache: DecodedCache | None = None
-        self.key = 0
+        self._source, self.turn = source, turn
+        self.cache, self.kept, self.key = cache, kept, 0
         self.size = turn.size(*size)
         if kept:
             self.kernel_name = "cache"
