@@ -27,6 +27,7 @@ from tests.images.crop_laws import random_boxes
 from tests.images.jpeg_files import SAMPLINGS, by_pillow, make_jpeg
 from tests.images.pictures import TURNS, exif_of, make_picture, save
 from tests.raising import assert_raises
+from tests.servers.web_folder import serve_folder
 from tests.sources import write_images, write_mixed
 
 CROP = Compose([RandomResizedCrop(24), RandomHorizontalFlip()])
@@ -225,6 +226,17 @@ def test_worker_processes_share_a_cache_even_if_they_are_killed(data: Path) -> N
                     kill_worker_processes()
                 batches += [images, labels]
     assert all(map(torch.equal, batches, expected))
+
+
+@pytest.mark.slow
+def test_images_from_a_web_server_are_kept(data: Path) -> None:
+    expected, _ = read_epochs(ShardDataset, data, CROP, cache=None)
+    with serve_folder(data / "packed") as (url, _):
+        dataset = ShardDataset(url, transform=CROP, shuffle=True, decoded_cache="19MB")
+        loader = DataLoader(dataset, 7)
+        found = [column for _ in range(3) for batch in loader for column in batch]
+    assert all(map(torch.equal, found, expected))
+    assert loader.stats().num_images_by_decoder["cache"] == 55
 
 
 RANK = """

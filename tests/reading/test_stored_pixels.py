@@ -26,6 +26,7 @@ from shardio.transforms import (
 from tests.files import flip
 from tests.images.pictures import make_picture, save
 from tests.raising import assert_raises
+from tests.servers.web_folder import serve_folder
 
 CROP = Compose([RandomResizedCrop(24), RandomHorizontalFlip()])
 
@@ -92,6 +93,13 @@ def test_batches_equal_those_of_pngs_with_other_settings(options: Any, folders: 
         batches.append(found)
     for one, other in zip(*batches, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.slow
+def test_batches_from_a_web_server_equal_local_ones(folders: dict[str, Path]) -> None:
+    expected = read_epochs(ShardDataset(folders["packed-ppm"], transform=CROP, shuffle=True))
+    with serve_folder(folders["packed-ppm"]) as (url, _):
+        assert_same(read_epochs(ShardDataset(url, transform=CROP, shuffle=True)), expected)
 
 
 @pytest.mark.slow
