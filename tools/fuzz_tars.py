@@ -107,7 +107,7 @@ class Limits:
             path, _, flags = arguments
             if not flags & WRITING or not isinstance(path, str | bytes):
                 return
-        elif event in CHANGES:
+        elif event in CHANGES and not isinstance(arguments[0], int):  # A descriptor is that of anonymous memory.
             if arguments[-1] not in (-1, None) and event in ("os.remove", "os.rmdir"):
                 return  # shutil.rmtree passes a path relative to an open folder.
             path = arguments[0]
