@@ -27,6 +27,7 @@ from tests.files import flip
 from tests.images.pictures import make_picture, save
 from tests.raising import assert_raises
 from tests.servers.web_folder import serve_folder
+from tests.tars import write_tar
 
 CROP = Compose([RandomResizedCrop(24), RandomHorizontalFlip()])
 
@@ -160,6 +161,45 @@ def test_a_tar_truncated_in_use_is_an_error_that_names_the_sample(folders: dict[
     key = samples[8][1]
     assert_raises(SampleError, f"sample {key} .*shard-000000.*truncated", dataset.__getitem__, 8)
     assert dataset[23][0].shape == (3, 24, 24)
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("suffix", ["ppm", "jpg"])
+def test_a_tar_that_was_written_again_is_compared_again(suffix: str, num_workers: int, tmp_path: Path) -> None:
+    images = [save(make_picture(40, 50, seed=seed), "PPM" if suffix == "ppm" else "JPEG") for seed in range(6)]
+    members = [(f"{number}.{suffix}", content) for number, content in enumerate(images)]
+    tar = tmp_path / "a.tar"
+    write_tar(tar, members)
+    dataset = ShardDataset(tmp_path, fields="image", transform=CROP, decoded_cache="20MB")
+    loader = DataLoader(dataset, 6, num_workers=num_workers, persistent_workers=num_workers > 0)
+    for _ in range(2):
+        list(loader)
+    name, content = members[2]
+    members[2] = name, content[:-300] + bytes(byte ^ 1 for byte in content[-300:])
+    before = tar.stat()
+    write_tar(tar, members)
+    os.utime(tar, ns=(before.st_atime_ns, before.st_mtime_ns + 10**9))
+    assert_raises(SampleError, rf"field '{suffix}' of sample 2 in .* is damaged", list, loader)
+
+
+@pytest.mark.parametrize("suffix", ["ppm", "jpg"])
+def test_a_resumed_run_has_the_same_batches(suffix: str, tmp_path: Path) -> None:
+    for number in range(20):
+        path = tmp_path / "images" / f"{number}.{suffix}"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(save(make_picture(40, 50, seed=number), "PPM" if suffix == "ppm" else "JPEG"))
+    shardio.pack(tmp_path / "images", tmp_path / "packed", max_shard_samples=7)
+
+    def make_loader(cache: str | None) -> DataLoader[Any]:
+        dataset = ShardDataset(tmp_path / "packed", fields="image", transform=CROP, shuffle=True, decoded_cache=cache)
+        return DataLoader(dataset, 3)
+
+    expected = list(make_loader(None))
+    stopped, resumed = make_loader("21MB"), make_loader("21MB")
+    batches = iter(stopped)
+    found = [next(batches) for _ in range(3)]
+    resumed.load_state_dict(stopped.state_dict())
+    assert_same([*found, *resumed], expected)
 
 
 def test_stats_count_the_images_that_need_no_decoder(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
