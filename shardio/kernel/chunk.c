@@ -104,8 +104,8 @@ void shardio_decode_chunk(const Call *call) {
     work->next_image = 0;
     for (int64_t i = 0; i < call->num_images; i++) call->is_done[i] = 0;
     decode_streams(work);
-    Buffer *buffers[] = {&work->sums,    &work->colors, &work->turned,       &work->columns, &work->rows,
-                         &work->resized, &work->taps,   &work->coefficients, &work->scan,    &work->kept};
+    Buffer *buffers[] = {&work->colors, &work->turned,       &work->columns, &work->rows, &work->resized,
+                         &work->taps,   &work->coefficients, &work->scan,    &work->kept};
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) shrink(buffers[i]);
     for (int i = 0; i < NUM_CHAINS; i++) {
         shrink(&work->members[i].memory);

@@ -54,7 +54,7 @@ static int64_t row_length(const Member *member) {
 
 bool reserve_row(const Member *member, Workspace *work) {
     size_t length = (size_t)row_length(member);
-    return reserve(&work->sums, 2 * length) && reserve(&work->colors, 5 * 2 * length);
+    return reserve(&work->colors, 5 * 2 * length);
 }
 
 // The samples of a component's row within the region. Rows are counted from the picture's first row.
@@ -69,9 +69,14 @@ static i16x16 weigh(i16x16 near, i16x16 far) { return near + near + near + far; 
 
 static void store_bytes(uint8_t *out, i16x16 numbers) { STORE(out, __builtin_convertvector(numbers, u8x16)); }
 
+// Mix two rows of chroma, if there are fewer of them than rows of luma.
+static inline i16x16 mix_chroma(const uint8_t *near, const uint8_t *far, int64_t i, int down) {
+    i16x16 samples = __builtin_convertvector(LOAD(u8x16, near + i), i16x16);
+    return down == 2 ? weigh(samples, __builtin_convertvector(LOAD(u8x16, far + i), i16x16)) : samples;
+}
+
 // Upsample one row of chroma: columns `start` to `stop` of the region.
-static void upsample(const Member *member, int component, int64_t row, int64_t start, int64_t stop, int16_t *sums,
-                     uint8_t *out) {
+static void upsample(const Member *member, int component, int64_t row, int64_t start, int64_t stop, uint8_t *out) {
     const Head *head = &member->head;
     int across = head->across, down = head->down;
     int64_t near_row = row / down, last_row = count_down(head, component) - 1;
@@ -89,17 +94,17 @@ static void upsample(const Member *member, int component, int64_t row, int64_t s
             store_bytes(out + i, (sum + added) >> 2);
         }
     } else if (across == 2 && down <= 2 && is_fancy) {  // h2v1_fancy_upsample and h2v2_fancy_upsample
-        for (int64_t i = first - 1; i < end + 1; i += 16) {
-            i16x16 sum = __builtin_convertvector(LOAD(u8x16, near + i), i16x16);
-            if (down == 2) sum = weigh(sum, __builtin_convertvector(LOAD(u8x16, far + i), i16x16));
-            STORE(sums + i, sum);
-        }
         int16_t shift = down == 2 ? 4 : 2, left = down == 2 ? 8 : 1, right = down == 2 ? 7 : 2;
+        i16x16 previous = mix_chroma(near, far, first - 16, down), here = mix_chroma(near, far, first, down);
         for (int64_t i = first; i < end; i += 16) {
-            i16x16 here = LOAD(i16x16, sums + i), before = LOAD(i16x16, sums + i - 1),
-                   after = LOAD(i16x16, sums + i + 1);
+            i16x16 next = mix_chroma(near, far, i + 16, down);
+            i16x16 before =
+                __builtin_shufflevector(previous, here, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30);
+            i16x16 after = __builtin_shufflevector(here, next, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16);
             i16x16 even = (weigh(here, before) + left) >> shift, odd = (weigh(here, after) + right) >> shift;
             STORE(out + 2 * i, even | odd << 8);  // The even sample is the first of two bytes.
+            previous = here;
+            here = next;
         }
     } else {  // h2v1_upsample, h2v2_upsample and int_upsample
         for (int64_t i = start; i < stop; i++) out[i] = near[i / across];
@@ -157,7 +162,7 @@ Pixels make_row(const Member *member, int64_t row, int64_t start, int64_t stop, 
             continue;
         }
         uint8_t *upsampled = buffers + (2 + c) * length;
-        upsample(member, c, row, start, stop, (int16_t *)work->sums.bytes + MARGIN, upsampled);
+        upsample(member, c, row, start, stop, upsampled);
         samples[c] = upsampled;
     }
     if (head->color == RGB) return (Pixels){{samples[0], samples[1], samples[2]}};

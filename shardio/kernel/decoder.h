@@ -223,7 +223,7 @@ typedef struct Workspace {
     Entry stay[1 << LOOKUP_BITS], wait[1 << LOOKUP_BITS], jump[1 << LOOKUP_BITS];  // For states without codes.
     const Entry *next[ALL_STATES];  // The table for the next code, by state.
     uint8_t zeros[16];              // The data of chains without a stream.
-    Buffer sums, colors, turned, columns, rows, resized, taps, coefficients, scan, kept;
+    Buffer colors, turned, columns, rows, resized, taps, coefficients, scan, kept;
 } Workspace;
 
 _Static_assert(sizeof(Workspace) <= 1 << 20, "a workspace has WORKSPACE_BYTES: see kernel/records.py");
