@@ -76,22 +76,20 @@ class DecodedCache:
 
     Args:
         num_bytes: The size of the memory. Only used pages need memory.
-        name: A name that is the same for all processes that share the memory, and for no others.
+        name: A name that is the same for all processes that share the memory, and for no others. It is part of a file
+            name.
+
+    Attributes:
+        file: The descriptor of the memory in this process.
     """
 
     def __init__(self, num_bytes: int, name: str) -> None:
-        self.num_bytes, self._name = num_bytes, xxhash.xxh3_64_hexdigest(f"{name} {num_bytes}".encode())
-
-    @cached_property
-    def file(self) -> int:
-        """The descriptor of the memory in this process."""
-        with _list_members(self._name) as members:
-            found = next((each for member in members if (each := member.open(self.num_bytes)) is not None), None)
-            if found is None:
-                found = _make_memory(self.num_bytes)
-            members.append(_Member(os.getpid(), found, os.fstat(found).st_ino))
-        weakref.finalize(self, os.close, found)
-        return found
+        self.num_bytes, self._name = num_bytes, name
+        with _list_members(name) as members:
+            found = next((each for member in members if (each := member.open(num_bytes)) is not None), None)
+            self.file = _make_memory(num_bytes) if found is None else found
+            members.append(_Member(os.getpid(), self.file, os.fstat(self.file).st_ino))
+        weakref.finalize(self, os.close, self.file)
 
     @cached_property
     def _memory(self) -> mmap.mmap:
@@ -115,15 +113,8 @@ class DecodedCache:
         size, turn = ctypes.c_int64.from_address(address).value, ctypes.c_uint8.from_address(address + 8).value
         return KeptImage(address, (size >> 32, size & 0xFFFFFFFF), Turn(*(bool(turn & bit) for bit in (1, 2, 4))))
 
-    def __reduce__(self) -> tuple[object, ...]:
-        self.file  # noqa: B018  # Other processes open the memory through this process.
-        return _join, (self.num_bytes, self._name)
-
-
-def _join(num_bytes: int, name: str) -> DecodedCache:
-    cache = DecodedCache(num_bytes, "")
-    cache._name = name
-    return cache
+    def __reduce__(self) -> tuple[type[DecodedCache], tuple[int, str]]:
+        return DecodedCache, (self.num_bytes, self._name)  # Another process opens the memory through this one.
 
 
 def _make_memory(num_bytes: int) -> int:
@@ -163,7 +154,7 @@ def make_cache(num_bytes: int, name: str) -> DecodedCache | None:
         reason = why_no_kernel() or "this operating system has no anonymous files"
         warnings.warn(f"decoded_cache is not used: {reason}", RuntimeWarning, stacklevel=2)
         return None
-    return DecodedCache(num_bytes, name)
+    return DecodedCache(num_bytes, xxhash.xxh3_64_hexdigest(f"{name} {num_bytes}".encode(errors="surrogateescape")))
 
 
 def count_free_memory() -> int:

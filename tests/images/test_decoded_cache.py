@@ -153,8 +153,7 @@ def test_copies_and_processes_share_the_memory_and_nothing_is_left_of_it(tmp_pat
     assert copied.find(find_key(content)) is not None
     name = cache._name
     del cache, copied
-    alone = DecodedCache(1 << 24, "")
-    alone._name = name
+    alone = DecodedCache(1 << 24, name)
     assert alone.find(find_key(content)) is None  # The last process that had the memory open has closed it.
 
 
@@ -237,6 +236,19 @@ def test_images_from_a_web_server_are_kept(data: Path) -> None:
         found = [column for _ in range(3) for batch in loader for column in batch]
     assert all(map(torch.equal, found, expected))
     assert loader.stats().num_images_by_decoder["cache"] == 55
+
+
+@pytest.mark.slow
+def test_torchs_worker_processes_share_a_cache_that_outlives_them(data: Path) -> None:
+    dataset = ShardMapDataset(data / "packed", transform=CROP, decoded_cache="22MB")
+    cache = dataset.decoder.decoded_cache
+    assert cache is not None
+    used = [cache.num_used_bytes]
+    for _ in range(2):
+        for _ in torch.utils.data.DataLoader(dataset, 7, num_workers=2):
+            pass
+        used.append(cache.num_used_bytes)
+    assert used[0] < used[1] == used[2]
 
 
 RANK = """
