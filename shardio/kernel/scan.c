@@ -32,8 +32,8 @@ static int find_marker(const Scan *scan, int64_t interval) {
     return interval == scan->num_intervals - 1 ? EOI : RST0 + (int)(interval % 8);
 }
 
-// Use the lengths of the restart intervals from a tile table that fills one segment, if it fits the image. Each
-// interval is checked before it is decoded, so wrong lengths cannot lead outside the file.
+// Use the lengths of the restart intervals from a tile table that fills one segment, if it fits the image, and if the
+// right marker follows each interval: whether a file is damaged must not depend on the crop.
 static void find_tile_table(const uint8_t *data, const Head *head, Scan *scan) {
     const uint8_t *table = data + head->tile_table;
     scan->lengths = NULL;
@@ -43,10 +43,14 @@ static void find_tile_table(const uint8_t *data, const Head *head, Scan *scan) {
     if (read_big_endian(table, 2) != head->height || read_big_endian(table + 2, 2) != head->width) return;
     if (read_big_endian(table + 4, 2) != head->interval || (num_bytes != 2 && num_bytes != 4)) return;
     if (head->tile_table_stop - (head->tile_table + 11) != scan->num_intervals * num_bytes) return;
-    int64_t size = 2 * (scan->num_intervals - 1);  // The size of the scan, with its markers.
-    for (int64_t i = 0; i < scan->num_intervals; i++) size += read_big_endian(table + 11 + i * num_bytes, num_bytes);
-    if (size != read_big_endian(table + 7, 4) || size > scan->stop - scan->at - 2 || !is_marker(scan->at + size, EOI))
-        return;
+    const uint8_t *end = scan->at;
+    for (int64_t i = 0; i < scan->num_intervals; i++) {
+        const uint8_t *at = table + 11 + i * num_bytes;
+        int64_t length = num_bytes == 2 ? read_big_endian(at, 2) : read_big_endian(at, 4);  // Each is one load.
+        if (length > scan->stop - end - 2 || !is_marker(end + length, find_marker(scan, i))) return;
+        end += length + 2;
+    }
+    if (end - scan->at - 2 != read_big_endian(table + 7, 4)) return;
     scan->lengths = table + 11;
     scan->length_bytes = num_bytes;
 }
@@ -87,7 +91,6 @@ bool take_stream(Member *member, Chain *chain) {
         }
         if (!reserve(&chain->data, (size_t)(end - scan->at) + PADDING)) break;
         uint8_t *to = chain->data.bytes;
-        if (scan->lengths && scan->next > 0 && !is_marker(scan->at - 2, find_marker(scan, scan->next - 1))) break;
         const uint8_t *found = unstuff(scan->at, end, &to);
         if (scan->lengths && found != end) break;
         if (scan->stop - found < 2 || !is_marker(found, find_marker(scan, scan->next))) break;
