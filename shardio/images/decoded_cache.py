@@ -26,11 +26,12 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
+from shardio.errors import find_user_level
 from shardio.files import FileRange, is_trusted
 from shardio.images.jpeg.standard import JPEG_START
 from shardio.images.pictures import Turn
 from shardio.kernel import find_functions, why_no_kernel
-from shardio.kernel.records import CACHE, SLOT
+from shardio.kernel.records import CACHE, MIRRORED, SLOT, TRANSPOSED, UPSIDE_DOWN
 
 MIN_BYTES = 1 << 20
 """The smallest cache."""
@@ -111,7 +112,8 @@ class DecodedCache:
         if functions is None or not (address := functions.find_kept(self.address, key)):
             return None
         size, turn = ctypes.c_int64.from_address(address).value, ctypes.c_uint8.from_address(address + 8).value
-        return KeptImage(address, (size >> 32, size & 0xFFFFFFFF), Turn(*(bool(turn & bit) for bit in (1, 2, 4))))
+        turned = Turn(*(bool(turn & bit) for bit in (UPSIDE_DOWN, MIRRORED, TRANSPOSED)))
+        return KeptImage(address, (size >> 32, size & 0xFFFFFFFF), turned)
 
     def __reduce__(self) -> tuple[type[DecodedCache], tuple[int, str]]:
         return DecodedCache, (self.num_bytes, self._name)  # Another process opens the memory through this one.
@@ -152,7 +154,7 @@ def make_cache(num_bytes: int, name: str) -> DecodedCache | None:
         )
     if find_functions() is None or not hasattr(os, "memfd_create"):
         reason = why_no_kernel() or "this operating system has no anonymous files"
-        warnings.warn(f"decoded_cache is not used: {reason}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"decoded_cache is not used: {reason}", RuntimeWarning, stacklevel=find_user_level())
         return None
     return DecodedCache(num_bytes, xxhash.xxh3_64_hexdigest(f"{name} {num_bytes}".encode(errors="surrogateescape")))
 

@@ -235,7 +235,7 @@ def render_by_kernel(crops: Sequence[PlannedCrop], rows: Sequence[Rows]) -> NDAr
     records["height"][~is_for_kernel] = 0
     # Sort by how much of an untiled file must be read, so images whose decoding is interleaved take about equally long.
     bottom = np.max([crop.plan.box[:, 0] + crop.plan.box[:, 2] for crop in crops], axis=0)
-    lengths = [len(content) if isinstance(content, bytes) else 0 for content in contents]
+    lengths = [len(each if isinstance(each, bytes) else each.content or b"") for each in contents]
     order = np.argsort(bottom / [picture.size[0] for picture in pictures] * lengths)
     turns = np.array([_encode_turn(picture) for picture in pictures])
     flat = rows[0] if len(rows) == 1 else [pixels for of_image in zip(*rows, strict=True) for pixels in of_image]

@@ -189,12 +189,17 @@ def read_epochs(
     return batches, loader
 
 
+def assert_equal(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize("name", TRANSFORMS)
 @pytest.mark.parametrize("kind", [ShardDataset, ShardMapDataset, ImageFolder])
 def test_batches_equal_those_without_a_cache(kind: Any, name: str, data: Path) -> None:
     expected, _ = read_epochs(kind, data, TRANSFORMS[name], cache=None)
     found, loader = read_epochs(kind, data, TRANSFORMS[name], cache="16MB")
-    assert all(map(torch.equal, found, expected))
+    assert_equal(found, expected)
     counts = loader.stats().num_images_by_decoder  # Of the last epoch.
     assert counts == {"kernel": 0, "cache": 55, "libjpeg": 2, "raw": 0, "pillow": 3}
 
@@ -214,7 +219,7 @@ def test_batches_equal_those_without_a_cache_with_other_settings(options: Any, d
 def test_worker_processes_share_a_cache_even_if_they_are_killed(data: Path) -> None:
     expected, _ = read_epochs(ShardDataset, data, CROP, cache=None)
     found, loader = read_epochs(ShardDataset, data, CROP, cache="16MB", num_workers=2)
-    assert all(map(torch.equal, found, expected))
+    assert_equal(found, expected)
     assert loader.stats().num_images_by_decoder["cache"] == 55
     dataset = ShardDataset(data / "packed", transform=CROP, decoded_cache="17MB", shuffle=True)
     loader, batches = DataLoader(dataset, 7, num_workers=2, persistent_workers=True), list[torch.Tensor]()
@@ -224,7 +229,7 @@ def test_worker_processes_share_a_cache_even_if_they_are_killed(data: Path) -> N
                 if number % 4 == 1:
                     kill_worker_processes()
                 batches += [images, labels]
-    assert all(map(torch.equal, batches, expected))
+    assert_equal(batches, expected)
 
 
 @pytest.mark.slow
@@ -234,7 +239,7 @@ def test_images_from_a_web_server_are_kept(data: Path) -> None:
         dataset = ShardDataset(url, transform=CROP, shuffle=True, decoded_cache="19MB")
         loader = DataLoader(dataset, 7)
         found = [column for _ in range(3) for batch in loader for column in batch]
-    assert all(map(torch.equal, found, expected))
+    assert_equal(found, expected)
     assert loader.stats().num_images_by_decoder["cache"] == 55
 
 
