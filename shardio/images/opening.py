@@ -43,6 +43,7 @@ from shardio.images.pictures import (
     read_turn,
 )
 from shardio.kernel import find_functions
+from shardio.kernel.functions import Kept
 from shardio.kernel.memory import scratch_pixels
 
 if TYPE_CHECKING:
@@ -85,14 +86,14 @@ def open_image(
     key = 0 if cache is None else find_key(content)
     if cache is not None and key and (kept := cache.find(key)) is not None:
         check_size(*kept.size, max_pixels)
-        return JpegPicture(content, kept.size, kept.turn, cache=cache, kept=kept.address)
+        return JpegPicture(content, kept.size, kept.turn, Kept(None, kept=kept.address))
     if isinstance(content, FileRange):
         content = content.read()
         key = key and find_key(content)  # The file may have changed.
     for open_picture in _OPENERS:
         if (picture := open_picture(content, orientation, max_pixels)) is not None:
-            if key and isinstance(picture, JpegPicture):
-                picture.cache, picture.key = cache, key
+            if cache is not None and key and isinstance(picture, JpegPicture):
+                picture.kept = Kept(content, key, cache.address, cache.file)
             return picture
     return open_by_pillow(content, orientation, max_pixels)
 
@@ -197,26 +198,17 @@ class JpegPicture(Picture):
 
     Attributes:
         turn: The turn that makes the stored picture upright.
-        kept: The address of the kept image, for the kernel; 0 if there is none.
-        cache: Where the image is kept, or where the kernel keeps it when it decodes it; None if it is not kept.
-        key: The key under which the kernel keeps the image.
+        kept: The kept image, or the JPEG that the kernel keeps when it decodes it; None if nothing is kept.
     """
 
     decoder_name = "libjpeg"
 
     def __init__(
-        self,
-        source: bytes | FileRange,
-        size: tuple[int, int],
-        turn: Turn = UPRIGHT,
-        *,
-        cache: DecodedCache | None = None,
-        kept: int = 0,
+        self, source: bytes | FileRange, size: tuple[int, int], turn: Turn = UPRIGHT, kept: Kept | None = None
     ) -> None:
-        self._source, self.turn = source, turn
-        self.cache, self.kept, self.key = cache, kept, 0
+        self._source, self.turn, self.kept = source, turn, kept
         self.size = turn.size(*size)
-        if kept:
+        if kept is not None:
             self.kernel_name = "cache"
 
     @property

@@ -32,7 +32,7 @@ from shardio.images.netpbm import PixelPicture, find_pixels
 from shardio.images.opening import JpegPicture
 from shardio.images.pictures import UPRIGHT, DecoderName, Picture, Pixels
 from shardio.kernel import find_functions, find_kernel, operations as codes
-from shardio.kernel.functions import Content, Kept, StoredPixels
+from shardio.kernel.functions import Content, StoredPixels
 from shardio.kernel.memory import scratch_pixels
 from shardio.kernel.records import (
     LUMA_FACTORS,
@@ -258,10 +258,7 @@ def _find_suitable(crop: PlannedCrop, pictures: Sequence[Picture], rows: Rows) -
 def find_content(picture: Picture) -> Content:
     """Return a JPEG, or the pixels of a PPM, in the kernel's form."""
     if isinstance(picture, JpegPicture):
-        if picture.kept:
-            return Kept(None, kept=picture.kept)
-        content, cache = picture.content, picture.cache
-        return content if cache is None else Kept(content, picture.key, cache.address, cache.file)
+        return picture.content if picture.kept is None else picture.kept
     assert isinstance(picture, PixelPicture), "the kernel renders no other pictures"
     source, layout = picture.source, picture.layout
     if isinstance(source, bytes):
