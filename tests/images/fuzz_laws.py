@@ -173,12 +173,21 @@ def _leniently(content: bytes, orientation: Orientation) -> Array | None:
     """Return the pixels that libjpeg decodes despite errors, or None if it decodes none."""
     # libjpeg only warns of an unknown JFIF version or Adobe transform, but simplejpeg refuses such files.
     content = re.sub(rb"JFIF\0.", b"JFIF\0\1", content, count=1, flags=re.DOTALL)
-    content = re.sub(rb"(Adobe.{6})[^\0\1\2]", rb"\g<1>" b"\1", content, count=1, flags=re.DOTALL)
+    is_cmyk = _count_components(content) == 4  # Their transforms are 0 and 2, not 0 and 1.
+    unknown, known = (rb"[^\0\2]", b"\2") if is_cmyk else (rb"[^\0\1]", b"\1")
+    content = re.sub(rb"(Adobe.{6})" + unknown, rb"\g<1>" + known, content, count=1, flags=re.DOTALL)
     try:
         pixels = np.asarray(simplejpeg.decode_jpeg(content, strict=False))
     except (ValueError, OSError):
         return None
     return _turned(pixels, content, orientation)
+
+
+def _count_components(content: bytes) -> int:
+    try:
+        return len(read_head(content).factors)
+    except ValueError:
+        return 0
 
 
 def _strictly(content: bytes) -> Array | None:
