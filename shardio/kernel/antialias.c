@@ -6,9 +6,7 @@
 
 #include "resize.h"
 
-#include <math.h>
-
-enum { LOW_BITS = 15, WEIGHT_BITS = 22 };
+enum { LOW_BITS = 15 };
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VBMI__)
 enum { TAPS = 4 };  // The number of pixels that are summed together.
@@ -16,67 +14,9 @@ enum { TAPS = 4 };  // The number of pixels that are summed together.
 enum { TAPS = 2 };
 #endif
 
-static double find_support(double scale, int resampling) {
-    double support = resampling == PILLOW_BICUBIC ? 2.0 : resampling == PILLOW_BOX ? 0.5 : 1.0;
-    return support * fmax(scale, 1.0);
-}
-
-// The range of pixels that a pixel of the resized row sums.
-static Range find_reach(int64_t num_before, int64_t num_after, int64_t i, int resampling) {
-    double scale = (double)num_before / (double)num_after, center = ((double)i + 0.5) * scale;
-    double support = find_support(scale, resampling);
-    return (Range){max((int64_t)(center - support + 0.5), 0), min((int64_t)(center + support + 0.5), num_before)};
-}
-
-Range find_antialiased_range(int64_t num_before, int64_t num_after, int64_t start, int64_t stop, int resampling) {
-    return (Range){find_reach(num_before, num_after, start, resampling).start,
-                   find_reach(num_before, num_after, stop - 1, resampling).stop};
-}
-
-// The weight of a pixel at a distance from the center (box_filter, bilinear_filter and bicubic_filter).
-static double weigh(double x, int resampling) {
-    const double a = -0.5;
-    if (resampling == PILLOW_BOX) return x > -0.5 && x <= 0.5;
-    x = fabs(x);
-    if (resampling == PILLOW_BILINEAR) return x < 1.0 ? 1.0 - x : 0.0;
-    if (x < 1.0) return ((a + 2.0) * x - (a + 3.0)) * x * x + 1;
-    return x < 2.0 ? (((x - 5) * x + 8) * x - 4) * a : 0.0;
-}
-
-// A weight before rounding, and after.
-typedef union {
-    double value;
-    int64_t weight;
-} Tap;
-
-// Find the pixels that a pixel of the resized row sums, and their weights, rounded as in precompute_coeffs and
-// normalize_coeffs_8bpc. Taps after the last pixel, up to `num_taps`, are 0. Return the first pixel.
-static int64_t find_taps(int64_t num_before, int64_t num_after, int64_t i, int resampling, int64_t num_taps,
-                         Tap *taps) {
-    Range reach = find_reach(num_before, num_after, i, resampling);
-    double scale = (double)num_before / (double)num_after, center = ((double)i + 0.5) * scale;
-    double shrinking = 1.0 / fmax(scale, 1.0), total = 0.0;
-    int64_t count = reach.stop - reach.start;
-    for (int64_t k = 0; k < count; k++) {
-        taps[k].value = weigh(((double)(reach.start + k) - center + 0.5) * shrinking, resampling);
-        total += taps[k].value;
-    }
-    for (int64_t k = 0; k < count; k++) {
-        double weight = (total != 0.0 ? taps[k].value / total : taps[k].value) * (1 << WEIGHT_BITS);
-        taps[k].weight = (int32_t)(weight < 0 ? weight - 0.5 : weight + 0.5);
-    }
-    for (int64_t k = count; k < num_taps; k++) taps[k].weight = 0;
-    return reach.start;
-}
-
-// The largest number of pixels that a new pixel from `start` to `stop` - 1 sums, divided by TAPS and rounded up.
+// The number of parts of TAPS pixels that a new pixel from `start` to `stop` - 1 sums.
 static int64_t count_parts(int64_t num_before, int64_t num_after, int64_t start, int64_t stop, int resampling) {
-    int64_t num_taps = 0;
-    for (int64_t i = start; i < stop; i++) {
-        Range reach = find_reach(num_before, num_after, i, resampling);
-        num_taps = max(num_taps, reach.stop - reach.start);
-    }
-    return (num_taps + TAPS - 1) / TAPS;
+    return (count_taps(num_before, num_after, start, stop, resampling) + TAPS - 1) / TAPS;
 }
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VBMI__)
@@ -278,9 +218,8 @@ bool resize_antialiased(const Window *window, ReadRow read_row, const void *sour
     }
     const uint8_t **rows = (const uint8_t **)work->rows.bytes;
     RowWeights *row_weights = (RowWeights *)(rows + num_kept);
-    int64_t stop = find_antialiased_range(plan->height, plan->new_height, window->first_row,
-                                          window->first_row + window->num_rows, plan->resampling)
-                       .stop;
+    int64_t last_row = window->first_row + window->num_rows - 1;
+    int64_t stop = find_reach(plan->height, plan->new_height, last_row, plan->resampling).stop;
     int64_t next_row = 0;
     for (int64_t i = 0; i < window->num_rows; i++) {
         int64_t first_row =

@@ -3,9 +3,23 @@
 #ifndef SHARDIO_CODES_H
 #define SHARDIO_CODES_H
 
-#include "kernel.h"
+#include "shared.h"
 
 enum { MAX_CODE_LENGTH = 16 };
+
+// The meaning of a code.
+typedef struct {
+    int size, step;         // The number of bits of the value, and what to add to the state (huffman.c).
+    bool is_end, is_known;  // Whether the block ends, and whether a baseline image may have this symbol.
+} Symbol;
+
+// Return the meaning of a symbol (F.1.2.1 and F.1.2.2).
+static inline Symbol read_symbol(int symbol, bool is_dc) {
+    int run = symbol >> 4, size = symbol & 15;
+    bool is_end = symbol == 0, is_known = size <= 10 && (size > 0 || is_end || symbol == 0xF0);
+    Symbol dc = {symbol, 65, false, symbol <= 11}, ac = {size, is_end ? 64 : run + 1, is_end, is_known};
+    return is_dc ? dc : ac;
+}
 
 // The codes of a table. Those of a length are the numbers from firsts[length] up to limits[length].
 typedef struct {

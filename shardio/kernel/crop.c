@@ -15,11 +15,6 @@ static Range find_visible(int64_t start, int64_t num_resized, int64_t num_in_win
     return (Range){max(-start, 0), min(num_resized - start, num_in_window)};
 }
 
-static Range find_needed(int64_t num_before, int64_t num_after, int64_t start, int64_t stop, int resampling) {
-    if (resampling == OPENCV_BILINEAR) return find_bilinear_range(num_before, num_after, start, stop);
-    return find_antialiased_range(num_before, num_after, start, stop, resampling);
-}
-
 // Extend the needed box of an upright picture by the box that a crop needs. Return whether the crop can be rendered.
 static bool add_crop(const Plan *plan, const Row *row, int64_t height, int64_t width, Box *box) {
     if (plan->top < 0 || plan->left < 0 || plan->height < 1 || plan->width < 1) return false;

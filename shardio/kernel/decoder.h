@@ -45,22 +45,23 @@
 #define SHARDIO_DECODER_H
 
 #include "codes.h"
+#include "kernel.h"
 
 enum {
-    MAX_COMPONENTS = 3,
-    MAX_BLOCKS = 6,    // Blocks in an MCU: 4:2:0 and 4:1:1 have six.
     MAX_TABLE_ID = 3,  // The highest identifier of quantization and Huffman tables (B.2.4).
     NUM_TABLES = 8,    // Huffman tables: four for DC coefficients, then four for AC coefficients.
     FIRST_AC_TABLE = 4,
-    MAX_DC = 2047,  // The largest coefficients of images with samples of 8 bits (F.1.2.1 and F.1.2.2).
-    MAX_AC = 1023,
     PADDING = 4096,
     MARGIN = 128,
     NUM_CHAINS = 3,     // Streams that are decoded side by side: each is a chain of dependent steps.
     NUM_STATES = 4096,  // The states of an image: see huffman.c.
     ALL_STATES = (NUM_CHAINS + 1) * NUM_STATES,  // The states of each member, and those of chains without a stream.
+    DONE = 1 << 10,                              // States and bits of states: see huffman.c.
+    WAITING = DONE + 16,
+    REST = 1 << 11,
+    PREFIX_BITS = 6,
+    MAX_LOOKUP_BITS = 18,  // The maximum bits of a code and its value: three times as many bits fit into a word.
     NUM_CACHED_TABLES = 24,
-    LOOKUP_BITS = 10,
     MAX_NEW_SIDE = 1 << 20,  // Of resized parts.
     MAX_BUFFER = 1 << 30,
     MAX_KEPT = 1 << 25,  // Larger buffers are not kept for the next call.
@@ -74,8 +75,6 @@ typedef struct {
 
 // Make a buffer at least `size` bytes large. Its contents may be lost. Return whether there was enough memory.
 bool reserve(Buffer *buffer, size_t size);
-
-typedef enum { GRAY, YCC, RGB } Color;
 
 // The header of a scan (B.2.3).
 typedef struct {
@@ -125,11 +124,6 @@ typedef struct {
     int num_scans;                                      // The number of decoded scans.
     const uint8_t *stop;                                // The end of the last decoded scan.
 } Coefficients;
-
-// A part of a picture, in pixels.
-typedef struct {
-    int64_t top, left, height, width;
-} Box;
 
 // The MCUs of an image that its crops need.
 typedef struct {

@@ -4,7 +4,7 @@
 // of a core idle; three interleaved chains fill it. A number, the state, replaces most branches: see huffman.c. So each
 // round of the loop, which takes three look-ups of each stream, has a single branch.
 
-#include "entropy.h"
+#include "decoder.h"
 #include "vectors.h"
 
 static const uint64_t PARKED =

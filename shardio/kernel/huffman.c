@@ -20,17 +20,8 @@
 // within the last block, and no code leads there.
 
 #include "decoder.h"
-#include "entropy.h"
 
 #include <string.h>
-
-// The meaning of a symbol (F.1.2.1 and F.1.2.2).
-Symbol read_symbol(int symbol, bool is_dc) {
-    if (is_dc) return (Symbol){.size = symbol, .step = 65, .is_known = symbol <= 11};
-    int run = symbol >> 4, size = symbol & 15;
-    bool is_end = symbol == 0, is_known = size <= 10 && (size > 0 || is_end || symbol == 0xF0);
-    return (Symbol){.size = size, .step = is_end ? 64 : run + 1, .is_end = is_end, .is_known = is_known};
-}
 
 static const Entry JUMP = {.place = -1, .step = DONE, .keep = -1};
 

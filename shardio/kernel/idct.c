@@ -7,8 +7,6 @@
 #include "decoder.h"
 #include "vectors.h"
 
-enum { HALF_RANGE = 1 << 14 };  // The sum of two numbers below this limit fits into 16 bits.
-
 // The index in zigzag order of each coefficient, row by row (figure A.6).
 #define ZIGZAG                                                                                                        \
     0, 1, 5, 6, 14, 15, 27, 28, 2, 4, 7, 13, 16, 26, 29, 42, 3, 8, 12, 17, 25, 30, 41, 43, 9, 11, 18, 24, 31, 40, 44, \

@@ -13,9 +13,7 @@
 #ifndef SHARDIO_KERNEL_H
 #define SHARDIO_KERNEL_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "shared.h"
 
 #define ENTRY __attribute__((visibility("default")))  // A function that Python calls. It takes a record's address.
 
@@ -42,23 +40,8 @@ typedef struct {
     int64_t height, width;  // Of pixels without compression, as are the next fields.
     int32_t file;           // The descriptor of an open file.
     uint8_t num_channels;   // 1 for gray, 3 for colors; 0 for a JPEG.
-    uint8_t turn;           // How to turn the stored picture upright: UPSIDE_DOWN, MIRRORED and then TRANSPOSED, or'ed.
+    uint8_t turn;           // How to turn the stored picture upright: flags of shared.h, or'ed.
 } Image;
-
-enum { UPSIDE_DOWN = 1, MIRRORED = 2, TRANSPOSED = 4 };
-
-// Resampling methods. Pillow's methods are antialiased.
-enum { OPENCV_BILINEAR, PILLOW_BILINEAR, PILLOW_BICUBIC, PILLOW_BOX };
-
-// The plan of one crop.
-typedef struct {
-    // The part of the upright picture to resize. The height is 0 if the crop is left out.
-    int64_t top, left, height, width;
-    int64_t new_height, new_width;    // The size of the resized part.
-    int64_t window_top, window_left;  // The corner of the window to return, which may extend beyond the resized part.
-    uint8_t is_flipped;               // Whether to mirror the window.
-    uint8_t resampling;
-} Plan;
 
 // The destination of a crop.
 typedef struct {
@@ -85,13 +68,6 @@ ENTRY const uint8_t *shardio_find_kept(Cache *cache, uint64_t key);
 
 // Return height << 32 | width of a JPEG, or 0 if the kernel cannot read its head.
 ENTRY int64_t shardio_read_size(const uint8_t *content, int64_t length);
-
-// A Huffman table as in a DHT segment (B.2.4.2). Python has checked that the lengths have room for the
-// codes, without the code of all ones, and that there are at most 256 symbols.
-typedef struct {
-    uint8_t lengths[16];   // The number of codes of each length; zeros if there is no such table.
-    uint8_t symbols[256];  // The symbols, in the order of their codes.
-} StoredTable;
 
 // Scans are recoded as tokens. A token holds the index of a Huffman table, a symbol, and the value of the bits that
 // follow the symbol's code: (table << 8 | symbol) << VALUE_BITS | value. NO_TOKEN is written as nothing: no baseline
@@ -200,8 +176,5 @@ typedef struct {
 } Normalization;
 
 ENTRY void shardio_normalize_image(const Normalization *call);
-
-static inline int64_t min(int64_t one, int64_t other) { return one < other ? one : other; }
-static inline int64_t max(int64_t one, int64_t other) { return one > other ? one : other; }
 
 #endif

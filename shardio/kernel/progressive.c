@@ -10,7 +10,7 @@
 // index.
 
 #include "bits.h"
-#include "entropy.h"
+#include "decoder.h"
 
 enum { SHORT_CODE = 9, MAX_LOW = 13 };
 

@@ -5,40 +5,6 @@
 
 #include "resize.h"
 
-#include <math.h>
-
-static const float ONE = 1 << 11;  // resize.cpp, INTER_RESIZE_COEF_SCALE.
-
-// The two pixels that a pixel of the result mixes, and their weights.
-typedef struct {
-    int64_t first;
-    int32_t weights[2];
-} Mix;
-
-// The position in the row of the center of a pixel of the resized row.
-static float find_position(int64_t num_before, int64_t num_after, int64_t i) {
-    return (float)(((double)i + 0.5) * (1.0 / ((double)num_after / (double)num_before)) - 0.5);
-}
-
-// `is_clamped`: whether the border pixel gets all the weight beyond the border, as in OpenCV's horizontal pass. In
-// OpenCV's vertical pass, both pixels are the border pixel beyond the border.
-static Mix find_mix(int64_t num_before, int64_t num_after, int64_t i, bool is_clamped) {
-    float position = find_position(num_before, num_after, i);
-    int64_t first = (int64_t)floorf(position);
-    float part = position - (float)first;
-    if (is_clamped && (first < 0 || first >= num_before - 1)) {
-        first = first < 0 ? 0 : num_before - 1;
-        part = 0;
-    }
-    return (Mix){first, {(int32_t)rintf((1.0f - part) * ONE), (int32_t)rintf(part * ONE)}};
-}
-
-Range find_bilinear_range(int64_t num_before, int64_t num_after, int64_t start, int64_t stop) {
-    int64_t first = (int64_t)floorf(find_position(num_before, num_after, start));
-    int64_t last = (int64_t)floorf(find_position(num_before, num_after, stop - 1)) + 1;
-    return (Range){max(first, 0), min(last + 1, num_before)};
-}
-
 void make_gather(const int32_t *sources, Gather *gather) {
     int32_t low = (int32_t)min(sources[0], sources[COLUMNS - 1]), high = (int32_t)max(sources[0], sources[COLUMNS - 1]);
     gather->is_near = high + 3 - low < 128;

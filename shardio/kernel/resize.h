@@ -5,6 +5,7 @@
 
 #include "decoder.h"
 #include "vectors.h"
+#include "weights.h"
 
 enum {
     COLUMNS = 32,  // The number of columns of the result that are computed together.
@@ -96,16 +97,8 @@ static inline void join_some_colors(u8x32 red, u8x32 green, u8x32 blue, int64_t 
     memcpy(out, joined, 3 * (size_t)count);
 }
 
-// The part of a row that a crop needs: from the first column that the crop mixes to the last one.
-typedef struct {
-    int64_t start, stop;
-} Range;
-
 // Return a row of the part that a plan resizes, from the part's first column on.
 typedef Pixels (*ReadRow)(const void *source, int64_t row, int place);
-
-Range find_bilinear_range(int64_t num_before, int64_t num_after, int64_t start, int64_t stop);
-Range find_antialiased_range(int64_t num_before, int64_t num_after, int64_t start, int64_t stop, int resampling);
 
 // The visible part of a crop: its rows and columns in the resized part, and their place in the result.
 typedef struct {

@@ -15,7 +15,7 @@
 // written.
 
 #include "bits.h"
-#include "entropy.h"
+#include "decoder.h"
 
 #include <stdlib.h>
 #include <string.h>
