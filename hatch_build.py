@@ -44,6 +44,9 @@ class KernelHook(BuildHookInterface):  # type: ignore[type-arg]  # Generic only 
         if name is None:
             return
         subprocess.run([sys.executable, "tools/build_kernel.py", name], cwd=root, check=True)
-        build_data["artifacts"] += [str(target.path.relative_to(root)) for target in kernel["PLATFORMS"][name]]
+        built = [target.path for target in kernel["PLATFORMS"][name]]
+        if "linux" in name:  # tools/build_kernel.py compiles these files if their compiler is installed.
+            built += [path for path in map(kernel["name_cubin"], kernel["CAPABILITIES"]) if path.exists()]
+        build_data["artifacts"] += [str(path.relative_to(root)) for path in built]
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{name}"

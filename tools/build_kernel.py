@@ -7,6 +7,9 @@
 hatch_build.py runs this script when it builds shardio. The compiler is clang, from the package ziglang, for every
 platform. Files that were already compiled from the same source are kept. Two builds with the same version of ziglang
 produce identical bytes.
+
+If the packages cuda-core and nvidia-cuda-nvrtc-cu12 are installed, the stages of CUDA devices are compiled, too, for
+platforms with Linux. This needs no device.
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ import runpy
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
@@ -47,6 +52,49 @@ def build(target: Any, sources: list[Path]) -> None:
     unfinished.replace(target.path)
 
 
+_STANDARD_HEADERS = {
+    "stdbool.h": "",
+    "stddef.h": "",
+    "stdint.h": """
+        typedef signed char int8_t;
+        typedef unsigned char uint8_t;
+        typedef short int16_t;
+        typedef unsigned short uint16_t;
+        typedef int int32_t;
+        typedef unsigned int uint32_t;
+        typedef long long int64_t;
+        typedef unsigned long long uint64_t;
+    """,
+}
+"""The standard headers that the stages include. NVRTC has none."""
+
+
+def build_stages(capability: tuple[int, int], path: Path) -> None:
+    """Compile the stages for CUDA devices of a compute capability. No other process sees an incomplete file."""
+    from cuda.core import Program, ProgramOptions
+
+    source = ROOT / "shardio" / "kernel"
+    with TemporaryDirectory() as headers:
+        for name, text in _STANDARD_HEADERS.items():
+            (Path(headers) / name).write_text(text)
+        options = ProgramOptions(
+            arch="sm_{}{}".format(*capability),
+            std="c++20",
+            device_as_default_execution_space=True,
+            fma=False,  # Floating-point numbers are rounded as on processors.
+            include_path=[headers, str(source)],
+        )
+        compiled = Program((source / "stages.cu").read_text(), "c++", options).compile("cubin")
+    unfinished = path.with_suffix(f".{os.getpid()}")
+    unfinished.write_bytes(compiled.code)
+    unfinished.replace(path)
+
+
+def can_build_stages() -> bool:
+    """Return whether the compiler of the stages is installed."""
+    return all(map(find_spec, ("cuda", "cuda.core", "nvidia", "nvidia.cuda_nvrtc")))
+
+
 def main() -> None:
     """Run the command."""
     kernel = runpy.run_path(str(ROOT / "shardio" / "kernel" / "targets.py"))  # Needs no requirements.
@@ -66,6 +114,11 @@ def main() -> None:
     sources = [path for path in kernel["list_source"]() if path.suffix == ".c"]
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         list(threads.map(lambda target: build(target, sources), [each for each in targets if not each.path.exists()]))
+    if any("linux" in each for each in names) and can_build_stages():
+        for capability in kernel["CAPABILITIES"]:
+            path = kernel["name_cubin"](capability)
+            if not path.exists():
+                build_stages(capability, path)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Each chunk holds several photographs, some of them tiled or turned by EXIF, with one or more crops of each. The kernel
 renders all crops of a chunk together where possible. The campaign compares the crops with those of simplejpeg, OpenCV
-and Pillow.
+and Pillow, and those that the stages of a device render with the kernel's.
 """
 
 from __future__ import annotations
@@ -26,10 +26,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The script impor
 
 from shardio.images import CropPlan, JpegPicture, PlannedCrop, Resampling, open_image, render_crops
 from shardio.images.jpeg import Box
+from shardio.images.tiled import collect_tiles
 from shardio.images.tiling import NotTileable, tile_jpeg
+from shardio.kernel import require_functions
 from tests.images import naive
 from tests.images.crop_laws import random_boxes
 from tests.images.pictures import TURNS, Array, exif_of
+from tests.images.tiled_laws import decode_tiles
 
 CHUNK = 8
 """The number of photographs that are rendered together."""
@@ -100,12 +103,26 @@ def check_crops(photographs: list[Photograph], num_crops: int, random: np.random
     """
     pictures = [photograph.picture for photograph in photographs]
     planned = [PlannedCrop(pictures, _draw_plan(photographs, random)) for _ in range(num_crops)]
-    decoders = Counter[str]()
+    decoders, images = Counter[str](), list[list[Array]]()
     for crop, rendered in zip(planned, render_crops(planned, [None] * num_crops), strict=True):
         decoders.update(rendered.decoder_names)
         for row, (photograph, found) in enumerate(zip(photographs, rendered.images, strict=True)):
             if not np.array_equal(found, _render(photograph.pixels, crop.plan, row)):
                 raise AssertionError(f"{photograph.name}: wrong pixels with {crop.plan.take(np.array([row]))}")
+        images.append(rendered.images)
+    collected = collect_tiles(planned)
+    assert collected is not None, "all crops have the same size"
+    chunk, names = collected
+    assert chunk.memory is not None, "it is new"
+    staged, is_damaged = decode_tiles(
+        require_functions(), chunk.memory[: chunk.num_bytes], chunk.num_images, chunk.sizes
+    )
+    assert not is_damaged.any(), "no file is damaged"
+    for crops, found_by_stages in zip(images, staged, strict=True):
+        for photograph, found, by_stages in zip(photographs, crops, found_by_stages, strict=True):
+            if not np.array_equal(found, by_stages):
+                raise AssertionError(f"{photograph.name}: other pixels by the stages of a device")
+    decoders["the stages of a device"] += names.count("device") * num_crops
     return decoders
 
 

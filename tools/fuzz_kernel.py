@@ -44,6 +44,7 @@ from shardio.kernel.records import OPERATION, PLAN
 from shardio.kernel.targets import find_targets
 from tests.images.fuzz_laws import make_damaged_file
 from tests.images.mutations import Originals, find_frame, write_originals
+from tests.images.tiled_laws import render_by_stages
 from tools.guard_pages import GuardedMemory
 from tools.guarded_kernel import GuardedFunctions, HeapMemory, Sanitizer, build_sanitized, find_compiler
 
@@ -93,6 +94,7 @@ class Job:
         begun: The first file of the last call.
         num_rendered: The number of rendered files.
         num_tiled: The number of tiled files.
+        num_staged: The number of files that the stages of a device decoded.
     """
 
     path: Path
@@ -104,6 +106,7 @@ class Job:
     begun: Any = field(default_factory=lambda: RawValue(c_int64, -1))
     num_rendered: Any = field(default_factory=lambda: RawValue(c_int64, 0))
     num_tiled: Any = field(default_factory=lambda: RawValue(c_int64, 0))
+    num_staged: Any = field(default_factory=lambda: RawValue(c_int64, 0))
 
     def calls(self) -> Iterator[range]:
         """Yield the files of each call. Files of two chunks never share a call, because their rows differ in size."""
@@ -132,8 +135,10 @@ def run(job: Job) -> None:
             rng = random.Random((job.seed << 32) + files.start // CHUNK)
             if cache.num_used_bytes > cache.num_bytes // 2:
                 cache = DecodedCache(CACHE_BYTES, uuid.uuid4().hex)
-            is_done = _render(kernel, contents, generators, rng, cache if rng.random() < KEPT_SHARE else None)
+            chosen = cache if rng.random() < KEPT_SHARE else None
+            is_done, is_staged = _render(functions, kernel, contents, generators, rng, chosen)
             job.num_rendered.value += int(is_done.sum())
+            job.num_staged.value += int(is_staged.sum())
             for content, rng in zip(contents, generators, strict=True):
                 if rng.random() < OTHERS_SHARE:
                     job.num_tiled.value += _tile(content, rng)
@@ -148,13 +153,17 @@ def _make_file(seed: int, originals: Originals) -> tuple[bytes, random.Random]:
 
 
 def _render(
+    functions: GuardedFunctions,
     kernel: Kernel,
     contents: list[bytes],
     generators: list[random.Random],
     rng: random.Random,
     cache: DecodedCache | None,
-) -> Any:
-    """Render crops of files, and keep the images in a cache if it is given. Return which files were rendered."""
+) -> tuple[Any, Any]:
+    """Render crops of files, and keep the images in a cache if it is given.
+
+    Returns: Which files were rendered, and which of them also by the stages of a device.
+    """
     (height, width), num_crops = rng.choices(range(1, 80), k=2), rng.choice((1, 1, 3))
     plans = [
         _make_plan(content, own) for content, own in zip(contents, generators, strict=True) for _ in range(num_crops)
@@ -183,7 +192,14 @@ def _render(
     if (rows.reshape(len(contents), -1)[~is_done] != UNTOUCHED).any():
         print("rows of images that were not rendered have changed", file=sys.stderr)
         sys.exit(PROBLEM)
-    return is_done
+    is_staged = np.zeros_like(is_done)
+    if cache is None:
+        is_staged, crops, is_damaged = render_by_stages(functions, kernel, images, records, turned, rows.shape)
+        is_equal = (crops == rows).reshape(len(images), -1).all(axis=1)
+        if (is_staged & ((is_damaged == is_done) | (is_done & ~is_equal))).any():
+            print("the stages of a device give other pixels", file=sys.stderr)
+            sys.exit(PROBLEM)
+    return is_done, is_staged
 
 
 def _find_pixels(content: bytes, rng: random.Random) -> StoredPixels | None:
@@ -307,7 +323,8 @@ def main(
     elapsed_s = time.monotonic() - began
     print(
         f"{files:,} files of seed {seed} from {start} on{job.options}: no access outside the kernel's memory; "
-        f"{job.num_rendered.value:,} were rendered, and {job.num_tiled.value:,} tiled, in {elapsed_s:.0f} s "
+        f"{job.num_rendered.value:,} were rendered, {job.num_staged.value:,} decoded by the stages of a device, and "
+        f"{job.num_tiled.value:,} tiled, in {elapsed_s:.0f} s "
         f"({files / elapsed_s:,.0f} files/s)"
     )
 

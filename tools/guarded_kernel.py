@@ -21,13 +21,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from shardio.images.tiled import COUNTED, NUM_LOOKUPS, lay_out
 from shardio.kernel.functions import Functions
 from shardio.kernel.records import (
+    BATCH,
     BEST_TABLE,
     CALL,
+    CHUNK_PADDING,
+    COLLECTION,
     COMPONENT,
     EDIT,
     IMAGE,
+    LOCATION,
     NORMALIZATION,
     OPERATION,
     PLAN,
@@ -35,6 +40,8 @@ from shardio.kernel.records import (
     SCAN_READING,
     SCAN_WRITING,
     STORED_TABLE,
+    TARGET,
+    TILED_IMAGE,
     WORKSPACE_BYTES,
 )
 from shardio.kernel.targets import FOLDER, Target, list_source
@@ -42,6 +49,8 @@ from tools.guard_pages import GuardedMemory
 
 _RECORDS = {
     "decode_chunk": CALL,
+    "collect_tiles": COLLECTION,
+    "decode_tiles": BATCH,
     "edit_images": EDIT,
     "normalize_image": NORMALIZATION,
     "read_scan": SCAN_READING,
@@ -121,7 +130,7 @@ class GuardedFunctions(Functions):
             self._results.clear()
             moved = _read(address, 1, record)
             move(moved[0])
-            if name in {"decode_chunk", "edit_images", "normalize_image"}:
+            if name in {"decode_chunk", "decode_tiles", "edit_images", "normalize_image"}:
                 function(self._place(name, moved))
             else:  # The record also holds results.
                 ctypes.memmove(address, moved.ctypes.data, record.itemsize)
@@ -154,16 +163,52 @@ class GuardedFunctions(Functions):
 
     def _move_decode_chunk(self, call: Any) -> None:
         num_images, num_rows = int(call["num_images"]), int(call["num_images"] * call["num_crops"])
-        images = _read(call["images"], num_images, IMAGE)
-        for i, (content, length) in enumerate(images[["content", "length"]].tolist()):
-            if content:
-                images["content"][i] = self._copy(f"file {i}", content, length)
-        call["images"] = self._place("images", images)
+        call["images"] = self._move_images(call["images"], num_images)
         call["plans"] = self._copy("plans", call["plans"], num_rows, PLAN)
         call["order"] = self._copy("order", call["order"], num_images, np.int64)
         call["rows"] = self._lend_rows(call["rows"], num_rows)
         call["is_done"] = self._lend("is_done", call["is_done"], num_images)
         call["workspace"] = self._workspace.ctypes.data
+
+    def _move_images(self, address: int, num_images: int) -> int:
+        images = _read(address, num_images, IMAGE)
+        for i, (content, length) in enumerate(images[["content", "length"]].tolist()):
+            if content:
+                images["content"][i] = self._copy(f"file {i}", content, length)
+        return self._place("images", images)
+
+    def _move_collect_tiles(self, call: Any) -> None:
+        num_images, num_rows = int(call["num_images"]), int(call["num_images"] * call["num_crops"])
+        call["images"] = self._move_images(call["images"], num_images)
+        call["plans"] = self._copy("plans", call["plans"], num_rows, PLAN)
+        call["rows"] = self._copy("rows", call["rows"], num_rows, ROW)
+        num_bytes = num_images * (TILED_IMAGE.itemsize + int(call["max_bytes"])) + CHUNK_PADDING
+        call["chunk"] = self._lend("chunk", call["chunk"], -(-num_bytes // 16) * 16)
+        call["is_done"] = self._lend("is_done", call["is_done"], num_images)
+        call["workspace"] = self._workspace.ctypes.data
+
+    def _move_decode_tiles(self, batch: Any) -> None:
+        num_images, num_crops = int(batch["num_images"]), int(batch["num_crops"])
+        locations = _read(batch["locations"], num_images, LOCATION)
+        (address,), (num_bytes,) = set(locations["chunk"].tolist()), set(locations["num_bytes"].tolist())
+        locations["chunk"] = self._copy("tiles", address, num_bytes)
+        batch["locations"] = self._place("locations", locations)
+        targets = _read(batch["targets"], num_crops, TARGET)
+        for i, target in enumerate(targets):
+            shape: tuple[int, ...] = num_images, int(target["height"]), int(target["width"]), 3
+            target["pixels"] = self._lend(f"target {i}", target["pixels"], shape)
+        batch["targets"] = self._place("targets", targets)
+        layout = lay_out(_read(address, num_images, TILED_IMAGE)[COUNTED], [(address, num_bytes, num_images)], [])
+        arrays: tuple[tuple[str, int | tuple[int, ...], DTypeLike], ...] = (
+            ("lookups", (num_images, NUM_LOOKUPS), np.uint16),
+            ("weights", layout.num_weights, np.int64),
+            ("coefficients", (layout.num_blocks, 64), np.int16),
+            ("samples", layout.num_samples, np.uint8),
+            ("colors", layout.num_colors, np.uint32),
+            ("is_damaged", num_images, np.int32),
+        )
+        for name, length, dtype in arrays:
+            batch[name] = self._lend(name, batch[name], length, dtype)
 
     def _move_edit_images(self, call: Any) -> None:
         num_images = int(call["num_images"])

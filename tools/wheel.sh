@@ -19,13 +19,15 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import shardio
-from shardio.kernel.targets import PLATFORMS, list_source
+from shardio.kernel.targets import CAPABILITIES, PLATFORMS, list_source, name_cubin
 
 for platform, targets in PLATFORMS.items():
     with ZipFile(Path(sys.argv[1], f"shardio_loader-{shardio.__version__}-py3-none-{platform}.whl")) as wheel:
         found = {name for name in wheel.namelist() if name.startswith("shardio/kernel/") and not name.endswith(".py")}
     root = Path(shardio.__file__).parents[1]
-    wanted = {str(path.relative_to(root)) for path in [*list_source(), *(target.path for target in targets)]}
+    cubins = map(name_cubin, CAPABILITIES) if "linux" in platform else ()
+    files = [*list_source(), *(target.path for target in targets), *cubins]
+    wanted = {str(path.relative_to(root)) for path in files}
     if found != wanted:
         sys.exit(f"the wheel for {platform} has the kernel files {sorted(found)}, expected {sorted(wanted)}")
 END

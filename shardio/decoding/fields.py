@@ -38,6 +38,8 @@ from shardio.images import (
     PlannedCrop,
     PlanRow,
     RenderedImages,
+    TiledChunk,
+    collect_tiles,
     decode_pil,
     holds_images,
     open_image,
@@ -62,6 +64,7 @@ from shardio.transforms import (
     field_kinds_of,
     is_builtin,
     is_made_for_pillow,
+    is_planned,
     move_annotations,
     others_in,
     plan_crops,
@@ -100,6 +103,19 @@ class PlannedImages:
         """Return whether a crop of the images can be rendered into rows, uint8 [n, height, width, 3]."""
         plan = self.crops[index][1]
         return rows is not None and plan is not None and plan.fits(rows)
+
+    def collect(self, memory: Pixels | None) -> tuple[TiledChunk, list[DecoderName]] | None:
+        """Collect the tiles of the images; see :func:`shardio.images.collect_tiles`.
+
+        Raises:
+            SampleError: If an image that no device can decode is damaged.
+        """
+        crops = [PlannedCrop(images, plan) for images, plan in self.crops if plan is not None]
+        assert len(crops) == len(self.crops), "can_tile is true"
+        try:
+            return collect_tiles(crops, memory)
+        except DecodeError as error:
+            raise undecodable(self.samples, self.name, error.row, error) from error
 
     def render(self, rows: Sequence[Pixels | None] | None = None) -> list[RenderedImages]:
         """Render the images.
@@ -400,9 +416,14 @@ class FieldDecoder:
         check_present(self.names, present, where)
 
     @property
+    def num_crops(self) -> int | None:
+        """The number of crops of each image; None if the transform is not a MultiCrop."""
+        return count_crops(self.transform)
+
+    @property
     def column_names(self) -> tuple[str, ...]:
         """The name of each decoded column: :attr:`names`, with ``image`` repeated for each of its crops."""
-        num_crops = count_crops(self.transform) or 1
+        num_crops = self.num_crops or 1
         return tuple(column for name in self.names for column in [name] * (num_crops if name == "image" else 1))
 
     def join_crops(self, columns: Sequence[Joined], join: Callable[[list[Joined]], Joined]) -> list[Joined]:
@@ -415,8 +436,7 @@ class FieldDecoder:
         Returns:
             One column for each of :attr:`names`.
         """
-        num_crops = count_crops(self.transform)
-        if num_crops is None:
+        if (num_crops := self.num_crops) is None:
             return list(columns)
         left = iter(columns)
         return [join(list(islice(left, num_crops))) if name == "image" else next(left) for name in self.names]
@@ -516,6 +536,12 @@ class FieldDecoder:
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_generators"}
+
+    @property
+    def can_tile(self) -> bool:
+        """Whether a device can decode the images, instead of the workers."""
+        transform, form = self.pipeline
+        return bool(self.image_names) and form == "array" and is_planned(transform)
 
     def diverge(self) -> None:
         """Seed the generators of user callables differently in each process, unless samples seed them."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 
@@ -27,6 +27,7 @@ from shardio.device.streams import (
     choose_device,
     map_tensors,
 )
+from shardio.device.tiles import Colors, TiledImages, can_decode_to, check_device
 from shardio.epochs import (
     MAX_EPOCH,
     Count,
@@ -42,7 +43,10 @@ from shardio.epochs import (
 from shardio.errors import StateError
 from shardio.libraries import outside_of_inference_mode, own_tensors
 from shardio.process import cut_short, describe_error, let_through, no_end
-from shardio.values import check_integer
+from shardio.values import check_choice, check_integer
+
+DecodePlace = Literal["workers", "device"]
+"""Where images are decoded."""
 
 Normalize = tuple[Sequence[float], Sequence[float]]
 """Mean and standard deviation of each channel, for pixels scaled to [0, 1]."""
@@ -81,6 +85,11 @@ class DevicePrefetcher:
         dtype: The dtype of the images; by default, float32 with ``normalize`` and uint8 without. Without
             ``normalize``, values are cast but not scaled.
         channels_last: Whether images have the channels_last memory format on the device.
+        decode: Where the images of a shardio loader are decoded. By default, its ``workers`` decode them. With
+            ``device``, a CUDA device decodes JPEGs that were packed with ``--jpeg tile``, with the same pixels; only
+            the tiles that the crops need are copied. This needs datasets and transforms of shardio, no ``collate_fn``,
+            and the package cuda-core (``pip install "shardio-loader[cuda]"``). Workers decode the images that the
+            device cannot decode, and those that operations on pixels follow, such as ColorJitter.
         transform: A function that takes and returns a batch, such as :class:`MixUp`, or a list of such functions to
             apply in turn. The functions run on the device after normalization; on CUDA, on the prefetcher's stream. A
             function that has a parameter ``generator`` receives a torch.Generator on the device. With shardio's order,
@@ -97,6 +106,8 @@ class DevicePrefetcher:
     Raises:
         ValueError: If an argument is out of range, ``normalize`` is used with an integer ``dtype``, or the device is
             not available.
+        ImportError: If ``decode`` is ``device``, and shardio was built without code for this device, or cuda-core is
+            not installed.
     """
 
     def __init__(
@@ -108,12 +119,16 @@ class DevicePrefetcher:
         normalize: Normalize | None = None,
         dtype: torch.dtype | None = None,
         channels_last: bool = True,
+        decode: DecodePlace = "workers",
         transform: BatchTransform | Sequence[BatchTransform] | None = None,
     ) -> None:
         self.loader = loader
         chosen = choose_device(device)  # CUDA's current device may change later.
         self.device = torch.device("cuda", torch.cuda.current_device()) if str(chosen) == "cuda" else chosen
         self.depth = check_integer("depth", depth, at_least=1)
+        self._takes_tiles = check_choice("decode", decode, DecodePlace) == "device"
+        if self._takes_tiles:
+            check_device(self.device)
         self.transform = transform
         takes_any = any(map(takes_generator, _as_list(transform)))
         self._generator = torch.Generator(self.device) if takes_any else None
@@ -222,10 +237,12 @@ class DevicePrefetcher:
     def _watch(self) -> AbstractContextManager[object]:
         """Return a context in which the loader's epoch begins. On CUDA, the context pins the batches' memory."""
         watch_memory = getattr(self.loader, "watch_memory", None)
-        if self._stream is None or not callable(watch_memory):
+        if not callable(watch_memory) or (self._stream is None and not self._takes_tiles):
             return nullcontext()
+        register = self._register if self._stream is not None else _leave_alone
         # Hold one batch more than is in flight, because memory is released only when the next batch is sent.
-        context: AbstractContextManager[object] = watch_memory(self._register, num_held=self.depth + 1)
+        options = {"takes_tiles": True} if self._takes_tiles else {}
+        context: AbstractContextManager[object] = watch_memory(register, num_held=self.depth + 1, **options)
         return context
 
     def _copy(self, batch: Any) -> Any:
@@ -237,8 +254,11 @@ class DevicePrefetcher:
 
         return map_tensors(batch, copy, copy)
 
-    def _prepare(self, batch: Any, rng_key: int | None) -> Any:
-        prepared = map_tensors(batch, self._prepare_images)
+    def _prepare(self, batch: Any, rng_key: int | None, checks: list[Callable[[], None]]) -> Any:
+        def decode(value: Any) -> Any:
+            return self._prepare_images.decode(value, checks) if isinstance(value, TiledImages) else value
+
+        prepared = map_tensors(batch, self._prepare_images, decode)
         if self._generator is not None:
             if rng_key is None:
                 rng_key = int(torch.empty((), dtype=torch.int64, device="cpu").random_())
@@ -253,6 +273,10 @@ def _as_list(transform: BatchTransform | Sequence[BatchTransform] | None) -> lis
         return []
     # A callable sequence, such as nn.Sequential, is a single transform.
     return [transform] if callable(transform) else list(transform)
+
+
+def _leave_alone(memory: object) -> None:
+    """Do nothing to memory that no stream reads."""
 
 
 def _no_iterator() -> None:
@@ -289,6 +313,37 @@ class ImagePreparation:
             return tensor.to(self._dtype or tensor.dtype).contiguous(memory_format=self._memory_format)
         dtype, layout = self._dtype or torch.float32, self._memory_format
         return normalize(tensor, *self._affine, dtype, layout, in_one_kernel=tensor.is_cuda)
+
+    def decode(self, tiles: TiledImages, checks: list[Callable[[], None]]) -> torch.Tensor | list[torch.Tensor]:
+        """Decode images on the device where their tiles are, and prepare them.
+
+        Args:
+            tiles: The images.
+            checks: A function is added that raises SampleError if an image is damaged. It can be called when the stream
+                has decoded the batch.
+
+        Returns:
+            The images [N, C, H, W], or those of each crop of a MultiCrop.
+        """
+        dtype, scale, shift = self._dtype or torch.uint8, None, None
+        is_fused = can_decode_to(dtype) and dtype != torch.uint8
+        if self._affine is not None:
+            is_fused &= len(self._affine[0]) in (1, 3)
+            scale, shift = (each.cpu().reshape(-1) for each in self._affine)
+        if not is_fused:
+            dtype, scale, shift = torch.uint8, None, None
+        decoded = tiles.decode(Colors(dtype, scale, shift, self._memory_format))
+        flags = decoded.is_damaged
+        if flags.is_cuda:
+            flags = torch.empty_like(flags, device="cpu", pin_memory=True).copy_(flags, non_blocking=True)
+
+        def check() -> None:
+            if damaged := torch.nonzero(flags).flatten().tolist():
+                raise tiles.find_error(damaged[0])
+
+        checks.append(check)
+        crops = decoded.crops if is_fused else [self(crop) for crop in decoded.crops]
+        return crops if tiles.is_multiple else crops[0]
 
 
 def normalize(
@@ -431,8 +486,15 @@ class PrefetchIterator:
         while self._failure is None and len(self._in_flight) < self._depth and self._can_send():
             self._failure = self._send_next()
         if len(self._in_flight):
-            batch, counts = self._in_flight.receive()
+            batch, counts, checks = self._in_flight.receive()
             self._times.num_batches += 1
+            try:
+                for check in checks:
+                    check()
+            except Exception as error:  # An image is damaged.
+                let_through(error)
+                self._late_counts = counts
+                return None, error
             hand_over(counts)
             return batch, None
         assert self._failure is not None, "nothing is in flight"

@@ -53,6 +53,12 @@ def _is_available(device_type: str) -> bool:
 _MIN_BUFFER_BYTES = 512
 """The size of the smallest pinned buffer, in bytes."""
 
+Check = Callable[[], None]
+"""A function that raises an error if a batch that is ready must not be used."""
+
+Prepare = Callable[[Any, "int | None", list[Check]], Any]
+"""A function that makes the final batch from one on the device."""
+
 OnTensor = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -345,7 +351,8 @@ class InFlightBatches:
         stream: The stream for copies.
         pool: The buffers for tensors that are not in pinned memory.
         copy: A function that copies a batch to the device.
-        prepare: A function that makes the final batch from the copied one and its rng key.
+        prepare: A function that makes the final batch from the copied one, its rng key and a list, to which it adds the
+            checks that the batch needs when it is ready.
         times: The totals to which the device's waiting time is added.
     """
 
@@ -357,12 +364,12 @@ class InFlightBatches:
         stream: CopyStream,
         pool: PinnedPool,
         copy: Callable[[Any], Any],
-        prepare: Callable[[Any, int | None], Any],
+        prepare: Prepare,
         times: WaitingTimes,
     ) -> None:
         self._stream, self._pool, self._times = stream, pool, times
         self._copy, self._prepare = copy, prepare
-        self._sent: deque[tuple[SentBatch, Any]] = deque()
+        self._sent: deque[tuple[SentBatch, Any, list[Check]]] = deque()
         self._sources: deque[_Source] = deque()
         self._requests: deque[StreamEvent] = deque()
 
@@ -384,17 +391,19 @@ class InFlightBatches:
             buffers.append(buffer)
             return pinned
 
-        pinned = map_tensors(batch, pin, _pin_movable)
-        sent = self._stream.send(lambda: self._copy(pinned), lambda copied: self._prepare(copied, rng_key))
+        pinned, checks = map_tensors(batch, pin, pin_movable), list[Check]()
+        sent = self._stream.send(lambda: self._copy(pinned), lambda copied: self._prepare(copied, rng_key, checks))
         self._sources.append(_Source(sent.copied, pinned, buffers))
-        self._sent.append((sent, note))
+        self._sent.append((sent, note, checks))
 
-    def receive(self) -> tuple[Any, Any]:
-        """Return the next batch on the device, and its note."""
-        sent, note = self._sent.popleft()
+    def receive(self) -> tuple[Any, Any, list[Check]]:
+        """Return the next batch on the device, its note, and the checks to call before the batch is used."""
+        sent, note, checks = self._sent.popleft()
         batch = self._stream.receive(sent)
         self._times.add_wait(self._requests[-1], self._stream.record_event())
-        return batch, note
+        if checks:
+            sent.ready.synchronize()
+        return batch, note, checks
 
     def is_consumer_idle(self) -> bool:
         """Return whether the device has finished the work that the consumer had queued when it requested the batch."""
@@ -424,7 +433,7 @@ class InFlightBatches:
                 self._pool.put_back(buffer)
 
 
-def _pin_movable(value: Movable) -> Any:
+def pin_movable(value: Movable) -> Any:
     """Return a pinned copy of an object that can pin itself, such as torch's PackedSequence, or the object itself."""
     pin_memory = getattr(value, "pin_memory", None)
     return pin_memory() if callable(pin_memory) and torch.cuda.is_available() else value
@@ -435,14 +444,15 @@ class SynchronousBatches:
 
     Args:
         copy: A function that copies a batch to the device.
-        prepare: A function that makes the final batch from the copied one and its rng key.
+        prepare: A function that makes the final batch from the copied one, its rng key and a list, to which it adds the
+            checks that the batch needs when it is ready.
     """
 
     is_synchronous = True
 
-    def __init__(self, copy: Callable[[Any], Any], prepare: Callable[[Any, int | None], Any]) -> None:
+    def __init__(self, copy: Callable[[Any], Any], prepare: Prepare) -> None:
         self._copy, self._prepare = copy, prepare
-        self._sent: deque[tuple[Any, Any]] = deque()
+        self._sent: deque[tuple[Any, Any, list[Check]]] = deque()
 
     def __len__(self) -> int:
         """Return the number of batches that were sent but not yet received."""
@@ -450,10 +460,11 @@ class SynchronousBatches:
 
     def send(self, batch: Any, note: Any, rng_key: int | None) -> None:
         """Prepare a batch. :meth:`receive` returns it together with ``note``."""
-        self._sent.append((self._prepare(self._copy(batch), rng_key), note))
+        checks = list[Check]()
+        self._sent.append((self._prepare(self._copy(batch), rng_key, checks), note, checks))
 
-    def receive(self) -> tuple[Any, Any]:
-        """Return the next batch and its note."""
+    def receive(self) -> tuple[Any, Any, list[Check]]:
+        """Return the next batch, its note, and the checks to call before the batch is used."""
         return self._sent.popleft()
 
     def is_consumer_idle(self) -> bool:

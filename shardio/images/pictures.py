@@ -26,11 +26,12 @@ Orientation = Literal["ignore", "apply"]
 DEFAULT_MAX_PIXELS = 178_956_970
 """The default limit on an image's pixels. Pillow treats larger images as decompression bombs."""
 
-DecoderName = Literal["kernel", "cache", "libjpeg", "raw", "pillow", "pillow, clipped"]
+DecoderName = Literal["kernel", "device", "cache", "libjpeg", "raw", "pillow", "pillow, clipped"]
 """The decoder of an image. :data:`DECODER_DESCRIPTIONS` describes each decoder."""
 
 DECODER_DESCRIPTIONS: dict[DecoderName, str] = {
     "kernel": "the kernel",
+    "device": "the device",
     "cache": "no decoder, because they were kept decoded",
     "libjpeg": "libjpeg-turbo",
     "raw": "no decoder, because their pixels are not compressed",

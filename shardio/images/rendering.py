@@ -126,7 +126,7 @@ def render_crops(crops: Sequence[PlannedCrop], rows: Sequence[Rows | None]) -> l
     rendered = []
     for crop, destination, is_done in zip(crops, destinations, is_rendered.T, strict=True):
         _render_by_libraries(crop, destination, np.flatnonzero(~is_done).tolist())
-        if (operations := _operations_of(crop.plan)) is not None:
+        if (operations := operations_of(crop.plan)) is not None:
             edit_images(destination, operations)
         decoder_names: list[DecoderName] = [
             picture.kernel_name if by_kernel else picture.decoder_name
@@ -167,7 +167,8 @@ def _name_row(row: int) -> Iterator[None]:
         raise DecodeError(row, str(error)) from error
 
 
-def _operations_of(plan: CropPlan) -> Operations | None:
+def operations_of(plan: CropPlan) -> Operations | None:
+    """Return all operations on the pixels of a plan's crops, OPERATION [n, k]; None if there are none."""
     if plan.upside_down is None or not plan.upside_down.any():
         return plan.operations
     flips = make_operations(len(plan.upside_down), codes.NONE)
@@ -225,7 +226,7 @@ def render_by_kernel(crops: Sequence[PlannedCrop], rows: Sequence[Rows]) -> NDAr
     if kernel is None:
         return is_rendered
     is_for_kernel = np.stack(
-        [_find_suitable(crop, pictures, given) for crop, given in zip(crops, rows, strict=True)], 1
+        [find_suitable(crop, pictures) & _are_contiguous(given) for crop, given in zip(crops, rows, strict=True)], 1
     )
     is_used: list[bool] = np.asarray(is_for_kernel.any(axis=1)).tolist()
     contents = [find_content(picture) if used else b"" for picture, used in zip(pictures, is_used, strict=True)]
@@ -237,22 +238,24 @@ def render_by_kernel(crops: Sequence[PlannedCrop], rows: Sequence[Rows]) -> NDAr
     bottom = np.max([crop.plan.box[:, 0] + crop.plan.box[:, 2] for crop in crops], axis=0)
     lengths = [len(each if isinstance(each, bytes) else each.content or b"") for each in contents]
     order = np.argsort(bottom / [picture.size[0] for picture in pictures] * lengths)
-    turns = np.array([_encode_turn(picture) for picture in pictures])
+    turns = np.array([encode_turn(picture) for picture in pictures])
     flat = rows[0] if len(rows) == 1 else [pixels for of_image in zip(*rows, strict=True) for pixels in of_image]
     is_done = kernel.decode(contents, records.reshape(-1), order, flat, turns)
     return is_for_kernel & is_done[:, np.newaxis]
 
 
-def _find_suitable(crop: PlannedCrop, pictures: Sequence[Picture], rows: Rows) -> NDArray[np.bool_]:
-    is_suitable = np.asarray(crop.plan.size.prod(axis=1) <= MAX_RESIZED_PIXELS)
-    is_suitable &= [
+def find_suitable(crop: PlannedCrop, pictures: Sequence[Picture]) -> NDArray[np.bool_]:
+    """Return the images whose crop the kernel may be able to render, bool [n], given the pictures of the first crop."""
+    return np.asarray(crop.plan.size.prod(axis=1) <= MAX_RESIZED_PIXELS) & [
         isinstance(picture, JpegPicture | PixelPicture) and picture is first
         for picture, first in zip(crop.pictures, pictures, strict=True)
     ]
+
+
+def _are_contiguous(rows: Rows) -> NDArray[np.bool_]:
     if isinstance(rows, np.ndarray) and rows.flags.c_contiguous:
-        return is_suitable
-    is_suitable &= [pixels.flags.c_contiguous for pixels in rows]
-    return is_suitable
+        return np.ones(len(rows), np.bool_)
+    return np.array([pixels.flags.c_contiguous for pixels in rows], np.bool_)
 
 
 def find_content(picture: Picture) -> Content:
@@ -266,7 +269,8 @@ def find_content(picture: Picture) -> Content:
     return StoredPixels(None, source.file.number, layout.offset + source.start, *layout[1:4])
 
 
-def _encode_turn(picture: Picture) -> int:
+def encode_turn(picture: Picture) -> int:
+    """Return the turn of a picture in the kernel's form, IMAGE.turn."""
     if not isinstance(picture, JpegPicture) or picture.turn == UPRIGHT:
         return 0
     is_upside_down, is_mirrored, is_transposed = picture.turn

@@ -10,11 +10,6 @@ static Box find_stored_box(Box box, int turn, int64_t height, int64_t width) {
     return box;
 }
 
-// The rows or columns of a window that are within the resized part.
-static Range find_visible(int64_t start, int64_t num_resized, int64_t num_in_window) {
-    return (Range){max(-start, 0), min(num_resized - start, num_in_window)};
-}
-
 // Extend the needed box of an upright picture by the box that a crop needs. Return whether the crop can be rendered.
 static bool add_crop(const Plan *plan, const Row *row, int64_t height, int64_t width, Box *box) {
     if (plan->top < 0 || plan->left < 0 || plan->height < 1 || plan->width < 1) return false;

@@ -6,10 +6,10 @@ import ctypes
 import mmap
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,15 +19,22 @@ from shardio.kernel.operations import BEGIN_MIXTURE, GAUSSIAN_BLUR, SLACK, count
 from shardio.kernel.records import (
     BEST_TABLE,
     CALL,
+    CHUNK_PADDING,
+    COLLECTION,
     EDIT,
     IMAGE,
     NORMALIZATION,
     OPERATION,
     PLAN,
     ROW,
+    TILED_CROP,
+    TILED_IMAGE,
     WORKSPACE_BYTES,
 )
 from shardio.process import call_at_fork, count_processors
+
+CHUNK_ALIGNMENT = 16
+"""The alignment of a chunk of tiles and of the records in it, in bytes."""
 
 Pixels = NDArray[np.uint8]
 """uint8 [height, width, 3]."""
@@ -93,6 +100,7 @@ class Functions:
         self._read_size.argtypes, self._read_size.restype = [ctypes.c_char_p, ctypes.c_int64], ctypes.c_int64
         self.find_kept.argtypes, self.find_kept.restype = [ctypes.c_int64, ctypes.c_uint64], ctypes.c_int64
         self.decode_chunk = self._find("shardio_decode_chunk")
+        self.collect_tiles, self.decode_tiles = self._find("shardio_collect_tiles"), self._find("shardio_decode_tiles")
         self._edit_images = self._find("shardio_edit_images")
         self._normalize_image = self._find("shardio_normalize_image")
         self.read_scan = self._find("shardio_read_scan")
@@ -177,7 +185,7 @@ class Kernel:
     """
 
     def __init__(self, functions: Functions) -> None:
-        self._function = functions.decode_chunk
+        self._decode, self._collect = functions.decode_chunk, functions.collect_tiles
         self._free = deque[NDArray[np.uint8]]()  # Workspaces.
         self._count_processors()
         # In a forked child, the parent's threads would never release the semaphore.
@@ -205,39 +213,105 @@ class Kernel:
         Returns:
             bool [n], whether the crops of each image were rendered. The other images are left to libjpeg-turbo.
         """
-        images = np.array([_describe(each) for each in contents], IMAGE)
-        in_memory = [each if isinstance(each, bytes) else each.content for each in contents]
-        files = (ctypes.c_char_p * len(contents))(*in_memory)
-        images["content"] += np.frombuffer(memoryview(files).cast("B"), np.int64)
-        images["turn"] = 0 if turns is None else turns
+        images, files = _describe_all(contents, turns)
         is_done = np.empty(len(contents), np.bool_)
-        for given, kind in ((plans, PLAN), (order, np.dtype(np.int64))):
-            assert given.dtype == kind, "the kernel reads plans and orders as raw memory"
-            assert given.flags.c_contiguous, "the kernel reads plans and orders as raw memory"
+        _check_raw(plans, PLAN)
+        _check_raw(order, np.dtype(np.int64))
         destinations, num_crops = _find_destinations(rows), len(plans) // max(len(contents), 1)
         assert len(destinations) == len(plans) == num_crops * len(contents), "each image has the same number of crops"
         call = np.zeros(1, CALL)
+        with self._workspace() as workspace:
+            call[0] = (
+                *(len(contents), num_crops, images.ctypes.data, plans.ctypes.data, order.ctypes.data),
+                *(destinations.ctypes.data, is_done.ctypes.data, workspace),
+                *next(
+                    ((each.cache, each.cache_file) for each in contents if isinstance(each, Kept) and each.key),
+                    (0, 0),
+                ),
+            )
+            self._decode(call.ctypes.data)
+        del files
+        return is_done
+
+    def collect(
+        self,
+        contents: Sequence[Content],
+        plans: NDArray[np.void],
+        sizes: Sequence[tuple[int, int]],
+        chunk: NDArray[np.uint8],
+        turns: NDArray[np.uint8] | None = None,
+    ) -> tuple[NDArray[np.bool_], int]:
+        """Collect the tiles that crops of images need, for a device to decode; see tiles.c.
+
+        Args:
+            contents: n images.
+            plans: PLAN [n * crops], the crops of the first image first.
+            sizes: The height and width of each crop, which are the same for all images.
+            chunk: uint8 [...], aligned to 16 bytes, of the size that count_chunk_bytes returns.
+            turns: As for :meth:`decode`.
+
+        Returns:
+            bool [n], whether the tiles of each image are in the chunk, and the number of used bytes. The other images
+            have an empty TILED_IMAGE.
+        """
+        images, files = _describe_all(contents, turns)
+        _check_raw(plans, PLAN)
+        assert len(plans) == len(sizes) * len(contents), "each image has a plan for each crop"
+        assert len(chunk) >= count_chunk_bytes(len(contents), sizes), "the kernel does not check the chunk's size"
+        assert chunk.ctypes.data % CHUNK_ALIGNMENT == 0, "the records in the chunk are aligned"
+        is_done, rows = np.empty(len(contents), np.bool_), np.zeros((len(contents), len(sizes)), ROW)
+        rows["height"], rows["width"] = np.array(sizes, np.int64).reshape(-1, 2).T
+        call = np.zeros(1, COLLECTION)
+        with self._workspace() as workspace:
+            call[0] = (
+                *(len(contents), len(sizes), images.ctypes.data, plans.ctypes.data, rows.ctypes.data),
+                *(count_image_bytes(sizes), chunk.ctypes.data, is_done.ctypes.data, workspace, 0),
+            )
+            self._collect(call.ctypes.data)
+        del files
+        return is_done, int(call["num_used"][0])
+
+    @contextmanager
+    def _workspace(self) -> Iterator[int]:
+        """Return the address of a workspace that nothing else uses."""
         with self._processors:
             try:
                 workspace = self._free.pop()  # The most recently used workspace.
             except IndexError:
                 workspace = _make_workspace()
             try:
-                call[0] = (
-                    *(len(contents), num_crops, images.ctypes.data, plans.ctypes.data, order.ctypes.data),
-                    *(destinations.ctypes.data, is_done.ctypes.data, workspace.ctypes.data),
-                    *next(
-                        ((each.cache, each.cache_file) for each in contents if isinstance(each, Kept) and each.key),
-                        (0, 0),
-                    ),
-                )
-                self._function(call.ctypes.data)
+                yield workspace.ctypes.data
             finally:  # Ctrl-C must not lose the workspace, which refers to more memory.
                 self._free.append(workspace)
-        return is_done
 
     def _count_processors(self) -> None:
         self._processors = threading.Semaphore(count_processors())
+
+
+def count_chunk_bytes(num_images: int, sizes: Sequence[tuple[int, int]]) -> int:
+    """Return the size of a chunk of tiles, which has room for the pixels of all crops instead; see tiles.h."""
+    return num_images * (TILED_IMAGE.itemsize + count_image_bytes(sizes)) + CHUNK_PADDING
+
+
+def count_image_bytes(sizes: Sequence[tuple[int, int]]) -> int:
+    """Return the number of bytes that an image may take in a chunk of tiles, besides its record."""
+    crops = sum(TILED_CROP.itemsize + 3 * height * width for height, width in sizes)
+    return crops + 2 * CHUNK_ALIGNMENT  # Crops and tiles are aligned.
+
+
+def _check_raw(array: NDArray[np.generic], kind: np.dtype[Any]) -> None:
+    assert array.dtype == kind, "the kernel reads plans and orders as raw memory"
+    assert array.flags.c_contiguous, "the kernel reads plans and orders as raw memory"
+
+
+def _describe_all(contents: Sequence[Content], turns: NDArray[np.uint8] | None) -> tuple[NDArray[np.void], object]:
+    """Return the images, IMAGE [n], and an object that keeps the files in memory."""
+    images = np.array([_describe(each) for each in contents], IMAGE)
+    in_memory = [each if isinstance(each, bytes) else each.content for each in contents]
+    files = (ctypes.c_char_p * len(contents))(*in_memory)
+    images["content"] += np.frombuffer(memoryview(files).cast("B"), np.int64)
+    images["turn"] = 0 if turns is None else turns
+    return images, files
 
 
 def _describe(content: Content) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 // same names in kernel/records.py.
 //
 //   shardio_decode_chunk       chunk.c, and the files that decoder.h lists
+//   shardio_collect_tiles, …   tiles.c and stages.c: what a device decodes, and how
 //   shardio_find_kept          kept.c
 //   shardio_read_size          head.c
 //   shardio_read_scan, …       tokens.c and best_table.c: recoding with restart intervals and other Huffman tables
@@ -13,7 +14,7 @@
 #ifndef SHARDIO_KERNEL_H
 #define SHARDIO_KERNEL_H
 
-#include "shared.h"
+#include "tiles.h"
 
 #define ENTRY __attribute__((visibility("default")))  // A function that Python calls. It takes a record's address.
 
@@ -62,6 +63,24 @@ typedef struct {
 } Call;
 
 ENTRY void shardio_decode_chunk(const Call *call);
+
+// The collection of tiles for a device: see tiles.h.
+typedef struct {
+    int64_t num_images, num_crops;
+    const Image *images;  // [num_images]
+    const Plan *plans;    // [num_images, num_crops]
+    const Row *rows;      // [num_images, num_crops], the sizes of the crops; no pixels are written.
+    int64_t max_bytes;    // The number of bytes that an image may take, besides its TiledImage.
+    uint8_t *chunk;       // Room for as many bytes of each image, and for CHUNK_PADDING bytes: a result.
+    uint8_t *is_done;     // [num_images], whether each image's tiles are in the chunk: a result.
+    struct Workspace *workspace;
+    int64_t num_used;  // The number of used bytes of the chunk: a result.
+} Collection;
+
+ENTRY void shardio_collect_tiles(Collection *call);
+
+// Decode a batch of such images on the processor (stages.c). A damaged image's pixels are arbitrary.
+ENTRY void shardio_decode_tiles(const Batch *batch);
 
 // Return a kept image, which begins with height << 32 | width in 64 bits and its turn in 8, or NULL if there is none.
 ENTRY const uint8_t *shardio_find_kept(Cache *cache, uint64_t key);

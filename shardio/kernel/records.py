@@ -88,11 +88,124 @@ CALL = _record(
 )
 """The arguments of shardio_decode_chunk (chunk.c)."""
 
+COLLECTION = _record(
+    num_images=np.int64,
+    num_crops=np.int64,  # The number of crops of each image.
+    images=np.int64,  # The address of IMAGE [num_images].
+    plans=np.int64,  # The address of PLAN [num_images, num_crops].
+    rows=np.int64,  # The address of ROW [num_images, num_crops]: the sizes of the crops.
+    max_bytes=np.int64,  # The number of bytes that an image may take, besides its TILED_IMAGE.
+    chunk=np.int64,  # The address of uint8 [...], which tiles.h describes: a result.
+    is_done=np.int64,  # The address of uint8 [num_images], whether each image's tiles are in the chunk: a result.
+    workspace=np.int64,  # As in a CALL.
+    num_used=np.int64,  # The number of used bytes of the chunk: a result.
+)
+"""The arguments of shardio_collect_tiles (tiles.c), and its results."""
+
 STORED_TABLE = _record(
     lengths=(np.uint8, 16),  # The number of codes of each length; zeros if there is no such table.
     symbols=(np.uint8, 256),  # The symbols, in the order of their codes.
 )
 """A Huffman table as in a DHT segment (B.2.4.2)."""
+
+MAX_TILED_TABLES = 4
+"""The number of Huffman tables of a TILED_IMAGE."""
+
+LOOKUP_BITS = 10
+"""The number of bits that a number of a look-up table stands for."""
+
+CHUNK_PADDING = 8
+"""The number of bytes after the data of a chunk of tiles."""
+
+TILE = _record(
+    offset=np.int64,  # Of its data in the chunk.
+    length=np.int64,
+    row=np.int32,  # The position of its first MCU in the picture.
+    column=np.int32,
+)
+"""A restart interval for a device to decode."""
+
+TILED_CROP = _record(
+    plan=PLAN,
+    height=np.int64,  # The size of the result.
+    width=np.int64,
+    taps_down=np.int64,  # The largest number of pixels that a new pixel sums; 0 without resizing.
+    taps_across=np.int64,
+    weights=np.int64,  # The index of the crop's first number among those of the image: see stages.h.
+)
+"""A crop for a device to render."""
+
+TILED_IMAGE = _record(
+    is_tiled=np.uint8,  # Whether the device decodes the image. If not, only ``pixels`` has a meaning.
+    num_components=np.uint8,
+    across=np.uint8,
+    down=np.uint8,
+    color=np.uint8,
+    turn=np.uint8,
+    num_blocks=np.uint8,  # The number of blocks in an MCU.
+    dc_table=(np.uint8, 3),  # The index in ``tables`` of each component's tables.
+    ac_table=(np.uint8, 3),
+    is_dc=(np.uint8, MAX_TILED_TABLES),  # Whether each table has codes of DC coefficients.
+    height=np.int32,  # The size of the stored picture.
+    width=np.int32,
+    first_row=np.int32,  # The MCUs that the crops need.
+    first_column=np.int32,
+    num_rows=np.int32,
+    num_columns=np.int32,
+    interval=np.int32,  # The number of MCUs of each tile.
+    num_tiles=np.int32,
+    pixels=np.int64,  # The offset of the pixels of each crop, uint8 [height, width, 3].
+    crops=np.int64,  # The offset of TILED_CROP [crops].
+    tiles=np.int64,  # The offset of TILE [num_tiles].
+    upright=(np.int64, 4),  # The pixels that the crops need, in the upright picture: top, left, height and width.
+    num_samples=np.int64,  # The numbers of samples and weights: see stages.h.
+    num_weights=np.int64,
+    quantizers=(np.uint16, (3, 64)),  # Of each component, in zigzag order.
+    tables=(STORED_TABLE, MAX_TILED_TABLES),
+)
+"""An image of a chunk: offsets count from the chunk's first byte (tiles.h)."""
+
+LOCATION = _record(
+    chunk=np.int64,  # The address of the chunk.
+    num_bytes=np.int64,  # Its size.
+    index=np.int64,  # The index of the image in the chunk.
+    block=np.int64,  # The image's first elements in the arrays of a BATCH.
+    sample=np.int64,
+    color=np.int64,
+    weight=np.int64,
+)
+"""Where a device finds and puts an image."""
+
+UINT8, FLOAT32, FLOAT16, BFLOAT16 = range(4)
+"""The dtypes of a TARGET."""
+
+TARGET = _record(
+    pixels=np.int64,  # The address of the first pixel.
+    height=np.int64,
+    width=np.int64,
+    image_stride=np.int64,  # In elements, as are the next strides.
+    row_stride=np.int64,
+    column_stride=np.int64,
+    color_stride=np.int64,
+    dtype=np.int64,
+    scale=(np.float32, 3),  # Each color becomes color * scale + shift, unless the dtype is UINT8.
+    shift=(np.float32, 3),
+)
+"""The destination of one crop of each image."""
+
+BATCH = _record(
+    num_images=np.int64,
+    num_crops=np.int64,
+    locations=np.int64,  # The address of LOCATION [num_images].
+    targets=np.int64,  # The address of TARGET [num_crops].
+    lookups=np.int64,  # The address of uint16 [num_images, MAX_TILED_TABLES, 2 ** LOOKUP_BITS].
+    weights=np.int64,  # The address of int64 [weights].
+    coefficients=np.int64,  # The address of int16 [blocks, 64], in zigzag order; zeros before the first stage.
+    samples=np.int64,  # The address of uint8 [samples].
+    colors=np.int64,  # The address of uint32 [pixels].
+    is_damaged=np.int64,  # The address of int32 [num_images], zeros before the first stage: a result.
+)
+"""A batch for a device to decode (stages.h)."""
 
 COMPONENT = _record(
     dc_table=np.int64,  # The index of the component's DC table.

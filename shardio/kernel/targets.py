@@ -62,9 +62,37 @@ later processors have VBMI2.
 """
 
 
+CAPABILITIES = ((8, 0), (9, 0), (10, 0), (12, 0))
+"""The compute capabilities of CUDA devices for which the stages (stages.h) are compiled. Devices with a higher second
+number run the same code.
+"""
+
+
 def list_source() -> list[Path]:
     """Return the files of the kernel's source."""
-    return sorted([*FOLDER.glob("*.c"), *FOLDER.glob("*.h")])
+    return sorted(path for suffix in ("c", "h", "cu") for path in FOLDER.glob(f"*.{suffix}"))
+
+
+def name_cubin(capability: tuple[int, int]) -> Path:
+    """Return the path of the stages that are compiled for a compute capability."""
+    major, minor = capability
+    return FOLDER / "built" / f"sm-{major}{minor}-{hash_source()}.cubin"
+
+
+def find_cubin(capability: tuple[int, int]) -> Path:
+    """Return the path of the stages for CUDA devices of a compute capability.
+
+    Raises:
+        ImportError: If shardio was built without them.
+    """
+    fitting = [each for each in CAPABILITIES if each[0] == capability[0] and each <= capability]
+    if not fitting or not (path := name_cubin(max(fitting))).exists():
+        major, minor = capability
+        raise ImportError(
+            f"shardio was built without code for CUDA devices of compute capability {major}.{minor}, which "
+            "decode='device' needs: install a wheel for Linux, or omit decode"
+        )
+    return path
 
 
 @cache

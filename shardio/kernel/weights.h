@@ -12,6 +12,13 @@
 
 enum { BILINEAR_BITS = 11, WEIGHT_BITS = 22 };  // OpenCV's INTER_RESIZE_COEF_BITS, and Pillow's PRECISION_BITS.
 
+// The rows or columns of a window that are within the resized part.
+static inline Range find_visible(int64_t start, int64_t num_resized, int64_t num_in_window) {
+    int64_t first = start < 0 ? -start : 0, stop = num_resized - start;
+    Range visible = {first, stop < num_in_window ? stop : num_in_window};
+    return visible;
+}
+
 // The two pixels that OpenCV mixes for a new pixel, and their weights.
 typedef struct {
     int64_t first;

@@ -7,6 +7,7 @@ import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, get_args
 
@@ -18,12 +19,15 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from shardio.bad_samples import BadSamples, all_skipped
 from shardio.datasets import as_tensor
 from shardio.decoding import FieldDecoder
-from shardio.device.streams import map_tensors
+from shardio.device.streams import map_tensors, pin_movable
+from shardio.device.tiles import TiledImages
 from shardio.errors import SampleError, Stage, WorkerError, as_sample_error
-from shardio.images import DecoderName, holds_images
-from shardio.loader.batches import BatchPlan, Collation, SampleSource, collate_column
+from shardio.images import DecoderName, TiledChunk, holds_images
+from shardio.kernel.functions import CHUNK_ALIGNMENT, count_chunk_bytes
+from shardio.loader.batches import BatchPlan, Collation, SampleSource, check_equal_sizes, collate_column
 from shardio.loader.buffers import Buffer, BufferPool, Column, Layout, Views, as_stored, is_image
 from shardio.loader.chunk_pool import Death, WorkerPool
+from shardio.loader.chunk_worker import ChunkBuilder
 from shardio.loader.executor import Tally
 from shardio.loader.pickles import Pickle, put_memory_back
 from shardio.loader.wire import Chunk, Failed, Failure, Made, Outcome
@@ -90,11 +94,13 @@ def choose_layout(names: Sequence[str], sample: Sequence[Column], num_rows: int)
         sample: The columns of one sample.
         num_rows: The number of samples in a full batch.
     """
-    columns = {
-        column_index: (stored.dtype.str, stored.shape)
-        for column_index, (name, values) in enumerate(zip(names, sample, strict=True))
-        if isinstance(values, list) and (stored := as_stored(name, values[0])) is not None
-    }
+    columns = dict[int, tuple[str, tuple[int, ...]]]()
+    for column_index, (name, values) in enumerate(zip(names, sample, strict=True)):
+        if isinstance(values, TiledChunk):
+            num_bytes = -(-count_chunk_bytes(1, values.sizes) // CHUNK_ALIGNMENT) * CHUNK_ALIGNMENT
+            columns[column_index] = "|u1", (num_bytes,)
+        elif isinstance(values, list) and (stored := as_stored(name, values[0])) is not None:
+            columns[column_index] = stored.dtype.str, stored.shape
     return Layout(num_rows=num_rows, columns=columns)
 
 
@@ -183,6 +189,7 @@ class BatchChunk:
             row=self.row,
             valid=self.plan.valid,
             epoch_began=tally.began,
+            takes_tiles=source.takes_tiles,
         )
 
 
@@ -221,7 +228,7 @@ def fit_layout(
         make(probe)
         if probe.error is None:
             num_rows = max(settings.batch_size or 0, len(plan))
-            return choose_layout(source.decoder.column_names, probe.chunks[0].columns or [], num_rows), None
+            return choose_layout(source.column_names, probe.chunks[0].columns or [], num_rows), None
         if as_sample_error(probe.error, get_args(Stage)) is None:
             return None, probe.error
         # The policy for bad samples handles this sample when its batch is made.
@@ -397,12 +404,12 @@ class OutcomeHandler:
 
 
 def finish_batch(
-    decoder: FieldDecoder, batch: Batch, views: Views, tally: Tally, began: float, settings: BatchSettings
+    source: SampleSource, batch: Batch, views: Views, tally: Tally, began: float, settings: BatchSettings
 ) -> Any:
     """Return the user's batch and count it, or return a Failure instead.
 
     Args:
-        decoder: The decoder, which names the fields.
+        source: The source of the samples.
         batch: A batch that is finished or has failed.
         views: The columns in its buffer.
         tally: The counts of the epoch.
@@ -417,9 +424,9 @@ def finish_batch(
             if settings.pins:
                 assembled = pin_memory(assembled)  # torch's function can pin instances of user classes.
         else:
-            assembled = assemble_batch(decoder, batch, views)
+            assembled = assemble_batch(source, batch, views)
             if settings.pins:
-                assembled = map_tensors(assembled, torch.Tensor.pin_memory)
+                assembled = map_tensors(assembled, torch.Tensor.pin_memory, pin_movable)
     except Exception as error:
         let_through(error)
         return Failure(error=error)
@@ -427,31 +434,36 @@ def finish_batch(
     return assembled
 
 
-def assemble_batch(decoder: FieldDecoder, batch: Batch, views: Views) -> Any:
+def assemble_batch(source: SampleSource, batch: Batch, views: Views) -> Any:
     """Return the user's batch.
 
     Args:
-        decoder: The decoder, which names the fields.
+        source: The source of the samples.
         batch: A finished batch.
         views: The columns in its buffer.
 
     Returns:
         A list of columns, or a single column, of the types that torch returns. Images are uint8 [N, 3, H, W] in
-        channels_last memory, or a list of such tensors for a MultiCrop.
+        channels_last memory, or a list of such tensors for a MultiCrop; or TiledImages, if a device decodes them.
 
     Raises:
         SampleError: If all samples were skipped.
         ValueError: If images differ in size.
     """
-    chunks = _drop_empty_chunks(batch)
+    decoder, chunks = source.decoder, _drop_empty_chunks(batch)
     rows = [slice(chunk.row, chunk.row + len(chunk.plan)) for chunk in chunks]  # Skipped samples leave gaps.
     is_marked = chunks[0].plan.valid is not None
     is_bare = isinstance(decoder.fields, str) and not is_marked
-    columns = [
-        _join(name, rows, [(chunk.columns or [])[index] for chunk in chunks], views.get(index), is_bare=is_bare)
-        for index, name in enumerate(decoder.column_names)
-    ]
-    columns = decoder.join_crops(columns, list)
+    columns = list[Any]()
+    for index, name in enumerate(source.column_names):
+        pieces, view = [(chunk.columns or [])[index] for chunk in chunks], views.get(index)
+        tiles = [piece for piece in pieces if isinstance(piece, TiledChunk)]
+        if len(tiles) == len(pieces):
+            columns.append(_join_tiles(source, chunks, tiles, rows, view))
+        else:
+            columns.append(_join(name, rows, pieces, view, is_bare=is_bare))
+    if not source.takes_tiles:
+        columns = decoder.join_crops(columns, list)
     if is_marked:
         columns.append(torch.from_numpy(np.concatenate([chunk.plan.valid for chunk in chunks])))
     return columns[0] if is_bare else columns
@@ -476,8 +488,45 @@ def _unpack_collated(batch: Batch, views: Views) -> Any:
     return put_memory_back(chunk.batch, pieces)
 
 
+def _join_tiles(
+    source: SampleSource,
+    chunks: Sequence[BatchChunk],
+    tiles: Sequence[TiledChunk],
+    rows: Sequence[slice],
+    view: NDArray[Any] | None,
+) -> TiledImages:
+    for sizes in zip(*(each.sizes for each in tiles), strict=True):
+        check_equal_sizes(sizes)
+    shared = None if view is None else torch.from_numpy(view)
+    memory = [_find_tiles(each, shared, chunk_rows) for each, chunk_rows in zip(tiles, rows, strict=True)]
+    find_error = partial(_find_error, source, chunks)
+    return TiledImages.join(tiles, memory, find_error, is_multiple=source.decoder.num_crops is not None)
+
+
+def _find_error(source: SampleSource, chunks: Sequence[BatchChunk], index: int) -> Exception:
+    """Return the error for an image of a batch that the device cannot decode."""
+    stops = np.cumsum([len(chunk.plan) for chunk in chunks])
+    number = int(np.searchsorted(stops, index, side="right"))
+    row = index - int(stops[number])  # Counted from the end of the chunk.
+    plan = chunks[number].plan.take(slice(row, row + 1 or None))
+    on_cpu = replace(source, takes_tiles=False)
+    try:
+        request = BatchChunk(plan=plan, row=0).request(0, on_cpu, None, Tally(num_workers=0))
+        ChunkBuilder(source.dataset.dataset.reader, source.decoder).make(request, {})
+    except SampleError as error:
+        return error.at_row(index)
+    key, where = source.dataset.describe(int(plan.indices[0]))
+    message = f"the image of sample {key} in {where} cannot be decoded on the device: use decode='workers'"
+    return SampleError(message, row=index, key=key, where=where, stage="decode")
+
+
 def _join(
-    name: str, rows: Sequence[slice], pieces: Sequence[Column], view: NDArray[Any] | None, *, is_bare: bool
+    name: str,
+    rows: Sequence[slice],
+    pieces: Sequence[Column],
+    view: NDArray[Any] | None,
+    *,
+    is_bare: bool,
 ) -> Any:
     if all(piece is None for piece in pieces):
         assert view is not None, "a piece that is None is in the buffer"
@@ -494,6 +543,13 @@ def _join(
     if holds_images(name):
         values = list(map(as_tensor, values))
     return collate_column(values if is_bare else tuple(values))  # As torch transposes samples.
+
+
+def _find_tiles(chunk: TiledChunk, shared: torch.Tensor | None, rows: slice) -> torch.Tensor:
+    if chunk.memory is not None:
+        return torch.from_numpy(chunk.memory)
+    assert shared is not None, "tiles without memory are in the buffer"
+    return shared[rows].flatten()
 
 
 def _cut(view: NDArray[Any], rows: Sequence[slice]) -> torch.Tensor:

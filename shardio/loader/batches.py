@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -73,11 +73,18 @@ class SampleSource:
         dataset: The loader's dataset: one of shardio's, perhaps within torch's Subsets.
         decoder: The dataset's decoder at the beginning of the epoch.
         epoch: The epoch, if known.
+        takes_tiles: Whether images are collected as tiles, for a device to decode.
     """
 
     dataset: Unwrapped
     decoder: FieldDecoder
     epoch: int | None
+    takes_tiles: bool = False
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """The name of each column of a batch. The crops of an image are one column of tiles."""
+        return self.decoder.names if self.takes_tiles else self.decoder.column_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,15 +337,20 @@ def _collate_tensors(values: Sequence[torch.Tensor], *, collate_fn_map: Any = No
                 "stack them"
             ) from error
         return collated
-    sizes = sorted({tuple(image.shape[1:]) for image in values})
-    if len(sizes) > 1:
-        raise ValueError(
-            f"the images of a batch differ in size (height, width), such as {sizes[0]} and {sizes[1]}: give the "
-            "dataset a transform that returns images of one size, such as RandomResizedCrop(224)"
-        )
+    check_equal_sizes(tuple(image.shape[1:]) for image in values)
     # Stack [3, H, W] views of [H, W, 3] memory in that memory layout, then view the result as [N, 3, H, W].
     # Use numpy, because torch.stack would start threads that compete with those of other workers.
     return torch.from_numpy(np.stack([image.permute(1, 2, 0).numpy() for image in values])).permute(0, 3, 1, 2)
+
+
+def check_equal_sizes(sizes: Iterable[tuple[int, ...]]) -> None:
+    """Raise ValueError if the images of a batch, whose heights and widths are given, differ in size."""
+    differing = sorted(set(sizes))
+    if len(differing) > 1:
+        raise ValueError(
+            f"the images of a batch differ in size (height, width), such as {differing[0]} and {differing[1]}: give "
+            "the dataset a transform that returns images of one size, such as RandomResizedCrop(224)"
+        )
 
 
 def _list_tensors(values: Sequence[Ragged | RaggedTensor], *, collate_fn_map: Any = None) -> list[torch.Tensor]:

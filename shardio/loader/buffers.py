@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.images import holds_images
+from shardio.images import TiledChunk, holds_images
 from shardio.process import call_at_fork
 from shardio.transforms import Ragged
 
@@ -37,7 +37,7 @@ While the user keeps any piece of a buffer, the whole buffer stays alive.
 ALIGNMENT = 4096
 """The alignment of arrays, in bytes: each array begins on its own page."""
 
-Column = list[Any] | NDArray[np.generic] | None
+Column = list[Any] | NDArray[np.generic] | TiledChunk | None
 """The values of one field; None if the values are in a buffer."""
 
 
@@ -261,10 +261,12 @@ class BufferWatch:
     Attributes:
         callback: Receives each buffer's memory once, uint8 [n], which lives as long as any view of it.
         num_held: The number of batches that the wrapper holds, in addition to the user's.
+        takes_tiles: Whether the wrapper decodes images: the batches hold TiledImages where that is possible.
     """
 
     callback: MemoryCallback
     num_held: int
+    takes_tiles: bool = False
 
 
 class _ColumnRef(weakref.ref["NDArray[Any]"]):
@@ -349,6 +351,7 @@ class BufferPool:
         """
         if tuple(watches) != self._watches:
             self.retire()
+            self.layout = None  # Tiles have other columns than pixels.
             self._watches = tuple(watches)
 
     def lay_out(self, layout: Layout, num_spare: int) -> None:

@@ -38,6 +38,7 @@ from shardio.datasets import (
     why_not_concatenated,
 )
 from shardio.decoding import FieldDecoder
+from shardio.device.prefetcher import DecodePlace
 from shardio.errors import Stage, find_user_level
 from shardio.loader.any_dataset import Fetching, FetchSource, OrderSource, SamplerSource, TorchIterators, starts_threads
 from shardio.loader.assembly import BatchSettings, ChunkSizing, DefaultPrefetch
@@ -83,6 +84,7 @@ class OwnArguments:
     quarantine: str | os.PathLike[str] = "quarantine.jsonl"
     check_duplicates: bool = False
     device: str | torch.device | None = None
+    decode: DecodePlace = "workers"
 
     def __post_init__(self) -> None:
         vars(self).update(
@@ -91,7 +93,10 @@ class OwnArguments:
             on_error=check_choice("on_error", self.on_error, OnError),
             on_error_in=_check_stages(self.on_error_in),
             check_duplicates=check_flag("check_duplicates", self.check_duplicates),
+            decode=check_choice("decode", self.decode, DecodePlace),
         )
+        if self.decode == "device" and self.device is None:
+            raise ValueError("decode='device' needs device=, such as device='cuda'")
 
     @property
     def passed(self) -> dict[str, Any]:
@@ -325,7 +330,7 @@ def make_executor(
         planner = make_planner(loader, settings, order, epochs)
         batches = make_batch_settings(settings, settings.decoder, bad_samples)
         if not settings.num_workers:
-            return CallingProcess(planner, batches)
+            return CallingProcess(planner, batches, watches)
         return WorkerProcesses(
             planner, batches, watches, timeout_s=settings.timeout_s, closes_workers=not settings.persistent_workers
         )

@@ -348,6 +348,11 @@ class ChunkBuilder:
                 refuse_wide(stored, name, others[name])  # The batch holds tensors.
                 columns.append(_compact(name, others[name], rows.get(len(columns))))
                 continue
+            if chunk.takes_tiles and (collected := images.collect(_flatten(rows.get(len(columns))))) is not None:
+                tiles, names = collected
+                num_images_by_decoder.update(names)
+                columns.append(tiles)
+                continue
             places = [rows.get(len(columns) + crop) for crop in range(len(images.crops))]
             given = [each if images.fits(crop, each) else None for crop, each in enumerate(places)]
             rendered = images.render(given)
@@ -407,6 +412,11 @@ def pack(made: Made, rows: Rows) -> Made:
     pickled, pieces = take_memory_out(made.batch)
     columns = [_store("", [piece], rows.get(index)) for index, piece in enumerate(pieces)]
     return replace(made, batch=pickled, columns=columns)
+
+
+def _flatten(rows: NDArray[Any] | None) -> NDArray[np.uint8] | None:
+    """Return the memory for tiles that :func:`shardio.loader.assembly.choose_layout` laid out, uint8 [bytes]."""
+    return None if rows is None else rows.reshape(-1)
 
 
 def _compact(name: str, values: list[Any], destination: NDArray[Any] | None) -> Column:

@@ -13,6 +13,7 @@ import torch.utils.data
 
 from shardio.bad_samples import OnError
 from shardio.datasets import MapDataset, ShardDataset
+from shardio.device.prefetcher import DecodePlace
 from shardio.epochs import set_epoch, set_epoch_of_parts
 from shardio.errors import Stage
 from shardio.libraries import own_tensors
@@ -117,6 +118,8 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
             that the file can be written; the first entry creates the file.
         check_duplicates: Whether to raise an error when an epoch repeats a sample; see :func:`shardio.check.guard`.
         device: The device to which :class:`shardio.DevicePrefetcher` copies batches; by default, they stay on the CPU.
+        decode: Where images are decoded: by the ``workers``, or, if they were packed with ``--jpeg tile``, on the
+            ``device``; see DevicePrefetcher.
 
     Raises:
         TypeError: If an argument is of the wrong type.
@@ -162,6 +165,7 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
         quarantine: str | os.PathLike[str] = "quarantine.jsonl",
         check_duplicates: bool = False,
         device: str | torch.device | None = None,
+        decode: DecodePlace = "workers",
     ) -> None:
         check_dataset(dataset, shuffle=shuffle, drop_last=drop_last)
         batch_size = check_optional_integer("batch_size", batch_size, at_least=1)
@@ -175,6 +179,7 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
             quarantine=quarantine,
             check_duplicates=check_duplicates,
             device=device,
+            decode=decode,
         )
         super().__init__(
             dataset,
@@ -287,7 +292,9 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
             )
         warnings.warn(NO_STATE, RuntimeWarning, stacklevel=2)
 
-    def watch_memory(self, callback: MemoryCallback, *, num_held: int = 0) -> AbstractContextManager[None]:
+    def watch_memory(
+        self, callback: MemoryCallback, *, num_held: int = 0, takes_tiles: bool = False
+    ) -> AbstractContextManager[None]:
         """Call a function once for each piece of memory that holds batches of the epochs that begin in the context.
 
         Batches of other epochs use other memory.
@@ -296,8 +303,10 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
             callback: Receives the memory as a uint8 [n] array, and must not keep a reference to it.
             num_held: The number of batches that the caller holds at a time, in addition to those that it has passed on.
                 The loader provides memory for these additional batches.
+            takes_tiles: Whether the caller decodes images: where that is possible, batches hold objects with a method
+                ``decode`` instead of images.
         """
-        return _find_own(self).watch_memory(callback, num_held=num_held)
+        return _find_own(self).watch_memory(callback, num_held=num_held, takes_tiles=takes_tiles)
 
     def start_workers(self) -> None:
         """Start the next epoch's worker processes now instead of when it begins, for example before building a model.

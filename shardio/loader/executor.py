@@ -60,10 +60,11 @@ class LoaderStats:
         worker_bytes: The memory of each of shardio's worker processes between two chunks, in bytes, excluding batches.
             If this memory keeps growing, your own code leaks memory.
         num_images_by_decoder: The number of images in the delivered batches, by decoder. ``kernel`` is shardio's code
-            for JPEGs, and for PPMs, which need no decoding. ``cache`` are JPEGs that ``decoded_cache`` kept decoded.
-            ``libjpeg`` is libjpeg-turbo: it decodes JPEGs that the kernel does not support, and all JPEGs if there is
-            no kernel for the processor. ``raw`` are PPMs without a kernel. ``pillow`` stands for Pillow or, for plain
-            PNGs, OpenCV. They decode all other formats, and the JPEGs that libjpeg-turbo cannot convert to RGB.
+            for JPEGs, and for PPMs, which need no decoding. ``device`` are JPEGs that the device decodes
+            (``decode="device"``). ``cache`` are JPEGs that ``decoded_cache`` kept decoded. ``libjpeg`` is
+            libjpeg-turbo: it decodes JPEGs that the kernel does not support, and all JPEGs if there is no kernel for
+            the processor. ``raw`` are PPMs without a kernel. ``pillow`` stands for Pillow or, for plain PNGs, OpenCV.
+            They decode all other formats, and the JPEGs that libjpeg-turbo cannot convert to RGB.
     """
 
     num_batches: int
@@ -150,6 +151,7 @@ class Tally:
             recognized=self.recognized,
             num_images_by_decoder={
                 "kernel": self.num_images_by_decoder["kernel"],
+                "device": self.num_images_by_decoder["device"],
                 "cache": self.num_images_by_decoder["cache"],
                 "libjpeg": self.num_images_by_decoder["libjpeg"],
                 "raw": self.num_images_by_decoder["raw"],

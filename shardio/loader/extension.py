@@ -211,9 +211,9 @@ class Extension:
             self.order.update_counter().load(self.order.ordered.read_cursor(state))
 
     @contextmanager
-    def watch_memory(self, callback: MemoryCallback, *, num_held: int = 0) -> Iterator[None]:
+    def watch_memory(self, callback: MemoryCallback, *, num_held: int = 0, takes_tiles: bool = False) -> Iterator[None]:
         """Call a function for the memory of the epochs that begin in the block; see DataLoader.watch_memory."""
-        watch = BufferWatch(callback=callback, num_held=num_held)
+        watch = BufferWatch(callback=callback, num_held=num_held, takes_tiles=takes_tiles)
         self._watches.append(watch)
         try:
             yield
@@ -357,7 +357,8 @@ def make_delivery(loader: Any, extension: Extension) -> Iterable[Any] | None:
         extension: The loader's extension, which holds the user's arguments.
 
     Raises:
-        ValueError: If the device is not available.
+        ValueError: If the device is not available, or arguments contradict each other.
+        ImportError: See DevicePrefetcher.
     """
     arguments = extension.arguments
     if not arguments.check_duplicates and arguments.device is None:
@@ -366,8 +367,13 @@ def make_delivery(loader: Any, extension: Extension) -> Iterable[Any] | None:
     if arguments.check_duplicates:
         from shardio.check import guard
 
+        if arguments.decode == "device":
+            raise ValueError(
+                "check_duplicates=True compares the samples' pixels, which do not exist before decode='device' has "
+                "decoded them: use shardio.check.guard(loader, key=...)"
+            )
         batches = guard(batches)
-    return batches if arguments.device is None else DevicePrefetcher(batches, arguments.device)
+    return batches if arguments.device is None else DevicePrefetcher(batches, arguments.device, decode=arguments.decode)
 
 
 class MadeBatches:
@@ -404,9 +410,9 @@ class MadeBatches:
             return self._attributes[name]
         return getattr(loader, name)
 
-    def watch_memory(self, callback: MemoryCallback, *, num_held: int = 0) -> AbstractContextManager[None]:
+    def watch_memory(self, callback: MemoryCallback, **options: Any) -> AbstractContextManager[None]:
         """Call a function for the memory of the epochs that begin in the block; see DataLoader.watch_memory."""
-        return self._find_extension().watch_memory(callback, num_held=num_held)
+        return self._find_extension().watch_memory(callback, **options)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the user's position."""

@@ -59,7 +59,7 @@ class PlannedBatches(BatchIterator):
             self._progress.count_one()
         try:
             batch, views = self._take()
-            made = finish_batch(self._source.decoder, batch, views, self._tally, began, self._settings)
+            made = finish_batch(self._source, batch, views, self._tally, began, self._settings)
         except StopIteration:
             self.close()
             if self._settings.bad_samples is not None:
@@ -91,6 +91,14 @@ class PlannedBatches(BatchIterator):
             let_through(error)
             self._plans = repeat_error(error)
             return Batch(error=error)
+
+
+def _take_tiles(epoch: PlannedEpoch, watches: Sequence[BufferWatch], settings: BatchSettings) -> PlannedEpoch:
+    """Return the plans of an epoch. If a watch decodes images, and this is possible, images are collected as tiles."""
+    is_wanted = any(watch.takes_tiles for watch in watches) and settings.collation is None
+    if not is_wanted or not epoch.source.decoder.can_tile:
+        return epoch
+    return replace(epoch, source=replace(epoch.source, takes_tiles=True))
 
 
 class WorkerProcesses(Executor):
@@ -126,7 +134,7 @@ class WorkerProcesses(Executor):
         began = time.perf_counter()
         workers, buffers = self._find_workers()
         buffers.watch(self._watches)
-        epoch = self._planner.plan(cursor, split)
+        epoch = _take_tiles(self._planner.plan(cursor, split), self._watches, self._settings)
         self._tally = self._settings.begin_tally(epoch.source.decoder, workers.num_threads, began)
         pipeline = Pipeline(
             epoch,
@@ -324,19 +332,23 @@ class CallingProcess(Executor):
     Args:
         planner: The planner of the batches.
         settings: The settings of all batches of the loader.
+        watches: The watches of the next epoch.
 
     Attributes:
         layout: The layout of batches in memory; None before the first batch.
     """
 
-    def __init__(self, planner: Planner, settings: BatchSettings) -> None:
-        self._planner, self._settings = planner, settings
+    def __init__(self, planner: Planner, settings: BatchSettings, watches: Sequence[BufferWatch]) -> None:
+        self._planner, self._settings, self._watches = planner, settings, watches
+        self._takes_tiles = False
         self.layout: Layout | None = None
         self._tally = Tally(num_workers=0)
 
     def start(self, cursor: Cursor | None, split: Split | None) -> BatchIterator:
         began = time.perf_counter()
-        epoch = self._planner.plan(cursor, split)
+        epoch = _take_tiles(self._planner.plan(cursor, split), self._watches, self._settings)
+        if epoch.source.takes_tiles != self._takes_tiles:
+            self._takes_tiles, self.layout = epoch.source.takes_tiles, None
         self._tally = self._settings.begin_tally(epoch.source.decoder, 0, began)
         return _CallersBatches(self, epoch, self._settings, self._tally)
 

@@ -250,6 +250,7 @@ class Chunk:
         row: The first row in the buffer.
         valid: bool [n], false for repeats; None unless ``remainder`` is ``mask`` and a collation makes the batch.
         epoch_began: The start of the epoch, according to ``time.perf_counter``, which all processes share on Linux.
+        takes_tiles: Whether images are collected as tiles, for a device to decode.
     """
 
     chunk_id: int
@@ -259,6 +260,7 @@ class Chunk:
     row: int
     valid: NDArray[np.bool_] | None = None
     epoch_began: float
+    takes_tiles: bool = False
 
     @property
     def rows(self) -> slice:

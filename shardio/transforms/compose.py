@@ -47,7 +47,16 @@ from shardio.transforms.transform import (
 )
 
 __all__ = ["Combination", "Compose", "MultiCrop", "RandomApply", "RandomChoice", "RandomOrder", "apply_transform"]
-__all__ += ["count_crops", "field_kinds_of", "is_builtin", "others_in", "plan_crops", "plan_transform", "refuse_pillow"]
+__all__ += [
+    "count_crops",
+    "field_kinds_of",
+    "is_builtin",
+    "is_planned",
+    "others_in",
+    "plan_crops",
+    "plan_transform",
+    "refuse_pillow",
+]
 
 MAX_RENDERED_BYTES = 2**25
 """The maximum size of the pixels to render at a time for user callables, in bytes, unless three images need more.
@@ -345,6 +354,16 @@ def is_builtin(transform: Callable[[Any], Any] | None) -> bool:
     return transform is None or _is_ours(transform)
 
 
+def is_planned(transform: Callable[[Any], Any] | None) -> bool:
+    """Return whether a crop plan expresses a whole transform, so nothing is decoded before all images are planned."""
+    return all(_kind_of(step) in ("geometry", "pixels") for crop in _crops_of(transform) for step in _flat(crop))
+
+
+def _flat(transform: Any) -> Iterator[Callable[[Any], Any]]:
+    """Yield the transforms of nested sequences. A choice counts as one transform."""
+    return (step for step, _ in _steps_with_keys(transform, np.zeros(1, np.uint64)))
+
+
 def others_in(transform: Callable[[Any], Any] | None) -> list[Callable[[Any], Any]]:
     """Return the transforms that are not shardio's own, in the order of their calls, including nested ones."""
     return [step for each in _crops_of(transform) for step in _steps(each) if not _is_ours(step)]
@@ -358,8 +377,7 @@ def field_kinds_of(transform: Callable[[Any], Any] | None) -> dict[str, FieldKin
     """
     if not isinstance(transform, Compose) or transform.fields is None:
         return {}
-    steps = (step for step, _ in _steps_with_keys(transform, np.zeros(1, np.uint64)))
-    other = next((step for step in steps if _kind_of(step) not in ("geometry", "pixels")), None)
+    other = next((step for step in _flat(transform) if _kind_of(step) not in ("geometry", "pixels")), None)
     if other is not None:
         raise TypeError(
             f"a Compose with fields consists of shardio's own transforms, but {other!r} would transform only the "

@@ -99,7 +99,7 @@ def test_info_shows_the_decoders_that_the_loader_will_use(mixed: Path) -> None:
     assert found["reasons"] == reasons
     loader = shardio.DataLoader(shardio.ShardDataset(mixed, transform=Resize((20, 20))), batch_size=4, num_workers=0)
     list(loader)
-    assert loader.stats().num_images_by_decoder == {**counts, "cache": 0}
+    assert loader.stats().num_images_by_decoder == {**counts, "device": 0, "cache": 0}
 
 
 def test_libjpeg_replaces_the_kernel(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:

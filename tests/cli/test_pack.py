@@ -361,7 +361,14 @@ def test_the_loader_says_it_once_an_epoch(clipped: Path, tmp_path: Path, kind: s
     with pytest.warns(UserWarning, match=r"values other than uint8: as images, they are converted") as caught:
         list(loader)
     assert len(caught) == 1
-    assert loader.stats().num_images_by_decoder == {"kernel": 0, "cache": 0, "libjpeg": 0, "raw": 0, "pillow": 6}
+    assert loader.stats().num_images_by_decoder == {
+        "kernel": 0,
+        "device": 0,
+        "cache": 0,
+        "libjpeg": 0,
+        "raw": 0,
+        "pillow": 6,
+    }
 
 
 def test_other_images_and_fields_of_their_own_cause_no_warning(clipped: Path, tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def test_batches_equal_those_without_a_cache(kind: Any, name: str, data: Path) -
     found, loader = read_epochs(kind, data, TRANSFORMS[name], cache="16MB")
     assert_equal(found, expected)
     counts = loader.stats().num_images_by_decoder  # Of the last epoch.
-    assert counts == {"kernel": 0, "cache": 55, "libjpeg": 2, "raw": 0, "pillow": 3}
+    assert counts == {"kernel": 0, "device": 0, "cache": 55, "libjpeg": 2, "raw": 0, "pillow": 3}
 
 
 @pytest.mark.parametrize("options", [{"orientation": "apply"}, {"decode": "pil"}, {"verify": "off"}])

@@ -134,7 +134,7 @@ def test_the_arguments_are_torchs_and_some_of_shardios(packed: Path) -> None:
     names = [name for name in inspect.signature(DataLoader.__init__).parameters if name != "self"]
     expected = [name for name in inspect.signature(TorchLoader.__init__).parameters if name != "self"]
     own = ["worker_method", "snapshot_every_n_steps", "on_error", "on_error_in", "quarantine"]
-    assert names == [*expected, *own, "check_duplicates", "device"]
+    assert names == [*expected, *own, "check_duplicates", "device", "decode"]
     assert (loader.batch_size, loader.num_workers, loader.prefetch_factor) == (4, 1, 3)
 
 

@@ -508,7 +508,7 @@ def test_a_part_that_arrives_with_a_death_is_redone_with_its_batch() -> None:
         retire=lambda: calls.append(("retire", [])),
     )
     tally = Tally(num_workers=2)
-    source: Any = SimpleNamespace(dataset=SimpleNamespace(locate=lambda indices: indices), epoch=0)
+    source: Any = SimpleNamespace(dataset=SimpleNamespace(locate=lambda indices: indices), epoch=0, takes_tiles=False)
     queue = ChunkQueue(workers, buffers, source, tally)
     handler = OutcomeHandler(source=source, bad_samples=None, tally=tally)
     batch = Batch(buffer=buffers.take(), chunks=[make_chunk(0), make_chunk(2)])

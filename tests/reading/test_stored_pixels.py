@@ -205,8 +205,22 @@ def test_a_resumed_run_has_the_same_batches(suffix: str, tmp_path: Path) -> None
 def test_stats_count_the_images_that_need_no_decoder(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     loader = DataLoader(ShardDataset(folders["packed-ppm"], transform=CROP), 5)
     list(loader)
-    assert loader.stats().num_images_by_decoder == {"kernel": 24, "cache": 0, "libjpeg": 0, "raw": 0, "pillow": 0}
+    assert loader.stats().num_images_by_decoder == {
+        "kernel": 24,
+        "device": 0,
+        "cache": 0,
+        "libjpeg": 0,
+        "raw": 0,
+        "pillow": 0,
+    }
     monkeypatch.setattr("shardio.images.rendering.find_kernel", lambda: None)
     loader = DataLoader(ShardDataset(folders["packed-ppm"], transform=CROP), 5)
     list(loader)
-    assert loader.stats().num_images_by_decoder == {"kernel": 0, "cache": 0, "libjpeg": 0, "raw": 24, "pillow": 0}
+    assert loader.stats().num_images_by_decoder == {
+        "kernel": 0,
+        "device": 0,
+        "cache": 0,
+        "libjpeg": 0,
+        "raw": 24,
+        "pillow": 0,
+    }

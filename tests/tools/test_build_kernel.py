@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shardio.kernel.targets import FOLDER, PLATFORMS, find_targets
+from shardio.kernel.targets import CAPABILITIES, FOLDER, PLATFORMS, find_targets, name_cubin
 
 ROOT = FOLDER.parents[1]
 
@@ -26,6 +26,7 @@ FIRST_BYTES = {
     "macosx_11_0_arm64": b"\xcf\xfa\xed\xfe\x0c\0\0\1",  # MH_MAGIC_64, CPU_TYPE_ARM64.
     "macosx_11_0_x86_64": b"\xcf\xfa\xed\xfe\7\0\0\1",  # CPU_TYPE_X86_64.
 }
+EM_CUDA = 190
 
 
 @pytest.fixture
@@ -51,6 +52,7 @@ def build(built: Path, *arguments: str, **environment: str) -> subprocess.Comple
 
 def test_what_was_compiled_from_the_same_source_stays_and_everything_else_is_removed(built: Path) -> None:
     present = {target.path.name for targets in PLATFORMS.values() for target in targets}
+    present |= {name_cubin(each).name for each in CAPABILITIES}
     for name in (*present, "x86-64-v3-0123456789abcdef.so", "x.partial"):
         (built / name).write_text(name)
     for arguments in (["--all"], ["macosx_11_0_arm64"]):
@@ -89,4 +91,10 @@ def test_each_platform_gets_code_of_its_format_that_is_the_same_in_each_build(bu
                 assert (2, 2) <= max(versions) <= (2, 17)
             if target in find_targets():
                 assert content == target.path.read_bytes()
+    for capability in CAPABILITIES:
+        content = contents.pop(name_cubin(capability).name)
+        assert content.startswith(b"\x7fELF\2\1")
+        assert int.from_bytes(content[18:20], "little") == EM_CUDA
+        for stage in ("make_lookup", "find_weights", "decode_tile", "transform_block", "make_color", "render_pixel"):
+            assert b"shardio_" + stage.encode() in content
     assert not contents

@@ -1,0 +1,265 @@
+"""Decode the images of a batch from their tiles, on the device that the batch was copied to.
+
+kernel/stages.h describes the stages. On CUDA, they run on the current stream; on the CPU, the kernel runs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import accumulate
+from math import prod
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shardio.images.tiled import COUNTED, NUM_LOOKUPS, TiledChunk, lay_out
+from shardio.kernel import require_functions
+from shardio.kernel.functions import CHUNK_ALIGNMENT
+from shardio.kernel.records import (
+    BATCH,
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    TARGET,
+    TILED_IMAGE,
+    UINT8,
+)
+
+_DTYPES = {torch.uint8: UINT8, torch.float32: FLOAT32, torch.float16: FLOAT16, torch.bfloat16: BFLOAT16}
+
+
+class Colors(NamedTuple):
+    """What becomes of a color: color * scale + shift, in a dtype.
+
+    Attributes:
+        dtype: The dtype of the images.
+        scale: float32 [3], for red, green and blue; None for 1.
+        shift: float32 [3]; None for 0.
+        memory_format: The memory format of the images.
+    """
+
+    dtype: torch.dtype
+    scale: torch.Tensor | None
+    shift: torch.Tensor | None
+    memory_format: torch.memory_format
+
+
+class Decoded(NamedTuple):
+    """Decoded images.
+
+    Attributes:
+        crops: The images of each crop, [N, 3, height, width].
+        is_damaged: int32 [N], on the device: not 0 for images whose pixels are arbitrary.
+    """
+
+    crops: list[torch.Tensor]
+    is_damaged: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TiledImages:
+    """The images of a batch as tiles, which a device decodes.
+
+    Attributes:
+        chunks: The memory of each chunk, uint8 [bytes].
+        images: TILED_IMAGE [N] without the fields that only the stages need: a copy on the CPU.
+        num_images: The number of images in each chunk.
+        sizes: The height and width of each crop.
+        is_multiple: Whether the images have several crops, those of a MultiCrop.
+        find_error: Returns the error for a damaged image, given its index.
+    """
+
+    chunks: Sequence[torch.Tensor]
+    images: NDArray[np.void]
+    num_images: Sequence[int]
+    sizes: tuple[tuple[int, int], ...]
+    is_multiple: bool
+    find_error: Callable[[int], Exception]
+
+    @classmethod
+    def join(
+        cls,
+        chunks: Sequence[TiledChunk],
+        memory: Sequence[torch.Tensor],
+        find_error: Callable[[int], Exception],
+        *,
+        is_multiple: bool,
+    ) -> TiledImages:
+        """Join the chunks of a batch, whose crops have the same sizes, given the memory of each, uint8 [bytes]."""
+        used = [each[: chunk.num_bytes] for each, chunk in zip(memory, chunks, strict=True)]
+        records = [
+            each.numpy()[: chunk.num_images * TILED_IMAGE.itemsize].view(TILED_IMAGE)[COUNTED]
+            for each, chunk in zip(used, chunks, strict=True)
+        ]
+        return cls(
+            chunks=used,
+            images=np.concatenate(records),
+            num_images=[chunk.num_images for chunk in chunks],
+            sizes=chunks[0].sizes,
+            is_multiple=is_multiple,
+            find_error=find_error,
+        )
+
+    def __len__(self) -> int:
+        return sum(self.num_images)
+
+    def pin_memory(self) -> TiledImages:
+        """Return the images in pinned memory."""
+        return replace(self, chunks=[each if each.is_pinned() else each.pin_memory() for each in self.chunks])
+
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> TiledImages:
+        """Copy the tiles to a device."""
+        if device.type == "cpu":
+            return self
+        stops = list(accumulate(-(-len(each) // CHUNK_ALIGNMENT) * CHUNK_ALIGNMENT for each in self.chunks))
+        memory = torch.empty(stops[-1], dtype=torch.uint8, device=device)
+        copies = [memory[start : start + len(each)] for start, each in zip([0, *stops], self.chunks, strict=False)]
+        for copied, each in zip(copies, self.chunks, strict=True):
+            copied.copy_(each, non_blocking=non_blocking)
+        return replace(self, chunks=copies)
+
+    def decode(self, colors: Colors) -> Decoded:
+        """Decode the images on the device where the tiles are; on CUDA, on the current stream.
+
+        Args:
+            colors: What becomes of the colors. :func:`can_decode_to` must be true for the dtype.
+        """
+        device, num_images = self.chunks[0].device, len(self)
+        chunks = [(each.data_ptr(), len(each), count) for each, count in zip(self.chunks, self.num_images, strict=True)]
+        layout = lay_out(self.images, chunks, self.sizes)
+
+        def make(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        form: dict[str, Any] = {"dtype": colors.dtype, "memory_format": colors.memory_format, "device": device}
+        crops = [torch.empty((num_images, 3, *size), **form) for size in self.sizes]
+        control = _Control(layout.locations, _describe_targets(crops, colors), device)
+        control.batch["num_images"], control.batch["num_crops"] = num_images, len(crops)
+        arrays = {
+            "lookups": make(torch.int16, num_images, NUM_LOOKUPS),
+            "weights": make(torch.int64, layout.num_weights),
+            "coefficients": make(torch.int16, layout.num_blocks, 64).zero_(),
+            "samples": make(torch.uint8, layout.num_samples),
+            "colors": make(torch.int32, layout.num_colors),
+            "is_damaged": make(torch.int32, num_images).zero_(),
+        }
+        for name, array in arrays.items():
+            control.batch[name] = array.data_ptr()
+        _find_stages(device).run(control.send(), layout.most, self.sizes, num_images)
+        return Decoded(crops, arrays["is_damaged"])
+
+
+def can_decode_to(dtype: torch.dtype) -> bool:
+    """Return whether the stages can make images of a dtype."""
+    return dtype in _DTYPES
+
+
+def _describe_targets(crops: Sequence[torch.Tensor], colors: Colors) -> NDArray[np.void]:
+    targets = np.zeros(len(crops), TARGET)
+    for target, images in zip(targets, crops, strict=True):
+        target["pixels"], (target["height"], target["width"]) = images.data_ptr(), images.shape[2:]
+        strides = zip(("image_stride", "color_stride", "row_stride", "column_stride"), images.stride(), strict=True)
+        for name, stride in strides:
+            target[name] = stride
+    targets["dtype"] = _DTYPES[colors.dtype]
+    targets["scale"] = 1 if colors.scale is None else colors.scale.numpy()
+    targets["shift"] = 0 if colors.shift is None else colors.shift.numpy()
+    return targets
+
+
+class _Control:
+    """The records of a batch, which are copied to the device together."""
+
+    def __init__(self, locations: NDArray[np.void], targets: NDArray[np.void], device: torch.device) -> None:
+        parts = (np.zeros(1, BATCH), locations, targets)
+        starts = [0, *accumulate(part.nbytes for part in parts)]
+        self._records = torch.empty(starts[-1], dtype=torch.uint8, device="cpu")
+        self._device = self._records if device.type == "cpu" else torch.empty_like(self._records, device=device)
+        memory = self._records.numpy()
+        for start, part in zip(starts, parts, strict=False):
+            memory[start : start + part.nbytes] = part.view(np.uint8)
+        self.batch = memory[: BATCH.itemsize].view(BATCH)
+        self.batch["locations"], self.batch["targets"] = (self._device.data_ptr() + start for start in starts[1:3])
+
+    def send(self) -> torch.Tensor:
+        """Copy the records to the device."""
+        return self._device if self._device is self._records else self._device.copy_(self._records)
+
+
+class _Stages(Protocol):
+    """What runs the stages on a device."""
+
+    def run(self, batch: torch.Tensor, most: Sequence[int], sizes: Sequence[tuple[int, int]], num_images: int) -> None:
+        """Run all stages.
+
+        Args:
+            batch: A BATCH on the device.
+            most: The largest number of threads of an image in each stage but the last one.
+            sizes: The height and width of each crop.
+            num_images: The number of images.
+        """
+
+
+class _ProcessorStages:
+    def run(self, batch: torch.Tensor, most: Sequence[int], sizes: Sequence[tuple[int, int]], num_images: int) -> None:
+        require_functions().decode_tiles(batch.data_ptr())
+
+
+class _CudaStages:
+    """The stages on a CUDA device.
+
+    Args:
+        device: The device, with an index.
+
+    Raises:
+        ImportError: If shardio was built without the stages for this device, or the package cuda-core is missing.
+    """
+
+    NAMES = ("make_lookup", "find_weights", "decode_tile", "transform_block", "make_color")
+    THREADS = 128
+    """The number of threads in a block."""
+
+    def __init__(self, device: torch.device) -> None:
+        try:
+            from cuda.core import Device, LaunchConfig, ObjectCode, launch
+        except ImportError as error:
+            raise ImportError(
+                "decode='device' needs the package cuda-core: pip install 'shardio-loader[cuda]'"
+            ) from error
+        from shardio.kernel.targets import find_cubin
+
+        Device(device.index).set_current()
+        code = ObjectCode.from_cubin(find_cubin(torch.cuda.get_device_capability(device)))
+        self._stages = [code.get_kernel(f"shardio_{name}") for name in (*self.NAMES, "render_pixel")]
+        self._launch, self._config, self._device = launch, LaunchConfig, device
+
+    def run(self, batch: torch.Tensor, most: Sequence[int], sizes: Sequence[tuple[int, int]], num_images: int) -> None:
+        stream, num_crops = torch.cuda.current_stream(self._device), len(sizes)
+        grids = [(count, num_images, 1) for count in most] + [(max(map(prod, sizes)), num_images, num_crops)]
+        for stage, (count, *others) in zip(self._stages, grids, strict=True):
+            if count:
+                grid = (-(-count // self.THREADS), *others)
+                self._launch(stream, self._config(grid=grid, block=self.THREADS), stage, batch.data_ptr())
+
+
+@cache
+def _find_stages(device: torch.device) -> _Stages:
+    return _CudaStages(device) if device.type == "cuda" else _ProcessorStages()
+
+
+def check_device(device: torch.device) -> None:
+    """Check that the images of batches can be decoded on a device.
+
+    Raises:
+        ImportError: If shardio was built without the code for this device, or the package cuda-core is missing.
+        ValueError: If the device is neither a CUDA device nor the CPU.
+    """
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"decode='device' needs a CUDA device, got {str(device)!r}: omit decode")
+    if device.type == "cpu":
+        require_functions()
+    _find_stages(device)

@@ -1,0 +1,174 @@
+"""Collect the tiles that crops of images need, so that a device can decode them: a fraction of the bytes of the pixels.
+
+A device decodes JPEGs that have a tile table. All other images are decoded here, and so are images that operations on
+pixels follow; then their pixels are in the chunk instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.images.crop_plan import PlannedCrop
+from shardio.images.opening import JpegPicture
+from shardio.images.pictures import DecoderName, Picture, Pixels
+from shardio.images.rendering import (
+    DecodeError,
+    as_records,
+    encode_turn,
+    find_content,
+    find_suitable,
+    operations_of,
+    render_crops,
+)
+from shardio.kernel import find_kernel
+from shardio.kernel.functions import CHUNK_ALIGNMENT, count_chunk_bytes
+from shardio.kernel.records import CHUNK_PADDING, LOCATION, LOOKUP_BITS, MAX_TILED_TABLES, TILED_IMAGE
+
+NUM_LOOKUPS = MAX_TILED_TABLES << LOOKUP_BITS
+"""The length of an image's part of BATCH.lookups."""
+
+
+class TiledChunk(NamedTuple):
+    """The tiles of some images of a batch.
+
+    Attributes:
+        num_images: n.
+        sizes: The height and width of each crop, which are the same for all images.
+        num_bytes: The number of used bytes.
+        memory: uint8 [num_bytes or more], which kernel/tiles.h describes; None if a buffer holds it.
+    """
+
+    num_images: int
+    sizes: tuple[tuple[int, int], ...]
+    num_bytes: int
+    memory: NDArray[np.uint8] | None
+
+
+def collect_tiles(
+    crops: Sequence[PlannedCrop], memory: NDArray[np.uint8] | None = None
+) -> tuple[TiledChunk, list[DecoderName]] | None:
+    """Collect the tiles of images, and render the crops of images that a device cannot decode.
+
+    Args:
+        crops: The crops of n images, at least one of each.
+        memory: uint8 [...] to write to, aligned to CHUNK_ALIGNMENT bytes; new memory if it is None or too small.
+
+    Returns:
+        The chunk, and the decoder of each image; None if the crops of the images differ in size, or if there is no
+        kernel.
+
+    Raises:
+        DecodeError: If an image that is rendered here is truncated or damaged, or would be too large when resized.
+    """
+    pictures, kernel = crops[0].pictures, find_kernel()
+    sizes = tuple(tuple(crop.plan.output_size[0].tolist()) for crop in crops)
+    if kernel is None or any((crop.plan.output_size != size).any() for crop, size in zip(crops, sizes, strict=True)):
+        return None
+    num_needed = count_chunk_bytes(len(pictures), sizes)
+    target = memory if memory is not None and len(memory) >= num_needed else _allocate(num_needed)
+    is_for_device = np.logical_and.reduce([_find_tileable(crop, pictures) for crop in crops])
+    contents = [
+        find_content(picture) if suitable else b""
+        for picture, suitable in zip(pictures, is_for_device.tolist(), strict=True)
+    ]
+    plans = np.stack([as_records(crop.plan) for crop in crops], axis=1).reshape(-1)
+    turns = np.array([encode_turn(picture) for picture in pictures], np.uint8)
+    is_tiled, num_bytes = kernel.collect(contents, plans, sizes, target, turns)
+    others = np.flatnonzero(~is_tiled).tolist()
+    names: list[DecoderName] = ["device"] * len(pictures)
+    if others:
+        images = target[: len(pictures) * TILED_IMAGE.itemsize].view(TILED_IMAGE)
+        rows = list[list[Pixels]]([] for _ in crops)
+        for index in others:
+            images["pixels"][index] = num_bytes
+            for row, (height, width) in zip(rows, sizes, strict=True):
+                start, num_bytes = num_bytes, num_bytes + 3 * height * width
+                row.append(target[start:num_bytes].reshape(height, width, 3))
+        rest = [
+            PlannedCrop([crop.pictures[index] for index in others], crop.plan.take(np.array(others))) for crop in crops
+        ]
+        try:
+            rendered = render_crops(rest, rows)
+        except DecodeError as error:
+            raise DecodeError(others[error.row], str(error)) from error
+        for index, name in zip(others, rendered[0].decoder_names, strict=True):
+            names[index] = name
+    num_bytes += CHUNK_PADDING
+    return TiledChunk(len(pictures), sizes, num_bytes, None if target is memory else target), names
+
+
+class TiledLayout(NamedTuple):
+    """How a device decodes the images of a batch.
+
+    Attributes:
+        locations: LOCATION [n].
+        num_blocks: The number of blocks in BATCH.coefficients.
+        num_samples: The length of BATCH.samples.
+        num_colors: The length of BATCH.colors.
+        num_weights: The length of BATCH.weights.
+        most: The largest number of threads of an image in each stage but the last one.
+    """
+
+    locations: NDArray[np.void]
+    num_blocks: int
+    num_samples: int
+    num_colors: int
+    num_weights: int
+    most: list[int]
+
+
+COUNTED = ["num_blocks", "num_rows", "num_columns", "num_tiles", "num_samples", "num_weights", "upright"]
+"""The fields of a TILED_IMAGE that :func:`lay_out` needs."""
+
+
+def lay_out(
+    images: NDArray[np.void], chunks: Sequence[tuple[int, int, int]], sizes: Sequence[tuple[int, int]]
+) -> TiledLayout:
+    """Return how a device decodes the images of a batch.
+
+    Args:
+        images: The fields COUNTED of TILED_IMAGE [n].
+        chunks: The address of each chunk on the device, its size in bytes, and the number of its images.
+        sizes: The height and width of each crop.
+    """
+    addresses, lengths, counts = zip(*chunks, strict=True)
+    locations = np.zeros(len(images), LOCATION)
+    locations["chunk"], locations["num_bytes"] = np.repeat(addresses, counts), np.repeat(lengths, counts)
+    locations["index"] = np.concatenate([np.arange(count) for count in counts])
+    num_blocks = images["num_blocks"].astype(np.int64) * images["num_rows"] * images["num_columns"]
+    num_colors = images["upright"][:, 2] * images["upright"][:, 3]
+
+    def place(name: str, own: NDArray[np.int64]) -> int:
+        """Note where each image's part of an array begins, given their lengths. Return the length of the array."""
+        stops = np.cumsum(own)
+        locations[name] = stops - own
+        return int(stops[-1])
+
+    most = [int(each.max()) for each in (images["num_tiles"], num_blocks, num_colors)]
+    return TiledLayout(
+        locations=locations,
+        num_blocks=place("block", num_blocks),
+        num_samples=place("sample", images["num_samples"]),
+        num_colors=place("color", num_colors),
+        num_weights=place("weight", images["num_weights"]),
+        most=[NUM_LOOKUPS, sum(map(sum, sizes)), *most],
+    )
+
+
+def _find_tileable(crop: PlannedCrop, pictures: Sequence[Picture]) -> NDArray[np.bool_]:
+    """Return the images whose crop a device can render, bool [n]."""
+    is_tileable = find_suitable(crop, pictures)
+    is_tileable &= [isinstance(each, JpegPicture) and each.kept is None for each in crop.pictures]
+    if (operations := operations_of(crop.plan)) is not None:
+        is_tileable &= ~operations["code"].any(axis=1)
+    return is_tileable
+
+
+def _allocate(num_bytes: int) -> NDArray[np.uint8]:
+    memory = np.empty(num_bytes + CHUNK_ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % CHUNK_ALIGNMENT
+    return memory[start : start + num_bytes]

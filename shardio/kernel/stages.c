@@ -1,0 +1,31 @@
+// Run the stages of a device on a processor, one thread after the other: the same pixels, and the way to test the
+// stages where there is no device.
+
+#include "kernel.h"
+#include "stages.h"
+
+// The number of threads for an image of a stage that has enough for each image.
+static int64_t count_threads(const Batch *batch, int64_t i, int stage) {
+    const TiledImage *image = find_image(&batch->locations[i]);
+    int64_t num_mcus = (int64_t)image->num_rows * image->num_columns, num_lines = 0;
+    for (int64_t j = 0; j < batch->num_crops; j++) num_lines += batch->targets[j].height + batch->targets[j].width;
+    const int64_t counts[] = {NUM_LOOKUPS, num_lines, image->num_tiles, image->num_blocks * num_mcus,
+                              image->upright.height * image->upright.width};
+    return counts[stage];
+}
+
+void shardio_decode_tiles(const Batch *batch) {
+    void (*const stages[])(const Batch *, int64_t, int64_t) = {make_lookup, find_weights, decode_tile, transform_block,
+                                                               make_color};
+    for (int stage = 0; stage < 5; stage++) {
+        for (int64_t i = 0; i < batch->num_images; i++) {
+            for (int64_t thread = 0; thread < count_threads(batch, i, stage); thread++) stages[stage](batch, i, thread);
+        }
+    }
+    for (int64_t j = 0; j < batch->num_crops; j++) {
+        for (int64_t i = 0; i < batch->num_images; i++) {
+            for (int64_t thread = 0; thread < batch->targets[j].height * batch->targets[j].width; thread++)
+                render_pixel(batch, i, j, thread);
+        }
+    }
+}

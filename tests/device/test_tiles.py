@@ -1,0 +1,243 @@
+"""Batches whose tiles are decoded where they are needed equal those that workers decode.
+
+Without a CUDA device, the processor runs the stages: the same code, compiled as C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from shardio import DataLoader, ImageFolder, SampleError, ShardDataset, ShardMapDataset
+from shardio.check import guard
+from shardio.device import DevicePrefetcher
+from shardio.device.tiles import TiledImages
+from shardio.images.jpeg.head import read_head
+from shardio.images.tiling import tile_jpeg
+from shardio.transforms import (
+    CenterCrop,
+    ColorJitter,
+    Compose,
+    MultiCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+)
+from tests.device.late_stream import prefetch_late
+from tests.images.jpeg_files import by_pillow
+from tests.images.pictures import make_picture, save
+from tests.tars import write_tar
+
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=[
+            pytest.mark.cuda,
+            pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and torch sees none"),
+        ],
+    ),
+]
+NORMALIZE = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+CROP = RandomResizedCrop(96)
+TRANSFORMS: dict[str, Any] = {
+    "random crop": Compose([CROP, RandomHorizontalFlip()]),
+    "antialiased": RandomResizedCrop((80, 112), antialias=True),
+    "evaluation": Compose([Resize(110), CenterCrop(96)]),
+    "edited": Compose([CROP, ColorJitter(0.4, 0.4, 0.4, 0.1)]),
+    "several": MultiCrop([CROP, RandomResizedCrop(48), RandomResizedCrop(48)]),
+    "a function": Compose([CROP, np.ascontiguousarray]),
+}
+NUM_TILED, NUM_OTHERS = 36, 4
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tiled JPEGs of several sizes, a few images that no device decodes, masks, and a folder of JPEGs."""
+    root, members = tmp_path_factory.mktemp("data"), []
+    for i in range(NUM_TILED + NUM_OTHERS):
+        picture = make_picture(100 + 3 * i, 180 - 2 * i, seed=i)
+        content = by_pillow(picture, quality=70)
+        folder = root / "images" / f"class-{i % 3}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{i}.jpg").write_bytes(content)
+        stored = tile_jpeg(content) if i < NUM_TILED else save(picture, "png")
+        mask = save(Image.fromarray(picture[..., 0]), "png")
+        members += [(f"{i:02}.cls", b"%d" % (i % 3)), (f"{i:02}.jpg", stored), (f"{i:02}.mask.png", mask)]
+    (root / "packed").mkdir()
+    write_tar(root / "packed" / "shard-000000.tar", members)
+    return root
+
+
+def make_loader(data: Path, transform: Any, *, num_workers: int = 0, **options: Any) -> DataLoader[Any]:
+    dataset = ShardDataset(data / "packed", transform=transform, shuffle=True, **options)
+    return DataLoader(dataset, 7, num_workers=num_workers, persistent_workers=num_workers > 0)
+
+
+def flatten(batches: Iterator[Any]) -> list[Any]:
+    """Return the columns of batches, with the crops of a MultiCrop as columns of their own."""
+    return [
+        part for batch in batches for column in batch for part in (column if isinstance(column, list) else [column])
+    ]
+
+
+def read(loader: Any, device: str, decode: Any, **options: Any) -> list[Any]:
+    prefetcher = DevicePrefetcher(loader, device, decode=decode, **options)
+    return [each.cpu() if isinstance(each, torch.Tensor) else each for each in flatten(iter(prefetcher))]
+
+
+def assert_equal(found: list[Any], expected: list[Any], rtol: float = 0.0, atol: float = 0.0) -> None:
+    for one, other in zip(found, expected, strict=True):
+        if isinstance(one, torch.Tensor):
+            assert (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
+            torch.testing.assert_close(one, other, rtol=rtol, atol=atol)
+        else:
+            assert one == other
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_pixels_equal_those_of_the_workers(name: str, num_workers: int, device: str, data: Path) -> None:
+    transform = TRANSFORMS[name]
+    expected = read(make_loader(data, transform), device, "workers")
+    loader = make_loader(data, transform, num_workers=num_workers)
+    assert_equal(read(loader, device, "device"), expected)
+    counts = loader.stats().num_images_by_decoder
+    num_tiled = 0 if name in ("edited", "a function") else NUM_TILED
+    assert (counts["device"], counts["kernel"]) == (num_tiled, NUM_TILED - num_tiled)
+    assert sum(counts.values()) == NUM_TILED + NUM_OTHERS
+    loader.set_epoch(0)
+    assert_equal(read(loader, device, "workers"), expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("normalize", [None, NORMALIZE, ((0.5,), (0.25,))])
+def test_images_are_normalized_and_cast_as_pixels_are(
+    normalize: Any, dtype: Any, channels_last: bool, device: str, data: Path
+) -> None:
+    options: dict[str, Any] = {"normalize": normalize, "dtype": dtype, "channels_last": channels_last}
+    one, other = (read(make_loader(data, CROP), device, decode, **options) for decode in ("device", "workers"))
+    eps = 0.0 if dtype is None else torch.finfo(dtype).eps
+    assert_equal(one, other, rtol=eps, atol=1e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_keys_labels_and_masks_come_along(device: str, data: Path) -> None:
+    transform = Compose([CROP], fields={"image": "image", "mask.png": "mask"})
+    fields = ("key", "image", "label", "mask.png")
+    one, other = (read(make_loader(data, transform, fields=fields), device, decode) for decode in ("device", "workers"))
+    assert_equal(one, other)
+
+
+@pytest.mark.parametrize("kind", [ShardMapDataset, ImageFolder])
+def test_map_style_datasets_are_decoded_too(kind: Any, data: Path) -> None:
+    batches = []
+    for decode in ("device", "workers"):
+        dataset: Any = ImageFolder(data / "images", transform=CROP)  # Its files have no tiles.
+        if kind is ShardMapDataset:  # Bare images.
+            dataset = ShardMapDataset(data / "packed", transform=CROP, fields="image")
+        num_tiled = NUM_TILED if kind is ShardMapDataset else 0
+        loader = DataLoader(dataset, 7, device="cpu", decode=decode, generator=torch.Generator().manual_seed(0))
+        batches.append(flatten(iter(loader)) if kind is ImageFolder else list(loader))
+        assert loader.stats().num_images_by_decoder["device"] == (num_tiled if decode == "device" else 0)
+    assert_equal(batches[0], batches[1])
+
+
+def test_a_late_stream_gets_whole_tiles(data: Path) -> None:
+    expected = read(make_loader(data, CROP), "cpu", "workers")
+    for seed in range(5):
+        loader = make_loader(data, CROP, num_workers=2)
+        assert_equal(flatten(iter(prefetch_late(loader, seed=seed, decode="device")[0])), expected)
+
+
+def test_a_resumed_run_goes_on(data: Path) -> None:
+    expected = read(make_loader(data, CROP), "cpu", "workers")
+    prefetcher = DevicePrefetcher(make_loader(data, CROP, num_workers=2), "cpu", decode="device")
+    batches = iter(prefetcher)
+    found = flatten(iter([next(batches), next(batches)]))
+    resumed = DevicePrefetcher(make_loader(data, CROP, num_workers=2), "cpu", decode="device")
+    resumed.load_state_dict(prefetcher.state_dict())
+    assert_equal([*found, *flatten(iter(resumed))], expected)
+
+
+def damage(data: Path, tmp_path: Path) -> tuple[Path, str]:
+    """Write a tar in which the third image has a damaged tile. Return its folder and the image's key."""
+    stored: Any = ShardMapDataset(data / "packed", fields=("key", "jpg"), decoders={"jpg": bytearray})
+    members, damaged = [], stored[2][0]
+    for key, content in (stored[i] for i in range(len(stored))):
+        if key == damaged:
+            start = read_head(bytes(content)).scan_start
+            content[start + 20 : start + 40] = bytes(20)
+        members.append((f"{key}.jpg", bytes(content)))
+    write_tar(tmp_path / "shard-000000.tar", members)
+    return tmp_path, damaged
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_damage_is_named_as_on_the_cpu(device: str, data: Path, tmp_path: Path) -> None:
+    folder, key = damage(data, tmp_path)
+    errors = []
+    for decode in ("workers", "device"):
+        loader = DataLoader(ShardDataset(folder, transform=Resize((96, 96)), fields="image"), 7)
+        batches = iter(DevicePrefetcher(loader, device, decode=decode))
+        with pytest.raises(SampleError) as caught:
+            list(batches)
+        errors.append(caught.value)
+        assert len(list(batches)) == len(loader) - 1, "the other batches follow"
+    one, other = errors
+    assert str(one) == str(other)
+    assert (one.key, one.where, one.row, one.stage) == (other.key, other.where, other.row, other.stage)
+    assert one.key == key
+
+
+def test_images_that_differ_in_size_are_refused(data: Path) -> None:
+    errors = []
+    for decode in ("workers", "device"):
+        with pytest.raises(ValueError, match="differ in size") as caught:
+            read(make_loader(data, None), "cpu", decode)
+        errors.append(str(caught.value))
+    assert errors[0] == errors[1]
+    one, other = (
+        read(DataLoader(ShardDataset(data / "packed", transform=Resize(96)), 1), "cpu", decode)
+        for decode in ("workers", "device")
+    )
+    assert_equal(one, other)
+
+
+def test_a_wrapper_gets_tiles_only_where_it_asked_for_them(data: Path) -> None:
+    loader = make_loader(data, CROP, num_workers=2)
+    with loader.watch_memory(lambda memory: None, takes_tiles=True):
+        tiles = next(iter(loader))[0]
+    assert isinstance(tiles, TiledImages)
+    assert len(tiles) == 7
+    assert sum(len(chunk) for chunk in tiles.chunks) < 7 * 96 * 96 * 3 / 2
+    assert isinstance(next(iter(loader))[0], torch.Tensor)
+    assert tiles.pin_memory is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"decode": "gpu"}, "decode must be"),
+        ({"decode": "device"}, "decode='device' needs device="),
+        ({"decode": "device", "device": "cpu", "check_duplicates": True}, r"guard\(loader, key="),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(options: Any, error: str, data: Path) -> None:
+    with pytest.raises(ValueError, match=error):
+        DataLoader(ShardDataset(data / "packed", transform=CROP), 7, **options)
+
+
+def test_duplicates_are_found_by_key(data: Path) -> None:
+    loader = make_loader(data, CROP, fields=("image", "key"))
+    batches = list(guard(DevicePrefetcher(loader, "cpu", decode="device"), key=1))
+    assert sum(len(keys) for _, keys in batches) == NUM_TILED + NUM_OTHERS

@@ -1,0 +1,95 @@
+"""Decode tiles with the stages of a device, run by the processor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from unittest.mock import patch
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.images.tiled import COUNTED, NUM_LOOKUPS, lay_out
+from shardio.kernel.functions import CHUNK_ALIGNMENT, Content, Functions, Kernel, count_chunk_bytes
+from shardio.kernel.records import BATCH, CHUNK_PADDING, TARGET, TILED_IMAGE
+from tests.images.pictures import Array
+
+MAX_BYTES = 1 << 18
+"""The number of bytes that an image's tiles may have here, even if its crops are small."""
+
+
+def render_by_stages(
+    functions: Functions,
+    kernel: Kernel,
+    images: Sequence[Content],
+    plans: NDArray[np.void],
+    turns: NDArray[np.uint8],
+    shape: tuple[int, ...],
+) -> tuple[NDArray[np.bool_], Array, NDArray[np.bool_]]:
+    """Render crops of equal size with the stages.
+
+    Args:
+        functions: The functions that run the stages.
+        kernel: The kernel that collects the tiles.
+        images: n images.
+        plans: PLAN [n * crops].
+        turns: uint8 [n], the turn of each image.
+        shape: The shape of the result.
+
+    Returns:
+        Which images have tiles, bool [n]; their crops, uint8 [n * crops, height, width, 3]; and which are damaged.
+    """
+    num_rows, height, width, _ = shape
+    sizes = [(height, width)] * (num_rows // len(images))
+    with patch("shardio.kernel.functions.count_image_bytes", lambda sizes: MAX_BYTES):
+        chunk = np.zeros(count_chunk_bytes(len(images), sizes) + CHUNK_ALIGNMENT, np.uint8)
+        chunk = chunk[-chunk.ctypes.data % CHUNK_ALIGNMENT :]
+        is_tiled, num_used = kernel.collect(images, plans, sizes, chunk, turns)
+    tiled = chunk[: len(images) * TILED_IMAGE.itemsize].view(TILED_IMAGE)
+    for index in np.flatnonzero(~is_tiled):  # The others have pixels.
+        tiled["pixels"][index] = num_used
+        num_used += math.prod(shape) // len(images)
+    num_used = -(-(num_used + CHUNK_PADDING) // CHUNK_ALIGNMENT) * CHUNK_ALIGNMENT
+    crops, is_damaged = decode_tiles(functions, chunk[:num_used], len(images), sizes)
+    return is_tiled, np.stack(crops, axis=1).reshape(shape), is_damaged
+
+
+def decode_tiles(
+    functions: Functions, memory: NDArray[np.uint8], num_images: int, sizes: Sequence[tuple[int, int]]
+) -> tuple[list[Array], NDArray[np.bool_]]:
+    """Decode the images of a chunk.
+
+    Args:
+        functions: The kernel's functions.
+        memory: The used bytes of the chunk, aligned.
+        num_images: n.
+        sizes: The height and width of each crop.
+
+    Returns:
+        The crops, each uint8 [n, height, width, 3], and whether each image is damaged, bool [n].
+    """
+    images = memory[: num_images * TILED_IMAGE.itemsize].view(TILED_IMAGE)
+    layout = lay_out(images[COUNTED], [(memory.ctypes.data, len(memory), num_images)], sizes)
+    crops = [np.full((num_images, *size, 3), 77, np.uint8) for size in sizes]
+    targets, is_damaged = np.zeros(len(sizes), TARGET), np.zeros(num_images, np.int32)
+    for target, pixels in zip(targets, crops, strict=True):
+        target["pixels"], (target["height"], target["width"]) = pixels.ctypes.data, pixels.shape[1:3]
+        strides = ("image_stride", "row_stride", "column_stride", "color_stride")
+        for name, stride in zip(strides, pixels.strides, strict=True):
+            target[name] = stride
+    arrays = {
+        "locations": layout.locations,
+        "targets": targets,
+        "lookups": np.empty((num_images, NUM_LOOKUPS), np.uint16),
+        "weights": np.empty(layout.num_weights, np.int64),
+        "coefficients": np.zeros((layout.num_blocks, 64), np.int16),
+        "samples": np.empty(layout.num_samples, np.uint8),
+        "colors": np.empty(layout.num_colors, np.uint32),
+        "is_damaged": is_damaged,
+    }
+    batch = np.zeros(1, BATCH)
+    batch["num_images"], batch["num_crops"] = num_images, len(sizes)
+    for name, array in arrays.items():
+        batch[name] = array.ctypes.data
+    functions.decode_tiles(batch.ctypes.data)
+    return crops, is_damaged.astype(bool)
