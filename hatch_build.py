@@ -21,6 +21,17 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
+CUDA_COMPILER = ["cuda-bindings>=12.9,<13", "cuda-core>=1.0", "nvidia-cuda-nvrtc-cu12>=12.9"]
+"""The packages that compile the stages of CUDA devices (shardio/kernel/stages.cu). This needs no device."""
+
+
+def _read_targets(root: Path) -> dict[str, Any]:
+    return runpy.run_path(str(root / "shardio" / "kernel" / "targets.py"))
+
+
+def _choose_platform(root: Path) -> str | None:
+    return os.environ.get("SHARDIO_PLATFORM") or _read_targets(root)["find_platform"]()
+
 
 class DescriptionHook(MetadataHookInterface):
     """Sets the dynamic field ``readme``."""
@@ -36,13 +47,17 @@ class DescriptionHook(MetadataHookInterface):
 class KernelHook(BuildHookInterface):  # type: ignore[type-arg]  # Generic only in newer versions of hatchling.
     """Compiles the kernel into ``shardio/kernel/built/``."""
 
+    def dependencies(self) -> list[str]:
+        """Return the compiler of the stages of CUDA devices, which only wheels for Linux contain."""
+        name = _choose_platform(Path(self.root))
+        return CUDA_COMPILER if name is not None and "linux" in name else []
+
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile the kernel, and describe the wheel accordingly."""
         root = Path(self.root)
-        kernel = runpy.run_path(str(root / "shardio" / "kernel" / "targets.py"))
-        name = os.environ.get("SHARDIO_PLATFORM") or kernel["find_platform"]()
-        if name is None:
+        if (name := _choose_platform(root)) is None:
             return
+        kernel = _read_targets(root)
         subprocess.run([sys.executable, "tools/build_kernel.py", name], cwd=root, check=True)
         built = [target.path for target in kernel["PLATFORMS"][name]]
         if "linux" in name:  # tools/build_kernel.py compiles these files if their compiler is installed.

@@ -35,13 +35,18 @@ ROOT = Path(__file__).parents[1]
 BUDGET_S = 7 * 60.0
 """The time for a call, unless ``--budget`` sets a different time."""
 
-FIRST_CALL = ("facts", "tests", "memory")
+FIRST_CALL = ("facts", "tests", "tiles", "memory")
 """The stages that run if a call names none."""
 
 END_S = 5.0
 """The time, in seconds, in which a stage can end by itself after its time limit; then the stage is killed."""
 
-CUDA_TESTS = ("tests/device/test_cuda.py", "tests/device/test_mixing.py", "tests/train/test_cuda.py")
+CUDA_TESTS = (
+    "tests/device/test_cuda.py",
+    "tests/device/test_tiles.py",
+    "tests/device/test_mixing.py",
+    "tests/train/test_cuda.py",
+)
 """The files with tests that need CUDA. Other tests may import packages that machines with a GPU lack."""
 
 RESULTS = "RESULTS"
@@ -92,6 +97,7 @@ def list_stages(device: str) -> list[Stage]:
         RESULTS,
         "--source",
     ]
+    tiles = [python, "-m", "benchmarks.bench_tiles", "--device", device, "--results", RESULTS]
     tests = [python, "-m", "pytest", "-v", "-rA", "--continue-on-collection-errors", "--timeout", "90"]
     return [
         Stage(name="facts", what="Transfers, pinning and stalls: see tools/gpu_facts.py", command=facts, share=120),
@@ -101,12 +107,13 @@ def list_stages(device: str) -> list[Stage]:
             command=[*tests, "-m", "cuda", "-p", "no:cacheprovider", *CUDA_TESTS],
             share=180,
         ),
+        Stage(name="tiles", what="Decoding tiles on the device", command=tiles, share=120),
         Stage(name="memory", what="Transfers without decoding", command=[*bench, "memory"], share=120),
         Stage(name="photographs", what="Training on photographs", command=[*bench, "photographs"], share=180),
         Stage(
             name="sanitizer",
             what="Memory errors in a short loop, by NVIDIA's compute-sanitizer",
-            command=["compute-sanitizer", "--error-exitcode", "3", *facts, "--only", "crossing"],
+            command=["compute-sanitizer", "--error-exitcode", "3", *facts, "--only", "crossing", "--only", "tiles"],
             share=60,
             program="compute-sanitizer",
         ),

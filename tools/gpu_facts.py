@@ -19,6 +19,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ import numpy as np
 import torch
 
 from shardio.device import DevicePrefetcher
-from shardio.device.prefetcher import normalize
+from shardio.device.prefetcher import DecodePlace, normalize
 from shardio.device.streams import Registration
 
 Facts = dict[str, Any]
@@ -201,12 +202,12 @@ def measure_decoding(device: torch.device) -> Facts:
     }
 
 
-def cross_in_a_short_loop(device: torch.device) -> Facts:
+def cross_in_a_short_loop(device: torch.device, decode: DecodePlace = "workers") -> Facts:
     """Copy the batches of a real loader for a few epochs, for NVIDIA's compute-sanitizer; compare their sums."""
     with tempfile.TemporaryDirectory() as folder:
         loader = _make_loader(Path(folder), persistent_workers=True)
         plain, are_equal = _make_loader(Path(folder)), True
-        prefetcher = DevicePrefetcher(loader, device, depth=3)
+        prefetcher = DevicePrefetcher(loader, device, depth=3, decode=decode)
         for epoch in range(3):
             prefetcher.set_epoch(epoch)
             plain.set_epoch(epoch)
@@ -219,6 +220,7 @@ def cross_in_a_short_loop(device: torch.device) -> Facts:
 FACTS: dict[str, Callable[[torch.device], Facts]] = {
     "machine": describe_machine,
     "crossing": cross_in_a_short_loop,
+    "tiles": partial(cross_in_a_short_loop, decode="device"),
     "refused_registration": check_refused_registration,
     "plain_iteration": check_plain_iteration,
     "registration": measure_registration,

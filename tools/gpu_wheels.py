@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
-TEST_PACKAGES = ("hypothesis", "pytest", "pytest-timeout")
+TEST_PACKAGES = ("cuda-core", "hypothesis", "pytest", "pytest-timeout")
 """The packages, other than shardio's dependencies, that the tests on a GPU import."""
 
 USUAL = ("numpy", "opencv-python-headless", "timm", "torch", "torchvision")
