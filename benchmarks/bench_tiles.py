@@ -2,10 +2,11 @@
 
 - the stages that decode a batch of 256 random crops, in bfloat16: their time on the device, and that of each stage;
 - whole batches on the device, decoded there or by the workers: images/s, and the CPU time of all processes;
+- the loader alone, with pixels or tiles;
 - torchvision's decoder on the device (nvJPEG), whole images of the same photographs.
 
-``--device cpu`` runs everything that needs no GPU, at small sizes, to test the benchmark. The CPU runs the stages, so
-its timings mean nothing, except the CPU time of the workers (``loader alone``).
+``--device cpu`` tests the benchmark, at small sizes. The CPU then runs the stages, so their timings mean nothing.
+``--loader-only`` measures only the loader, which needs no device.
 """
 
 from __future__ import annotations
@@ -89,14 +90,18 @@ def _time(function: Callable[[], object], device: torch.device) -> float:
     return elapsed_ms
 
 
-def measure_batches(packed: Path, batch_size: int, num_workers: int, device: torch.device, rounds: int) -> Figures:
-    """Return images/s and CPU µs an image of whole epochs, with each way to decode, which take turns."""
+def measure_batches(
+    packed: Path, batch_size: int, num_workers: int, device: torch.device | None, rounds: int
+) -> Figures:
+    """Return images/s and CPU µs an image of whole epochs, with each way to decode, which take turns.
+
+    Without a device, only the loader is measured.
+    """
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    ways: dict[str, Callable[[Any], Iterable[Any]]] = {
-        "decode='device'": lambda loader: _prefetch(loader, device, "device"),
-        "decode='workers'": lambda loader: _prefetch(loader, device, "workers"),
-        "loader alone, tiles": _collect,
-    }
+    ways: dict[str, Callable[[Any], Iterable[Any]]] = {"loader alone, pixels": iter, "loader alone, tiles": _collect}
+    if device is not None:
+        ways["decode='workers'"] = lambda loader: _prefetch(loader, device, "workers")
+        ways["decode='device'"] = lambda loader: _prefetch(loader, device, "device")
     for _ in range(rounds):
         for name, deliver in ways.items():
             found[name].append(_measure_epoch(make_loader(packed, batch_size, num_workers), deliver, device))
@@ -116,7 +121,9 @@ def _collect(loader: Any) -> Iterable[Any]:
         return batches
 
 
-def _measure_epoch(loader: Any, deliver: Callable[[Any], Iterable[Any]], device: torch.device) -> tuple[float, float]:
+def _measure_epoch(
+    loader: Any, deliver: Callable[[Any], Iterable[Any]], device: torch.device | None
+) -> tuple[float, float]:
     """Return images/s and CPU µs an image of a loader's second epoch. The first one starts the workers."""
     batches = deliver(loader)
     for _ in batches:
@@ -125,7 +132,7 @@ def _measure_epoch(loader: Any, deliver: Callable[[Any], Iterable[Any]], device:
     began, cpu_s, num_images = time.perf_counter(), _read_cpu_s(), 0
     for batch in batches:
         num_images += len(batch[1])
-    if device.type == "cuda":
+    if device is not None and device.type == "cuda":
         torch.cuda.synchronize(device)
     return num_images / (time.perf_counter() - began), 1e6 * (_read_cpu_s() - cpu_s) / num_images
 
@@ -167,26 +174,31 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", help="cuda, cuda:1, or cpu for a small test run")
     parser.add_argument("--workers", type=int, action="append", help="worker processes (default: 2); repeatable")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--batch-size", type=int, help="default: 256, or 16 on a CPU")
+    parser.add_argument("--samples", type=int, help="images are repeated to reach it (default: 10240, or 128 on a CPU)")
+    parser.add_argument("--loader-only", action="store_true", help="measure only the loader")
     parser.add_argument("--results", type=Path, help="directory for the results (default: none)")
     given = parser.parse_args()
     device = torch.device(given.device)
     device = torch.device("cuda", device.index or 0) if device.type == "cuda" else device
-    batch_size, num_samples = (256, 10_240) if device.type == "cuda" else (16, 128)
+    batch_size = given.batch_size or (256 if device.type == "cuda" else 16)
+    num_samples = given.samples or (10_240 if device.type == "cuda" else 128)
     figures: Figures = {"device": describe_device(device), "machine": describe_machine(), "batch_size": batch_size}
     with tempfile.TemporaryDirectory(prefix="shardio-tiles-") as folder:
         work = Path(folder)
         images = given.photos or make_photographs(work / "made", num_classes=4, per_class=32)
         pack_photographs(images, work, num_samples)
-        figures["stages"] = measure_stages(make_loader(work / "packed", batch_size, 2), device, given.rounds)
         for num_workers in given.workers or [2]:
-            name = f"{num_workers} workers"
-            figures[name] = measure_batches(work / "packed", batch_size, num_workers, device, given.rounds)
-        try:
-            figures["torchvision, whole images"] = measure_torchvision(
-                work / "folder", device, batch_size, given.rounds
-            )
-        except (ImportError, RuntimeError) as error:
-            figures["torchvision, whole images"] = {"problem": str(error)}
+            used = None if given.loader_only else device
+            measured = measure_batches(work / "packed", batch_size, num_workers, used, given.rounds)
+            figures[f"{num_workers} workers"] = measured
+        if not given.loader_only:
+            figures["stages"] = measure_stages(make_loader(work / "packed", batch_size, 2), device, given.rounds)
+            try:
+                whole = measure_torchvision(work / "folder", device, batch_size, given.rounds)
+            except (ImportError, RuntimeError) as error:
+                whole = {"problem": str(error)}
+            figures["torchvision, whole images"] = whole
     text = json.dumps(figures, indent=1)
     print(text)
     if given.results is not None:

@@ -255,6 +255,7 @@ class DatasetFormat:
         jpeg: How the pack stored JPEGs: ``copy``, ``tile`` or ``reencode``; None if unknown.
         decoded_bytes: The approximate size of all JPEGs when they are kept decoded; 0 if unknown.
         free_bytes: The free memory of this machine; 0 if unknown.
+        has_gpu: Whether this machine has a CUDA device.
     """
 
     in_shards: bool
@@ -263,6 +264,7 @@ class DatasetFormat:
     jpeg: Any = None
     decoded_bytes: int = 0
     free_bytes: int = 0
+    has_gpu: bool = False
 
 
 def stage_seconds(stats: LoaderStats) -> dict[str, float]:
@@ -309,7 +311,7 @@ def advise(stats: LoaderStats, stored: DatasetFormat, num_processors: int, *, is
             remedies = [more_workers, "less work in it"]
         case "decode":
             bottleneck = "decoding is the bottleneck"
-            remedies = [more_workers, _less_to_decode(stored), _keep_decoded(stored)]
+            remedies = [more_workers, _decode_on_gpu(stored), _less_to_decode(stored), _keep_decoded(stored)]
         case _:
             bottleneck = "handing batches to the training process is the bottleneck"
             remedies = ["a larger --batch-size"]
@@ -317,6 +319,13 @@ def advise(stats: LoaderStats, stored: DatasetFormat, num_processors: int, *, is
     remedy = f"try {suggestion}" if suggestion else "there are already at least as many workers as processors"
     workers = count(stats.num_workers, "worker") if stats.num_workers else "no workers"
     return f"{workers} on {count(num_processors, 'processor')}: {bottleneck}; {remedy}"
+
+
+def _decode_on_gpu(stored: DatasetFormat) -> str:
+    if not stored.has_gpu or not stored.has_images or not stored.formats <= {"JPEG"}:
+        return ""
+    packing = "" if stored.jpeg == "tile" else "packing with --jpeg tile, and "
+    return f"{packing}decoding on the GPU (DevicePrefetcher(decode='device'))"
 
 
 def _keep_decoded(stored: DatasetFormat) -> str:
@@ -481,6 +490,8 @@ def _choose_transform(name: str | None, image_size: int) -> Any:
 def _make_loader(
     source: str, fields: str | None, settings: dict[str, Any], options: dict[str, Any], remote: RemoteArguments
 ) -> tuple[DataLoader, DatasetFormat]:
+    import torch
+
     import shardio
     from shardio.storage import make_access
 
@@ -489,7 +500,8 @@ def _make_loader(
             raise ValueError(f"--fields applies only to shards, but {name_of(source)} has class folders")
         folder = shardio.ImageFolder(source, **settings, **remote)
         loader = shardio.DataLoader(folder, sampler=shardio.EpochSampler(folder), **options)
-        stored = DatasetFormat(in_shards=False, has_images=True, formats=_find_formats(folder))
+        has_gpu, formats = torch.cuda.is_available(), _find_formats(folder)
+        stored = DatasetFormat(in_shards=False, has_images=True, formats=formats, has_gpu=has_gpu)
         return loader, _measure_decoded(folder, len(folder), stored)
     names = ("image",) if fields is None else tuple(fields.split(","))
     has_images = "image" in names
@@ -500,6 +512,7 @@ def _make_loader(
         has_images=has_images,
         formats=frozenset(IMAGE_FORMATS[name] for name in manifest.fields if name in IMAGE_FORMATS),
         jpeg=manifest.pack.get("jpeg"),
+        has_gpu=torch.cuda.is_available(),
     )
     return shardio.DataLoader(dataset, **options), _measure_decoded(dataset, manifest.num_samples, stored)
 

@@ -78,7 +78,7 @@ Joined = TypeVar("Joined")
 Fields = str | Sequence[str]
 """The names of the values in a sample's tuple, or a single name for bare values."""
 
-CHUNK, CHUNK_OF_WHOLE = 64, 16
+CHUNK, CHUNK_OF_WHOLE = 128, 16
 """The number of samples to decode together, smaller if whole images are in memory before they are cropped."""
 
 

@@ -78,27 +78,37 @@ def collect_tiles(
     plans = np.stack([as_records(crop.plan) for crop in crops], axis=1).reshape(-1)
     turns = np.array([encode_turn(picture) for picture in pictures], np.uint8)
     is_tiled, num_bytes = kernel.collect(contents, plans, sizes, target, turns)
-    others = np.flatnonzero(~is_tiled).tolist()
     names: list[DecoderName] = ["device"] * len(pictures)
-    if others:
-        images = target[: len(pictures) * TILED_IMAGE.itemsize].view(TILED_IMAGE)
-        rows = list[list[Pixels]]([] for _ in crops)
-        for index in others:
-            images["pixels"][index] = num_bytes
-            for row, (height, width) in zip(rows, sizes, strict=True):
-                start, num_bytes = num_bytes, num_bytes + 3 * height * width
-                row.append(target[start:num_bytes].reshape(height, width, 3))
-        rest = [
-            PlannedCrop([crop.pictures[index] for index in others], crop.plan.take(np.array(others))) for crop in crops
-        ]
-        try:
-            rendered = render_crops(rest, rows)
-        except DecodeError as error:
-            raise DecodeError(others[error.row], str(error)) from error
-        for index, name in zip(others, rendered[0].decoder_names, strict=True):
-            names[index] = name
+    if others := np.flatnonzero(~is_tiled).tolist():
+        num_bytes = _render_others(crops, others, sizes, target, num_bytes, names)
     num_bytes += CHUNK_PADDING
     return TiledChunk(len(pictures), sizes, num_bytes, None if target is memory else target), names
+
+
+def _render_others(
+    crops: Sequence[PlannedCrop],
+    others: list[int],
+    sizes: Sequence[tuple[int, int]],
+    memory: NDArray[np.uint8],
+    num_bytes: int,
+    names: list[DecoderName],
+) -> int:
+    """Render the crops of images without tiles after the used bytes of a chunk. Return the new number of used bytes."""
+    images = memory[: len(names) * TILED_IMAGE.itemsize].view(TILED_IMAGE)
+    rows = list[list[Pixels]]([] for _ in crops)
+    for index in others:
+        images["pixels"][index] = num_bytes
+        for row, (height, width) in zip(rows, sizes, strict=True):
+            start, num_bytes = num_bytes, num_bytes + 3 * height * width
+            row.append(memory[start:num_bytes].reshape(height, width, 3))
+    rest = [PlannedCrop([crop.pictures[i] for i in others], crop.plan.take(np.array(others))) for crop in crops]
+    try:
+        rendered = render_crops(rest, rows)
+    except DecodeError as error:
+        raise DecodeError(others[error.row], str(error)) from error
+    for index, name in zip(others, rendered[0].decoder_names, strict=True):
+        names[index] = name
+    return num_bytes
 
 
 class TiledLayout(NamedTuple):

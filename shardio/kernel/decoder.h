@@ -39,6 +39,8 @@
 //                    are within the region, and a gathering vector reads at most 128 bytes from one of them on.
 //   crops            Rows are written whole, except that the last pixels of each are copied one by one.
 //
+// tiles.c collects the restart intervals that a device decodes, with head.c, crop.c and scan.c; stages.h says how.
+//
 // tokens.c says why recoding is safe, and edit.h, neighbors.c and warping.c say why operations on pixels are.
 
 #ifndef SHARDIO_DECODER_H

@@ -207,6 +207,9 @@ MIXED = {"formats": frozenset({"JPEG", "PNG", "BMP"})}
 MORE_WORKERS = "try more workers (up to {}, the number of processors)"
 FEW_PROCESSORS = "there are already at least as many workers as processors"
 SPACE = "they need about 2.794 GiB, and 9.313 GiB is free"
+ON_GPU = "decoding on the GPU (DevicePrefetcher(decode='device'))"
+REENCODE = "--jpeg reencode --max-side 400"
+FASTER = f"decode faster (pack with --jpeg tile, or with {REENCODE})"
 ADVICE: list[tuple[dict[str, Any], dict[str, Any], int, str]] = [
     (DECODING, {}, 2, "decode faster (pack with --jpeg tile, or with --jpeg reencode --max-side 400)"),
     (DECODING, {"jpeg": "tile"}, 2, "try smaller images (pack with --jpeg reencode --max-side 400)"),
@@ -214,6 +217,9 @@ ADVICE: list[tuple[dict[str, Any], dict[str, Any], int, str]] = [
     (DECODING, {"decoded_bytes": 3 * 10**9, "free_bytes": 10**10}, 2, f"(decoded_cache='4GB': {SPACE})"),
     (DECODING, {"decoded_bytes": 10**10, "free_bytes": 10**10}, 2, "or with --jpeg reencode --max-side 400)"),
     (DECODING, MIXED, 2, "BMP and PNG (pack with --convert-to jpeg --jpeg tile, which changes pixels slightly)"),
+    (DECODING, {"has_gpu": True, "jpeg": "tile"}, 2, f"try {ON_GPU}, or smaller images (pack with {REENCODE})"),
+    (DECODING, {"has_gpu": True}, 2, f"try packing with --jpeg tile, and {ON_GPU}, or images that {FASTER}"),
+    (DECODING, {"has_gpu": True, "formats": frozenset({"PNG"})}, 2, "which changes pixels slightly)"),
     (DECODING, {"has_images": False}, 2, FEW_PROCESSORS),
     (DECODING, {"has_images": False}, 8, MORE_WORKERS.format(8)),
     ({"read_s": 20.0}, {}, 2, "try more workers (more reads at a time), or a local disk, or larger shards"),
