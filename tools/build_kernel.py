@@ -21,7 +21,6 @@ import runpy
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -91,8 +90,17 @@ def build_stages(capability: tuple[int, int], path: Path) -> None:
 
 
 def can_build_stages() -> bool:
-    """Return whether the compiler of the stages is installed."""
-    return all(map(find_spec, ("cuda", "cuda.core", "nvidia", "nvidia.cuda_nvrtc")))
+    """Return whether the compiler of the stages is installed. The code of NVRTC 13 needs newer drivers."""
+    try:
+        import cuda.core  # noqa: F401
+        from cuda.bindings import nvrtc
+    except ImportError:
+        return False
+    try:
+        _, major, minor = nvrtc.nvrtcVersion()
+    except RuntimeError:  # There is no library.
+        return False
+    return bool(major == 12 and minor >= 9)
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from shardio.images.tiled import COUNTED, NUM_LOOKUPS, lay_out
+from shardio.images.tiled import COUNTED, lay_out
 from shardio.kernel.functions import Functions
 from shardio.kernel.records import (
     BATCH,
@@ -191,6 +191,9 @@ class GuardedFunctions(Functions):
         num_images, num_crops = int(batch["num_images"]), int(batch["num_crops"])
         locations = _read(batch["locations"], num_images, LOCATION)
         (address,), (num_bytes,) = set(locations["chunk"].tolist()), set(locations["num_bytes"].tolist())
+        images = _read(address, num_images, TILED_IMAGE)[COUNTED]
+        for name, length in lay_out(images, locations, []).lengths.items():
+            batch[name] = self._lend(name, batch[name], length)
         locations["chunk"] = self._copy("tiles", address, num_bytes)
         batch["locations"] = self._place("locations", locations)
         targets = _read(batch["targets"], num_crops, TARGET)
@@ -198,17 +201,6 @@ class GuardedFunctions(Functions):
             shape: tuple[int, ...] = num_images, int(target["height"]), int(target["width"]), 3
             target["pixels"] = self._lend(f"target {i}", target["pixels"], shape)
         batch["targets"] = self._place("targets", targets)
-        layout = lay_out(_read(address, num_images, TILED_IMAGE)[COUNTED], [(address, num_bytes, num_images)], [])
-        arrays: tuple[tuple[str, int | tuple[int, ...], DTypeLike], ...] = (
-            ("lookups", (num_images, NUM_LOOKUPS), np.uint16),
-            ("weights", layout.num_weights, np.int64),
-            ("coefficients", (layout.num_blocks, 64), np.int16),
-            ("samples", layout.num_samples, np.uint8),
-            ("colors", layout.num_colors, np.uint32),
-            ("is_damaged", num_images, np.int32),
-        )
-        for name, length, dtype in arrays:
-            batch[name] = self._lend(name, batch[name], length, dtype)
 
     def _move_edit_images(self, call: Any) -> None:
         num_images = int(call["num_images"])

@@ -302,7 +302,11 @@ class ImagePreparation:
             raise ValueError(f"normalize yields fractions, which dtype={dtype} cannot hold: use a floating-point dtype")
         self._dtype = dtype if dtype is not None or normalize is None else torch.float32
         self._memory_format = torch.channels_last if channels_last else torch.contiguous_format
-        self._affine = None if normalize is None else _as_affine(normalize, device)
+        self._affine_on_cpu = None if normalize is None else _as_affine(normalize)
+        self._affine = None
+        if self._affine_on_cpu is not None:
+            scale, shift = self._affine_on_cpu
+            self._affine = scale.to(device), shift.to(device)
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype != torch.uint8 or tensor.ndim != 4 or _is_mask(tensor):
@@ -327,9 +331,9 @@ class ImagePreparation:
         """
         dtype, scale, shift = self._dtype or torch.uint8, None, None
         is_fused = can_decode_to(dtype) and dtype != torch.uint8
-        if self._affine is not None:
-            is_fused &= len(self._affine[0]) in (1, 3)
-            scale, shift = (each.cpu().reshape(-1) for each in self._affine)
+        if self._affine_on_cpu is not None:
+            is_fused &= len(self._affine_on_cpu[0]) in (1, 3)
+            scale, shift = (each.reshape(-1) for each in self._affine_on_cpu)
         if not is_fused:
             dtype, scale, shift = torch.uint8, None, None
         decoded = tiles.decode(Colors(dtype, scale, shift, self._memory_format))
@@ -379,12 +383,12 @@ def _is_mask(tensor: torch.Tensor) -> bool:
     return tv_tensors is not None and isinstance(tensor, tv_tensors.Mask)
 
 
-def _as_affine(normalize: Normalize, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _as_affine(normalize: Normalize) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (x / 255 - mean) / std as x * scale + shift, both float32 [C, 1, 1]."""
     mean, std = (torch.tensor(values, dtype=torch.float64).reshape(-1, 1, 1) for values in normalize)
     if not (std > 0).all():
         raise ValueError(f"std must be positive, got {list(normalize[1])}")
-    return (1 / (255 * std)).float().to(device), (-mean / std).float().to(device)
+    return (1 / (255 * std)).float(), (-mean / std).float()
 
 
 @dataclass(slots=True)

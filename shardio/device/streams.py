@@ -228,7 +228,7 @@ class CudaStream:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device, priority=-1)  # What it prepares is needed before the next step.
 
     def send(self, copy: Callable[[], Any], prepare: Callable[[Any], Any]) -> SentBatch:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))

@@ -6,6 +6,7 @@ kernel/stages.h describes the stages. On CUDA, they run on the current stream; o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shardio.images.tiled import COUNTED, NUM_LOOKUPS, TiledChunk, lay_out
+from shardio.images.tiled import COUNTED, TiledChunk, TiledLayout, divide_images, lay_out, locate
 from shardio.kernel import require_functions
 from shardio.kernel.functions import CHUNK_ALIGNMENT
 from shardio.kernel.records import (
@@ -28,6 +29,15 @@ from shardio.kernel.records import (
     TILED_IMAGE,
     UINT8,
 )
+
+MAX_SCRATCH = 512 << 20
+"""The largest size in bytes of the memory for what the stages pass on, except for larger images."""
+
+SCRATCH_STEP = 32 << 20
+"""The size of this memory is a multiple of this number of bytes, if it is larger."""
+
+ALIGNMENT = 256
+"""The alignment of arrays on a device, in bytes."""
 
 _DTYPES = {torch.uint8: UINT8, torch.float32: FLOAT32, torch.float16: FLOAT16, torch.bfloat16: BFLOAT16}
 
@@ -90,7 +100,7 @@ class TiledImages:
         is_multiple: bool,
     ) -> TiledImages:
         """Join the chunks of a batch, whose crops have the same sizes, given the memory of each, uint8 [bytes]."""
-        used = [each[: chunk.num_bytes] for each, chunk in zip(memory, chunks, strict=True)]
+        used = [_align(each[: chunk.num_bytes]) for each, chunk in zip(memory, chunks, strict=True)]
         records = [
             each.numpy()[: chunk.num_images * TILED_IMAGE.itemsize].view(TILED_IMAGE)[COUNTED]
             for each, chunk in zip(used, chunks, strict=True)
@@ -115,7 +125,7 @@ class TiledImages:
         """Copy the tiles to a device."""
         if device.type == "cpu":
             return self
-        stops = list(accumulate(-(-len(each) // CHUNK_ALIGNMENT) * CHUNK_ALIGNMENT for each in self.chunks))
+        stops = list(accumulate(_round_up(len(each), ALIGNMENT) for each in self.chunks))
         memory = torch.empty(stops[-1], dtype=torch.uint8, device=device)
         copies = [memory[start : start + len(each)] for start, each in zip([0, *stops], self.chunks, strict=False)]
         for copied, each in zip(copies, self.chunks, strict=True):
@@ -128,29 +138,46 @@ class TiledImages:
         Args:
             colors: What becomes of the colors. :func:`can_decode_to` must be true for the dtype.
         """
-        device, num_images = self.chunks[0].device, len(self)
-        chunks = [(each.data_ptr(), len(each), count) for each, count in zip(self.chunks, self.num_images, strict=True)]
-        layout = lay_out(self.images, chunks, self.sizes)
-
-        def make(dtype: torch.dtype, *shape: int) -> torch.Tensor:
-            return torch.empty(shape, dtype=dtype, device=device)
-
+        device = self.chunks[0].device
         form: dict[str, Any] = {"dtype": colors.dtype, "memory_format": colors.memory_format, "device": device}
-        crops = [torch.empty((num_images, 3, *size), **form) for size in self.sizes]
+        # The stages run in the current context, and on a stream of the current device.
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            crops = [torch.empty((len(self), 3, *size), **form) for size in self.sizes]
+            is_damaged = torch.zeros(len(self), dtype=torch.int32, device=device)
+            locations = locate(
+                [(each.data_ptr(), len(each), count) for each, count in zip(self.chunks, self.num_images, strict=True)]
+            )
+            for group in divide_images(self.images, MAX_SCRATCH):
+                layout = lay_out(self.images[group], locations[group], self.sizes)
+                self._decode_group(layout, [crop[group] for crop in crops], is_damaged[group], colors)
+        return Decoded(crops, is_damaged)
+
+    def _decode_group(
+        self, layout: TiledLayout, crops: Sequence[torch.Tensor], is_damaged: torch.Tensor, colors: Colors
+    ) -> None:
+        device, num_images = is_damaged.device, len(is_damaged)
         control = _Control(layout.locations, _describe_targets(crops, colors), device)
         control.batch["num_images"], control.batch["num_crops"] = num_images, len(crops)
-        arrays = {
-            "lookups": make(torch.int16, num_images, NUM_LOOKUPS),
-            "weights": make(torch.int64, layout.num_weights),
-            "coefficients": make(torch.int16, layout.num_blocks, 64).zero_(),
-            "samples": make(torch.uint8, layout.num_samples),
-            "colors": make(torch.int32, layout.num_colors),
-            "is_damaged": make(torch.int32, num_images).zero_(),
-        }
-        for name, array in arrays.items():
-            control.batch[name] = array.data_ptr()
+        control.batch["is_damaged"] = is_damaged.data_ptr()
+        lengths = {name: length for name, length in layout.lengths.items() if name != "is_damaged"}
+        starts = [0, *accumulate(_round_up(length, ALIGNMENT) for length in lengths.values())]
+        # Sizes that differ little from batch to batch would fragment the allocator's memory.
+        num_bytes = starts[-1] if starts[-1] < SCRATCH_STEP else _round_up(starts[-1], SCRATCH_STEP)
+        scratch = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        for (name, length), start in zip(lengths.items(), starts, strict=False):
+            control.batch[name] = scratch.data_ptr() + start
+            if name == "coefficients":
+                scratch[start : start + length].zero_()
         _find_stages(device).run(control.send(), layout.most, self.sizes, num_images)
-        return Decoded(crops, arrays["is_damaged"])
+
+
+def _round_up(number: int, step: int) -> int:
+    return -(-number // step) * step
+
+
+def _align(memory: torch.Tensor) -> torch.Tensor:
+    """Return the memory of a chunk, or a copy if a message brought it to an address that is not aligned."""
+    return memory if memory.data_ptr() % CHUNK_ALIGNMENT == 0 else memory.clone()
 
 
 def can_decode_to(dtype: torch.dtype) -> bool:
@@ -177,7 +204,8 @@ class _Control:
     def __init__(self, locations: NDArray[np.void], targets: NDArray[np.void], device: torch.device) -> None:
         parts = (np.zeros(1, BATCH), locations, targets)
         starts = [0, *accumulate(part.nbytes for part in parts)]
-        self._records = torch.empty(starts[-1], dtype=torch.uint8, device="cpu")
+        # The allocator of pinned memory reuses it only after the copy.
+        self._records = torch.empty(starts[-1], dtype=torch.uint8, device="cpu", pin_memory=device.type == "cuda")
         self._device = self._records if device.type == "cpu" else torch.empty_like(self._records, device=device)
         memory = self._records.numpy()
         for start, part in zip(starts, parts, strict=False):
@@ -187,7 +215,7 @@ class _Control:
 
     def send(self) -> torch.Tensor:
         """Copy the records to the device."""
-        return self._device if self._device is self._records else self._device.copy_(self._records)
+        return self._device if self._device is self._records else self._device.copy_(self._records, non_blocking=True)
 
 
 class _Stages(Protocol):
@@ -225,21 +253,24 @@ class _CudaStages:
 
     def __init__(self, device: torch.device) -> None:
         try:
-            from cuda.core import Device, LaunchConfig, ObjectCode, launch
+            from cuda.core import Device, LaunchConfig, ObjectCode, Stream, launch
         except ImportError as error:
             raise ImportError(
-                "decode='device' needs the package cuda-core: pip install 'shardio-loader[cuda]'"
+                f"decode='device' needs the packages cuda-core and cuda-bindings ({error}): pip install "
+                "'shardio-loader[cuda]' and, with torch before 2.10, cuda-bindings"
             ) from error
         from shardio.kernel.targets import find_cubin
 
-        Device(device.index).set_current()
-        code = ObjectCode.from_cubin(find_cubin(torch.cuda.get_device_capability(device)))
-        self._stages = [code.get_kernel(f"shardio_{name}") for name in (*self.NAMES, "render_pixel")]
-        self._launch, self._config, self._device = launch, LaunchConfig, device
+        cubin = find_cubin(torch.cuda.get_device_capability(device))
+        with torch.cuda.device(device):
+            Device(device.index).set_current()  # It initializes cuda-core. torch restores its own current device.
+            code = ObjectCode.from_cubin(cubin)
+            self._stages = [code.get_kernel(f"shardio_{name}") for name in (*self.NAMES, "render_pixel")]
+        self._launch, self._config, self._stream, self._device = launch, LaunchConfig, Stream, device
 
     def run(self, batch: torch.Tensor, most: Sequence[int], sizes: Sequence[tuple[int, int]], num_images: int) -> None:
-        stream, num_crops = torch.cuda.current_stream(self._device), len(sizes)
-        grids = [(count, num_images, 1) for count in most] + [(max(map(prod, sizes)), num_images, num_crops)]
+        stream = self._stream.from_handle(torch.cuda.current_stream(self._device).cuda_stream)
+        grids = [(count, num_images, 1) for count in most] + [(max(map(prod, sizes)), num_images, len(sizes))]
         for stage, (count, *others) in zip(self._stages, grids, strict=True):
             if count:
                 grid = (-(-count // self.THREADS), *others)
@@ -258,7 +289,7 @@ def check_device(device: torch.device) -> None:
         ImportError: If shardio was built without the code for this device, or the package cuda-core is missing.
         ValueError: If the device is neither a CUDA device nor the CPU.
     """
-    if device.type not in ("cpu", "cuda"):
+    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and torch.version.cuda is None):
         raise ValueError(f"decode='device' needs a CUDA device, got {str(device)!r}: omit decode")
     if device.type == "cpu":
         require_functions()

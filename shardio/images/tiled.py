@@ -28,6 +28,9 @@ from shardio.kernel import find_kernel
 from shardio.kernel.functions import CHUNK_ALIGNMENT, count_chunk_bytes
 from shardio.kernel.records import CHUNK_PADDING, LOCATION, LOOKUP_BITS, MAX_TILED_TABLES, TILED_IMAGE
 
+MAX_GROUP = 1 << 15
+"""The largest number of images that a device decodes together: CUDA limits the size of a grid."""
+
 NUM_LOOKUPS = MAX_TILED_TABLES << LOOKUP_BITS
 """The length of an image's part of BATCH.lookups."""
 
@@ -112,22 +115,16 @@ def _render_others(
 
 
 class TiledLayout(NamedTuple):
-    """How a device decodes the images of a batch.
+    """What a device needs to decode some images.
 
     Attributes:
         locations: LOCATION [n].
-        num_blocks: The number of blocks in BATCH.coefficients.
-        num_samples: The length of BATCH.samples.
-        num_colors: The length of BATCH.colors.
-        num_weights: The length of BATCH.weights.
+        lengths: The number of bytes of each array of a BATCH that the stages use.
         most: The largest number of threads of an image in each stage but the last one.
     """
 
     locations: NDArray[np.void]
-    num_blocks: int
-    num_samples: int
-    num_colors: int
-    num_weights: int
+    lengths: dict[str, int]
     most: list[int]
 
 
@@ -135,38 +132,66 @@ COUNTED = ["num_blocks", "num_rows", "num_columns", "num_tiles", "num_samples", 
 """The fields of a TILED_IMAGE that :func:`lay_out` needs."""
 
 
-def lay_out(
-    images: NDArray[np.void], chunks: Sequence[tuple[int, int, int]], sizes: Sequence[tuple[int, int]]
-) -> TiledLayout:
-    """Return how a device decodes the images of a batch.
+def locate(chunks: Sequence[tuple[int, int, int]]) -> NDArray[np.void]:
+    """Return where a device finds images, LOCATION [n].
+
+    Args:
+        chunks: The address of each chunk on the device, its size in bytes, and the number of its images.
+    """
+    addresses, lengths, counts = zip(*chunks, strict=True)
+    locations = np.zeros(sum(counts), LOCATION)
+    locations["chunk"], locations["num_bytes"] = np.repeat(addresses, counts), np.repeat(lengths, counts)
+    locations["index"] = np.concatenate([np.arange(count) for count in counts])
+    return locations
+
+
+def lay_out(images: NDArray[np.void], locations: NDArray[np.void], sizes: Sequence[tuple[int, int]]) -> TiledLayout:
+    """Return what a device needs to decode some images.
 
     Args:
         images: The fields COUNTED of TILED_IMAGE [n].
-        chunks: The address of each chunk on the device, its size in bytes, and the number of its images.
+        locations: LOCATION [n], as :func:`locate` returns them.
         sizes: The height and width of each crop.
     """
-    addresses, lengths, counts = zip(*chunks, strict=True)
-    locations = np.zeros(len(images), LOCATION)
-    locations["chunk"], locations["num_bytes"] = np.repeat(addresses, counts), np.repeat(lengths, counts)
-    locations["index"] = np.concatenate([np.arange(count) for count in counts])
-    num_blocks = images["num_blocks"].astype(np.int64) * images["num_rows"] * images["num_columns"]
-    num_colors = images["upright"][:, 2] * images["upright"][:, 3]
+    locations, lengths = locations.copy(), {"lookups": 2 * NUM_LOOKUPS * len(images), "is_damaged": 4 * len(images)}
+    counts = count_elements(images)
+    for array, place, num_bytes in (
+        *(("coefficients", "block", 128), ("samples", "sample", 1)),
+        *(("colors", "color", 4), ("weights", "weight", 8)),
+    ):
+        stops = np.cumsum(counts[place])
+        locations[place], lengths[array] = stops - counts[place], num_bytes * int(stops[-1])
+    most = [int(each.max()) for each in (images["num_tiles"], counts["block"], counts["color"])]
+    return TiledLayout(locations, lengths, [NUM_LOOKUPS, sum(map(sum, sizes)), *most])
 
-    def place(name: str, own: NDArray[np.int64]) -> int:
-        """Note where each image's part of an array begins, given their lengths. Return the length of the array."""
-        stops = np.cumsum(own)
-        locations[name] = stops - own
-        return int(stops[-1])
 
-    most = [int(each.max()) for each in (images["num_tiles"], num_blocks, num_colors)]
-    return TiledLayout(
-        locations=locations,
-        num_blocks=place("block", num_blocks),
-        num_samples=place("sample", images["num_samples"]),
-        num_colors=place("color", num_colors),
-        num_weights=place("weight", images["num_weights"]),
-        most=[NUM_LOOKUPS, sum(map(sum, sizes)), *most],
-    )
+def count_elements(images: NDArray[np.void]) -> dict[str, NDArray[np.int64]]:
+    """Return the numbers of blocks, samples, colors and weights of images, int64 [n], by their fields in a LOCATION."""
+    return {
+        "block": images["num_blocks"].astype(np.int64) * images["num_rows"] * images["num_columns"],
+        "sample": images["num_samples"],
+        "color": images["upright"][:, 2] * images["upright"][:, 3],
+        "weight": images["num_weights"],
+    }
+
+
+def divide_images(images: NDArray[np.void], max_bytes: int) -> list[slice]:
+    """Divide images into groups whose arrays have at most ``max_bytes``, or that have one image.
+
+    Args:
+        images: The fields COUNTED of TILED_IMAGE [n].
+        max_bytes: The largest size of the arrays of a group.
+    """
+    counts = count_elements(images)
+    own = 128 * counts["block"] + counts["sample"] + 4 * counts["color"] + 8 * counts["weight"] + 2 * NUM_LOOKUPS
+    stops, start = np.cumsum(own), 0
+    groups = list[slice]()
+    while start < len(images):
+        before = int(stops[start - 1]) if start else 0
+        stop = max(int(np.searchsorted(stops, before + max_bytes, side="right")), start + 1)
+        groups.append(slice(start, min(stop, start + MAX_GROUP)))
+        start = groups[-1].stop
+    return groups
 
 
 def _find_tileable(crop: PlannedCrop, pictures: Sequence[Picture]) -> NDArray[np.bool_]:

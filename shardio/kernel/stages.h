@@ -7,8 +7,8 @@
 //   make_color       samples become the color of a pixel
 //   render_pixel     colors become a pixel of a crop
 //
-// A stage begins when the one before it is complete. The threads of a stage are independent of each other. Each image
-// has its own threads: more than it needs, if others need more.
+// A stage begins when the one before it is complete. Within a stage, no thread reads what another one writes. Every
+// image gets as many threads as the image that needs most; the rest return at once.
 //
 // The integers are those of the code for processors, so the pixels are equal: entropy.c, idct.c, color.c, resize.c and
 // antialias.c explain them. stages.cu runs the stages on a GPU, and stages.c runs them on a processor, one thread after
@@ -129,20 +129,23 @@ static inline uint32_t look_at(const uint8_t *chunk, int64_t bit) {
 
 // Decode a tile. Return whether it is intact.
 static inline bool decode_codes(const Batch *batch, int64_t i, const TiledImage *image, const Tile *tile) {
+    // The compiler cannot know that storing coefficients leaves these numbers as they are.
     const Location *location = &batch->locations[i];
+    const uint8_t *chunk = location->chunk;
     const uint16_t *lookups = batch->lookups + i * NUM_LOOKUPS;
+    int16_t *coefficients = batch->coefficients;
+    int num_blocks = image->num_blocks, num_columns = image->num_columns;
     int64_t bit = 8 * tile->offset, stop = bit + 8 * tile->length;
     int column = tile->column - image->first_column;
-    int16_t *out = batch->coefficients +
-                   64 * (location->block +
-                         ((int64_t)(tile->row - image->first_row) * image->num_columns + column) * image->num_blocks);
-    int num_luma = image->num_blocks - image->num_components + 1;  // Blocks of the first component in an MCU.
+    int64_t first_mcu = (int64_t)(tile->row - image->first_row) * num_columns + column;
+    int64_t out = 64 * (location->block + first_mcu * num_blocks);
+    int num_luma = num_blocks - image->num_components + 1;  // Blocks of the first component in an MCU.
     int block = 0, k = 0, left = image->interval;
     int dc[MAX_COMPONENTS] = {0, 0, 0};
     for (;;) {
         int component = block < num_luma ? 0 : block - num_luma + 1;
         int table = k ? image->ac_table[component] : image->dc_table[component];
-        uint32_t word = look_at(location->chunk, bit);
+        uint32_t word = look_at(chunk, bit);
         int code = lookups[table << LOOKUP_BITS | word >> (32 - LOOKUP_BITS)];
         if (!code) code = find_code(&image->tables[table], !k, (int)(word >> 16));
         int length = code >> 8, symbol = code & 255, size = symbol & 15, value = 0;
@@ -153,24 +156,24 @@ static inline bool decode_codes(const Batch *batch, int64_t i, const TiledImage 
         }
         bit += length + size;
         if (bit > stop) return false;
-        bool is_needed = column >= 0 && column < image->num_columns;
+        bool is_needed = column >= 0 && column < num_columns;
         if (k == 0) {
             dc[component] += value;  // F.1.1.5.1
             if (dc[component] < -MAX_DC || dc[component] > MAX_DC) return false;
-            if (is_needed) out[0] = (int16_t)dc[component];
+            if (is_needed) coefficients[out] = (int16_t)dc[component];
             k = 1;
         } else if (symbol == 0) {
             k = 64;
         } else {
             k += symbol >> 4;
             if (k > 63) return false;
-            if (is_needed) out[k] = (int16_t)value;
+            if (is_needed) coefficients[out + k] = (int16_t)value;
             k++;
         }
         if (k < 64) continue;
         k = 0;
         out += 64;
-        if (++block < image->num_blocks) continue;
+        if (++block < num_blocks) continue;
         block = 0;
         column++;
         if (--left == 0) return (bit + 7) >> 3 == stop >> 3;
@@ -198,6 +201,9 @@ typedef struct {
     int num_rows, num_columns;    // The numbers of samples of the whole picture.
 } Channel;
 
+// Divide a number by a sampling factor: 1, 2 or 4. A GPU divides slowly.
+static inline int divide(int number, int factor) { return number >> (factor >> 1); }
+
 static inline Channel find_channel(const Batch *batch, const Location *location, const TiledImage *image,
                                    int component) {
     int across = component ? 1 : image->across, down = component ? 1 : image->down;
@@ -207,10 +213,15 @@ static inline Channel find_channel(const Batch *batch, const Location *location,
     channel.stride = 8 * across * image->num_columns;
     channel.first_row = 8 * down * image->first_row;
     channel.first_column = 8 * across * image->first_column;
-    channel.num_rows = component ? (image->height + image->down - 1) / image->down : image->height;
-    channel.num_columns = component ? (image->width + image->across - 1) / image->across : image->width;
+    channel.num_rows = component ? divide(image->height + image->down - 1, image->down) : image->height;
+    channel.num_columns = component ? divide(image->width + image->across - 1, image->across) : image->width;
     return channel;
 }
+
+// Eight coefficients, which are loaded together.
+typedef struct {
+    uint32_t words[4];
+} __attribute__((aligned(16))) Eight;
 
 // Transform eight numbers that are `step` apart: see transform() in idct.c.
 static inline void transform_eight(int *numbers, int step, int shift, int added) {
@@ -240,9 +251,13 @@ static inline void transform_block(const Batch *batch, int64_t i, int64_t thread
     int block = (int)(thread % image->num_blocks), mcu = (int)(thread / image->num_blocks);
     int num_luma = image->num_blocks - image->num_components + 1;
     int component = block < num_luma ? 0 : block - num_luma + 1;
-    const int16_t *coefficients = batch->coefficients + 64 * (location->block + thread);
+    const Eight *eights = (const Eight *)(batch->coefficients + 64 * (location->block + thread));
     const uint16_t *quantizers = image->quantizers[component];
-    int numbers[64];
+    int coefficients[64], numbers[64];
+    for (int j = 0; j < 8; j++) {
+        Eight eight = eights[j];
+        for (int k = 0; k < 8; k++) coefficients[8 * j + k] = (int16_t)(eight.words[k / 2] >> 16 * (k % 2));
+    }
     bool is_good = true;
     for (int k = 0; k < 64; k++) {
         int at = ZIGZAG_INDICES[k], number = coefficients[at] * quantizers[at];
@@ -263,12 +278,9 @@ static inline void transform_block(const Batch *batch, int64_t i, int64_t thread
     int x = 8 * (mcu % image->num_columns * across + part % across);
     for (int row = 0; row < 8; row++) {
         transform_eight(numbers + 8 * row, 1, 18, (128 << 18) + (1 << 17));
-        uint32_t *out = (uint32_t *)(channel.samples + (int64_t)(y + row) * channel.stride + x);
-        for (int half = 0; half < 2; half++) {
-            uint32_t four = 0;
-            for (int j = 0; j < 4; j++) four |= (uint32_t)clamp(numbers[8 * row + 4 * half + j], 0, 255) << 8 * j;
-            out[half] = four;
-        }
+        uint64_t eight = 0;
+        for (int j = 0; j < 8; j++) eight |= (uint64_t)clamp(numbers[8 * row + j], 0, 255) << 8 * j;
+        *(uint64_t *)(channel.samples + (int64_t)(y + row) * channel.stride + x) = eight;
     }
 }
 
@@ -283,7 +295,8 @@ static inline int get_sample(const Channel *channel, int row, int column) {
 
 // Interpolate a component with fewer samples than the picture has pixels: see upsample() in color.c.
 static inline int get_upsampled(const Channel *channel, int across, int down, int row, int column) {
-    int near = row / down, far = clamp(near + (row % 2 ? 1 : -1), 0, channel->num_rows - 1), here = column / across;
+    int near = divide(row, down), here = divide(column, across);
+    int far = clamp(near + (row % 2 ? 1 : -1), 0, channel->num_rows - 1);
     if (across == 1 && down == 2)
         return (3 * get_sample(channel, near, here) + get_sample(channel, far, here) + (row % 2 ? 2 : 1)) >> 2;
     if (across != 2 || down > 2 || channel->num_columns <= 2) return get_sample(channel, near, here);
@@ -315,8 +328,8 @@ static inline void make_color(const Batch *batch, int64_t i, int64_t thread) {
     const Location *location = &batch->locations[i];
     const TiledImage *image = find_image(location);
     if (!image->is_tiled || thread >= image->upright.height * image->upright.width) return;
-    int row = (int)(image->upright.top + thread / image->upright.width);
-    int column = (int)(image->upright.left + thread % image->upright.width);
+    uint32_t pixel = (uint32_t)thread, width = (uint32_t)image->upright.width;
+    int row = (int)(image->upright.top + pixel / width), column = (int)(image->upright.left + pixel % width);
     if (image->turn & TRANSPOSED) {
         int other = row;
         row = column;
@@ -336,25 +349,34 @@ static inline void make_color(const Batch *batch, int64_t i, int64_t thread) {
 
 // --------------------------------------------------------------------------------------------------------- Pixels
 
-// A pixel of the part of the picture that a plan resizes.
-static inline uint32_t get_color(const Batch *batch, const Location *location, const Plan *plan, int64_t row,
-                                 int64_t column) {
+// The colors of the part of the picture that a plan resizes.
+typedef struct {
+    const uint32_t *colors;
+    int64_t first, stride;  // The index of the part's first pixel, which may not be needed; from one row to the next.
+} Part;
+
+static inline Part find_part(const Batch *batch, const Location *location, const Plan *plan) {
     const Box *box = &find_image(location)->upright;
-    return batch->colors[location->color + (plan->top + row - box->top) * box->width + plan->left + column - box->left];
+    int64_t first = location->color + (plan->top - box->top) * box->width + plan->left - box->left;
+    Part part = {batch->colors, first, box->width};
+    return part;
+}
+
+static inline uint32_t get_color(const Part *part, int64_t row, int64_t column) {
+    return part->colors[part->first + row * part->stride + column];
 }
 
 static inline int get_byte(uint32_t color, int c) { return (int)(color >> 8 * c & 255); }
 
 // See resize_row() and mix_rows() in resize.c.
-static inline uint32_t mix_colors(const Batch *batch, const Location *location, const Plan *plan, const int64_t *down,
-                                  const int64_t *across) {
+static inline uint32_t mix_colors(const Part *part, int64_t height, const int64_t *down, const int64_t *across) {
     int64_t other_column = across[2] ? across[0] + 1 : across[0];  // A pixel without weight may not be needed.
     int mixed[3] = {0, 0, 0};
     for (int j = 0; j < 2; j++) {
         int64_t row = down[0] + j;
-        row = row < 0 ? 0 : row < plan->height ? row : plan->height - 1;
-        uint32_t left = get_color(batch, location, plan, row, across[0]);
-        uint32_t right = get_color(batch, location, plan, row, other_column);
+        row = row < 0 ? 0 : row < height ? row : height - 1;
+        uint32_t left = get_color(part, row, across[0]);
+        uint32_t right = get_color(part, row, other_column);
         for (int c = 0; c < 3; c++) {
             int resized = (get_byte(left, c) * (int)across[1] + get_byte(right, c) * (int)across[2]) >> 4;
             mixed[c] += (resized * (int)down[1 + j]) >> 16;
@@ -364,17 +386,16 @@ static inline uint32_t mix_colors(const Batch *batch, const Location *location, 
 }
 
 // See resize_columns() and sum_rows() in antialias.c.
-static inline uint32_t sum_colors(const Batch *batch, const Location *location, const TiledCrop *crop,
-                                  const int64_t *down, const int64_t *across) {
-    const Plan *plan = &crop->plan;
+static inline uint32_t sum_colors(const Part *part, const TiledCrop *crop, const int64_t *down, const int64_t *across) {
+    int64_t taps_across = crop->taps_across;
     const int half = 1 << (WEIGHT_BITS - 1);
     int sums[3] = {half, half, half};
     for (int64_t j = 0; j < crop->taps_down; j++) {
         if (!down[1 + j]) continue;  // A pixel without weight may not be needed.
         int in_row[3] = {half, half, half};
-        for (int64_t k = 0; k < crop->taps_across; k++) {
+        for (int64_t k = 0; k < taps_across; k++) {
             if (!across[1 + k]) continue;
-            uint32_t color = get_color(batch, location, plan, down[0] + j, across[0] + k);
+            uint32_t color = get_color(part, down[0] + j, across[0] + k);
             for (int c = 0; c < 3; c++) in_row[c] += get_byte(color, c) * (int)across[1 + k];
         }
         for (int c = 0; c < 3; c++) sums[c] += clamp(in_row[c] >> WEIGHT_BITS, 0, 255) * (int)down[1 + j];
@@ -389,12 +410,13 @@ static inline uint32_t resample(const Batch *batch, const Location *location, co
     if (plan->is_flipped) column = crop->width - 1 - column;
     int64_t new_row = plan->window_top + row, new_column = plan->window_left + column;
     if (new_row < 0 || new_row >= plan->new_height || new_column < 0 || new_column >= plan->new_width) return 0;
-    if (!crop->taps_down) return get_color(batch, location, plan, new_row, new_column);
+    Part part = find_part(batch, location, plan);
+    if (!crop->taps_down) return get_color(&part, new_row, new_column);
     const int64_t *down = batch->weights + location->weight + crop->weights + row * (1 + crop->taps_down);
     const int64_t *across = batch->weights + location->weight + crop->weights + crop->height * (1 + crop->taps_down) +
                             column * (1 + crop->taps_across);
-    if (plan->resampling == OPENCV_BILINEAR) return mix_colors(batch, location, plan, down, across);
-    return sum_colors(batch, location, crop, down, across);
+    if (plan->resampling == OPENCV_BILINEAR) return mix_colors(&part, plan->height, down, across);
+    return sum_colors(&part, crop, down, across);
 }
 
 static inline uint16_t round_to_half(float number) {
@@ -431,7 +453,8 @@ static inline void render_pixel(const Batch *batch, int64_t i, int64_t j, int64_
     const TiledImage *image = find_image(location);
     const Target *target = &batch->targets[j];
     if (thread >= target->height * target->width) return;
-    int64_t row = thread / target->width, column = thread % target->width;
+    uint32_t pixel = (uint32_t)thread, width = (uint32_t)target->width;
+    int64_t row = pixel / width, column = pixel % width;
     uint32_t color;
     if (image->is_tiled) {
         color = resample(batch, location, find_crops(location) + j, row, column);

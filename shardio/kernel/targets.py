@@ -68,6 +68,10 @@ number run the same code.
 """
 
 
+_ORIN = (8, 7)
+"""The compute capability of Jetson Orin, which does not run the code of other devices."""
+
+
 def list_source() -> list[Path]:
     """Return the files of the kernel's source."""
     return sorted(path for suffix in ("c", "h", "cu") for path in FOLDER.glob(f"*.{suffix}"))
@@ -86,7 +90,7 @@ def find_cubin(capability: tuple[int, int]) -> Path:
         ImportError: If shardio was built without them.
     """
     fitting = [each for each in CAPABILITIES if each[0] == capability[0] and each <= capability]
-    if not fitting or not (path := name_cubin(max(fitting))).exists():
+    if capability == _ORIN or not fitting or not (path := name_cubin(max(fitting))).exists():
         major, minor = capability
         raise ImportError(
             f"shardio was built without code for CUDA devices of compute capability {major}.{minor}, which "

@@ -1,7 +1,7 @@
 // Collect the tiles that the crops of images need, so that a device can decode them: see tiles.h.
 //
-// An image is left to the processor if it has no tile table, or if its tiles have more bytes than the pixels of its
-// crops. So the chunk has room for either.
+// An image is left to the processor if it is not a baseline JPEG with a tile table, if a table is damaged, or if its
+// tiles need more room than the pixels of its crops. So the chunk has room for either.
 
 #include "decoder.h"
 #include "weights.h"

@@ -17,6 +17,7 @@ from PIL import Image
 from shardio import DataLoader, ImageFolder, SampleError, ShardDataset, ShardMapDataset
 from shardio.check import guard
 from shardio.device import DevicePrefetcher
+from shardio.device.prefetcher import ImagePreparation
 from shardio.device.tiles import TiledImages
 from shardio.images.jpeg.head import read_head
 from shardio.images.tiling import tile_jpeg
@@ -150,6 +151,30 @@ def test_map_style_datasets_are_decoded_too(kind: Any, data: Path) -> None:
         batches.append(flatten(iter(loader)) if kind is ImageFolder else list(loader))
         assert loader.stats().num_images_by_decoder["device"] == (num_tiled if decode == "device" else 0)
     assert_equal(batches[0], batches[1])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_batches_whose_images_need_much_memory_are_decoded_in_groups(
+    device: str, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = read(make_loader(data, TRANSFORMS["several"]), device, "workers")
+    for max_scratch in (1, 1 << 18):  # One image at a time, and a few.
+        monkeypatch.setattr("shardio.device.tiles.MAX_SCRATCH", max_scratch)
+        assert_equal(read(make_loader(data, TRANSFORMS["several"]), device, "device"), expected)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and torch sees none")
+def test_the_program_does_not_wait_for_decoding(data: Path) -> None:
+    with (loader := make_loader(data, CROP)).watch_memory(lambda memory: None, takes_tiles=True):
+        tiles = next(iter(loader))[0].to(torch.device("cuda", 0))
+    prepare = ImagePreparation(torch.device("cuda", 0), NORMALIZE, torch.bfloat16, channels_last=True)
+    prepare.decode(tiles, [])
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        prepare.decode(tiles, [])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_a_late_stream_gets_whole_tiles(data: Path) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.images.tiled import COUNTED, NUM_LOOKUPS, lay_out
+from shardio.images.tiled import COUNTED, lay_out, locate
 from shardio.kernel.functions import CHUNK_ALIGNMENT, Content, Functions, Kernel, count_chunk_bytes
 from shardio.kernel.records import BATCH, CHUNK_PADDING, TARGET, TILED_IMAGE
 from tests.images.pictures import Array
@@ -69,27 +70,19 @@ def decode_tiles(
         The crops, each uint8 [n, height, width, 3], and whether each image is damaged, bool [n].
     """
     images = memory[: num_images * TILED_IMAGE.itemsize].view(TILED_IMAGE)
-    layout = lay_out(images[COUNTED], [(memory.ctypes.data, len(memory), num_images)], sizes)
+    layout = lay_out(images[COUNTED], locate([(memory.ctypes.data, len(memory), num_images)]), sizes)
     crops = [np.full((num_images, *size, 3), 77, np.uint8) for size in sizes]
-    targets, is_damaged = np.zeros(len(sizes), TARGET), np.zeros(num_images, np.int32)
+    targets = np.zeros(len(sizes), TARGET)
     for target, pixels in zip(targets, crops, strict=True):
         target["pixels"], (target["height"], target["width"]) = pixels.ctypes.data, pixels.shape[1:3]
         strides = ("image_stride", "row_stride", "column_stride", "color_stride")
         for name, stride in zip(strides, pixels.strides, strict=True):
             target[name] = stride
-    arrays = {
-        "locations": layout.locations,
-        "targets": targets,
-        "lookups": np.empty((num_images, NUM_LOOKUPS), np.uint16),
-        "weights": np.empty(layout.num_weights, np.int64),
-        "coefficients": np.zeros((layout.num_blocks, 64), np.int16),
-        "samples": np.empty(layout.num_samples, np.uint8),
-        "colors": np.empty(layout.num_colors, np.uint32),
-        "is_damaged": is_damaged,
-    }
+    arrays: dict[str, NDArray[Any]] = {name: np.zeros(-(-size // 8), np.int64) for name, size in layout.lengths.items()}
+    arrays |= {"locations": layout.locations, "targets": targets}
     batch = np.zeros(1, BATCH)
     batch["num_images"], batch["num_crops"] = num_images, len(sizes)
     for name, array in arrays.items():
         batch[name] = array.ctypes.data
     functions.decode_tiles(batch.ctypes.data)
-    return crops, is_damaged.astype(bool)
+    return crops, arrays["is_damaged"].view(np.int32)[:num_images].astype(bool)
