@@ -64,7 +64,8 @@ class DevicePrefetcher:
     """A wrapper that delivers a loader's batches on a device and, with ``normalize``, normalizes images.
 
     On CUDA, up to ``depth`` batches are copied ahead, from pinned memory and on a separate stream. Images are copied as
-    uint8; they are cast and normalized on the device. Other devices get the same results without streams.
+    uint8, or as tiles with ``decode="device"``; they are cast and normalized on the device. Other devices get the same
+    results without streams.
 
     >>> normalize = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     >>> for images, labels in DevicePrefetcher(loader, "cuda", normalize=normalize): ...  # doctest: +SKIP
@@ -87,9 +88,10 @@ class DevicePrefetcher:
         channels_last: Whether images have the channels_last memory format on the device.
         decode: Where the images of a shardio loader are decoded. By default, its ``workers`` decode them. With
             ``device``, a CUDA device decodes JPEGs that were packed with ``--jpeg tile``, with the same pixels; only
-            the tiles that the crops need are copied. This needs datasets and transforms of shardio, no ``collate_fn``,
-            and the package cuda-core (``pip install "shardio-loader[cuda]"``). Workers decode the images that the
-            device cannot decode, and those that operations on pixels follow, such as ColorJitter.
+            the tiles that the crops need are copied. This needs the package cuda-core (``pip install
+            "shardio-loader[cuda]"``). Workers decode the images that the device cannot decode, and those that
+            operations on pixels follow, such as ColorJitter. With a ``collate_fn``, or datasets or transforms that are
+            not shardio's, they decode all images.
         transform: A function that takes and returns a batch, such as :class:`MixUp`, or a list of such functions to
             apply in turn. The functions run on the device after normalization; on CUDA, on the prefetcher's stream. A
             function that has a parameter ``generator`` receives a torch.Generator on the device. With shardio's order,
