@@ -265,7 +265,7 @@ class LocalStore(Store):
 
     def walk(self, key: str) -> Iterator[str]:
         """Yield the paths of all files below a directory: see :func:`walk_files`."""
-        return map(str, walk_files(Path(key))) if self.is_folder(key) else iter(())
+        return _walk_files(str(Path(key)), frozenset()) if self.is_folder(key) else iter(())
 
     def walk_stats(self, key: str) -> Iterator[tuple[str, FileStat]]:
         return ((path, self.stat(path)) for path in self.walk(key))
@@ -347,18 +347,21 @@ def walk_files(directory: Path) -> Iterator[Path]:
     Raises:
         OSError: If a directory cannot be read, or a symbolic link points to a directory that contains it.
     """
-    return _walk_files(directory, frozenset())
+    return map(Path, _walk_files(str(directory), frozenset()))
 
 
-def _walk_files(directory: Path, holders: frozenset[str]) -> Iterator[Path]:
+def _walk_files(directory: str, holders: frozenset[str]) -> Iterator[str]:
+    start = "" if directory == "." else directory.rstrip("/") + "/"
     for entry in _list_visible(directory, holders):
-        if _is_directory(entry):
-            yield from _walk_files(directory / entry.name, holders | {os.path.realpath(directory)})
+        if entry.is_file(follow_symlinks=False):  # Nearly always.
+            yield start + entry.name
+        elif _is_directory(entry):
+            yield from _walk_files(start + entry.name, holders | {os.path.realpath(directory)})
         elif _is_broken_link(entry) or entry.is_file():
-            yield directory / entry.name
+            yield start + entry.name
 
 
-def _list_visible(directory: Path, holders: frozenset[str]) -> list[os.DirEntry[str]]:
+def _list_visible(directory: str | Path, holders: frozenset[str]) -> list[os.DirEntry[str]]:
     if holders and os.path.realpath(directory) in holders:
         raise OSError(f"{directory} is a symbolic link to a directory that contains it: remove the link")
     with os.scandir(directory) as entries:
