@@ -16,6 +16,7 @@ import torch
 
 from shardio.device.mixing import BatchTransform, call_transform, takes_generator
 from shardio.device.streams import (
+    Check,
     CopyStream,
     CudaStream,
     InFlightBatches,
@@ -40,7 +41,7 @@ from shardio.epochs import (
     restore_held,
     set_epoch,
 )
-from shardio.errors import StateError
+from shardio.errors import SampleError, StateError
 from shardio.libraries import outside_of_inference_mode, own_tensors
 from shardio.process import cut_short, describe_error, let_through, no_end
 from shardio.values import check_choice, check_integer
@@ -239,11 +240,12 @@ class DevicePrefetcher:
     def _watch(self) -> AbstractContextManager[object]:
         """Return a context in which the loader's epoch begins. On CUDA, the context pins the batches' memory."""
         watch_memory = getattr(self.loader, "watch_memory", None)
-        if not callable(watch_memory) or (self._stream is None and not self._takes_tiles):
+        takes_tiles = self._takes_tiles and _passes_batches_on(self.loader)
+        if not callable(watch_memory) or (self._stream is None and not takes_tiles):
             return nullcontext()
         register = self._register if self._stream is not None else _leave_alone
         # Hold one batch more than is in flight, because memory is released only when the next batch is sent.
-        options = {"takes_tiles": True} if self._takes_tiles else {}
+        options = {"takes_tiles": True} if takes_tiles else {}
         context: AbstractContextManager[object] = watch_memory(register, num_held=self.depth + 1, **options)
         return context
 
@@ -256,9 +258,11 @@ class DevicePrefetcher:
 
         return map_tensors(batch, copy, copy)
 
-    def _prepare(self, batch: Any, rng_key: int | None, checks: list[Callable[[], None]]) -> Any:
+    def _prepare(self, batch: Any, rng_key: int | None, checks: list[Check]) -> Any:
         def decode(value: Any) -> Any:
-            return self._prepare_images.decode(value, checks) if isinstance(value, TiledImages) else value
+            if not isinstance(value, TiledImages):
+                return value
+            return self._prepare_images.decode(value, checks, is_final=self.transform is None)
 
         prepared = map_tensors(batch, self._prepare_images, decode)
         if self._generator is not None:
@@ -275,6 +279,12 @@ def _as_list(transform: BatchTransform | Sequence[BatchTransform] | None) -> lis
         return []
     # A callable sequence, such as nn.Sequential, is a single transform.
     return [transform] if callable(transform) else list(transform)
+
+
+def _passes_batches_on(loader: Any) -> bool:
+    """Return whether a loader delivers what its method ``watch_memory`` announces, without code of the user between."""
+    owner = next((each for each in type(loader).__mro__ if "watch_memory" in vars(each)), None)
+    return owner is not None and getattr(type(loader), "__iter__", None) is getattr(owner, "__iter__", None)
 
 
 def _leave_alone(memory: object) -> None:
@@ -320,13 +330,14 @@ class ImagePreparation:
         dtype, layout = self._dtype or torch.float32, self._memory_format
         return normalize(tensor, *self._affine, dtype, layout, in_one_kernel=tensor.is_cuda)
 
-    def decode(self, tiles: TiledImages, checks: list[Callable[[], None]]) -> torch.Tensor | list[torch.Tensor]:
+    def decode(self, tiles: TiledImages, checks: list[Check], *, is_final: bool) -> torch.Tensor | list[torch.Tensor]:
         """Decode images on the device where their tiles are, and prepare them.
 
         Args:
             tiles: The images.
-            checks: A function is added that raises SampleError if an image is damaged. It can be called when the stream
-                has decoded the batch.
+            checks: A function is added that decodes the images on the CPU that the device could not decode, and raises
+                SampleError if they are damaged. It can be called when the stream has decoded the batch.
+            is_final: Whether nothing else changes the images before the function is called.
 
         Returns:
             The images [N, C, H, W], or those of each crop of a MultiCrop.
@@ -343,12 +354,21 @@ class ImagePreparation:
         if flags.is_cuda:
             flags = torch.empty_like(flags, device="cpu", pin_memory=True).copy_(flags, non_blocking=True)
 
+        crops = decoded.crops if is_fused else [self(crop) for crop in decoded.crops]
+
         def check() -> None:
-            if damaged := torch.nonzero(flags).flatten().tolist():
-                raise tiles.find_error(damaged[0])
+            for index in torch.nonzero(flags).flatten().tolist():
+                redone = tiles.redo(index)
+                if not is_final:
+                    what = (
+                        f"image {index} of a batch cannot be decoded on the device, and its batch has been transformed"
+                    )
+                    raise SampleError(f"{what}: use decode='workers'", row=index, stage="decode")
+                for crop, pixels in zip(crops, redone, strict=True):
+                    image = torch.from_numpy(pixels).permute(2, 0, 1)[None]
+                    crop[index] = self(image.to(crop.device))[0]
 
         checks.append(check)
-        crops = decoded.crops if is_fused else [self(crop) for crop in decoded.crops]
         return crops if tiles.is_multiple else crops[0]
 
 

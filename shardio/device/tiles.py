@@ -80,7 +80,8 @@ class TiledImages:
         num_images: The number of images in each chunk.
         sizes: The height and width of each crop.
         is_multiple: Whether the images have several crops, those of a MultiCrop.
-        find_error: Returns the error for a damaged image, given its index.
+        redo: Decodes an image on the CPU, given its index. Returns its crops, uint8 [height, width, 3], or raises the
+            SampleError that names it.
     """
 
     chunks: Sequence[torch.Tensor]
@@ -88,14 +89,14 @@ class TiledImages:
     num_images: Sequence[int]
     sizes: tuple[tuple[int, int], ...]
     is_multiple: bool
-    find_error: Callable[[int], Exception]
+    redo: Callable[[int], list[NDArray[np.uint8]]]
 
     @classmethod
     def join(
         cls,
         chunks: Sequence[TiledChunk],
         memory: Sequence[torch.Tensor],
-        find_error: Callable[[int], Exception],
+        redo: Callable[[int], list[NDArray[np.uint8]]],
         *,
         is_multiple: bool,
     ) -> TiledImages:
@@ -111,7 +112,7 @@ class TiledImages:
             num_images=[chunk.num_images for chunk in chunks],
             sizes=chunks[0].sizes,
             is_multiple=is_multiple,
-            find_error=find_error,
+            redo=redo,
         )
 
     def __len__(self) -> int:

@@ -22,7 +22,7 @@ from shardio.decoding import FieldDecoder
 from shardio.device.streams import map_tensors, pin_movable
 from shardio.device.tiles import TiledImages
 from shardio.errors import SampleError, Stage, WorkerError, as_sample_error
-from shardio.images import DecoderName, TiledChunk, holds_images
+from shardio.images import DecoderName, Pixels, TiledChunk, holds_images
 from shardio.kernel.functions import CHUNK_ALIGNMENT, count_chunk_bytes
 from shardio.loader.batches import BatchPlan, Collation, SampleSource, check_equal_sizes, collate_column
 from shardio.loader.buffers import Buffer, BufferPool, Column, Layout, Views, as_stored, is_image
@@ -457,9 +457,8 @@ def assemble_batch(source: SampleSource, batch: Batch, views: Views) -> Any:
     columns = list[Any]()
     for index, name in enumerate(source.column_names):
         pieces, view = [(chunk.columns or [])[index] for chunk in chunks], views.get(index)
-        tiles = [piece for piece in pieces if isinstance(piece, TiledChunk)]
-        if len(tiles) == len(pieces):
-            columns.append(_join_tiles(source, chunks, tiles, rows, view))
+        if any(isinstance(piece, TiledChunk) for piece in pieces):
+            columns.append(_join_tiles(source, chunks, pieces, rows, view, name))
         else:
             columns.append(_join(name, rows, pieces, view, is_bare=is_bare))
     if not source.takes_tiles:
@@ -491,20 +490,24 @@ def _unpack_collated(batch: Batch, views: Views) -> Any:
 def _join_tiles(
     source: SampleSource,
     chunks: Sequence[BatchChunk],
-    tiles: Sequence[TiledChunk],
+    pieces: Sequence[Column],
     rows: Sequence[slice],
     view: NDArray[Any] | None,
+    name: str,
 ) -> TiledImages:
+    tiles = [piece for piece in pieces if isinstance(piece, TiledChunk)]
+    # Images that differ in size within a chunk are not collected.
+    others = [value.shape[:2] for piece in pieces if isinstance(piece, list) for value in piece]
     for sizes in zip(*(each.sizes for each in tiles), strict=True):
-        check_equal_sizes(sizes)
+        check_equal_sizes([*sizes, *others])
     shared = None if view is None else torch.from_numpy(view)
     memory = [_find_tiles(each, shared, chunk_rows) for each, chunk_rows in zip(tiles, rows, strict=True)]
-    find_error = partial(_find_error, source, chunks)
-    return TiledImages.join(tiles, memory, find_error, is_multiple=source.decoder.num_crops is not None)
+    redo = partial(_redo_image, source, chunks, name)
+    return TiledImages.join(tiles, memory, redo, is_multiple=source.decoder.num_crops is not None)
 
 
-def _find_error(source: SampleSource, chunks: Sequence[BatchChunk], index: int) -> Exception:
-    """Return the error for an image of a batch that the device cannot decode."""
+def _redo_image(source: SampleSource, chunks: Sequence[BatchChunk], name: str, index: int) -> list[Pixels]:
+    """Decode an image of a batch in this process. Return its crops, or raise the SampleError that names it."""
     stops = np.cumsum([len(chunk.plan) for chunk in chunks])
     number = int(np.searchsorted(stops, index, side="right"))
     row = index - int(stops[number])  # Counted from the end of the chunk.
@@ -512,12 +515,11 @@ def _find_error(source: SampleSource, chunks: Sequence[BatchChunk], index: int) 
     on_cpu = replace(source, takes_tiles=False)
     try:
         request = BatchChunk(plan=plan, row=0).request(0, on_cpu, None, Tally(num_workers=0))
-        ChunkBuilder(source.dataset.dataset.reader, source.decoder).make(request, {})
+        made = ChunkBuilder(source.dataset.dataset.reader, source.decoder).make(request, {})
     except SampleError as error:
-        return error.at_row(index)
-    key, where = source.dataset.describe(int(plan.indices[0]))
-    message = f"the image of sample {key} in {where} cannot be decoded on the device: use decode='workers'"
-    return SampleError(message, row=index, key=key, where=where, stage="decode")
+        raise error.at_row(index) from None
+    columns = zip(on_cpu.column_names, made.columns, strict=True)
+    return [column[0] for each, column in columns if each == name and isinstance(column, list)]
 
 
 def _join(

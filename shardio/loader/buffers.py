@@ -262,11 +262,13 @@ class BufferWatch:
         callback: Receives each buffer's memory once, uint8 [n], which lives as long as any view of it.
         num_held: The number of batches that the wrapper holds, in addition to the user's.
         takes_tiles: Whether the wrapper decodes images: the batches hold TiledImages where that is possible.
+        thread_id: The thread that begins the wrapper's epochs. Others may iterate over the loader at the same time.
     """
 
     callback: MemoryCallback
     num_held: int
     takes_tiles: bool = False
+    thread_id: int = 0
 
 
 class _ColumnRef(weakref.ref["NDArray[Any]"]):
@@ -351,7 +353,6 @@ class BufferPool:
         """
         if tuple(watches) != self._watches:
             self.retire()
-            self.layout = None  # Tiles have other columns than pixels.
             self._watches = tuple(watches)
 
     def lay_out(self, layout: Layout, num_spare: int) -> None:

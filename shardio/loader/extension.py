@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -213,7 +214,10 @@ class Extension:
     @contextmanager
     def watch_memory(self, callback: MemoryCallback, *, num_held: int = 0, takes_tiles: bool = False) -> Iterator[None]:
         """Call a function for the memory of the epochs that begin in the block; see DataLoader.watch_memory."""
-        watch = BufferWatch(callback=callback, num_held=num_held, takes_tiles=takes_tiles)
+        # A guard against duplicates compares pixels.
+        takes_tiles = takes_tiles and not self.arguments.check_duplicates
+        thread_id = threading.get_ident()
+        watch = BufferWatch(callback=callback, num_held=num_held, takes_tiles=takes_tiles, thread_id=thread_id)
         self._watches.append(watch)
         try:
             yield
@@ -357,7 +361,7 @@ def make_delivery(loader: Any, extension: Extension) -> Iterable[Any] | None:
         extension: The loader's extension, which holds the user's arguments.
 
     Raises:
-        ValueError: If the device is not available, or arguments contradict each other.
+        ValueError: If the device is not available.
         ImportError: See DevicePrefetcher.
     """
     arguments = extension.arguments
@@ -367,11 +371,6 @@ def make_delivery(loader: Any, extension: Extension) -> Iterable[Any] | None:
     if arguments.check_duplicates:
         from shardio.check import guard
 
-        if arguments.decode == "device":
-            raise ValueError(
-                "check_duplicates=True compares the samples' pixels, which do not exist before decode='device' has "
-                "decoded them: use shardio.check.guard(loader, key=...)"
-            )
         batches = guard(batches)
     return batches if arguments.device is None else DevicePrefetcher(batches, arguments.device, decode=arguments.decode)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from abc import abstractmethod
@@ -95,8 +96,9 @@ class PlannedBatches(BatchIterator):
 
 def _take_tiles(epoch: PlannedEpoch, watches: Sequence[BufferWatch], settings: BatchSettings) -> PlannedEpoch:
     """Return the plans of an epoch. If a watch decodes images, and this is possible, images are collected as tiles."""
-    is_wanted = any(watch.takes_tiles for watch in watches) and settings.collation is None
-    if not is_wanted or not epoch.source.decoder.can_tile:
+    here = threading.get_ident()
+    is_wanted = any(watch.takes_tiles and watch.thread_id == here for watch in watches)
+    if not is_wanted or settings.collation is not None or not epoch.source.decoder.can_tile:
         return epoch
     return replace(epoch, source=replace(epoch.source, takes_tiles=True))
 
@@ -125,6 +127,7 @@ class WorkerProcesses(Executor):
         self._timeout_s, self._closes_workers = timeout_s, closes_workers
         self._workers: WorkerPool | None = None
         self._buffers: BufferPool | None = None
+        self._takes_tiles = False  # Whether the latest epoch did.
         self._is_unused = False  # Whether the workers were started for an epoch that has not begun.
         self._latest: weakref.ref[Pipeline] | None = None
         self._tally = Tally(num_workers=settings.sizing.num_threads)
@@ -135,6 +138,8 @@ class WorkerProcesses(Executor):
         workers, buffers = self._find_workers()
         buffers.watch(self._watches)
         epoch = _take_tiles(self._planner.plan(cursor, split), self._watches, self._settings)
+        if epoch.source.takes_tiles != self._takes_tiles:  # Tiles have other columns than pixels.
+            self._takes_tiles, buffers.layout = epoch.source.takes_tiles, None
         self._tally = self._settings.begin_tally(epoch.source.decoder, workers.num_threads, began)
         pipeline = Pipeline(
             epoch,

@@ -5,6 +5,7 @@ Without a CUDA device, the processor runs the stages: the same code, compiled as
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from shardio.device.prefetcher import ImagePreparation
 from shardio.device.tiles import TiledImages
 from shardio.images.jpeg.head import read_head
 from shardio.images.tiling import tile_jpeg
+from shardio.loader.extension import find_extension
 from shardio.transforms import (
     CenterCrop,
     ColorJitter,
@@ -169,10 +171,10 @@ def test_the_program_does_not_wait_for_decoding(data: Path) -> None:
     with (loader := make_loader(data, CROP)).watch_memory(lambda memory: None, takes_tiles=True):
         tiles = next(iter(loader))[0].to(torch.device("cuda", 0))
     prepare = ImagePreparation(torch.device("cuda", 0), NORMALIZE, torch.bfloat16, channels_last=True)
-    prepare.decode(tiles, [])
+    prepare.decode(tiles, [], is_final=True)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        prepare.decode(tiles, [])
+        prepare.decode(tiles, [], is_final=True)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -254,7 +256,6 @@ def test_a_wrapper_gets_tiles_only_where_it_asked_for_them(data: Path) -> None:
     [
         ({"decode": "gpu"}, "decode must be"),
         ({"decode": "device"}, "decode='device' needs device="),
-        ({"decode": "device", "device": "cpu", "check_duplicates": True}, r"guard\(loader, key="),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(options: Any, error: str, data: Path) -> None:
@@ -262,7 +263,71 @@ def test_arguments_that_do_not_fit_are_refused(options: Any, error: str, data: P
         DataLoader(ShardDataset(data / "packed", transform=CROP), 7, **options)
 
 
+def test_where_pixels_are_compared_or_changed_the_workers_decode(data: Path) -> None:
+    class Halved(DataLoader[Any]):
+        def __iter__(self) -> Any:
+            for images, labels in super().__iter__():
+                yield images // 2, labels
+
+    transform = Resize((96, 96))
+    expected = read(make_loader(data, transform), "cpu", "workers")
+    dataset = ShardDataset(data / "packed", transform=transform, shuffle=True)
+    guarded: list[Any] = [
+        DataLoader(dataset, 7, device="cpu", decode="device", check_duplicates=True),
+        DevicePrefetcher(DataLoader(dataset, 7, check_duplicates=True), "cpu", decode="device"),
+        DevicePrefetcher(guard(DataLoader(dataset, 7)), "cpu", decode="device"),
+    ]
+    for loader in guarded:
+        assert_equal(flatten(iter(loader)), expected)
+    halved = flatten(iter(DevicePrefetcher(Halved(dataset, 7), "cpu", decode="device")))
+    assert_equal(halved, [each // 2 if each.ndim == 4 else each for each in expected])
+
+
 def test_duplicates_are_found_by_key(data: Path) -> None:
     loader = make_loader(data, CROP, fields=("image", "key"))
     batches = list(guard(DevicePrefetcher(loader, "cpu", decode="device"), key=1))
     assert sum(len(keys) for _, keys in batches) == NUM_TILED + NUM_OTHERS
+
+
+def test_images_that_only_the_cpu_decodes_are_decoded_there(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = read(make_loader(data, CROP), "cpu", "workers", normalize=NORMALIZE)
+    decode = TiledImages.decode
+
+    def find_damage(self: TiledImages, colors: Any) -> Any:
+        decoded = decode(self, colors)
+        decoded.is_damaged[1::3] = 1
+        decoded.crops[0][1::3] = 0
+        return decoded
+
+    monkeypatch.setattr(TiledImages, "decode", find_damage)
+    for num_workers in (0, 2):
+        loader = make_loader(data, CROP, num_workers=num_workers)
+        found = read(loader, "cpu", "device", normalize=NORMALIZE)
+        assert_equal(found, expected, atol=1e-6)
+    with pytest.raises(SampleError, match="image 1 of a batch cannot be decoded on the device"):
+        read(make_loader(data, CROP), "cpu", "device", transform=lambda batch: batch)
+
+
+def test_chunks_of_which_only_some_hold_images_of_one_size_are_refused(tmp_path: Path) -> None:
+    sizes = [(60, 80)] * 16 + [(60, 80 + i) for i in range(16)]
+    contents = [tile_jpeg(by_pillow(make_picture(*size, seed=i), quality=50)) for i, size in enumerate(sizes)]
+    write_tar(tmp_path / "a.tar", [(f"{i:02}.jpg", content) for i, content in enumerate(contents)])
+    dataset = ShardDataset(tmp_path, fields="image")
+    with pytest.raises(ValueError, match="differ in size"):
+        list(DevicePrefetcher(DataLoader(dataset, 32, num_workers=2), "cpu", decode="device"))
+
+
+def test_other_threads_and_later_epochs_get_pixels_in_buffers(data: Path) -> None:
+    dataset = ShardDataset(data / "packed", transform=CROP, shuffle=True)
+    loader = DataLoader(dataset, 7, num_workers=2)
+    found = list[Any]()
+    with loader.watch_memory(lambda memory: None, takes_tiles=True):
+        thread = threading.Thread(target=lambda: found.append(next(iter(loader))[0]))
+        thread.start()
+        thread.join()
+        found.append(next(iter(loader))[0])
+    found.append(next(iter(loader))[0])
+    assert [type(each) for each in found] == [torch.Tensor, TiledImages, torch.Tensor]
+    assert found[2].shape == (7, 3, 96, 96)
+    executor: Any = find_extension(loader).find_executor(loader)  # type: ignore[union-attr]  # It has one.
+    assert executor._buffers.layout.columns[0][1] == (96, 96, 3)
