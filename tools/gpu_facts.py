@@ -27,7 +27,8 @@ import numpy as np
 import torch
 
 from shardio.device import DevicePrefetcher
-from shardio.device.prefetcher import DecodePlace, normalize
+from shardio.device.prefetcher import DecodePlace
+from shardio.device.preparation import normalize
 from shardio.device.streams import Registration
 
 Facts = dict[str, Any]

@@ -12,7 +12,7 @@ import pickle
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -271,24 +271,37 @@ def decode_npy(content: bytes, *, trusted: bool = False) -> Any:
     Raises:
         ValueError: If the file is damaged, or holds objects and is not trusted.
     """
-    file = io.BytesIO(content)
-    version = np.lib.format.read_magic(file)
-    # Version 3 differs from version 2 only in how it encodes field names.
-    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read_header(file)
+    start = 10 + int.from_bytes(content[8:10], "little")
+    if content[6:7] != b"\1":  # Versions 2 and 3 have a longer length.
+        start = 12 + int.from_bytes(content[8:12], "little")
+    shape, is_fortran, dtype = _read_npy_header(content[:start])
     if dtype.hasobject:
         if not trusted:
             raise ValueError(
                 "it holds Python objects, which can run code when unpickled: set trusted=True to unpickle them"
             )
-    elif min(shape, default=0) < 0 or math.prod(shape) * max(dtype.itemsize, 1) > len(content) - file.tell():
+    elif min(shape, default=0) < 0 or math.prod(shape) * max(dtype.itemsize, 1) > len(content) - start:
         raise ValueError(
             f"it declares an array of shape {shape!s:.200} and dtype {dtype!s:.200}, but only "
-            f"{len(content) - file.tell()} bytes follow: the file is damaged or truncated"
+            f"{len(content) - start} bytes follow: the file is damaged or truncated"
         )
-    file.seek(0)
-    array = np.lib.format.read_array(file, allow_pickle=trusted)
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
+    count = math.prod(shape)
+    if dtype.hasobject or not count * dtype.itemsize:
+        array = np.lib.format.read_array(io.BytesIO(content), allow_pickle=trusted)
+        return array.astype(array.dtype.newbyteorder("="), copy=False)
+    array = np.frombuffer(content, dtype, count, start).reshape(shape, order="F" if is_fortran else "C")
+    return array.astype(dtype.newbyteorder("="))  # Unlike the file's memory, a copy can be changed.
+
+
+@lru_cache(maxsize=256)
+def _read_npy_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Return the shape, whether the first index varies fastest, and the dtype. Many files have the same header."""
+    file = io.BytesIO(header)
+    version = np.lib.format.read_magic(file)
+    # Version 3 differs from version 2 only in how it encodes field names.
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, is_fortran, dtype = read_header(file)
+    return shape, is_fortran, dtype
 
 
 def decode_npz(content: bytes, *, trusted: bool = False) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import torch.utils.data
 import shardio
 from shardio import DataLoader
 from shardio.device import DevicePrefetcher, choose_device
-from shardio.device.prefetcher import normalize
+from shardio.device.preparation import normalize
 from shardio.libraries import import_library
 from shardio.train import TrainConfig
 from tests.device.late_stream import prefetch_late

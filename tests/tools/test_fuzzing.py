@@ -147,11 +147,11 @@ def test_files_that_end_the_process_are_named(condition: str, end: str, files: s
 import ctypes, multiprocessing
 from tools import fuzz_kernel
 
-def render(kernel, contents, generators, rng, cache):
+def render(functions, kernel, contents, *others):
     files = [numbers[content] for content in contents]
     if {condition}:
         ctypes.string_at(0)
-    return usual_render(kernel, contents, generators, rng, cache)
+    return usual_render(functions, kernel, contents, *others)
 
 def make_file(seed, originals):
     content, rng = usual_make_file(seed, originals)
