@@ -286,7 +286,8 @@ def decode_npy(content: bytes, *, trusted: bool = False) -> Any:
             f"{len(content) - start} bytes follow: the file is damaged or truncated"
         )
     count = math.prod(shape)
-    if dtype.hasobject or not count * dtype.itemsize:
+    is_plain = count * dtype.itemsize > 0 and not dtype.hasobject and dtype.subdtype is None
+    if not is_plain or content[6:8] not in (b"\1\0", b"\2\0"):  # Version 3 encodes field names in another way.
         array = np.lib.format.read_array(io.BytesIO(content), allow_pickle=trusted)
         return array.astype(array.dtype.newbyteorder("="), copy=False)
     array = np.frombuffer(content, dtype, count, start).reshape(shape, order="F" if is_fortran else "C")

@@ -71,6 +71,34 @@ def test_a_saved_array_is_read_back() -> None:
         assert found.dtype == np.asarray(array).dtype.newbyteorder("="), "torch supports no other byte order"
 
 
+@pytest.mark.filterwarnings("ignore:Stored array in format 3.0:UserWarning")
+@pytest.mark.parametrize(
+    "dtype", [">i4", "<f2", "?", "M8[s]", "U3", [("a", "<i2"), ("b", ">f4", (2,))], [("é", "i4")]], ids=str
+)
+def test_damaged_files_are_read_as_numpy_reads_them_or_refused(dtype: Any) -> None:
+    random = np.random.default_rng(0)
+    for _ in range(400):
+        shape = random.integers(0, 5, random.integers(4))
+        content = bytearray(save(np.zeros(shape, dtype, order=random.choice(["C", "F"]))))
+        for _ in range(random.integers(3)):
+            content[random.integers(128)] = random.integers(256)
+        expected, found = (
+            _read_if_good(read, bytes(content)) for read in (lambda each: np.load(io.BytesIO(each)), decode_npy)
+        )
+        assert (found is None) == (expected is None)
+        if found is not None and expected is not None:
+            np.testing.assert_array_equal(found, expected)
+            assert (found.shape, found.dtype) == (expected.shape, expected.dtype.newbyteorder("="))
+            assert found.flags.writeable
+
+
+def _read_if_good(read: Any, content: bytes) -> Any:
+    try:
+        return read(content)
+    except Exception:  # numpy raises many types of errors.
+        return None
+
+
 @pytest.mark.parametrize("save_all", [np.savez, np.savez_compressed])
 def test_npz_and_safetensors_files_are_dicts_of_arrays(save_all: Any, tmp_path: Path) -> None:
     arrays: dict[str, Any] = {"a": np.arange(12).reshape(3, 4), "b.c": np.zeros(0, np.float16), "d": np.array(3.5)}
