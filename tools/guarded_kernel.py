@@ -194,6 +194,7 @@ class GuardedFunctions(Functions):
         images = _read(address, num_images, TILED_IMAGE)[COUNTED]
         for name, length in lay_out(images, locations, []).lengths.items():
             batch[name] = self._lend(name, batch[name], length)
+        batch["is_damaged"] = self._lend("is_damaged", batch["is_damaged"], num_images, np.int32)
         locations["chunk"] = self._copy("tiles", address, num_bytes)
         batch["locations"] = self._place("locations", locations)
         targets = _read(batch["targets"], num_crops, TARGET)

@@ -495,13 +495,13 @@ def _make_loader(
     import shardio
     from shardio.storage import make_access
 
+    has_gpu = torch.cuda.is_available()
     if has_class_folders(source, make_access(**remote)):
         if fields is not None:
             raise ValueError(f"--fields applies only to shards, but {name_of(source)} has class folders")
         folder = shardio.ImageFolder(source, **settings, **remote)
         loader = shardio.DataLoader(folder, sampler=shardio.EpochSampler(folder), **options)
-        has_gpu, formats = torch.cuda.is_available(), _find_formats(folder)
-        stored = DatasetFormat(in_shards=False, has_images=True, formats=formats, has_gpu=has_gpu)
+        stored = DatasetFormat(in_shards=False, has_images=True, formats=_find_formats(folder), has_gpu=has_gpu)
         return loader, _measure_decoded(folder, len(folder), stored)
     names = ("image",) if fields is None else tuple(fields.split(","))
     has_images = "image" in names
@@ -512,7 +512,7 @@ def _make_loader(
         has_images=has_images,
         formats=frozenset(IMAGE_FORMATS[name] for name in manifest.fields if name in IMAGE_FORMATS),
         jpeg=manifest.pack.get("jpeg"),
-        has_gpu=torch.cuda.is_available(),
+        has_gpu=has_gpu,
     )
     return shardio.DataLoader(dataset, **options), _measure_decoded(dataset, manifest.num_samples, stored)
 

@@ -539,7 +539,7 @@ class FieldDecoder:
 
     @property
     def can_tile(self) -> bool:
-        """Whether a device can decode the images, instead of the workers."""
+        """True if a device can decode the images instead of the workers."""
         transform, form = self.pipeline
         return bool(self.image_names) and form == "array" and is_planned(transform)
 

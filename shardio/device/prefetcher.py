@@ -48,7 +48,7 @@ from shardio.process import cut_short, describe_error, let_through, no_end
 from shardio.values import check_choice, check_integer
 
 DecodePlace = Literal["workers", "device"]
-"""Where images are decoded."""
+"""The place at which images are decoded."""
 
 CHECK_S = 0.001
 """The time in seconds to wait for the loader before checking whether the device is out of work."""

@@ -43,7 +43,7 @@ _DTYPES = {torch.uint8: UINT8, torch.float32: FLOAT32, torch.float16: FLOAT16, t
 
 
 class Colors(NamedTuple):
-    """What becomes of a color: color * scale + shift, in a dtype.
+    """The conversion of colors: each color becomes color * scale + shift, in a dtype.
 
     Attributes:
         dtype: The dtype of the images.
@@ -137,7 +137,7 @@ class TiledImages:
         """Decode the images on the device where the tiles are; on CUDA, on the current stream.
 
         Args:
-            colors: What becomes of the colors. :func:`can_decode_to` must be true for the dtype.
+            colors: The conversion of colors. :func:`can_decode_to` must be true for the dtype.
         """
         device = self.chunks[0].device
         form: dict[str, Any] = {"dtype": colors.dtype, "memory_format": colors.memory_format, "device": device}
@@ -160,12 +160,11 @@ class TiledImages:
         control = _Control(layout.locations, _describe_targets(crops, colors), device)
         control.batch["num_images"], control.batch["num_crops"] = num_images, len(crops)
         control.batch["is_damaged"] = is_damaged.data_ptr()
-        lengths = {name: length for name, length in layout.lengths.items() if name != "is_damaged"}
-        starts = [0, *accumulate(_round_up(length, ALIGNMENT) for length in lengths.values())]
+        starts = [0, *accumulate(_round_up(length, ALIGNMENT) for length in layout.lengths.values())]
         # Sizes that differ little from batch to batch would fragment the allocator's memory.
         num_bytes = starts[-1] if starts[-1] < SCRATCH_STEP else _round_up(starts[-1], SCRATCH_STEP)
         scratch = torch.empty(num_bytes, dtype=torch.uint8, device=device)
-        for (name, length), start in zip(lengths.items(), starts, strict=False):
+        for (name, length), start in zip(layout.lengths.items(), starts, strict=False):
             control.batch[name] = scratch.data_ptr() + start
             if name == "coefficients":
                 scratch[start : start + length].zero_()
@@ -220,7 +219,7 @@ class _Control:
 
 
 class _Stages(Protocol):
-    """What runs the stages on a device."""
+    """Runs the stages on a device."""
 
     def run(self, batch: torch.Tensor, most: Sequence[int], sizes: Sequence[tuple[int, int]], num_images: int) -> None:
         """Run all stages.

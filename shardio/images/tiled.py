@@ -115,11 +115,11 @@ def _render_others(
 
 
 class TiledLayout(NamedTuple):
-    """What a device needs to decode some images.
+    """The memory and the threads that a device needs to decode some images.
 
     Attributes:
         locations: LOCATION [n].
-        lengths: The number of bytes of each array of a BATCH that the stages use.
+        lengths: The number of bytes of each array that the stages share.
         most: The largest number of threads of an image in each stage but the last one.
     """
 
@@ -131,9 +131,15 @@ class TiledLayout(NamedTuple):
 COUNTED = ["num_blocks", "num_rows", "num_columns", "num_tiles", "num_samples", "num_weights", "upright"]
 """The fields of a TILED_IMAGE that :func:`lay_out` needs."""
 
+_ARRAYS = {"coefficients": ("block", 128), "samples": ("sample", 1), "colors": ("color", 4), "weights": ("weight", 8)}
+"""The arrays of a BATCH whose parts differ in length, with the fields of a LOCATION and the bytes of an element."""
+
+_LOOKUP_BYTES = 2 * NUM_LOOKUPS
+"""The number of bytes of an image's part of BATCH.lookups."""
+
 
 def locate(chunks: Sequence[tuple[int, int, int]]) -> NDArray[np.void]:
-    """Return where a device finds images, LOCATION [n].
+    """Return the places of images in chunks on a device, LOCATION [n].
 
     Args:
         chunks: The address of each chunk on the device, its size in bytes, and the number of its images.
@@ -146,33 +152,19 @@ def locate(chunks: Sequence[tuple[int, int, int]]) -> NDArray[np.void]:
 
 
 def lay_out(images: NDArray[np.void], locations: NDArray[np.void], sizes: Sequence[tuple[int, int]]) -> TiledLayout:
-    """Return what a device needs to decode some images.
+    """Lay out the memory in which a device decodes some images.
 
     Args:
         images: The fields COUNTED of TILED_IMAGE [n].
         locations: LOCATION [n], as :func:`locate` returns them.
         sizes: The height and width of each crop.
     """
-    locations, lengths = locations.copy(), {"lookups": 2 * NUM_LOOKUPS * len(images), "is_damaged": 4 * len(images)}
-    counts = count_elements(images)
-    for array, place, num_bytes in (
-        *(("coefficients", "block", 128), ("samples", "sample", 1)),
-        *(("colors", "color", 4), ("weights", "weight", 8)),
-    ):
+    locations, lengths, counts = locations.copy(), {"lookups": _LOOKUP_BYTES * len(images)}, _count_elements(images)
+    for array, (place, num_bytes) in _ARRAYS.items():
         stops = np.cumsum(counts[place])
         locations[place], lengths[array] = stops - counts[place], num_bytes * int(stops[-1])
     most = [int(each.max()) for each in (images["num_tiles"], counts["block"], counts["color"])]
     return TiledLayout(locations, lengths, [NUM_LOOKUPS, sum(map(sum, sizes)), *most])
-
-
-def count_elements(images: NDArray[np.void]) -> dict[str, NDArray[np.int64]]:
-    """Return the numbers of blocks, samples, colors and weights of images, int64 [n], by their fields in a LOCATION."""
-    return {
-        "block": images["num_blocks"].astype(np.int64) * images["num_rows"] * images["num_columns"],
-        "sample": images["num_samples"],
-        "color": images["upright"][:, 2] * images["upright"][:, 3],
-        "weight": images["num_weights"],
-    }
 
 
 def divide_images(images: NDArray[np.void], max_bytes: int) -> list[slice]:
@@ -182,16 +174,25 @@ def divide_images(images: NDArray[np.void], max_bytes: int) -> list[slice]:
         images: The fields COUNTED of TILED_IMAGE [n].
         max_bytes: The largest size of the arrays of a group.
     """
-    counts = count_elements(images)
-    own = 128 * counts["block"] + counts["sample"] + 4 * counts["color"] + 8 * counts["weight"] + 2 * NUM_LOOKUPS
-    stops, start = np.cumsum(own), 0
-    groups = list[slice]()
+    counts = _count_elements(images)
+    stops = np.cumsum(_LOOKUP_BYTES + sum(num_bytes * counts[place] for place, num_bytes in _ARRAYS.values()))
+    groups, start = list[slice](), 0
     while start < len(images):
         before = int(stops[start - 1]) if start else 0
         stop = max(int(np.searchsorted(stops, before + max_bytes, side="right")), start + 1)
         groups.append(slice(start, min(stop, start + MAX_GROUP)))
         start = groups[-1].stop
     return groups
+
+
+def _count_elements(images: NDArray[np.void]) -> dict[str, NDArray[np.int64]]:
+    """Return the lengths of each image's parts of the arrays, int64 [n], by the fields of a LOCATION."""
+    return {
+        "block": images["num_blocks"].astype(np.int64) * images["num_rows"] * images["num_columns"],
+        "sample": images["num_samples"],
+        "color": images["upright"][:, 2] * images["upright"][:, 3],
+        "weight": images["num_weights"],
+    }
 
 
 def _find_tileable(crop: PlannedCrop, pictures: Sequence[Picture]) -> NDArray[np.bool_]:

@@ -174,7 +174,7 @@ LOCATION = _record(
     color=np.int64,
     weight=np.int64,
 )
-"""Where a device finds and puts an image."""
+"""The place of an image in a chunk, and of its parts in the arrays of a BATCH."""
 
 UINT8, FLOAT32, FLOAT16, BFLOAT16 = range(4)
 """The dtypes of a TARGET."""

@@ -4,7 +4,7 @@
 #include "kernel.h"
 #include "stages.h"
 
-// The number of threads for an image of a stage that has enough for each image.
+// The number of threads that an image needs in a stage.
 static int64_t count_threads(const Batch *batch, int64_t i, int stage) {
     const TiledImage *image = find_image(&batch->locations[i]);
     int64_t num_mcus = (int64_t)image->num_rows * image->num_columns, num_lines = 0;
@@ -19,7 +19,8 @@ void shardio_decode_tiles(const Batch *batch) {
                                                                make_color};
     for (int stage = 0; stage < 5; stage++) {
         for (int64_t i = 0; i < batch->num_images; i++) {
-            for (int64_t thread = 0; thread < count_threads(batch, i, stage); thread++) stages[stage](batch, i, thread);
+            int64_t num_threads = count_threads(batch, i, stage);
+            for (int64_t thread = 0; thread < num_threads; thread++) stages[stage](batch, i, thread);
         }
     }
     for (int64_t j = 0; j < batch->num_crops; j++) {

@@ -48,7 +48,7 @@ typedef struct {
     StoredTable tables[MAX_TILED_TABLES];
 } TiledImage;
 
-// Where the device finds and puts an image.
+// The place of an image in a chunk, and of its parts in the arrays of a Batch.
 typedef struct {
     const uint8_t *chunk;
     int64_t num_bytes;  // The size of the chunk.

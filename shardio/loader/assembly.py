@@ -209,7 +209,8 @@ def fit_layout(
     """Return the layout for the next batch.
 
     Args:
-        layout: The layout of the previous batches; None to find a layout from a readable sample.
+        layout: The layout of the previous batches. If it is None, or pixels take the place of tiles or the other way
+            round, a readable sample determines the layout.
         plan: The plan of the batch.
         make: Makes a probe, which is a batch of one sample.
         source: The source of the samples.
@@ -221,14 +222,15 @@ def fit_layout(
     """
     if settings.collation is not None:
         return layout, None
-    if layout is not None:
+    if layout is not None and layout.takes_tiles == source.takes_tiles:
         return replace(layout, num_rows=len(plan)) if len(plan) > layout.num_rows else layout, None
     for row in range(len(plan)):
         probe = Batch(chunks=[BatchChunk(plan=plan.take(slice(row, row + 1)), row=0)], is_probe=True)
         make(probe)
         if probe.error is None:
             num_rows = max(settings.batch_size or 0, len(plan))
-            return choose_layout(source.column_names, probe.chunks[0].columns or [], num_rows), None
+            found = choose_layout(source.column_names, probe.chunks[0].columns or [], num_rows)
+            return replace(found, takes_tiles=source.takes_tiles), None
         if as_sample_error(probe.error, get_args(Stage)) is None:
             return None, probe.error
         # The policy for bad samples handles this sample when its batch is made.

@@ -94,10 +94,12 @@ class Layout:
         num_rows: The number of samples in a full batch.
         columns: The dtype and shape of an item of each such column, by field index. If there are no such columns,
             batches have no buffer.
+        takes_tiles: Whether the columns of images hold tiles, for a device to decode.
     """
 
     num_rows: int
     columns: Mapping[int, tuple[str, tuple[int, ...]]]
+    takes_tiles: bool = False
 
     @cached_property
     def offsets(self) -> dict[int, int]:

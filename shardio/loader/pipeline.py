@@ -127,7 +127,6 @@ class WorkerProcesses(Executor):
         self._timeout_s, self._closes_workers = timeout_s, closes_workers
         self._workers: WorkerPool | None = None
         self._buffers: BufferPool | None = None
-        self._takes_tiles = False  # Whether the latest epoch did.
         self._is_unused = False  # Whether the workers were started for an epoch that has not begun.
         self._latest: weakref.ref[Pipeline] | None = None
         self._tally = Tally(num_workers=settings.sizing.num_threads)
@@ -138,8 +137,6 @@ class WorkerProcesses(Executor):
         workers, buffers = self._find_workers()
         buffers.watch(self._watches)
         epoch = _take_tiles(self._planner.plan(cursor, split), self._watches, self._settings)
-        if epoch.source.takes_tiles != self._takes_tiles:  # Tiles have other columns than pixels.
-            self._takes_tiles, buffers.layout = epoch.source.takes_tiles, None
         self._tally = self._settings.begin_tally(epoch.source.decoder, workers.num_threads, began)
         pipeline = Pipeline(
             epoch,
@@ -345,15 +342,12 @@ class CallingProcess(Executor):
 
     def __init__(self, planner: Planner, settings: BatchSettings, watches: Sequence[BufferWatch]) -> None:
         self._planner, self._settings, self._watches = planner, settings, watches
-        self._takes_tiles = False
         self.layout: Layout | None = None
         self._tally = Tally(num_workers=0)
 
     def start(self, cursor: Cursor | None, split: Split | None) -> BatchIterator:
         began = time.perf_counter()
         epoch = _take_tiles(self._planner.plan(cursor, split), self._watches, self._settings)
-        if epoch.source.takes_tiles != self._takes_tiles:
-            self._takes_tiles, self.layout = epoch.source.takes_tiles, None
         self._tally = self._settings.begin_tally(epoch.source.decoder, 0, began)
         return _CallersBatches(self, epoch, self._settings, self._tally)
 

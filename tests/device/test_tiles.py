@@ -171,12 +171,15 @@ def test_the_program_does_not_wait_for_decoding(data: Path) -> None:
     with (loader := make_loader(data, CROP)).watch_memory(lambda memory: None, takes_tiles=True):
         tiles = next(iter(loader))[0].to(torch.device("cuda", 0))
     prepare = ImagePreparation(torch.device("cuda", 0), NORMALIZE, torch.bfloat16, channels_last=True)
-    prepare.decode(tiles, [], is_final=True)
-    torch.cuda.set_sync_debug_mode("error")
+    first = prepare.decode(tiles, [], is_final=True)
+    torch.cuda.set_sync_debug_mode("error")  # A wait raises an error.
     try:
-        prepare.decode(tiles, [], is_final=True)
+        second = prepare.decode(tiles, [], is_final=True)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert isinstance(first, torch.Tensor)
+    assert isinstance(second, torch.Tensor)
+    assert torch.equal(first, second)
 
 
 def test_a_late_stream_gets_whole_tiles(data: Path) -> None:

@@ -79,10 +79,10 @@ def decode_tiles(
         for name, stride in zip(strides, pixels.strides, strict=True):
             target[name] = stride
     arrays: dict[str, NDArray[Any]] = {name: np.zeros(-(-size // 8), np.int64) for name, size in layout.lengths.items()}
-    arrays |= {"locations": layout.locations, "targets": targets}
+    arrays |= {"locations": layout.locations, "targets": targets, "is_damaged": np.zeros(num_images, np.int32)}
     batch = np.zeros(1, BATCH)
     batch["num_images"], batch["num_crops"] = num_images, len(sizes)
     for name, array in arrays.items():
         batch[name] = array.ctypes.data
     functions.decode_tiles(batch.ctypes.data)
-    return crops, arrays["is_damaged"].view(np.int32)[:num_images].astype(bool)
+    return crops, arrays["is_damaged"].astype(bool)
