@@ -24,7 +24,7 @@ ROUNDS = 15
 def open_and_read(num_shards: int, shard_samples: int, epoch: int, start: int) -> None:
     """Open an epoch and compute 1,000 positions of one rank, beginning at ``start``."""
     sizes = np.full(num_shards, shard_samples)
-    settings = choose_settings(sizes, shuffle=True, seed=0, lanes=WORLD_SIZE)
+    settings = choose_settings(sizes, shuffle=True, seed=0)
     order = EpochOrder(sizes, settings, epoch)
     split = Split(
         num_samples=order.num_samples,
@@ -32,7 +32,7 @@ def open_and_read(num_shards: int, shard_samples: int, epoch: int, start: int) -
         rank=epoch % WORLD_SIZE,
         world_size=WORLD_SIZE,
         batch_size=BATCH_SIZE,
-        shuffled=True,
+        strata=settings.strata,
         remainder="pad",
     )
     order.samples_at(np.concatenate([split.batch(step) for step in range(1000 // BATCH_SIZE)]))

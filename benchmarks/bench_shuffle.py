@@ -1,7 +1,7 @@
 """Measure how well an order mixes samples, and how much a rank reads for it.
 
 ``python -m benchmarks.bench_shuffle``: one epoch of several datasets, in shardio's default order, in a global shuffle,
-with other lanes and windows, and with WebDataset's shuffle of shards and its buffer. The measures are those of
+with other windows and strata, and with WebDataset's shuffle of shards and its buffer. The measures are those of
 shardio/order/quality.py, exact over all samples and ranks. No data are read, and every machine gives the same figures.
 """
 
@@ -17,14 +17,14 @@ import webdataset
 from numpy.typing import NDArray
 
 from shardio.cli.terminal import count
-from shardio.order import EpochOrder, OrderQuality, choose_settings, measure_quality
+from shardio.order import EpochOrder, OrderQuality, choose_settings, divide_among_ranks, measure_quality
 
 HEADER = """\
 | order | moved by | neighbors apart | same shard, × ideal | shards open, mean (max) | bytes read, × share |
 |---|---|---|---|---|---|"""
 
 Choice = tuple[int | None, int | None]
-"""Lanes and window, None for the default."""
+"""Window and strata, None for the default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,15 +54,22 @@ class Case:
 
 
 CASES = (
-    Case(num_shards=12, shard_size=500, world_size=2, batch_size=64, num_workers=2, choices=[(2, None), (4, 1000)]),
-    Case(num_shards=1281, shard_size=1000, world_size=1, batch_size=256, num_workers=4, choices=[(64, None)]),
+    Case(num_shards=12, shard_size=500, world_size=2, batch_size=64, num_workers=2, choices=[(1000, None)]),
+    Case(
+        num_shards=1281,
+        shard_size=1000,
+        world_size=1,
+        batch_size=256,
+        num_workers=4,
+        choices=[(16_384, None), (262_144, None)],
+    ),
     Case(
         num_shards=1281,
         shard_size=1000,
         world_size=8,
         batch_size=256,
         num_workers=4,
-        choices=[(1, None), (16, None), (64, None), (8, 1000), (8, 16_384)],
+        choices=[(16_384, None), (262_144, None), (131_072, 1)],
     ),
     Case(
         num_shards=5000,
@@ -70,7 +77,7 @@ CASES = (
         world_size=64,
         batch_size=256,
         num_workers=4,
-        choices=[(64, None), (256, None), (64, 16_384)],
+        choices=[(262_144, None), (131_072, 1)],
     ),
     Case(
         num_shards=5000,
@@ -78,18 +85,17 @@ CASES = (
         world_size=1024,
         batch_size=64,
         num_workers=1,
-        choices=[(1024, None)],
+        choices=[(262_144, None)],
     ),
 )
 BUFFERS = (1000, 10_000)
 
 
-def measure_shardio(case: Case, lanes: int | None, window: int | None) -> tuple[str, OrderQuality]:
+def measure_shardio(case: Case, window: int | None, strata: int | None) -> tuple[str, OrderQuality]:
     """Return the settings that shardio chose, and the measures of its order."""
-    settings = choose_settings(case.sizes, shuffle=True, seed=0, lanes=lanes, window=window)
-    order = EpochOrder(case.sizes, settings, epoch=0).samples_at(np.arange(case.num_samples))
-    ranks = [order[rank :: case.world_size] for rank in range(case.world_size)]
-    name = f"{settings.lanes} × {settings.window:,}"
+    settings = choose_settings(case.sizes, shuffle=True, seed=0, window=window, strata=strata)
+    ranks = divide_among_ranks(EpochOrder(case.sizes, settings, epoch=0), case.world_size, case.batch_size)
+    name = f"{settings.window:,} in {settings.strata:,}"
     return name, measure_quality(ranks, case.sizes, case.sizes, case.world_size * case.batch_size)
 
 
@@ -136,9 +142,9 @@ def main() -> None:
         print(f"{case}\n\n{HEADER}")
         name, quality = measure_shardio(case, None, None)
         print(_row(f"**default, {name}**", quality))
-        print(_row("global, 1 × N", measure_shardio(case, 1, case.num_samples)[1]))
-        for lanes, window in case.choices:
-            print(_row(*measure_shardio(case, lanes, window)))
+        print(_row("global, N in 1", measure_shardio(case, case.num_samples, 1)[1]))
+        for window, strata in case.choices:
+            print(_row(*measure_shardio(case, window, strata)))
         for buffer in BUFFERS:
             print(_row(f"WebDataset, buffer {buffer:,}", measure_webdataset(case, buffer)), flush=True)
         print()

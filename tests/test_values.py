@@ -59,7 +59,7 @@ def with_numpys_integers(value: Any) -> Any:
 
 @pytest.mark.parametrize("make", [make_sharded, make_sampled])
 def test_a_run_with_numpys_integers_is_saved_and_resumed(make: Any, packed: Path) -> None:
-    plain: dict[str, Any] = {"seed": 7, "lanes": 2, "window": 5, "rank": 1, "world_size": 2}
+    plain: dict[str, Any] = {"seed": 7, "window": 6, "strata": 2, "rank": 1, "world_size": 2}
     whole = [key for batch in make(packed, plain, batch_size=4) for key in batch]
     loader = make(packed, with_numpys_integers(plain), batch_size=np.int64(4), num_workers=np.int32(0))
     loader.set_epoch(np.int64(0))
@@ -78,7 +78,7 @@ def test_a_run_with_numpys_integers_is_saved_and_resumed(make: Any, packed: Path
 def test_each_integer_setting_accepts_only_integers(packed: Path, images: Path, wrong: Any) -> None:
     dataset = ShardMapDataset(packed)
     sharded = ShardDataset(packed)
-    settings = ("seed", "batch_size", "lanes", "window")
+    settings = ("seed", "batch_size", "window", "strata")
     makes: dict[str, list[Any]] = {
         **{name: [lambda name=name: ShardDataset(packed, shuffle=True, **{name: wrong})] for name in settings},
         "rank": [lambda: ShardDataset(packed, rank=wrong, world_size=4)],

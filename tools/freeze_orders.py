@@ -32,7 +32,7 @@ def make_cases() -> list[dict[str, Any]]:
         shard_sizes = np.array(sizes, dtype=np.int64)
         num_samples = int(shard_sizes.sum())
         chosen = [choose_settings(shard_sizes, shuffle=True, seed=seed) for seed in (0, 2**63 - 1)]
-        chosen.append(OrderSettings(shuffle=True, seed=1, lanes=3, window=4))
+        chosen.append(OrderSettings(shuffle=True, seed=1, window=8, strata=4))
         positions = np.unique(np.linspace(0, num_samples - 1, 24).astype(np.int64))
         for settings in chosen:
             for epoch in (0, 1, 2**40):
@@ -41,8 +41,8 @@ def make_cases() -> list[dict[str, Any]]:
                     {
                         "dataset": name,
                         "seed": settings.seed,
-                        "lanes": settings.lanes,
                         "window": settings.window,
+                        "strata": settings.strata,
                         "epoch": epoch,
                         "positions": positions.tolist(),
                         "samples": samples.tolist(),

@@ -40,14 +40,16 @@ def draw_case(seed: int) -> Case:
         sizes[rng.randrange(len(sizes))] = rng.randint(1, largest)
     num_samples = sum(sizes)
     shuffle = rng.random() < 0.75
+    strata = rng.choice((1, 2, 4, 8, 32)) if shuffle else 1
+    rows = rng.choice((-(-num_samples // strata), rng.randint(1, num_samples), rng.randint(1, 16)))
     groups = [_draw_group(rng, num_samples) for _ in range(rng.randint(0, 2))] + [_draw_group(rng, None)]
     return Case(
         shard_sizes=tuple(sizes),
         settings=OrderSettings(
             shuffle=shuffle,
             seed=rng.choice((0, 1, 2**63 - 1, rng.randrange(2**63))),
-            lanes=rng.choice((1, 2, 4, rng.randint(1, 20))) if shuffle else 1,
-            window=rng.choice((num_samples, rng.randint(1, num_samples), rng.randint(1, 16))) if shuffle else 1,
+            window=rows * strata if shuffle else 1,
+            strata=strata,
         ),
         epoch=rng.choice((0, 1, rng.randrange(2**20), 2**40)),
         remainder=rng.choice(list(POLICIES)),

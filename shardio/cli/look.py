@@ -31,6 +31,7 @@ from shardio.values import format_bytes
 
 if TYPE_CHECKING:
     from shardio.images import DecoderName
+    from shardio.order import EpochOrder, OrderSettings
     from shardio.reading import KeyedShards
     from shardio.shards import ShardTable
     from shardio.storage import StorageOptions
@@ -47,6 +48,12 @@ SHOWN_CLASSES = 8
 
 MAX_POINTS = 100_000
 """The maximum number of samples to plot. For a larger dataset, a random subset is plotted."""
+
+RATE = 1000
+"""The number of samples per second that a rank reads in the table of requests."""
+
+WORLD_SIZES = (1, 8, 64, 512)
+"""The numbers of ranks in the table of requests, besides the one that the user asks for."""
 
 UNREADABLE, NO_KERNEL = "unreadable", "no kernel"
 
@@ -395,17 +402,17 @@ def order(
     source: DatasetPath,
     epoch: Annotated[int, typer.Option(min=0, help="The epoch to examine.")] = 0,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the order.")] = 0,
-    lanes: Annotated[
+    window: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of samples to shuffle together; leave unset to let shardio choose."),
+    ] = None,
+    strata: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Number of lanes: equal parts of the shuffled shards, from which consecutive samples come in turn; "
-            "leave unset to let shardio choose.",
+            help="Number of equal parts of a window, from which consecutive samples come in turn; leave unset to let "
+            "shardio choose.",
         ),
-    ] = None,
-    window: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of samples of a lane to shuffle together; leave unset to let shardio choose."),
     ] = None,
     world_size: Annotated[int, typer.Option(min=1, help="Number of ranks.")] = 1,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples per batch on each rank.")] = 256,
@@ -414,11 +421,11 @@ def order(
     ] = None,
     storage_option: StorageOptionTexts = None,
 ) -> None:
-    """Measure how well an epoch is shuffled and how much data a rank reads; pass --plot to plot the order.
+    """Measure how well an epoch is shuffled, and how much each rank reads; pass --plot to plot the order.
 
     Example: shardio order packed/train --world-size 8 --plot order.png
     """
-    from shardio.order import IDEAL_DISTANCE, EpochOrder, choose_settings, measure_quality
+    from shardio.order import IDEAL_DISTANCE, EpochOrder, choose_settings, divide_among_ranks, measure_quality
     from shardio.shards import open_table
 
     if plot is not None:
@@ -427,16 +434,14 @@ def order(
     sizes = manifest.shard_sizes
     num_bytes = np.array([shard.num_bytes for shard in manifest.shards], dtype=np.int64)
     with value_errors_as_usage_errors():
-        settings = choose_settings(sizes, shuffle=True, seed=seed, lanes=lanes, window=window)
-    samples = EpochOrder(sizes, settings, epoch).samples_at(np.arange(manifest.num_samples))
-    # Rank r reads the positions p with p mod W == r, as Split does in a shuffled order.
-    ranks = [samples[rank::world_size] for rank in range(world_size)]
+        settings = choose_settings(sizes, shuffle=True, seed=seed, window=window, strata=strata)
+    epoch_order = EpochOrder(sizes, settings, epoch)
+    ranks = divide_among_ranks(epoch_order, world_size, batch_size)
     quality = measure_quality(ranks, sizes, num_bytes, world_size * batch_size)
     same, ideal_same = quality.same_shard, quality.ideal_same_shard
     rows = {
-        "epoch": f"{epoch}, seed {seed}: {count(len(samples), 'sample')} in {count(len(sizes), 'shard')}",
-        "lanes": str(settings.lanes),
-        "window": count(settings.window, "sample"),
+        "epoch": f"{epoch}, seed {seed}: {count(manifest.num_samples, 'sample')} in {count(len(sizes), 'shard')}",
+        "window": f"{count(settings.window, 'sample')} in {count(settings.strata, 'stratum', 'strata')}",
         "read by": f"{count(world_size, 'rank')}, batches of {batch_size}",
         "moved by": f"{quality.displacement:.3f} of the epoch on average (ideal {IDEAL_DISTANCE:.3f})",
         "neighbors": f"in a shard are {quality.separation:.3f} of the epoch apart (ideal {IDEAL_DISTANCE:.3f})",
@@ -446,21 +451,60 @@ def order(
     }
     for name, value in rows.items():
         echo(f"{name:<11} {value}")
+    echo(f"\nIf the shards are remote, and each rank reads {RATE:,} samples per second:\n")
+    echo("ranks  requests/s  bytes fetched  cache of a rank")
+    for size in sorted({world_size, *(size for size in WORLD_SIZES if size * batch_size <= manifest.num_samples)}):
+        echo(_estimate_requests(epoch_order, sizes, num_bytes, size, batch_size))
     if plot is not None:
-        title = f"epoch {rows['epoch']}, {count(settings.lanes, 'lane')}, windows of {rows['window']}"
-        _plot_epoch(plot, samples, sizes, settings.lanes, title)
+        title = f"epoch {rows['epoch']}, windows of {rows['window']}"
+        samples = epoch_order.samples_at(np.arange(manifest.num_samples))
+        _plot_epoch(plot, samples, sizes, settings, title)
 
 
-def _plot_epoch(path: Path, samples: NDArray[np.int64], sizes: NDArray[np.int64], lanes: int, title: str) -> None:
-    """Plot the shard, and the index in the shard, against the position; the color shows the lane."""
+def _estimate_requests(
+    order: EpochOrder, sizes: NDArray[np.int64], num_bytes: NDArray[np.int64], world_size: int, batch_size: int
+) -> str:
+    """Return a row of the table of requests, from the second window (or the only one) of some ranks."""
+    from shardio.order import Split, shards_of
+    from shardio.reading import SHARE_OF_CACHE, estimate_traffic
+
+    window, step_size = order.settings.window, world_size * batch_size
+    begin = window if order.num_samples >= 2 * window else 0
+    end = min(begin + window, order.num_samples)
+    num_requests = num_fetched = num_needed = num_samples = 0
+    for rank in {0, world_size // 2, world_size - 1}:
+        split = Split(
+            num_samples=order.num_samples,
+            start=0,
+            rank=rank,
+            world_size=world_size,
+            batch_size=batch_size,
+            strata=order.settings.strata,
+            remainder="pad",
+        )
+        positions = np.concatenate([split.batch(step) for step in range(begin // step_size, -(-end // step_size))])
+        indices = order.samples_at(positions[(positions >= begin) & (positions < end)])
+        requests, fetched = estimate_traffic(indices, sizes, num_bytes)
+        num_requests, num_fetched = num_requests + requests, num_fetched + fetched
+        num_samples += len(indices)
+        num_needed += int((num_bytes // np.maximum(sizes, 1))[shards_of(indices, sizes)].sum())
+    per_second = RATE * world_size * num_requests / num_samples
+    cache = format_bytes(SHARE_OF_CACHE * window * int(num_bytes.sum()) // order.num_samples // world_size)
+    return f"{world_size:5,}  {per_second:10,.1f}  {num_fetched / num_needed:10.2f} ×  {cache:>15}"
+
+
+def _plot_epoch(
+    path: Path, samples: NDArray[np.int64], sizes: NDArray[np.int64], settings: OrderSettings, title: str
+) -> None:
+    """Plot the shard, and the index in the shard, against the position; the color shows the stratum."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from shardio.order import shards_of
+    from shardio.order import reverse_bits, shards_of
 
     positions = np.arange(len(samples))
     if len(positions) > MAX_POINTS:
-        # The choice is random, because a fixed step would show only some of the lanes.
+        # The choice is random, because a fixed step would show only some of the strata.
         positions = np.sort(np.random.default_rng(0).choice(len(samples), MAX_POINTS, replace=False))
     shards = shards_of(samples[positions], sizes)
     indices = samples[positions] - (np.cumsum(sizes) - sizes)[shards]
@@ -471,19 +515,19 @@ def _plot_epoch(path: Path, samples: NDArray[np.int64], sizes: NDArray[np.int64]
     for axes, values, label in zip(
         figure.subplots(2, 1, sharex=True), (shards, indices), ("shard", "index in the shard"), strict=True
     ):
-        # With these margins of the color scale, even a single lane has a bright color.
+        # With these margins of the color scale, even a single stratum has a bright color.
         axes.scatter(
             positions,
             values,
             s=size,
-            c=positions % lanes,
+            c=reverse_bits(settings.strata)[positions % settings.strata],
             cmap="turbo",
             vmin=-1,
-            vmax=lanes,
+            vmax=settings.strata,
             linewidths=0,
         )
         axes.set_ylabel(label)
         axes.margins(x=0.01)
-    axes.set_xlabel("position in the epoch (color: lane)")
+    axes.set_xlabel("position in the epoch (color: stratum)")
     figure.suptitle(title)
     figure.savefig(path, format="png")

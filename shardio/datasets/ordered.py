@@ -28,8 +28,8 @@ from shardio.reading import (
     SampleReader,
     Verify,
     find_remote_shards,
+    read_epoch_ahead,
     read_nothing_ahead,
-    read_windows_ahead,
 )
 from shardio.world import World, find_worker
 
@@ -234,20 +234,12 @@ def read_ahead(
     """
     if (samples := dataset.remote_samples()) is None:
         return read_nothing_ahead()
-    upcoming = (indices for _, indices in order.steps(cursor, split))
-    return read_windows_ahead(
-        samples, upcoming if inner_indices is None else map(inner_indices, upcoming), *_windows(order, split)
+    window = order.window if order.shuffle else order.num_all_samples
+    upcoming = (
+        (np.concatenate(positions) // window, indices if inner_indices is None else inner_indices(indices))
+        for positions, indices in order.steps(cursor, split)
     )
-
-
-def _windows(order: Ordered, split: Split) -> tuple[int | None, int | None]:
-    # Return two numbers of samples that a rank reads: until the lanes begin their next window, and in each later
-    # window.
-    if not order.shuffle:
-        return None, None
-    length = order.lanes * order.window
-    rest = length - split.start % length
-    return -(-rest // split.world_size), -(-length // split.world_size)
+    return read_epoch_ahead(samples, upcoming, -(-window // split.world_size) if order.shuffle else None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,10 +248,10 @@ class SamplerSettings(EpochSettings):
 
     Attributes:
         dataset: A map-style dataset. If the dataset has shards, the order follows them. Otherwise, the order has one
-            lane and one window by default.
+            window of one stratum by default.
         batch_size: The batch size of torch's DataLoader; leave it unset with shardio.DataLoader, which uses its own
-            batch size. With torch's DataLoader, a batch size is required for ``remainder="drop"``, and needed in an
-            unshuffled order to get the same batches as from shardio.DataLoader.
+            batch size. With torch's DataLoader, a batch size is required for ``remainder="drop"``, and needed to get
+            the same batches as from shardio.DataLoader.
         shuffle: Whether to shuffle, differently in each epoch.
         seed: The seed of the order and, in shardio.DataLoader, of shardio's transforms.
         remainder: The treatment of the last samples if they do not fill a batch on every rank: see
@@ -302,9 +294,9 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
             )
         self.shard_sizes = np.array([len(dataset)]) if sizes is None else sizes
         if sizes is None and options.shuffle:
-            lanes = 1 if options.lanes is None else options.lanes
             window = len(dataset) if options.window is None else options.window
-            options = replace(options, lanes=lanes, window=window)
+            strata = 1 if options.strata is None else options.strata
+            options = replace(options, window=window, strata=strata)
         self.settings = options.choose_order(self.shard_sizes)
         self.counter = EpochCounter()
 

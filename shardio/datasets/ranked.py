@@ -97,21 +97,24 @@ class EpochSettings(RankSettings):
             last samples.
         batch_size: The batch size of torch's DataLoader; set it to get the same batches as from shardio.DataLoader,
             which uses its own batch size.
-        lanes: With ``shuffle``, the number of lanes. The shuffled shards, laid end to end, are cut into this many equal
-            parts. Consecutive samples come from each part in turn.
-        window: With ``shuffle``, the number of neighboring samples that are shuffled together.
+        window: With ``shuffle``, the number of neighboring samples of the shuffled shards that are shuffled together,
+            rounded up to a multiple of ``strata``.
+        strata: With ``shuffle``, the number of equal parts of a window, a power of two. Consecutive samples come from
+            the parts in turn, and ranks read different parts. With 1, all ranks read the whole window.
     """
 
     shuffle: bool = False
     seed: int = 0
     remainder: Remainder = "pad"
     batch_size: int | None = None
-    lanes: int | None = None
     window: int | None = None
+    strata: int | None = None
 
     def choose_order(self, shard_sizes: NDArray[np.int64]) -> OrderSettings:
         """Return the order of an epoch of these shards."""
-        return choose_settings(shard_sizes, shuffle=self.shuffle, seed=self.seed, lanes=self.lanes, window=self.window)
+        return choose_settings(
+            shard_sizes, shuffle=self.shuffle, seed=self.seed, window=self.window, strata=self.strata
+        )
 
 
 class Ranked:
@@ -250,14 +253,14 @@ class Ordered(Ranked):
         return self.settings.shuffle
 
     @property
-    def lanes(self) -> int:
-        """The number of lanes: equal parts of the shuffled shards, from which consecutive samples come in turn."""
-        return self.settings.lanes
+    def window(self) -> int:
+        """The number of neighboring samples of the shuffled shards that are shuffled together."""
+        return self.settings.window
 
     @property
-    def window(self) -> int:
-        """The number of neighboring samples that are shuffled together."""
-        return self.settings.window
+    def strata(self) -> int:
+        """The number of equal parts of a window, from which consecutive samples come in turn."""
+        return self.settings.strata
 
     def dump_cursor(self, cursor: Cursor) -> dict[str, Any]:
         """Return the state of a run that has reached ``cursor`` in this order."""
@@ -284,7 +287,7 @@ class Ordered(Ranked):
             rank=world.rank,
             world_size=world.world_size,
             batch_size=batch_size,
-            shuffled=self.settings.shuffle,
+            strata=self.settings.strata,
             remainder=remainder,
         )
 

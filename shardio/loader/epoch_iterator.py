@@ -11,11 +11,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
@@ -344,14 +343,11 @@ def find_remainder(split: Split) -> int:
     """Return the number of samples in the ranks' last batches that ``gather_for_metrics`` must keep; 0 for all.
 
     ``gather_for_metrics`` concatenates the batches by rank and truncates the result. The repeats that pad the epoch are
-    not always at the end, for example in a shuffled epoch of three ranks. In this case, truncating would lose samples,
-    so the repeats are kept.
+    at the end of the last step, so they are truncated.
     """
-    ranks = [replace(split, rank=rank) for rank in range(split.world_size)]
-    last = [rank.batch(rank.num_batches - 1) for rank in ranks if rank.num_batches]
-    valid = np.concatenate(last) < split.num_samples if last else np.empty(0, np.bool_)
-    num_valid = int(valid.sum())
-    return num_valid if num_valid < len(valid) and valid[:num_valid].all() else 0
+    if split.stop <= split.num_samples:
+        return 0
+    return split.num_samples - split.position_after(split.num_batches - 1)
 
 
 def check_parallelism(split: Split) -> None:

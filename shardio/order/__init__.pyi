@@ -9,11 +9,13 @@ from .epoch_order import (
     make_rng_key as make_rng_key,
     permute as permute,
     random_words as random_words,
+    reverse_bits as reverse_bits,
     to_unit as to_unit,
 )
 from .quality import (
     IDEAL_DISTANCE as IDEAL_DISTANCE,
     OrderQuality as OrderQuality,
+    divide_among_ranks as divide_among_ranks,
     measure_quality as measure_quality,
     shards_of as shards_of,
 )

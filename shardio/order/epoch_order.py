@@ -1,9 +1,11 @@
 """The orders of an epoch, which map positions to samples by arithmetic, and the random words that they use.
 
-The permuted shards, laid end to end, form the tape. The tape is cut into lanes, each lane is shuffled in consecutive
-windows, and positions alternate between the lanes. Only the table of shard sizes is in memory. Each position is
-computed independently, so an epoch can begin anywhere at no cost. Streams have an order of their own: a worker shuffles
-its shards, and then windows of the samples that it reads.
+The permuted shards, laid end to end, form the tape. The tape is cut into windows, and a window into strata of
+neighboring samples. Positions visit the strata of a window in turn, in bit-reversed order: so any run of positions is
+spread evenly over the window, and :class:`Split` can give each rank a part of the window. Each stratum is shuffled.
+Only the table of shard sizes is in memory. Each position is computed independently, so an epoch can begin anywhere at
+no cost. Streams have an order of their own: a worker shuffles its shards, and then windows of the samples that it
+reads.
 
 Both orders use random words, which are a pure function of their rng key. The generator is SplitMix64 (Steele, Lea and
 Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014). Word ``i`` of key ``k`` is ``mix64(k + (i + 1) *
@@ -22,6 +24,7 @@ Otherwise, a run could resume in a different order from the one it began with. T
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +64,7 @@ def make_rng_key(seed: int, *parts: int | str) -> Words:
 
     Args:
         seed: The user's seed, 0 <= seed < 2**64.
-        parts: Integers below 2**64 (an epoch, a lane) or names of purposes, at most 8 ASCII characters each.
+        parts: Integers below 2**64 (an epoch, a window) or names of purposes, at most 8 ASCII characters each.
     """
     rng_key = np.array([seed], dtype=np.uint64)
     for part in parts:
@@ -146,15 +149,18 @@ def _swap_first_two(value: Words, size: NDArray[np.int64], rng_key: Words) -> Wo
     return value ^ swap
 
 
-SHARDS_PER_WINDOW = 4
-"""The number of shards of average size whose samples a default window holds."""
+SHARDS_PER_WINDOW = 32
+"""The maximum number of shards of average size whose samples a default window holds."""
 
-MIN_WINDOW = 4096
-"""The smallest default window, in samples, for datasets of many small shards."""
+MIN_WINDOW = 65_536
+"""The size in samples up to which a default window grows if SHARDS_PER_WINDOW shards hold fewer samples. Each of 1,024
+ranks then reads 64 samples of a window."""
 
-MAX_LANES = 8
-"""The largest default number of lanes. MAX_LANES and SHARDS_PER_WINDOW together limit the number of shards that a rank
-has open."""
+MIN_STRATUM = 32
+"""The smallest default stratum, in samples. The network of a smaller stratum would need more steps of cycle walking."""
+
+MAX_STRATA = 4096
+"""The largest default number of strata. More ranks would share strata."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,14 +170,15 @@ class OrderSettings:
     Attributes:
         shuffle: Whether the epoch is shuffled. Without shuffling, position p holds sample p.
         seed: The user's seed, 0 <= seed < 2**63.
-        lanes: L, the number of equal pieces of the tape between which positions alternate.
-        window: The number of neighboring samples of a lane that are shuffled together.
+        window: The number of neighboring samples of the tape that are shuffled together, a multiple of ``strata``.
+        strata: The number of equal parts of a window, a power of two. Consecutive positions come from the parts in
+            turn, and ranks read different parts. With 1, all ranks read the whole window.
     """
 
     shuffle: bool
     seed: int
-    lanes: int
     window: int
+    strata: int
 
 
 def choose_settings(
@@ -179,50 +186,70 @@ def choose_settings(
     *,
     shuffle: bool,
     seed: int,
-    lanes: int | None = None,
     window: int | None = None,
+    strata: int | None = None,
 ) -> OrderSettings:
     """Check the user's settings and fill in defaults, which depend only on the shards.
 
-    By default, a window holds the samples of four average shards, and at least 4096 samples. The number of lanes is
-    the largest power of two, up to 8, that leaves at least four windows in each lane. So a small dataset has one lane,
-    and a dataset that fits in one window is shuffled as a whole.
+    By default, the tape is cut into the fewest equal windows that hold at most 32 average shards, or 65,536 samples if
+    that is more. So a small dataset is shuffled as a whole. A stratum has at least 32 samples, and a window at most
+    4,096 strata.
 
     Args:
         shard_sizes: int64 [shards], the number of samples in each shard.
-        shuffle: Whether to shuffle. If not, lanes and window must not be set.
+        shuffle: Whether to shuffle. If not, window and strata must not be set.
         seed: 0 <= seed < 2**63.
-        lanes: The number of lanes, or None for the default.
-        window: The window's length in samples, or None for the default.
+        window: The window's length in samples, which is rounded up to a multiple of ``strata``; None for the default.
+        strata: The number of strata, or None for the default.
 
     Raises:
-        TypeError: If ``seed``, ``lanes`` or ``window`` is not an integer, or ``shuffle`` is not a boolean.
+        TypeError: If ``seed``, ``window`` or ``strata`` is not an integer, or ``shuffle`` is not a boolean.
         ValueError: If a setting is out of range.
     """
     shuffle = check_flag("shuffle", shuffle)
     seed = check_integer("seed", seed, at_least=0, below=2**63)
-    lanes, window = (
-        check_optional_integer(name, value, at_least=1) for name, value in (("lanes", lanes), ("window", window))
+    window, strata = (
+        check_optional_integer(name, value, at_least=1) for name, value in (("window", window), ("strata", strata))
     )
-    for name, value in (("lanes", lanes), ("window", window)):
+    for name, value in (("window", window), ("strata", strata)):
         if value is not None and not shuffle:
             raise ValueError(f"{name}={value} has no effect without shuffle=True: remove it, or set shuffle=True")
+    if strata is not None and strata & (strata - 1):
+        raise ValueError(f"strata must be a power of two, got {strata}")
     if not shuffle:
-        return OrderSettings(shuffle=False, seed=seed, lanes=1, window=1)
+        return OrderSettings(shuffle=False, seed=seed, window=1, strata=1)
 
-    num_samples, num_shards = int(shard_sizes.sum()), max(len(shard_sizes), 1)
+    num_samples, num_shards = max(int(shard_sizes.sum()), 1), max(len(shard_sizes), 1)
     if window is None:
-        window = max(MIN_WINDOW, SHARDS_PER_WINDOW * -(-num_samples // num_shards))
-    if lanes is None:
-        affordable = num_samples // (4 * window)
-        lanes = min(MAX_LANES, 1 << max(affordable.bit_length() - 1, 0))
-    return OrderSettings(shuffle=True, seed=seed, lanes=lanes, window=min(window, max(num_samples, 1)))
+        largest = max(MIN_WINDOW, SHARDS_PER_WINDOW * -(-num_samples // num_shards))
+        window = -(-num_samples // -(-num_samples // largest))
+    window = min(window, num_samples)
+    if strata is None:
+        strata = min(MAX_STRATA, 1 << max((window // MIN_STRATUM).bit_length() - 1, 0))
+    return OrderSettings(shuffle=True, seed=seed, window=-(-window // strata) * strata, strata=strata)
 
 
 def permute_shards(num_shards: int, seed: int, epoch: int) -> NDArray[np.int64]:
     """Return an epoch's order of the shards, int64 [shards]."""
     rng_key = make_rng_key(seed, epoch, "shards")
     return np.argsort(random_words(rng_key, np.arange(num_shards, dtype=np.uint64)), kind="stable")
+
+
+@cache
+def reverse_bits(num_strata: int) -> NDArray[np.int64]:
+    """Return the stratum that each of ``num_strata`` turns visits, and also the turn that visits each stratum, int64.
+
+    Turns visit the strata in bit-reversed order, which is its own inverse. So 2**k consecutive turns visit one stratum
+    in each of 2**k equal parts of a window (van der Corput 1935).
+
+    Args:
+        num_strata: A power of two.
+    """
+    turns = np.zeros(1, np.int64)
+    while len(turns) < num_strata:
+        turns = np.concatenate([2 * turns, 2 * turns + 1])
+    turns.flags.writeable = False  # Callers share the array.
+    return turns
 
 
 class EpochOrder:
@@ -243,6 +270,9 @@ class EpochOrder:
         self._tape_stops = np.cumsum(shard_sizes[tape])
         # An offset on the tape plus its shift is the sample's index in manifest order.
         self._tape_shifts = shard_starts[tape] - (self._tape_stops - shard_sizes[tape])
+        # In the last window, the strata of the first turns may be one sample longer.
+        is_longer = reverse_bits(settings.strata) < self.num_samples % settings.window % settings.strata
+        self._num_longer_before: NDArray[np.int64] = np.cumsum(is_longer) - is_longer
 
     def samples_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the samples at the given positions of the epoch.
@@ -266,19 +296,21 @@ class EpochOrder:
         return permute_shards(num_shards, self.settings.seed, self.epoch)
 
     def _offsets_on_tape(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        lanes, length = self.settings.lanes, self.settings.window
-        offset, lane = np.divmod(positions, lanes)
-        # The first N mod L lanes are one sample longer.
-        quotient, num_longer = divmod(self.num_samples, lanes)
-        lane_start = lane * quotient + np.minimum(lane, num_longer)
-        lane_size = quotient + (lane < num_longer)
-
-        window, index = np.divmod(offset, length)
+        length, strata = self.settings.window, self.settings.strata
+        window, index = np.divmod(positions, length)
         window_start = window * length
-        window_size = np.minimum(length, lane_size - window_start)
-        rng_key = make_rng_key(self.settings.seed, self.epoch, "windows")
-        rng_key = derive_rng_key(derive_rng_key(rng_key, lane.astype(np.uint64)), window.astype(np.uint64))
-        return np.asarray(lane_start + window_start + permute(index, window_size, rng_key), dtype=np.int64)
+        window_size = np.minimum(length, self.num_samples - window_start)
+        row, turn = np.divmod(index, strata)
+        stratum = reverse_bits(strata)[turn]
+        quotient, num_longer = np.divmod(window_size, strata)
+        stratum_size = quotient + (turn < num_longer)
+        stratum_start = stratum * quotient + np.where(num_longer > 0, self._num_longer_before[stratum], 0)
+
+        rng_key = derive_rng_key(make_rng_key(self.settings.seed, self.epoch, "windows"), window.astype(np.uint64))
+        place = stratum_start + permute(row, stratum_size, derive_rng_key(rng_key, stratum.astype(np.uint64)))
+        # Rotate each window, so that a rank does not read the same part of a small dataset in each epoch.
+        shift = random_words(rng_key, np.zeros(1, np.uint64)) % window_size.astype(np.uint64)
+        return np.asarray(window_start + (place + shift.astype(np.int64)) % window_size, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

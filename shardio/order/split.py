@@ -1,8 +1,10 @@
 """The split: the positions of an epoch that one rank reads, batch by batch, and the policies for the last samples.
 
 With world size W and B samples per rank, step t holds W * B consecutive positions, counted from the cursor at which the
-epoch began or resumed. Every rank takes its share of each step. The samples after the last full step are split
-according to the same rule. Worker k of n makes the batches t with t mod n == k.
+epoch began or resumed. Every rank takes its share of each step: the step's positions are sorted by their strata, and
+each rank takes a run of the result. So a rank reads neighboring samples in each window, for any number of ranks. The
+last step, which may have fewer positions, is not sorted, so the repeats that fill it belong to the last ranks. Worker k
+of n makes the batches t with t mod n == k.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.order.epoch_order import EpochOrder
+from shardio.order.epoch_order import EpochOrder, reverse_bits
 
 Remainder = Literal["pad", "mask", "keep", "drop"]
 """The name of a remainder policy: a key of ``POLICIES``."""
@@ -94,9 +96,7 @@ class Split:
         rank: 0 <= rank < world_size.
         world_size: W.
         batch_size: B, the number of samples in one rank's batch.
-        shuffled: Whether the order is shuffled. In a shuffled order, rank r reads the positions p with p mod W == r, so
-            the rank reads fewer lanes if the number of lanes shares a factor with W. In an unshuffled order, a rank
-            reads consecutive positions in each step, so the rank reads few shards.
+        strata: The number of strata of the order. With 1, a rank reads consecutive positions in each step.
         remainder: The policy for the samples that do not fill a step.
     """
 
@@ -105,7 +105,7 @@ class Split:
     rank: int
     world_size: int
     batch_size: int
-    shuffled: bool
+    strata: int
     remainder: Remainder
 
     @property
@@ -122,17 +122,27 @@ class Split:
     @property
     def num_batches(self) -> int:
         """The number of this rank's batches."""
-        return self._num_full_steps + (self._share(*self._step(self._num_full_steps))[1] > 0)
+        return self._num_full_steps + (self._num_own_in(self._num_full_steps) > 0)
 
     @property
     def num_own_samples(self) -> int:
         """The number of this rank's samples."""
-        return self._num_full_steps * self.batch_size + self._share(*self._step(self._num_full_steps))[1]
+        return self._num_full_steps * self.batch_size + self._num_own_in(self._num_full_steps)
 
     def batch(self, step: int) -> NDArray[np.int64]:
-        """Return the positions of this rank's batch in a step, int64 [n], 1 <= n <= B."""
-        first, count, stride = self._share(*self._step(step))
-        return first + stride * np.arange(count, dtype=np.int64)
+        """Return the positions of this rank's batch in a step, int64 [n], 1 <= n <= B, in ascending order."""
+        start, stop = self._step(step)
+        first, count = self._share(stop - start)
+        places = np.arange(first, first + count, dtype=np.int64)
+        if self.strata == 1 or self.world_size == 1 or stop == self.stop:
+            return start + places
+        # Sort the step's positions by their strata, and return those at ``places``.
+        first_visits = (reverse_bits(self.strata) - start) % self.strata
+        num_visits = np.maximum(-(-(stop - start - first_visits) // self.strata), 0)
+        stops = np.cumsum(num_visits)
+        stratum = np.searchsorted(stops, places, side="right")
+        visit = places - (stops - num_visits)[stratum]
+        return np.sort(start + first_visits[stratum] + visit * self.strata)
 
     def find_valid(self, positions: NDArray[np.int64]) -> NDArray[np.bool_] | None:
         """Return the marks of samples, bool [n], false for repeats; None if the policy does not mark repeats."""
@@ -156,14 +166,15 @@ class Split:
         start = self.start + step * self._step_size
         return start, min(start + self._step_size, self.stop)
 
-    def _share(self, start: int, stop: int) -> tuple[int, int, int]:
-        # The first position, the count and the stride.
-        if self.shuffled:
-            first = start + (self.rank - start) % self.world_size
-            return first, max(0, -(-(stop - first) // self.world_size)), self.world_size
-        quotient, num_longer = divmod(stop - start, self.world_size)
-        first = start + self.rank * quotient + min(self.rank, num_longer)
-        return first, quotient + (self.rank < num_longer), 1
+    def _num_own_in(self, step: int) -> int:
+        start, stop = self._step(step)
+        return self._share(stop - start)[1]
+
+    def _share(self, num_positions: int) -> tuple[int, int]:
+        # The first of this rank's places among the sorted positions of a step, and the number of its places.
+        quotient, num_longer = divmod(num_positions, self.world_size)
+        first = self.rank * quotient + min(self.rank, num_longer)
+        return first, quotient + (self.rank < num_longer)
 
 
 def iterate_steps(

@@ -12,7 +12,7 @@ from shardio.order.epoch_order import OrderSettings
 from shardio.order.split import Split
 from shardio.values import check_integer
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 """The version of the order, and of the state's format. A state resumes only in the order in which it was saved."""
 
 

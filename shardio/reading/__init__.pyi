@@ -1,4 +1,5 @@
 from .read_ahead import (
+    SHARE_OF_CACHE as SHARE_OF_CACHE,
     FileReader as FileReader,
     JoinedReader as JoinedReader,
     LabeledFile as LabeledFile,
@@ -7,10 +8,11 @@ from .read_ahead import (
     RemoteFiles as RemoteFiles,
     RemoteParts as RemoteParts,
     RemoteSamples as RemoteSamples,
+    estimate_traffic as estimate_traffic,
     find_remote_shards as find_remote_shards,
     read_batches_ahead as read_batches_ahead,
+    read_epoch_ahead as read_epoch_ahead,
     read_nothing_ahead as read_nothing_ahead,
-    read_windows_ahead as read_windows_ahead,
 )
 from .reader import (
     KeyedShards as KeyedShards,

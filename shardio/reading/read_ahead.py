@@ -1,8 +1,8 @@
 """Read image files and joined datasets, and fetch remote samples that will be read soon.
 
-The order is known, so a thread plans the requests for a whole *window* of the epoch at once. With shuffling, a window
-of the epoch consists of one window of the order in each lane. The samples of such a window are adjacent in few shards,
-so few large requests fetch these samples.
+The order is known, so a thread plans the requests for a whole *stretch* of the epoch at once. With shuffling, a stretch
+consists of one or more windows of the order. In each window, a rank's samples are adjacent in few shards, so few large
+requests fetch these samples.
 """
 
 from __future__ import annotations
@@ -41,38 +41,46 @@ CHECK_S = 0.5
 """The interval in seconds at which the thread checks whether the rank has advanced or stopped."""
 
 MAX_FILES = 1024
-"""The maximum number of files in a window. Requests for files cannot be joined, so a longer window would save no
+"""The maximum number of files in a stretch. Requests for files cannot be joined, so a longer stretch would save no
 requests."""
 
 MAX_BYTES = 256 * 2**20
-"""The approximate maximum number of bytes in a window of files."""
+"""The approximate maximum number of bytes in a stretch of files."""
 
 SHARE_FOR_FILES = 8
-"""A window of files takes at most the cache's size divided by this number, because the cache removes whole bundles."""
+"""A stretch of files takes at most the cache's size divided by this number, because the cache removes whole bundles."""
 
 FILES_TOGETHER = 8
 """The number of files that one message to the storage process requests."""
 
 MAX_GAP = 4096
-"""The largest gap between ranges, in bytes, that is fetched along with the ranges."""
+"""The largest gap between ranges, in bytes, that is always fetched along with the ranges."""
+
+PART_FOR_GAPS = 16
+"""The smallest larger gaps between the ranges of a tar are also fetched, up to the ranges' size divided by this number.
+At the ends of a rank's part of a window, samples of two ranks alternate: requests would cost more than the gaps."""
 
 MAX_RANGE = REMOTE_PIECE
 """The approximate maximum size of a range in bytes."""
 
 SHARE_OF_CACHE = 4
-"""A window of samples in shards takes at most the cache's size divided by this number, because two windows are in use
-at the same time."""
+"""A stretch of samples in shards takes at most the cache's size divided by this number, because two stretches are in
+use at the same time."""
 
 FIRST = 128
-"""The number of samples in the first window, if the order is shuffled. Few of these samples are
-neighbors, so their requests are small, and the first batches need not wait for most of the order's window."""
+"""The number of samples in the first stretch, if the order is shuffled. Few of these samples are neighbors, so their
+requests are small, and the first batches need not wait for most of the order's window."""
+
+SHUFFLED = 64 * 2**20
+"""The approximate minimum size of a stretch in bytes, if the order is shuffled. A rank of many reads little of each
+window, so it plans several windows at once."""
 
 START_RANGE = 2**20
 """The maximum size of ranges in the order's first window, in bytes. With ranges of r samples, the share 1 - (1 - x)^r
 of a window must arrive before the share x of its samples can be read, so large ranges would delay the first batches."""
 
 UNSHUFFLED = 256 * 2**20
-"""The size of a window in bytes if the order is not shuffled."""
+"""The size of a stretch in bytes if the order is not shuffled."""
 
 
 class FileReader:
@@ -247,26 +255,26 @@ Reader = SampleReader | FileReader | JoinedReader
 class RemoteSamples(Protocol):
     """Samples in a remote store, which can be fetched into a cache."""
 
-    def choose_lengths(self, first: int | None, size: int | None) -> Iterator[int]:
-        """Yield the number of samples in each window, at least 1, endlessly.
+    def choose_lengths(self, window: int | None) -> Iterator[tuple[int, int]]:
+        """Yield the minimum and the maximum number of samples in each stretch, at least 1, endlessly.
+
+        A stretch ends where a window of the order ends, unless it would be too long.
 
         Args:
-            first: The number of the rank's samples in the rest of the order's first window, in all lanes together, or
-                None without shuffling.
-            size: The number of the rank's samples in each further window of the order, or None without shuffling.
+            window: The number of the rank's samples in a window of the order, or None without shuffling.
         """
 
     def plan(self, indices: Ints, num_before: int) -> Sequence[Callable[[], object]]:
-        """Return functions that fetch the samples of a window, in the order in which they are needed.
+        """Return functions that fetch the samples of a stretch, in the order in which they are needed.
 
         Args:
             indices: int64 [n], the indices of the samples, in the order in which they are needed.
-            num_before: The number of samples in the windows before this window.
+            num_before: The number of samples in the stretches before this stretch.
         """
 
 
-def read_windows_ahead(
-    samples: RemoteSamples, upcoming: Iterator[Ints], first: int | None = None, size: int | None = None
+def read_epoch_ahead(
+    samples: RemoteSamples, upcoming: Iterator[tuple[Ints, Ints]], window: int | None = None
 ) -> AbstractContextManager[Callable[[int], object]]:
     """Return a context in which samples are read ahead in a known order.
 
@@ -274,12 +282,11 @@ def read_windows_ahead(
 
     Args:
         samples: The samples.
-        upcoming: The indices of the rank's samples in the order of the epoch: int64 arrays of any lengths.
-        first: The number of the rank's samples in the rest of the order's first window, in all lanes together, or
-            None without shuffling.
-        size: The number of the rank's samples in each further window of the order, or None without shuffling.
+        upcoming: The numbers of the windows of the rank's samples, and the samples' indices, in the order of the epoch:
+            int64 arrays of any lengths.
+        window: The number of the rank's samples in a window of the order, or None without shuffling.
     """
-    return _reading_ahead(ReadAhead(samples, _cut(upcoming, samples.choose_lengths(first, size))))
+    return _reading_ahead(ReadAhead(samples, _cut(upcoming, samples.choose_lengths(window))))
 
 
 @contextmanager
@@ -314,29 +321,33 @@ def _reading_ahead(ahead: ReadAhead) -> Iterator[Callable[[int], object]]:
         yield ahead.advance
 
 
-def _cut(arrays: Iterator[Ints], lengths: Iterator[int]) -> Iterator[Ints]:
-    length, pending, num_pending = next(lengths), list[Ints](), 0
-    for array in arrays:
-        pending.append(array)
-        num_pending += len(array)
-        while num_pending >= length:
-            whole = np.concatenate(pending)
-            yield whole[:length]
-            pending, num_pending, length = [whole[length:]], num_pending - length, next(lengths)
-    if num_pending:
-        yield np.concatenate(pending)
+def _cut(upcoming: Iterator[tuple[Ints, Ints]], lengths: Iterator[tuple[int, int]]) -> Iterator[Ints]:
+    """Cut the samples of an epoch into stretches: see :func:`read_epoch_ahead` and :class:`RemoteSamples`."""
+    pending, window, (shortest, longest) = np.empty(0, np.int64), -1, next(lengths)
+    for windows, indices in upcoming:
+        for rows in np.split(np.arange(len(windows)), np.flatnonzero(np.diff(windows)) + 1):
+            is_new, window = windows[rows[0]] != window, windows[rows[0]]
+            if is_new and len(pending) >= shortest:
+                yield pending
+                pending, (shortest, longest) = pending[:0], next(lengths)
+            pending = np.concatenate([pending, indices[rows]])
+            while len(pending) >= longest:
+                yield pending[:longest]
+                pending, (shortest, longest) = pending[longest:], next(lengths)
+    if len(pending):
+        yield pending
 
 
 class ReadAhead:
-    """A thread that fetches the samples that one rank will read soon, up to the end of the rank's next window.
+    """A thread that fetches the samples that one rank will read soon, up to the end of the rank's next stretch.
 
     Args:
         samples: The samples.
-        windows: The indices of the rank's samples in the order of the epoch: int64 arrays, one for each window.
+        stretches: The indices of the rank's samples in the order of the epoch: int64 arrays, one for each stretch.
     """
 
-    def __init__(self, samples: RemoteSamples, windows: Iterator[Ints]) -> None:
-        self._samples, self._windows = samples, windows
+    def __init__(self, samples: RemoteSamples, stretches: Iterator[Ints]) -> None:
+        self._samples, self._stretches = samples, stretches
         self._num_read = 0
         self._moved = threading.Condition()
         self._is_closed = False
@@ -356,14 +367,14 @@ class ReadAhead:
 
     def _run(self) -> None:
         num_before = begin = 0
-        for window in self._windows:
+        for stretch in self._stretches:
             while self._num_read < begin and not self._is_closed:
                 with self._moved:
                     self._moved.wait(CHECK_S)
             if self._is_closed:
                 return
-            begin, num_before = num_before, num_before + len(window)
-            map_in_threads(self._fetch, self._samples.plan(window, begin))
+            begin, num_before = num_before, num_before + len(stretch)
+            map_in_threads(self._fetch, self._samples.plan(stretch, begin))
 
     def _fetch(self, fetch: Callable[[], object]) -> None:
         if not self._is_closed:
@@ -390,23 +401,22 @@ class RemoteShards:
         self._mean = max(1, table.manifest.num_bytes // table.manifest.num_samples)
         self._cache_bytes = cache_bytes
 
-    def choose_lengths(self, first: int | None, size: int | None) -> Iterator[int]:
-        mean, largest = self._mean, max(1, self._cache_bytes // SHARE_OF_CACHE // self._mean)
-        if size is not None and size > largest:
+    def choose_lengths(self, window: int | None) -> Iterator[tuple[int, int]]:
+        mean, longest = self._mean, max(1, self._cache_bytes // SHARE_OF_CACHE // self._mean)
+        if window is None:
+            length = min(max(1, UNSHUFFLED // mean), longest)
+            return repeat((length, length))
+        if window > longest:
             warnings.warn(
-                f"the cache of {self._cache_bytes / 1e9:.1f} GB is too small for the shuffle: {size} samples of "
+                f"the cache of {self._cache_bytes / 1e9:.1f} GB is too small for the shuffle: {window} samples of "
                 f"{mean / 1e3:.0f} kB are mixed, and the cache should hold {SHARE_OF_CACHE} times as much. Samples may "
-                f"be fetched more than once. Set cache_size to {SHARE_OF_CACHE * size * mean / 1e9:.1f} GB, or "
-                "use a smaller window or fewer lanes",
+                f"be fetched more than once. Set cache_size to {SHARE_OF_CACHE * window * mean / 1e9:.1f} GB, or "
+                "use a smaller window",
                 RuntimeWarning,
                 stacklevel=2,
             )
-        is_shuffled = size is not None
-        size = min(size or UNSHUFFLED // mean or 1, largest)
-        first = min(first or size, size)
-        if is_shuffled and first > 2 * FIRST:
-            return chain([FIRST, first - FIRST], repeat(size))
-        return chain([first], repeat(size))
+        first = min(FIRST, longest)
+        return chain([(first, first)], repeat((max(1, SHUFFLED // mean), longest)))
 
     def plan(self, indices: Ints, num_before: int) -> list[Callable[[], object]]:
         found = list[_Range]()
@@ -418,11 +428,13 @@ class RemoteShards:
     def _locate(self, shard: int, rows: Ints, inner: Ints, max_bytes: int) -> list[_Range]:
         file, starts, stops, _ = self._reader.locate(shard, inner, self._fields)  # each [n, F]
         present = starts >= 0
-        return _join(file, starts[present] - BLOCK, stops[present], np.repeat(rows, present.sum(axis=1)), max_bytes)
+        rows = np.repeat(rows, present.sum(axis=1))
+        joined = _join(starts[present] - BLOCK, stops[present], rows, max_bytes)
+        return [_Range(file, *each) for each in zip(*(column.tolist() for column in joined), strict=True)]
 
 
 class _Range(NamedTuple):
-    """A range of a tar to fetch in one piece, and the first row of the window that needs the range."""
+    """A range of a tar to fetch in one piece, and the first row of the stretch that needs the range."""
 
     file: StoredFile
     start: int
@@ -430,31 +442,59 @@ class _Range(NamedTuple):
     row: int
 
 
-def _join(file: StoredFile, starts: Ints, stops: Ints, rows: Ints, max_bytes: int) -> list[_Range]:
+def estimate_traffic(indices: Ints, shard_sizes: Ints, shard_bytes: Ints) -> tuple[int, int]:
+    """Return the number of requests, and the number of bytes to fetch, for a rank's samples in a stretch.
+
+    All samples of a shard are taken to have the same size.
+
+    Args:
+        indices: int64 [n], the samples' indices in manifest order.
+        shard_sizes: int64 [shards], the number of samples in each shard.
+        shard_bytes: int64 [shards], each shard's size in bytes.
+    """
+    stops = np.cumsum(shard_sizes)
+    shards = np.searchsorted(stops, indices, side="right")
+    sample_bytes = shard_bytes // np.maximum(shard_sizes, 1)
+    starts = (indices - (stops - shard_sizes)[shards]) * sample_bytes[shards]
+    num_requests = num_bytes = 0
+    for shard in np.unique(shards).tolist():
+        own = starts[shards == shard]
+        begins, ends, _ = _join(own, own + sample_bytes[shard], own, MAX_RANGE)
+        num_requests += len(begins)
+        num_bytes += int((ends - begins).sum())
+    return num_requests, num_bytes
+
+
+def _join(starts: Ints, stops: Ints, rows: Ints, max_bytes: int) -> tuple[Ints, Ints, Ints]:
     """Join neighboring ranges of one tar.
 
     Args:
-        file: The tar.
         starts: int64 [n], the ranges' first bytes.
         stops: int64 [n], the bytes after the ranges' last bytes. No two ranges overlap.
         rows: int64 [n], the rows that need the ranges.
         max_bytes: The approximate maximum size of a joined range.
+
+    Returns:
+        The joined ranges: their first bytes, the bytes after their last bytes, and the first rows that need them.
     """
     if not len(starts):
-        return []
+        return starts, stops, rows
     order = np.argsort(starts)
     starts, stops, rows = starts[order], stops[order], rows[order]
+    gaps = starts[1:] - stops[:-1]
+    by_size = np.argsort(gaps)
+    is_affordable = np.cumsum(gaps[by_size]) <= (stops - starts).sum() // PART_FOR_GAPS
     is_first = np.empty(len(starts), np.bool_)
     is_first[0] = True
-    is_first[1:] = starts[1:] - stops[:-1] > MAX_GAP
+    is_first[1:] = gaps > MAX_GAP
+    is_first[1:][by_size[is_affordable]] = False
     # Cut each long run of ranges at multiples of ``max_bytes`` from its start.
     run_starts = starts[np.maximum.accumulate(np.where(is_first, np.arange(len(starts)), 0))]
     place = (starts - run_starts) // max_bytes
     is_first[1:] |= place[1:] != place[:-1]
     firsts = is_first.nonzero()[0]
     lasts = np.append(firsts[1:], len(starts)) - 1
-    found = zip(starts[firsts].tolist(), stops[lasts].tolist(), np.minimum.reduceat(rows, firsts).tolist(), strict=True)
-    return [_Range(file, *each) for each in found]
+    return starts[firsts], stops[lasts], np.minimum.reduceat(rows, firsts)
 
 
 def _group(ranges: Sequence[_Range]) -> list[list[_Range]]:
@@ -482,10 +522,11 @@ class RemoteFiles:
     def __init__(self, files: CachedFiles, list_keys: Callable[[Ints], Sequence[str]]) -> None:
         self._files, self._list_keys = files, list_keys
 
-    def choose_lengths(self, first: int | None, size: int | None) -> Iterator[int]:
+    def choose_lengths(self, window: int | None) -> Iterator[tuple[int, int]]:
         mean = max(1, int(self._files.listing.sizes.mean()))
         largest = min(MAX_BYTES, self._files.cache_bytes // SHARE_FOR_FILES) // mean
-        return repeat(max(1, min(MAX_FILES, largest)))
+        length = max(1, min(MAX_FILES, largest))
+        return repeat((length, length))
 
     def plan(self, indices: Ints, num_before: int) -> list[Callable[[], object]]:
         keys = self._list_keys(indices)
@@ -509,8 +550,9 @@ class RemoteParts:
     ) -> None:
         self._parts, self._divide = parts, divide
 
-    def choose_lengths(self, first: int | None, size: int | None) -> Iterator[int]:
-        return map(min, zip(*(part.choose_lengths(first, size) for part in self._parts if part), strict=True))
+    def choose_lengths(self, window: int | None) -> Iterator[tuple[int, int]]:
+        for lengths in zip(*(part.choose_lengths(window) for part in self._parts if part), strict=True):
+            yield min(shortest for shortest, _ in lengths), min(longest for _, longest in lengths)
 
     def plan(self, indices: Ints, num_before: int) -> list[Callable[[], object]]:
         divided = self._divide(indices)

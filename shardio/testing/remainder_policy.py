@@ -31,10 +31,10 @@ class RemainderPolicyTests:
         """The policy's name."""
         raise NotImplementedError("override this fixture: return the name of the policy")
 
-    @pytest.fixture(params=[False, True], ids=["unshuffled", "shuffled"])
+    @pytest.fixture(params=[1, 8], ids=["consecutive", "by-stratum"])
     def worlds(self, remainder: Remainder, request: pytest.FixtureRequest) -> list[list[Split]]:
         """Return epochs that start at random cursors, each as the list of all ranks' shares."""
-        return [make_world(random.Random(number), remainder, shuffled=request.param) for number in range(300)]
+        return [make_world(random.Random(number), remainder, strata=request.param) for number in range(300)]
 
     def test_ranks_share_the_positions(self, worlds: list[list[Split]]) -> None:
         for ranks in worlds:
@@ -62,7 +62,7 @@ class RemainderPolicyTests:
             first, rng = ranks[0], random.Random(number)
             found, cursor = list(range(first.start)), first.start
             while cursor < first.num_samples:
-                ranks = make_world(rng, first.remainder, shuffled=first.shuffled, of=first.num_samples, start=cursor)
+                ranks = make_world(rng, first.remainder, strata=first.strata, of=first.num_samples, start=cursor)
                 num_steps = rng.randint(1, 9)
                 found += chain.from_iterable(chain.from_iterable(own[:num_steps] for own in check_shares(ranks)))
                 cursor = ranks[0].position_after(num_steps)
@@ -73,7 +73,7 @@ class RemainderPolicyTests:
 
 
 def make_world(
-    rng: random.Random, remainder: Remainder, *, shuffled: bool, of: int | None = None, start: int | None = None
+    rng: random.Random, remainder: Remainder, *, strata: int, of: int | None = None, start: int | None = None
 ) -> list[Split]:
     """Return the shares of a random number of ranks in an epoch of ``of`` samples, from position ``start`` on."""
     num_samples = rng.randint(1, 60) if of is None else of
@@ -86,7 +86,7 @@ def make_world(
             rank=rank,
             world_size=world_size,
             batch_size=batch_size,
-            shuffled=shuffled,
+            strata=strata,
             remainder=remainder,
         )
         for rank in range(world_size)
@@ -108,16 +108,14 @@ def check_shares(ranks: Sequence[Split]) -> list[list[list[int]]]:
     for counts in ([sum(map(len, own)) for own in batches], list(map(len, batches))):
         is_equal = policy.repeats or policy.leaves_out
         assert max(counts) - min(counts) <= (not is_equal), "the counts of ranks are equal, or differ by one"
-    for rank, (split, own) in enumerate(zip(ranks, batches, strict=True)):
+    for split, own in zip(ranks, batches, strict=True):
         sizes = list(map(len, own))
         assert split.num_own_samples == sum(sizes), "the number of a rank's samples is correct"
         assert sizes[:-1] == [split.batch_size] * (len(sizes) - 1), "batches are full, apart from the last"
         assert all(1 <= size <= split.batch_size for size in sizes), "no batch is empty or too large"
         assert not len(split.batch(split.num_batches)), "nothing follows the last batch"
-        for batch in own:
-            if split.shuffled:
-                assert {position % len(ranks) for position in batch} == {rank}, "a rank stays in its lanes"
-            else:
+        for step, batch in enumerate(own):
+            if split.strata == 1 or step == max(map(len, batches)) - 1:
                 assert batch == list(range(batch[0], batch[0] + len(batch))), "a batch is consecutive"
     for step in range(max(map(len, batches))):
         begin = first.start + step * step_size

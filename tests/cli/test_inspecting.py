@@ -272,24 +272,28 @@ def rows(*arguments: object) -> dict[str, str]:
 def test_order_prints_the_settings_and_the_measurements(packed: Path) -> None:
     found = rows(packed)
     assert found["epoch"] == "0, seed 0: 21 samples in 5 shards"
-    assert (found["lanes"], found["window"], found["read by"]) == ("1", "21 samples", "1 rank, batches of 256")
+    assert (found["window"], found["read by"]) == ("21 samples in 1 stratum", "1 rank, batches of 256")
     assert found["moved by"].endswith("of the epoch on average (ideal 0.333)")
     assert found["neighbors"].endswith("of the epoch apart (ideal 0.333)")
     # One batch has all 21 samples, so the probability is ideal.
     probability, ideal = (found["same shard"].split()[i] for i in (1, -1))
     assert f"{probability})" == ideal
-    assert found["shards open"].endswith(", 5 at most")
+    assert found["shards open"].endswith(", 4 at most")
     assert found["bytes read"].startswith("1.00 times")
+    table = [line.split() for line in run("order", packed, "--batch-size", 2).stdout.splitlines()[-2:]]
+    assert [row[0] for row in table] == ["1", "8"]
+    # One rank fetches each shard with one request, so there are 5 requests for 21 samples.
+    assert table[0][1:4] == [f"{1000 * 5 / 21:.1f}", "1.00", "×"]
 
 
 def test_options_change_the_order(packed: Path) -> None:
-    options = ("--lanes", 2, "--window", 3, "--world-size", 2, "--batch-size", 4)
+    options = ("--window", 6, "--strata", 2, "--world-size", 2, "--batch-size", 4)
     found = rows(packed, *options, "--seed", 5, "--epoch", 7)
     assert found["epoch"] == "7, seed 5: 21 samples in 5 shards"
-    assert (found["lanes"], found["window"], found["read by"]) == ("2", "3 samples", "2 ranks, batches of 4")
+    assert (found["window"], found["read by"]) == ("6 samples in 2 strata", "2 ranks, batches of 4")
     assert found != rows(packed, *options)
     assert rows(packed, "--world-size", 50)["shards open"] == "1.0 per rank on average, 1 at most"
-    for name, value in (("--lanes", 0), ("--window", -1), ("--world-size", 0), ("--epoch", -1)):
+    for name, value in (("--strata", 0), ("--window", -1), ("--world-size", 0), ("--epoch", -1)):
         assert name in usage_error("order", packed, name, value)
 
 

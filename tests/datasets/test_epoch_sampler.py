@@ -67,7 +67,7 @@ def test_frameworks_recognize_it() -> None:
 
 def test_over_shards_it_gives_the_order_of_a_shard_dataset(packed: Path) -> None:
     dataset = ShardMapDataset(packed, fields="key")
-    choices: list[dict[str, Any]] = [{"shuffle": True, "seed": 5, "lanes": 2, "window": 4}, {"shuffle": False}]
+    choices: list[dict[str, Any]] = [{"shuffle": True, "seed": 5, "window": 4, "strata": 2}, {"shuffle": False}]
     for options in choices:
         sampler = EpochSampler(dataset, batch_size=3, rank=1, world_size=2, **options)
         streamed = ShardDataset(packed, fields="key", batch_size=3, rank=1, world_size=2, **options)

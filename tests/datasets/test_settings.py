@@ -28,7 +28,7 @@ from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop,
 from tests.raising import assert_raises
 from tests.sources import encode, write_images
 
-OF_ORDERS = {"seed": 7, "shuffle": True, "lanes": 2, "window": 5, "rank": 1, "world_size": 3}
+OF_ORDERS = {"seed": 7, "shuffle": True, "window": 6, "strata": 2, "rank": 1, "world_size": 3}
 
 OF_DATASETS: dict[str, Any] = {
     "fields": ("image", "key"),

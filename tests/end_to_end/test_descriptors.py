@@ -37,7 +37,7 @@ def read_mapped(source, num_workers):
 
 
 def read_in_turns(source, num_workers):
-    options = {"fields": "key", "shuffle": True, "lanes": 7, "window": 300}
+    options = {"fields": "key", "shuffle": True, "window": 2100, "strata": 1}
     datasets = [shardio.ShardDataset(source, seed=seed, **options) for seed in range(NUM_DATASETS)]
     loaders = [shardio.DataLoader(dataset, batch_size=8, num_workers=num_workers) for dataset in datasets]
     keys = [key for batches in zip(*loaders) for batch in batches for key in batch]

@@ -43,7 +43,7 @@ def test_random_combinations_cover_the_epoch(case: int, max_workers: int, folder
     shuffle, make_loader = rng.random() < 0.7, (DataLoader, TorchLoader)[rng.random() < 0.3]
     shardio.pack(folder, tmp_path / "out", max_shard_samples=rng.randint(1, 70), shuffle_seed=case)
     expected = list(ShardDataset(tmp_path / "out", fields="key"))
-    order: dict[str, Any] = {"lanes": rng.randint(1, 5), "window": rng.randint(1, 30)} if shuffle else {}
+    order: dict[str, Any] = {"window": rng.randint(1, 80), "strata": rng.choice((1, 4, 16))} if shuffle else {}
     order |= {"shuffle": shuffle, "seed": case, "remainder": remainder, "batch_size": batch_size}
     coverage = Coverage()
     for rank in range(world_size):
@@ -71,7 +71,7 @@ def test_a_group_of_another_size_resumes(kind: str, folder: Path, tmp_path: Path
 
     def make(rank: int, world_size: int, batch_size: int, remainder: Any) -> DataLoader:
         options: dict[str, Any] = {"rank": rank, "world_size": world_size, "seed": 5, "remainder": remainder}
-        options |= {"lanes": 3, "window": 9}
+        options |= {"window": 24, "strata": 8}
         if kind == "shards":
             return DataLoader(ShardDataset(tmp_path / "out", fields="key", shuffle=True, **options), batch_size)
         dataset = ShardMapDataset(tmp_path / "out", fields="key")
@@ -83,7 +83,7 @@ def test_a_group_of_another_size_resumes(kind: str, folder: Path, tmp_path: Path
     for case in range(4):
         rng = random.Random(case)
         old, new = rng.randint(1, 4), rng.randint(1, 4)
-        batch_size, remainder = rng.randint(1, 9), ("keep", "mask")[case % 2]
+        batch_size, new_size, remainder = rng.randint(1, 9), rng.randint(1, 9), ("keep", "mask")[case % 2]
         num_batches = rng.randint(1, 62 // (old * batch_size))
         loaders = [make(rank, old, batch_size, remainder) for rank in range(old)]
         before = [key for loader in loaders for key in keys_of(islice(loader, num_batches), remainder)]
@@ -92,11 +92,11 @@ def test_a_group_of_another_size_resumes(kind: str, folder: Path, tmp_path: Path
         assert states[0]["position"] == len(before) == num_batches * old * batch_size
         after = list[str]()
         for rank in range(new):
-            loader = make(rank, new, rng.randint(1, 9), remainder)
+            loader = make(rank, new, new_size, remainder)
             loader.load_state_dict(states[0])
             after += keys_of(loader, remainder)
             later = keys_of(loader, remainder)
-            oracle = make(rank, new, 4, remainder)
+            oracle = make(rank, new, new_size, remainder)
             oracle.set_epoch(1)
             assert later == keys_of(oracle, remainder), "the next epoch is whole"
         assert sorted(before + after) == whole, case

@@ -68,9 +68,9 @@ def test_two_ranks(packed: Path, tmp_path: Path, keys: list[str]) -> None:
             assert "load_state_dict() on the shardio.DataLoader instead of using skip" in rank["errors"][name]
 
 
-@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("strata", [1, 4])
 @pytest.mark.parametrize("remainder", get_args(Remainder))
-def test_only_repeats_are_removed_from_gathered_metrics(shuffled: bool, remainder: Remainder) -> None:
+def test_only_repeats_are_removed_from_gathered_metrics(strata: int, remainder: Remainder) -> None:
     """Accelerate concatenates the last batches of the ranks in order, and cuts off the repeats."""
     for num_samples, start, world_size, batch_size in itertools.product(
         (0, 1, 21, 24), (0, 3), range(1, 6), range(1, 5)
@@ -81,7 +81,7 @@ def test_only_repeats_are_removed_from_gathered_metrics(shuffled: bool, remainde
             rank=0,
             world_size=world_size,
             batch_size=batch_size,
-            shuffled=shuffled,
+            strata=strata,
             remainder=remainder,
         )
         splits = [replace(first, rank=rank) for rank in range(world_size)]
@@ -92,8 +92,7 @@ def test_only_repeats_are_removed_from_gathered_metrics(shuffled: bool, remainde
         real = [position for position in gathered if position < num_samples]
         left = gathered[:kept] if kept else gathered
         assert [position for position in left if position < num_samples] == real
-        if not shuffled or (world_size == 2 and first.start == 0):
-            assert left == real
+        assert left == real
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from shardio.order import (
     iterate_steps,
     read_state,
 )
+from shardio.order.epoch_order import permute_shards
 from shardio.testing.remainder_policy import check_shares
 
 DIGEST = "a dataset's digest"
@@ -99,6 +100,7 @@ def check_order(case: Case, order: EpochOrder, samples: list[int]) -> None:
         _hold("without shuffling, position p is sample p", samples, list(range(size)))
     else:
         check_windows(case, samples)
+        check_strata(case, samples)
     positions = [(case.probe * factor) % (2 * size) for factor in (1, 3, 7, 13)]
     alone = order.samples_at(np.array(positions, dtype=np.int64)).tolist()
     _hold(
@@ -113,29 +115,44 @@ def check_windows(case: Case, samples: list[int]) -> None:
     stops = list(np.cumsum(case.shard_sizes))
     unfinished: int | None = None  # The shard that the last window left unfinished.
     next_sample = 0
-    for lane in range(case.settings.lanes):
-        in_lane = samples[lane :: case.settings.lanes]
-        for first in range(0, len(in_lane), case.settings.window):
-            by_shard: dict[int, list[int]] = {}
-            for sample in sorted(in_lane[first : first + case.settings.window]):
-                by_shard.setdefault(bisect_right(stops, sample), []).append(sample)
-            if unfinished is not None:
-                _hold("a window continues in the shard where the last one ended", unfinished in by_shard, True)
-            broken = []
-            for shard, run in by_shard.items():
-                expected = next_sample if shard == unfinished else starts[shard]
-                _hold(
-                    "a window has consecutive samples of each of its shards",
-                    run,
-                    list(range(expected, expected + len(run))),
-                )
-                if run[-1] + 1 < stops[shard]:
-                    broken.append(shard)
-            _hold("a window ends in the middle of at most one shard", len(broken) <= 1, True)
-            unfinished = broken[0] if broken else None
-            if unfinished is not None:
-                next_sample = by_shard[unfinished][-1] + 1
+    for first in range(0, len(samples), case.settings.window):
+        by_shard: dict[int, list[int]] = {}
+        for sample in sorted(samples[first : first + case.settings.window]):
+            by_shard.setdefault(bisect_right(stops, sample), []).append(sample)
+        if unfinished is not None:
+            _hold("a window continues in the shard where the last one ended", unfinished in by_shard, True)
+        broken = []
+        for shard, run in by_shard.items():
+            expected = next_sample if shard == unfinished else starts[shard]
+            _hold(
+                "a window has consecutive samples of each of its shards",
+                run,
+                list(range(expected, expected + len(run))),
+            )
+            if run[-1] + 1 < stops[shard]:
+                broken.append(shard)
+        _hold("a window ends in the middle of at most one shard", len(broken) <= 1, True)
+        unfinished = broken[0] if broken else None
+        if unfinished is not None:
+            next_sample = by_shard[unfinished][-1] + 1
     _hold("the tape ends with a shard", unfinished, None)
+
+
+def check_strata(case: Case, samples: list[int]) -> None:
+    starts = np.cumsum(case.shard_sizes) - case.shard_sizes
+    shards = permute_shards(len(case.shard_sizes), case.settings.seed, case.epoch).tolist()
+    tape = chain.from_iterable(range(starts[shard], starts[shard] + case.shard_sizes[shard]) for shard in shards)
+    offsets = {sample: offset for offset, sample in enumerate(tape)}
+    strata = case.settings.strata
+    for first in range(0, len(samples), case.settings.window):
+        window = [offsets[sample] - first for sample in samples[first : first + case.settings.window]]
+        visited = [set(window[_reverse_bits(stratum, strata) :: strata]) for stratum in range(strata)]
+        # The window is rotated, so its first stratum begins anywhere.
+        begin = next((offset for offset in visited[0] if (offset - 1) % len(window) not in visited[0]), 0)
+        for stratum in visited:
+            expected = {(begin + i) % len(window) for i in range(len(stratum))}
+            _hold("turns visit neighboring samples, and the strata in bit-reversed order", stratum, expected)
+            begin += len(stratum)
 
 
 def check_remainder(case: Case, splits: list[Split]) -> list[list[list[int]]]:
@@ -155,7 +172,12 @@ def check_global_batches(case: Case, splits: list[Split], batches: list[list[lis
     others = [
         _split(case, splits[0].start, rank, world_size, step_size // world_size).batch for rank in range(world_size)
     ]
+    strata = case.settings.strata
     for step in range((case.num_samples - splits[0].start) // step_size):
+        if step + 1 < splits[0].num_batches:
+            visited = [sorted(_reverse_bits(position % strata, strata) for position in rank[step]) for rank in batches]
+            in_order = list(chain.from_iterable(visited))
+            _hold("in all steps but the last, the ranks read the strata in order", in_order, sorted(in_order))
         there = sorted(chain.from_iterable(batch(step).tolist() for batch in others))
         _hold("global batches do not depend on the world size", sorted(_step(batches, step)), there)
 
@@ -227,13 +249,18 @@ def _split(case: Case, start: int, rank: int, world_size: int, batch_size: int) 
         rank=rank,
         world_size=world_size,
         batch_size=batch_size,
-        shuffled=case.settings.shuffle,
+        strata=case.settings.strata,
         remainder=case.remainder,
     )
 
 
 def _step(batches: list[list[list[int]]], step: int) -> Iterable[int]:
     return chain.from_iterable(of_rank[step] for of_rank in batches if step < len(of_rank))
+
+
+def _reverse_bits(number: int, below: int) -> int:
+    num_bits = below.bit_length() - 1
+    return int(f"{number:0{num_bits}b}"[::-1], 2) if num_bits else 0
 
 
 def _in_turn(streams: list[list[list[int]]]) -> Iterator[list[int]]:

@@ -55,13 +55,12 @@ from tests.raising import assert_raises
 from tools.freeze_orders import SHARDS
 
 ORDERS = st.one_of(
-    st.builds(OrderSettings, shuffle=st.just(False), seed=st.integers(0, 9), lanes=st.just(1), window=st.just(1)),
+    st.builds(OrderSettings, shuffle=st.just(False), seed=st.integers(0, 9), window=st.just(1), strata=st.just(1)),
     st.builds(
-        OrderSettings,
-        shuffle=st.just(True),
+        lambda strata, rows, seed: OrderSettings(shuffle=True, seed=seed, window=rows * strata, strata=strata),
+        strata=st.sampled_from([1, 2, 4, 8, 16]),
+        rows=st.integers(1, 20),
         seed=st.integers(0, 2**63 - 1),
-        lanes=st.integers(1, 9),
-        window=st.integers(1, 80),
     ),
 )
 WORLDS = {"world_size": st.integers(1, 6), "num_workers": st.integers(1, 4), "batch_size": st.integers(1, 8)}
@@ -81,7 +80,7 @@ CASES = st.builds(
 
 EXAMPLE = Case(
     shard_sizes=(5, 0, 13, 1, 4),
-    settings=OrderSettings(shuffle=True, seed=3, lanes=3, window=4),
+    settings=OrderSettings(shuffle=True, seed=3, window=8, strata=4),
     epoch=2,
     remainder="keep",
     groups=(
@@ -107,7 +106,7 @@ def test_the_suite_refuses_a_policy_with_a_wrong_attribute(
 ) -> None:
     wrong: Any = {attribute: not getattr(POLICIES[remainder], attribute)}
     monkeypatch.setattr("shardio.order.split.POLICIES", {remainder: replace(POLICIES[remainder], **wrong)})
-    worlds = [make_world(random.Random(number), remainder, shuffled=False) for number in range(300)]
+    worlds = [make_world(random.Random(number), remainder, strata=1) for number in range(300)]
     suite = TestRemainderPolicies()
     assert_raises(AssertionError, attribute, suite.test_the_attributes_describe_the_policy, worlds)
 
@@ -153,7 +152,7 @@ def test_an_order_that_repeats_a_sample_breaks_a_law(monkeypatch: pytest.MonkeyP
 
 
 def test_an_order_of_other_windows_breaks_a_law() -> None:
-    order = EpochOrder(np.array(EXAMPLE.shard_sizes), replace(EXAMPLE.settings, window=23, lanes=1), EXAMPLE.epoch)
+    order = EpochOrder(np.array(EXAMPLE.shard_sizes), replace(EXAMPLE.settings, window=23, strata=1), EXAMPLE.epoch)
     samples = order.samples_at(np.arange(23)).tolist()
     check_windows(replace(EXAMPLE, settings=order.settings), samples)
     with pytest.raises(LawBrokenError, match="window"):
@@ -162,7 +161,7 @@ def test_an_order_of_other_windows_breaks_a_law() -> None:
 
 def test_numbers_beyond_32_bits_are_exact() -> None:
     sizes = np.full(1000, 10**8)  # 10^11 samples.
-    chosen = replace(choose_settings(sizes, shuffle=True, seed=0), lanes=16, window=4 * 10**8)
+    chosen = replace(choose_settings(sizes, shuffle=True, seed=0), window=4 * 10**8, strata=16)
     order = EpochOrder(sizes, chosen, 0)
     positions = np.arange(10**11 - 4096, 10**11)
     samples = order.samples_at(positions)
@@ -177,7 +176,7 @@ GOLDEN = json.loads((Path(__file__).parent / "golden_orders.json").read_text())
 def test_orders_are_the_frozen_ones() -> None:
     assert (GOLDEN["version"], len(GOLDEN["cases"])) == (STATE_VERSION, 4 * 3 * 3)
     for case in GOLDEN["cases"]:
-        chosen = OrderSettings(shuffle=True, seed=case["seed"], lanes=case["lanes"], window=case["window"])
+        chosen = OrderSettings(shuffle=True, seed=case["seed"], window=case["window"], strata=case["strata"])
         order = EpochOrder(np.array(SHARDS[case["dataset"]]), chosen, case["epoch"])
         assert order.samples_at(np.array(case["positions"])).tolist() == case["samples"], case
 
@@ -189,24 +188,38 @@ def settings_of(*sizes: int, **options: Any) -> OrderSettings:
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=30))
 def test_defaults_are_in_range(sizes: list[int]) -> None:
     chosen = settings_of(*sizes)
-    assert 1 <= chosen.window <= sum(sizes)
-    assert 1 <= chosen.lanes <= 8
+    assert 1 <= chosen.strata <= 4096
+    assert chosen.window % chosen.strata == 0
+    assert chosen.window < sum(sizes) + chosen.strata
 
 
-def test_defaults_follow_the_size() -> None:
-    assert settings_of(100, 100, 85) == OrderSettings(shuffle=True, seed=0, lanes=1, window=285)
-    assert settings_of(*[5000] * 2000) == OrderSettings(shuffle=True, seed=0, lanes=8, window=20_000)
-    assert settings_of(10, shuffle=False) == OrderSettings(shuffle=False, seed=0, lanes=1, window=1)
+@pytest.mark.parametrize(
+    ("sizes", "options", "window", "strata"),
+    [
+        ([100, 100, 85], {}, 288, 8),
+        ([50], {}, 50, 1),
+        ([1000] * 1281, {}, 64_512, 1024),
+        ([5000] * 2000, {}, 159_744, 4096),
+        ([100_000] * 10_000, {}, 3_198_976, 4096),
+        ([1000] * 1281, {"window": 1000}, 1008, 16),
+        ([1000] * 1281, {"window": 10**9, "strata": 1}, 1_281_000, 1),
+        ([10], {"shuffle": False}, 1, 1),
+    ],
+)
+def test_defaults_follow_the_size(sizes: list[int], options: dict[str, Any], window: int, strata: int) -> None:
+    chosen = settings_of(*sizes, **options)
+    assert (chosen.window, chosen.strata) == (window, strata)
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"lanes": 0}, "lanes must be at least 1"),
+        ({"strata": 0}, "strata must be at least 1"),
+        ({"strata": 6}, "strata must be a power of two, got 6"),
         ({"window": 0}, "window must be at least 1"),
         ({"seed": -1}, "seed must be at least 0"),
         ({"seed": 2**63}, "below 2\\*\\*63"),
-        ({"shuffle": False, "lanes": 2}, "no effect without shuffle"),
+        ({"shuffle": False, "strata": 2}, "no effect without shuffle"),
         ({"shuffle": False, "window": 2}, "no effect without shuffle"),
     ],
 )
@@ -215,7 +228,7 @@ def test_settings_out_of_range_are_refused(options: dict[str, Any], words: str) 
 
 
 N = 100
-SETTINGS = OrderSettings(shuffle=True, seed=3, lanes=2, window=50)
+SETTINGS = OrderSettings(shuffle=True, seed=3, window=50, strata=2)
 
 
 def started(loaded: Cursor | None, *epochs: int) -> list[Cursor]:
@@ -265,7 +278,7 @@ def test_the_cursor_stays_in_an_epoch_in_flight_until_it_ends_or_the_next_one_st
 
     def start() -> Progress:
         cursor = counter.start(N)
-        of_rank: dict[str, Any] = {"rank": 0, "world_size": 1, "batch_size": 25, "shuffled": True, "remainder": "pad"}
+        of_rank: dict[str, Any] = {"rank": 0, "world_size": 1, "batch_size": 25, "strata": 1, "remainder": "pad"}
         split = Split(num_samples=N, start=cursor.position, **of_rank)
         counter.progress = Progress(cursor=cursor, split=split)
         return counter.progress
@@ -308,8 +321,8 @@ NO_PARTS: tuple[Any, ...] = ("text", 3, [1], None, {})
         ({"position": -1}, "from 0 to 100, got -1"),
         ({"dataset": {"digest": "d2", "samples": N}}, "dataset.digest is 'd2' in the state and 'd1' here"),
         ({"dataset": {}}, "dataset.digest is None in the state"),
-        ({"order": {"shuffle": True, "seed": 4, "lanes": 2, "window": 50}}, "order.seed is 4 in the state and 3 here"),
-        ({"order": {"shuffle": True, "seed": 3, "lanes": 4, "window": 9}}, "order.lanes is 4.*; order.window is 9"),
+        ({"order": {"shuffle": True, "seed": 4, "window": 50, "strata": 2}}, "order.seed is 4 in the state and 3 here"),
+        ({"order": {"shuffle": True, "seed": 3, "window": 9, "strata": 4}}, "order.window is 9.*; order.strata is 4"),
     ],
 )
 def test_a_state_that_does_not_match_is_refused_with_the_differences(change: dict[str, Any], words: str) -> None:
@@ -420,7 +433,7 @@ def orders(draw: st.DrawFn) -> tuple[Integers, Integers]:
 def test_a_global_shuffle_is_near_the_ideal_everywhere() -> None:
     sizes = np.full(50, 1000)
     order = np.random.default_rng(0).permutation(50_000)
-    ours = EpochOrder(sizes, choose_settings(sizes, shuffle=True, seed=0, lanes=1, window=50_000), epoch=0)
+    ours = EpochOrder(sizes, choose_settings(sizes, shuffle=True, seed=0, window=50_000, strata=1), epoch=0)
     for samples in order, ours.samples_at(np.arange(50_000)):
         quality = measure(samples, sizes, world_size=4)
         assert quality.displacement == pytest.approx(1 / 3, abs=0.01)
@@ -448,13 +461,26 @@ def test_ranks_read_between_their_share_and_everything(case: tuple[Integers, Int
     assert 0 <= quality.displacement <= 1 / 2
 
 
-def test_lanes_keep_a_rank_in_its_shards() -> None:
+@pytest.mark.parametrize("world_size", [2, 3, 5, 8])
+def test_strata_keep_a_rank_in_a_part_of_each_window(world_size: int) -> None:
     sizes = np.full(64, 100)
-    own, shared = (
-        measure(EpochOrder(sizes, settings, epoch=0).samples_at(np.arange(6400)), sizes, world_size=8)
-        for settings in (choose_settings(sizes, shuffle=True, seed=0, lanes=lanes, window=400) for lanes in (8, 2))
-    )
-    assert (own.read_factor, shared.read_factor) == (1, 4)
+    for strata, most in (64, 16 / world_size + 3), (1, 17):
+        chosen = choose_settings(sizes, shuffle=True, seed=0, window=1600, strata=strata)
+        order = EpochOrder(sizes, chosen, epoch=0)
+        for rank in range(world_size):
+            split = Split(
+                num_samples=6400,
+                start=0,
+                rank=rank,
+                world_size=world_size,
+                batch_size=32,
+                strata=strata,
+                remainder="keep",
+            )
+            steps = np.concatenate([split.batch(step) for step in range(split.num_batches - 1)])
+            first = steps[steps < 1600]
+            num_shards = len(np.unique(shards_of(order.samples_at(first), sizes)))
+            assert (num_shards <= most) if strata > 1 else (num_shards >= 16), "a rank reads a part of the window"
 
 
 def test_without_pairs_the_measures_are_nan() -> None:

@@ -256,7 +256,7 @@ def remote_shards(stored: Location, behind: Server, proxy: FaultProxy) -> Locati
 def test_a_rank_fetches_its_share_once(
     remote_shards: Location, shards: Path, proxy: FaultProxy, shuffle: bool, world_size: int, loader_type: type
 ) -> None:
-    settings: dict[str, Any] = {"lanes": 2, "window": 150} if shuffle else {}
+    settings: dict[str, Any] = {"window": 300, "strata": 4} if shuffle else {}
     settings |= {"rank": 0, "world_size": world_size, "remainder": "keep", "batch_size": 20, "fields": ("key", "bin")}
     datasets = [
         ShardDataset(str(remote_shards), shuffle=shuffle, **settings, storage_options=options_of(remote_shards)),

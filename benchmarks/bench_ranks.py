@@ -1,0 +1,92 @@
+"""Estimate what one of many ranks reads from a bucket: requests, bytes, and the open shards, without reading data.
+
+``python -m benchmarks.bench_ranks``: datasets in shardio's default order, on 1 to 1,024 ranks. The requests are those
+that shardio plans for whole windows of some ranks, in the middle of an epoch, where samples of a shard all have the
+same size. Every machine gives the same figures.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardio.order import EpochOrder, Split, choose_settings, shards_of
+from shardio.reading import estimate_traffic
+
+WORLD_SIZES = (1, 2, 3, 5, 8, 16, 24, 40, 64, 96, 100, 128, 256, 333, 512, 1000, 1024)
+
+NUM_WINDOWS = 4
+"""The number of windows to read on each rank, besides a part of the windows before and after them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    """A dataset of equal shards, and the batch size of each rank."""
+
+    num_shards: int
+    shard_samples: int
+    sample_bytes: int
+    batch_size: int
+
+
+DATASETS = (
+    Dataset(num_shards=1_281, shard_samples=1_000, sample_bytes=110_000, batch_size=64),
+    Dataset(num_shards=1_281, shard_samples=1_000, sample_bytes=110_000, batch_size=256),
+    Dataset(num_shards=10_000, shard_samples=10_000, sample_bytes=25_600, batch_size=64),
+    Dataset(num_shards=10_000, shard_samples=100_000, sample_bytes=2_560, batch_size=64),
+)
+
+
+def measure(dataset: Dataset, world_size: int) -> str:
+    """Return a row of a table: the means over three ranks."""
+    sizes = np.full(dataset.num_shards, dataset.shard_samples)
+    settings = choose_settings(sizes, shuffle=True, seed=0)
+    order = EpochOrder(sizes, settings, 0)
+    window, step_size = settings.window, world_size * dataset.batch_size
+    begin = max(0, order.num_samples - NUM_WINDOWS * window) // 2
+    steps = range(begin // step_size, (begin + NUM_WINDOWS * window) // step_size + 1)
+    num_samples = num_requests = num_bytes = 0
+    shards_per_window = []
+    for rank in {0, world_size // 3, world_size - 1}:
+        split = Split(
+            num_samples=order.num_samples,
+            start=0,
+            rank=rank,
+            world_size=world_size,
+            batch_size=dataset.batch_size,
+            strata=settings.strata,
+            remainder="pad",
+        )
+        positions = np.concatenate([split.batch(step) for step in steps])
+        # shardio plans one or more whole windows at a time.
+        for own in np.split(positions, np.flatnonzero(np.diff(positions // window)) + 1)[1:-1]:
+            indices = order.samples_at(own)
+            requests, fetched = estimate_traffic(indices, sizes, sizes * dataset.sample_bytes)
+            num_samples, num_requests, num_bytes = num_samples + len(own), num_requests + requests, num_bytes + fetched
+            shards_per_window.append(len(np.unique(shards_of(indices, sizes))))
+    share = num_bytes / (num_samples * dataset.sample_bytes)
+    return (
+        f"| {world_size:,} | {num_requests / num_samples:.4f} | {num_bytes / num_requests / 2**20:.2f} | {share:.3f} | "
+        f"{np.mean(shards_per_window):.1f} |"
+    )
+
+
+def main() -> None:
+    """Print the tables."""
+    for dataset in DATASETS:
+        sizes = np.full(dataset.num_shards, dataset.shard_samples)
+        settings = choose_settings(sizes, shuffle=True, seed=0)
+        print(
+            f"{dataset.num_shards:,} shards of {dataset.shard_samples:,} samples of {dataset.sample_bytes:,} bytes, "
+            f"batches of {dataset.batch_size}: windows of {settings.window:,} samples in {settings.strata:,} strata\n"
+        )
+        print("| ranks | requests per sample | MiB per request | bytes read, × share | shards of a rank in a window |")
+        print("|---|---|---|---|---|")
+        for world_size in WORLD_SIZES:
+            print(measure(dataset, world_size), flush=True)
+        print()
+
+
+if __name__ == "__main__":
+    main()
