@@ -426,15 +426,17 @@ def order(
     Example: shardio order packed/train --world-size 8 --plot order.png
     """
     from shardio.order import IDEAL_DISTANCE, EpochOrder, choose_settings, divide_among_ranks, measure_quality
-    from shardio.shards import open_table
+    from shardio.shards import is_sorted_by_class, open_table
 
     if plot is not None:
         require_matplotlib()
-    manifest = open_table(source, read_access(storage_option)).manifest
-    sizes = manifest.shard_sizes
+    table = open_table(source, read_access(storage_option))
+    manifest, sizes = table.manifest, table.manifest.shard_sizes
     num_bytes = np.array([shard.num_bytes for shard in manifest.shards], dtype=np.int64)
     with value_errors_as_usage_errors():
-        settings = choose_settings(sizes, shuffle=True, seed=seed, window=window, strata=strata)
+        # As in shardio.datasets, which imports torch.
+        is_sorted = window is None and strata is None and table.is_local and is_sorted_by_class(table)
+        settings = choose_settings(sizes, shuffle=True, seed=seed, window=window, strata=strata, is_sorted=is_sorted)
     epoch_order = EpochOrder(sizes, settings, epoch)
     ranks = divide_among_ranks(epoch_order, world_size, batch_size)
     quality = measure_quality(ranks, sizes, num_bytes, world_size * batch_size)

@@ -65,7 +65,7 @@ class ShardDataset(Ordered, Iterated):
         self.shard_sizes = self.table.manifest.shard_sizes
         self.num_all_samples = int(self.shard_sizes.sum())
         self.digest = self.table.manifest.digest
-        self.settings = options.choose_order(self.shard_sizes)
+        self.settings = options.choose_order(self.shard_sizes, self.table)
         self._verify: Verify = options.verify
         self.reader = SampleReader(self.table, options.verify)
         self._bad_samples: BadSamples | None = None
@@ -297,7 +297,7 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
             window = len(dataset) if options.window is None else options.window
             strata = 1 if options.strata is None else options.strata
             options = replace(options, window=window, strata=strata)
-        self.settings = options.choose_order(self.shard_sizes)
+        self.settings = options.choose_order(self.shard_sizes, getattr(dataset, "table", None))
         self.counter = EpochCounter()
 
     @property

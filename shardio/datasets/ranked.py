@@ -8,10 +8,12 @@ module looks for wrappers among the callers.
 from __future__ import annotations
 
 import sys
+import warnings
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -22,7 +24,7 @@ from torch.utils.data import DistributedSampler, IterableDataset
 from shardio.bad_samples import Broken
 from shardio.datasets.samples import EpochCell, Transformed
 from shardio.decoding import FieldDecoder
-from shardio.errors import StateError
+from shardio.errors import StateError, find_user_level
 from shardio.order import (
     POLICIES,
     Cursor,
@@ -39,6 +41,7 @@ from shardio.order import (
     read_state,
 )
 from shardio.process import cut_short, describe_error
+from shardio.shards import ShardTable, is_sorted_by_class
 from shardio.values import check_choice, check_optional_integer
 from shardio.world import CarriedWorld, World, choose_world, find_data_world, find_worker
 
@@ -110,11 +113,27 @@ class EpochSettings(RankSettings):
     window: int | None = None
     strata: int | None = None
 
-    def choose_order(self, shard_sizes: NDArray[np.int64]) -> OrderSettings:
-        """Return the order of an epoch of these shards."""
-        return choose_settings(
-            shard_sizes, shuffle=self.shuffle, seed=self.seed, window=self.window, strata=self.strata
+    def choose_order(self, shard_sizes: NDArray[np.int64], table: ShardTable | None = None) -> OrderSettings:
+        """Return the order of an epoch of shards, given the shards' table if they have one.
+
+        If remote shards are sorted by class, warn, because an order that mixes them needs a request for each sample.
+        """
+        choose = partial(choose_settings, shard_sizes, shuffle=self.shuffle, seed=self.seed)
+        settings = choose(window=self.window, strata=self.strata)
+        is_default = self.shuffle and self.window is None and self.strata is None
+        if table is None or not is_default or not is_sorted_by_class(table):
+            return settings
+        mixed = choose(is_sorted=True)
+        if table.is_local:
+            return mixed
+        warnings.warn(
+            f"the shards of {table.tars[0].folder} are sorted by class, so the batches of a rank have few classes. "
+            f"Pack them again (shardio pack mixes the samples), or set window={mixed.window}, strata=1: each rank then "
+            "reads all of a window, and makes about one request for each sample",
+            RuntimeWarning,
+            stacklevel=find_user_level(),
         )
+        return settings
 
 
 class Ranked:

@@ -156,6 +156,10 @@ MIN_WINDOW = 65_536
 """The size in samples up to which a default window grows if SHARDS_PER_WINDOW shards hold fewer samples. Each of 1,024
 ranks then reads 64 samples of a window."""
 
+SORTED_SHARDS = 120
+"""The number of shards of average size in a window if shards are sorted by class. A batch of 256 samples then comes
+from 106 shards on average, and a rank holds one descriptor for each open shard."""
+
 MIN_STRATUM = 32
 """The smallest default stratum, in samples. The network of a smaller stratum would need more steps of cycle walking."""
 
@@ -188,12 +192,14 @@ def choose_settings(
     seed: int,
     window: int | None = None,
     strata: int | None = None,
+    is_sorted: bool = False,
 ) -> OrderSettings:
     """Check the user's settings and fill in defaults, which depend only on the shards.
 
     By default, the tape is cut into the fewest equal windows that hold at most 32 average shards, or 65,536 samples if
     that is more. So a small dataset is shuffled as a whole. A stratum has at least 32 samples, and a window at most
-    4,096 strata.
+    4,096 strata. If the shards are sorted, a window holds 120 shards and has one stratum, so that the batches of each
+    rank come from many shards.
 
     Args:
         shard_sizes: int64 [shards], the number of samples in each shard.
@@ -201,6 +207,7 @@ def choose_settings(
         seed: 0 <= seed < 2**63.
         window: The window's length in samples, which is rounded up to a multiple of ``strata``; None for the default.
         strata: The number of strata, or None for the default.
+        is_sorted: Whether the samples of a shard have few classes.
 
     Raises:
         TypeError: If ``seed``, ``window`` or ``strata`` is not an integer, or ``shuffle`` is not a boolean.
@@ -221,11 +228,12 @@ def choose_settings(
 
     num_samples, num_shards = max(int(shard_sizes.sum()), 1), max(len(shard_sizes), 1)
     if window is None:
-        largest = max(MIN_WINDOW, SHARDS_PER_WINDOW * -(-num_samples // num_shards))
+        num_mixed = SORTED_SHARDS if is_sorted else SHARDS_PER_WINDOW
+        largest = max(MIN_WINDOW, num_mixed * -(-num_samples // num_shards))
         window = -(-num_samples // -(-num_samples // largest))
     window = min(window, num_samples)
     if strata is None:
-        strata = min(MAX_STRATA, 1 << max((window // MIN_STRATUM).bit_length() - 1, 0))
+        strata = 1 if is_sorted else min(MAX_STRATA, 1 << max((window // MIN_STRATUM).bit_length() - 1, 0))
     return OrderSettings(shuffle=True, seed=seed, window=-(-window // strata) * strata, strata=strata)
 
 

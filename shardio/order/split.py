@@ -2,9 +2,9 @@
 
 With world size W and B samples per rank, step t holds W * B consecutive positions, counted from the cursor at which the
 epoch began or resumed. Every rank takes its share of each step: the step's positions are sorted by their strata, and
-each rank takes a run of the result. So a rank reads neighboring samples in each window, for any number of ranks. The
-last step, which may have fewer positions, is not sorted, so the repeats that fill it belong to the last ranks. Worker k
-of n makes the batches t with t mod n == k.
+each rank takes a run of the result. So a rank reads neighboring samples in each window, for any number of ranks.
+Repeats remain at the end. The samples after the last full step are split according to the same rule. Worker k of n
+makes the batches t with t mod n == k.
 """
 
 from __future__ import annotations
@@ -134,15 +134,17 @@ class Split:
         start, stop = self._step(step)
         first, count = self._share(stop - start)
         places = np.arange(first, first + count, dtype=np.int64)
-        if self.strata == 1 or self.world_size == 1 or stop == self.stop:
+        if self.strata == 1 or self.world_size == 1:
             return start + places
-        # Sort the step's positions by their strata, and return those at ``places``.
+        # Sort the step's positions by their strata, apart from repeats, and return those at ``places``.
+        num_sorted = min(stop, self.num_samples) - start
         first_visits = (reverse_bits(self.strata) - start) % self.strata
-        num_visits = np.maximum(-(-(stop - start - first_visits) // self.strata), 0)
+        num_visits = np.maximum(-(-(num_sorted - first_visits) // self.strata), 0)
         stops = np.cumsum(num_visits)
-        stratum = np.searchsorted(stops, places, side="right")
-        visit = places - (stops - num_visits)[stratum]
-        return np.sort(start + first_visits[stratum] + visit * self.strata)
+        found, repeats = places[places < num_sorted], places[places >= num_sorted]
+        stratum = np.searchsorted(stops, found, side="right")
+        visit = found - (stops - num_visits)[stratum]
+        return np.concatenate([np.sort(start + first_visits[stratum] + visit * self.strata), start + repeats])
 
     def find_valid(self, positions: NDArray[np.int64]) -> NDArray[np.bool_] | None:
         """Return the marks of samples, bool [n], false for repeats; None if the policy does not mark repeats."""

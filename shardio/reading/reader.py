@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from shardio.errors import FormatError, SampleError, ShardioError, StaleIndexError, StoreError
 from shardio.reading.seen import SeenShards
 from shardio.sample import Sample
-from shardio.shards import Ints, Manifest, PartCache, Shard, ShardTable, hash_key, read_keys
+from shardio.shards import Ints, Manifest, Shard, ShardTable, hash_key, read_keys
 from shardio.storage import Location, ReplacedError, StorageOptions, StoredFile, make_access, map_locations
 from shardio.values import check_choice
 
@@ -43,6 +43,9 @@ copy is probably damaged."""
 
 MAX_OPEN_SHARDS = 1024
 """The maximum number of shards that a reader keeps open, at about 5 kB each. Other shards are reopened as needed."""
+
+MAX_INDEX_BYTES = 128 * 2**20
+"""The maximum memory in bytes of the indexes of open shards."""
 
 KEYS_AT_ONCE = 4096
 """The number of keys to read at a time while iterating."""
@@ -121,7 +124,6 @@ class SampleReader:
         self._seen = SeenShards(table.manifest.shard_sizes)
         # There are no locks, because a forked child could inherit a held lock. Each operation is atomic.
         self._open: OrderedDict[int, Shard] = OrderedDict()
-        self._parts = PartCache()
 
     def read(self, indices: Ints, fields: Sequence[str], deferred: Container[str] = ()) -> StoredSamples:
         """Read fields of samples.
@@ -179,7 +181,6 @@ class SampleReader:
     def close(self) -> None:
         """Close all shards until the next read."""
         self._open.clear()
-        self._parts.clear()
 
     def locate(
         self, shard: int, inner: Ints, fields: tuple[str, ...]
@@ -195,7 +196,12 @@ class SampleReader:
             The open tar; the start and the stop of each content, int64 [n, F], or -1 if the sample lacks the field; and
             the hash of each content, uint64 [n, F].
         """
-        return self._use(shard, lambda opened: (opened.tar, *opened.index.locate(inner, fields)))
+
+        def locate(opened: Shard) -> tuple[StoredFile, Ints, Ints, NDArray[np.uint64]]:
+            opened.index.prefetch(inner, fields)
+            return opened.tar, *opened.index.locate(inner, fields)
+
+        return self._use(shard, locate)
 
     def by_shard(self, indices: Ints) -> Iterator[tuple[int, Ints, Ints]]:
         """Yield each shard's place in the manifest, its samples' rows in ``indices``, and their indices in the shard.
@@ -282,16 +288,21 @@ class SampleReader:
             opened = self._open_shard(shard)
             self._open[shard] = opened
             with suppress(KeyError):
-                while len(self._open) > MAX_OPEN_SHARDS:
+                while self._has_too_many_open():
                     # Another thread may be reading the shard: it is closed when the last reference is gone.
                     self._open.popitem(last=False)
         with suppress(KeyError):  # Another thread has removed the shard.
             self._open.move_to_end(shard)
         return opened
 
+    def _has_too_many_open(self) -> bool:
+        num_open = len(self._open)
+        num_bytes = sum(opened.index.num_bytes for opened in list(self._open.values()))
+        return num_open > MAX_OPEN_SHARDS or (num_bytes > MAX_INDEX_BYTES and num_open > 1)
+
     def _open_shard(self, shard: int) -> Shard:
         tar, index = self._table.tars[shard], self._table.indexes[shard]
-        opened = Shard(tar, index, self._parts)
+        opened = Shard(tar, index)
         expected = self._table.manifest.shards[shard]
         if (found := opened.entry) != expected:
             opened.close()

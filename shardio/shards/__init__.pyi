@@ -1,7 +1,5 @@
 from .index import (
     IndexColumns as IndexColumns,
-    PartCache as PartCache,
-    ShardIndex as ShardIndex,
     hash_key as hash_key,
     index_location as index_location,
     read_columns as read_columns,
@@ -18,6 +16,7 @@ from .manifest import (
     export_index as export_index,
     find_gaps as find_gaps,
     group_by_split as group_by_split,
+    is_sorted_by_class as is_sorted_by_class,
     is_split as is_split,
     read_manifest as read_manifest,
     words_of as words_of,
@@ -31,6 +30,7 @@ from .shard import (
     write_index_of as write_index_of,
     write_shard as write_shard,
 )
+from .shard_index import ShardIndex as ShardIndex
 from .sources import (
     DatasetSource as DatasetSource,
     IndexReport as IndexReport,

@@ -1,4 +1,4 @@
-"""Read an index: the offset, size and hash of each field of each sample in one shard.
+"""Read the file of an index: the offset, size and hash of each field of each sample in one shard.
 
 An index is a safetensors file (https://github.com/huggingface/safetensors) next to the tar. For F fields and n samples,
 it contains these little-endian arrays:
@@ -23,32 +23,31 @@ The file is not memory-mapped: if another process truncated it, reading the mapp
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from contextlib import closing, suppress
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from shardio.errors import FormatError, StaleIndexError
-from shardio.shards.tar import BLOCK, Ints
-from shardio.storage import Location, StoredFile, make_version
+from shardio.errors import FormatError
+from shardio.shards.tar import Ints
+from shardio.storage import Location, make_version
 from shardio.values import parse_json
 
 INDEX_FORMAT = 1
 SCATTERED_FORMAT = 2
 INDEX_SUFFIX = ".idx"
 
-MAX_BYTES = 64 * 2**20
-"""The maximum memory in bytes for the parts of indexes that one reader keeps. The default order of a dataset with two
-fields and 20,000 samples in each shard needs less memory."""
+DENSE = 4
+"""Entries are read in one piece if the piece has at most this many times as many entries as are needed."""
 
-PART = 512
-"""The number of samples whose entries are read together."""
+AHEAD = 512
+"""The number of neighboring samples whose entries are fetched together if the index is fetched in parts."""
 
 HEAD = 4096
 """The number of bytes to read first. These bytes usually contain the whole header."""
@@ -112,235 +111,7 @@ def index_location(tar: Location) -> Location:
     return tar.folder / (tar.name + INDEX_SUFFIX)
 
 
-class TarHeaders(Protocol):
-    """The interface of a tar that an index needs. Stored files and newly written tars implement it."""
-
-    @property
-    def location(self) -> Location:
-        """The tar's location."""
-
-    @property
-    def size(self) -> int:
-        """The tar's size in bytes."""
-
-    def read_many(self, starts: Ints, stops: Ints) -> list[bytes]:
-        """Return blocks, which are the headers of the members of the first or the last sample."""
-
-
-def digest_headers(tar: TarHeaders, starts: Iterable[Ints]) -> str:
-    """Hash the plain tar headers of samples, which are the blocks before their contents.
-
-    Args:
-        tar: The tar.
-        starts: For each sample, the offset of each field's content, int64 [F], or -1 if the sample lacks the field.
-
-    Returns:
-        xxh3-64 in hexadecimal.
-    """
-    found = np.concatenate([fields[fields >= BLOCK] for fields in starts] or [np.empty(0, np.int64)])
-    digest = xxhash.xxh3_64()
-    for header in tar.read_many(found - BLOCK, found):
-        digest.update(header)
-    return digest.hexdigest()
-
-
-class PartCache:
-    """A cache of parts of indexes in memory, which drops the least recently used parts first.
-
-    The cache has no lock, because a forked child could inherit a held lock. Each operation on the dictionary is atomic,
-    and two threads that need the same part at the same time both read the part.
-
-    Args:
-        max_bytes: The maximum memory of all parts in bytes. Each part counts as much as the largest part.
-    """
-
-    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
-        self._max_bytes = max_bytes
-        self._largest = 1
-        self._parts: OrderedDict[Hashable, Any] = OrderedDict()
-
-    def find(self, name: Hashable) -> Any:
-        """Return a part, or None if the part is not in the cache."""
-        part = self._parts.get(name)
-        if part is not None:
-            with suppress(KeyError):  # Another thread has dropped the part.
-                self._parts.move_to_end(name)
-        return part
-
-    def add(self, name: Hashable, part: Any, num_bytes: int) -> None:
-        """Add a part, and drop the least recently used parts that no longer fit."""
-        self._largest = max(self._largest, num_bytes)
-        self._parts[name] = part
-        with suppress(KeyError):
-            while len(self._parts) > max(1, self._max_bytes // self._largest):
-                self._parts.popitem(last=False)
-
-    def clear(self) -> None:
-        """Drop all parts."""
-        self._parts.clear()
-
-
-class ShardIndex:
-    """An open index.
-
-    Attributes:
-        location: The location of the index.
-        header: The index's metadata.
-        field_indices: The place of each field in the index, by the field's name.
-
-    Args:
-        location: The location of the index.
-        tar: The shard's open tar.
-        parts: A cache for the parts that are read; by default, a new cache.
-
-    Raises:
-        FormatError: If the file is not an index, or is damaged.
-        StaleIndexError: If the file is the index of another tar.
-    """
-
-    def __init__(self, location: Location, tar: StoredFile, parts: PartCache | None = None) -> None:
-        self.location = location
-        self._tar, self._parts = tar, PartCache() if parts is None else parts
-        self._identity = object()  # Distinguishes this index's parts in a cache that several indexes share.
-        self._file = _IndexFile(location)
-        self.header = self._file.header
-        self.field_indices = {field: i for i, field in enumerate(self.header.fields)}
-        try:
-            self._check()
-        except BaseException as error:  # Even Ctrl-C must not leave the file open.
-            if isinstance(error, FormatError):
-                self.discard()
-            self.close()
-            raise
-
-    def key(self, sample: int) -> str:
-        """Return the key of a sample."""
-        return self.keys(np.array([sample]))[0]
-
-    def keys(self, samples: Ints) -> list[str]:
-        """Return the keys of samples."""
-        return list(map(decode_key, self.raw_keys(samples)))
-
-    def raw_keys(self, samples: Ints) -> list[bytes]:
-        """Return the keys of samples as bytes from the tar, usually in UTF-8."""
-        keys, current = list[bytes](), -1
-        for sample in samples.tolist():
-            part, row = divmod(sample, PART)
-            if part != current:
-                current = part
-                bounds, content = self._keys_part(part)
-            keys.append(content[bounds[row] : bounds[row + 1]])
-        return keys
-
-    def locate(self, samples: Ints, fields: tuple[str, ...]) -> tuple[Ints, Ints, NDArray[np.uint64]]:
-        """Return the byte ranges and the hashes of fields of samples.
-
-        Args:
-            samples: int64 [n], indices in the shard.
-            fields: F names of fields.
-
-        Returns:
-            The start and the stop of each content in the tar, both int64 [n, F], or -1 where a sample lacks the field;
-            and the xxh3-64 of each content, uint64 [n, F].
-        """
-        parts = samples // PART
-        if len(samples) and (parts == parts[0]).all():
-            part = int(parts[0])
-            found = self._ranges_part(part, fields)[:, :, samples - part * PART]
-        else:
-            found = np.empty((3, len(fields), len(samples)), np.int64)
-            for row, sample in enumerate(samples.tolist()):
-                found[:, :, row] = self._ranges_part(sample // PART, fields)[:, :, sample % PART]
-        starts, stops, hashes = found.transpose(0, 2, 1)
-        return starts, stops, hashes.view(np.uint64)
-
-    def discard(self) -> bool:
-        """Remove the file's bytes from the cache. Return whether another read may return different bytes."""
-        return self._file.discard()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-    def _ranges_part(self, part: int, fields: tuple[str, ...]) -> Ints:
-        name = (self._identity, part, fields)
-        found: Ints | None = self._parts.find(name)
-        if found is None:
-            found = self._read_ranges(part * PART, min((part + 1) * PART, self.header.num_samples), fields)
-            self._parts.add(name, found, found.nbytes)
-        return found
-
-    def _read_ranges(self, first: int, stop: int, fields: tuple[str, ...]) -> Ints:
-        found = np.full((3, len(fields), stop - first), -1, np.int64)
-        for column, field_index in enumerate(map(self.field_indices.get, fields)):
-            if field_index is not None:
-                begin = field_index * self.header.num_samples
-                for i, name in enumerate(("offset", "size", "hash")):
-                    found[i, column] = self._file.read_integers(name, begin + first, begin + stop)
-        offset, size, present = found[0], found[1], found[0] >= 0
-        is_outside = (offset < BLOCK) | (offset > self._tar.size - size)
-        if np.any(present != (size >= 0)) or np.any(present & is_outside):
-            raise FormatError(f"the index {self.location} is damaged: it points outside its tar. {self._remedy}")
-        size[present] += offset[present]
-        return found
-
-    def _keys_part(self, part: int) -> tuple[list[int], bytes]:
-        """Return the n + 1 bounds of the keys of a part's n samples, and the concatenated keys."""
-        name = (self._identity, part)
-        found: tuple[list[int], bytes] | None = self._parts.find(name)
-        if found is None:
-            first, stop = part * PART, min((part + 1) * PART, self.header.num_samples)
-            bounds = self._file.read_key_bounds(first, stop, self._remedy)
-            content = self._file.read_keys(int(bounds[0]), int(bounds[-1]))
-            found = (bounds - bounds[0]).tolist(), content
-            self._parts.add(name, found, len(content) + 40 * len(bounds))
-        return found
-
-    @property
-    def _remedy(self) -> str:
-        return (
-            "Download the index and its tar again, or pack the dataset again. If shardio did not pack this tar, delete "
-            f"{self.location} instead"
-        )
-
-    def _check(self) -> None:
-        """Check the first and the last samples. The other samples are checked when they are first read."""
-        header = self.header
-        if self._tar.size != header.num_bytes:
-            raise StaleIndexError(
-                f"the index {self.location} was created for a tar of {header.num_bytes} bytes, "
-                f"but {self._tar.location} has changed: it now has {self._tar.size} bytes. {self._remedy}"
-            )
-        num_key_bytes = self._file.num_key_bytes
-        if not 0 <= header.num_samples <= self._tar.size // BLOCK or num_key_bytes > self._tar.size:
-            raise FormatError(
-                f"the index {self.location} has {header.num_samples} samples with keys of {num_key_bytes} bytes, "
-                f"more than {self._tar.location} can hold in {self._tar.size} bytes. {self._remedy}"
-            )
-        first_and_last = list[Ints]()
-        if header.num_samples:
-            last = header.num_samples - 1
-            starts, _, _ = self.locate(np.array([0, last]), header.fields)
-            first_and_last = [starts[0], starts[1]]
-            self._keys_part(0)
-            self._keys_part(last // PART)
-        # For a compressed tar, the version was compared instead: reading its last header would decompress all of it.
-        if header.compression is None and not self._fits_headers(first_and_last):
-            raise StaleIndexError(
-                f"the index {self.location} was created for a tar with different members: {self._tar.location} has "
-                f"changed. {self._remedy}"
-            )
-
-    def _fits_headers(self, starts: Sequence[Ints]) -> bool:
-        """Return whether the headers before ``starts`` are those that were indexed. If they differ, read them again."""
-        if digest_headers(self._tar, starts) == self.header.header_digest:
-            return True
-        headers = [start for each in starts for start in each.tolist() if start >= BLOCK]
-        can_differ = [self._tar.discard(start - BLOCK, start) for start in headers]
-        return any(can_differ) and digest_headers(self._tar, starts) == self.header.header_digest
-
-
-class _IndexFile:
+class IndexFile:
     """The open file of an index: its header, and its tensors, which are read in parts.
 
     Raises:
@@ -369,28 +140,72 @@ class _IndexFile:
     def close(self) -> None:
         self._file.close()
 
-    def read_integers(self, name: str, first: int, stop: int, dtype: str = "<i8") -> NDArray[Any]:
-        begin = self._begins[name]
-        return np.frombuffer(self._read(begin + 8 * first, begin + 8 * stop), dtype)
+    @property
+    def is_fetched_in_parts(self) -> bool:
+        return self._file.is_fetched_in_parts
 
-    def read_key_bounds(self, first: int, stop: int, remedy: str) -> Ints:
-        """Return the offsets in the keys' bytes at which samples' keys start and stop, int64 [stop - first + 1]."""
-        bounds = np.zeros(stop - first + 1, np.int64)
-        bounds[0 if first else 1 :] = self.read_integers("key_stop", max(0, first - 1), stop)
-        is_last = stop == self.header.num_samples
-        ends_right = bounds[-1] == self.num_key_bytes if is_last else bounds[-1] <= self.num_key_bytes
-        if bounds[0] < 0 or np.any(bounds[1:] < bounds[:-1]) or not ends_right:
-            raise FormatError(
-                f"the index {self._file.location} is damaged: keys have negative lengths, or lengths that do not "
-                f"add up to the size of key_bytes. {remedy}"
-            )
+    @property
+    def size(self) -> int:
+        return self._file.size
+
+    def read_integers(self, name: str, first: int, stop: int) -> Ints:
+        begin = self._begins[name]
+        return np.frombuffer(self._read(begin + 8 * first, begin + 8 * stop), "<i8")
+
+    def read_entries(self, field_indices: Sequence[int], samples: Ints) -> Ints:
+        """Return the offset, the size and the hash of fields of samples, int64 [3, F, n]."""
+        columns = [8 * i * self.header.num_samples for i in field_indices]
+        begins = [self._begins[name] + column for name in ("offset", "size", "hash") for column in columns]
+        return self._read_rows(begins, samples).reshape(3, len(columns), len(samples))
+
+    def read_keys_of(self, samples: Ints, remedy: str) -> list[bytes]:
+        """Return the keys of samples."""
+        # The first key starts at 0, which is not stored.
+        starts, stops = self._read_rows([self._begins["key_stop"] - 8, self._begins["key_stop"]], samples)
+        starts = np.where(samples > 0, starts, 0)
+        is_wrong = (starts < 0) | (stops < starts) | (stops > self.num_key_bytes)
+        is_wrong |= (samples == self.header.num_samples - 1) & (stops != self.num_key_bytes)
+        if is_wrong.any():
+            raise self._damaged_keys(remedy)
+        begin = self._begins["key_bytes"]
+        try:
+            return self._file.read_many(starts + begin, stops + begin)
+        except EOFError as error:
+            raise self._unreadable(error) from error
+
+    def prefetch(self, groups: Ints, field_indices: Sequence[int]) -> None:
+        """Fetch the entries of fields, and the keys, of groups of ``AHEAD`` samples. The groups are sorted."""
+        num_samples = self.header.num_samples
+        runs = np.split(groups, np.flatnonzero(np.diff(groups) > 1) + 1)
+        bounds = [(int(run[0]) * AHEAD, min((int(run[-1]) + 1) * AHEAD, num_samples)) for run in runs]
+        columns = [(self._begins["key_stop"], 0)]
+        columns += [(self._begins[name], i * num_samples) for name in ("offset", "size", "hash") for i in field_indices]
+        # The range of keys is a guess, because their bounds have not been fetched.
+        keys, mean = self._begins["key_bytes"], self.num_key_bytes / num_samples
+        self._file.prefetch(
+            [(begin + 8 * (row + first), begin + 8 * (row + stop)) for begin, row in columns for first, stop in bounds]
+            + [(keys + int(mean * first), keys + int(mean * stop)) for first, stop in bounds]
+        )
+
+    def read_key_bounds(self, remedy: str) -> Ints:
+        """Return the offsets in the keys' bytes at which keys start and stop, int64 [num_samples + 1]."""
+        bounds = np.zeros(self.header.num_samples + 1, np.int64)
+        bounds[1:] = self.read_integers("key_stop", 0, self.header.num_samples)
+        if (bounds[1:] < bounds[:-1]).any() or bounds[-1] != self.num_key_bytes:
+            raise self._damaged_keys(remedy)
         return bounds
 
     def read_keys(self, start: int, stop: int) -> bytes:
         return self._read(self._begins["key_bytes"] + start, self._begins["key_bytes"] + stop)
 
-    def read_all_keys(self) -> KeyColumn:
-        bounds = self.read_key_bounds(0, self.header.num_samples, _REBUILD)
+    def read_all_entries(self) -> Ints:
+        """Return the offset, the size and the hash of all fields of all samples, int64 [3, F, n]."""
+        shape = len(self.header.fields), self.header.num_samples
+        columns = [self.read_integers(name, 0, shape[0] * shape[1]) for name in ("offset", "size", "hash")]
+        return np.stack(columns).reshape(3, *shape)
+
+    def read_all_keys(self, remedy: str = _REBUILD) -> KeyColumn:
+        bounds = self.read_key_bounds(remedy)
         return KeyColumn(bounds=bounds, content=self.read_keys(0, self.num_key_bytes))
 
     def check_size(self) -> None:
@@ -402,11 +217,36 @@ class _IndexFile:
                 f"{_REBUILD}"
             )
 
+    def _read_rows(self, begins: Sequence[int], rows: Ints) -> Ints:
+        """Return the integers of some rows of columns that begin at ``begins``, int64 [columns, n]."""
+        if not len(rows) or not begins:
+            return np.empty((len(begins), len(rows)), np.int64)
+        first, last = int(rows.min()), int(rows.max())
+        if last - first < DENSE * len(rows):
+            pieces = [self._read(begin + 8 * first, begin + 8 * (last + 1)) for begin in begins]
+            return np.stack([np.frombuffer(piece, "<i8") for piece in pieces])[:, rows - first]
+        try:
+            offsets = (8 * rows).tolist()
+            starts = [begin + offset for begin in begins for offset in offsets]
+            return self._file.read_integers(starts).reshape(len(begins), -1)
+        except EOFError as error:
+            raise self._unreadable(error) from error
+
     def _read(self, start: int, stop: int) -> bytes:
         try:
             return self._file.read(start, stop)
-        except EOFError as error:  # An OSError, such as a full cache disk, does not mean damage.
-            raise FormatError(f"the index {self._file.location} cannot be read: {error}") from error
+        except EOFError as error:
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: EOFError) -> FormatError:
+        # An OSError, such as a full cache disk, does not mean damage.
+        return FormatError(f"the index {self._file.location} cannot be read: {error}")
+
+    def _damaged_keys(self, remedy: str) -> FormatError:
+        return FormatError(
+            f"the index {self._file.location} is damaged: keys have negative lengths, or lengths that do not add up to "
+            f"the size of key_bytes. {remedy}"
+        )
 
     def _read_layout(self) -> tuple[IndexHeader, dict[str, int], int]:
         """Return the index's own metadata, the offset of each tensor in the file, and the number of bytes of all keys.
@@ -495,6 +335,11 @@ class KeyColumn:
     bounds: Ints
     content: bytes
 
+    @property
+    def num_bytes(self) -> int:
+        """The memory of the keys in bytes."""
+        return self.bounds.nbytes + len(self.content)
+
     def __len__(self) -> int:
         return len(self.bounds) - 1
 
@@ -569,8 +414,22 @@ def read_header(location: Location) -> IndexHeader:
     Raises:
         FormatError: If the file is not an index, or is damaged.
     """
-    with closing(_IndexFile(location)) as file:
+    with closing(IndexFile(location)) as file:
         return file.header
+
+
+def read_hashes(location: Location, field: str) -> NDArray[np.uint64]:
+    """Return the hash of a field of each sample in an index, uint64 [n], or [0] if the index lacks the field.
+
+    Raises:
+        FormatError: If the file is not an index, or is damaged.
+    """
+    with closing(IndexFile(location)) as file:
+        fields, num_samples = file.header.fields, file.header.num_samples
+        if field not in fields:
+            return np.empty(0, np.uint64)
+        first = fields.index(field) * num_samples
+        return file.read_integers("hash", first, first + num_samples).view(np.uint64)
 
 
 def read_keys(location: Location) -> KeyColumn:
@@ -579,7 +438,7 @@ def read_keys(location: Location) -> KeyColumn:
     Raises:
         FormatError: If the file is not an index, or is damaged.
     """
-    with closing(_IndexFile(location)) as file:
+    with closing(IndexFile(location)) as file:
         return file.read_all_keys()
 
 
@@ -589,12 +448,8 @@ def read_columns(location: Location) -> IndexColumns:
     Raises:
         FormatError: If the file is not an index, or is damaged.
     """
-    with closing(_IndexFile(location)) as file:
+    with closing(IndexFile(location)) as file:
         keys = file.read_all_keys()
         file.check_size()
-        shape = len(file.header.fields), file.header.num_samples
-        starts, sizes, hashes = (
-            file.read_integers(name, 0, shape[0] * shape[1], dtype).reshape(shape)
-            for name, dtype in (("offset", "<i8"), ("size", "<i8"), ("hash", "<u8"))
-        )
-    return IndexColumns(header=file.header, keys=keys, starts=starts, sizes=sizes, hashes=hashes)
+        starts, sizes, hashes = file.read_all_entries()
+    return IndexColumns(header=file.header, keys=keys, starts=starts, sizes=sizes, hashes=hashes.view(np.uint64))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from shardio.errors import FormatError
 from shardio.files import PARTIAL_SUFFIX
-from shardio.shards.index import INDEX_SUFFIX, read_columns, read_header
+from shardio.shards.index import INDEX_SUFFIX, read_columns, read_hashes, read_header
 from shardio.shards.tar import BLOCK, LABEL_FIELD, join_name
 from shardio.storage import Location, link_or_copy, map_locations
 from shardio.values import check_choice, check_flag, parse_json
@@ -36,6 +36,9 @@ MANIFEST_NAME = "shardio.json"
 UNFINISHED_NAME = f".shardio-pack{PARTIAL_SUFFIX}"
 """The name of the file in an unfinished pack's directory that holds the digest of the plan."""
 
+
+NUM_EXAMINED = 8
+"""The number of shards whose labels are compared to find out whether a dataset is sorted by class."""
 
 _NAME = r"[^\0\ud800-\udc7f\udd00-\udfff]*"
 """Matches names without NUL and without surrogates that do not represent a byte. File names contain neither."""
@@ -189,6 +192,29 @@ class ShardTable:
     manifest: Manifest
     tars: tuple[Location, ...]
     indexes: tuple[Location, ...]
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all shards are local files."""
+        return all(tar.store.is_local for tar in self.tars)
+
+
+def is_sorted_by_class(table: ShardTable) -> bool:
+    """Return whether neighboring samples have the same class much more often than other samples.
+
+    The labels of some shards are compared by their hashes in the indexes, unless the manifest says that the dataset was
+    packed in random order.
+    """
+    if table.manifest.pack.get("shuffle_seed") is not None or LABEL_FIELD not in table.manifest.fields:
+        return False
+    chosen = np.unique(np.linspace(0, len(table.indexes) - 1, NUM_EXAMINED).astype(np.int64)).tolist()
+    columns = map_locations(partial(read_hashes, field=LABEL_FIELD), [table.indexes[shard] for shard in chosen])
+    hashes = np.concatenate(columns)
+    num_pairs = sum(max(len(column) - 1, 0) for column in columns)
+    num_equal = sum(np.count_nonzero(column[1:] == column[:-1]) for column in columns)
+    counts = np.unique(hashes, return_counts=True)[1]
+    chance = float((counts / max(len(hashes), 1)) @ (counts / max(len(hashes), 1)))
+    return num_pairs > 0 and num_equal / num_pairs >= max(0.5, 2 * chance)
 
 
 def find_gaps(names: Iterable[str]) -> list[str]:

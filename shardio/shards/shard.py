@@ -22,16 +22,13 @@ from shardio.shards.index import (
     INDEX_SUFFIX,
     SCATTERED_FORMAT,
     IndexHeader,
-    PartCache,
-    ShardIndex,
-    TarHeaders,
     decode_key,
-    digest_headers,
     find_scattered,
     index_location,
     read_header,
 )
 from shardio.shards.manifest import ShardEntry
+from shardio.shards.shard_index import ShardIndex, TarHeaders, digest_headers
 from shardio.shards.tar import (
     BLOCK,
     GZIP_ERRORS,
@@ -77,7 +74,6 @@ class Shard:
     Args:
         tar: The location of the tar.
         index: The location of the tar's index.
-        parts: A cache for the parts of the index that are read; by default, a new cache.
 
     Raises:
         FileNotFoundError: If the tar does not exist.
@@ -85,10 +81,10 @@ class Shard:
         StaleIndexError: If the index belongs to another tar.
     """
 
-    def __init__(self, tar: Location, index: Location, parts: PartCache | None = None) -> None:
+    def __init__(self, tar: Location, index: Location) -> None:
         self.tar = open_tar(tar, read_header(index)) if is_compressed(tar) else tar.open()
         try:
-            self.index = ShardIndex(index, self.tar, parts)
+            self.index = ShardIndex(index, self.tar)
         except BaseException:  # Ctrl-C must not leave the tar open.
             self.tar.close()
             raise
@@ -476,7 +472,7 @@ def open_tar(tar: Location, header: IndexHeader) -> StoredFile:
     return tar.open() if header.compression is None else DecompressedFile(tar, header.num_bytes)
 
 
-class DecompressedFile:
+class DecompressedFile(StoredFile):
     """A gzip-compressed tar that is read as if it were not compressed.
 
     Threads cannot share this object. Reading backward decompresses the file again from its beginning.
@@ -534,17 +530,6 @@ class DecompressedFile:
             while self._position < start:
                 self._fill(skipped[: start - self._position])
             self._fill(buffer)
-
-    def hold(self) -> None:
-        """Return None: a compressed tar is read forward."""
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the compressed tar is local."""
-        return self._file.is_local
-
-    def prefetch(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Do nothing: a compressed tar is read forward."""
 
     def discard(self, start: int, stop: int) -> bool:
         """Return False: nothing is cached."""

@@ -154,6 +154,13 @@ class LocalFile(StoredFile):
     def read_many(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[bytes]:
         return read_runs(self._read_all, starts, stops, LIMITS)
 
+    def read_integers(self, starts: Sequence[int]) -> NDArray[np.int64]:
+        descriptor = self._find()
+        content = b"".join([os.pread(descriptor.number, 8, start) for start in starts])
+        if len(content) < 8 * len(starts):
+            raise self._truncated(descriptor, max(starts), max(starts) + 8)
+        return np.frombuffer(content, "<i8")
+
     def read_into(self, starts: Sequence[int], buffers: Sequence[memoryview]) -> None:
         for start, buffer in zip(starts, buffers, strict=True):
             descriptor = self._find()
@@ -168,7 +175,12 @@ class LocalFile(StoredFile):
         self._files.close(self._serial)
 
     def _read_all(self, starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
-        return list(map(self.read, starts, stops))
+        descriptor = self._find()
+        contents = list(map(read_range, itertools.repeat(descriptor.number), starts, stops))
+        for content, start, stop in zip(contents, starts, stops, strict=True):
+            if len(content) < stop - start:
+                raise self._truncated(descriptor, start, stop)
+        return contents
 
     def _find(self) -> Descriptor:
         assert self._is_open, f"{self._key} is closed"

@@ -31,7 +31,7 @@ from shardio.storage.backends import (
 )
 from shardio.storage.local import bound_requests
 from shardio.storage.locations import RemoteOptions, identify
-from shardio.storage.store import REMOTE_PIECE, FileStat, ReplacedError
+from shardio.storage.store import REMOTE_PIECE, UNVERSIONED, FileStat, ReplacedError
 
 if TYPE_CHECKING:
     from obstore import GetOptions, GetResult, ObjectMeta
@@ -45,9 +45,6 @@ PART = REMOTE_PIECE
 
 PAGE = 1000
 """The number of keys in a page of a listing, the same as in S3."""
-
-UNVERSIONED = "unversioned"
-"""The suffix of an object's version if the store knows only the object's size."""
 
 MAX_PARTS_AT_A_TIME = 4
 """The maximum number of parts of an object that are uploaded at a time."""

@@ -25,6 +25,7 @@ from shardio.storage.local import LIMITS
 from shardio.storage.locations import CacheSettings, RemoteAccess, RemoteOptions, identify, split_url
 from shardio.storage.store import (
     REMOTE_PIECE,
+    UNVERSIONED,
     FileStat,
     Location,
     RunLimits,
@@ -39,6 +40,9 @@ REMOTE_LIMITS = RunLimits(max_gap=4096, max_small=2**40, max_run=REMOTE_PIECE)
 
 MAX_TOGETHER = 64
 """The maximum number of ranges in one message to the storage process."""
+
+MAX_WHOLE = 2**20
+"""The size in bytes up to which an index is fetched as a whole."""
 
 TOUCH_S = 10.0
 """The minimum time in seconds between two records that a copy is in use."""
@@ -114,7 +118,9 @@ class ObjectStore(Store):
 
     def _open_cached(self, key: str, cache: CacheSettings, *, whole: bool, is_fresh: bool) -> CachedFile:
         found, path = self.ask("open_cached", key, cache=cache, is_fresh=is_fresh, is_whole=whole)
-        return CachedFile(self, key, found, cache, path, whole=whole)
+        # Parts that were fetched at different times belong together only if the store has versions.
+        is_divisible = not is_fresh and found.size > MAX_WHOLE and not found.version.endswith(UNVERSIONED)
+        return CachedFile(self, key, found, cache, path, whole=whole and not is_divisible)
 
     def is_folder(self, key: str) -> bool:
         return not self.root.startswith("http") and bool(self.list(key))
@@ -247,7 +253,7 @@ class CachedFile(ObjectFile):
         super().__init__(store, key, found)
         self._cache = cache
         self._copy = CachedCopy(path=path, size=found.size, is_sealed=whole, is_shared=cache.is_shared)
-        self._is_examined = not whole
+        self._is_examined = self.is_fetched_in_parts = not whole
         self._touched = 0.0
 
     def read_into(self, starts: Sequence[int], buffers: Sequence[memoryview]) -> None:

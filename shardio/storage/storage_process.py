@@ -36,7 +36,7 @@ from shardio.storage.copies import BLOCK, Budget, CachedCopy, name_copy
 from shardio.storage.listing import BundledFile, make_tail, size_in_bundle
 from shardio.storage.locations import CacheSettings, RemoteOptions, check_key
 from shardio.storage.operations import Attempts, Expected
-from shardio.storage.store import REMOTE_PIECE, FileStat, ReplacedError
+from shardio.storage.store import REMOTE_PIECE, UNVERSIONED, FileStat, ReplacedError
 
 NUM_LOCKS = 64
 """The number of lock files. Objects that share a lock file are fetched one after another."""
@@ -128,8 +128,8 @@ class Filler:
         so does each request for a range, because the request names the version.
 
         If the store has no versions, a cached manifest or index may be outdated. Such a file is therefore copied again
-        in each run, and after each fresh request. Shards need no new copy, because their contents are checked against
-        hashes.
+        in each run, after each fresh request, and after each request for a status. Shards need no new copy, because
+        their contents are checked against hashes.
 
         Args:
             attempts: The store.
@@ -142,7 +142,7 @@ class Filler:
         found = self._found.get(name)
         if found is None or is_fresh:
             found = self._found[name] = operations.stat(attempts, key)
-        is_doubtful = is_whole and found.version.endswith(operations.UNVERSIONED)
+        is_doubtful = is_whole and found.version.endswith(UNVERSIONED)
         if is_doubtful and is_fresh:
             self._run = os.urandom(8).hex()
         run = self._run if is_doubtful else ""
@@ -154,6 +154,8 @@ class Filler:
         name = attempts.root, attempts.options, key
         if name in self._found:
             self._found[name] = found
+            if found.version.endswith(UNVERSIONED):
+                self._run = os.urandom(8).hex()
         return found
 
     def find_cache(self, attempts: Attempts, key: str, cache: CacheSettings) -> tuple[str, int]:

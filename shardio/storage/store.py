@@ -91,6 +91,10 @@ class ReplacedError(FormatError):
     """An object was changed or replaced after it was opened."""
 
 
+UNVERSIONED = "unversioned"
+"""The suffix of an object's version if the store knows only the object's size."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileStat:
     """An object's status, which a store can return without reading the object.
@@ -124,11 +128,13 @@ class StoredFile(Protocol):
         location: The object's location.
         size: The object's size in bytes when it was opened.
         version: Its version when it was opened, as in :class:`FileStat`.
+        is_fetched_in_parts: Whether the object is read through a cache that fetches only the parts that are read.
     """
 
     location: Location
     size: int
     version: str
+    is_fetched_in_parts: bool = False
 
     @property
     def is_local(self) -> bool:
@@ -156,6 +162,15 @@ class StoredFile(Protocol):
             The same errors as :meth:`read`.
         """
         return [self.read(start, stop) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+
+    def read_integers(self, starts: Sequence[int]) -> NDArray[np.int64]:
+        """Return the little-endian integer of 8 bytes at each start, int64 [n].
+
+        Raises:
+            The same errors as :meth:`read`.
+        """
+        begins = np.array(starts, np.int64)
+        return np.frombuffer(b"".join(self.read_many(begins, begins + 8)), "<i8")
 
     def read_into(self, starts: Sequence[int], buffers: Sequence[memoryview]) -> None:
         """Fill each buffer with the bytes that begin at its start position.
@@ -231,7 +246,8 @@ class Store(Protocol):
 
         Args:
             key: Its key.
-            whole: Whether a cache fetches the whole object when a part is read, and compares it with its ETag.
+            whole: Whether a cache fetches the whole object when a part is read, and compares it with its ETag. A
+                store may ignore this for a large object.
         """
 
     def read_whole(self, key: str) -> bytes:

@@ -82,6 +82,7 @@ def check_laws(case: Case) -> None:
         splits = [_split(case, start, rank, group.world_size, group.batch_size) for rank in range(group.world_size)]
         batches = check_remainder(case, splits)
         check_global_batches(case, splits, batches)
+        check_regions(case, batches)
         for split, of_rank in zip(splits, batches, strict=True):
             check_workers(written, split, of_rank, group.num_workers)
 
@@ -172,14 +173,20 @@ def check_global_batches(case: Case, splits: list[Split], batches: list[list[lis
     others = [
         _split(case, splits[0].start, rank, world_size, step_size // world_size).batch for rank in range(world_size)
     ]
-    strata = case.settings.strata
     for step in range((case.num_samples - splits[0].start) // step_size):
-        if step + 1 < splits[0].num_batches:
-            visited = [sorted(_reverse_bits(position % strata, strata) for position in rank[step]) for rank in batches]
-            in_order = list(chain.from_iterable(visited))
-            _hold("in all steps but the last, the ranks read the strata in order", in_order, sorted(in_order))
         there = sorted(chain.from_iterable(batch(step).tolist() for batch in others))
         _hold("global batches do not depend on the world size", sorted(_step(batches, step)), there)
+
+
+def check_regions(case: Case, batches: list[list[list[int]]]) -> None:
+    strata = case.settings.strata
+    for step in range(max(map(len, batches))):
+        own = [rank[step] if step < len(rank) else [] for rank in batches]
+        visited = [sorted(_reverse_bits(p % strata, strata) for p in batch if p < case.num_samples) for batch in own]
+        in_order = list(chain.from_iterable(visited))
+        _hold("the ranks read the strata in order", in_order, sorted(in_order))
+        repeats = [position >= case.num_samples for batch in own for position in batch]
+        _hold("repeats are at the end of a step", repeats, sorted(repeats))
 
 
 def check_workers(order: _WrittenOrder, split: Split, batches: list[list[int]], num_workers: int) -> None:

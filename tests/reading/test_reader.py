@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -184,13 +185,13 @@ def test_samples_are_those_that_tarfile_reads(packed: Path) -> None:
 
 def test_lookups_read_no_tar(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = list[tuple[str, int]]()
-    original = LocalFile.read
+    original = LocalFile._read_all
 
-    def spy(self: LocalFile, start: int, stop: int) -> bytes:
-        read.append((self.location.name, stop - start))
-        return original(self, start, stop)
+    def spy(self: LocalFile, starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
+        read.extend((self.location.name, stop - start) for start, stop in zip(starts, stops, strict=True))
+        return original(self, starts, stops)
 
-    monkeypatch.setattr(LocalFile, "read", spy)
+    monkeypatch.setattr(LocalFile, "_read_all", spy)
     samples = shardio.open(packed)
     assert read == []
     assert "class-1/name-001" in samples
@@ -372,13 +373,13 @@ def test_comparing_costs_no_more_reads(tmp_path: Path, monkeypatch: pytest.Monke
     write_tar(tmp_path / "a.tar", [member for row, member in enumerate(members) if row != lacks])
     table = open_table(tmp_path)
     num_reads = list[int]()
-    read = LocalFile.read
+    read = LocalFile._read_all
 
-    def count_and_read(file: LocalFile, start: int, stop: int) -> bytes:
-        num_reads[-1] += 1
-        return read(file, start, stop)
+    def count_and_read(file: LocalFile, starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
+        num_reads[-1] += len(starts)
+        return read(file, starts, stops)
 
-    monkeypatch.setattr(LocalFile, "read", count_and_read)
+    monkeypatch.setattr(LocalFile, "_read_all", count_and_read)
     choices: list[Verify] = ["off", "first"]
     for verify in choices:
         reader = SampleReader(table, verify)

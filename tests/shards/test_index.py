@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from shardio.errors import FormatError, SampleError, StaleIndexError
 from shardio.reading import SampleReader
 from shardio.sample import Sample
-from shardio.shards import Manifest, open_table, write_manifest, write_shard
+from shardio.shards import Manifest, open_table, shard_index, write_manifest, write_shard
 from shardio.shards.index import read_columns
 from shardio.storage import parse_location
 from tests.files import count_open_files
@@ -31,6 +31,14 @@ from tests.tars import change_layout, index_of, open_shard, read_members, read_m
 KEYS = st.text(st.characters(exclude_categories=["C"], exclude_characters="/."), min_size=1, max_size=120)
 CONTENTS = st.dictionaries(st.sampled_from(["jpg", "cls", "json", "seg.png"]), st.binary(max_size=600), min_size=1)
 SAMPLES = st.dictionaries(KEYS, CONTENTS, min_size=1, max_size=6)
+
+
+@pytest.fixture(params=[shard_index.MAX_KEPT, 0], ids=["in memory", "sample by sample"], autouse=True)
+def _max_kept(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Read indexes in both ways."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shard_index, "MAX_KEPT", request.param)
+        yield
 
 
 def write(path: Path, samples: dict[str, dict[str, bytes]]) -> None:
@@ -99,10 +107,11 @@ def test_a_shard_appears_once_all_its_samples_are_written(tmp_path: Path, fails:
     assert sorted(path.name for path in tmp_path.iterdir()) == ([] if fails else ["a.tar", "a.tar.idx"])
 
 
-def test_an_open_shard_holds_two_descriptors_and_a_closed_one_none(packed: Path) -> None:
+def test_an_open_shard_holds_descriptors_and_a_closed_one_none(packed: Path) -> None:
     path, before = packed / "shard-000000.tar", count_open_files()
     with open_shard(path):
-        assert count_open_files() == before + 2
+        # The index's file is closed if its content is in memory.
+        assert count_open_files() == before + (1 if shard_index.MAX_KEPT else 2)
     assert count_open_files() == before
 
 

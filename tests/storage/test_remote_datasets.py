@@ -7,6 +7,7 @@ import json
 import pickle
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections import Counter
 from pathlib import Path
@@ -270,6 +271,25 @@ def test_a_rank_fetches_its_share_once(
     assert sum(each.num_bytes for each in gets) <= 1.05 * num_bytes
     if world_size == 1:  # Single samples would need at least 600 requests.
         assert len(gets) < 300
+
+
+def test_a_rank_fetches_parts_of_a_large_index(seaweedfs_server: Server, behind: Server, proxy: FaultProxy) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        with ShardWriter(Path(folder) / "data") as writer:
+            for number in range(24_000):
+                writer.write({"__key__": f"{number:05d}", "txt": b"%d" % number, "cls": b"1"})
+        key = put_all(Path(folder) / "data", at_server(seaweedfs_server, uuid.uuid4().hex)).key
+        num_index_bytes = (Path(folder) / "data" / "shard-000000.tar.idx").stat().st_size
+    remote = at_server(behind, key)
+    settings: dict[str, Any] = {"shuffle": True, "fields": ("key", "txt"), "world_size": 8, "batch_size": 64}
+    dataset = ShardDataset(str(remote), rank=3, **settings, storage_options=options_of(remote))
+    proxy.reset()
+    found = list(dataset)
+    assert len(found) == 3000
+    assert all(int(key) == int(text) for key, text in found)
+    gets = [each for each in proxy.requests() if each.method == "GET" and each.path.endswith(".idx")]
+    assert len(gets) < 100
+    assert sum(each.num_bytes for each in gets) < num_index_bytes / 4
 
 
 def test_a_second_epoch_fetches_nothing(remote_shards: Location, proxy: FaultProxy, tmp_path: Path) -> None:

@@ -30,7 +30,6 @@ from shardio.shards import (
     LABEL_FIELD,
     MANIFEST_NAME,
     Manifest,
-    PartCache,
     Shard,
     ShardEntry,
     ShardTable,
@@ -79,7 +78,6 @@ class CopySource:
     def __init__(self, tables: Sequence[ShardTable]) -> None:
         self._files = [pair for table in tables for pair in zip(table.tars, table.indexes, strict=True)]
         self._stops = np.cumsum([entry.num_samples for table in tables for entry in table.manifest.shards])
-        self._parts = PartCache()
         self._open = OrderedDict[int, Shard]()
 
     def __len__(self) -> int:
@@ -139,7 +137,7 @@ class CopySource:
         if shard_id not in self._open:
             while len(self._open) >= MAX_OPEN:
                 self._open.popitem(last=False)[1].close()
-            self._open[shard_id] = Shard(*self._files[shard_id], self._parts)
+            self._open[shard_id] = Shard(*self._files[shard_id])
         self._open.move_to_end(shard_id)
         return self._open[shard_id]
 
