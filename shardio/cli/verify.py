@@ -179,16 +179,17 @@ def index(
     The index is written next to the tar if possible, otherwise to the user's cache folder.
     Tars compressed with gzip are also indexed: ls, cat and extract can then read them, but datasets cannot.
     Members with the same key become one sample, even if they are not adjacent in the tar.
+    If all tars of a directory are indexed, a list of them is written there, with which datasets open faster.
     The exit code is 1 if a tar cannot be indexed, or if several of its samples have the same key.
 
     Example: shardio index data/*.tar
     """
-    from shardio.shards import index_tar
+    from shardio.shards import IndexReport, index_tar, write_tar_lists
     from shardio.storage import parse_location
 
     access = read_access(storage_option)
     found = _find_tars([parse_location(source, access) for source in tars])
-    reports, failures = list[dict[str, Any]](), dict[str, str]()
+    reports, dumped, failures = list[IndexReport](), list[dict[str, Any]](), dict[str, str]()
     has_repeated = False
     with ProgressReporter("indexing", "tars") as progress:
         progress.start(len(found))
@@ -202,12 +203,14 @@ def index(
                 continue
             progress.advance(1, tar.stat().size)
             has_repeated = has_repeated or bool(report.repeated)
+            reports.append(report)
             if as_json:
-                reports.append(_dump(report))
+                dumped.append(_dump(report))
             else:
                 _print(report)
+    write_tar_lists(reports)
     if as_json:
-        echo(json.dumps({"tars": reports, "failures": failures}, indent=1))
+        echo(json.dumps({"tars": dumped, "failures": failures}, indent=1))
     if failures or has_repeated:
         raise typer.Exit(1)
 

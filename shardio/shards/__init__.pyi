@@ -5,6 +5,12 @@ from .index import (
     read_columns as read_columns,
     read_keys as read_keys,
 )
+from .indexing import (
+    IndexReport as IndexReport,
+    index_tar as index_tar,
+    open_compressed as open_compressed,
+    write_tar_lists as write_tar_lists,
+)
 from .manifest import (
     MANIFEST_NAME as MANIFEST_NAME,
     UNFINISHED_NAME as UNFINISHED_NAME,
@@ -31,13 +37,7 @@ from .shard import (
     write_shard as write_shard,
 )
 from .shard_index import ShardIndex as ShardIndex
-from .sources import (
-    DatasetSource as DatasetSource,
-    IndexReport as IndexReport,
-    index_tar as index_tar,
-    open_compressed as open_compressed,
-    open_table as open_table,
-)
+from .sources import DatasetSource as DatasetSource, open_table as open_table
 from .tar import (
     BLOCK as BLOCK,
     END as END,

@@ -275,7 +275,7 @@ class IndexFile:
                     f"{INDEX_FORMAT} and {SCATTERED_FORMAT}: use the version that wrote it, or pack the dataset again. "
                     "If shardio did not pack the tar, delete the index instead"
                 )
-            header = _make_header(values)
+            header = make_header(values)
             begins = {name: data_start + _check_tensor(name, layout[name], header) for name in _DTYPES}
             for name in _DTYPES:
                 if data_start + layout[name]["data_offsets"][1] > file.size:
@@ -288,7 +288,12 @@ class IndexFile:
         return header, begins, layout["key_bytes"]["shape"][0]
 
 
-def _make_header(values: dict[str, Any]) -> IndexHeader:
+def make_header(values: dict[str, Any]) -> IndexHeader:
+    """Return the metadata of an index, given its JSON values.
+
+    Raises:
+        TypeError or ValueError: If the values are invalid.
+    """
     mtime_ns, inode = values.pop("mtime_ns", None), values.pop("inode", None)
     if mtime_ns is not None and inode is not None:  # Early versions of shardio wrote these values.
         values["version"] = make_version(values["num_bytes"], mtime_ns, inode)

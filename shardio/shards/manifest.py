@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from shardio.errors import FormatError
 from shardio.files import PARTIAL_SUFFIX
-from shardio.shards.index import INDEX_SUFFIX, read_columns, read_hashes, read_header
+from shardio.shards.index import INDEX_SUFFIX, IndexHeader, read_columns, read_hashes, read_header
 from shardio.shards.tar import BLOCK, LABEL_FIELD, join_name
 from shardio.storage import Location, link_or_copy, map_locations
 from shardio.values import check_choice, check_flag, parse_json
@@ -78,6 +78,11 @@ class ShardEntry:
             raise ValueError(f"a shard's name must be a file name without a folder, got {self.name!r}")
         if self.num_bytes < 0 or self.num_samples < 0:
             raise ValueError(f"{self.name} has a negative size or number of samples")
+
+
+def make_entry(name: str, header: IndexHeader) -> ShardEntry:
+    """Return the entry of a shard, given the header of its index."""
+    return ShardEntry(name=name, num_bytes=header.num_bytes, num_samples=header.num_samples, digest=header.digest)
 
 
 PackSettings = dict[str, str | int | bool | None]

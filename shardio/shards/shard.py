@@ -27,7 +27,7 @@ from shardio.shards.index import (
     index_location,
     read_header,
 )
-from shardio.shards.manifest import ShardEntry
+from shardio.shards.manifest import ShardEntry, make_entry
 from shardio.shards.shard_index import ShardIndex, TarHeaders, digest_headers
 from shardio.shards.tar import (
     BLOCK,
@@ -93,13 +93,7 @@ class Shard:
     @property
     def entry(self) -> ShardEntry:
         """The shard's entry in a manifest."""
-        header = self.index.header
-        return ShardEntry(
-            name=self.tar.location.name,
-            num_bytes=header.num_bytes,
-            num_samples=header.num_samples,
-            digest=header.digest,
-        )
+        return make_entry(self.tar.location.name, self.index.header)
 
     def read_many(
         self,

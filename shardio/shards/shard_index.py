@@ -165,6 +165,13 @@ class ShardIndex:
                 f"the index {self.location} was created for a tar of {header.num_bytes} bytes, "
                 f"but {self._tar.location} has changed: it now has {self._tar.size} bytes. {self._remedy}"
             )
+        is_replaced = header.version is not None and header.version != self._tar.version
+        # Local tars were compared when the dataset was opened. An equal tar may replace a tar that is in use.
+        if is_replaced and header.compression is None and not self._tar.is_local:
+            raise StaleIndexError(
+                f"the index {self.location} was created for another version of {self._tar.location}, which has "
+                f"changed. {self._remedy}"
+            )
         num_key_bytes = self._file.num_key_bytes
         if not 0 <= header.num_samples <= self._tar.size // BLOCK or num_key_bytes > self._tar.size:
             raise FormatError(

@@ -19,9 +19,10 @@ from shardio.errors import FormatError
 from shardio.process import count_processors, let_through
 from shardio.progress import WorkProgress
 from shardio.shards.index import INDEX_SUFFIX, IndexColumns, find_equal, index_location, read_columns
+from shardio.shards.indexing import find_index, has_split_samples
 from shardio.shards.manifest import MANIFEST_NAME, UNFINISHED_NAME, ShardEntry, read_manifest
 from shardio.shards.shard import Shard, open_tar, was_packed
-from shardio.shards.sources import DatasetSource, expand_pattern, find_index, find_indexed, find_tars, has_split_samples
+from shardio.shards.sources import DatasetSource, expand_pattern, find_indexed, find_tars
 from shardio.shards.tar import (
     BLOCK,
     MAX_MEMBER,

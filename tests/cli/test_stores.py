@@ -104,7 +104,7 @@ def assert_is_changed_the_same(local: Path, remote: Location, tmp_path: Path, *o
     tar = home / "tars" / "a.tar"
     put(tar, (tmp_path / "a.tar").read_bytes())
     assert f"index: {tar}.idx\n" in run("index", tar, *options).stdout
-    assert (home / "tars").list() == ["a.tar", "a.tar.idx"]
+    assert (home / "tars").list() == ["a.tar", "a.tar.idx", "shardio-index.json"]
     assert "already current" in run("index", tar, *options).stdout
     assert run("cat", tar, "x/2", *options).stdout == "two"
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from shardio.shards.indexing import TarContents, scan_contents
 from shardio.shards.shard import write_index
-from shardio.shards.sources import TarContents, scan_contents
 from shardio.shards.tar import BLOCK, END
 from tests.memory_store import MemoryStore
 from tests.tars import change_metadata

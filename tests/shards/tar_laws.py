@@ -23,8 +23,8 @@ from shardio.errors import ShardioError
 from shardio.reading import KeyedShards
 from shardio.shards import Shard, find_problems, open_compressed
 from shardio.shards.index import IndexColumns, read_columns, read_header, read_keys
+from shardio.shards.indexing import TarContents, index_tar, scan_contents
 from shardio.shards.repairing import find_complete, repair, write_complete
-from shardio.shards.sources import TarContents, index_tar, scan_contents
 from shardio.shards.tar import fits_plain_header, is_added_by_macos, split_name
 from shardio.shards.tar_scan import find_member, list_names
 from shardio.shards.verifying import ShardVerification

@@ -31,8 +31,8 @@ from shardio.errors import FormatError, SampleError, StaleIndexError
 from shardio.reading import KeyedShards
 from shardio.sample import Sample
 from shardio.shards import open_compressed, open_table, size_in_tar, write_shard
+from shardio.shards.indexing import index_tar, scan_contents
 from shardio.shards.repairing import repair
-from shardio.shards.sources import index_tar, scan_contents
 from shardio.shards.tar import BLOCK, END, MAX_MEMBER, StoredField, are_plain_headers, header_fits, make_header
 from shardio.shards.tar_scan import IncompleteTarError, StreamedTar, TarScan, find_member
 from shardio.storage import Location, parse_location
