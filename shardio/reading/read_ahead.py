@@ -69,15 +69,12 @@ use at the same time."""
 
 FIRST = 128
 """The number of samples in the first stretch, if the order is shuffled. Few of these samples are neighbors, so their
-requests are small, and the first batches need not wait for most of the order's window."""
+requests are small, and the first batches need not wait for most of the order's window. Meanwhile, large requests fetch
+the rest of the window, in which each piece has samples that are needed early. Smaller pieces would arrive later."""
 
 SHUFFLED = 64 * 2**20
 """The approximate minimum size of a stretch in bytes, if the order is shuffled. A rank of many reads little of each
 window, so it plans several windows at once."""
-
-START_RANGE = 2**20
-"""The maximum size of ranges in the order's first window, in bytes. With ranges of r samples, the share 1 - (1 - x)^r
-of a window must arrive before the share x of its samples can be read, so large ranges would delay the first batches."""
 
 UNSHUFFLED = 256 * 2**20
 """The size of a stretch in bytes if the order is not shuffled."""
@@ -264,12 +261,11 @@ class RemoteSamples(Protocol):
             window: The number of the rank's samples in a window of the order, or None without shuffling.
         """
 
-    def plan(self, indices: Ints, num_before: int) -> Sequence[Callable[[], object]]:
+    def plan(self, indices: Ints) -> Sequence[Callable[[], object]]:
         """Return functions that fetch the samples of a stretch, in the order in which they are needed.
 
         Args:
             indices: int64 [n], the indices of the samples, in the order in which they are needed.
-            num_before: The number of samples in the stretches before this stretch.
         """
 
 
@@ -374,7 +370,7 @@ class ReadAhead:
             if self._is_closed:
                 return
             begin, num_before = num_before, num_before + len(stretch)
-            map_in_threads(self._fetch, self._samples.plan(stretch, begin))
+            map_in_threads(self._fetch, self._samples.plan(stretch))
 
     def _fetch(self, fetch: Callable[[], object]) -> None:
         if not self._is_closed:
@@ -418,18 +414,17 @@ class RemoteShards:
         first = min(FIRST, longest)
         return chain([(first, first)], repeat((max(1, SHUFFLED // mean), longest)))
 
-    def plan(self, indices: Ints, num_before: int) -> list[Callable[[], object]]:
+    def plan(self, indices: Ints) -> list[Callable[[], object]]:
         found = list[_Range]()
-        max_bytes = START_RANGE if num_before <= FIRST else MAX_RANGE
-        map_in_threads(lambda each: found.extend(self._locate(*each, max_bytes)), list(self._reader.by_shard(indices)))
+        map_in_threads(lambda each: found.extend(self._locate(*each)), list(self._reader.by_shard(indices)))
         groups = _group(sorted(found, key=lambda each: each.row))
         return [partial(group[0].file.prefetch, [(each.start, each.stop) for each in group]) for group in groups]
 
-    def _locate(self, shard: int, rows: Ints, inner: Ints, max_bytes: int) -> list[_Range]:
+    def _locate(self, shard: int, rows: Ints, inner: Ints) -> list[_Range]:
         file, starts, stops, _ = self._reader.locate(shard, inner, self._fields)  # each [n, F]
         present = starts >= 0
         rows = np.repeat(rows, present.sum(axis=1))
-        joined = _join(starts[present] - BLOCK, stops[present], rows, max_bytes)
+        joined = _join(starts[present] - BLOCK, stops[present], rows)
         return [_Range(file, *each) for each in zip(*(column.tolist() for column in joined), strict=True)]
 
 
@@ -459,20 +454,19 @@ def estimate_traffic(indices: Ints, shard_sizes: Ints, shard_bytes: Ints) -> tup
     num_requests = num_bytes = 0
     for shard in np.unique(shards).tolist():
         own = starts[shards == shard]
-        begins, ends, _ = _join(own, own + sample_bytes[shard], own, MAX_RANGE)
+        begins, ends, _ = _join(own, own + sample_bytes[shard], own)
         num_requests += len(begins)
         num_bytes += int((ends - begins).sum())
     return num_requests, num_bytes
 
 
-def _join(starts: Ints, stops: Ints, rows: Ints, max_bytes: int) -> tuple[Ints, Ints, Ints]:
+def _join(starts: Ints, stops: Ints, rows: Ints) -> tuple[Ints, Ints, Ints]:
     """Join neighboring ranges of one tar.
 
     Args:
         starts: int64 [n], the ranges' first bytes.
         stops: int64 [n], the bytes after the ranges' last bytes. No two ranges overlap.
         rows: int64 [n], the rows that need the ranges.
-        max_bytes: The approximate maximum size of a joined range.
 
     Returns:
         The joined ranges: their first bytes, the bytes after their last bytes, and the first rows that need them.
@@ -488,9 +482,9 @@ def _join(starts: Ints, stops: Ints, rows: Ints, max_bytes: int) -> tuple[Ints, 
     is_first[0] = True
     is_first[1:] = gaps > MAX_GAP
     is_first[1:][by_size[is_affordable]] = False
-    # Cut each long run of ranges at multiples of ``max_bytes`` from its start.
+    # Cut each long run of ranges at multiples of ``MAX_RANGE`` from its start.
     run_starts = starts[np.maximum.accumulate(np.where(is_first, np.arange(len(starts)), 0))]
-    place = (starts - run_starts) // max_bytes
+    place = (starts - run_starts) // MAX_RANGE
     is_first[1:] |= place[1:] != place[:-1]
     firsts = is_first.nonzero()[0]
     lasts = np.append(firsts[1:], len(starts)) - 1
@@ -528,7 +522,7 @@ class RemoteFiles:
         length = max(1, min(MAX_FILES, largest))
         return repeat((length, length))
 
-    def plan(self, indices: Ints, num_before: int) -> list[Callable[[], object]]:
+    def plan(self, indices: Ints) -> list[Callable[[], object]]:
         keys = self._list_keys(indices)
         starts = range(0, len(keys), FILES_TOGETHER)
         return [partial(self._files.prefetch, keys[start : start + FILES_TOGETHER]) for start in starts]
@@ -554,8 +548,8 @@ class RemoteParts:
         for lengths in zip(*(part.choose_lengths(window) for part in self._parts if part), strict=True):
             yield min(shortest for shortest, _ in lengths), min(longest for _, longest in lengths)
 
-    def plan(self, indices: Ints, num_before: int) -> list[Callable[[], object]]:
+    def plan(self, indices: Ints) -> list[Callable[[], object]]:
         divided = self._divide(indices)
-        plans = [part.plan(inner, num_before) for number, inner in divided if (part := self._parts[number])]
+        plans = [part.plan(inner) for number, inner in divided if (part := self._parts[number])]
         # Alternate between the datasets, because their samples are mixed.
         return [fetch for fetch in chain.from_iterable(zip_longest(*plans)) if fetch is not None]

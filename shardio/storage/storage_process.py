@@ -41,6 +41,9 @@ from shardio.storage.store import REMOTE_PIECE, UNVERSIONED, FileStat, ReplacedE
 NUM_LOCKS = 64
 """The number of lock files. Objects that share a lock file are fetched one after another."""
 
+MAX_REFETCHED = 2**18
+"""The largest present range in bytes that is fetched again, because two requests would cost more."""
+
 PATIENCE_S, SHARD_PATIENCE_S = 30.0, 600.0
 """The times in seconds to wait while another process fetches the same manifest or index, or the same whole shard.
 
@@ -261,7 +264,7 @@ class Filler:
         """Fetch the missing parts of a range that no other thread is fetching. Return when the range is present."""
         with self._lock:
             if is_divisible:
-                missing = copy.find_missing(start, stop)
+                missing = _join(copy.find_missing(start, stop))
             else:
                 missing = [] if copy.has(start, stop) else [(start, stop)]
             flights = self._flights.get(copy.path, ())
@@ -406,6 +409,17 @@ def _split(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
     stop = min(-(-stop // BLOCK) * BLOCK, size)
     for begin in range(start // BLOCK * BLOCK, stop, REMOTE_PIECE):
         yield begin, min(begin + REMOTE_PIECE, stop)
+
+
+def _join(missing: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Join missing ranges with small present ranges between them, which are fetched again."""
+    joined = list[tuple[int, int]]()
+    for start, stop in missing:
+        if joined and start - joined[-1][1] <= MAX_REFETCHED:
+            joined[-1] = joined[-1][0], stop
+        else:
+            joined.append((start, stop))
+    return joined
 
 
 def _subtract(missing: tuple[int, int], flights: list[_Flight]) -> Iterator[tuple[int, int]]:

@@ -115,7 +115,7 @@ def test_what_is_planned_is_in_the_cache_afterwards(remote: Any) -> None:
     ]:
         keys = [reader.find_key(data.samples[index][0]) for index in expected]
         assert [reader.files.read_present(key) for key in keys] == [None] * len(keys)
-        for fetch in samples.plan(np.array(indices), 0):
+        for fetch in samples.plan(np.array(indices)):
             fetch()
         assert None not in [reader.files.read_present(key) for key in keys]
 
