@@ -33,6 +33,9 @@ from shardio.reading import (
 )
 from shardio.world import World, find_worker
 
+SMALL_CHUNK, MAX_CHUNK = 2**19, 256
+"""The size in bytes, and the number of samples, up to which samples are read together if they are small."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ShardDatasetSettings(EpochSettings, ShardSettings):
@@ -146,13 +149,16 @@ class ShardDataset(Ordered, Iterated):
         order = EpochOrder(self.shard_sizes, self.settings, cursor.epoch)
         num_steps, num_in_step = divmod(num_left_out, split.batch_size)  # Only the last step may have fewer samples.
         steps = range(worker.worker_id, split.num_batches, worker.num_workers)[num_steps:]
+        manifest = self.table.manifest
+        num_small = SMALL_CHUNK * manifest.num_samples // max(manifest.num_bytes, 1)
+        chunk_size = min(max(self.decoder.chunk_size, num_small), MAX_CHUNK)
         with self._read_ahead(cursor, split) as advance, closing(self.reader):
             for positions, indices in iterate_steps(order, split, steps):
                 indices = indices[num_in_step:]
                 valid = split.find_valid(np.concatenate(positions)[num_in_step:])
                 num_in_step = 0
-                for start in range(0, len(indices), self.decoder.chunk_size):
-                    chunk = slice(start, start + self.decoder.chunk_size)
+                for start in range(0, len(indices), chunk_size):
+                    chunk = slice(start, start + chunk_size)
                     advance(len(indices[chunk]) * worker.num_workers)
                     rng_keys = augment_rng_keys(self.settings.seed, cursor.epoch, indices[chunk])
                     values = read_around(

@@ -10,7 +10,7 @@ import atexit
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Protocol
@@ -394,7 +394,7 @@ class _Gate:
         self._condition, self._is_closed = threading.Condition(), False
         self._inside: list[int] = []  # A thread's id appears once for each entry.
 
-    def enter(self) -> None:
+    def __enter__(self) -> None:
         with self._condition:
             if self._is_closed:
                 raise RuntimeError(
@@ -402,34 +402,30 @@ class _Gate:
                 )
             self._inside.append(threading.get_ident())
 
-    def leave(self) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._condition:
             self._inside.remove(threading.get_ident())
-            self._condition.notify_all()
+            if self._is_closed:
+                self._condition.notify_all()
 
     def close(self) -> None:
         with self._condition:
             self._is_closed = True
-            here = threading.get_ident()  # If Ctrl-C interrupted leave(), this thread still counts as inside.
+            here = threading.get_ident()  # If Ctrl-C interrupted __exit__(), this thread still counts as inside.
             self._condition.wait_for(lambda: all(thread == here for thread in self._inside), PATIENCE_S)
 
 
 _gate = _Gate()
 
 
-@contextmanager
-def before_shutdown() -> Iterator[None]:
-    """Delay Python's shutdown until the block, which makes a batch, ends.
+def before_shutdown() -> AbstractContextManager[None]:
+    """Delay Python's shutdown until the ``with`` block, which makes a batch, ends.
 
     Raises:
         RuntimeError: If Python is shutting down.
     """
     _watch()
-    _gate.enter()
-    try:
-        yield
-    finally:
-        _gate.leave()
+    return _gate
 
 
 @cache

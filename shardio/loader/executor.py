@@ -125,6 +125,8 @@ class Tally:
         self.num_batches += 1
         self.num_samples += num_samples
         self.wait_s += wait_s
+        if not num_images_by_decoder:
+            return
         self.num_images_by_decoder += num_images_by_decoder
         if num_images_by_decoder["pillow, clipped"] and not self.has_warned:
             self.has_warned = True

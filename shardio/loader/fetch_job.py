@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -184,7 +184,7 @@ class MapFetcher:
         if not self._job.is_batched:
             return _get(dataset, index)
         if not getattr(dataset, "__getitems__", None):
-            return [_get(dataset, each) for each in index]
+            return _get_all(dataset, index)
         try:
             return dataset.__getitems__(index)
         except Exception as error:
@@ -276,11 +276,21 @@ def _get_around(dataset: Any, bad_samples: BadSamples, index: Sequence[Any]) -> 
 
 
 def _get(dataset: Any, index: Any) -> Any:
+    (sample,) = _get_all(dataset, [index])
+    return sample
+
+
+def _get_all(dataset: Any, indices: Iterable[Any]) -> list[Any]:
+    index: Any = None
+    samples = list[Any]()
+    add = samples.append
     try:
-        return dataset[index]
+        for index in indices:
+            add(dataset[index])
     except Exception as error:
         add_note(error, f"while getting sample {index!r} of {type(dataset).__name__}")
         raise
+    return samples
 
 
 def _get_ordered(dataset: Any, bad_samples: BadSamples | None, request: OrderedIndices) -> list[Any]:

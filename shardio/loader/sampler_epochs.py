@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Iterator
+from types import GeneratorType
 from typing import Any
 
 import torch
@@ -323,13 +324,17 @@ class Indices:
         return position.sampler_state is not None or position.iterator_state is not None
 
     def _track(self, num_drawn: int = 0) -> None:
-        is_batched = self._batches is not None
-        self.position = SamplerPosition(
-            num_yielded=self.position.num_yielded + num_drawn,
-            num_samples=None if self._batches is None else self._batches.num_samples,
-            sampler_state=None if is_batched else dump_state(self._sampler),
-            iterator_state=self._batches.state() if self._batches is not None else dump_state(self._iterator),
-        )
+        num_yielded = self.position.num_yielded + num_drawn
+        if self._batches is None:
+            self.position = SamplerPosition(
+                num_yielded=num_yielded,
+                sampler_state=dump_state(self._sampler),
+                iterator_state=dump_state(self._iterator),
+            )
+        else:
+            self.position = SamplerPosition(
+                num_yielded=num_yielded, num_samples=self._batches.num_samples, iterator_state=self._batches.state()
+            )
 
 
 class _BatchIterator(Iterator[list[Any]]):
@@ -372,12 +377,12 @@ class _BatchIterator(Iterator[list[Any]]):
             yield batch
 
     def state(self) -> Any:
-        states: dict[str, Any] = {_SAMPLES_YIELDED: self.num_samples, _HAS_ENDED: self.has_ended}
+        states = dict[str, Any]()
         if has_state(self._sampler):
             states[_SAMPLER_STATE] = dump_state(self._sampler)
-        if self._iterator is not None and has_state(self._iterator):
+        if type(self._iterator) is not GeneratorType and has_state(self._iterator):  # Most iterators are generators.
             states[_SAMPLER_ITER_STATE] = dump_state(self._iterator)
-        return states if len(states) > 2 else None
+        return {_SAMPLES_YIELDED: self.num_samples, _HAS_ENDED: self.has_ended, **states} if states else None
 
     def restore(self, states: Any) -> bool:
         if states is None or not (_SAMPLER_STATE in states or _SAMPLER_ITER_STATE in states):

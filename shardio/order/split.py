@@ -9,6 +9,7 @@ makes the batches t with t mod n == k.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -146,6 +147,16 @@ class Split:
         visit = found - (stops - num_visits)[stratum]
         return np.concatenate([np.sort(start + first_visits[stratum] + visit * self.strata), start + repeats])
 
+    def batches(self, steps: Sequence[int]) -> list[NDArray[np.int64]]:
+        """Return :meth:`batch` of each step."""
+        if self.strata > 1 and self.world_size > 1:
+            return [self.batch(step) for step in steps]
+        # In a full step, the positions of a batch are consecutive.
+        num_full = bisect_left(steps, self._num_full_steps)
+        firsts = self.start + np.array(steps[:num_full], np.int64) * self._step_size + self.rank * self.batch_size
+        full = list(firsts[:, None] + np.arange(self.batch_size))
+        return full + [self.batch(step) for step in steps[num_full:]]
+
     def find_valid(self, positions: NDArray[np.int64]) -> NDArray[np.bool_] | None:
         """Return the marks of samples, bool [n], false for repeats; None if the policy does not mark repeats."""
         return positions < self.num_samples if self.remainder_policy.marks_repeats else None
@@ -187,12 +198,12 @@ def iterate_steps(
     Args:
         order: The epoch's order.
         split: One rank's share of the epoch.
-        steps: The steps to yield.
+        steps: The steps to yield, in ascending order.
 
     Yields:
         A list with the positions of each step, and the concatenated indices of all their samples, int64 [n].
     """
     steps_at_once = -(-POSITIONS_AT_ONCE // split.batch_size)
     for first in range(0, len(steps), steps_at_once):
-        positions = [split.batch(step) for step in steps[first : first + steps_at_once]]
+        positions = split.batches(steps[first : first + steps_at_once])
         yield positions, order.samples_at(np.concatenate(positions))

@@ -348,25 +348,25 @@ def test_pythons_shutdown_waits_for_batches_of_other_threads_and_not_for_its_own
     gate, events, is_inside = epoch_iterator._Gate(), list[str](), threading.Event()
 
     def make() -> None:
-        gate.enter()
-        gate.enter()  # A batch that is made from another loader's batches enters the gate twice.
-        gate.leave()
+        gate.__enter__()
+        gate.__enter__()  # A batch that is made from another loader's batches enters the gate twice.
+        gate.__exit__()
         is_inside.set()
         while not gate._is_closed:  # Nothing else shows that close() has begun to wait.
             time.sleep(0.001)
         events.append("left")
-        gate.leave()
+        gate.__exit__()
 
     thread = threading.Thread(target=make)
     thread.start()
     is_inside.wait()
-    gate.enter()  # Ctrl-C came before leave().
+    gate.__enter__()  # Ctrl-C came before leave().
     gate.close()
     events.append("closed")
     thread.join()
     assert events == ["left", "closed"]
     with pytest.raises(RuntimeError, match="Python is shutting down"):
-        gate.enter()
+        gate.__enter__()
 
 
 def count_buffers(loader: DataLoader) -> int:
