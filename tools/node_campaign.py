@@ -79,7 +79,7 @@ def run_nodes(
     num_batches: int | None,
     state: dict[str, Any] | None,
 ) -> tuple[list[list[list[str]]], dict[str, Any]]:
-    """Run ``num_ranks`` ranks on each node. Return the batches of each rank, and the state that all of them have saved."""
+    """Run ``num_ranks`` ranks on each node. Return the batches of each rank, and the state that all ranks have saved."""
     processes, outs = [], []
     world_size = num_ranks * len(proxies)
     for rank in range(world_size):
@@ -127,7 +127,7 @@ def describe_traffic(proxy: FaultProxy, num_samples: int) -> str:
         num_bytes[kind] += each.num_bytes
     share = num_bytes["tar"] / (num_samples * SAMPLE_BYTES)
     return (
-        f"{gets['head']} heads, {gets['json']} of the manifest, {gets['idx']} of indexes ({num_bytes['idx'] / 1e3:.0f} kB), "
+        f"{gets['head']} heads, {gets['json']} of the manifest, {gets['idx']} of indexes, "
         f"{gets['tar']} of tars: {gets['tar'] / num_samples:.4f} per sample, {share:.2f} times the samples' bytes"
     )
 
