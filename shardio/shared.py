@@ -69,6 +69,18 @@ class SharedList(MutableSequence[T], Generic[T]):
         self._packed: _Column | None = _pack(values if isinstance(values, list | tuple) else list(values))
         self._values: list[T] = []  # The values after a change; ``_packed`` is then None.
 
+    @classmethod
+    def joined(cls, lists: Iterable[SharedList[T]]) -> SharedList[T]:
+        """Return the values of several lists that were not changed, one list after another.
+
+        Each list must have values of the same types, or be empty.
+        """
+        columns = [each._packed for each in lists if each._packed]
+        result = cls()
+        if columns:
+            result._packed = columns[0].join(columns)
+        return result
+
     def __len__(self) -> int:
         return len(self._values if self._packed is None else self._packed)
 
@@ -159,6 +171,9 @@ class _Column(Protocol):
     def take(self, start: int, stop: int) -> list[Any]:
         """Return the values from ``start`` to ``stop``."""
 
+    def join(self, columns: list[Any]) -> _Column:
+        """Return the values of several columns of the same kind, this column included."""
+
 
 class _Numbers:
     def __init__(self, array: NDArray[Any]) -> None:
@@ -170,6 +185,9 @@ class _Numbers:
     def take(self, start: int, stop: int) -> list[Any]:
         values: list[Any] = self._array[start:stop].tolist()
         return values
+
+    def join(self, columns: list[_Numbers]) -> _Numbers:
+        return _Numbers(np.concatenate([column._array for column in columns]))
 
 
 class _Texts:
@@ -192,6 +210,14 @@ class _Texts:
         pieces = [content[one - first : other - first] for one, other in pairwise(stops)]
         return [piece.decode("utf-8", "surrogatepass") for piece in pieces] if self._is_text else pieces
 
+    def join(self, columns: list[_Texts]) -> _Texts:
+        result = _Texts((), is_text=self._is_text)
+        firsts = accumulate((column._stops[-1] for column in columns), initial=0)
+        stops = [column._stops[1:] + first for column, first in zip(columns, firsts, strict=False)]
+        result._content = np.concatenate([column._content for column in columns])
+        result._stops = np.concatenate([[0], *stops])
+        return result
+
 
 class _Tuples:
     def __init__(self, columns: list[_Column], num_values: int) -> None:
@@ -204,6 +230,10 @@ class _Tuples:
         if not self._columns:
             return [()] * (stop - start)
         return list(zip(*(column.take(start, stop) for column in self._columns), strict=True))
+
+    def join(self, columns: list[_Tuples]) -> _Tuples:
+        joined = [column.join([each._columns[index] for each in columns]) for index, column in enumerate(self._columns)]
+        return _Tuples(joined, sum(map(len, columns)))
 
 
 def _pack(values: Sequence[Any], where: str = "") -> _Column:

@@ -46,6 +46,16 @@ def test_it_is_the_list(values: list[Any], data: st.DataObject) -> None:
     assert shared * 2 == 2 * shared == values * 2
 
 
+VALUES = st.lists(st.tuples(st.text(max_size=5), st.integers(-(2**63), 2**63 - 1)), max_size=6)
+
+
+@given(st.lists(VALUES, max_size=5))
+def test_lists_are_joined_one_after_another(lists: list[list[tuple[str, int]]]) -> None:
+    joined = SharedList.joined(map(SharedList, lists))
+    assert joined == [value for each in lists for value in each]
+    assert pickle.loads(pickle.dumps(joined)) == joined
+
+
 def test_long_lists_are_read_in_blocks() -> None:
     values = [(f"class-{number % 7}/ünder-{number}.jpg", number) for number in range(10_000)]
     assert list(SharedList(values)) == values

@@ -79,7 +79,7 @@ def run_nodes(
     num_batches: int | None,
     state: dict[str, Any] | None,
 ) -> tuple[list[list[list[str]]], dict[str, Any]]:
-    """Run ``num_ranks`` ranks on each node. Return the batches of each rank, and the state that all ranks have saved."""
+    """Run ``num_ranks`` ranks on each node. Return each rank's batches, and the state that all have saved."""
     processes, outs = [], []
     world_size = num_ranks * len(proxies)
     for rank in range(world_size):

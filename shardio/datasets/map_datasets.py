@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -237,7 +237,9 @@ class ImageFolder(MapDataset):
     @samples.setter
     def samples(self, samples: SharedList[tuple[str, int]] | list[tuple[str, int]]) -> None:
         try:
-            self._samples: SharedList[tuple[str, int]] | list[tuple[str, int]] = SharedList(samples)
+            self._samples: SharedList[tuple[str, int]] | list[tuple[str, int]] = (
+                samples.copy() if isinstance(samples, SharedList) else SharedList(samples)
+            )
         except (TypeError, OverflowError):  # Keep other values in a plain list; reading an invalid one raises an error.
             self._samples = samples
 
@@ -278,7 +280,7 @@ def _list_files(root: Location, kept: str | os.PathLike[str] | None) -> tuple[Li
     return open_files(root, kept)
 
 
-def _find_local(root: Location) -> dict[str, list[str]]:
+def _find_local(root: Location) -> dict[str, Iterable[str]]:
     if not root.is_folder():
         raise FileNotFoundError(f"the directory {root} does not exist")
     entries = [name for name in root.list() if not name.startswith(".")]
@@ -291,10 +293,10 @@ def _find_local(root: Location) -> dict[str, list[str]]:
     names = sorted(name[:-1] for name in entries if name.endswith("/"))
     if not names:
         raise _no_class_folders(root)
-    return {read_as_utf8(name): list((root / name).walk()) for name in names}
+    return {read_as_utf8(name): (root / name).walk() for name in names}
 
 
-def _find_listed(listing: Listing) -> dict[str, list[str]]:
+def _find_listed(listing: Listing) -> dict[str, Iterable[str]]:
     folder, found = listing.folder, {name: list[str]() for name in listing.folders}
     start, prefix = len(f"{folder.key}/" if folder.key else ""), folder.store.prefix
     for key in listing.keys:
@@ -309,9 +311,9 @@ def _no_class_folders(root: Location) -> FileNotFoundError:
 
 
 def _label_images(
-    paths: Mapping[str, list[str]], labels: Mapping[str, int], root: Location, listing: Path | None
-) -> tuple[list[tuple[str, int]], list[Path]]:
-    samples = []
+    paths: Mapping[str, Iterable[str]], labels: Mapping[str, int], root: Location, listing: Path | None
+) -> tuple[SharedList[tuple[str, int]], list[Path]]:
+    samples = list[SharedList[tuple[str, int]]]()  # One list for each class, because strings need much memory.
     others = list[Path]()
     for name, files in paths.items():
         images, num_before = list[str](), len(others)
@@ -328,8 +330,8 @@ def _label_images(
         # torchvision's order: by directory, then by name. Comparing the paths of a single directory takes less time.
         is_flat = "".join(images).count("/") == f"{root / name}/".count("/") * len(images)
         images.sort(key=None if is_flat else lambda path: path.rpartition("/")[::2])
-        samples += [(path, labels[name]) for path in images]
-    return samples, others
+        samples.append(SharedList([(path, labels[name]) for path in images]))
+    return SharedList.joined(samples), others
 
 
 @dataclass(frozen=True, kw_only=True)
