@@ -294,6 +294,34 @@ def decode_npy(content: bytes, *, trusted: bool = False) -> Any:
     return array.astype(dtype.newbyteorder("="))  # Unlike the file's memory, a copy can be changed.
 
 
+def copy_arrays(contents: Sequence[bytes | None], destination: NDArray[Any]) -> bool:
+    """Copy the arrays of npy files to the rows of an array, if the files have equal headers that fit the rows.
+
+    Args:
+        contents: The bytes of n files; None for a missing file.
+        destination: [n, ...], with native byte order.
+
+    Returns:
+        Whether the arrays were copied. If not, :func:`decode_npy` decodes the files or says what is wrong.
+    """
+    if not contents or (first := contents[0]) is None or first[6:8] != b"\1\0":
+        return False
+    start = 10 + int.from_bytes(first[8:10], "little")
+    header, size = first[:start], start + destination[0].nbytes
+    if any(content is None or len(content) != size or not content.startswith(header) for content in contents):
+        return False
+    try:
+        shape, is_fortran, dtype = _read_npy_header(header)
+    except Exception as error:  # numpy evaluates the header.
+        let_through(error)
+        return False
+    if is_fortran or dtype != destination.dtype or shape != destination.shape[1:]:
+        return False
+    strides = (size, *np.empty(shape, dtype).strides) if len(shape) else (size,)
+    destination[...] = np.ndarray(destination.shape, dtype, b"".join(filter(None, contents)), start, strides)
+    return True
+
+
 @lru_cache(maxsize=256)
 def _read_npy_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Return the shape, whether the first index varies fastest, and the dtype. Many files have the same header."""

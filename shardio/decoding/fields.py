@@ -6,7 +6,7 @@ The images, masks, boxes and points of a chunk are planned together, then render
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import islice, takewhile
@@ -549,15 +549,16 @@ class FieldDecoder:
             Generators(self._callables).seed(int.from_bytes(os.urandom(8), "little"))
 
     def decode_others(
-        self, planned: PlannedFields, samples: StoredSamples, rng_keys: Words, calls: Calls
+        self, planned: PlannedFields, samples: StoredSamples, keys: Words, calls: Calls, without: Container[str] = ()
     ) -> dict[str, list[Any]]:
         """Decode the fields other than the planned images, and transform the followers.
 
         Args:
             planned: The images.
             samples: n samples.
-            rng_keys: uint64 [n], the keys that seed the random generators of user decoders.
+            keys: uint64 [n], the rng keys that seed the random generators of user decoders.
             calls: Calls user decoders.
+            without: Other fields that are not decoded.
 
         Returns:
             The n values of each field, by name.
@@ -565,8 +566,8 @@ class FieldDecoder:
         Raises:
             SampleError: If a field is missing, or cannot be decoded or transformed.
         """
-        others = [name for name in self.names if name not in planned.images]
-        return planned.move({name: self._decode_field(name, samples, rng_keys, calls) for name in others}, samples)
+        others = [name for name in self.names if name not in planned.images and name not in without]
+        return planned.move({name: self._decode_field(name, samples, keys, calls) for name in others}, samples)
 
     def _decode_field(self, name: str, samples: StoredSamples, rng_keys: Words, calls: Calls) -> list[Any]:
         if name == "key":

@@ -37,7 +37,7 @@ from shardio.datasets import (
     unwrap_parts,
     why_not_concatenated,
 )
-from shardio.decoding import FieldDecoder
+from shardio.decoding import CHUNK, FieldDecoder
 from shardio.device.prefetcher import DecodePlace
 from shardio.errors import Stage, find_user_level
 from shardio.loader.any_dataset import Fetching, FetchSource, OrderSource, SamplerSource, TorchIterators, starts_threads
@@ -369,7 +369,8 @@ def make_batch_settings(
     collation = _make_collation(settings, decoder)
     sizing = ChunkSizing(
         num_threads=max(settings.num_workers, 1),
-        chunk_size=decoder.chunk_size,
+        # Without images, a chunk needs no more memory than its part of the batch.
+        chunk_size=decoder.chunk_size if decoder.image_names else CHUNK,
         prefetch=None if isinstance(settings.prefetch_factor, DefaultPrefetch) else settings.prefetch_factor,
         keeps_whole=collation is not None,
     )

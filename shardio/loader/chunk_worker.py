@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.decoding import FieldDecoder, refuse_wide
+from shardio.decoding import FieldDecoder, PlannedFields, copy_arrays, extension_of, refuse_wide
 from shardio.errors import SampleError, move_mark
 from shardio.images import DecoderName
 from shardio.kernel import find_kernel
@@ -65,7 +65,7 @@ from shardio.shards import LABEL_FIELD
 
 if TYPE_CHECKING:
     from shardio.loader.batches import Collation
-    from shardio.reading import Reader
+    from shardio.reading import Reader, StoredSamples
 
 Rows = Mapping[int, NDArray[Any]]
 """The destination of a chunk's n values, by column: [n, *shape of an item]."""
@@ -342,8 +342,12 @@ class ChunkBuilder:
         before = time.perf_counter()
         planned = decoder.plan(stored, chunk.rng_keys, calls)
         transform_s = time.perf_counter() - before
-        others = decoder.decode_others(planned, stored, chunk.rng_keys, calls)
+        filled = self._fill_arrays(planned, stored, rows)
+        others = decoder.decode_others(planned, stored, chunk.rng_keys, calls, filled)
         for name in decoder.names:
+            if name in filled:
+                columns.append(None)
+                continue
             if (images := planned.images.get(name)) is None:
                 refuse_wide(stored, name, others[name])  # The batch holds tensors.
                 columns.append(_compact(name, others[name], rows.get(len(columns))))
@@ -368,6 +372,18 @@ class ChunkBuilder:
             idle_s=idle_s, read_s=read_s, transform_s=transform_s, python_s=calls.elapsed_s, decode_s=decode_s
         )
         return Made(chunk_id=chunk.chunk_id, columns=columns, times=times, num_images_by_decoder=num_images_by_decoder)
+
+    def _fill_arrays(self, planned: PlannedFields, stored: StoredSamples, rows: Rows) -> set[str]:
+        """Copy the arrays of npy files that need no other step to the buffer. Return the names of their fields."""
+        decoder, filled, column_index = self._decoder, set[str](), 0
+        needed = {*decoder.decoders, *(each.name for each in planned.followers)}
+        for name in decoder.names:
+            images, destination = planned.images.get(name), rows.get(column_index)
+            is_array = images is None and extension_of(name) == "npy" and name not in needed
+            if is_array and destination is not None and copy_arrays(stored.columns[name], destination):
+                filled.add(name)
+            column_index += 1 if images is None else len(images.crops)
+        return filled
 
     def _collate(self, collation: Collation, chunk: Chunk, idle_s: float) -> Made:
         decoder, samples, num_images_by_decoder = self._decoder, list[Any](), Counter[DecoderName]()

@@ -15,7 +15,7 @@ import safetensors.numpy
 
 import shardio
 from shardio import ShardDataset
-from shardio.decoding.codecs import DECODERS, TRUSTED_DECODERS, decode_npy, extension_of
+from shardio.decoding.codecs import DECODERS, TRUSTED_DECODERS, copy_arrays, decode_npy, extension_of
 from shardio.images import encode_png
 from shardio.testing.field_codec import FieldCodecTests, check_types
 from tests.sources import write_images
@@ -172,3 +172,43 @@ def test_every_codec_is_tested() -> None:
 def test_objects_are_read_only_if_the_user_trusts_them(field: str, content: bytes) -> None:
     with pytest.raises(ValueError, match=r"it holds Python objects.*trusted=True"):
         DECODERS[field](content)
+
+
+def write_npy(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("dtype", ["<i4", "<f8", "|u1", "<c16", "?", "<f2"])
+@pytest.mark.parametrize("shape", [(), (5,), (2, 3), (2, 1, 3)])
+def test_equal_npy_files_are_copied_at_once(dtype: str, shape: tuple[int, ...]) -> None:
+    random = np.random.default_rng(0)
+    arrays = [np.asarray(random.integers(0, 2, shape)).astype(dtype) for _ in range(4)]
+    destination = np.zeros((4, *shape), np.dtype(dtype))
+    assert copy_arrays([write_npy(array) for array in arrays], destination)
+    assert (destination == np.stack(arrays)).all()
+
+
+def test_other_npy_files_are_left_to_the_decoder() -> None:
+    fits = write_npy(np.arange(6, dtype=np.int32).reshape(2, 3))
+    others = [
+        None,
+        b"",
+        fits[:-1],
+        fits + b"1",
+        b"\x94" + fits[1:],
+        fits.replace(b"'shape': (2, 3)", b"'shape': (3, 2)"),
+        fits.replace(b"<i4", b">i4"),
+        fits.replace(b"<i4", b"<f4"),
+        write_npy(np.asfortranarray(np.ones((2, 3), np.int32))),
+        write_npy(np.ones((2, 3), np.int64)),
+        write_npy(np.array([None])),
+        fits.replace(b"'descr'", b"'descX'"),
+    ]
+    for other in others:
+        for contents in ([other, fits], [fits, other], [other]):
+            destination = np.full((len(contents), 2, 3), 7, np.int32)
+            assert not copy_arrays(contents, destination), other
+            assert (destination == 7).all()
+    assert not copy_arrays([], np.empty((0, 2, 3), np.int32))
