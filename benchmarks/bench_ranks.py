@@ -13,8 +13,17 @@ import numpy as np
 
 from shardio.order import EpochOrder, Split, choose_settings, shards_of
 from shardio.reading import estimate_traffic
+from shardio.shards import Ints
+from shardio.shards.index import AHEAD
+from shardio.storage.remote import MAX_WHOLE
 
 WORLD_SIZES = (1, 2, 3, 5, 8, 16, 24, 40, 64, 96, 100, 128, 256, 333, 512, 1000, 1024)
+
+NODE = 8
+"""The number of ranks of a node, which share a cache."""
+
+ENTRY_BYTES = 68
+"""The bytes of a sample with two fields and a key of 12 bytes in an index."""
 
 NUM_WINDOWS = 4
 """The number of windows to read on each rank, besides a part of the windows before and after them."""
@@ -48,7 +57,8 @@ def measure(dataset: Dataset, world_size: int) -> str:
     steps = range(begin // step_size, (begin + NUM_WINDOWS * window) // step_size + 1)
     num_samples = num_requests = num_bytes = 0
     shards_per_window = []
-    for rank in {0, world_size // 3, world_size - 1}:
+
+    def find_positions(rank: int) -> Ints:
         split = Split(
             num_samples=order.num_samples,
             start=0,
@@ -58,7 +68,10 @@ def measure(dataset: Dataset, world_size: int) -> str:
             strata=settings.strata,
             remainder="pad",
         )
-        positions = np.concatenate([split.batch(step) for step in steps])
+        return np.concatenate([split.batch(step) for step in steps])
+
+    for rank in {0, world_size // 3, world_size - 1}:
+        positions = find_positions(rank)
         # shardio plans one or more whole windows at a time.
         for own in np.split(positions, np.flatnonzero(np.diff(positions // window)) + 1)[1:-1]:
             indices = order.samples_at(own)
@@ -66,10 +79,22 @@ def measure(dataset: Dataset, world_size: int) -> str:
             num_samples, num_requests, num_bytes = num_samples + len(own), num_requests + requests, num_bytes + fetched
             shards_per_window.append(len(np.unique(shards_of(indices, sizes))))
     share = num_bytes / (num_samples * dataset.sample_bytes)
+    node = np.sort(np.concatenate([find_positions(rank) for rank in range(min(world_size, NODE))]))
+    indices = order.samples_at(node[node // window == -(-begin // window)])
+    index_share = count_index_bytes(indices, dataset) / (len(indices) * dataset.sample_bytes)
     return (
         f"| {world_size:,} | {num_requests / num_samples:.4f} | {num_bytes / num_requests / 2**20:.2f} | {share:.3f} | "
-        f"{np.mean(shards_per_window):.1f} |"
+        f"{np.mean(shards_per_window):.1f} | {100 * index_share:.2f} % |"
     )
+
+
+def count_index_bytes(indices: Ints, dataset: Dataset) -> int:
+    """Return the number of bytes of indexes that a node fetches for its samples of a window, with an empty cache."""
+    shards, inner = np.divmod(indices, dataset.shard_samples)
+    if ENTRY_BYTES * dataset.shard_samples <= MAX_WHOLE:
+        return len(np.unique(shards)) * ENTRY_BYTES * dataset.shard_samples
+    groups = shards * dataset.shard_samples + inner // AHEAD * AHEAD
+    return len(np.unique(groups)) * ENTRY_BYTES * AHEAD
 
 
 def main() -> None:
@@ -81,8 +106,11 @@ def main() -> None:
             f"{dataset.num_shards:,} shards of {dataset.shard_samples:,} samples of {dataset.sample_bytes:,} bytes, "
             f"batches of {dataset.batch_size}: windows of {settings.window:,} samples in {settings.strata:,} strata\n"
         )
-        print("| ranks | requests per sample | MiB per request | bytes read, × share | shards of a rank in a window |")
-        print("|---|---|---|---|---|")
+        print(
+            "| ranks | requests per sample | MiB per request | bytes read, × share | shards of a rank in a window | "
+            "indexes of a node, share of its samples' bytes |"
+        )
+        print("|---|---|---|---|---|---|")
         for world_size in WORLD_SIZES:
             print(measure(dataset, world_size), flush=True)
         print()

@@ -271,8 +271,10 @@ class SampleReader:
                     is_local and not isinstance(error, ReplacedError)
                 ):
                     raise
-            self._open.pop(shard, None)
+            opened = self._open.pop(shard, None)
             if not is_local:
+                if opened is not None:
+                    opened.index.discard()  # Parts of an index may be damaged, because no ETag shows this.
                 map_locations(Location.exists, [self._table.tars[shard], self._table.indexes[shard]])
 
     def _open_remote(self, shards: Sequence[int]) -> None:

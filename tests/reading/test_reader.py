@@ -462,3 +462,18 @@ def test_bits_may_be_dropped_while_another_thread_reads_them() -> None:
     unseen = DroppedAfterReading(9, VERSION).find_unseen(np.arange(9))
     assert unseen is not None
     assert unseen.all()
+
+
+def test_indexes_of_open_shards_take_limited_memory(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, indices = open_table(packed), np.arange(21)
+    expected = SampleReader(table).read(indices, ["jpg"]).columns
+    reader = SampleReader(table)
+    reader.read(indices, ["jpg"])
+    num_bytes = [opened.index.num_bytes for opened in reader._open.values()]
+    assert len(num_bytes) == 5
+    assert min(num_bytes) > 0
+    for limit, num_open in ((0, 1), (max(num_bytes), 1), (sum(num_bytes), 5)):
+        monkeypatch.setattr("shardio.reading.reader.MAX_INDEX_BYTES", limit)
+        reader = SampleReader(table)
+        assert reader.read(indices, ["jpg"]).columns == expected
+        assert len(reader._open) == num_open

@@ -292,6 +292,21 @@ def test_a_rank_fetches_parts_of_a_large_index(seaweedfs_server: Server, behind:
     assert sum(each.num_bytes for each in gets) < num_index_bytes / 4
 
 
+def test_damaged_parts_of_indexes_are_fetched_again(
+    remote_shards: Location, shards: Path, proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardio.storage.remote.MAX_WHOLE", 0)
+    monkeypatch.setattr("shardio.shards.shard_index.MAX_KEPT", 0)
+    settings: dict[str, Any] = {"shuffle": True, "fields": ("key", "bin"), "batch_size": 8}
+    expected = list(ShardDataset(shards, **settings))
+    for number in range(5):
+        options: dict[str, Any] = {"storage_options": options_of(remote_shards), "cache": tmp_path / str(number)}
+        remote = ShardDataset(str(remote_shards), **settings, **options)
+        proxy.set(Script(faults={"corrupt": 0.1}, max_faults=4))
+        assert list(remote) == expected
+        assert proxy.counts().num_faults["corrupt"]
+
+
 def test_a_second_epoch_fetches_nothing(remote_shards: Location, proxy: FaultProxy, tmp_path: Path) -> None:
     for epoch in range(2):
         options: dict[str, Any] = {"storage_options": options_of(remote_shards), "cache": tmp_path}
