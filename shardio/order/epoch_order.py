@@ -157,8 +157,8 @@ MIN_WINDOW = 65_536
 ranks then reads 64 samples of a window."""
 
 SORTED_SHARDS = 120
-"""The number of shards of average size in a window if shards are sorted by class. A batch of 256 samples then comes
-from 106 shards on average, and a rank holds one descriptor for each open shard."""
+"""The smallest number of shards of average size in a window if shards are sorted by class. A batch of 256 samples then
+comes from 106 shards on average, and a rank holds one descriptor for each open shard."""
 
 MIN_STRATUM = 32
 """The smallest default stratum, in samples. The network of a smaller stratum would need more steps of cycle walking."""
@@ -198,15 +198,15 @@ def choose_settings(
 
     By default, the tape is cut into the fewest equal windows that hold at most 32 average shards, or 65,536 samples if
     that is more. So a small dataset is shuffled as a whole. A stratum has at least 32 samples, and a window at most
-    4,096 strata. If the shards are sorted, a window holds 120 shards and has one stratum, so that the batches of each
-    rank come from many shards.
+    4,096 strata. If the shards are sorted, windows hold at least 120 shards and have one stratum, so that the batches
+    of each rank come from many shards.
 
     Args:
         shard_sizes: int64 [shards], the number of samples in each shard.
         shuffle: Whether to shuffle. If not, window and strata must not be set.
         seed: 0 <= seed < 2**63.
         window: The window's length in samples, which is rounded up to a multiple of ``strata``; None for the default.
-        strata: The number of strata, or None for the default.
+        strata: The number of strata, at most 65,536, or None for the default.
         is_sorted: Whether the samples of a shard have few classes.
 
     Raises:
@@ -221,16 +221,17 @@ def choose_settings(
     for name, value in (("window", window), ("strata", strata)):
         if value is not None and not shuffle:
             raise ValueError(f"{name}={value} has no effect without shuffle=True: remove it, or set shuffle=True")
-    if strata is not None and strata & (strata - 1):
-        raise ValueError(f"strata must be a power of two, got {strata}")
+    if strata is not None and (strata & (strata - 1) or strata > 2**16):
+        raise ValueError(f"strata must be a power of two, and at most 65536, got {strata}")
     if not shuffle:
         return OrderSettings(shuffle=False, seed=seed, window=1, strata=1)
 
     num_samples, num_shards = max(int(shard_sizes.sum()), 1), max(len(shard_sizes), 1)
     if window is None:
         num_mixed = SORTED_SHARDS if is_sorted else SHARDS_PER_WINDOW
-        largest = max(MIN_WINDOW, num_mixed * -(-num_samples // num_shards))
-        window = -(-num_samples // -(-num_samples // largest))
+        size = max(MIN_WINDOW, num_mixed * -(-num_samples // num_shards))
+        num_windows = max(num_samples // size, 1) if is_sorted else -(-num_samples // size)
+        window = -(-num_samples // num_windows)
     window = min(window, num_samples)
     if strata is None:
         strata = 1 if is_sorted else min(MAX_STRATA, 1 << max((window // MIN_STRATUM).bit_length() - 1, 0))

@@ -204,6 +204,9 @@ def test_defaults_are_in_range(sizes: list[int]) -> None:
         ([1000] * 1281, {"window": 1000}, 1008, 16),
         ([1000] * 1281, {"window": 10**9, "strata": 1}, 1_281_000, 1),
         ([10], {"shuffle": False}, 1, 1),
+        ([1000] * 1281, {"is_sorted": True}, 128_100, 1),
+        ([1000] * 239, {"is_sorted": True}, 239_000, 1),
+        ([10] * 5, {"is_sorted": True}, 50, 1),
     ],
 )
 def test_defaults_follow_the_size(sizes: list[int], options: dict[str, Any], window: int, strata: int) -> None:
@@ -215,7 +218,8 @@ def test_defaults_follow_the_size(sizes: list[int], options: dict[str, Any], win
     ("options", "words"),
     [
         ({"strata": 0}, "strata must be at least 1"),
-        ({"strata": 6}, "strata must be a power of two, got 6"),
+        ({"strata": 6}, "strata must be a power of two, and at most 65536, got 6"),
+        ({"strata": 2**17}, "at most 65536, got 131072"),
         ({"window": 0}, "window must be at least 1"),
         ({"seed": -1}, "seed must be at least 0"),
         ({"seed": 2**63}, "below 2\\*\\*63"),
