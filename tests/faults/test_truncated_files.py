@@ -17,7 +17,7 @@ from shardio import ShardWriter
 from tests.processes import run_python
 from tests.sources import write_images
 
-NUM_SAMPLES = 8000
+NUM_SAMPLES = 32_000  # Smaller indexes are kept in memory.
 
 SCRIPT = """
 import json
@@ -66,7 +66,7 @@ if __name__ == "__main__":
 def test_a_process_outlives_the_truncation_of_what_it_reads(tmp_path: Path) -> None:
     with ShardWriter(tmp_path / "data", max_shard_samples=NUM_SAMPLES) as writer:
         for i in range(NUM_SAMPLES):
-            writer.write({"__key__": f"{i:04d}", "txt": str(i)})
+            writer.write({"__key__": f"{i:05d}", "txt": str(i)})
     (tar,) = (tmp_path / "data").glob("*.tar")
     (tmp_path / "read.py").write_text(SCRIPT)
     done = run_python(tmp_path / "read.py", tar)
