@@ -472,7 +472,7 @@ def _estimate_requests(
 
     window, step_size = order.settings.window, world_size * batch_size
     begin = window if order.num_samples >= 2 * window else 0
-    end = min(begin + window, order.num_samples)
+    end = min(begin + max(window, step_size), order.num_samples)  # Each rank has samples in a step.
     num_requests = num_fetched = num_needed = num_samples = 0
     for rank in {0, world_size // 2, world_size - 1}:
         split = Split(
@@ -490,6 +490,8 @@ def _estimate_requests(
         num_requests, num_fetched = num_requests + requests, num_fetched + fetched
         num_samples += len(indices)
         num_needed += int((num_bytes // np.maximum(sizes, 1))[shards_of(indices, sizes)].sum())
+    if not num_samples:
+        return f"{world_size:5,}  (the ranks have no samples)"
     per_second = RATE * world_size * num_requests / num_samples
     cache = format_bytes(SHARE_OF_CACHE * window * int(num_bytes.sum()) // order.num_samples // world_size)
     return f"{world_size:5,}  {per_second:10,.1f}  {num_fetched / num_needed:10.2f} ×  {cache:>15}"

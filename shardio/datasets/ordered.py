@@ -149,9 +149,10 @@ class ShardDataset(Ordered, Iterated):
         order = EpochOrder(self.shard_sizes, self.settings, cursor.epoch)
         num_steps, num_in_step = divmod(num_left_out, split.batch_size)  # Only the last step may have fewer samples.
         steps = range(worker.worker_id, split.num_batches, worker.num_workers)[num_steps:]
-        manifest = self.table.manifest
-        num_small = SMALL_CHUNK * manifest.num_samples // max(manifest.num_bytes, 1)
-        chunk_size = min(max(self.decoder.chunk_size, num_small), MAX_CHUNK)
+        chunk_size, manifest = self.decoder.chunk_size, self.table.manifest
+        if not self.decoder.image_names:  # Decoded images need much more memory than stored ones.
+            num_small = SMALL_CHUNK * manifest.num_samples // max(manifest.num_bytes, 1)
+            chunk_size = min(max(chunk_size, num_small), MAX_CHUNK)
         with self._read_ahead(cursor, split) as advance, closing(self.reader):
             for positions, indices in iterate_steps(order, split, steps):
                 indices = indices[num_in_step:]

@@ -194,7 +194,7 @@ def choose_settings(
     strata: int | None = None,
     is_sorted: bool = False,
 ) -> OrderSettings:
-    """Check the user's settings and fill in defaults, which depend only on the shards.
+    """Check the user's settings and fill in defaults, which depend only on the shards and on ``is_sorted``.
 
     By default, the tape is cut into the fewest equal windows that hold at most 32 average shards, or 65,536 samples if
     that is more. So a small dataset is shuffled as a whole. A stratum has at least 32 samples, and a window at most

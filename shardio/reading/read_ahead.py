@@ -475,7 +475,7 @@ def _join(starts: Ints, stops: Ints, rows: Ints) -> tuple[Ints, Ints, Ints]:
         return starts, stops, rows
     order = np.argsort(starts)
     starts, stops, rows = starts[order], stops[order], rows[order]
-    gaps = starts[1:] - stops[:-1]
+    gaps = np.maximum(starts[1:] - stops[:-1], 0)  # A sample may be repeated.
     by_size = np.argsort(gaps)
     is_affordable = np.cumsum(gaps[by_size]) <= (stops - starts).sum() // PART_FOR_GAPS
     is_first = np.empty(len(starts), np.bool_)
@@ -545,8 +545,9 @@ class RemoteParts:
         self._parts, self._divide = parts, divide
 
     def choose_lengths(self, window: int | None) -> Iterator[tuple[int, int]]:
-        for lengths in zip(*(part.choose_lengths(window) for part in self._parts if part), strict=True):
-            yield min(shortest for shortest, _ in lengths), min(longest for _, longest in lengths)
+        chosen = [part.choose_lengths(window) for part in self._parts if part]
+        for_all = zip(*chosen, strict=True)
+        return ((min(low for low, _ in lengths), min(high for _, high in lengths)) for lengths in for_all)
 
     def plan(self, indices: Ints) -> list[Callable[[], object]]:
         divided = self._divide(indices)

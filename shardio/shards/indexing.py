@@ -30,9 +30,17 @@ from shardio.shards.index import (
     read_columns,
     read_header,
 )
-from shardio.shards.manifest import Manifest, ShardEntry, ShardTable
+from shardio.shards.manifest import Manifest, ShardEntry, ShardTable, make_entry
 from shardio.shards.shard import GZIP, DecompressedFile, cached_index_location, is_compressed, was_packed, write_index
-from shardio.shards.tar import StoredField, StoredSample, gather_members, group_members, is_added_by_macos, split_name
+from shardio.shards.tar import (
+    BLOCK,
+    StoredField,
+    StoredSample,
+    gather_members,
+    group_members,
+    is_added_by_macos,
+    split_name,
+)
 from shardio.shards.tar_scan import TarScan
 from shardio.storage import Location, StoredFile
 from shardio.values import parse_json
@@ -262,45 +270,65 @@ def index_tar(tar: Location) -> IndexReport:
 
 def write_tar_list(folder: Location, headers: Mapping[Location, IndexHeader]) -> None:
     """Write the list of a folder's tars, given the headers of their indexes, which are next to the tars."""
-    tars = {tar.name: asdict(header) for tar, header in headers.items() if header.version is not None}
-    content = json.dumps({"format": _TAR_LIST_FORMAT, "tars": tars}, indent=1, sort_keys=True)
+    tars = {tar.name: asdict(header) for tar, header in headers.items() if _can_list(header)}
+    values = {"format": _TAR_LIST_FORMAT, "is_local": folder.store.is_local, "tars": tars}
     with (folder / TAR_LIST_NAME).write_whole() as file:
-        file.write(content.encode() + b"\n")
+        file.write(json.dumps(values, indent=1, sort_keys=True).encode() + b"\n")
+
+
+def _can_list(header: IndexHeader) -> bool:
+    return header.version is not None and header.compression is None
 
 
 def write_tar_lists(reports: Iterable[IndexReport]) -> list[Location]:
-    """Write the list of each folder whose tars were all indexed, with indexes next to them. Return these folders."""
+    """Write the list of each folder whose tars were all indexed, with indexes next to them. Return these folders.
+
+    Folders in which this process may not write are left out.
+    """
     headers = {report.tar: report.columns.header for report in reports if report.index == index_location(report.tar)}
-    folders = list(dict.fromkeys(tar.folder for tar in headers))
-    complete = [folder for folder in folders if all(folder / name in headers for name in _list_tar_names(folder))]
-    for folder in complete:
-        write_tar_list(folder, {tar: header for tar, header in headers.items() if tar.folder == folder})
-    return complete
-
-
-def _list_tar_names(folder: Location) -> list[str]:
-    return [name for name in folder.list() if name.lower().endswith(".tar") and not name.startswith(".")]
+    headers = {tar: header for tar, header in headers.items() if _can_list(header)}
+    written = list[Location]()
+    for folder in dict.fromkeys(tar.folder for tar in headers):
+        if not (folder / TAR_LIST_NAME).can_write():
+            continue
+        names = [name for name in folder.list() if name.lower().endswith(".tar") and not name.startswith(".")]
+        if all(folder / name in headers for name in names):
+            with suppress(PermissionError):  # Only an attempt shows whether an object store allows writes.
+                write_tar_list(folder, {folder / name: headers[folder / name] for name in names})
+                written.append(folder)
+    return written
 
 
 def read_tar_list(folder: Location) -> dict[str, IndexHeader]:
     """Return the header of the index of each tar that a folder's list names, or {} if the folder has no list.
+
+    The list of a local folder that was copied to a store is ignored, because its tars have other versions there.
 
     Raises:
         FormatError: If the list is damaged.
     """
     location = folder / TAR_LIST_NAME
     try:
-        values = parse_json(location.read_whole())
+        content = location.read_whole()
+    except (FileNotFoundError, PermissionError):  # Stores that may not be listed deny access to missing objects.
+        return {}
+    try:
+        values = parse_json(content)
         if values["format"] != _TAR_LIST_FORMAT:
             raise ValueError(f"it has format {values['format']}, expected {_TAR_LIST_FORMAT}")
-        return {name: make_header(header) for name, header in values["tars"].items()}
-    except FileNotFoundError:
-        return {}
+        if values["is_local"] != folder.store.is_local:
+            return {}
+        headers = {name: make_header(header) for name, header in values["tars"].items()}
+        for name, header in headers.items():
+            entry = make_entry(name, header)  # Checks the name.
+            if entry.num_samples > entry.num_bytes // BLOCK or not _can_list(header):
+                raise ValueError(f"{name} cannot have the header {header}")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(
             f"the list of tars {location} cannot be read: {error!r}. Delete it, or write it again: run shardio index "
             f"{folder}"
         ) from error
+    return headers
 
 
 def find_known(tars: list[Location]) -> dict[Location, IndexHeader]:

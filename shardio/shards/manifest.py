@@ -219,7 +219,8 @@ def is_sorted_by_class(table: ShardTable) -> bool:
     num_equal = sum(np.count_nonzero(column[1:] == column[:-1]) for column in columns)
     counts = np.unique(hashes, return_counts=True)[1]
     chance = float((counts / max(len(hashes), 1)) @ (counts / max(len(hashes), 1)))
-    return num_pairs > 0 and num_equal / num_pairs >= max(0.5, 2 * chance)
+    # Compare with the chance that two labels are equal, which is high if a dataset has few classes.
+    return num_pairs > 0 and num_equal / num_pairs - chance >= max((1 - chance) / 2, 1e-6)
 
 
 def find_gaps(names: Iterable[str]) -> list[str]:

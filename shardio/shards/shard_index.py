@@ -170,7 +170,7 @@ class ShardIndex:
         if is_replaced and header.compression is None and not self._tar.is_local:
             raise StaleIndexError(
                 f"the index {self.location} was created for another version of {self._tar.location}, which has "
-                f"changed. {self._remedy}"
+                f"changed. Index it again (shardio index {self._tar.location.folder}). {self._remedy}"
             )
         num_key_bytes = self._file.num_key_bytes
         if not 0 <= header.num_samples <= self._tar.size // BLOCK or num_key_bytes > self._tar.size:

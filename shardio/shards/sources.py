@@ -265,6 +265,8 @@ def _table_of_tars(
             if named
             else "the list of tars is empty"
         )
+    if twice := [tar for tar, number in Counter(tars).items() if number > 1]:
+        raise FormatError(f"{twice[0]} is named twice, so each of its samples would be delivered twice: name it once")
     others = [tar for tar in tars if tar not in known]
     exist = map_locations(Location.exists, others)
     if missing := [str(tar) for tar, exists in zip(others, exist, strict=True) if not exists]:
@@ -309,8 +311,9 @@ def _refuse_same(tars: Sequence[Location]) -> None:
     seen = dict[str, Location]()
     for tar, stat in zip(tars, map_locations(Location.stat, tars), strict=True):
         if (other := seen.setdefault(stat.identity, tar)) is not tar:
-            how = f"{tar} is named twice" if other == tar else f"{other} and {tar} are the same file"
-            raise FormatError(f"{how}, so each of its samples would be delivered twice: name it once")
+            raise FormatError(
+                f"{other} and {tar} are the same file, so each of its samples would be delivered twice: name it once"
+            )
 
 
 def _name_some(names: Sequence[str]) -> str:

@@ -42,13 +42,25 @@ def sorted_labels(num_classes: int = NUM_CLASSES) -> list[int]:
     [
         (sorted_labels(), True),
         (sorted_labels(2), True),
+        ([0] * 150 + [1] * 90, True),
+        ([0] * 190 + [1] * 30 + [2] * 20, True),
         (sorted_labels(1), False),
         (random.Random(0).sample(sorted_labels(), len(sorted_labels())), False),
         ([number % NUM_CLASSES for number in range(len(sorted_labels()))], False),
         ([None] * len(sorted_labels()), False),
         ([label if label < 3 else None for label in sorted_labels()], True),
     ],
-    ids=["sorted", "two classes", "one class", "shuffled", "in turn", "no labels", "few labels"],
+    ids=[
+        "sorted",
+        "two classes",
+        "unequal classes",
+        "a large class",
+        "one class",
+        "shuffled",
+        "in turn",
+        "no labels",
+        "few labels",
+    ],
 )
 def test_sorted_tars_are_found_by_their_labels(tmp_path: Path, labels: Sequence[int | None], expected: bool) -> None:
     table = open_table(write_tars(tmp_path / "tars", labels))

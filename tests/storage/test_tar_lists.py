@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import uuid
 from pathlib import Path
@@ -13,7 +15,7 @@ import shardio
 from shardio.errors import FormatError, StaleIndexError
 from shardio.shards import index_tar, open_table, shard, write_tar_lists
 from shardio.shards.indexing import TAR_LIST_NAME
-from shardio.storage import Location, parse_location
+from shardio.storage import Location, make_access, parse_location
 from tests.faults.proxy import FaultProxy
 from tests.raising import assert_raises
 from tests.servers.server import Server, put_all
@@ -102,6 +104,42 @@ def test_no_list_is_written_if_a_tar_was_not_indexed(folder: Path) -> None:
 def test_a_damaged_list_is_an_error(folder: Path, content: str) -> None:
     (folder / TAR_LIST_NAME).write_text(content)
     assert_raises(FormatError, r"shardio-index\.json cannot be read.*run shardio index", open_table, folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("00.tar", {"num_samples": -1}),
+        ("00.tar", {"num_samples": 2**61}),
+        ("00.tar", {"version": None}),
+        ("00.tar", {"compression": "gzip"}),
+        ("inner/00.tar", {}),
+    ],
+)
+def test_a_list_with_impossible_values_is_an_error(folder: Path, name: str, changes: dict[str, Any]) -> None:
+    values = json.loads((folder / TAR_LIST_NAME).read_text())
+    values["tars"] = {name: values["tars"]["00.tar"] | changes}
+    (folder / TAR_LIST_NAME).write_text(json.dumps(values))
+    assert_raises(FormatError, r"shardio-index\.json cannot be read", open_table, folder)
+
+
+def test_compressed_and_packed_tars_are_not_listed(folder: Path) -> None:
+    (folder / TAR_LIST_NAME).unlink()
+    (folder / "a.tar.gz").write_bytes(gzip.compress((folder / "00.tar").read_bytes()))
+    assert write_tar_lists([index_tar(parse_location(folder / "a.tar.gz"))]) == []
+    with shardio.ShardWriter(folder / "packed") as writer:
+        writer.write({"__key__": "a", "txt": b"1"})
+    (folder / "packed" / "shardio.json").unlink()
+    report = index_tar(parse_location(folder / "packed" / "shard-000000.tar"))
+    assert write_tar_lists([report]) == []
+
+
+def test_the_list_of_a_local_folder_is_ignored_in_a_store(folder: Path, seaweedfs_server: Server) -> None:
+    remote = put_all(folder, at_server(seaweedfs_server, uuid.uuid4().hex))
+    dataset = shardio.ShardDataset(str(remote), fields="txt", storage_options=options_of(remote))
+    assert len(list(dataset)) == 3 * NUM_TARS
+    tar = str(remote / "00.tar")
+    assert_raises(FormatError, "is named twice", open_table, [tar, tar], make_access(options_of(remote)))
 
 
 def test_remote_tars_are_listed_with_few_requests(
