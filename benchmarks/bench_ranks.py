@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardio.order import EpochOrder, Split, choose_settings, shards_of
+from shardio.order import EpochOrder, choose_settings, shards_of, split_whole
 from shardio.reading import estimate_traffic
 from shardio.shards import Ints
 from shardio.shards.index import AHEAD
@@ -59,16 +59,8 @@ def measure(dataset: Dataset, world_size: int) -> str:
     shards_per_window = []
 
     def find_positions(rank: int) -> Ints:
-        split = Split(
-            num_samples=order.num_samples,
-            start=0,
-            rank=rank,
-            world_size=world_size,
-            batch_size=dataset.batch_size,
-            strata=settings.strata,
-            remainder="pad",
-        )
-        return np.concatenate([split.batch(step) for step in steps])
+        split = split_whole(order, rank=rank, world_size=world_size, batch_size=dataset.batch_size)
+        return np.concatenate(split.batches(steps))
 
     for rank in {0, world_size // 3, world_size - 1}:
         positions = find_positions(rank)

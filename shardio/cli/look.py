@@ -467,7 +467,7 @@ def _estimate_requests(
     order: EpochOrder, sizes: NDArray[np.int64], num_bytes: NDArray[np.int64], world_size: int, batch_size: int
 ) -> str:
     """Return a row of the table of requests, from the second window (or the only one) of some ranks."""
-    from shardio.order import Split, shards_of
+    from shardio.order import shards_of, split_whole
     from shardio.reading import SHARE_OF_CACHE, estimate_traffic
 
     window, step_size = order.settings.window, world_size * batch_size
@@ -475,16 +475,8 @@ def _estimate_requests(
     end = min(begin + max(window, step_size), order.num_samples)  # Each rank has samples in a step.
     num_requests = num_fetched = num_needed = num_samples = 0
     for rank in {0, world_size // 2, world_size - 1}:
-        split = Split(
-            num_samples=order.num_samples,
-            start=0,
-            rank=rank,
-            world_size=world_size,
-            batch_size=batch_size,
-            strata=order.settings.strata,
-            remainder="pad",
-        )
-        positions = np.concatenate([split.batch(step) for step in range(begin // step_size, -(-end // step_size))])
+        split = split_whole(order, rank=rank, world_size=world_size, batch_size=batch_size)
+        positions = np.concatenate(split.batches(range(begin // step_size, -(-end // step_size))))
         indices = order.samples_at(positions[(positions >= begin) & (positions < end)])
         requests, fetched = estimate_traffic(indices, sizes, num_bytes)
         num_requests, num_fetched = num_requests + requests, num_fetched + fetched

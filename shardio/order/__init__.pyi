@@ -26,6 +26,7 @@ from .split import (
     RemainderPolicy as RemainderPolicy,
     Split as Split,
     iterate_steps as iterate_steps,
+    split_whole as split_whole,
 )
 from .state import (
     Cursor as Cursor,

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.order.epoch_order import EpochOrder
-from shardio.order.split import Split
+from shardio.order.split import split_whole
 
 IDEAL_DISTANCE = 1 / 3
 """The mean distance between two random positions, as a fraction of the total length."""
@@ -77,16 +77,8 @@ def divide_among_ranks(order: EpochOrder, world_size: int, batch_size: int) -> l
     """Return the samples of an epoch that each rank reads, int64 [n] for each rank, each exactly once."""
     ranks = []
     for rank in range(world_size):
-        split = Split(
-            num_samples=order.num_samples,
-            start=0,
-            rank=rank,
-            world_size=world_size,
-            batch_size=batch_size,
-            strata=order.settings.strata,
-            remainder="keep",
-        )
-        batches = [split.batch(step) for step in range(split.num_batches)]
+        split = split_whole(order, rank=rank, world_size=world_size, batch_size=batch_size)
+        batches = split.batches(range(split.num_batches))
         ranks.append(order.samples_at(np.concatenate([np.empty(0, np.int64), *batches])))
     return ranks
 

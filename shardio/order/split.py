@@ -190,6 +190,19 @@ class Split:
         return first, quotient + (self.rank < num_longer)
 
 
+def split_whole(order: EpochOrder, *, rank: int, world_size: int, batch_size: int) -> Split:
+    """Return a rank's share of a whole epoch, in which no sample is repeated or left out."""
+    return Split(
+        num_samples=order.num_samples,
+        start=0,
+        rank=rank,
+        world_size=world_size,
+        batch_size=batch_size,
+        strata=order.settings.strata,
+        remainder="keep",
+    )
+
+
 def iterate_steps(
     order: EpochOrder, split: Split, steps: Sequence[int]
 ) -> Iterator[tuple[list[NDArray[np.int64]], NDArray[np.int64]]]:

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from functools import partial
-from itertools import chain, repeat, zip_longest
+from itertools import chain, pairwise, repeat, zip_longest
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -319,19 +319,24 @@ def _reading_ahead(ahead: ReadAhead) -> Iterator[Callable[[int], object]]:
 
 def _cut(upcoming: Iterator[tuple[Ints, Ints]], lengths: Iterator[tuple[int, int]]) -> Iterator[Ints]:
     """Cut the samples of an epoch into stretches: see :func:`read_epoch_ahead` and :class:`RemoteSamples`."""
-    pending, window, (shortest, longest) = np.empty(0, np.int64), -1, next(lengths)
+    pending, num_pending, window, (shortest, longest) = list[Ints](), 0, -1, next(lengths)
     for windows, indices in upcoming:
-        for rows in np.split(np.arange(len(windows)), np.flatnonzero(np.diff(windows)) + 1):
-            is_new, window = windows[rows[0]] != window, windows[rows[0]]
-            if is_new and len(pending) >= shortest:
-                yield pending
-                pending, (shortest, longest) = pending[:0], next(lengths)
-            pending = np.concatenate([pending, indices[rows]])
-            while len(pending) >= longest:
-                yield pending[:longest]
-                pending, (shortest, longest) = pending[longest:], next(lengths)
-    if len(pending):
-        yield pending
+        bounds = np.flatnonzero(np.diff(windows, prepend=window)).tolist()
+        window = windows[-1]
+        for start, stop in pairwise(sorted({0, *bounds, len(indices)})):
+            if start in bounds and num_pending >= shortest:
+                yield np.concatenate(pending)
+                pending, num_pending, (shortest, longest) = [], 0, next(lengths)
+            rest = indices[start:stop]
+            while num_pending + len(rest) >= longest:
+                num_taken = longest - num_pending
+                yield np.concatenate([*pending, rest[:num_taken]])
+                pending, num_pending, rest = [], 0, rest[num_taken:]
+                shortest, longest = next(lengths)
+            pending.append(rest)
+            num_pending += len(rest)
+    if num_pending:
+        yield np.concatenate(pending)
 
 
 class ReadAhead:

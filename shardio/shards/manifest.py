@@ -200,7 +200,7 @@ class ShardTable:
 
     @property
     def is_local(self) -> bool:
-        """Whether all shards are local files."""
+        """Whether every shard is a local file."""
         return all(tar.store.is_local for tar in self.tars)
 
 

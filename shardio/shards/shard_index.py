@@ -111,7 +111,7 @@ class ShardIndex:
         """
         columns = [self.field_indices[field] for field in fields if field in self.field_indices]
         if self._content is not None:
-            found = self._content.entries[:, columns][:, :, samples]
+            found = self._content.entries[:, np.array(columns, np.int64)[:, None], samples]
         else:
             found = self._check_entries(self._file.read_entries(columns, samples))
         if len(columns) < len(fields):
