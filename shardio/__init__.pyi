@@ -2,6 +2,7 @@ from . import check as check, train as train, transforms as transforms
 from .datasets import (
     EpochSampler as EpochSampler,
     ImageFolder as ImageFolder,
+    MixedDataset as MixedDataset,
     ShardDataset as ShardDataset,
     ShardMapDataset as ShardMapDataset,
     StreamDataset as StreamDataset,

@@ -166,6 +166,12 @@ def move_mark(error: Exception, first_row: int) -> None:
         mark["row"] += first_row
 
 
+def place_mark(error: Exception, rows: Sequence[int]) -> None:
+    """Replace the row of a marked error, which counts some of the requested samples, given the rows of these."""
+    if (mark := getattr(error, _MARK, None)) is not None:
+        mark["row"] = int(rows[mark["row"]])
+
+
 def copy_mark(error: BaseException, other: BaseException) -> None:
     """Copy an error's mark, if it has one, to another error."""
     if (mark := getattr(error, _MARK, None)) is not None:

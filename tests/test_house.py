@@ -233,6 +233,7 @@ def test_public_names_are_these_and_can_all_be_loaded() -> None:
         "LocationError",
         "Manifest",
         "MixUp",
+        "MixedDataset",
         "NonFiniteLossError",
         "OneOf",
         "PackError",

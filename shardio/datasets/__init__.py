@@ -1,8 +1,9 @@
 """Datasets and a sampler for torch, with shardio's order."""
 
-from shardio.datasets.map_datasets import ImageFolder, MapDataset, ShardMapDataset
+from shardio.datasets.map_datasets import ImageFolder, MapDataset, ShardMapDataset, takes_rng_keys
+from shardio.datasets.mixed import MixedDataset, MixedSamples
 from shardio.datasets.ordered import EpochSampler, ShardDataset, find_digest, read_ahead
-from shardio.datasets.ranked import Ordered
+from shardio.datasets.ranked import Iterated, Ordered
 from shardio.datasets.samples import (
     TOO_LATE,
     RaggedTensor,
@@ -28,7 +29,10 @@ __all__ = [
     "Concatenated",
     "EpochSampler",
     "ImageFolder",
+    "Iterated",
     "MapDataset",
+    "MixedDataset",
+    "MixedSamples",
     "Ordered",
     "RaggedTensor",
     "ShardDataset",
@@ -44,6 +48,7 @@ __all__ = [
     "known_epoch",
     "mark_valid",
     "read_ahead",
+    "takes_rng_keys",
     "unwrap",
     "unwrap_parts",
     "why_not_concatenated",

@@ -161,6 +161,14 @@ class MapDataset(Transformed, Dataset[Any]):
         return values
 
 
+def takes_rng_keys(dataset: Any) -> bool:
+    """Return whether samples can be read with :meth:`MapDataset.read`: a subclass may override how it gets samples."""
+    methods = ("__getitem__", "__getitems__")
+    return isinstance(dataset, MapDataset) and all(
+        getattr(type(dataset), name) is getattr(MapDataset, name) for name in methods
+    )
+
+
 @dataclass(frozen=True)
 class FolderRoot:
     """The first argument of ImageFolder.
@@ -374,10 +382,21 @@ class ShardMapDataset(MapDataset):
 
     @takes(ShardSettings)
     def __init__(self, options: ShardSettings) -> None:
-        self.table, self._classes, decoder = options.open()
-        self.shard_sizes = self.table.manifest.shard_sizes
-        self.digest = self.table.manifest.digest
-        super().__init__(decoder, SampleReader(self.table, options.verify))
+        self._open(*options.open(), options.verify)
+
+    @classmethod
+    def over(
+        cls, table: ShardTable, classes: tuple[str, ...], decoder: FieldDecoder, verify: Verify
+    ) -> ShardMapDataset:
+        """Return a dataset of the samples of a table, given the class names, the decoder and the setting ``verify``."""
+        dataset = cls.__new__(cls)
+        dataset._open(table, classes, decoder, verify)
+        return dataset
+
+    def _open(self, table: ShardTable, classes: tuple[str, ...], decoder: FieldDecoder, verify: Verify) -> None:
+        super().__init__(decoder, SampleReader(table, verify))
+        self.table, self._classes, self.verify = table, classes, verify
+        self.shard_sizes, self.digest = table.manifest.shard_sizes, table.manifest.digest
 
     @property
     def classes(self) -> list[str]:

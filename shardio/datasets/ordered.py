@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, DataLoader, DistributedSampler, StackDataset, Subset
 
 from shardio.bad_samples import BadSamples, Broken, Skipped, read_around
-from shardio.datasets.map_datasets import ShardSettings
+from shardio.datasets.map_datasets import ShardMapDataset, ShardSettings
 from shardio.datasets.ranked import EpochSettings, Iterated, Ordered, SampleIterator, find_callers
 from shardio.datasets.samples import EpochCell, Transformed, check_integers, decode_samples, mark_valid, takes
 from shardio.epochs import hand_over
 from shardio.libraries import own_tensors
-from shardio.order import Cursor, EpochCounter, EpochOrder, Progress, Split, Words, augment_rng_keys, iterate_steps
+from shardio.order import Cursor, EpochCounter, Progress, Split, Words, augment_rng_keys
 from shardio.reading import (
     RemoteSamples,
     SampleReader,
@@ -42,7 +42,7 @@ class ShardDatasetSettings(EpochSettings, ShardSettings):
     """The arguments of ShardDataset."""
 
 
-class ShardDataset(Ordered, Iterated):
+class ShardDataset(Ordered, Iterated, Transformed):
     """An iterable-style dataset over the samples of packed shards.
 
     In an epoch, all ranks and workers together deliver each sample exactly once, apart from those that ``remainder``
@@ -64,7 +64,8 @@ class ShardDataset(Ordered, Iterated):
     def __init__(self, options: ShardDatasetSettings) -> None:
         Ordered.__init__(self, options)
         self.table, self._classes, decoder = options.open()
-        Iterated.__init__(self, decoder)
+        Iterated.__init__(self)
+        Transformed.__init__(self, decoder)
         self.shard_sizes = self.table.manifest.shard_sizes
         self.num_all_samples = int(self.shard_sizes.sum())
         self.digest = self.table.manifest.digest
@@ -80,11 +81,6 @@ class ShardDataset(Ordered, Iterated):
         return list(self._classes)
 
     @property
-    def num_epoch_sets(self) -> int:
-        """The number of times that the epoch was set. From this count, a loader detects that the user set the epoch."""
-        return self._cell.num_sets
-
-    @property
     def verify(self) -> Verify:
         """The setting ``verify``, which controls when samples are compared with the index."""
         return self._verify
@@ -93,6 +89,12 @@ class ShardDataset(Ordered, Iterated):
     def overrides_iteration(self) -> bool:
         """Whether a subclass overrides ``__iter__``."""
         return type(self).__iter__ is not ShardDataset.__iter__
+
+    def as_map_dataset(self) -> ShardMapDataset:
+        """Return a map-style dataset of the same samples, with the current transform."""
+        dataset = ShardMapDataset.over(self.table, self._classes, self.decoder, self._verify)
+        dataset.follow(self)
+        return dataset
 
     def locate(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return samples in the form that the reader accepts: their indices."""
@@ -146,7 +148,6 @@ class ShardDataset(Ordered, Iterated):
 
     def _samples(self, cursor: Cursor, split: Split, num_left_out: int) -> Iterator[Any]:
         worker = find_worker()
-        order = EpochOrder(self.shard_sizes, self.settings, cursor.epoch)
         num_steps, num_in_step = divmod(num_left_out, split.batch_size)  # Only the last step may have fewer samples.
         steps = range(worker.worker_id, split.num_batches, worker.num_workers)[num_steps:]
         chunk_size, manifest = self.decoder.chunk_size, self.table.manifest
@@ -154,7 +155,7 @@ class ShardDataset(Ordered, Iterated):
             num_small = SMALL_CHUNK * manifest.num_samples // max(manifest.num_bytes, 1)
             chunk_size = min(max(chunk_size, num_small), MAX_CHUNK)
         with self._read_ahead(cursor, split) as advance, closing(self.reader):
-            for positions, indices in iterate_steps(order, split, steps):
+            for positions, indices in self.steps(cursor, split, steps):
                 indices = indices[num_in_step:]
                 valid = split.find_valid(np.concatenate(positions)[num_in_step:])
                 num_in_step = 0

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DistributedSampler, IterableDataset
 
 from shardio.bad_samples import Broken
-from shardio.datasets.samples import EpochCell, Transformed
-from shardio.decoding import FieldDecoder
+from shardio.datasets.samples import Copied, EpochCell
 from shardio.errors import StateError, find_user_level
 from shardio.order import (
     POLICIES,
@@ -200,17 +199,26 @@ class Ranked:
         return world
 
 
-class Iterated(Ranked, Transformed, IterableDataset[Any]):
+class Iterated(Ranked, Copied, IterableDataset[Any]):
     """The base class of iterable-style datasets, whose epoch is shared with the workers of a loader."""
 
-    def __init__(self, decoder: FieldDecoder) -> None:
-        Transformed.__init__(self, decoder)
+    def __init__(self) -> None:
         self._cell = EpochCell()
 
     @property
     def epoch(self) -> int:
         """The epoch of the next iteration."""
         return self._cell.next.epoch
+
+    @property
+    def joined(self) -> Any:
+        """The dataset that loaders read in the order of this one: this dataset, unless it mixes others."""
+        return self
+
+    @property
+    def num_epoch_sets(self) -> int:
+        """The number of times that the epoch was set. From this count, a loader detects that the user set the epoch."""
+        return self._cell.num_sets
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, in this process and in running workers.
@@ -314,16 +322,25 @@ class Ordered(Ranked):
         self, cursor: Cursor, split: Split, first: int = 0
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """Yield this rank's batches of an epoch, each as its positions and its samples' indices, both int64 [n]."""
-        for positions, indices in self.steps(cursor, split, first):
+        for positions, indices in self.steps(cursor, split, range(first, split.num_batches)):
             stops = np.cumsum([len(batch) for batch in positions])
             yield from zip(positions, np.split(indices, stops[:-1]), strict=True)
 
     def steps(
-        self, cursor: Cursor, split: Split, first: int = 0
+        self, cursor: Cursor, split: Split, steps: range | None = None
     ) -> Iterator[tuple[list[NDArray[np.int64]], NDArray[np.int64]]]:
-        """Yield several batches at a time: the positions of each batch, and the concatenated indices of all batches."""
-        order = EpochOrder(self.shard_sizes, self.settings, cursor.epoch)
-        return iterate_steps(order, split, range(first, split.num_batches))
+        """Yield several batches at a time: the positions of each batch, and the concatenated indices of all batches.
+
+        Args:
+            cursor: The start of the epoch.
+            split: This rank's share, from the cursor to the end.
+            steps: The steps to yield; by default, all.
+        """
+        return iterate_steps(self.find_order(cursor.epoch), split, range(split.num_batches) if steps is None else steps)
+
+    def find_order(self, epoch: int) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
+        """Return the function that maps positions of an epoch to samples, int64 [n] each."""
+        return EpochOrder(self.shard_sizes, self.settings, epoch).samples_at
 
     def own_split(self, cursor: Cursor) -> Split:
         """Return this rank's share for torch's DataLoader, with the batch size and remainder that the user set."""

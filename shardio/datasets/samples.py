@@ -35,7 +35,7 @@ _LOADERS_EPOCH: ContextVar[tuple[int, int] | None] = ContextVar("loaders_epoch",
 
 Transform = Callable[[Any], Any]
 
-Copied = TypeVar("Copied", bound="Transformed")
+Self = TypeVar("Self", bound="Copied")
 Parameters = ParamSpec("Parameters")
 Settings = TypeVar("Settings")
 Owner = TypeVar("Owner")
@@ -357,7 +357,17 @@ SHARED = (EpochCell, MapEpoch, SharedNumbers)
 """The types of attributes whose changes are visible in worker processes."""
 
 
-class Transformed:
+class Copied:
+    """A dataset whose copies have their own epoch and transform: setting them leaves the original unchanged."""
+
+    def __copy__(self: Self) -> Self:
+        copied = object.__new__(type(self))
+        own = {name: deepcopy(value) for name, value in self.__dict__.items() if isinstance(value, SHARED)}
+        copied.__dict__.update({**self.__dict__, **own})
+        return copied
+
+
+class Transformed(Copied):
     """A dataset whose transform can be read and set.
 
     Attributes:
@@ -379,13 +389,6 @@ class Transformed:
         self.decoder = replace(self.decoder, transform=transform)
         self._num_sets += 1
         self._shared_num_sets.array[:] = self._num_sets
-
-    def __copy__(self: Copied) -> Copied:
-        """Return a copy with its own transform and epoch: setting them leaves the original unchanged."""
-        copied = object.__new__(type(self))
-        own = {name: deepcopy(value) for name, value in self.__dict__.items() if isinstance(value, SHARED)}
-        copied.__dict__.update({**self.__dict__, **own})
-        return copied
 
     @property
     def target_transform(self) -> None:
@@ -425,6 +428,10 @@ class Transformed:
     def remote_samples(self) -> RemoteSamples | None:
         """Return the samples for reading ahead; None if the samples are local."""
         return None
+
+    def follow(self, other: Transformed) -> None:
+        """Take the transform of another dataset, which may be set again later."""
+        self.decoder, self._num_sets, self._shared_num_sets = other.decoder, other._num_sets, other._shared_num_sets
 
     def check_transform(self) -> None:
         """Raise RuntimeError if the transform was set after this copy was made for a worker process."""
@@ -475,13 +482,15 @@ def decode_samples(
 
 
 def mark_valid(sample: Any, is_valid: bool) -> Any:
-    """Return a sample with its mark, which is false for a repeat.
+    """Return a sample with its mark, which is false for a repeat: see :func:`add_value`."""
+    return add_value(sample, "valid", is_valid)
 
-    The mark becomes the last value of a tuple or the key ``valid`` of a dict. A bare value and its mark become a pair.
-    """
+
+def add_value(sample: Any, name: str, value: Any) -> Any:
+    """Return a sample with another value: the last one of a tuple, or a key of a dict. A bare value becomes a pair."""
     if isinstance(sample, dict):
-        return {**sample, "valid": is_valid}
-    return (*sample, is_valid) if isinstance(sample, tuple) else (sample, is_valid)
+        return {**sample, name: value}
+    return (*sample, value) if isinstance(sample, tuple) else (sample, value)
 
 
 def _as_follower(value: Any) -> Any:

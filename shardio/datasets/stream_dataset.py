@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shardio.bad_samples import read_around
 from shardio.datasets.ranked import Iterated, Ranked, RankSettings, TolerantIterator
-from shardio.datasets.samples import FieldedSettings, decode_samples, takes
+from shardio.datasets.samples import FieldedSettings, Transformed, decode_samples, takes
 from shardio.epochs import MAX_EPOCH
 from shardio.errors import StateError
 from shardio.libraries import own_tensors
@@ -67,7 +67,7 @@ class StreamSettings(RankSettings, FieldedSettings):
     timeout_s: float = 300.0
 
 
-class StreamDataset(Iterated):
+class StreamDataset(Iterated, Transformed):
     """An iterable-style dataset over tars that are read as streams: sequentially, without an index.
 
     Use it for the output of commands (``pipe:``), for servers that do not support range requests, and for tars that
@@ -106,7 +106,8 @@ class StreamDataset(Iterated):
     @takes(StreamSettings)
     def __init__(self, options: StreamSettings) -> None:
         Ranked.__init__(self, options)
-        Iterated.__init__(self, options.make_decoder())
+        Iterated.__init__(self)
+        Transformed.__init__(self, options.make_decoder())
         self.classes = [] if options.classes is None else list(check_classes(options.classes))
         self.shuffle = check_flag("shuffle", options.shuffle)
         self.seed = check_integer("seed", options.seed, at_least=0, below=2**64)

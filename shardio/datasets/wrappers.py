@@ -14,11 +14,12 @@ from torch.utils.data import ConcatDataset, Subset
 
 from shardio.datasets.map_datasets import ImageFolder, MapDataset, ShardMapDataset
 from shardio.datasets.ordered import ShardDataset
-from shardio.datasets.samples import check_indices, check_integers
+from shardio.datasets.ranked import Iterated
+from shardio.datasets.samples import Transformed, check_indices, check_integers
 from shardio.decoding import FieldDecoder
 from shardio.order import Words, augment_rng_keys
 from shardio.process import let_through
-from shardio.reading import JoinedReader, LocatedSample, RemoteParts, RemoteSamples
+from shardio.reading import JoinedReader, Reader, RemoteParts, RemoteSamples
 
 _OVERRIDABLE = frozenset(
     {
@@ -45,13 +46,13 @@ class Unwrapped:
     @property
     def datasets(self) -> tuple[Any, ...]:
         """The user's datasets: the Subsets, outermost first, the inner dataset, and that dataset's parts."""
-        inner = self.dataset.datasets if isinstance(self.dataset, Concatenated) else (self.dataset,)
+        inner = self.dataset.datasets if isinstance(self.dataset, JoinedDataset) else (self.dataset,)
         return (*self.subsets, *inner)
 
     @property
     def kind(self) -> str:
         """The kind of dataset, for messages."""
-        return " of a ".join(type(each).__name__ for each in (*self.subsets, self.dataset))
+        return " of a ".join(type(each).__name__ for each in self.datasets[: len(self.subsets) + 1])
 
     def __len__(self) -> int:
         return len(self.subsets[0] if self.subsets else self.dataset)
@@ -111,14 +112,21 @@ def unwrap(dataset: Any) -> Unwrapped:
     only if all of its parts are shardio's datasets and are decoded in the same way.
     """
     subsets = []
-    while type(dataset) is Subset:
+    while type(dataset) is Subset and not _mixes(dataset.dataset):
         subsets.append(dataset)
         dataset = dataset.dataset
+    if _mixes(dataset):
+        dataset = dataset.joined
     if type(dataset) is ConcatDataset:
         parts = unwrap_parts(dataset)
         if why_not_concatenated(parts) is None:
             dataset = Concatenated(dataset, parts)
     return Unwrapped(dataset=dataset, subsets=tuple(subsets))
+
+
+def _mixes(dataset: Any) -> bool:
+    # A Subset of a mixture has positions of the mixture, which calls its sources itself.
+    return isinstance(dataset, Iterated) and dataset.joined is not dataset
 
 
 def unwrap_parts(concat: ConcatDataset[Any]) -> list[Unwrapped]:
@@ -132,29 +140,28 @@ def _take(subset_indices: Any, indices: NDArray[Any]) -> NDArray[Any]:
     return check_integers([subset_indices[index] for index in indices.tolist()])
 
 
-class Concatenated(MapDataset):
-    """A ConcatDataset whose parts are decoded in the same way.
+class JoinedDataset(MapDataset):
+    """The base class of datasets that consist of several datasets.
 
-    Random transforms depend on a sample's index in the ConcatDataset, so a dataset that is concatenated with itself
-    looks different each time.
+    Attributes:
+        datasets: The user's datasets: the one that consists of several, and these.
 
     Args:
-        concat: The ConcatDataset.
-        parts: The unwrapped datasets of ``concat``, for which :func:`why_not_concatenated` returns None.
+        parts: The unwrapped datasets.
+        decoder: The decoder of all samples, if shardio's own code can read them.
+        reader: The reader of all samples, if shardio's own code can read them.
     """
 
-    def __init__(self, concat: ConcatDataset[Any], parts: Sequence[Unwrapped]) -> None:
-        inner = [part.dataset for part in parts]
-        super().__init__(inner[0].decoder, JoinedReader([each.reader for each in inner]))
-        self.map_epoch = inner[0].map_epoch
-        self._concat, self._parts = concat, parts
+    def __init__(self, parts: Sequence[Unwrapped], decoder: FieldDecoder, reader: Reader) -> None:
+        super().__init__(decoder, reader)
+        self._parts = parts
+        self.datasets: tuple[Any, ...] = ()
 
-    @property
-    def datasets(self) -> tuple[Any, ...]:
-        """The user's datasets: the ConcatDataset and the datasets in it."""
-        return (self._concat, *(dataset for part in self._parts for dataset in part.datasets))
+    def divide(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the number of each sample's dataset, and the sample's index in that dataset, int64 [n]."""
+        raise NotImplementedError  # Abstract: each kind of dataset numbers its samples.
 
-    def locate(self, indices: NDArray[np.int64]) -> list[LocatedSample]:
+    def locate(self, indices: NDArray[np.int64]) -> Any:
         located: list[Any] = [None] * len(indices)
         for number, rows, inner in self._divide(indices):
             for row, sample in zip(rows.tolist(), self._parts[number].locate(inner), strict=True):
@@ -174,33 +181,57 @@ class Concatenated(MapDataset):
 
     def _divide(self, indices: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
         # Yield each part's number, the rows of its samples, and their indices in the part.
-        stops = np.array(self._concat.cumulative_sizes)
-        numbers = np.searchsorted(stops, indices, side="right")
+        numbers, inner = self.divide(indices)
         for number in np.unique(numbers).tolist():
             rows = np.flatnonzero(numbers == number)
-            yield number, rows, indices[rows] - (stops[number - 1] if number else 0)
+            yield number, rows, inner[rows]
 
     def check_transform(self) -> None:
         for part in self._parts:
-            part.dataset.check_transform()
+            if isinstance(part.dataset, Transformed):
+                part.dataset.check_transform()
+
+
+class Concatenated(JoinedDataset):
+    """A ConcatDataset whose parts are decoded in the same way.
+
+    Random transforms depend on a sample's index in the ConcatDataset, so a dataset that is concatenated with itself
+    looks different each time.
+
+    Args:
+        concat: The ConcatDataset.
+        parts: The unwrapped datasets of ``concat``, for which :func:`why_not_concatenated` returns None.
+    """
+
+    def __init__(self, concat: ConcatDataset[Any], parts: Sequence[Unwrapped]) -> None:
+        inner = [part.dataset for part in parts]
+        super().__init__(parts, inner[0].decoder, JoinedReader([each.reader for each in inner]))
+        self.map_epoch = inner[0].map_epoch
+        self._concat = concat
+        self.datasets = (concat, *(dataset for part in parts for dataset in part.datasets))
+
+    def divide(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        stops = np.array(self._concat.cumulative_sizes)
+        numbers = np.searchsorted(stops, indices, side="right")
+        return numbers, indices - np.where(numbers > 0, stops[numbers - 1], 0)
 
     def __len__(self) -> int:
         return len(self._concat)
 
 
-def why_not_concatenated(parts: Sequence[Unwrapped]) -> str | None:
-    """Return the reason why the datasets of a ConcatDataset cannot be read as one; None if they can."""
+def why_not_concatenated(parts: Sequence[Unwrapped], noun: str = "dataset") -> str | None:
+    """Return the reason why several datasets cannot be read as one; None if they can. ``noun`` is their name."""
     first = parts[0].dataset
     for number, part in enumerate(parts):
         dataset = part.dataset
         if not isinstance(dataset, ShardMapDataset | ImageFolder | Concatenated):
-            return f"its dataset {number} is a {part.kind}"
+            return f"its {noun} {number} is a {part.kind}"
         if not isinstance(dataset, Concatenated) and (overridden := find_overridden(type(dataset))):
-            return f"its dataset {number} is a {part.kind}, which overrides {overridden}"
+            return f"its {noun} {number} is a {part.kind}, which overrides {overridden}"
         if (name := _find_difference(first.decoder, dataset.decoder)) is not None:
-            return f"its datasets 0 and {number} differ in {name}"
+            return f"its {noun}s 0 and {number} differ in {name}"
         if first.map_epoch.known != dataset.map_epoch.known:
-            return f"its datasets 0 and {number} differ in their epoch (see set_epoch)"
+            return f"its {noun}s 0 and {number} differ in their epoch (see set_epoch)"
     return None
 
 

@@ -31,7 +31,7 @@ from torch.utils.data.dataloader import (
 )
 
 from shardio.bad_samples import BadSamples
-from shardio.datasets import EpochSampler, ShardDataset
+from shardio.datasets import Iterated, Ordered, ShardDataset
 from shardio.errors import find_user_level
 from shardio.loader.executor import (
     BatchIterator,
@@ -138,7 +138,7 @@ class SamplerSource(FetchSource):
 
 
 class OrderSource(FetchSource):
-    """A source of batches in the order of an EpochSampler, or of a ShardDataset whose copies compute their own batches.
+    """A source of batches in shardio's order. Copies of a ShardDataset compute their own batches.
 
     Args:
         settings: The settings of the loader.
@@ -146,9 +146,7 @@ class OrderSource(FetchSource):
         bad_samples: The policy for unreadable samples; None raises their errors.
     """
 
-    def __init__(
-        self, settings: ExecutorSettings, ordered: ShardDataset | EpochSampler, bad_samples: BadSamples | None
-    ) -> None:
+    def __init__(self, settings: ExecutorSettings, ordered: Ordered, bad_samples: BadSamples | None) -> None:
         self._settings, self._ordered, self._bad_samples = settings, ordered, bad_samples
         self._job: FetchJob | None = None
         self._world: World | None = None
@@ -199,7 +197,11 @@ class OrderSource(FetchSource):
             is_iterable = isinstance(ordered, ShardDataset)
             self._job = FetchJob(
                 dataset=(
-                    ordered.bound(split, self._bad_samples) if isinstance(ordered, ShardDataset) else settings.dataset
+                    ordered.bound(split, self._bad_samples)
+                    if isinstance(ordered, ShardDataset)
+                    else settings.dataset.joined
+                    if isinstance(settings.dataset, Iterated)
+                    else settings.dataset
                 ),
                 is_iterable=is_iterable,
                 is_batched=settings.batch_size is not None,

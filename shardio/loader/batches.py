@@ -17,6 +17,7 @@ from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from shardio.datasets import (
     ImageFolder,
+    MixedDataset,
     Ordered,
     RaggedTensor,
     ShardDataset,
@@ -280,7 +281,7 @@ def _count_repetitions(num_returned: NDArray[np.uint32], indices: NDArray[np.int
 
 
 def yields_images(dataset: Any) -> bool:
-    """Return whether a dataset is a ShardDataset, a ShardMapDataset or an ImageFolder.
+    """Return whether a dataset is a ShardDataset, a ShardMapDataset, an ImageFolder or a MixedDataset.
 
     A Subset or a ConcatDataset counts if the datasets in it do.
     """
@@ -288,7 +289,7 @@ def yields_images(dataset: Any) -> bool:
         return yields_images(dataset.dataset)
     if isinstance(dataset, ConcatDataset):
         return all(map(yields_images, dataset.datasets))
-    return isinstance(dataset, ShardDataset | ShardMapDataset | ImageFolder)
+    return isinstance(dataset, ShardDataset | ShardMapDataset | ImageFolder | MixedDataset)
 
 
 def collate_channels_last(samples: Sequence[Any]) -> Any:

@@ -26,6 +26,8 @@ from shardio.datasets import (
     EpochSampler,
     ImageFolder,
     MapDataset,
+    MixedDataset,
+    MixedSamples,
     Ordered,
     ShardDataset,
     ShardMapDataset,
@@ -116,10 +118,9 @@ def check_dataset(dataset: Any, *, shuffle: bool | None, drop_last: bool) -> Non
     if yields_images(dataset):
         check_flag("shuffle", False if shuffle is None else shuffle)
         check_flag("drop_last", drop_last)
-    if isinstance(dataset, ShardDataset) and shuffle:
-        raise ValueError(
-            "a ShardDataset shuffles its samples itself: pass shuffle=True to ShardDataset, not to the loader"
-        )
+    if isinstance(dataset, Ordered) and shuffle:
+        name = type(dataset).__name__
+        raise ValueError(f"a {name} shuffles its samples itself: pass shuffle=True to {name}, not to the loader")
     warn_of_other_classes(dataset, stacklevel=4)
 
 
@@ -195,12 +196,17 @@ def check_policy(
             "would receive placeholders for the skipped samples. Use on_error='replace', or move its code to the "
             "transform or to collate_fn"
         )
-    if isinstance(dataset, IterableDataset) and not isinstance(dataset, ShardDataset):
+    if isinstance(dataset, IterableDataset) and not isinstance(dataset, Ordered):
         raise ValueError(
             f"on_error={on_error!r} does not work with {type(dataset).__name__}, because an iterable dataset cannot "
             "continue after an error: catch errors in its __iter__, or use a map-style dataset"
         )
-    if not isinstance(dataset, Sized | ShardDataset):
+    if on_error == "replace" and isinstance(dataset, MixedDataset) and dataset.joined.obstacle is not None:
+        raise ValueError(
+            f"on_error='replace' does not work with this mixture, because a replacement may come from another source "
+            f"({dataset.joined.obstacle}): use on_error='skip'"
+        )
+    if not isinstance(dataset, Sized | Ordered):
         raise ValueError(
             f"on_error={on_error!r} requires a dataset with a length; {type(dataset).__name__} has no __len__"
         )
@@ -230,7 +236,7 @@ def make_bad_samples(
     if on_error == "raise":
         return None
     # A sample of a Subset is replaced by one of the same Subset: held-out samples stay held out.
-    num_samples = dataset.num_all_samples if isinstance(dataset, ShardDataset) else len(dataset)
+    num_samples = dataset.num_all_samples if isinstance(dataset, ShardDataset) else len(unwrap(dataset))
     return BadSamples(on_error, check_quarantine(quarantine), num_samples, stages)
 
 
@@ -455,6 +461,8 @@ def _why_not_read(unwrapped: Unwrapped, *, is_whole: bool) -> str | None:
     inner = unwrapped.dataset
     if isinstance(inner, Concatenated):
         return None
+    if isinstance(inner, MixedSamples):
+        return None if inner.obstacle is None else f": {inner.obstacle}"
     if isinstance(inner, ShardMapDataset | ImageFolder) or (is_whole and isinstance(inner, ShardDataset)):
         return f", which overrides {overridden}" if (overridden := find_overridden(type(inner))) else None
     if type(inner) is ConcatDataset:

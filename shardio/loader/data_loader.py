@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch.utils.data
 
 from shardio.bad_samples import OnError
-from shardio.datasets import MapDataset, ShardDataset
+from shardio.datasets import MapDataset, Ordered
 from shardio.device.prefetcher import DecodePlace
 from shardio.epochs import set_epoch, set_epoch_of_parts
 from shardio.errors import Stage
@@ -250,7 +250,7 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
         # shardio's map-style datasets have no order, and may serve several loaders.
         if extension is not None and extension.order is not None:
             extension.order.update_counter().set_epoch(epoch)
-            set_epoch(self.dataset, epoch, skip=(MapDataset, ShardDataset))
+            set_epoch(self.dataset, epoch, skip=(MapDataset, Ordered))
             return
         if extension is not None:
             extension.epochs.set_epoch(epoch)

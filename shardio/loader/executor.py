@@ -23,7 +23,7 @@ from typing import Any
 import torch.utils.data
 import torch.utils.data.dataloader
 
-from shardio.datasets import EpochSampler, ShardDataset, Transformed, unwrap
+from shardio.datasets import EpochSampler, Iterated, Ordered, Transformed, unwrap
 from shardio.decoding import FieldDecoder
 from shardio.images import CLIPPED_ADVICE, DecoderName
 from shardio.loader.fetch_job import WorkerMethod, is_iterable
@@ -351,7 +351,7 @@ class LoaderOrder:
         ordered: The dataset or sampler that holds the order.
     """
 
-    def __init__(self, ordered: ShardDataset | EpochSampler) -> None:
+    def __init__(self, ordered: Ordered) -> None:
         self.ordered = ordered
         self._counter = ordered.counter if isinstance(ordered, EpochSampler) else EpochCounter()
         self._num_epoch_sets = 0
@@ -359,17 +359,17 @@ class LoaderOrder:
     def copy(self) -> LoaderOrder:
         """Return the order for a copy of the loader. An EpochSampler keeps one counter for both loaders."""
         other = LoaderOrder(self.ordered)
-        if isinstance(self.ordered, ShardDataset):
+        if isinstance(self.ordered, Iterated):
             other._counter, other._num_epoch_sets = copy.deepcopy(self._counter), self._num_epoch_sets
         return other
 
     def update_counter(self) -> EpochCounter:
         """Apply ``set_epoch`` of the dataset or sampler; return the counter that determines the next epoch.
 
-        An EpochSampler has its own counter, which its ``set_epoch`` changes. A ShardDataset may serve several loaders,
+        An EpochSampler has its own counter, which its ``set_epoch`` changes. A dataset may serve several loaders,
         so each loader has a counter, which follows the dataset's ``set_epoch``.
         """
-        if isinstance(self.ordered, ShardDataset) and self.ordered.num_epoch_sets != self._num_epoch_sets:
+        if isinstance(self.ordered, Iterated) and self.ordered.num_epoch_sets != self._num_epoch_sets:
             self._num_epoch_sets = self.ordered.num_epoch_sets
             self._counter.set_epoch(self.ordered.epoch)
         return self._counter
@@ -379,7 +379,7 @@ def find_order(loader: Any) -> LoaderOrder | None:
     """Return the order of a loader's samples; None if the order is not shardio's."""
     if find_override(loader) is not None:
         return None
-    if isinstance(loader.dataset, ShardDataset):
+    if isinstance(loader.dataset, Ordered):
         return LoaderOrder(loader.dataset)
     # A subclass that overrides these methods has a different order.
     sampler = loader.sampler
@@ -391,7 +391,7 @@ def find_order(loader: Any) -> LoaderOrder | None:
 
 
 class OrderSampler(torch.utils.data.Sampler[None]):
-    """A sampler that yields no indices: it gives a ShardDataset's loader the ``set_epoch`` that frameworks call."""
+    """A sampler that yields no indices: it gives a loader the ``set_epoch`` that frameworks call."""
 
     def __init__(self, order: LoaderOrder) -> None:
         self._order = order

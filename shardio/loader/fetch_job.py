@@ -295,16 +295,16 @@ def _get_all(dataset: Any, indices: Iterable[Any]) -> list[Any]:
 
 def _get_ordered(dataset: Any, bad_samples: BadSamples | None, request: OrderedIndices) -> list[Any]:
     """Return samples in shardio's order, with Skipped in the rows of those that were left out."""
-    from shardio.datasets import MapDataset, Unwrapped, known_epoch, mark_valid, unwrap
+    from shardio.datasets import MapDataset, Unwrapped, known_epoch, mark_valid, takes_rng_keys, unwrap
 
     indices, seed, epoch = request.indices, request.seed, request.epoch
     unwrapped = unwrap(dataset)
-    if not _takes_rng_keys(unwrapped.dataset):  # Read the dataset as torch does.
+    if not takes_rng_keys(unwrapped.dataset):  # Read the dataset as torch does.
         unwrapped = Unwrapped(dataset=dataset, subsets=())
 
     def read(some: NDArray[np.int64], rng_keys: Words) -> list[Any]:
         inner: Any = unwrapped.dataset
-        if _takes_rng_keys(inner):
+        if takes_rng_keys(inner):
             return list(inner.read(unwrapped.inner_indices(some), rng_keys))  # A replacement keeps the row's rng key.
         return read_samples(inner, some)
 
@@ -321,12 +321,3 @@ def _get_ordered(dataset: Any, bad_samples: BadSamples | None, request: OrderedI
         return samples
     marked = zip(samples, request.valid.tolist(), strict=True)
     return [sample if isinstance(sample, Skipped) else mark_valid(sample, is_valid) for sample, is_valid in marked]
-
-
-def _takes_rng_keys(dataset: Any) -> bool:
-    from shardio.datasets import MapDataset
-
-    methods = ("__getitem__", "__getitems__")
-    return isinstance(dataset, MapDataset) and all(
-        getattr(type(dataset), name) is getattr(MapDataset, name) for name in methods
-    )

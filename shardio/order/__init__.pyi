@@ -12,6 +12,12 @@ from .epoch_order import (
     reverse_bits as reverse_bits,
     to_unit as to_unit,
 )
+from .mixture import (
+    MixedOrder as MixedOrder,
+    MixedSplit as MixedSplit,
+    SourceOrder as SourceOrder,
+    Stop as Stop,
+)
 from .quality import (
     IDEAL_DISTANCE as IDEAL_DISTANCE,
     OrderQuality as OrderQuality,
@@ -19,6 +25,7 @@ from .quality import (
     measure_quality as measure_quality,
     shards_of as shards_of,
 )
+from .schedule import count_weights as count_weights
 from .split import (
     DROP_LAST as DROP_LAST,
     POLICIES as POLICIES,

@@ -204,12 +204,12 @@ def split_whole(order: EpochOrder, *, rank: int, world_size: int, batch_size: in
 
 
 def iterate_steps(
-    order: EpochOrder, split: Split, steps: Sequence[int]
+    samples_at: Callable[[NDArray[np.int64]], NDArray[np.int64]], split: Split, steps: Sequence[int]
 ) -> Iterator[tuple[list[NDArray[np.int64]], NDArray[np.int64]]]:
     """Yield the positions and the indices of several steps at a time.
 
     Args:
-        order: The epoch's order.
+        samples_at: A function that returns the samples at positions of the epoch.
         split: One rank's share of the epoch.
         steps: The steps to yield, in ascending order.
 
@@ -219,4 +219,4 @@ def iterate_steps(
     steps_at_once = -(-POSITIONS_AT_ONCE // split.batch_size)
     for first in range(0, len(steps), steps_at_once):
         positions = split.batches(steps[first : first + steps_at_once])
-        yield positions, order.samples_at(np.concatenate(positions))
+        yield positions, samples_at(np.concatenate(positions))

@@ -150,6 +150,18 @@ def read_state(state: dict[str, Any], settings: OrderSettings, digest: str, num_
     Raises:
         StateError: If the state belongs to another dataset or order; the message names the differences.
     """
+    check_version(state)
+    here = dump_state(Cursor(epoch=0), settings, digest, num_samples)
+    if differences := find_differences(state, {part: here[part] for part in ("dataset", "order")}):
+        raise StateError(
+            f"the state belongs to another dataset or order ({differences}): use the dataset and the "
+            "settings that it was saved with, or start from the beginning without it"
+        )
+    return read_cursor(state, num_samples)
+
+
+def check_version(state: Any) -> None:
+    """Raise StateError if a state is not from this version of shardio."""
     if not isinstance(state, dict):
         raise StateError(f"a state must be a dict from state_dict(), got {type(state).__name__}")
     if "version" not in state:
@@ -161,12 +173,14 @@ def read_state(state: dict[str, Any], settings: OrderSettings, digest: str, num_
             f"the state has version {state['version']!r}, but this version of shardio reads version {STATE_VERSION}: "
             "resume with the version of shardio that saved the state"
         )
-    here = dump_state(Cursor(epoch=0), settings, digest, num_samples)
-    if differences := find_differences(state, {part: here[part] for part in ("dataset", "order")}):
-        raise StateError(
-            f"the state belongs to another dataset or order ({differences}): use the dataset and the "
-            "settings that it was saved with, or start from the beginning without it"
-        )
+
+
+def read_cursor(state: dict[str, Any], num_samples: int) -> Cursor:
+    """Return the cursor of a state.
+
+    Raises:
+        StateError: If the epoch or the position is not an integer or is out of range.
+    """
     epoch, position = _read_integer(state, "epoch"), _read_integer(state, "position")
     if epoch is None or not 0 <= epoch < MAX_EPOCH:
         raise StateError(

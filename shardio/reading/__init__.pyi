@@ -1,5 +1,6 @@
 from .read_ahead import (
     SHARE_OF_CACHE as SHARE_OF_CACHE,
+    SOURCE_FIELD as SOURCE_FIELD,
     FileReader as FileReader,
     JoinedReader as JoinedReader,
     LabeledFile as LabeledFile,
@@ -8,6 +9,7 @@ from .read_ahead import (
     RemoteFiles as RemoteFiles,
     RemoteParts as RemoteParts,
     RemoteSamples as RemoteSamples,
+    SourceReader as SourceReader,
     estimate_traffic as estimate_traffic,
     find_remote_shards as find_remote_shards,
     read_batches_ahead as read_batches_ahead,

@@ -234,6 +234,43 @@ class JoinedReader:
         return np.array(samples, np.int64) if isinstance(self._readers[part], SampleReader) else samples
 
 
+SOURCE_FIELD = "source.cls"
+"""The field of a mixture's samples that holds the number of their source, as digits."""
+
+
+class SourceReader:
+    """A reader of a mixture's samples, which adds :data:`SOURCE_FIELD`.
+
+    Args:
+        reader: The reader of the other fields.
+        starts: int64 [sources], the index of each source's first sample, if the reader takes indices.
+    """
+
+    def __init__(self, reader: SampleReader | JoinedReader, starts: Ints) -> None:
+        self._reader, self._starts = reader, starts
+
+    def read(self, samples: Any, fields: Sequence[str], deferred: Container[str] = ()) -> StoredSamples:
+        """Read fields of samples: see :class:`SampleReader` and :class:`JoinedReader`."""
+        stored = self._reader.read(samples, [field for field in fields if field != SOURCE_FIELD], deferred)
+        if SOURCE_FIELD in fields:
+            is_joined = isinstance(self._reader, JoinedReader)
+            sources = [part for part, _ in samples] if is_joined else self._find_sources(samples)
+            stored.columns = {**stored.columns, SOURCE_FIELD: [b"%d" % source for source in sources]}
+        return stored
+
+    def describe(self, sample: Any, fields: Sequence[str]) -> tuple[str, str]:
+        """Return a sample's key, and the location of some of its fields, for messages."""
+        return self._reader.describe(sample, [field for field in fields if field != SOURCE_FIELD])
+
+    def close(self) -> None:
+        """Close all files until the next read."""
+        self._reader.close()
+
+    def _find_sources(self, indices: Ints) -> list[int]:
+        sources: list[int] = (np.searchsorted(self._starts, indices, side="right") - 1).tolist()
+        return sources
+
+
 def _list_keys(found: Sequence[tuple[list[int], StoredSamples]], num_samples: int) -> list[str]:
     keys = [""] * num_samples
     for rows, stored in found:
@@ -246,7 +283,7 @@ def _put(values: Sequence[Value], column: list[Value], rows: Sequence[int]) -> N
         column[row] = value
 
 
-Reader = SampleReader | FileReader | JoinedReader
+Reader = SampleReader | FileReader | JoinedReader | SourceReader
 
 
 class RemoteSamples(Protocol):

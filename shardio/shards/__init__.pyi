@@ -24,6 +24,7 @@ from .manifest import (
     group_by_split as group_by_split,
     is_sorted_by_class as is_sorted_by_class,
     is_split as is_split,
+    join_tables as join_tables,
     read_manifest as read_manifest,
     words_of as words_of,
     write_manifest as write_manifest,

@@ -204,6 +204,19 @@ class ShardTable:
         return all(tar.store.is_local for tar in self.tars)
 
 
+def join_tables(tables: Sequence[ShardTable]) -> ShardTable:
+    """Return the table of the shards of several datasets, one after another, for reading."""
+    manifests = [table.manifest for table in tables]
+    return ShardTable(
+        manifest=Manifest(
+            shards=tuple(shard for manifest in manifests for shard in manifest.shards),
+            fields=tuple(sorted({field for manifest in manifests for field in manifest.fields})),
+        ),
+        tars=tuple(tar for table in tables for tar in table.tars),
+        indexes=tuple(index for table in tables for index in table.indexes),
+    )
+
+
 def is_sorted_by_class(table: ShardTable) -> bool:
     """Return whether neighboring samples have the same class much more often than other samples.
 

@@ -200,7 +200,7 @@ def check_workers(order: _WrittenOrder, split: Split, batches: list[list[int]], 
         steps = range(worker, split.num_batches, num_workers)
         positions: list[list[int]] = []
         samples: list[int] = []
-        for some_positions, some_samples in iterate_steps(order, split, steps):
+        for some_positions, some_samples in iterate_steps(order.samples_at, split, steps):
             positions += [batch.tolist() for batch in some_positions]
             samples += some_samples.tolist()
         flat = list(chain.from_iterable(positions))

@@ -1,0 +1,478 @@
+"""MixedDataset: the samples of several datasets, mixed in given proportions."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import IterableDataset
+
+from shardio.bad_samples import read_samples
+from shardio.datasets.map_datasets import MapDataset, ShardMapDataset, takes_rng_keys
+from shardio.datasets.ordered import EpochSampler, ShardDataset, read_ahead
+from shardio.datasets.ranked import Iterated, Ordered, RankSettings, SampleIterator
+from shardio.datasets.samples import add_value, check_integers, mark_valid, takes
+from shardio.datasets.wrappers import JoinedDataset, Unwrapped, unwrap, why_not_concatenated
+from shardio.errors import SampleError, place_mark
+from shardio.order import (
+    Cursor,
+    MixedOrder,
+    MixedSplit,
+    OrderSettings,
+    Remainder,
+    SourceOrder,
+    Split,
+    Stop,
+    Words,
+    augment_rng_keys,
+    count_weights,
+)
+from shardio.reading import (
+    SOURCE_FIELD,
+    JoinedReader,
+    Reader,
+    RemoteParts,
+    RemoteSamples,
+    SampleReader,
+    SourceReader,
+    find_remote_shards,
+    read_nothing_ahead,
+)
+from shardio.shards import ShardTable, join_tables
+from shardio.values import check_choice, check_flag, check_integer, check_optional_integer
+from shardio.world import find_worker
+
+Weights = Mapping[str, float]
+"""The weight of each source by name. A source without a weight is not drawn."""
+
+Batches = Literal["mixed", "pure"]
+"""Whether a batch has samples of all sources, or of one."""
+
+SAMPLES_AT_ONCE = 64
+"""The number of samples that an iteration reads together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedSettings(RankSettings):
+    """The arguments of MixedDataset.
+
+    Attributes:
+        sources: A dict of the sources by name. A source is a pair of a dataset and its weight, or with ``weights``, a
+            dataset. Datasets are ShardDatasets, map-style datasets, or EpochSamplers, which give a map-style dataset
+            the settings of its order.
+        weights: ``proportional`` derives the weights from the sources' sizes: size * repeat, to the power of
+            ``temperature``.
+        temperature: The exponent of proportional weights. With 1, sources are drawn in proportion to their sizes; with
+            0, equally often.
+        repeat: The number of times that a source is delivered until it counts as exhausted, by name; by default 1.
+        stop: The end of an epoch. ``first`` ends it before a sample of any source is repeated. ``longest`` ends it as
+            soon as every sample was delivered, and repeats the other sources. With ``all-once``, a source leaves the
+            mixture when it is exhausted, and the epoch ends with the last one. An integer is the number of samples.
+        batches: ``mixed`` mixes the sources in each batch. With ``pure``, all ranks' batches of a step come from one
+            source, so sources may differ in the shapes of their samples.
+        global_batch_size: The number of samples in the batches of all ranks. ``batches="pure"`` and :meth:`at` need it.
+        source_field: Whether to add the source's number as the last value of a tuple, or as the key ``source`` of a
+            dict.
+        shuffle: Whether to vary the order of the sources at random, as far as their proportions allow. This does not
+            change the order of a ShardDataset or an EpochSampler; other datasets are shuffled or not accordingly.
+        seed: The seed of the schedule, of the transforms, and of the order of datasets that have none.
+        remainder: The treatment of the last samples if they do not fill a batch on every rank: see
+            :class:`shardio.ShardDataset`.
+        batch_size: The batch size of torch's DataLoader; set it to get the same batches as from shardio.DataLoader,
+            which uses its own batch size.
+    """
+
+    sources: Mapping[str, Any] = field(kw_only=False)
+    weights: Literal["proportional"] | None = None
+    temperature: float = 1.0
+    repeat: Mapping[str, int] | None = None
+    stop: Stop | int = "first"
+    batches: Batches = "mixed"
+    global_batch_size: int | None = None
+    source_field: bool = False
+    shuffle: bool = True
+    seed: int = 0
+    remainder: Remainder = "pad"
+    batch_size: int | None = None
+
+
+class MixedDataset(Ordered, Iterated):
+    """An iterable-style dataset that mixes several datasets in given proportions.
+
+    After any number n of samples, a source with the share w has been drawn floor(n * w) or ceil(n * w) times. Each
+    source is read in its own order, epoch after epoch, so it repeats a sample only when all others of that source have
+    been delivered. The schedule is a pure function of the sources, the weights and the seed. It does not depend on the
+    number of ranks and workers, so a state fits any number of them.
+
+    >>> mix = MixedDataset({"web": (web, 0.7), "code": (code, 0.3)})  # doctest: +SKIP
+    >>> loader = DataLoader(mix, batch_size=128, num_workers=2)  # doctest: +SKIP
+
+    ``mix[n]`` is the sample at position n of the schedule, on all ranks together. For a map-style dataset of an epoch,
+    use torch's ``Subset(mix, range(mix.num_all_samples))``.
+
+    Attributes:
+        names: The names of the sources, by number.
+
+    Raises:
+        ValueError: If an argument is out of range, a weight is missing, or an epoch would have no end.
+        TypeError: If a source is not a dataset that can be mixed.
+    """
+
+    @takes(MixedSettings)
+    def __init__(self, options: MixedSettings) -> None:
+        Ordered.__init__(self, options)  # type: ignore[arg-type]  # It needs only fields that both kinds have.
+        Iterated.__init__(self)
+        if self.overrides_iteration:
+            raise TypeError(
+                f"{type(self).__name__} must not override __iter__, because loaders read the sources of a mixture "
+                "themselves: use the sources' transform= or transform_sample="
+            )
+        self._options = replace(
+            options,
+            batches=check_choice("batches", options.batches, Batches),
+            global_batch_size=check_optional_integer("global_batch_size", options.global_batch_size, at_least=1),
+            source_field=check_flag("source_field", options.source_field),
+            stop=_check_stop(options.stop),
+        )
+        self.settings = OrderSettings(
+            shuffle=check_flag("shuffle", options.shuffle),
+            seed=check_integer("seed", options.seed, at_least=0, below=2**63),
+            window=1,
+            strata=1,
+        )
+        if options.batches == "pure" and options.global_batch_size is None:
+            raise ValueError(
+                "batches='pure' needs global_batch_size=, the number of samples in the batches of all ranks"
+            )
+        self._sources = dict[str, Any]()
+        self._orders = list[SourceOrder]()
+        self._parts = list[Unwrapped]()
+        self._changes = list[tuple[int, Weights]]()
+        self._joined: tuple[list[Any], MixedSamples] | None = None
+        for name, source in dict(options.sources).items():
+            self._add_source(name, source[0] if isinstance(source, tuple) else source)
+        self._weights = self._find_weights(options)
+        self._make_order()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._sources)
+
+    @property
+    def num_all_samples(self) -> int:  # type: ignore[override]  # an attribute of other orders
+        """The number of samples in an epoch of the mixture, over all ranks."""
+        return self.order.num_samples
+
+    @property
+    def digest(self) -> str:  # type: ignore[override]
+        """An empty string, because a state describes the sources itself."""
+        return ""
+
+    @property
+    def overrides_iteration(self) -> bool:
+        """Whether a subclass overrides ``__iter__``, which is not allowed."""
+        return type(self).__iter__ is not MixedDataset.__iter__
+
+    @property
+    def joined(self) -> MixedSamples:
+        """The samples of all sources, which loaders read by the indices of :meth:`MixedOrder.samples_at`."""
+        for dataset, part in zip(self._sources.values(), self._parts, strict=True):
+            if isinstance(dataset, ShardDataset) and part.dataset.decoder is not dataset.decoder:
+                part.dataset.follow(dataset)
+        decoders = [getattr(part.dataset, "decoder", None) for part in self._parts]
+        if self._joined is None or any(map(operator.is_not, decoders, self._joined[0])):
+            joined = MixedSamples(self, self.order, self._parts, has_source=self._options.source_field)
+            self._joined = decoders, joined
+        return self._joined[1]
+
+    def at(self, step: int, weights: Mapping[str, Any]) -> MixedDataset:
+        """Change the weights from a step on; return this dataset.
+
+        Call this before iterating. A source that is not in ``weights`` is no longer drawn. A pair of a dataset and a
+        weight adds a source, which must have a new name.
+
+        Args:
+            step: The number of earlier steps, counted over all epochs. A step is one batch on every rank.
+            weights: The weight of each source by name.
+
+        Raises:
+            ValueError: If ``global_batch_size`` is not set, the steps are not ascending, a source is unknown, or
+                ``stop`` is ``all-once``.
+        """
+        step, size = check_integer("step", step, at_least=1), self._options.global_batch_size
+        if size is None:
+            raise ValueError("at() needs global_batch_size=, the number of samples in the batches of all ranks")
+        if self._options.stop == "all-once":
+            raise ValueError("stop='all-once' decides when the weights change: use another stop, or do not call at()")
+        if self._changes and step <= self._changes[-1][0]:
+            raise ValueError(f"at({step}) comes after at({self._changes[-1][0]}): call at() in the order of the steps")
+        for name, weight in weights.items():
+            if isinstance(weight, tuple):
+                if name in self._sources:
+                    raise ValueError(f"the mixture already has a source {name!r}: pass its weight alone")
+                self._add_source(name, weight[0])
+            elif name not in self._sources:
+                raise ValueError(
+                    f"the mixture has no source {name!r}, only {', '.join(self.names)}: to add one, pass a pair of a "
+                    "dataset and its weight"
+                )
+        numbers = {name: weight[1] if isinstance(weight, tuple) else weight for name, weight in weights.items()}
+        self._changes.append((step, numbers))
+        self._make_order()
+        return self
+
+    def read_cursor(self, state: Any) -> Cursor:
+        return self.order.read(state)
+
+    def dump_cursor(self, cursor: Cursor) -> dict[str, Any]:
+        return self.order.dump(cursor)
+
+    def split(self, cursor: Cursor, *, batch_size: int, remainder: Remainder) -> Split:
+        share = super().split(cursor, batch_size=batch_size, remainder=remainder)
+        size = self._options.global_batch_size
+        if size is not None and size != batch_size * share.world_size:
+            raise ValueError(
+                f"the mixture has global_batch_size={size}, but {share.world_size} ranks with batches of {batch_size} "
+                f"samples have {batch_size * share.world_size}: set the batch size to {size / share.world_size:g}"
+            )
+        values = {name: getattr(share, name) for name in Split.__slots__}
+        return MixedSplit(**values, order=self.order, epoch=cursor.epoch)
+
+    def find_order(self, epoch: int) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
+        return partial(self.order.samples_at, epoch)
+
+    @property
+    def window(self) -> int:
+        # The smallest part of the mixture that reads a whole window of a source.
+        weights, total = self.order.weights_at(0), sum(self.order.weights_at(0))
+        windows = [
+            each.settings.window * total // weight
+            for each, weight in zip(self._orders, weights, strict=True)
+            if each.settings.shuffle and weight
+        ]
+        return min([*windows, self.num_all_samples])
+
+    def __len__(self) -> int:
+        """Return the number of samples that this rank yields in a full epoch."""
+        share = super().split(Cursor(epoch=0), batch_size=self.batch_size or 1, remainder=self.remainder)
+        return share.num_own_samples
+
+    def __getitem__(self, position: int) -> Any:
+        """Return the sample at a position of the schedule, which continues after an epoch; at least 0."""
+        return self.__getitems__([position])[0]
+
+    def __getitems__(self, positions: Any) -> list[Any]:
+        """Return the samples at positions of the schedule. torch's Subset calls this method."""
+        checked = check_integers(positions)
+        if (checked < 0).any():
+            raise IndexError(f"a position of a mixture must be at least 0, got {checked.min()}")
+        epochs, own = np.divmod(checked.astype(np.int64), self.num_all_samples)
+        samples = [self.order.samples_at(epoch, own[row : row + 1]) for row, epoch in enumerate(epochs.tolist())]
+        indices = np.concatenate(samples) if samples else np.array([], np.int64)
+        keys = [
+            augment_rng_keys(self.seed, epoch, index) for epoch, index in zip(epochs.tolist(), samples, strict=True)
+        ]
+        return self.joined.read(indices, np.concatenate(keys)) if keys else []
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over this worker's samples in this rank's share of the epoch.
+
+        Raises:
+            RuntimeError: If a framework splits the samples over ranks a second time.
+        """
+        return SampleIterator(self, self._cell.start(self), self._iterate)
+
+    def _iterate(self, cursor: Cursor, split: Split, num_left_out: int) -> Iterator[Any]:
+        worker, samples = find_worker(), self.joined
+        num_steps, num_in_step = divmod(num_left_out, split.batch_size)  # Only the last step may have fewer samples.
+        steps = range(worker.worker_id, split.num_batches, worker.num_workers)[num_steps:]
+        # The first worker reads ahead for all workers of the rank.
+        ahead = read_nothing_ahead() if worker.worker_id else read_ahead(self, samples, cursor, split)
+        with closing(samples), ahead as advance:
+            for positions, indices in self.steps(cursor, split, steps):
+                indices = indices[num_in_step:]
+                valid = split.find_valid(np.concatenate(positions)[num_in_step:])
+                num_in_step = 0
+                for start in range(0, len(indices), SAMPLES_AT_ONCE):
+                    chunk = slice(start, start + SAMPLES_AT_ONCE)
+                    advance(len(indices[chunk]) * worker.num_workers)
+                    values = samples.read(indices[chunk], augment_rng_keys(self.seed, cursor.epoch, indices[chunk]))
+                    if valid is None:
+                        yield from values
+                        continue
+                    yield from map(mark_valid, values, valid[chunk].tolist())
+
+    def _add_source(self, name: str, dataset: Any) -> None:
+        repeat = check_integer(f"repeat[{name!r}]", (self._options.repeat or {}).get(name, 1), at_least=1)
+        self._sources[name] = dataset
+        if isinstance(dataset, ShardDataset):
+            if dataset.overrides_iteration:
+                raise TypeError(
+                    f"the source {name!r} is a {type(dataset).__name__}, which overrides __iter__: a mixture does not "
+                    "call it. Use transform= or transform_sample="
+                )
+            order: Ordered = dataset
+            part = Unwrapped(dataset=dataset.as_map_dataset(), subsets=())
+        else:
+            order = dataset if isinstance(dataset, EpochSampler) else self._sample(name, dataset)
+            part = unwrap(order.dataset)
+        self._parts.append(part)
+        self._orders.append(
+            SourceOrder(
+                name=name,
+                shard_sizes=order.shard_sizes,
+                settings=order.settings,
+                digest=order.digest,
+                repeat=repeat,
+            )
+        )
+
+    def _sample(self, name: str, dataset: Any) -> EpochSampler:
+        is_map_style = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+        if isinstance(dataset, IterableDataset) or not is_map_style:
+            raise TypeError(
+                f"the source {name!r} is a {type(dataset).__name__}, which cannot be mixed: use a ShardDataset, a "
+                "map-style dataset (with __len__ and __getitem__), or an EpochSampler over one"
+            )
+        return EpochSampler(dataset, shuffle=self.settings.shuffle, seed=self.settings.seed, rank=0, world_size=1)
+
+    def _find_weights(self, options: MixedSettings) -> Weights:
+        if not self._sources:
+            raise ValueError("a mixture needs at least one source")
+        if unknown := set(options.repeat or {}) - set(self._sources):
+            raise ValueError(f"repeat names {', '.join(sorted(unknown))}, which is not a source")
+        given = {name: source[1] for name, source in options.sources.items() if isinstance(source, tuple)}
+        if options.weights is None:
+            if missing := [name for name in self._sources if name not in given]:
+                raise ValueError(
+                    f"the source {missing[0]!r} has no weight: pass a pair of the dataset and its weight, or set "
+                    "weights='proportional'"
+                )
+            return given
+        check_choice("weights", options.weights, Literal["proportional"])
+        if given:
+            raise ValueError(
+                f"weights={options.weights!r} and the weight of {next(iter(given))!r} contradict each other"
+            )
+        sizes = {order.name: order.num_samples * order.repeat for order in self._orders}
+        if options.temperature == 1:
+            return sizes
+        return {name: size**options.temperature for name, size in sizes.items()}
+
+    def _make_order(self) -> None:
+        def count(weights: Weights) -> tuple[int, ...]:
+            return count_weights([weights.get(name, 0) for name in self.names])
+
+        self._joined = None
+        options, size = self._options, self._options.global_batch_size or 1
+        is_pure = options.batches == "pure"
+        self.order = MixedOrder(
+            self._orders,
+            count(self._weights),
+            [(step if is_pure else step * size, count(weights)) for step, weights in self._changes],
+            stop=options.stop,
+            unit=size if is_pure else 1,
+            seed=self.settings.seed if self.settings.shuffle else None,
+        )
+
+
+def _join_tables(datasets: Sequence[ShardMapDataset]) -> ShardTable | None:
+    # One reader of all shards is quicker than a reader for each dataset, but has one setting and one kind of store.
+    if len({(dataset.table.is_local, dataset.verify) for dataset in datasets}) > 1:
+        return None
+    return join_tables([dataset.table for dataset in datasets])
+
+
+def _check_stop(stop: Stop | int) -> Stop | int:
+    return check_choice("stop", stop, Stop) if isinstance(stop, str) else check_integer("stop", stop, at_least=1)
+
+
+class MixedSamples(JoinedDataset):
+    """The samples of the sources of a mixture, by the indices of :meth:`MixedOrder.samples_at`.
+
+    Args:
+        mix: The mixture.
+        order: The order of the mixture, which divides indices among the sources.
+        parts: The unwrapped datasets of the sources.
+        has_source: Whether samples have the number of their source.
+
+    Attributes:
+        obstacle: The reason why shardio's own code cannot read the samples, and the sources' own methods do; None if it
+            can.
+    """
+
+    def __init__(self, mix: MixedDataset, order: MixedOrder, parts: Sequence[Unwrapped], *, has_source: bool) -> None:
+        inner = [part.dataset for part in parts]
+        self.obstacle = why_not_concatenated(parts, "source")
+        if self.obstacle is None and has_source and inner[0].decoder.transform_sample is not None:
+            self.obstacle = "source_field=True adds a value to the result of transform_sample"
+        decoder, self._table = None, None
+        reader: Reader = JoinedReader([])
+        if self.obstacle is None:
+            decoder, reader = inner[0].decoder, JoinedReader([each.reader for each in inner])
+            if all(not part.subsets and type(part.dataset) is ShardMapDataset for part in parts):
+                self._table = _join_tables(inner)
+            if self._table is not None:
+                reader = SampleReader(self._table, inner[0].verify)
+            if has_source:
+                decoder = replace(decoder, fields=(*decoder.names, SOURCE_FIELD))
+                reader = SourceReader(reader, order.starts)
+        super().__init__(parts, decoder, reader)  # type: ignore[arg-type]  # Without a decoder, nothing uses it.
+        self.datasets = (mix, *(dataset for part in parts for dataset in part.datasets))
+        self._order, self._has_source = order, has_source
+
+    def divide(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        return self._order.split_index(indices)
+
+    def locate(self, indices: NDArray[np.int64]) -> Any:
+        return super().locate(indices) if self._table is None else indices % len(self)
+
+    def remote_samples(self) -> RemoteSamples | None:
+        if self._table is None:
+            return super().remote_samples()
+        shards = find_remote_shards(self._table, self.decoder.stored_fields)
+        return None if shards is None else RemoteParts([shards], lambda indices: iter([(0, indices % len(self))]))
+
+    def describe(self, index: int) -> tuple[str, str]:
+        ((number, _, inner),) = self._divide(np.array([index]))
+        part = self._parts[number]
+        return part.describe(int(inner[0])) if isinstance(part.dataset, MapDataset) else (str(index), part.kind)
+
+    def read(self, indices: NDArray[np.int64], rng_keys: Words) -> list[Any]:
+        if self.obstacle is None:
+            return super().read(indices, rng_keys)
+        samples: list[Any] = [None] * len(indices)
+        for number, rows, inner in self._divide(indices):
+            try:
+                values = self._read_part(self._parts[number], inner, rng_keys[rows])
+            except SampleError as error:
+                raise error.at_row(int(rows[error.row])) from error
+            except Exception as error:  # User code may raise anything; the error is raised again.
+                place_mark(error, rows.tolist())
+                raise
+            for row, value in zip(rows.tolist(), values, strict=True):
+                samples[row] = add_value(value, "source", number) if self._has_source else value
+        return samples
+
+    def close(self) -> None:
+        """Close all files until the next read."""
+        for part in self._parts:
+            if isinstance(part.dataset, MapDataset):
+                part.dataset.reader.close()
+
+    def __len__(self) -> int:
+        return self._order.num_all_samples
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "datasets": ()}  # Workers read the parts.
+
+    def _read_part(self, part: Unwrapped, indices: NDArray[np.int64], rng_keys: Words) -> list[Any]:
+        if takes_rng_keys(part.dataset):
+            return list(part.dataset.read(part.inner_indices(indices), rng_keys))
+        return read_samples(part.datasets[0], indices)
