@@ -33,7 +33,13 @@ PANELS = {
         "view": "view",
         "dups": "verify",
     },
-    "Check a dataset or a loader": {"verify": "verify", "check": "check", "order": "look", "doctor": "check"},
+    "Check a dataset or a loader": {
+        "verify": "verify",
+        "check": "check",
+        "order": "look",
+        "mix": "mix",
+        "doctor": "check",
+    },
     "Transform and train": {"augment": "view", "bench": "check", "train": "train"},
     "Single JPEG files": {"tile": "change", "untile": "change"},
 }

@@ -29,9 +29,11 @@ from shardio.order import (
     SourceOrder,
     Split,
     Stop,
+    Weights,
     Words,
     augment_rng_keys,
-    count_weights,
+    make_mixed_order,
+    weigh_by_size,
 )
 from shardio.reading import (
     SOURCE_FIELD,
@@ -47,9 +49,6 @@ from shardio.reading import (
 from shardio.shards import ShardTable, join_tables
 from shardio.values import check_choice, check_flag, check_integer, check_optional_integer
 from shardio.world import find_worker
-
-Weights = Mapping[str, float]
-"""The weight of each source by name. A source without a weight is not drawn."""
 
 Batches = Literal["mixed", "pure"]
 """Whether a batch has samples of all sources, or of one."""
@@ -146,10 +145,6 @@ class MixedDataset(Ordered, Iterated):
             window=1,
             strata=1,
         )
-        if options.batches == "pure" and options.global_batch_size is None:
-            raise ValueError(
-                "batches='pure' needs global_batch_size=, the number of samples in the batches of all ranks"
-            )
         self._sources = dict[str, Any]()
         self._orders = list[SourceOrder]()
         self._parts = list[Unwrapped]()
@@ -205,11 +200,7 @@ class MixedDataset(Ordered, Iterated):
             ValueError: If ``global_batch_size`` is not set, the steps are not ascending, a source is unknown, or
                 ``stop`` is ``all-once``.
         """
-        step, size = check_integer("step", step, at_least=1), self._options.global_batch_size
-        if size is None:
-            raise ValueError("at() needs global_batch_size=, the number of samples in the batches of all ranks")
-        if self._options.stop == "all-once":
-            raise ValueError("stop='all-once' decides when the weights change: use another stop, or do not call at()")
+        step = check_integer("step", step, at_least=1)
         if self._changes and step <= self._changes[-1][0]:
             raise ValueError(f"at({step}) comes after at({self._changes[-1][0]}): call at() in the order of the steps")
         for name, weight in weights.items():
@@ -360,24 +351,18 @@ class MixedDataset(Ordered, Iterated):
             raise ValueError(
                 f"weights={options.weights!r} and the weight of {next(iter(given))!r} contradict each other"
             )
-        sizes = {order.name: order.num_samples * order.repeat for order in self._orders}
-        if options.temperature == 1:
-            return sizes
-        return {name: size**options.temperature for name, size in sizes.items()}
+        return weigh_by_size(self._orders, options.temperature)
 
     def _make_order(self) -> None:
-        def count(weights: Weights) -> tuple[int, ...]:
-            return count_weights([weights.get(name, 0) for name in self.names])
-
+        options = self._options
         self._joined = None
-        options, size = self._options, self._options.global_batch_size or 1
-        is_pure = options.batches == "pure"
-        self.order = MixedOrder(
+        self.order = make_mixed_order(
             self._orders,
-            count(self._weights),
-            [(step if is_pure else step * size, count(weights)) for step, weights in self._changes],
+            self._weights,
+            self._changes,
             stop=options.stop,
-            unit=size if is_pure else 1,
+            is_pure=options.batches == "pure",
+            global_batch_size=options.global_batch_size,
             seed=self.settings.seed if self.settings.shuffle else None,
         )
 

@@ -17,6 +17,9 @@ from .mixture import (
     MixedSplit as MixedSplit,
     SourceOrder as SourceOrder,
     Stop as Stop,
+    Weights as Weights,
+    make_mixed_order as make_mixed_order,
+    weigh_by_size as weigh_by_size,
 )
 from .quality import (
     IDEAL_DISTANCE as IDEAL_DISTANCE,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from shardio.errors import StateError
 from shardio.order.epoch_order import EpochOrder, OrderSettings, reverse_bits
-from shardio.order.schedule import Schedule
+from shardio.order.schedule import Schedule, count_weights
 from shardio.order.split import Split
 from shardio.order.state import STATE_VERSION, Cursor, check_version, find_differences, read_cursor
 
@@ -73,6 +73,60 @@ class Phase:
         """Return the number of draws from each source before a draw of this phase."""
         counts = self.schedule.count(draw - self.start)
         return tuple(before + count for before, count in zip(self.before, counts, strict=True))
+
+
+Weights = Mapping[str, float]
+"""The weight of each source by name. A source without a weight is not drawn."""
+
+
+def make_mixed_order(
+    sources: Sequence[SourceOrder],
+    weights: Weights,
+    changes: Sequence[tuple[int, Weights]],
+    *,
+    stop: Stop | int,
+    is_pure: bool,
+    global_batch_size: int | None,
+    seed: int | None,
+) -> MixedOrder:
+    """Return the order of a mixture.
+
+    Args:
+        sources: The sources.
+        weights: The weight of each source.
+        changes: The steps from which the weights change, in ascending order, with the new weights.
+        stop: The end of an epoch, or the number of samples in an epoch.
+        is_pure: Whether the batches of a step come from one source.
+        global_batch_size: The number of samples in a step, if ``changes`` or ``is_pure`` need it.
+        seed: The seed of the schedule; None for a regular one.
+
+    Raises:
+        ValueError: If the weights are invalid or the settings contradict each other.
+    """
+    if global_batch_size is None and (is_pure or changes):
+        what = "batches='pure'" if is_pure else "a change of weights"
+        raise ValueError(f"{what} needs global_batch_size, the number of samples in the batches of all ranks")
+    if changes and stop == "all-once":
+        raise ValueError("stop='all-once' decides when the weights change: use another stop, or do not change them")
+
+    def count(weights: Weights) -> tuple[int, ...]:
+        return count_weights([weights.get(source.name, 0) for source in sources])
+
+    size = global_batch_size or 1
+    return MixedOrder(
+        sources,
+        count(weights),
+        [(step if is_pure else step * size, count(changed)) for step, changed in changes],
+        stop=stop,
+        unit=size if is_pure else 1,
+        seed=seed,
+    )
+
+
+def weigh_by_size(sources: Sequence[SourceOrder], temperature: float) -> Weights:
+    """Return weights that are proportional to the sources' sizes, times their repetitions, to a power."""
+    sizes = {source.name: source.num_samples * source.repeat for source in sources}
+    return sizes if temperature == 1 else {name: size**temperature for name, size in sizes.items()}
 
 
 class MixedOrder:
@@ -137,6 +191,22 @@ class MixedOrder:
     def weights_at(self, position: int) -> tuple[int, ...]:
         """Return the weights of the sources at a position, counted from the beginning of epoch 0."""
         return self._find_phase(position // self.unit).schedule.weights
+
+    def find(self, source: int, item: int) -> int | None:
+        """Return the position of the first sample of a draw from a source, counted from the beginning of epoch 0.
+
+        Args:
+            source: The source.
+            item: The number of earlier draws from the source.
+
+        Returns:
+            The position; None if the source is not drawn so often.
+        """
+        stops = [phase.before[source] for phase in self.phases[1:]]
+        phase = self.phases[bisect_right(stops, item)]
+        if not phase.schedule.weights[source]:
+            return None
+        return (phase.start + phase.schedule.find(source, item - phase.before[source])) * self.unit
 
     def draw(self, epoch: int, positions: Ints) -> tuple[Ints, Ints]:
         """Return the source of each position of an epoch, and the number of the source's earlier samples, int64 [n].
