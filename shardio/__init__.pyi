@@ -3,6 +3,7 @@ from .datasets import (
     EpochSampler as EpochSampler,
     ImageFolder as ImageFolder,
     MixedDataset as MixedDataset,
+    PackedTokens as PackedTokens,
     ShardDataset as ShardDataset,
     ShardMapDataset as ShardMapDataset,
     StreamDataset as StreamDataset,

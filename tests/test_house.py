@@ -237,6 +237,7 @@ def test_public_names_are_these_and_can_all_be_loaded() -> None:
         "NonFiniteLossError",
         "OneOf",
         "PackError",
+        "PackedTokens",
         "Problem",
         "SampleError",
         "ShardDataset",

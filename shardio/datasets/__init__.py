@@ -15,6 +15,7 @@ from shardio.datasets.samples import (
     mark_valid,
 )
 from shardio.datasets.stream_dataset import StreamDataset
+from shardio.datasets.tokens import PackedTokens
 from shardio.datasets.wrappers import (
     Concatenated,
     Unwrapped,
@@ -34,6 +35,7 @@ __all__ = [
     "MixedDataset",
     "MixedSamples",
     "Ordered",
+    "PackedTokens",
     "RaggedTensor",
     "ShardDataset",
     "ShardMapDataset",

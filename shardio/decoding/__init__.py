@@ -6,6 +6,7 @@ from shardio.decoding.codecs import (
     copy_arrays,
     extension_of,
     find_wide,
+    read_npy_header,
     refuse_wide,
     verify,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "copy_arrays",
     "extension_of",
     "find_wide",
+    "read_npy_header",
     "refuse_wide",
     "verify",
 ]

@@ -322,6 +322,17 @@ def copy_arrays(contents: Sequence[bytes | None], destination: NDArray[Any]) -> 
     return True
 
 
+def read_npy_header(content: bytes) -> tuple[int, tuple[int, ...], np.dtype[Any]]:
+    """Return the offset of the values of an npy file, and their shape and dtype, given the file's first bytes.
+
+    Raises:
+        ValueError: If the file is not an npy file, or its header is damaged.
+    """
+    start = 10 + int.from_bytes(content[8:10], "little")
+    shape, _, dtype = _read_npy_header(content[:start])
+    return start, shape, dtype
+
+
 @lru_cache(maxsize=256)
 def _read_npy_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Return the shape, whether the first index varies fastest, and the dtype. Many files have the same header."""

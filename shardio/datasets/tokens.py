@@ -1,0 +1,259 @@
+"""PackedTokens: blocks of equally many tokens from documents of any length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
+
+from shardio.datasets.map_datasets import MapDataset
+from shardio.datasets.samples import RemoteSettings, takes
+from shardio.decoding import FieldDecoder, read_npy_header
+from shardio.errors import FormatError, SampleError
+from shardio.files import FileRange
+from shardio.order import BestFitLayout, CutLayout, Packing, Pieces, TokenLayout, Words
+from shardio.reading import RemoteParts, RemoteSamples, SampleReader, Verify, find_remote_shards
+from shardio.shards import DatasetSource, open_table, read_columns
+from shardio.values import check_choice, check_integer, check_optional_integer
+
+TOKENS = "npy"
+"""The field that holds a document's tokens."""
+
+TokenField = Literal["tokens", "documents", "positions"]
+"""The values of a block."""
+
+LAYOUTS_KEPT = 64
+"""The number of shards whose layouts are kept in memory, at 16 bytes a document."""
+
+NPY_HEAD = 128
+"""The size of the header of an npy file with a one-dimensional array of integers."""
+
+MAX_INT32 = 2**31
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenSettings(RemoteSettings):
+    """The arguments of PackedTokens.
+
+    Attributes:
+        source: A packed directory or any other source of :class:`shardio.ShardDataset`. Each sample is a document: a
+            one-dimensional array of integers in the field ``npy``.
+        block: The number of tokens in a block. To predict each of 2,048 tokens from those before it, use 2049.
+        eos: The token that ends each document; None to add none.
+        packing: ``cut`` puts documents one after another and cuts them where a block is full. ``best-fit`` keeps
+            documents whole if they fit in a block, and pads the blocks.
+        window: With ``best-fit``, the number of neighboring documents that are packed together.
+        pad: The token that fills a block; its document is -1.
+        fields: The values of a block, or a single name for the bare value.
+        verify: ``first`` compares each document with the index when a process first reads it; ``off`` compares
+            nothing.
+    """
+
+    source: DatasetSource = field(kw_only=False)
+    block: int = field(default=2049, kw_only=False)
+    eos: int | None = None
+    packing: Packing = "cut"
+    window: int = 1024
+    pad: int = 0
+    fields: Sequence[TokenField] | TokenField = ("tokens", "documents", "positions")
+    verify: Verify = "first"
+
+
+class PackedTokens(MapDataset):
+    """A map-style dataset of blocks of tokens.
+
+    Every token of every document is in exactly one block, and blocks are shuffled, split over ranks and resumed like
+    the samples of any dataset: use ``sampler=EpochSampler(dataset)``, or mix it with others in a MixedDataset.
+
+    A block is a tuple of int32 tensors [block]: ``tokens``; ``documents``, the index of each token's document in the
+    dataset, by which attention can be limited to a document; and ``positions``, each token's place in its document.
+
+    >>> tokens = PackedTokens("packed", 2049, eos=50256)  # doctest: +SKIP
+    >>> loader = DataLoader(tokens, batch_size=16, sampler=EpochSampler(tokens), num_workers=2)  # doctest: +SKIP
+
+    Raises:
+        FileNotFoundError: If ``source`` does not exist.
+        FormatError: If ``source`` is not a dataset, or its documents are not arrays of integers.
+        ValueError: If an argument is out of range, or no sample has the field ``npy``.
+    """
+
+    @takes(TokenSettings)
+    def __init__(self, options: TokenSettings) -> None:
+        self.block = check_integer("block", options.block, at_least=1)
+        self._eos = check_optional_integer("eos", options.eos, at_least=0)
+        self._pad = check_integer("pad", options.pad, at_least=0)
+        self._packing: Packing = check_choice("packing", options.packing, Packing)
+        self._window = check_integer("window", options.window, at_least=1)
+        names = (options.fields,) if isinstance(options.fields, str) else tuple(options.fields)
+        if not names or set(names) - set(get_args(TokenField)):
+            raise ValueError(f"fields must be some of {', '.join(get_args(TokenField))}, got {options.fields!r}")
+        self._is_bare = isinstance(options.fields, str)
+        fillers = {"tokens": self._pad, "documents": -1, "positions": 0}
+        self._fillers = {name: fillers[name] for name in names}
+        self.table = open_table(options.source, options.make_access())
+        decoder = FieldDecoder(fields=TOKENS)
+        decoder.check_fields(self.table.manifest.fields, str(options.source))
+        self._documents = SampleReader(self.table, options.verify)
+        super().__init__(decoder, self._documents)
+        self._document_starts = np.cumsum(self.table.manifest.shard_sizes) - self.table.manifest.shard_sizes
+        self._format = self._read_first()
+        self._layouts = lru_cache(maxsize=LAYOUTS_KEPT)(self._make_layout)
+        num_shards = len(self.table.tars)
+        self.shard_sizes = np.array([self._layouts(shard).num_blocks for shard in range(num_shards)], np.int64)
+        self._stops = np.cumsum(self.shard_sizes)
+        settings = f"{self.block} {self._eos} {self._pad} {self._packing}"
+        settings += f" {self._window}" if self._packing == "best-fit" else ""
+        self.digest = xxhash.xxh3_128_hexdigest(f"{self.table.manifest.digest} {settings}".encode())
+
+    def __len__(self) -> int:
+        return int(self._stops[-1])
+
+    def read(self, indices: NDArray[np.int64], rng_keys: Words) -> list[Any]:
+        """Return the blocks at the indices, int64 [n]. Random numbers are not used."""
+        pieces, documents = self._find_pieces(indices)
+        found, rows = np.unique(documents, return_inverse=True)
+        try:
+            contents = self._documents.read(found, (TOKENS,), (TOKENS,)).columns[TOKENS]
+        except SampleError as error:  # The error counts documents: find the block.
+            row = int(np.argmax(rows == error.row))
+            block = int(np.searchsorted(np.cumsum([len(each.documents) for each in pieces]), row, side="right"))
+            raise error.at_row(block) from error
+        blocks, place = list[Any](), 0
+        for row, each in enumerate(pieces):
+            own = slice(place, place + len(each.documents))
+            place = own.stop
+            try:
+                blocks.append(self._make_block(each, documents[own], [contents[other] for other in rows[own]]))
+            except SampleError as error:
+                raise error.at_row(row) from error
+        return blocks
+
+    def describe(self, index: int) -> tuple[str, str]:
+        _, documents = self._find_pieces(np.array([index]))
+        return self._documents.describe(int(documents[0]), (TOKENS,))
+
+    def remote_samples(self) -> RemoteSamples | None:
+        shards = find_remote_shards(self.table, (TOKENS,))
+        if shards is None:
+            return None
+        return RemoteParts([shards], lambda indices: iter([(0, self._find_pieces(indices)[1])]))
+
+    def _find_pieces(self, indices: NDArray[np.int64]) -> tuple[list[Pieces], NDArray[np.int64]]:
+        # The pieces of each block, and the index in the dataset of each piece's document.
+        shards = np.searchsorted(self._stops, indices, side="right")
+        inner = indices - (self._stops - self.shard_sizes)[shards]
+        pieces = [
+            self._layouts(shard).find_pieces(block)
+            for shard, block in zip(shards.tolist(), inner.tolist(), strict=True)
+        ]
+        starts = self._document_starts[shards]
+        return pieces, np.concatenate([each.documents + start for each, start in zip(pieces, starts, strict=True)])
+
+    def _make_block(self, pieces: Pieces, documents: NDArray[np.int64], contents: Sequence[Any]) -> Any:
+        values = {name: np.full(self.block, filler, np.int32) for name, filler in self._fillers.items()}
+        place = 0
+        for document, start, stop, content in zip(
+            documents.tolist(), pieces.starts.tolist(), pieces.stops.tolist(), contents, strict=True
+        ):
+            own = slice(place, place := place + stop - start)
+            if "tokens" in values:
+                try:
+                    self._format.copy(content, start, stop, self._eos, values["tokens"][own])
+                except ValueError as error:
+                    key, where = self._documents.describe(document, (TOKENS,))
+                    message = f"the tokens of {key} in {where} cannot be read: {error}"
+                    raise SampleError(message, key=key, where=where, stage="decode") from error
+            if "documents" in values:
+                values["documents"][own] = document
+            if "positions" in values:
+                values["positions"][own] = np.arange(start, stop)
+        tensors = tuple(map(torch.from_numpy, values.values()))
+        return tensors[0] if self._is_bare else tensors
+
+    def _read_first(self) -> DocumentFormat:
+        first = self._documents.read(np.array([0]), (TOKENS,))
+        key, where = first.describe(0)
+        content = first.columns[TOKENS][0] or b""
+        try:
+            return DocumentFormat.of(content)
+        except ValueError as error:
+            raise FormatError(f"the document {key} in {where} cannot be read as tokens: {error}") from error
+
+    def _make_layout(self, shard: int) -> TokenLayout:
+        columns = read_columns(self.table.indexes[shard])
+        sizes = columns.sizes[columns.header.fields.index(TOKENS)] - NPY_HEAD
+        itemsize = self._format.dtype.itemsize
+        if (wrong := (sizes < 0) | (sizes % itemsize != 0)).any():
+            key = columns.keys[int(np.argmax(wrong))].decode(errors="backslashreplace")
+            raise FormatError(
+                f"the document {key} of {self.table.tars[shard]} is not an array of {self._format.dtype}, like the "
+                "first document: pack all documents with the same dtype"
+            )
+        lengths = sizes // itemsize + (self._eos is not None)
+        if self._packing == "cut":
+            return CutLayout(lengths, self.block)
+        return BestFitLayout(lengths, self.block, self._window)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_layouts"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._layouts = lru_cache(maxsize=LAYOUTS_KEPT)(self._make_layout)
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentFormat:
+    """The format of documents, which have npy headers that differ only in the number of tokens.
+
+    Attributes:
+        dtype: The type of the tokens.
+        prefix: The header up to the number of tokens.
+    """
+
+    dtype: np.dtype[Any]
+    prefix: bytes
+
+    @classmethod
+    def of(cls, content: bytes) -> DocumentFormat:
+        """Return the format of a document.
+
+        Raises:
+            ValueError: If the document is not a one-dimensional array of integers that numpy saved.
+        """
+        start, shape, dtype = read_npy_header(content)
+        if len(shape) != 1 or dtype.kind not in "iu" or start != NPY_HEAD:
+            raise ValueError(f"it must be a one-dimensional array of integers, got shape {shape} and dtype {dtype}")
+        return cls(dtype, content[: content.index(b"(") + 1])
+
+    def copy(
+        self, content: bytes | FileRange, start: int, stop: int, eos: int | None, tokens: NDArray[np.int32]
+    ) -> None:
+        """Copy a piece of a document, which ``eos`` follows, to ``tokens``.
+
+        Raises:
+            ValueError: If the document has another format, or a token does not fit in int32.
+        """
+        num_bytes, head = (len(content), content) if isinstance(content, bytes) else (content.num_bytes, content.head)
+        size = self.dtype.itemsize
+        length = (num_bytes - NPY_HEAD) // size
+        if not head.startswith(self.prefix + b"%d,)" % length):
+            raise ValueError(f"it must be a one-dimensional array of {self.dtype}, like the first document")
+        end, begin = min(stop, length), NPY_HEAD + start * size
+        if isinstance(content, bytes):
+            values = np.frombuffer(content, self.dtype, end - start, begin)
+        else:
+            values = np.frombuffer(content.read((end - start) * size, begin), self.dtype)
+        may_exceed = len(values) and not np.can_cast(self.dtype, np.int32)
+        if may_exceed and not -MAX_INT32 <= values.min() <= values.max() < MAX_INT32:
+            raise ValueError("a token does not fit in int32")
+        tokens[: end - start] = values
+        if stop > length:
+            assert eos is not None, "only eos follows the document"
+            tokens[end - start] = eos

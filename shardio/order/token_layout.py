@@ -1,0 +1,124 @@
+"""The layout of token blocks: which tokens of which documents are in each block. Integers in, integers out.
+
+A layout covers the documents of one shard, so it is computed from the shard's index alone, and blocks are numbered and
+shuffled like samples. Every token is in exactly one block. Blocks that are not full are padded.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_left, insort
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+Packing = Literal["cut", "best-fit"]
+"""How documents are divided into blocks."""
+
+
+class Pieces(NamedTuple):
+    """The parts of documents in a block, in order.
+
+    Attributes:
+        documents: int64 [pieces], the documents' indices in the shard.
+        starts: int64 [pieces], the first token of each piece, counted in its document.
+        stops: int64 [pieces], the end of each piece.
+    """
+
+    documents: Ints
+    starts: Ints
+    stops: Ints
+
+
+class TokenLayout(ABC):
+    """A division of documents into blocks.
+
+    Attributes:
+        num_blocks: The number of blocks.
+    """
+
+    num_blocks: int
+
+    @abstractmethod
+    def find_pieces(self, block: int) -> Pieces:
+        """Return the pieces of a block, at least one."""
+
+
+class CutLayout(TokenLayout):
+    """Documents one after another, cut where a block is full. Only the last block may need padding.
+
+    Args:
+        lengths: int64 [documents], the number of tokens of each document.
+        block_size: The number of tokens in a block.
+    """
+
+    def __init__(self, lengths: Ints, block_size: int) -> None:
+        self._lengths, self._stops, self._block_size = lengths, np.cumsum(lengths), block_size
+        self.num_blocks = -(-int(lengths.sum()) // block_size)
+
+    def find_pieces(self, block: int) -> Pieces:
+        start, stop = block * self._block_size, (block + 1) * self._block_size
+        first = int(np.searchsorted(self._stops, start, side="right"))
+        last = min(int(np.searchsorted(self._stops, stop, side="left")), len(self._stops) - 1)
+        documents = np.arange(first, last + 1)
+        lengths = self._lengths[documents]
+        begins = self._stops[documents] - lengths
+        starts, stops = np.maximum(start - begins, 0), np.minimum(stop - begins, lengths)
+        is_needed = stops > starts  # Some documents may be empty.
+        return Pieces(documents[is_needed], starts[is_needed], stops[is_needed])
+
+
+class BestFitLayout(TokenLayout):
+    """Documents whole, as far as they fit: in windows of neighboring documents, each goes where least room is left.
+
+    A document that is longer than a block is cut into full blocks and a rest. Long pieces come first (best-fit
+    decreasing), as in Ding et al., "Fewer truncations improve language modeling", 2024.
+
+    Args:
+        lengths: int64 [documents], the number of tokens of each document.
+        block_size: The number of tokens in a block.
+        window: The number of documents that are packed together.
+    """
+
+    def __init__(self, lengths: Ints, block_size: int, window: int) -> None:
+        self._lengths, self._block_size, self._window = lengths, block_size, window
+        windows = range(-(-len(lengths) // window))
+        self._stops = np.cumsum([len(self._pack(number)) for number in windows], dtype=np.int64)
+        self.num_blocks = int(self._stops[-1]) if len(self._stops) else 0
+        self._find_window = lru_cache(maxsize=4)(self._pack)
+
+    def find_pieces(self, block: int) -> Pieces:
+        window = int(np.searchsorted(self._stops, block, side="right"))
+        pieces = self._find_window(window)[block - (int(self._stops[window - 1]) if window else 0)]
+        return Pieces(*np.array(pieces, np.int64).T)
+
+    def _pack(self, window: int) -> list[list[tuple[int, int, int]]]:
+        first, size = window * self._window, self._block_size
+        blocks = list[list[tuple[int, int, int]]]()
+        rests = list[tuple[int, int]]()
+        for document, length in enumerate(self._lengths[first : first + self._window].tolist(), first):
+            full = length - length % size
+            blocks += [[(document, start, start + size)] for start in range(0, full, size)]
+            if length > full:
+                rests.append((full - length, document))
+        room = list[tuple[int, int]]()  # The room in each block, and the block's number, sorted.
+        for negative, document in sorted(rests):
+            length = int(self._lengths[document])
+            place = bisect_left(room, (-negative, 0))
+            left, number = room.pop(place) if place < len(room) else (size, len(blocks))
+            if number == len(blocks):
+                blocks.append([])
+            blocks[number].append((document, length + negative, length))
+            insort(room, (left + negative, number))
+        return blocks
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in self.__dict__.items() if name != "_find_window"}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._find_window = lru_cache(maxsize=4)(self._pack)

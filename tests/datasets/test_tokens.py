@@ -1,0 +1,196 @@
+"""PackedTokens: blocks of tokens from documents of any length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from shardio import (
+    DataLoader,
+    EpochSampler,
+    FormatError,
+    MixedDataset,
+    PackedTokens,
+    SampleError,
+    ShardWriter,
+    StateError,
+)
+from tests.files import flip
+
+BLOCK = 33
+EOS = 7
+
+
+def write_documents(folder: Path, documents: Iterable[NDArray[Any]], max_shard_samples: int = 40) -> Path:
+    with ShardWriter(folder, max_shard_samples=max_shard_samples) as writer:
+        for number, document in enumerate(documents):
+            writer.write({"__key__": f"{number:04d}", "npy": document})
+    return folder
+
+
+def draw_documents(num_documents: int, dtype: str, seed: int = 0) -> list[NDArray[Any]]:
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(0, 90, num_documents)
+    lengths[num_documents // 2] = 1000  # It is read in parts.
+    return [rng.integers(0, 60_000, length).astype(dtype) for length in lengths]
+
+
+@pytest.fixture(scope="module")
+def documents() -> list[NDArray[Any]]:
+    return draw_documents(130, "uint16")
+
+
+@pytest.fixture(scope="module")
+def packed(documents: list[NDArray[Any]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_documents(tmp_path_factory.mktemp("tokens") / "packed", documents)
+
+
+def gather(blocks: Iterable[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> dict[tuple[int, int], int]:
+    """Return each token by its document and position. No token may come twice."""
+    found: dict[tuple[int, int], int] = {}
+    for tokens, documents, positions in blocks:
+        for token, document, position in zip(
+            tokens.flatten().tolist(), documents.flatten().tolist(), positions.flatten().tolist(), strict=True
+        ):
+            if document >= 0:
+                assert (document, position) not in found
+                found[document, position] = token
+            else:
+                assert (token, position) == (0, 0)
+    return found
+
+
+def expect(documents: list[NDArray[Any]], eos: int | None) -> dict[tuple[int, int], int]:
+    ends = [] if eos is None else [eos]
+    return {
+        (number, position): token
+        for number, document in enumerate(documents)
+        for position, token in enumerate([*document.tolist(), *ends])
+    }
+
+
+@pytest.mark.parametrize("options", [{}, {"eos": EOS}, {"eos": EOS, "packing": "best-fit", "window": 16}])
+def test_each_token_comes_once_from_any_number_of_workers(
+    options: dict[str, Any], documents: list[NDArray[Any]], packed: Path
+) -> None:
+    dataset = PackedTokens(packed, BLOCK, **options)
+    expected = expect(documents, options.get("eos"))
+    for _ in range(2):  # Later, long documents are read in parts.
+        blocks = [dataset[index] for index in range(len(dataset))]
+        assert gather(blocks) == expected
+    assert {(each.dtype, tuple(each.shape)) for block in blocks for each in block} == {(torch.int32, (BLOCK,))}
+    batches = [
+        list(DataLoader(dataset, batch_size=5, sampler=EpochSampler(dataset, remainder="keep"), num_workers=workers))
+        for workers in (0, 2)
+    ]
+    assert all(map(torch.equal, *(torch.cat([torch.stack(batch, 1) for batch in found]) for found in batches)))
+    assert gather(batches[0]) == expected
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint32", "int32", "uint8"])
+def test_documents_may_have_any_integer_type(dtype: str, tmp_path: Path) -> None:
+    documents = [document.astype("uint8").astype(dtype) for document in draw_documents(20, "uint16")]
+    dataset = PackedTokens(
+        write_documents(tmp_path / "packed", documents), BLOCK, fields=("tokens", "documents", "positions")
+    )
+    assert gather(dataset[index] for index in range(len(dataset))) == expect(documents, None)
+
+
+def test_a_single_field_is_bare(packed: Path) -> None:
+    tokens = PackedTokens(packed, BLOCK, fields="tokens")
+    whole = PackedTokens(packed, BLOCK)
+    assert torch.equal(tokens[3], whole[3][0])
+    both = PackedTokens(packed, BLOCK, fields=("positions", "tokens"))
+    assert all(map(torch.equal, both[3], (whole[3][2], whole[3][0])))
+
+
+def test_a_run_resumes_on_other_ranks_with_the_same_blocks(packed: Path) -> None:
+    def make(rank: int, world_size: int, batch_size: int) -> DataLoader[Any]:
+        dataset = PackedTokens(packed, BLOCK, eos=EOS)
+        sampler = EpochSampler(dataset, rank=rank, world_size=world_size, remainder="drop")
+        return DataLoader(dataset, batch_size=batch_size, sampler=sampler)
+
+    def steps(loaders: list[DataLoader[Any]], stop: int | None = None) -> list[list[list[int]]]:
+        iterators = [iter(loader) for loader in loaders]
+        found = []
+        while stop is None or len(found) < stop:
+            try:
+                batches = [next(iterator)[0] for iterator in iterators]
+            except StopIteration:
+                break
+            found.append(sorted(torch.cat(batches).tolist()))
+        return found
+
+    whole = steps([make(0, 1, 12)])
+    two = [make(rank, 2, 6) for rank in range(2)]
+    begun = steps(two, 5)
+    state = two[0].state_dict()
+    four = [make(rank, 4, 3) for rank in range(4)]
+    for loader in four:
+        loader.load_state_dict(state)
+    assert begun + steps(four) == whole
+    other = PackedTokens(packed, BLOCK + 1, eos=EOS)
+    with pytest.raises(StateError, match="digest"):
+        DataLoader(other, sampler=EpochSampler(other, remainder="drop")).load_state_dict(state)
+
+
+def test_blocks_are_mixed_with_other_datasets(packed: Path, documents: list[NDArray[Any]], tmp_path: Path) -> None:
+    others = draw_documents(50, "uint16", seed=1)
+    code = PackedTokens(write_documents(tmp_path / "code", others), BLOCK, eos=EOS)
+    web = PackedTokens(packed, BLOCK, eos=EOS)
+    mix = MixedDataset({"web": (web, 0.8), "code": (code, 0.2)}, stop="all-once", source_field=True, remainder="keep")
+    batches = list(DataLoader(mix, batch_size=8, num_workers=2))
+    sources = torch.cat([batch[-1] for batch in batches])
+    values = [torch.cat([batch[column] for batch in batches]) for column in range(3)]
+    for number, expected in enumerate((documents, others)):
+        tokens, ids, positions = (each[sources == number] for each in values)
+        assert gather([(tokens, ids, positions)]) == expect(expected, EOS)
+
+
+def test_what_cannot_be_tokens_is_named(packed: Path, tmp_path: Path) -> None:
+    tokens = np.arange(5, dtype=np.int32)
+    unfit: dict[str, list[NDArray[Any]]] = {
+        "one-dimensional": [np.ones((2, 3), np.int32)],
+        "dtype float32": [np.ones(3, np.float32)],
+        "same dtype": [tokens, tokens[:3].astype(np.uint8)],
+    }
+    for message, documents in unfit.items():
+        with pytest.raises(FormatError, match=message):
+            PackedTokens(write_documents(tmp_path / message, documents), 4)
+    found_later: dict[str, list[NDArray[Any]]] = {
+        "array of int32, like the first": [tokens, tokens.astype(np.float32)],
+        "does not fit in int32": [tokens.astype(np.int64), np.array([2**40])],
+    }
+    for message, documents in found_later.items():
+        dataset = PackedTokens(write_documents(tmp_path / message, documents), 4)
+        with pytest.raises(SampleError, match=message) as failure:
+            dataset.__getitems__(list(range(len(dataset))))
+        assert failure.value.key == "0001"
+    with pytest.raises(ValueError, match="fields must be"):
+        PackedTokens(packed, BLOCK, fields=("token",))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="block"):
+        PackedTokens(packed, 0)
+    with pytest.raises(ValueError, match="packing"):
+        PackedTokens(packed, BLOCK, packing="fit")  # type: ignore[arg-type]
+    with ShardWriter(tmp_path / "texts") as writer:
+        writer.write({"__key__": "0", "txt": "text"})
+    with pytest.raises(ValueError, match=r"no sample .* has the field 'npy'"):
+        PackedTokens(tmp_path / "texts", BLOCK)
+
+
+def test_a_damaged_document_fails_the_blocks_that_it_is_in(tmp_path: Path) -> None:
+    documents = [np.full(20, number, np.int32) for number in range(4)]
+    folder = write_documents(tmp_path / "packed", documents)
+    tar = folder / "shard-000000.tar"
+    flip(tar, tar.read_bytes().index(documents[2].tobytes()) + 5)
+    dataset = PackedTokens(folder, 10)
+    assert torch.equal(dataset[1][0], torch.zeros(10, dtype=torch.int32))
+    with pytest.raises(SampleError, match="0002") as failure:
+        dataset.__getitems__([0, 1, 5, 2])
+    assert failure.value.row == 2
