@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import warnings
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -90,18 +91,26 @@ class BadSamples:
         quarantine: The file that logs replaced and skipped samples.
         num_samples: The number of samples in the dataset.
         stages: The stages whose errors the policy handles. Other errors are raised.
+        starts: int64 [parts], the index of the first sample of each part of the dataset. A sample is replaced by one of
+            the same part. By default, there is one part.
 
     Attributes:
         on_error: ``replace`` or ``skip``.
     """
 
     def __init__(
-        self, on_error: Literal["replace", "skip"], quarantine: Path, num_samples: int, stages: Collection[Stage]
+        self,
+        on_error: Literal["replace", "skip"],
+        quarantine: Path,
+        num_samples: int,
+        stages: Collection[Stage],
+        starts: NDArray[np.int64] | None = None,
     ) -> None:
         self.on_error = on_error
         self._stages = frozenset(stages)
         self._quarantine = quarantine
         self._num_samples = num_samples
+        self._bounds = [0, num_samples] if starts is None else [*starts.tolist(), num_samples]
         self._count = SharedNumbers([0])  # One count per worker, because increments are not atomic.
 
     def find(self, error: BaseException) -> SampleError | None:
@@ -133,7 +142,8 @@ class BadSamples:
             SampleError: If too many replacements were tried, or there is no other sample.
             OSError: If the quarantine file cannot be written.
         """
-        if self.on_error == "replace" and self._num_samples == 1:
+        first, num_samples = self._find_part(index)
+        if self.on_error == "replace" and num_samples == 1:
             raise error
         if num_tries == MAX_REPLACEMENTS:
             raise SampleError(
@@ -143,7 +153,7 @@ class BadSamples:
         if self.on_error == "skip":
             append_entry(self._quarantine, {**entry, "action": "skipped"})
             return None
-        replacement = self._draw(index, replacement_rng_key, num_tries)
+        replacement = first + self._draw(index % self._num_samples - first, num_samples, replacement_rng_key, num_tries)
         key = None if describe is None else describe(replacement)[0]
         replaced = {"action": "replaced", "replacement": replacement, "replacement_key": key}
         append_entry(self._quarantine, {**entry, **replaced})
@@ -177,11 +187,16 @@ class BadSamples:
             said = f"unreadable samples {done}{when}: {num_bad}. {self._quarantine} lists them with their errors"
             warnings.warn(said, RuntimeWarning, stacklevel=3)
 
-    def _draw(self, index: int, replacement_rng_key: np.uint64, num_tries: int) -> int:
+    def _find_part(self, index: int) -> tuple[int, int]:
+        # The first sample of the part, and the number of its samples. A mixture counts repetitions in its indices.
+        part = bisect_right(self._bounds, index % self._num_samples)
+        return self._bounds[part - 1], self._bounds[part] - self._bounds[part - 1]
+
+    def _draw(self, index: int, num_samples: int, replacement_rng_key: np.uint64, num_tries: int) -> int:
         stream = derive_rng_key(np.array([replacement_rng_key], np.uint64), make_rng_key(0, "replace"))
         word = random_words(stream, np.array([num_tries], dtype=np.uint64))
-        other = int(word[0] % np.uint64(self._num_samples))
-        return (other + 1) % self._num_samples if other == index else other
+        other = int(word[0] % np.uint64(num_samples))
+        return (other + 1) % num_samples if other == index else other
 
 
 def all_skipped(keys: Sequence[str]) -> SampleError:

@@ -131,7 +131,7 @@ def _members(dataset: Any, depth: int = 0) -> Iterator[Any]:
         if (wrapped := getattr(dataset, inner, None)) is not None:
             yield from _members(wrapped, depth + 1)
             return
-    datasets = getattr(dataset, "datasets", None)
+    datasets = getattr(dataset, "datasets", None)  # A ConcatDataset or a MixedDataset has them.
     if isinstance(datasets, list | tuple) and type(dataset).__name__ != "StackDataset":  # It never mixes labels.
         for each in datasets:
             yield from _members(each, depth + 1)

@@ -78,7 +78,7 @@ def mix(
     unit = f" = {count(-(-order.num_samples // step), 'step')}" if step else ""
     echo(f"an epoch has {count(order.num_samples, 'sample')}{unit}\n")
     rows = [("source", "samples", "share", "in an epoch", "times", "first repeat at")]
-    for number, (source, num_drawn) in enumerate(zip(order.sources, counts, strict=True)):
+    for number, (source, num_picked) in enumerate(zip(order.sources, counts, strict=True)):
         begins_again = order.find(number, -(-source.num_samples // order.unit))
         is_repeated = begins_again is not None and begins_again < order.num_samples
         at_step = f" (step {begins_again // step:,})" if step and begins_again is not None else ""
@@ -86,9 +86,9 @@ def mix(
             (
                 printable(source.name),
                 f"{source.num_samples:,}",
-                f"{num_drawn / order.num_samples:.2%}",
-                f"{num_drawn:,}",
-                f"{num_drawn / source.num_samples:.2f}",
+                f"{num_picked / order.num_samples:.2%}",
+                f"{num_picked:,}",
+                f"{num_picked / source.num_samples:.2f}",
                 f"sample {begins_again:,}{at_step}" if is_repeated else "never in epoch 0",
             )
         )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
+from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
@@ -15,9 +16,9 @@ from torch.utils.data import IterableDataset
 
 from shardio.bad_samples import read_samples
 from shardio.datasets.map_datasets import MapDataset, ShardMapDataset, takes_rng_keys
-from shardio.datasets.ordered import EpochSampler, ShardDataset, read_ahead
+from shardio.datasets.ordered import EpochSampler, ShardDataset, read_ahead, warn_of_other_length
 from shardio.datasets.ranked import Iterated, Ordered, RankSettings, SampleIterator
-from shardio.datasets.samples import add_value, check_integers, mark_valid, takes
+from shardio.datasets.samples import add_value, check_integers, known_epoch, mark_valid, takes
 from shardio.datasets.wrappers import JoinedDataset, Unwrapped, unwrap, why_not_concatenated
 from shardio.errors import SampleError, place_mark
 from shardio.order import (
@@ -32,7 +33,9 @@ from shardio.order import (
     Weights,
     Words,
     augment_rng_keys,
+    derive_rng_key,
     make_mixed_order,
+    make_rng_key,
     weigh_by_size,
 )
 from shardio.reading import (
@@ -67,12 +70,13 @@ class MixedSettings(RankSettings):
             the settings of its order.
         weights: ``proportional`` derives the weights from the sources' sizes: size * repeat, to the power of
             ``temperature``.
-        temperature: The exponent of proportional weights. With 1, sources are drawn in proportion to their sizes; with
+        temperature: The exponent of proportional weights. With 1, sources are picked in proportion to their sizes; with
             0, equally often.
         repeat: The number of times that a source is delivered until it counts as exhausted, by name; by default 1.
-        stop: The end of an epoch. ``first`` ends it before a sample of any source is repeated. ``longest`` ends it as
-            soon as every sample was delivered, and repeats the other sources. With ``all-once``, a source leaves the
-            mixture when it is exhausted, and the epoch ends with the last one. An integer is the number of samples.
+        stop: The end of an epoch. ``first`` ends it when a source is exhausted, so epoch 0 repeats no sample.
+            ``longest`` ends it as soon as every sample was delivered, and repeats the other sources. With ``all-once``,
+            a source leaves the mixture when it is exhausted, and the epoch ends with the last one. An integer is the
+            number of samples.
         batches: ``mixed`` mixes the sources in each batch. With ``pure``, all ranks' batches of a step come from one
             source, so sources may differ in the shapes of their samples.
         global_batch_size: The number of samples in the batches of all ranks. ``batches="pure"`` and :meth:`at` need it.
@@ -104,7 +108,7 @@ class MixedSettings(RankSettings):
 class MixedDataset(Ordered, Iterated):
     """An iterable-style dataset that mixes several datasets in given proportions.
 
-    After any number n of samples, a source with the share w has been drawn floor(n * w) or ceil(n * w) times. Each
+    After any number n of samples, a source with the share w has been picked floor(n * w) or ceil(n * w) times. Each
     source is read in its own order, epoch after epoch, so it repeats a sample only when all others of that source have
     been delivered. The schedule is a pure function of the sources, the weights and the seed. It does not depend on the
     number of ranks and workers, so a state fits any number of them.
@@ -145,19 +149,27 @@ class MixedDataset(Ordered, Iterated):
             window=1,
             strata=1,
         )
-        self._sources = dict[str, Any]()
-        self._orders = list[SourceOrder]()
-        self._parts = list[Unwrapped]()
-        self._changes = list[tuple[int, Weights]]()
+        if not isinstance(options.sources, Mapping):
+            raise TypeError(f"sources must be a dict of the sources by name, got {type(options.sources).__name__}")
+        sources, given = list[Source](), dict[str, float]()
+        for name, source in options.sources.items():
+            dataset = source
+            if isinstance(source, tuple):
+                dataset, weight = _split_pair(name, source)
+                given[name] = _check_weight(name, weight)
+            sources.append(self._open_source(name, dataset))
+        self._weights = self._find_weights(sources, given)
         self._joined: tuple[list[Any], MixedSamples] | None = None
-        for name, source in dict(options.sources).items():
-            self._add_source(name, source[0] if isinstance(source, tuple) else source)
-        self._weights = self._find_weights(options)
-        self._make_order()
+        self._set_order(sources, [])
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(self._sources)
+        return tuple(source.order.name for source in self._sources)
+
+    @property
+    def datasets(self) -> list[Any]:
+        """The datasets of the sources, by number."""
+        return [source.part.datasets[0] for source in self._sources]
 
     @property
     def num_all_samples(self) -> int:  # type: ignore[override]  # an attribute of other orders
@@ -177,19 +189,20 @@ class MixedDataset(Ordered, Iterated):
     @property
     def joined(self) -> MixedSamples:
         """The samples of all sources, which loaders read by the indices of :meth:`MixedOrder.samples_at`."""
-        for dataset, part in zip(self._sources.values(), self._parts, strict=True):
-            if isinstance(dataset, ShardDataset) and part.dataset.decoder is not dataset.decoder:
-                part.dataset.follow(dataset)
-        decoders = [getattr(part.dataset, "decoder", None) for part in self._parts]
+        for source in self._sources:
+            if isinstance(source.given, ShardDataset):
+                source.part.dataset.follow(source.given)
+        parts = [source.part for source in self._sources]
+        decoders = [getattr(part.dataset, "decoder", None) for part in parts]
         if self._joined is None or any(map(operator.is_not, decoders, self._joined[0])):
-            joined = MixedSamples(self, self.order, self._parts, has_source=self._options.source_field)
+            joined = MixedSamples(self, self.order, parts, has_source=self._options.source_field)
             self._joined = decoders, joined
         return self._joined[1]
 
     def at(self, step: int, weights: Mapping[str, Any]) -> MixedDataset:
         """Change the weights from a step on; return this dataset.
 
-        Call this before iterating. A source that is not in ``weights`` is no longer drawn. A pair of a dataset and a
+        Call this before iterating. A source that is not in ``weights`` is no longer picked. A pair of a dataset and a
         weight adds a source, which must have a new name.
 
         Args:
@@ -203,19 +216,21 @@ class MixedDataset(Ordered, Iterated):
         step = check_integer("step", step, at_least=1)
         if self._changes and step <= self._changes[-1][0]:
             raise ValueError(f"at({step}) comes after at({self._changes[-1][0]}): call at() in the order of the steps")
+        added, numbers = list[Source](), dict[str, float]()
         for name, weight in weights.items():
             if isinstance(weight, tuple):
-                if name in self._sources:
+                if name in self.names:
                     raise ValueError(f"the mixture already has a source {name!r}: pass its weight alone")
-                self._add_source(name, weight[0])
-            elif name not in self._sources:
+                dataset, weight = _split_pair(name, weight)
+                added.append(self._open_source(name, dataset))
+            elif name not in self.names:
                 raise ValueError(
                     f"the mixture has no source {name!r}, only {', '.join(self.names)}: to add one, pass a pair of a "
                     "dataset and its weight"
                 )
-        numbers = {name: weight[1] if isinstance(weight, tuple) else weight for name, weight in weights.items()}
-        self._changes.append((step, numbers))
-        self._make_order()
+            numbers[name] = _check_weight(name, weight)
+        # Nothing changes unless the order can be made.
+        self._set_order([*self._sources, *added], [*self._changes, (step, numbers)])
         return self
 
     def read_cursor(self, state: Any) -> Cursor:
@@ -228,9 +243,11 @@ class MixedDataset(Ordered, Iterated):
         share = super().split(cursor, batch_size=batch_size, remainder=remainder)
         size = self._options.global_batch_size
         if size is not None and size != batch_size * share.world_size:
+            quotient, rest = divmod(size, share.world_size)
+            remedy = f"set the batch size to {quotient}" if not rest else "use a number of ranks that divides it"
             raise ValueError(
                 f"the mixture has global_batch_size={size}, but {share.world_size} ranks with batches of {batch_size} "
-                f"samples have {batch_size * share.world_size}: set the batch size to {size / share.world_size:g}"
+                f"samples have {batch_size * share.world_size}: {remedy}"
             )
         values = {name: getattr(share, name) for name in Split.__slots__}
         return MixedSplit(**values, order=self.order, epoch=cursor.epoch)
@@ -243,15 +260,16 @@ class MixedDataset(Ordered, Iterated):
         # The smallest part of the mixture that reads a whole window of a source.
         weights, total = self.order.weights_at(0), sum(self.order.weights_at(0))
         windows = [
-            each.settings.window * total // weight
-            for each, weight in zip(self._orders, weights, strict=True)
-            if each.settings.shuffle and weight
+            each.order.settings.window * total // weight
+            for each, weight in zip(self._sources, weights, strict=True)
+            if each.order.settings.shuffle and weight
         ]
         return min([*windows, self.num_all_samples])
 
     def __len__(self) -> int:
         """Return the number of samples that this rank yields in a full epoch."""
         share = super().split(Cursor(epoch=0), batch_size=self.batch_size or 1, remainder=self.remainder)
+        warn_of_other_length(self, share)
         return share.num_own_samples
 
     def __getitem__(self, position: int) -> Any:
@@ -266,10 +284,9 @@ class MixedDataset(Ordered, Iterated):
         epochs, own = np.divmod(checked.astype(np.int64), self.num_all_samples)
         samples = [self.order.samples_at(epoch, own[row : row + 1]) for row, epoch in enumerate(epochs.tolist())]
         indices = np.concatenate(samples) if samples else np.array([], np.int64)
-        keys = [
-            augment_rng_keys(self.seed, epoch, index) for epoch, index in zip(epochs.tolist(), samples, strict=True)
-        ]
-        return self.joined.read(indices, np.concatenate(keys)) if keys else []
+        joined = self.joined
+        keys = [joined.rng_keys(self.seed, epoch, index) for epoch, index in zip(epochs.tolist(), samples, strict=True)]
+        return joined.read(indices, np.concatenate(keys)) if keys else []
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over this worker's samples in this rank's share of the epoch.
@@ -293,36 +310,36 @@ class MixedDataset(Ordered, Iterated):
                 for start in range(0, len(indices), SAMPLES_AT_ONCE):
                     chunk = slice(start, start + SAMPLES_AT_ONCE)
                     advance(len(indices[chunk]) * worker.num_workers)
-                    values = samples.read(indices[chunk], augment_rng_keys(self.seed, cursor.epoch, indices[chunk]))
+                    rng_keys = samples.rng_keys(self.seed, cursor.epoch, indices[chunk])
+                    values = samples.read(indices[chunk], rng_keys)
                     if valid is None:
                         yield from values
                         continue
                     yield from map(mark_valid, values, valid[chunk].tolist())
 
-    def _add_source(self, name: str, dataset: Any) -> None:
+    def _open_source(self, name: str, given: Any) -> Source:
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a source must be a string, got {name!r}")
         repeat = check_integer(f"repeat[{name!r}]", (self._options.repeat or {}).get(name, 1), at_least=1)
-        self._sources[name] = dataset
-        if isinstance(dataset, ShardDataset):
-            if dataset.overrides_iteration:
-                raise TypeError(
-                    f"the source {name!r} is a {type(dataset).__name__}, which overrides __iter__: a mixture does not "
-                    "call it. Use transform= or transform_sample="
-                )
-            order: Ordered = dataset
-            part = Unwrapped(dataset=dataset.as_map_dataset(), subsets=())
-        else:
-            order = dataset if isinstance(dataset, EpochSampler) else self._sample(name, dataset)
-            part = unwrap(order.dataset)
-        self._parts.append(part)
-        self._orders.append(
-            SourceOrder(
-                name=name,
-                shard_sizes=order.shard_sizes,
-                settings=order.settings,
-                digest=order.digest,
-                repeat=repeat,
+        ordered: Ordered = given if isinstance(given, ShardDataset | EpochSampler) else self._sample(name, given)
+        kind, base = type(ordered), ShardDataset if isinstance(ordered, ShardDataset) else EpochSampler
+        if getattr(kind, "__iter__") is not base.__iter__:  # noqa: B009  # Ordered itself has none.
+            raise TypeError(
+                f"the source {name!r} is a {kind.__name__}, which overrides __iter__: a mixture does not call it. Use "
+                f"{base.__name__} itself, with transform= or transform_sample= of the dataset"
             )
+        if isinstance(ordered, ShardDataset):
+            part = Unwrapped(dataset=ordered.as_map_dataset(), subsets=())
+        else:
+            part = unwrap(ordered.dataset)  # type: ignore[attr-defined]  # an EpochSampler
+        order = SourceOrder(
+            name=name,
+            shard_sizes=ordered.shard_sizes,
+            settings=ordered.settings,
+            digest=ordered.digest,
+            repeat=repeat,
         )
+        return Source(given=given, part=part, order=order)
 
     def _sample(self, name: str, dataset: Any) -> EpochSampler:
         is_map_style = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
@@ -333,38 +350,69 @@ class MixedDataset(Ordered, Iterated):
             )
         return EpochSampler(dataset, shuffle=self.settings.shuffle, seed=self.settings.seed, rank=0, world_size=1)
 
-    def _find_weights(self, options: MixedSettings) -> Weights:
-        if not self._sources:
+    def _find_weights(self, sources: Sequence[Source], given: Weights) -> Weights:
+        options, names = self._options, [source.order.name for source in sources]
+        if not sources:
             raise ValueError("a mixture needs at least one source")
-        if unknown := set(options.repeat or {}) - set(self._sources):
+        if unknown := set(options.repeat or {}) - set(names):
             raise ValueError(f"repeat names {', '.join(sorted(unknown))}, which is not a source")
-        given = {name: source[1] for name, source in options.sources.items() if isinstance(source, tuple)}
+        temperature = _check_number("temperature", options.temperature)
         if options.weights is None:
-            if missing := [name for name in self._sources if name not in given]:
+            if missing := [name for name in names if name not in given]:
                 raise ValueError(
                     f"the source {missing[0]!r} has no weight: pass a pair of the dataset and its weight, or set "
                     "weights='proportional'"
                 )
+            if temperature != 1:
+                raise ValueError(f"temperature={temperature} has no effect without weights='proportional': remove it")
             return given
         check_choice("weights", options.weights, Literal["proportional"])
         if given:
-            raise ValueError(
-                f"weights={options.weights!r} and the weight of {next(iter(given))!r} contradict each other"
-            )
-        return weigh_by_size(self._orders, options.temperature)
+            name = next(iter(given))
+            raise ValueError(f"weights={options.weights!r} and the weight of {name!r} contradict each other")
+        return weigh_by_size([source.order for source in sources], temperature)
 
-    def _make_order(self) -> None:
+    def _set_order(self, sources: list[Source], changes: list[tuple[int, Weights]]) -> None:
         options = self._options
-        self._joined = None
         self.order = make_mixed_order(
-            self._orders,
+            [source.order for source in sources],
             self._weights,
-            self._changes,
+            changes,
             stop=options.stop,
             is_pure=options.batches == "pure",
             global_batch_size=options.global_batch_size,
             seed=self.settings.seed if self.settings.shuffle else None,
         )
+        self._sources, self._changes, self._joined = sources, changes, None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A source of a mixture: the dataset or sampler that the user gave, its samples, and their order."""
+
+    given: Any
+    part: Unwrapped
+    order: SourceOrder
+
+
+def _split_pair(name: str, pair: tuple[Any, ...]) -> tuple[Any, Any]:
+    if len(pair) != 2:
+        raise ValueError(f"the source {name!r} must be a pair of a dataset and its weight, got {len(pair)} values")
+    return pair
+
+
+def _check_weight(source: str, weight: Any) -> float:
+    return _check_number(f"the weight of the source {source!r}", weight)
+
+
+def _check_number(name: str, value: Any) -> float:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not 0 <= value < float("inf"):  # type: ignore[operator]  # Numbers can be compared.
+        raise ValueError(f"{name} must be at least 0 and finite, got {value!r}")
+    return value  # type: ignore[return-value]  # Integers and Fractions stay exact.
 
 
 def _join_tables(datasets: Sequence[ShardMapDataset]) -> ShardTable | None:
@@ -410,7 +458,7 @@ class MixedSamples(JoinedDataset):
                 reader = SourceReader(reader, order.starts)
         super().__init__(parts, decoder, reader)  # type: ignore[arg-type]  # Without a decoder, nothing uses it.
         self.datasets = (mix, *(dataset for part in parts for dataset in part.datasets))
-        self._order, self._has_source = order, has_source
+        self._order, self._has_source, self._seed = order, has_source, mix.seed
 
     def divide(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         return self._order.split_index(indices)
@@ -424,6 +472,13 @@ class MixedSamples(JoinedDataset):
         shards = find_remote_shards(self._table, self.decoder.stored_fields)
         return None if shards is None else RemoteParts([shards], lambda indices: iter([(0, indices % len(self))]))
 
+    def rng_keys(self, seed: int, epoch: int, indices: NDArray[np.int64], repetitions: Words | None = None) -> Words:
+        # The keys do not depend on sources that may be added later.
+        numbers, inner = self.divide(indices)
+        words = [each.astype(np.uint64) for each in (numbers, indices // len(self), inner)]
+        ids = derive_rng_key(derive_rng_key(*words[:2]), words[2])
+        return augment_rng_keys(seed, epoch, ids.view(np.int64))
+
     def describe(self, index: int) -> tuple[str, str]:
         ((number, _, inner),) = self._divide(np.array([index]))
         part = self._parts[number]
@@ -433,20 +488,22 @@ class MixedSamples(JoinedDataset):
         if self.obstacle is None:
             return super().read(indices, rng_keys)
         samples: list[Any] = [None] * len(indices)
+        repetitions = indices // len(self)
         for number, rows, inner in self._divide(indices):
             try:
-                values = self._read_part(self._parts[number], inner, rng_keys[rows])
+                values = self._read_part(number, inner, rng_keys[rows], repetitions[rows])
             except SampleError as error:
                 raise error.at_row(int(rows[error.row])) from error
             except Exception as error:  # User code may raise anything; the error is raised again.
                 place_mark(error, rows.tolist())
                 raise
             for row, value in zip(rows.tolist(), values, strict=True):
-                samples[row] = add_value(value, "source", number) if self._has_source else value
+                samples[row] = self._add_source(value, number) if self._has_source else value
         return samples
 
     def close(self) -> None:
         """Close all files until the next read."""
+        self.reader.close()
         for part in self._parts:
             if isinstance(part.dataset, MapDataset):
                 part.dataset.reader.close()
@@ -457,7 +514,30 @@ class MixedSamples(JoinedDataset):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "datasets": ()}  # Workers read the parts.
 
-    def _read_part(self, part: Unwrapped, indices: NDArray[np.int64], rng_keys: Words) -> list[Any]:
+    def _add_source(self, sample: Any, number: int) -> Any:
+        if isinstance(sample, dict) and "source" in sample:
+            raise ValueError("samples already have a key 'source', which source_field=True would replace")
+        return add_value(sample, "source", number)
+
+    def _read_part(
+        self, number: int, indices: NDArray[np.int64], rng_keys: Words, repetitions: NDArray[np.int64]
+    ) -> list[Any]:
+        part = self._parts[number]
         if takes_rng_keys(part.dataset):
             return list(part.dataset.read(part.inner_indices(indices), rng_keys))
-        return read_samples(part.datasets[0], indices)
+        # The user's code may read one of shardio's datasets: each source and repetition has rng keys of its own.
+        seed = int(make_rng_key(self._seed, "source", number)[0] >> np.uint64(1))
+        samples: list[Any] = [None] * len(indices)
+        for repetition in np.unique(repetitions).tolist():
+            rows = np.flatnonzero(repetitions == repetition)
+            try:
+                with known_epoch(seed, repetition):
+                    values = read_samples(part.datasets[0], indices[rows])
+            except SampleError as error:
+                raise error.at_row(int(rows[error.row])) from error
+            except Exception as error:
+                place_mark(error, rows.tolist())
+                raise
+            for row, value in zip(rows.tolist(), values, strict=True):
+                samples[row] = value
+        return samples

@@ -99,6 +99,9 @@ class Unwrapped:
         Returns:
             Two arrays uint64 [n].
         """
+        if not self.subsets and isinstance(self.dataset, JoinedDataset):
+            joined = self.dataset.rng_keys(seed, epoch, indices, repetitions)
+            return joined, joined
         outer = augment_rng_keys(seed, epoch, indices, repetitions)
         if not self.subsets:
             return outer, outer
@@ -161,6 +164,10 @@ class JoinedDataset(MapDataset):
         """Return the number of each sample's dataset, and the sample's index in that dataset, int64 [n]."""
         raise NotImplementedError  # Abstract: each kind of dataset numbers its samples.
 
+    def rng_keys(self, seed: int, epoch: int, indices: NDArray[np.int64], repetitions: Words | None = None) -> Words:
+        """Return one rng key for each sample's transforms, uint64 [n]: see :meth:`Unwrapped.rng_keys`."""
+        return augment_rng_keys(seed, epoch, indices, repetitions)
+
     def locate(self, indices: NDArray[np.int64]) -> Any:
         located: list[Any] = [None] * len(indices)
         for number, rows, inner in self._divide(indices):
@@ -169,7 +176,8 @@ class JoinedDataset(MapDataset):
         return located
 
     def remote_samples(self) -> RemoteSamples | None:
-        parts = [part.dataset.remote_samples() for part in self._parts]
+        inner = [part.dataset for part in self._parts]
+        parts = [each.remote_samples() if isinstance(each, Transformed) else None for each in inner]
         if not any(parts):
             return None
         return RemoteParts(

@@ -201,11 +201,6 @@ def check_policy(
             f"on_error={on_error!r} does not work with {type(dataset).__name__}, because an iterable dataset cannot "
             "continue after an error: catch errors in its __iter__, or use a map-style dataset"
         )
-    if on_error == "replace" and isinstance(dataset, MixedDataset) and dataset.joined.obstacle is not None:
-        raise ValueError(
-            f"on_error='replace' does not work with this mixture, because a replacement may come from another source "
-            f"({dataset.joined.obstacle}): use on_error='skip'"
-        )
     if not isinstance(dataset, Sized | Ordered):
         raise ValueError(
             f"on_error={on_error!r} requires a dataset with a length; {type(dataset).__name__} has no __len__"
@@ -237,7 +232,8 @@ def make_bad_samples(
         return None
     # A sample of a Subset is replaced by one of the same Subset: held-out samples stay held out.
     num_samples = dataset.num_all_samples if isinstance(dataset, ShardDataset) else len(unwrap(dataset))
-    return BadSamples(on_error, check_quarantine(quarantine), num_samples, stages)
+    starts = dataset.order.starts if isinstance(dataset, MixedDataset) else None
+    return BadSamples(on_error, check_quarantine(quarantine), num_samples, stages, starts)
 
 
 def check_order(order: Ordered, *, batch_size: int | None, drop_last: bool, in_order: bool) -> None:

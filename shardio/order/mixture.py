@@ -1,7 +1,7 @@
 """The order of a mixture: positions to sources and their samples, the split over ranks, and the state.
 
 The schedule of a mixture is endless, and an epoch is a part of it: the positions from e * N to (e + 1) * N. Each source
-has epochs of its own, which follow one another: draw number d of a source of n samples is position d mod n of its epoch
+has epochs of its own, which follow one another: pick number d of a source of n samples is position d mod n of its epoch
 d // n, in its own order. If the mixture ends when every sample has been delivered once (``all-once``), each epoch has
 the same schedule, and the epochs of the sources are those of the mixture.
 
@@ -29,6 +29,9 @@ Stop = Literal["first", "longest", "all-once"]
 """The end of a mixture's epoch, if it is not a number of samples."""
 
 Ints = NDArray[np.int64]
+
+MAX_POSITION = 2**60
+"""The position of the schedule up to which epochs may begin: numbers of samples must fit in int64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,23 +63,23 @@ class Phase:
     """A part of a mixture's schedule with constant weights.
 
     Attributes:
-        start: The draw with which the phase begins.
+        start: The pick with which the phase begins.
         schedule: The schedule.
-        before: The number of draws from each source before the phase.
+        before: The number of picks from each source before the phase.
     """
 
     start: int
     schedule: Schedule
     before: tuple[int, ...]
 
-    def count(self, draw: int) -> tuple[int, ...]:
-        """Return the number of draws from each source before a draw of this phase."""
-        counts = self.schedule.count(draw - self.start)
+    def count(self, pick: int) -> tuple[int, ...]:
+        """Return the number of picks from each source before a pick of this phase."""
+        counts = self.schedule.count(pick - self.start)
         return tuple(before + count for before, count in zip(self.before, counts, strict=True))
 
 
 Weights = Mapping[str, float]
-"""The weight of each source by name. A source without a weight is not drawn."""
+"""The weight of each source by name. A source without a weight is not picked."""
 
 
 def make_mixed_order(
@@ -132,14 +135,14 @@ def weigh_by_size(sources: Sequence[SourceOrder], temperature: float) -> Weights
 class MixedOrder:
     """The order of a mixture.
 
-    A draw takes ``unit`` consecutive samples of one source: one, or a whole batch.
+    A pick takes ``unit`` consecutive samples of one source: one, or a whole batch.
 
     Args:
         sources: The sources.
         weights: The weight of each source, as integers.
-        changes: The draws from which the weights change, in ascending order, with the new weights.
+        changes: The picks from which the weights change, in ascending order, with the new weights.
         stop: The end of an epoch, or the number of samples in an epoch.
-        unit: The number of samples in a draw.
+        unit: The number of samples in a pick.
         seed: The seed of the schedule; None for a regular one.
 
     Attributes:
@@ -171,36 +174,36 @@ class MixedOrder:
         if self._restarts:
             self._deliver_once()
         for start, changed in changes:
-            self.phases.append(Phase(start, Schedule(changed, seed), self.count(start * unit, of_draws=True)))
+            self.phases.append(Phase(start, Schedule(changed, seed), self.count(start * unit, of_picks=True)))
         self.num_samples = self._find_stop(stop)
         if not self.num_samples:
             raise ValueError("an epoch of the mixture has no samples: a source is too small for its weight")
         self._orders = dict[tuple[int, int], EpochOrder]()
 
-    def count(self, position: int, *, of_draws: bool = False) -> tuple[int, ...]:
+    def count(self, position: int, *, of_picks: bool = False) -> tuple[int, ...]:
         """Return the number of samples of each source before a position, counted from the beginning of epoch 0.
 
         Args:
-            position: The position. If a draw has several samples, the result includes the draw that the position is in.
-            of_draws: Whether to return the number of draws instead.
+            position: The position. If a pick has several samples, the result includes the pick that the position is in.
+            of_picks: Whether to return the number of picks instead.
         """
-        draw = -(-position // self.unit)
-        counts = self._find_phase(draw).count(draw)
-        return counts if of_draws else tuple(count * self.unit for count in counts)
+        pick = -(-position // self.unit)
+        counts = self._find_phase(pick).count(pick)
+        return counts if of_picks else tuple(count * self.unit for count in counts)
 
     def weights_at(self, position: int) -> tuple[int, ...]:
         """Return the weights of the sources at a position, counted from the beginning of epoch 0."""
         return self._find_phase(position // self.unit).schedule.weights
 
     def find(self, source: int, item: int) -> int | None:
-        """Return the position of the first sample of a draw from a source, counted from the beginning of epoch 0.
+        """Return the position of the first sample of a pick from a source, counted from the beginning of epoch 0.
 
         Args:
             source: The source.
-            item: The number of earlier draws from the source.
+            item: The number of earlier picks from the source.
 
         Returns:
-            The position; None if the source is not drawn so often.
+            The position; None if the source is not picked so often.
         """
         stops = [phase.before[source] for phase in self.phases[1:]]
         phase = self.phases[bisect_right(stops, item)]
@@ -208,19 +211,19 @@ class MixedOrder:
             return None
         return (phase.start + phase.schedule.find(source, item - phase.before[source])) * self.unit
 
-    def draw(self, epoch: int, positions: Ints) -> tuple[Ints, Ints]:
+    def pick(self, epoch: int, positions: Ints) -> tuple[Ints, Ints]:
         """Return the source of each position of an epoch, and the number of the source's earlier samples, int64 [n].
 
         Args:
             epoch: The epoch of the mixture.
             positions: int64 [n]. Beyond the last position, the order repeats (position p mod N).
         """
-        draws, inner = np.divmod(positions % self.num_samples + self._start(epoch), self.unit)
-        sources, items = np.empty_like(draws), np.empty_like(draws)
-        numbers = np.searchsorted([phase.start for phase in self.phases], draws, side="right") - 1
+        picks, inner = np.divmod(positions % self.num_samples + self._start(epoch), self.unit)
+        sources, items = np.empty_like(picks), np.empty_like(picks)
+        numbers = np.searchsorted([phase.start for phase in self.phases], picks, side="right") - 1
         for number in np.unique(numbers).tolist():
             rows, phase = numbers == number, self.phases[number]
-            sources[rows], items[rows] = phase.schedule.locate(draws[rows] - phase.start)
+            sources[rows], items[rows] = phase.schedule.locate(picks[rows] - phase.start)
             items[rows] += np.array(phase.before)[sources[rows]]
         items = items * self.unit + inner
         return sources, items + epoch * np.array(self._goals)[sources] if self._restarts else items
@@ -232,7 +235,7 @@ class MixedOrder:
         ``num_all_samples`` + the source's first index + the sample's index. So repetitions differ, and random
         transforms differ with them.
         """
-        sources, items = self.draw(epoch, positions)
+        sources, items = self.pick(epoch, positions)
         epochs, own = np.divmod(items, self._sizes[sources])
         samples = np.empty_like(own)
         pairs = sources * (int(epochs.max(initial=0)) + 1) + epochs
@@ -256,7 +259,7 @@ class MixedOrder:
             epoch: The epoch of the mixture.
             positions: int64 [n], consecutive positions.
         """
-        sources, items = self.draw(epoch, positions)
+        sources, items = self.pick(epoch, positions)
         regions = np.zeros_like(items)
         for source in np.unique(sources).tolist():
             settings, rows = self.sources[source].settings, sources == source
@@ -275,15 +278,15 @@ class MixedOrder:
         # With "all-once", the first weights determine the others.
         phases = self.phases[:1] if self._restarts else self.phases
         begun = [phase for phase in phases if phase.start * self.unit < now] or phases[:1]
-        drawn = np.flatnonzero(np.array([phase.schedule.weights for phase in begun]).any(axis=0)).tolist()
+        picked = np.flatnonzero(np.array([phase.schedule.weights for phase in begun]).any(axis=0)).tolist()
         digest = hashlib.blake2b(digest_size=8)
-        for source in (self.sources[number] for number in drawn):
+        for source in (self.sources[number] for number in picked):
             digest.update(f"{source.name}\0{source.digest}\0{source.num_samples}\0{source.settings}\n".encode())
-        weights = [[phase.start * self.unit, [phase.schedule.weights[number] for number in drawn]] for phase in begun]
+        weights = [[phase.start * self.unit, [phase.schedule.weights[number] for number in picked]] for phase in begun]
         mixture = {
             "seed": self._seed,
             "unit": self.unit,
-            "sources": [self.sources[number].name for number in drawn],
+            "sources": [self.sources[number].name for number in picked],
             "digest": digest.hexdigest(),
             "weights": weights,
         }
@@ -312,10 +315,13 @@ class MixedOrder:
         return {**self.__dict__, "_orders": {}}
 
     def _start(self, epoch: int) -> int:
-        return 0 if self._restarts else epoch * self.num_samples
+        start = 0 if self._restarts else epoch * self.num_samples
+        if max(start, epoch * max(self._goals)) > MAX_POSITION:
+            raise ValueError(f"epoch {epoch} of a mixture of {self.num_samples} samples is out of range")
+        return start
 
-    def _find_phase(self, draw: int) -> Phase:
-        return self.phases[bisect_right(self.phases, draw, key=lambda phase: phase.start) - 1]
+    def _find_phase(self, pick: int) -> Phase:
+        return self.phases[bisect_right(self.phases, pick, key=lambda phase: phase.start) - 1]
 
     def _find_order(self, source: int, epoch: int) -> EpochOrder:
         if (order := self._orders.get((source, epoch))) is None:
@@ -357,17 +363,17 @@ class MixedOrder:
             return sum(self._goals)
         ends = [phase.start for phase in self.phases[1:]]
         for phase, end in zip(self.phases, [*ends, None], strict=True):
-            draws = [self._draws_until(stop, phase, source) for source in range(len(self.sources))]
-            known = [each for each in draws if each is not None]
-            if stop == "longest" and len(known) < len(draws):
+            picks = [self._picks_until(stop, phase, source) for source in range(len(self.sources))]
+            known = [each for each in picks if each is not None]
+            if stop == "longest" and len(known) < len(picks):
                 continue
             found = phase.start + (min(known) if stop == "first" else max(known))
             if end is None or found <= end:
                 return found * self.unit
         raise ValueError(f"stop={stop!r} is never reached, because a source has the weight 0: set stop to a number")
 
-    def _draws_until(self, stop: Stop, phase: Phase, source: int) -> int | None:
-        # Draws of the phase: as many as repeat nothing of the source (first), or as deliver all of it (longest).
+    def _picks_until(self, stop: Stop, phase: Phase, source: int) -> int | None:
+        # Picks of the phase: as many as repeat nothing of the source (first), or as deliver all of it (longest).
         goal, weight = self._goals[source], phase.schedule.weights[source]
         left = (goal // self.unit if stop == "first" else -(-goal // self.unit)) - phase.before[source]
         if left <= 0 and stop == "longest":

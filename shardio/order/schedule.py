@@ -1,7 +1,7 @@
 """The schedule of a mixture, which maps positions to sources by arithmetic.
 
 Each source has a weight, and the weights add up to 1. After any number n of positions, a source of weight w has been
-drawn floor(n * w) or ceil(n * w) times. So item j of a source (j = 0, 1, …) has a window of positions, from
+picked floor(n * w) or ceil(n * w) times. So item j of a source (j = 0, 1, …) has a window of positions, from
 floor(j / w) to ceil((j + 1) / w) - 1, which is the condition of P-fair schedules (Baruah, Cohen, Plaxton and Varvel,
 "Proportionate progress", 1996). Such a schedule is usually computed from its beginning. Here, it is cut into blocks
 that are computed independently, so any position is reached at once:
@@ -13,7 +13,7 @@ that are computed independently, so any position is reached at once:
 A block has a complete schedule because of Hall's theorem. Consider the positions from x to y in a block. The items
 whose windows lie between x and y fit if the block neither begins at x nor ends at y, because the number of these items
 is at most the sum of floor(y * w) - ceil(x * w). For intervals at the beginning or at the end of a block, the rounding
-ensures that they fit: see :func:`_round_counts`. And a block is so long that every source is drawn in it.
+ensures that they fit: see :func:`_round_counts`. And a block is so long that every source is picked in it.
 
 With a seed, neighboring positions of a block are then swapped at random as far as the windows allow, so that the
 sources do not alternate regularly.
@@ -80,7 +80,7 @@ def count_weights(weights: Sequence[float | Fraction]) -> tuple[int, ...]:
 
 
 def _round_counts(position: int, weights: Sequence[int], total: int) -> list[int]:
-    """Return the number of draws of each source before a position at which a block begins.
+    """Return the number of picks of each source before a position at which a block begins.
 
     Let f be the fraction by which a source's share exceeds an integer. The sum of all f is an integer h, so h sources
     are rounded up. Those that are not must still fit after the position, in the order of their deadlines: of any number
@@ -113,7 +113,7 @@ class Block(NamedTuple):
 
     Attributes:
         sources: int64 [positions], the source of each position.
-        items: int64 [positions], the number of earlier draws from the same source, counted from the schedule's start.
+        items: int64 [positions], the number of earlier picks from the same source, counted from the schedule's start.
     """
 
     sources: Ints
@@ -125,7 +125,7 @@ class Schedule:
     """A schedule with constant weights.
 
     Attributes:
-        weights: The sources' weights, as integers. A source of weight 0 is never drawn.
+        weights: The sources' weights, as integers. A source of weight 0 is never picked.
         seed: The seed of the swaps; None for no swaps.
     """
 
@@ -140,7 +140,7 @@ class Schedule:
         object.__setattr__(self, "_length", max(MIN_BLOCK, -(-total // smallest)))
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
-        """Return the source of each position, and the number of earlier draws from that source; int64 [n] each."""
+        """Return the source of each position, and the number of earlier picks from that source; int64 [n] each."""
         sources, items = np.empty_like(positions), np.empty_like(positions)
         numbers, offsets = np.divmod(positions, self._length)
         for number in np.unique(numbers).tolist():
@@ -150,12 +150,12 @@ class Schedule:
         return sources, items
 
     def count(self, position: int) -> list[int]:
-        """Return the number of draws from each source before a position."""
+        """Return the number of picks from each source before a position."""
         number, offset = divmod(position, self._length)
         counts = _round_counts(number * self._length, self.weights, self._total)
         if offset:
-            drawn = np.bincount(_make_block(self, number).sources[:offset], minlength=len(counts))
-            counts = [count + more for count, more in zip(counts, drawn.tolist(), strict=True)]
+            picked = np.bincount(_make_block(self, number).sources[:offset], minlength=len(counts))
+            counts = [count + more for count, more in zip(counts, picked.tolist(), strict=True)]
         return counts
 
     def window(self, source: int, item: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""The layout of token blocks: which tokens of which documents are in each block. Integers in, integers out.
+"""The layout of token blocks: the parts of documents in each block. Integers in, integers out.
 
 A layout covers the documents of one shard, so it is computed from the shard's index alone, and blocks are numbered and
 shuffled like samples. Every token is in exactly one block. Blocks that are not full are padded.

@@ -118,7 +118,7 @@ def test_a_run_resumes_on_other_ranks_with_the_same_blocks(packed: Path) -> None
 
     def steps(loaders: list[DataLoader[Any]], stop: int | None = None) -> list[list[list[int]]]:
         iterators = [iter(loader) for loader in loaders]
-        found = []
+        found = list[list[list[int]]]()
         while stop is None or len(found) < stop:
             try:
                 batches = [next(iterator)[0] for iterator in iterators]

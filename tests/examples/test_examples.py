@@ -167,3 +167,16 @@ def test_the_tar_is_the_same_without_webdataset(tmp_path: Path, monkeypatch: pyt
 def test_the_readme_names_every_example() -> None:
     readme = (ROOT / "examples" / "README.md").read_text()
     assert re.findall(r"python examples/(\w+\.py)", readme) == EXAMPLES
+
+
+def test_a_killed_run_over_a_changing_mixture_has_the_losses_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    whole = _run("annealed_mixture.py", tmp_path / "whole").splitlines()
+    killed = run_python(
+        ROOT / "examples" / "annealed_mixture.py", tmp_path / "killed", "--kill-at", "27", prepare=_prepare
+    )
+    assert killed.returncode == -9
+    begun = killed.stdout.splitlines()
+    resumed = _run("annealed_mixture.py", tmp_path / "killed").splitlines()
+    assert resumed[0] == "resumed after step 20"
+    assert begun[:20] + resumed[1:] == whole
+    assert len(whole) == 60

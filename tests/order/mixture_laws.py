@@ -140,7 +140,7 @@ def _check_sources(case: MixtureCase, order: MixedOrder) -> None:
     """Each source is read in its own order, epoch after epoch, and a draw takes ``unit`` samples of one source."""
     num_samples = min(order.num_samples, 120)
     positions = np.arange(num_samples)
-    sources, items = order.draw(case.epoch, positions)
+    sources, items = order.pick(case.epoch, positions)
     indices = order.samples_at(case.epoch, positions)
     found, inner = order.split_index(indices)
     assert (found == sources).all()
@@ -198,7 +198,7 @@ def _check_split(case: MixtureCase, order: MixedOrder) -> None:
             positions = np.arange(first, min(first + num_ranks * size, order.num_samples))
             batches = [share.batch(step) for share in shares if step < share.num_batches]
             assert sorted(np.concatenate(batches).tolist()) == positions.tolist()
-            sources, _ = order.draw(case.epoch, positions)
+            sources, _ = order.pick(case.epoch, positions)
             if len(positions) < num_ranks * size:
                 continue
             drawn = np.bincount(sources)

@@ -113,6 +113,6 @@ def test_a_state_refuses_another_mixture_and_accepts_a_new_source_from_here_on()
     longer = make_order(100, 50, 20, weights=(2, 1, 0), stop=900, changes=[(300, (1, 1, 1))])
     assert longer.read(state) == Cursor(epoch=0, position=300)
     for some in (longer, order):
-        sources, items = some.draw(0, np.arange(300))
+        sources, items = some.pick(0, np.arange(300))
         assert (sources.max(), len(items)) == (1, 300)
-    assert longer.draw(0, np.arange(300))[0].tolist() == order.draw(0, np.arange(300))[0].tolist()
+    assert longer.pick(0, np.arange(300))[0].tolist() == order.pick(0, np.arange(300))[0].tolist()

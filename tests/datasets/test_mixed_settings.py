@@ -1,0 +1,272 @@
+"""MixedDataset refuses what it cannot do, and keeps what belongs to copies, sources and iterations apart."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import warnings
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader as TorchLoader, IterableDataset
+
+from shardio import DataLoader, EpochSampler, ImageFolder, MixedDataset, ShardDataset, ShardMapDataset, ShardWriter
+from shardio.transforms import RandomResizedCrop
+from tests.raising import assert_raises
+from tests.sources import encode, write_images
+
+
+def mix(packed: Path, **options: Any) -> MixedDataset:
+    shards, own = ShardDataset(packed, fields="key", shuffle=True), ShardMapDataset(packed, fields="key")
+    return MixedDataset({"shards": (shards, 0.6), "own": (own, 0.4)}, stop=30, **options)
+
+
+SHARD, OTHER = list(range(20)), list(range(10))
+PURE: dict[str, Any] = {"batches": "pure", "global_batch_size": 4}
+
+
+class Overriding(MixedDataset):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+class OverridingShards(ShardDataset):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+@pytest.mark.parametrize(
+    ("sources", "options", "error", "message"),
+    [
+        ({}, {}, ValueError, "needs at least one source"),
+        ({"a": SHARD}, {}, ValueError, r"the source 'a' has no weight: .*weights='proportional'"),
+        ({"a": (SHARD, 1)}, {"weights": "proportional"}, ValueError, "the weight of 'a' contradict"),
+        ({"a": SHARD}, {"weights": "equal"}, ValueError, "weights must be one of 'proportional'"),
+        ({"a": (SHARD, -1)}, {}, ValueError, "the weight of the source 'a' must be at least 0 and finite, got -1"),
+        ({"a": (SHARD, float("nan"))}, {}, ValueError, "at least 0 and finite, got nan"),
+        ({"a": (SHARD, 0)}, {}, ValueError, "all weights are 0"),
+        ({"a": (SHARD, 1), "b": (OTHER, 1e-9)}, {}, ValueError, "less than a millionth"),
+        ({"a": (SHARD, 1), "b": (OTHER, 1e-3)}, {}, None, ""),
+        ({"a": (SHARD, 1), "b": (OTHER, 0)}, {"stop": "longest"}, ValueError, "stop='longest' is never reached"),
+        ({"a": (SHARD, 1), "b": (OTHER, 0)}, {"stop": "all-once"}, ValueError, "positive weight for each source"),
+        ({"a": (Stream(), 1)}, {}, TypeError, "the source 'a' is a Stream, which cannot be mixed"),
+        ({"a": (7, 1)}, {}, TypeError, "the source 'a' is a int, which cannot be mixed"),
+        ({"a": ([], 1)}, {}, ValueError, "empty"),
+        ({"a": (SHARD, 1)}, {"repeat": {"b": 1}}, ValueError, "repeat names b, which is not a source"),
+        ({"a": (SHARD, 1)}, {"repeat": {"a": 0}}, ValueError, r"repeat\['a'\] must be at least 1"),
+        ({"a": (SHARD, 1)}, {"stop": "last"}, ValueError, "stop must be one of"),
+        ({"a": (SHARD, 1)}, {"stop": 0}, ValueError, "stop must be at least 1"),
+        ({"a": (SHARD, 1)}, {"stop": True}, TypeError, "stop must be an integer"),
+        ({"a": (SHARD, 1)}, {"batches": "both"}, ValueError, "batches must be one of"),
+        ({"a": (SHARD, 1)}, {"batches": "pure"}, ValueError, "batches='pure' needs global_batch_size"),
+        ({"a": (SHARD, 1)}, {**PURE, "stop": 7}, ValueError, "stop=7 is not a multiple of the global batch size, 4"),
+        ({"a": (SHARD, 1)}, {**PURE, "stop": "all-once"}, ValueError, "stop='all-once' needs batches='mixed'"),
+        ({"a": (SHARD, 1)}, {**PURE, "global_batch_size": 21}, ValueError, "no samples: a source is too small"),
+        ({"a": (SHARD, 1)}, {"global_batch_size": 0}, ValueError, "global_batch_size must be at least 1"),
+        ({"a": (SHARD, 1)}, {"source_field": "yes"}, TypeError, "source_field"),
+        ({"a": (SHARD, 1)}, {"shuffle": "yes"}, TypeError, "shuffle"),
+        ({"a": (SHARD, 1)}, {"seed": -1}, ValueError, "seed must be at least 0"),
+        ({"a": (SHARD, 1)}, {"remainder": "repeat"}, ValueError, "remainder must be one of"),
+        ({"a": (SHARD, 1)}, {"rank": 2, "world_size": 2}, ValueError, "rank"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(
+    sources: dict[str, Any], options: dict[str, Any], error: type[Exception] | None, message: str
+) -> None:
+    if error is None:
+        MixedDataset(sources, **options)
+    else:
+        assert_raises(error, message, MixedDataset, sources, **options)
+
+
+def test_what_does_not_fit_a_mixture_is_refused(packed: Path) -> None:
+    mixed = mix(packed)
+    assert_raises(TypeError, "cannot be mixed", MixedDataset, {"a": (mixed, 1)})
+    assert_raises(TypeError, "Overriding must not override __iter__", Overriding, {"a": (SHARD, 1)})
+    own = OverridingShards(packed)
+    assert_raises(TypeError, "the source 'a' is a OverridingShards, which overrides", MixedDataset, {"a": (own, 1)})
+    for loader in (DataLoader, TorchLoader):
+        assert_raises(ValueError, None, loader, mixed, 4, shuffle=True)
+    assert_raises(IndexError, "at least 0, got -1", lambda: mixed[-1])
+    assert_raises(ValueError, "a change of weights needs global_batch_size", mixed.at, 3, {"shards": 1})
+    sized = mix(packed, global_batch_size=6)
+    for size, world_size in ((4, 1), (6, 2)):
+        ranks = mix(packed, global_batch_size=6, rank=0, world_size=world_size)
+        assert_raises(ValueError, rf"set the batch size to {6 // world_size}", iter, DataLoader(ranks, size))
+    for step, weights, message in (
+        (0, {"shards": 1}, "step must be at least 1"),
+        (3, {"other": 1}, r"has no source 'other', only shards, own: to add one, pass a pair"),
+        (3, {"shards": (SHARD, 1)}, "already has a source 'shards'"),
+    ):
+        assert_raises(ValueError, message, sized.at, step, weights)
+    sized.at(3, {"shards": 1})
+    assert_raises(ValueError, r"at\(3\) comes after at\(3\)", sized.at, 3, {"shards": 1})
+    once = MixedDataset({"shards": (SHARD, 1)}, global_batch_size=6, stop="all-once")
+    assert_raises(ValueError, "stop='all-once' decides when the weights change", once.at, 3, {"shards": 1})
+
+
+def test_a_refused_change_leaves_the_mixture_as_it_was(packed: Path) -> None:
+    mixed = mix(packed, global_batch_size=5)
+    for weights in ({"shards": -1}, {"shards": 1, "other": (OTHER, -1)}, {"shards": 1, "none": 1}):
+        assert_raises(ValueError, None, mixed.at, 4, weights)
+        assert mixed.names == ("shards", "own")
+    mixed.at(4, {"shards": 1, "other": (OTHER, 1)})
+    mixed.at(5, {"own": 1})
+    assert mixed.names == ("shards", "own", "other")
+
+
+def test_a_change_of_a_copy_leaves_the_original_unchanged(packed: Path) -> None:
+    mixed = mix(packed, global_batch_size=5)
+    other = copy.copy(mixed).at(3, {"shards": 1, "other": (OTHER, 1)})
+    mixed.at(2, {"own": 1})
+    assert (other.names, mixed.names) == (("shards", "own", "other"), ("shards", "own"))
+
+
+def open_tars() -> list[Path]:
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return [target for target in map(Path.readlink, links) if target.suffix == ".tar"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the system does not show open files")
+@pytest.mark.parametrize("kind", [ShardDataset, MixedDataset])
+def test_an_iteration_closes_its_files(packed: Path, kind: type) -> None:
+    gc.collect()
+    before = open_tars()
+    dataset: Any = ShardDataset(packed, fields="key")
+    if kind is MixedDataset:
+        dataset = MixedDataset({"one": (dataset, 1), "two": (ShardMapDataset(packed, fields="key"), 1)})
+    assert list(dataset)
+    assert open_tars() == before
+
+
+class Named(ImageFolder):
+    """A user's subclass that changes labels, so its own methods make the samples."""
+
+    def __getitem__(self, index: int) -> Any:
+        image, _ = super().__getitem__(index)
+        return image, index
+
+
+def test_a_repeated_sample_of_a_subclass_has_another_crop(images: Path) -> None:
+    mixed = MixedDataset({"one": (Named(images, transform=RandomResizedCrop(16)), 1)}, stop=42, shuffle=False)
+    crops: dict[int, list[torch.Tensor]] = {}
+    for (image,), (index,) in DataLoader(mixed, 1):
+        crops.setdefault(int(index), []).append(image)
+    assert {len(each) for each in crops.values()} == {2}
+    assert not any(torch.equal(*each) for each in crops.values())
+
+
+def test_crops_of_a_subclass_depend_on_the_sample(images: Path) -> None:
+    mixed = MixedDataset({"one": (Named(images, transform=RandomResizedCrop(16)), 1)})
+    assert all(torch.equal(mixed[row][0], batch[0][0]) for row, batch in enumerate(DataLoader(mixed, 1)))
+
+
+def write_shards(folder: Path, name: str, width: int, *, num_damaged: int = 0) -> ShardMapDataset:
+    with ShardWriter(folder / name) as writer:
+        for number in range(20):
+            content = encode(number, width=width)
+            writer.write({"__key__": f"{name}-{number}", "jpg": content[:-100] if number < num_damaged else content})
+    return ShardMapDataset(folder / name, fields=("key", "image"))
+
+
+@pytest.mark.filterwarnings("ignore:unreadable samples:RuntimeWarning")
+@pytest.mark.parametrize(
+    ("shares", "options"),
+    [
+        ((1, 1), PURE),
+        ((1, 0), {}),
+    ],
+)
+def test_a_replacement_comes_from_a_source_of_its_batch(
+    tmp_path: Path, shares: tuple[int, int], options: dict[str, Any]
+) -> None:
+    sources = write_shards(tmp_path, "one", 48, num_damaged=3), write_shards(tmp_path, "two", 64 if options else 48)
+    mixed = MixedDataset(dict(zip(("one", "two"), zip(sources, shares, strict=True), strict=True)), **options)
+    loader = DataLoader(mixed, 4, on_error="replace", quarantine=tmp_path / "list.jsonl")
+    found = [{key.partition("-")[0] for key in keys} for keys, _ in loader]
+    assert all(len(names) == 1 for names in found)
+    assert set().union(*found) == ({"one", "two"} if all(shares) else {"one"})
+
+
+def test_sources_that_number_their_classes_differently_cause_a_warning(images: Path, tmp_path: Path) -> None:
+    write_images(tmp_path / "in", classes=1)
+    (tmp_path / "in" / "class-0").rename(tmp_path / "in" / "zebra")
+    mixed = MixedDataset({"one": (ImageFolder(images), 1), "two": (ImageFolder(tmp_path / "in"), 1)})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        DataLoader(mixed, 4)
+    assert ["number their classes differently" in str(warning.message) for warning in caught] == [True]
+
+
+@pytest.mark.parametrize(
+    ("sources", "message"),
+    [
+        ({"a": (SHARD, "1")}, "weight"),
+        ({"a": (SHARD, None)}, "weight"),
+        ({"a": (SHARD,)}, "pair"),
+        ({"a": (SHARD, 1, 2)}, "pair"),
+        ({3: (SHARD, 1)}, "name"),
+        ([(SHARD, 1)], "dict"),
+    ],
+)
+def test_sources_of_wrong_types_are_refused_by_name(sources: Any, message: str) -> None:
+    assert_raises((TypeError, ValueError), message, MixedDataset, sources)
+
+
+def test_weights_may_be_numpys_numbers() -> None:
+    for kind in (np.float64, np.int32, np.float32):
+        mixed = MixedDataset({"a": (SHARD, kind(0.5) if kind != np.int32 else kind(1)), "b": (OTHER, kind(1))})
+        assert mixed.num_all_samples
+
+
+class Reversed(EpochSampler):
+    """A user's subclass with an order of its own."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.num_all_samples - 1, -1, -1))
+
+
+def test_a_sampler_with_an_order_of_its_own_is_refused() -> None:
+    assert_raises(TypeError, "Reversed", MixedDataset, {"a": (Reversed(SHARD), 1)})
+
+
+def test_an_epoch_whose_positions_do_not_fit_in_64_bits_is_refused(packed: Path) -> None:
+    loader = DataLoader(mix(packed), 5)
+    loader.set_epoch(2**50)
+    assert len(list(loader)) == 6
+    loader.set_epoch(2**62 - 1)
+    with pytest.raises(ValueError, match="epoch 4611686018427387903 of a mixture of 30 samples is out of range"):
+        list(loader)
+
+
+def test_a_source_that_is_added_later_leaves_earlier_crops_unchanged(images: Path, packed: Path) -> None:
+    def make() -> MixedDataset:
+        sources = [ShardMapDataset(packed, transform=RandomResizedCrop(16)) for _ in range(2)]
+        return MixedDataset({"one": (sources[0], 1), "two": (sources[1], 2)}, global_batch_size=4, stop=80)
+
+    begun = DataLoader(make(), 4)
+    batches = iter(begun)
+    assert len(list(islice(batches, 12))) == 12
+    resumed = DataLoader(make().at(18, {"one": 1, "new": (ImageFolder(images), 1)}), 4)
+    resumed.load_state_dict(begun.state_dict())
+    for _, (expected, labels), (found, others) in zip(range(6), batches, resumed, strict=False):
+        assert torch.equal(labels, others)
+        assert torch.equal(expected, found)
+
+
+def test_a_wrong_length_in_torchs_loader_is_warned_of(packed: Path) -> None:
+    loader = TorchLoader(mix(packed), 8, num_workers=3)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert (len(loader), len(list(loader))) == (4, 6)
+    assert any("makes 6 batches, but its length is 4" in str(warning.message) for warning in caught)
