@@ -2,6 +2,7 @@
 
 from shardio.check.coverage import Coverage, Delivery
 from shardio.check.exactly_once import assert_exactly_once, find_frozen_orders, guard, judge
+from shardio.check.mixture import MixtureReport, SourceReport, check_mixture
 from shardio.check.ranks import CoverageRecorder, merge_recordings
 from shardio.check.recording import record
 from shardio.check.report import CoverageReport, ExpectedSamples, make_report
@@ -12,7 +13,10 @@ __all__ = [
     "CoverageReport",
     "Delivery",
     "ExpectedSamples",
+    "MixtureReport",
+    "SourceReport",
     "assert_exactly_once",
+    "check_mixture",
     "find_frozen_orders",
     "guard",
     "judge",
