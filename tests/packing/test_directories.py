@@ -465,3 +465,14 @@ def test_a_ray_cluster_writes_the_same_bytes(cluster: str, tmp_path: Path, monke
     options = ["--max-shard-size", "1GiB", "--engine", "ray", "--address", cluster]
     subprocess.run([*command, *options], check=True, capture_output=True)
     assert read_files(tmp_path / "3") == alone
+
+
+def test_a_directory_of_other_files_suggests_their_suffix(tmp_path: Path) -> None:
+    source = tmp_path / "tokens"
+    source.mkdir()
+    for number in range(3):
+        np.save(source / f"{number}.npy", np.arange(number + 1))
+    with pytest.raises(PackError, match=r"To pack other files, .*: --fields npy \(fields=\['npy'\]\)"):
+        shardio.pack(source, tmp_path / "out")
+    shardio.pack(source, tmp_path / "out", fields=["npy"])
+    assert len(shardio.PackedTokens(tmp_path / "out", 4)) == 2

@@ -79,6 +79,12 @@ class Directory(PackSource):
         return scan_directory(src, parse_location("OUT"), options)
 
 
+def _suggest_fields(suffixes: Sequence[str], options: PackOptions) -> str:
+    if options.fields is not None or not suffixes:
+        return ""
+    return f". To pack other files, name their suffixes: --fields {suffixes[0]} (fields=[{suffixes[0]!r}])"
+
+
 def scan_directory(src: Path, dst: Location, options: PackOptions) -> SourceScan:
     """Find the samples in ``src/class/…/name.jpg``, or in a flat directory ``src/name.jpg``.
 
@@ -103,7 +109,8 @@ def scan_directory(src: Path, dst: Location, options: PackOptions) -> SourceScan
         found = _find_class_folders(src, table, options) if has_classes else ()
         _check_sizes(table)
     if not len(table):
-        raise PackError(f"{src} holds no {options.description}")
+        suffixes = sorted({PurePosixPath(path).suffix[1:] for path in ignored} - {""})
+        raise PackError(f"{src} holds no {options.description}{_suggest_fields(suffixes, options)}")
     if labels is None:
         samples, classes = _with_labels(table, found, classes, src), found if classes is None else classes
     else:
