@@ -6,7 +6,6 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import partial
 from numbers import Real
 from typing import Any, Literal
 
@@ -33,6 +32,7 @@ from shardio.order import (
     Weights,
     Words,
     augment_rng_keys,
+    decode_picks,
     derive_rng_key,
     make_mixed_order,
     make_rng_key,
@@ -253,7 +253,11 @@ class MixedDataset(Ordered, Iterated):
         return MixedSplit(**values, order=self.order, epoch=cursor.epoch)
 
     def find_order(self, epoch: int) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
-        return partial(self.order.samples_at, epoch)
+        order = self.order
+        return lambda picks: order.find_samples(*decode_picks(picks))
+
+    def find_windows(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.zeros_like(positions)  # The windows of the sources end at different times.
 
     @property
     def window(self) -> int:

@@ -244,7 +244,7 @@ def read_ahead(
         return read_nothing_ahead()
     window = order.window if order.shuffle else order.num_all_samples
     upcoming = (
-        (np.concatenate(positions) // window, indices if inner_indices is None else inner_indices(indices))
+        (order.find_windows(np.concatenate(positions)), indices if inner_indices is None else inner_indices(indices))
         for positions, indices in order.steps(cursor, split)
     )
     return read_epoch_ahead(samples, upcoming, -(-window // split.world_size) if order.shuffle else None)

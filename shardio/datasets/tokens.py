@@ -31,6 +31,9 @@ TokenField = Literal["tokens", "documents", "positions"]
 LAYOUTS_KEPT = 64
 """The number of shards whose layouts are kept in memory, at 16 bytes a document."""
 
+LONG = 4
+"""The number of blocks before a block in its document from which on the document is not read whole."""
+
 NPY_HEAD = 128
 """The size of the header of an npy file with a one-dimensional array of integers."""
 
@@ -118,8 +121,9 @@ class PackedTokens(MapDataset):
         """Return the blocks at the indices, int64 [n]. Random numbers are not used."""
         pieces, documents = self._find_pieces(indices)
         found, rows = np.unique(documents, return_inverse=True)
-        try:
-            contents = self._documents.read(found, (TOKENS,), (TOKENS,)).columns[TOKENS]
+        is_long = any(len(each.documents) == 1 and each.starts[0] > LONG * self.block for each in pieces)
+        try:  # Blocks far into a long document read only their own part of it.
+            contents = self._documents.read(found, (TOKENS,), (TOKENS,) if is_long else ()).columns[TOKENS]
         except SampleError as error:  # The error counts documents: find the block.
             row = int(np.argmax(rows == error.row))
             block = int(np.searchsorted(np.cumsum([len(each.documents) for each in pieces]), row, side="right"))

@@ -18,6 +18,7 @@ from .mixture import (
     SourceOrder as SourceOrder,
     Stop as Stop,
     Weights as Weights,
+    decode_picks as decode_picks,
     make_mixed_order as make_mixed_order,
     weigh_by_size as weigh_by_size,
 )

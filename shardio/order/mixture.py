@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import StateError
-from shardio.order.epoch_order import EpochOrder, OrderSettings, reverse_bits
+from shardio.order.epoch_order import EpochOrder, OrderSettings
 from shardio.order.schedule import Schedule, count_weights
-from shardio.order.split import Split
+from shardio.order.split import Split, select_by_strata
 from shardio.order.state import STATE_VERSION, Cursor, check_version, find_differences, read_cursor
 
 Stop = Literal["first", "longest", "all-once"]
@@ -30,7 +30,7 @@ Stop = Literal["first", "longest", "all-once"]
 
 Ints = NDArray[np.int64]
 
-MAX_POSITION = 2**60
+MAX_POSITION = 2**47
 """The position of the schedule up to which epochs may begin: numbers of samples must fit in int64."""
 
 
@@ -229,13 +229,16 @@ class MixedOrder:
         return sources, items + epoch * np.array(self._goals)[sources] if self._restarts else items
 
     def samples_at(self, epoch: int, positions: Ints) -> Ints:
-        """Return the samples at positions of an epoch, int64 [n].
+        """Return the samples at positions of an epoch: see :meth:`find_samples`."""
+        return self.find_samples(*self.pick(epoch, positions))
+
+    def find_samples(self, sources: Ints, items: Ints) -> Ints:
+        """Return the samples of some sources, given the number of each source's earlier samples, int64 [n].
 
         The result counts the samples of all sources, one after another, and the epoch of the source: source epoch *
         ``num_all_samples`` + the source's first index + the sample's index. So repetitions differ, and random
         transforms differ with them.
         """
-        sources, items = self.pick(epoch, positions)
         epochs, own = np.divmod(items, self._sizes[sources])
         samples = np.empty_like(own)
         pairs = sources * (int(epochs.max(initial=0)) + 1) + epochs
@@ -252,25 +255,58 @@ class MixedOrder:
         sources = np.searchsorted(self.starts, samples, side="right") - 1
         return sources, samples - self.starts[sources]
 
-    def arrange(self, epoch: int, positions: Ints) -> Ints:
-        """Return positions so that each run of them has the same mixture and reads neighboring samples of each source.
+    def select(self, epoch: int, start: int, stop: int, places: Ints) -> tuple[Ints, Ints]:
+        """Return one rank's samples of a step, as :meth:`pick` does.
+
+        The samples of each source are sorted by their strata. Then all sources are merged so that each run of samples
+        has the same mixture: sample number j of the n of a source has the key (j + 1/2) / n. A rank takes a run. So it
+        reads neighboring samples of each source. The time does not depend on the number of ranks.
 
         Args:
             epoch: The epoch of the mixture.
-            positions: int64 [n], consecutive positions.
+            start: The step's first position.
+            stop: The end of its positions, at most the end of the epoch.
+            places: int64 [n], consecutive places in the merged order.
         """
-        sources, items = self.pick(epoch, positions)
-        regions = np.zeros_like(items)
-        for source in np.unique(sources).tolist():
-            settings, rows = self.sources[source].settings, sources == source
-            if settings.shuffle:
-                window, index = np.divmod(items[rows] % self._sizes[source], settings.window)
-                regions[rows] = window * settings.strata + reverse_bits(settings.strata)[index % settings.strata]
-        order = np.lexsort((positions, regions, sources))
-        counts = np.bincount(sources, minlength=len(self.sources))
-        places = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
-        shares: NDArray[np.float64] = (places + 0.5) / np.repeat(counts, counts)
-        return positions[order[np.argsort(shares, kind="stable")]]
+        if not len(places):
+            return places, places
+        begin = self._start(epoch)
+        first, last = (np.array(self._count_exactly(begin + position), np.int64) for position in (start, stop))
+        counts = last - first
+        if self._restarts:
+            first = first + epoch * np.array(self._goals)
+        lows, highs = (_count_merged(counts, place) for place in (int(places[0]), int(places[-1]) + 1))
+        sources, items, keys = list[Ints](), list[Ints](), list[NDArray[np.float64]]()
+        for source in np.flatnonzero(highs > lows).tolist():
+            own = np.arange(lows[source], highs[source])
+            sources.append(np.full(len(own), source, np.int64))
+            items.append(self._sort_items(source, int(first[source]), int(counts[source]), own))
+            keys.append((own + 0.5) / counts[source])
+        order = np.argsort(np.concatenate(keys), kind="stable")
+        return np.concatenate(sources)[order], np.concatenate(items)[order]
+
+    def _sort_items(self, source: int, first: int, count: int, places: Ints) -> Ints:
+        # Sort a source's items by their strata, in each of its epochs, and return those at ``places``.
+        size, settings, found = int(self._sizes[source]), self.sources[source].settings, list[Ints]()
+        start = 0
+        while start < count:
+            epoch, position = divmod(first + start, size)
+            stop = min(start + size - position, count)
+            own = places[(places >= start) & (places < stop)] - start
+            if len(own):
+                found.append(epoch * size + select_by_strata(position, stop - start, own, settings.strata))
+            start = stop
+        return np.concatenate(found)
+
+    def _count_exactly(self, position: int) -> list[int]:
+        # As count, but without the rest of the pick that the position is in.
+        pick, rest = divmod(position, self.unit)
+        phase = self._find_phase(pick)
+        counts = [count * self.unit for count in phase.count(pick)]
+        if rest:
+            sources, _ = phase.schedule.locate(np.array([pick - phase.start]))
+            counts[int(sources[0])] += rest
+        return counts
 
     def dump(self, cursor: Cursor) -> dict[str, Any]:
         """Return the state of a run that has reached ``cursor``: what determined the samples up to it."""
@@ -384,9 +420,36 @@ class MixedOrder:
         return max(left, 0) * total // weight if stop == "first" else -(-left * total // weight)
 
 
+def _count_merged(counts: Ints, place: int) -> Ints:
+    """Return the number of each source's samples before a place of the merged order, int64 [sources].
+
+    Args:
+        counts: int64 [sources], the number of samples of each source in the step.
+        place: The place, from 0 to the sum of ``counts``.
+    """
+    lows, highs = np.zeros_like(counts), counts.copy()
+    is_later = np.tri(len(counts), k=-1, dtype=np.int64)  # Of equal keys, that of the first source comes first.
+    own = np.maximum(counts, 1)[:, None]
+    while (lows < highs).any():
+        middles = (lows + highs) // 2
+        # A sample (i, j) comes after those (m, l) with (2l + 1) * n_i < (2j + 1) * n_m, or equal and m < i.
+        scaled = (2 * middles + 1)[:, None] * counts
+        before = np.clip((scaled - own - 1 + is_later) // (2 * own) + 1, 0, counts)
+        is_before = (before.sum(axis=1) < place) & (lows < highs)
+        lows, highs = np.where(is_before, middles + 1, lows), np.where(is_before | (lows >= highs), highs, middles)
+    return lows
+
+
+ITEM_BITS = 48
+"""The number of bits of an item in an encoded pick."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedSplit(Split):
     """One rank's share of an epoch of a mixture: every rank's batches have the mixture of the whole step.
+
+    In place of positions, batches have encoded picks: source * 2**48 + the number of the source's earlier samples, or
+    its bitwise complement for repeats.
 
     Attributes:
         order: The order of the mixture.
@@ -401,11 +464,29 @@ class MixedSplit(Split):
         first, count = self._share(stop - start)
         places = np.arange(first, first + count, dtype=np.int64)
         if self.world_size == 1:
-            return start + places
-        arranged = self.order.arrange(self.epoch, np.arange(start, min(stop, self.num_samples)))
-        is_repeat = places >= len(arranged)
-        return np.concatenate([np.sort(arranged[places[~is_repeat]]), start + places[is_repeat]])
+            return self._encode(start + places)
+        end = min(stop, self.num_samples)
+        sources, items = self.order.select(self.epoch, start, end, places[places < end - start])
+        return np.concatenate([sources << ITEM_BITS | items, self._encode(start + places[places >= end - start])])
 
     def batches(self, steps: Sequence[int]) -> list[Ints]:
+        if self.world_size > 1 or not steps:
+            return [self.batch(step) for step in steps]
         # Without arguments, super() does not work in a dataclass with slots.
-        return Split.batches(self, steps) if self.world_size == 1 else [self.batch(step) for step in steps]
+        batches = Split.batches(self, steps)
+        stops = np.cumsum([len(batch) for batch in batches])
+        return np.split(self._encode(np.concatenate(batches)), stops[:-1])
+
+    def find_valid(self, positions: Ints) -> NDArray[np.bool_] | None:
+        return positions >= 0 if self.remainder_policy.marks_repeats else None
+
+    def _encode(self, positions: Ints) -> Ints:
+        sources, items = self.order.pick(self.epoch, positions)
+        picks = sources << ITEM_BITS | items
+        return np.where(positions < self.num_samples, picks, ~picks)
+
+
+def decode_picks(picks: Ints) -> tuple[Ints, Ints]:
+    """Return the sources of encoded picks, and the numbers of the sources' earlier samples, int64 [n] each."""
+    picks = np.where(picks < 0, ~picks, picks)
+    return picks >> ITEM_BITS, picks & ((1 << ITEM_BITS) - 1)

@@ -137,15 +137,9 @@ class Split:
         places = np.arange(first, first + count, dtype=np.int64)
         if self.strata == 1 or self.world_size == 1:
             return start + places
-        # Sort the step's positions by their strata, apart from repeats, and return those at ``places``.
         num_sorted = min(stop, self.num_samples) - start
-        first_visits = (reverse_bits(self.strata) - start) % self.strata
-        num_visits = np.maximum(-(-(num_sorted - first_visits) // self.strata), 0)
-        stops = np.cumsum(num_visits)
-        found, repeats = places[places < num_sorted], places[places >= num_sorted]
-        stratum = np.searchsorted(stops, found, side="right")
-        visit = found - (stops - num_visits)[stratum]
-        return np.concatenate([np.sort(start + first_visits[stratum] + visit * self.strata), start + repeats])
+        found = select_by_strata(start, num_sorted, places[places < num_sorted], self.strata)
+        return np.concatenate([np.sort(found), start + places[places >= num_sorted]])
 
     def batches(self, steps: Sequence[int]) -> list[NDArray[np.int64]]:
         """Return :meth:`batch` of each step."""
@@ -188,6 +182,24 @@ class Split:
         quotient, num_longer = divmod(num_positions, self.world_size)
         first = self.rank * quotient + min(self.rank, num_longer)
         return first, quotient + (self.rank < num_longer)
+
+
+def select_by_strata(start: int, count: int, places: NDArray[np.int64], strata: int) -> NDArray[np.int64]:
+    """Sort consecutive positions by their strata, and return those at some places of the result, int64 [n].
+
+    Args:
+        start: The first position.
+        count: The number of positions.
+        places: int64 [n], 0 <= place < count.
+        strata: The number of strata of the order.
+    """
+    first_visits = (reverse_bits(strata) - start) % strata
+    num_visits = np.maximum(-(-(count - first_visits) // strata), 0)
+    stops = np.cumsum(num_visits)
+    stratum = np.searchsorted(stops, places, side="right")
+    visit = places - (stops - num_visits)[stratum]
+    found: NDArray[np.int64] = start + first_visits[stratum] + visit * strata
+    return found
 
 
 def split_whole(order: EpochOrder, *, rank: int, world_size: int, batch_size: int) -> Split:

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import json
 import random
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from shardio.errors import StateError
-from shardio.order import Cursor, EpochOrder, MixedOrder, MixedSplit, OrderSettings, SourceOrder, Stop, count_weights
+from shardio.order import (
+    Cursor,
+    EpochOrder,
+    MixedOrder,
+    MixedSplit,
+    OrderSettings,
+    SourceOrder,
+    Stop,
+    count_weights,
+    decode_picks,
+    reverse_bits,
+)
 
 Ints = NDArray[np.int64]
 
@@ -60,9 +74,9 @@ def draw_mixture(seed: int) -> MixtureCase:
 
 
 def _draw_source(rng: random.Random, name: int) -> SourceOrder:
-    # Tiny windows are slow to shuffle, so most sources have more samples than an epoch needs.
-    sizes = np.array([rng.randint(1, rng.choice((6, 80))) for _ in range(rng.randint(1, 5))])
-    shuffle, strata = rng.random() < 0.8, rng.choice((1, 2, 8))
+    # Tiny strata are slow to shuffle, so most sources have some hundred samples.
+    sizes = np.array([rng.randint(1, rng.choice((9, 150, 150))) for _ in range(rng.randint(1, 5))])
+    shuffle, strata = rng.random() < 0.7, rng.choice((1, 1, 2, 8) if sizes.sum() > 150 else (1,))
     window = -(-rng.randint(int(sizes.sum()) // 2 + 1, int(sizes.sum())) // strata) * strata
     settings = OrderSettings(
         shuffle=shuffle,
@@ -176,7 +190,7 @@ def _check_stop(case: MixtureCase, order: MixedOrder) -> None:
 
 
 def _check_split(case: MixtureCase, order: MixedOrder) -> None:
-    """A step's samples do not depend on the ranks, and every rank has its share of each source."""
+    """Ranks divide a step's samples: each has its share of each source, in neighboring strata."""
     num_ranks, size = case.world_size, case.batch_size
     for start in {0, case.probe % order.num_samples}:
         shares = [
@@ -196,17 +210,28 @@ def _check_split(case: MixtureCase, order: MixedOrder) -> None:
         for step in range(min(3, shares[0].num_batches)):
             first = start + step * num_ranks * size
             positions = np.arange(first, min(first + num_ranks * size, order.num_samples))
+            picks = list(zip(*(each.tolist() for each in order.pick(case.epoch, positions)), strict=True))
             batches = [share.batch(step) for share in shares if step < share.num_batches]
-            assert sorted(np.concatenate(batches).tolist()) == positions.tolist()
-            sources, _ = order.pick(case.epoch, positions)
-            if len(positions) < num_ranks * size:
-                continue
-            drawn = np.bincount(sources)
-            for number, count in enumerate(drawn.tolist()):
-                # Between two cuts are the keys of an interval, whose length differs by at most a key of each source.
-                bound = 1 + count * np.count_nonzero(drawn) / len(positions)
-                mine = np.array([np.count_nonzero(sources[batch - first] == number) for batch in batches])
-                assert (abs(mine - count / num_ranks) <= bound + 1e-9).all()
+            found = [list(zip(*(each.tolist() for each in decode_picks(batch)), strict=True)) for batch in batches]
+            expected = picks if num_ranks == 1 else _merge(case, picks)
+            assert [pick for batch in found for pick in batch] == expected
+            assert [len(batch) for batch in batches] == [
+                len(positions) // num_ranks + (rank < len(positions) % num_ranks) for rank in range(len(batches))
+            ]
+
+
+def _merge(case: MixtureCase, picks: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the picks of a step in the order in which ranks take them, by the definition."""
+    by_source = defaultdict[int, list[int]](list)
+    for source, item in picks:
+        by_source[source].append(item)
+    keyed = []
+    for source, items in by_source.items():
+        size, settings = case.sources[source].num_samples, case.sources[source].settings
+        stratum_of = reverse_bits(settings.strata).tolist()
+        items.sort(key=lambda item: (item // size, stratum_of[item % size % settings.strata], item))
+        keyed += [(Fraction(2 * row + 1, 2 * len(items)), source, item) for row, item in enumerate(items)]
+    return [(source, item) for _, source, item in sorted(keyed, key=lambda each: each[:2])]
 
 
 def _check_state(case: MixtureCase, order: MixedOrder) -> None:
