@@ -472,10 +472,8 @@ class MixedSplit(Split):
     def batches(self, steps: Sequence[int]) -> list[Ints]:
         if self.world_size > 1 or not steps:
             return [self.batch(step) for step in steps]
-        # Without arguments, super() does not work in a dataclass with slots.
-        batches = Split.batches(self, steps)
-        stops = np.cumsum([len(batch) for batch in batches])
-        return np.split(self._encode(np.concatenate(batches)), stops[:-1])
+        batches = [np.arange(*self._step(step), dtype=np.int64) for step in steps]
+        return np.split(self._encode(np.concatenate(batches)), np.cumsum([len(batch) for batch in batches])[:-1])
 
     def find_valid(self, positions: Ints) -> NDArray[np.bool_] | None:
         return positions >= 0 if self.remainder_policy.marks_repeats else None

@@ -242,7 +242,7 @@ def test_a_sampler_with_an_order_of_its_own_is_refused() -> None:
 
 def test_an_epoch_whose_positions_do_not_fit_in_64_bits_is_refused(packed: Path) -> None:
     loader = DataLoader(mix(packed), 5)
-    loader.set_epoch(2**50)
+    loader.set_epoch(2**40)
     assert len(list(loader)) == 6
     loader.set_epoch(2**62 - 1)
     with pytest.raises(ValueError, match="epoch 4611686018427387903 of a mixture of 30 samples is out of range"):

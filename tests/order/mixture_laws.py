@@ -207,11 +207,14 @@ def _check_split(case: MixtureCase, order: MixedOrder) -> None:
             )
             for rank in range(num_ranks)
         ]
-        for step in range(min(3, shares[0].num_batches)):
+        num_steps = shares[0].num_batches
+        for step in {0, 1, num_steps - 2, num_steps - 1} & set(range(num_steps)):
             first = start + step * num_ranks * size
             positions = np.arange(first, min(first + num_ranks * size, order.num_samples))
             picks = list(zip(*(each.tolist() for each in order.pick(case.epoch, positions)), strict=True))
             batches = [share.batch(step) for share in shares if step < share.num_batches]
+            together = [share.batches([step])[0] for share in shares if step < share.num_batches]
+            assert all(map(np.array_equal, batches, together))
             found = [list(zip(*(each.tolist() for each in decode_picks(batch)), strict=True)) for batch in batches]
             expected = picks if num_ranks == 1 else _merge(case, picks)
             assert [pick for batch in found for pick in batch] == expected
