@@ -174,22 +174,21 @@ class MixedOrder:
         if self._restarts:
             self._deliver_once()
         for start, changed in changes:
-            self.phases.append(Phase(start, Schedule(changed, seed), self.count(start * unit, of_picks=True)))
+            self.phases.append(Phase(start, Schedule(changed, seed), self._find_phase(start).count(start)))
         self.num_samples = self._find_stop(stop)
         if not self.num_samples:
             raise ValueError("an epoch of the mixture has no samples: a source is too small for its weight")
         self._orders = dict[tuple[int, int], EpochOrder]()
 
-    def count(self, position: int, *, of_picks: bool = False) -> tuple[int, ...]:
-        """Return the number of samples of each source before a position, counted from the beginning of epoch 0.
-
-        Args:
-            position: The position. If a pick has several samples, the result includes the pick that the position is in.
-            of_picks: Whether to return the number of picks instead.
-        """
-        pick = -(-position // self.unit)
-        counts = self._find_phase(pick).count(pick)
-        return counts if of_picks else tuple(count * self.unit for count in counts)
+    def count(self, position: int) -> tuple[int, ...]:
+        """Return the number of samples of each source before a position, counted from the beginning of epoch 0."""
+        pick, rest = divmod(position, self.unit)
+        phase = self._find_phase(pick)
+        counts = [count * self.unit for count in phase.count(pick)]
+        if rest:  # The position is in a batch of one source.
+            sources, _ = phase.schedule.locate(np.array([pick - phase.start]))
+            counts[int(sources[0])] += rest
+        return tuple(counts)
 
     def weights_at(self, position: int) -> tuple[int, ...]:
         """Return the weights of the sources at a position, counted from the beginning of epoch 0."""
@@ -271,7 +270,7 @@ class MixedOrder:
         if not len(places):
             return places, places
         begin = self._start(epoch)
-        first, last = (np.array(self._count_exactly(begin + position), np.int64) for position in (start, stop))
+        first, last = (np.array(self.count(begin + position), np.int64) for position in (start, stop))
         counts = last - first
         if self._restarts:
             first = first + epoch * np.array(self._goals)
@@ -297,16 +296,6 @@ class MixedOrder:
                 found.append(epoch * size + select_by_strata(position, stop - start, own, settings.strata))
             start = stop
         return np.concatenate(found)
-
-    def _count_exactly(self, position: int) -> list[int]:
-        # As count, but without the rest of the pick that the position is in.
-        pick, rest = divmod(position, self.unit)
-        phase = self._find_phase(pick)
-        counts = [count * self.unit for count in phase.count(pick)]
-        if rest:
-            sources, _ = phase.schedule.locate(np.array([pick - phase.start]))
-            counts[int(sources[0])] += rest
-        return counts
 
     def dump(self, cursor: Cursor) -> dict[str, Any]:
         """Return the state of a run that has reached ``cursor``: what determined the samples up to it."""
