@@ -51,6 +51,7 @@ SMOKE: dict[str, tuple[str, str]] = {
     "verify": ("packed/old", "no problems in 5 shards, 21 samples"),
     "check": ("packed/old --world-size 2", "epoch 0: right: 21 samples: 20 delivered once, "),
     "order": ("packed/old", "0, seed 0: 21 samples in 5 shards"),
+    "mix": ("mixture.json", "an epoch has 21 samples"),
     "doctor": ("packed/old --seconds 0.1", "ms for one byte"),
     "augment": ("images --recipe cifar -o augmented.png", "augmented.png: "),
     "bench": ("packed/old --num-workers 0", "epoch 0: 21 samples in 1 batch"),
@@ -71,6 +72,7 @@ def test_each_command_runs_in_a_process_of_its_own(images: Path, packed: Path, t
     write_tar(tmp_path / "tars" / "a.tar", [("x.txt", b"content")])
     with shardio.ShardWriter(tmp_path / "more") as writer:
         writer.write({"__key__": "m", "txt": ""})
+    (tmp_path / "mixture.json").write_text('{"sources": {"old": {"path": "packed/old", "weight": 1}}}')
     arguments, printed = SMOKE[command]
     done = run_python("-m", "shardio", command, *arguments.split(), cwd=tmp_path)
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
