@@ -49,7 +49,7 @@ Codes = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What one process does: it delivers batches and writes their codes to files that begin with ``codes``."""
+    """The work of one process: to deliver batches, and to write their codes to files that begin with ``codes``."""
 
     loader: str
     data: str

@@ -15,7 +15,7 @@ from shardio.errors import CoverageError, IdentityError
 
 @dataclass(slots=True, kw_only=True)
 class SourceReport:
-    """What a loader delivered of one source.
+    """The samples of one source that a loader delivered.
 
     Attributes:
         num_samples: The number of samples in the source.
@@ -36,7 +36,7 @@ class SourceReport:
 
 @dataclass(slots=True, kw_only=True)
 class MixtureReport:
-    """What a loader delivered of a mixture.
+    """The samples of a mixture that a loader delivered.
 
     Attributes:
         sources: The report of each source by name.

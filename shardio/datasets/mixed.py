@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from torch.utils.data import IterableDataset
 
 from shardio.bad_samples import read_samples
 from shardio.datasets.map_datasets import MapDataset, ShardMapDataset, takes_rng_keys
-from shardio.datasets.ordered import EpochSampler, ShardDataset, read_ahead, warn_of_other_length
+from shardio.datasets.ordered import EpochSampler, ShardDataset, own_chunks, warn_of_other_length
 from shardio.datasets.ranked import Iterated, Ordered, RankSettings, SampleIterator
 from shardio.datasets.samples import add_value, check_integers, known_epoch, mark_valid, takes
 from shardio.datasets.wrappers import JoinedDataset, Unwrapped, unwrap, why_not_concatenated
@@ -47,14 +48,12 @@ from shardio.reading import (
     SampleReader,
     SourceReader,
     find_remote_shards,
-    read_nothing_ahead,
 )
 from shardio.shards import ShardTable, join_tables
 from shardio.values import check_choice, check_flag, check_integer, check_optional_integer
-from shardio.world import find_worker
 
 Batches = Literal["mixed", "pure"]
-"""Whether a batch has samples of all sources, or of one."""
+"""The composition of a batch: samples of all sources, or of a single one."""
 
 SAMPLES_AT_ONCE = 64
 """The number of samples that an iteration reads together."""
@@ -131,7 +130,7 @@ class MixedDataset(Ordered, Iterated):
     def __init__(self, options: MixedSettings) -> None:
         Ordered.__init__(self, options)  # type: ignore[arg-type]  # It needs only fields that both kinds have.
         Iterated.__init__(self)
-        if self.overrides_iteration:
+        if type(self).__iter__ is not MixedDataset.__iter__:
             raise TypeError(
                 f"{type(self).__name__} must not override __iter__, because loaders read the sources of a mixture "
                 "themselves: use the sources' transform= or transform_sample="
@@ -182,11 +181,6 @@ class MixedDataset(Ordered, Iterated):
         return ""
 
     @property
-    def overrides_iteration(self) -> bool:
-        """Whether a subclass overrides ``__iter__``, which is not allowed."""
-        return type(self).__iter__ is not MixedDataset.__iter__
-
-    @property
     def joined(self) -> MixedSamples:
         """The samples of all sources, which loaders read by the indices of :meth:`MixedOrder.samples_at`."""
         for source in self._sources:
@@ -194,7 +188,8 @@ class MixedDataset(Ordered, Iterated):
                 source.part.dataset.follow(source.given)
         parts = [source.part for source in self._sources]
         decoders = [getattr(part.dataset, "decoder", None) for part in parts]
-        if self._joined is None or any(map(operator.is_not, decoders, self._joined[0])):
+        is_current = self._joined is not None and self._joined[1].datasets[0] is self  # A copy needs its own.
+        if self._joined is None or not is_current or any(map(operator.is_not, decoders, self._joined[0])):
             joined = MixedSamples(self, self.order, parts, has_source=self._options.source_field)
             self._joined = decoders, joined
         return self._joined[1]
@@ -232,6 +227,9 @@ class MixedDataset(Ordered, Iterated):
         # Nothing changes unless the order can be made.
         self._set_order([*self._sources, *added], [*self._changes, (step, numbers)])
         return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_joined": None}
 
     def read_cursor(self, state: Any) -> Cursor:
         return self.order.read(state)
@@ -301,25 +299,12 @@ class MixedDataset(Ordered, Iterated):
         return SampleIterator(self, self._cell.start(self), self._iterate)
 
     def _iterate(self, cursor: Cursor, split: Split, num_left_out: int) -> Iterator[Any]:
-        worker, samples = find_worker(), self.joined
-        num_steps, num_in_step = divmod(num_left_out, split.batch_size)  # Only the last step may have fewer samples.
-        steps = range(worker.worker_id, split.num_batches, worker.num_workers)[num_steps:]
-        # The first worker reads ahead for all workers of the rank.
-        ahead = read_nothing_ahead() if worker.worker_id else read_ahead(self, samples, cursor, split)
-        with closing(samples), ahead as advance:
-            for positions, indices in self.steps(cursor, split, steps):
-                indices = indices[num_in_step:]
-                valid = split.find_valid(np.concatenate(positions)[num_in_step:])
-                num_in_step = 0
-                for start in range(0, len(indices), SAMPLES_AT_ONCE):
-                    chunk = slice(start, start + SAMPLES_AT_ONCE)
-                    advance(len(indices[chunk]) * worker.num_workers)
-                    rng_keys = samples.rng_keys(self.seed, cursor.epoch, indices[chunk])
-                    values = samples.read(indices[chunk], rng_keys)
-                    if valid is None:
-                        yield from values
-                        continue
-                    yield from map(mark_valid, values, valid[chunk].tolist())
+        samples = self.joined
+        chunks = own_chunks(self, samples, cursor, split, num_left_out, SAMPLES_AT_ONCE)
+        with closing(samples), closing(chunks):
+            for indices, valid in chunks:
+                values = samples.read(indices, samples.rng_keys(self.seed, cursor.epoch, indices))
+                yield from values if valid is None else map(mark_valid, values, valid.tolist())
 
     def _open_source(self, name: str, given: Any) -> Source:
         if not isinstance(name, str):
@@ -461,8 +446,12 @@ class MixedSamples(JoinedDataset):
                 decoder = replace(decoder, fields=(*decoder.names, SOURCE_FIELD))
                 reader = SourceReader(reader, order.starts)
         super().__init__(parts, decoder, reader)  # type: ignore[arg-type]  # Without a decoder, nothing uses it.
-        self.datasets = (mix, *(dataset for part in parts for dataset in part.datasets))
+        self._mix: Callable[[], MixedDataset | None] = weakref.ref(mix)  # A cycle would keep files open.
         self._order, self._has_source, self._seed = order, has_source, mix.seed
+
+    @property
+    def datasets(self) -> tuple[Any, ...]:
+        return (self._mix(), *(dataset for part in self._parts for dataset in part.datasets))
 
     def divide(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         return self._order.split_index(indices)
@@ -492,10 +481,12 @@ class MixedSamples(JoinedDataset):
         if self.obstacle is None:
             return super().read(indices, rng_keys)
         samples: list[Any] = [None] * len(indices)
+        numbers, inner = self.divide(indices)
         repetitions = indices // len(self)
-        for number, rows, inner in self._divide(indices):
+        for number, repetition in np.unique(np.stack([numbers, repetitions]), axis=1).T.tolist():
+            rows = np.flatnonzero((numbers == number) & (repetitions == repetition))
             try:
-                values = self._read_part(number, inner, rng_keys[rows], repetitions[rows])
+                values = self._read_part(number, repetition, inner[rows], rng_keys[rows])
             except SampleError as error:
                 raise error.at_row(int(rows[error.row])) from error
             except Exception as error:  # User code may raise anything; the error is raised again.
@@ -516,32 +507,18 @@ class MixedSamples(JoinedDataset):
         return self._order.num_all_samples
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "datasets": ()}  # Workers read the parts.
+        return {**self.__dict__, "_mix": None}  # Workers read the parts.
 
     def _add_source(self, sample: Any, number: int) -> Any:
         if isinstance(sample, dict) and "source" in sample:
             raise ValueError("samples already have a key 'source', which source_field=True would replace")
         return add_value(sample, "source", number)
 
-    def _read_part(
-        self, number: int, indices: NDArray[np.int64], rng_keys: Words, repetitions: NDArray[np.int64]
-    ) -> list[Any]:
+    def _read_part(self, number: int, repetition: int, indices: NDArray[np.int64], rng_keys: Words) -> list[Any]:
         part = self._parts[number]
         if takes_rng_keys(part.dataset):
             return list(part.dataset.read(part.inner_indices(indices), rng_keys))
-        # The user's code may read one of shardio's datasets: each source and repetition has rng keys of its own.
+        # The user's code may read one of shardio's datasets, whose rng keys differ by source and repetition.
         seed = int(make_rng_key(self._seed, "source", number)[0] >> np.uint64(1))
-        samples: list[Any] = [None] * len(indices)
-        for repetition in np.unique(repetitions).tolist():
-            rows = np.flatnonzero(repetitions == repetition)
-            try:
-                with known_epoch(seed, repetition):
-                    values = read_samples(part.datasets[0], indices[rows])
-            except SampleError as error:
-                raise error.at_row(int(rows[error.row])) from error
-            except Exception as error:
-                place_mark(error, rows.tolist())
-                raise
-            for row, value in zip(rows.tolist(), values, strict=True):
-                samples[row] = value
-        return samples
+        with known_epoch(seed, repetition):
+            return read_samples(part.datasets[0], indices)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import warnings
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Generator, Iterator, Sized
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -147,41 +147,28 @@ class ShardDataset(Ordered, Iterated, Transformed):
         return dataset
 
     def _samples(self, cursor: Cursor, split: Split, num_left_out: int) -> Iterator[Any]:
-        worker = find_worker()
-        num_steps, num_in_step = divmod(num_left_out, split.batch_size)  # Only the last step may have fewer samples.
-        steps = range(worker.worker_id, split.num_batches, worker.num_workers)[num_steps:]
         chunk_size, manifest = self.decoder.chunk_size, self.table.manifest
         if not self.decoder.image_names:  # Decoded images need much more memory than stored ones.
             num_small = SMALL_CHUNK * manifest.num_samples // max(manifest.num_bytes, 1)
             chunk_size = min(max(chunk_size, num_small), MAX_CHUNK)
-        with self._read_ahead(cursor, split) as advance, closing(self.reader):
-            for positions, indices in self.steps(cursor, split, steps):
-                indices = indices[num_in_step:]
-                valid = split.find_valid(np.concatenate(positions)[num_in_step:])
-                num_in_step = 0
-                for start in range(0, len(indices), chunk_size):
-                    chunk = slice(start, start + chunk_size)
-                    advance(len(indices[chunk]) * worker.num_workers)
-                    rng_keys = augment_rng_keys(self.settings.seed, cursor.epoch, indices[chunk])
-                    values = read_around(
-                        self._bad_samples,
-                        self._read,
-                        indices[chunk],
-                        rng_keys,
-                        rng_keys,
-                        epoch=cursor.epoch,
-                        describe=self.describe,
-                        keeps_broken=True,
-                    )
-                    if valid is None:
-                        yield from values
-                        continue
-                    for value, is_valid in zip(values, valid[chunk].tolist(), strict=True):
-                        yield value if isinstance(value, Skipped | Broken) else mark_valid(value, is_valid)
-
-    def _read_ahead(self, cursor: Cursor, split: Split) -> AbstractContextManager[Callable[[int], object]]:
-        # The first worker reads ahead for all workers of the rank.
-        return read_nothing_ahead() if find_worker().worker_id else read_ahead(self, self, cursor, split)
+        with closing(self.reader), closing(own_chunks(self, self, cursor, split, num_left_out, chunk_size)) as chunks:
+            for indices, valid in chunks:
+                rng_keys = augment_rng_keys(self.settings.seed, cursor.epoch, indices)
+                values = read_around(
+                    self._bad_samples,
+                    self._read,
+                    indices,
+                    rng_keys,
+                    rng_keys,
+                    epoch=cursor.epoch,
+                    describe=self.describe,
+                    keeps_broken=True,
+                )
+                if valid is None:
+                    yield from values
+                    continue
+                for value, is_valid in zip(values, valid.tolist(), strict=True):
+                    yield value if isinstance(value, Skipped | Broken) else mark_valid(value, is_valid)
 
     def remote_samples(self) -> RemoteSamples | None:
         return find_remote_shards(self.table, self.decoder.stored_fields)
@@ -220,6 +207,36 @@ def warn_of_other_length(dataset: Any, split: Split) -> None:
             RuntimeWarning,
             stacklevel=4,
         )
+
+
+def own_chunks(
+    order: Ordered, dataset: Transformed, cursor: Cursor, split: Split, num_left_out: int, chunk_size: int
+) -> Generator[tuple[NDArray[np.int64], NDArray[np.bool_] | None]]:
+    """Yield this worker's samples in a rank's share of an epoch, some at a time, and read them ahead.
+
+    Args:
+        order: The order.
+        dataset: The dataset that reads the samples.
+        cursor: The start of the epoch.
+        split: The rank's share.
+        num_left_out: The number of this worker's samples to leave out.
+        chunk_size: The maximum number of samples to yield at a time.
+
+    Yields:
+        The samples' indices, int64 [n], and their marks of the remainder policy, bool [n], or None.
+    """
+    worker = find_worker()
+    num_steps, num_in_step = divmod(num_left_out, split.batch_size)  # Only the last step may have fewer samples.
+    steps = range(worker.worker_id, split.num_batches, worker.num_workers)[num_steps:]
+    # The first worker reads ahead for all workers of the rank.
+    with read_nothing_ahead() if worker.worker_id else read_ahead(order, dataset, cursor, split) as advance:
+        for positions, indices in order.steps(cursor, split, steps):
+            valid = split.find_valid(np.concatenate(positions))
+            for start in range(num_in_step, len(indices), chunk_size):
+                chunk = slice(start, start + chunk_size)
+                advance(len(indices[chunk]) * worker.num_workers)
+                yield indices[chunk], None if valid is None else valid[chunk]
+            num_in_step = 0
 
 
 def read_ahead(

@@ -146,9 +146,6 @@ def _take(subset_indices: Any, indices: NDArray[Any]) -> NDArray[Any]:
 class JoinedDataset(MapDataset):
     """The base class of datasets that consist of several datasets.
 
-    Attributes:
-        datasets: The user's datasets: the one that consists of several, and these.
-
     Args:
         parts: The unwrapped datasets.
         decoder: The decoder of all samples, if shardio's own code can read them.
@@ -158,7 +155,11 @@ class JoinedDataset(MapDataset):
     def __init__(self, parts: Sequence[Unwrapped], decoder: FieldDecoder, reader: Reader) -> None:
         super().__init__(decoder, reader)
         self._parts = parts
-        self.datasets: tuple[Any, ...] = ()
+
+    @property
+    def datasets(self) -> tuple[Any, ...]:
+        """The user's datasets: the one that consists of several, and these."""
+        raise NotImplementedError  # Abstract: only the subclass knows the user's dataset.
 
     def divide(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the number of each sample's dataset, and the sample's index in that dataset, int64 [n]."""
@@ -216,7 +217,10 @@ class Concatenated(JoinedDataset):
         super().__init__(parts, inner[0].decoder, JoinedReader([each.reader for each in inner]))
         self.map_epoch = inner[0].map_epoch
         self._concat = concat
-        self.datasets = (concat, *(dataset for part in parts for dataset in part.datasets))
+
+    @property
+    def datasets(self) -> tuple[Any, ...]:
+        return (self._concat, *(dataset for part in self._parts for dataset in part.datasets))
 
     def divide(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         stops = np.array(self._concat.cumulative_sizes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
 import warnings
 from collections.abc import Iterator
 from itertools import islice
@@ -130,6 +131,20 @@ def test_a_change_of_a_copy_leaves_the_original_unchanged(packed: Path) -> None:
     other = copy.copy(mixed).at(3, {"shards": 1, "other": (OTHER, 1)})
     mixed.at(2, {"own": 1})
     assert (other.names, mixed.names) == (("shards", "own", "other"), ("shards", "own"))
+
+
+def test_a_copy_delivers_the_same_after_the_original_is_gone(packed: Path) -> None:
+    mixed = mix(packed)
+    expected = list(DataLoader(mixed, 5))
+    copies = copy.copy(mixed), copy.deepcopy(mixed), pickle.loads(pickle.dumps(mixed))
+    del mixed
+    gc.collect()
+    assert all(list(DataLoader(each, 5)) == list(each_batched(each)) == expected for each in copies)
+
+
+def each_batched(mixed: MixedDataset) -> Iterator[list[str]]:
+    for start in range(0, 30, 5):
+        yield [mixed[row] for row in range(start, start + 5)]
 
 
 def open_tars() -> list[Path]:
