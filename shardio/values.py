@@ -261,3 +261,8 @@ def format_bytes(num_bytes: float) -> str:
             return f"{num_bytes:.4g} {unit}"
         num_bytes /= 1024
     return f"{num_bytes:.4g} TiB"
+
+
+def count(num_things: int, noun: str, plural: str | None = None) -> str:
+    """Return a count as text, such as ``1 shard`` or ``2 shards``."""
+    return f"{num_things} {noun if num_things == 1 else plural or noun + 's'}"

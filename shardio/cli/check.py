@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Iterable
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import numpy as np
 import typer
 
 from shardio.cli.options import (
@@ -33,15 +31,10 @@ from shardio.cli.options import (
     suggest_on_error,
 )
 from shardio.cli.terminal import count, echo, name_of, value_errors_as_usage_errors
-from shardio.errors import SampleError
-from shardio.images.formats import IMAGE_FORMATS
 from shardio.order import POLICIES, Remainder
-from shardio.process import count_processors
-from shardio.values import format_bytes
 
 if TYPE_CHECKING:
     from shardio.check import Coverage, ExpectedSamples
-    from shardio.datasets import ImageFolder, ShardDataset
     from shardio.loader import DataLoader, LoaderStats
 
 
@@ -231,124 +224,8 @@ def doctor(
         echo(f"needed     {needed / 1e6:,.0f} MB/s for {rate:,.0f} samples/s: {verdict}")
 
 
-STAGES = {
-    "read": "reading bytes",
-    "transform": "reading image headers, choosing crops",
-    "python": "your own code",
-    "decode": "decoding, cropping, resizing",
-    "idle": "idle until a batch is taken",
-}
-"""Descriptions of the stages of a worker's time."""
-
 INTERRUPTED = 130
 """The exit code that shells report after Ctrl-C."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DatasetFormat:
-    """The format in which samples are stored.
-
-    Attributes:
-        in_shards: Whether the samples are in shards rather than in class folders.
-        has_images: Whether images are loaded.
-        formats: The formats of the images, such as ``"PNG"``, as far as they are known.
-        jpeg: How the pack stored JPEGs: ``copy``, ``tile`` or ``reencode``; None if unknown.
-        decoded_bytes: The approximate size of all JPEGs when they are kept decoded; 0 if unknown.
-        free_bytes: The free memory of this machine; 0 if unknown.
-        has_gpu: Whether this machine has a CUDA device.
-    """
-
-    in_shards: bool
-    has_images: bool
-    formats: frozenset[str] = frozenset()
-    jpeg: Any = None
-    decoded_bytes: int = 0
-    free_bytes: int = 0
-    has_gpu: bool = False
-
-
-def stage_seconds(stats: LoaderStats) -> dict[str, float]:
-    """Return the total seconds that all workers spent on each stage."""
-    times = {"read": stats.read_s, "transform": stats.transform_s - stats.python_s, "decode": stats.decode_s}
-    if stats.in_python:
-        times["python"] = stats.python_s
-    return {**times, "idle": stats.idle_s} if stats.num_workers else times
-
-
-def advise(stats: LoaderStats, stored: DatasetFormat, num_processors: int, *, is_first: bool) -> str:
-    """Return a sentence that names the bottleneck of an epoch and suggests remedies.
-
-    Args:
-        stats: The statistics of the epoch.
-        stored: The format of the samples.
-        num_processors: The number of processors that this process may use.
-        is_first: Whether workers started in this epoch.
-    """
-    times = stage_seconds(stats)
-    # A running worker is always in one of the stages, so the rest of the time passed before the workers ran.
-    start_s = stats.elapsed_s - sum(times.values()) / max(stats.num_workers, 1)
-    if stats.num_workers and start_s > stats.elapsed_s / 2:
-        if not is_first:
-            return f"this epoch ({stats.elapsed_s:.2f} s) is too short to judge: use a dataset with more samples"
-        return (
-            f"this epoch is too short to judge: workers took about {start_s:.2f} s of {stats.elapsed_s:.2f} s to "
-            "start. Workers start only once: see the second epoch (--epochs 2)"
-        )
-    longest = max(times, key=lambda stage: times[stage])
-    more_workers = (
-        f"more workers (up to {num_processors}, the number of processors)" if stats.num_workers < num_processors else ""
-    )
-    match longest:
-        case "read":
-            bottleneck = "storage is the bottleneck"
-            faster = "a local disk, or larger shards" if stored.in_shards else "a local disk, or shards (shardio pack)"
-            remedies = ["more workers (more reads at a time)", faster]
-        case "transform":
-            bottleneck = "per-image overhead is the bottleneck because the images are small"
-            remedies = [more_workers]
-        case "python":
-            bottleneck = f"your own code is the bottleneck ({', '.join(stats.in_python)})"
-            remedies = [more_workers, "less work in it"]
-        case "decode":
-            bottleneck = "decoding is the bottleneck"
-            remedies = [more_workers, _decode_on_gpu(stored), _less_to_decode(stored), _keep_decoded(stored)]
-        case _:
-            bottleneck = "handing batches to the training process is the bottleneck"
-            remedies = ["a larger --batch-size"]
-    suggestion = ", or ".join(filter(None, remedies))
-    remedy = f"try {suggestion}" if suggestion else "there are already at least as many workers as processors"
-    workers = count(stats.num_workers, "worker") if stats.num_workers else "no workers"
-    return f"{workers} on {count(num_processors, 'processor')}: {bottleneck}; {remedy}"
-
-
-def _decode_on_gpu(stored: DatasetFormat) -> str:
-    if not stored.has_gpu or not stored.has_images or not stored.formats <= {"JPEG"}:
-        return ""
-    packing = "" if stored.jpeg == "tile" else "packing with --jpeg tile, and "
-    return f"{packing}decoding on the GPU (DevicePrefetcher(decode='device'))"
-
-
-def _keep_decoded(stored: DatasetFormat) -> str:
-    if not 0 < stored.decoded_bytes < stored.free_bytes:
-        return ""
-    needed, free = (format_bytes(size) for size in (stored.decoded_bytes, stored.free_bytes))
-    gigabytes = 1 + stored.decoded_bytes // 10**9
-    return f"decoded images in memory (decoded_cache='{gigabytes}GB': they need about {needed}, and {free} is free)"
-
-
-def _less_to_decode(stored: DatasetFormat) -> str:
-    if not stored.has_images:
-        return ""
-    if others := sorted(stored.formats - {"JPEG"}):
-        return (
-            f"JPEGs instead of {' and '.join(others)} (pack with --convert-to jpeg --jpeg tile, which changes pixels "
-            "slightly)"
-        )
-    if stored.jpeg == "reencode":
-        return "smaller images (pack with a smaller --max-side)"
-    if stored.jpeg == "tile":
-        return "smaller images (pack with --jpeg reencode --max-side 400)"
-    return "images that decode faster (pack with --jpeg tile, or with --jpeg reencode --max-side 400)"
 
 
 def bench(
@@ -380,6 +257,14 @@ def bench(
         Literal["array", "pil"], typer.Option(help="Type of the images for your transform: arrays or Pillow images.")
     ] = "array",
     on_error: OnError = "raise",
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write what the workers did in the last epoch, and when batches were late, to this JSON file. Open it "
+            "at https://ui.perfetto.dev.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one line per epoch.")] = False,
     storage_option: StorageOptionTexts = None,
     cache: CacheFolder = None,
@@ -394,18 +279,20 @@ def bench(
     """
     from shardio.loader.choice import fallback_reason
     from shardio.loader.data_loader import NO_STATS
+    from shardio.loader.statistics import describe_format, measure_decoded
 
     remote = read_remote_arguments(storage_option, cache, cache_size, cache_shared)
     with value_errors_as_usage_errors():
         options: dict[str, Any] = {"transform": _choose_transform(transform, image_size), "decode": decode}
         loader_options = make_loader_options(batch_size, num_workers, on_error)
-        loader, stored = _make_loader(source, fields, options, loader_options, remote)
+        loader = _make_loader(source, fields, options, loader_options, remote)
+    stored = measure_decoded(loader.dataset, describe_format(loader.dataset))
 
     report_rank()
 
     def report(epoch: int, meter: ThroughputMeter) -> None:
         why = fallback_reason(loader)
-        stats = loader.stats() if why is None else None
+        stats = loader.stats(trace=trace) if why is None else None
         if as_json:
             echo(_as_json(epoch, meter, stats))
             return
@@ -413,7 +300,7 @@ def bench(
         if stats is None:
             lines.append(NO_STATS.format(reason=why))
         elif meter.num_batches:
-            lines += _describe_stages(stats, stored, is_first=epoch == 0)
+            lines += replace(stats, stored=stored).describe_stages()
         echo("\n  ".join(lines))
 
     epoch, meter = 0, ThroughputMeter()
@@ -489,57 +376,19 @@ def _choose_transform(name: str | None, image_size: int) -> Any:
 
 def _make_loader(
     source: str, fields: str | None, settings: dict[str, Any], options: dict[str, Any], remote: RemoteArguments
-) -> tuple[DataLoader, DatasetFormat]:
-    import torch
-
+) -> DataLoader:
     import shardio
     from shardio.storage import make_access
 
-    has_gpu = torch.cuda.is_available()
     if has_class_folders(source, make_access(**remote)):
         if fields is not None:
             raise ValueError(f"--fields applies only to shards, but {name_of(source)} has class folders")
         folder = shardio.ImageFolder(source, **settings, **remote)
-        loader = shardio.DataLoader(folder, sampler=shardio.EpochSampler(folder), **options)
-        stored = DatasetFormat(in_shards=False, has_images=True, formats=_find_formats(folder), has_gpu=has_gpu)
-        return loader, _measure_decoded(folder, len(folder), stored)
+        return shardio.DataLoader(folder, sampler=shardio.EpochSampler(folder), **options)
     names = ("image",) if fields is None else tuple(fields.split(","))
     has_images = "image" in names
     dataset = shardio.ShardDataset(source, fields=names, shuffle=True, **remote, **(settings if has_images else {}))
-    manifest = dataset.table.manifest
-    stored = DatasetFormat(
-        in_shards=True,
-        has_images=has_images,
-        formats=frozenset(IMAGE_FORMATS[name] for name in manifest.fields if name in IMAGE_FORMATS),
-        jpeg=manifest.pack.get("jpeg"),
-        has_gpu=has_gpu,
-    )
-    return shardio.DataLoader(dataset, **options), _measure_decoded(dataset, manifest.num_samples, stored)
-
-
-def _measure_decoded(dataset: ImageFolder | ShardDataset, num_samples: int, stored: DatasetFormat) -> DatasetFormat:
-    """Add the decoded size of local JPEGs, estimated from up to 64 evenly spaced images, and the free memory."""
-    from shardio.images import count_free_memory, open_image
-
-    if stored.formats != {"JPEG"} or not stored.has_images or dataset.remote_samples() is not None:
-        return stored
-    indices = np.linspace(0, num_samples - 1, min(num_samples, 64), dtype=np.int64)
-    sizes = list[int]()
-    with suppress(SampleError, ValueError):  # Loading reports bad samples.
-        reader: Any = dataset.reader  # Each kind of reader accepts what its dataset locates.
-        samples = reader.read(dataset.locate(indices), dataset.decoder.stored_fields)
-        for contents in zip(*(samples.columns[name] for name in IMAGE_FORMATS if name in samples.columns), strict=True):
-            sizes.append(math.prod(open_image(next(filter(None, contents), b"")).size))
-    # Most JPEGs have a quarter as many samples of each chroma component as of luma.
-    decoded_bytes = int(1.5 * num_samples * sum(sizes) / len(sizes)) if sizes else 0
-    return replace(stored, decoded_bytes=decoded_bytes, free_bytes=count_free_memory())
-
-
-def _find_formats(folder: ImageFolder) -> frozenset[str]:
-    """Return the formats of the images in class folders, from the suffixes of up to 1,000 evenly spaced images."""
-    step = -(-len(folder) // 1000)
-    paths = (folder.samples[index][0] for index in range(0, len(folder), step))
-    return frozenset(IMAGE_FORMATS[path.rpartition(".")[2].lower()] for path in paths)
+    return shardio.DataLoader(dataset, **options)
 
 
 def _as_json(epoch: int, meter: ThroughputMeter, stats: LoaderStats | None) -> str:
@@ -562,17 +411,3 @@ def _describe_speed(epoch: int, meter: ThroughputMeter) -> str:
     said += f"; first batch after {1000 * meter.first_batch_s:.0f} ms"
     rate = meter.samples_per_s_after_first_batch
     return said if rate is None else f"{said}, then {rate:,.0f} samples/s"
-
-
-def _describe_stages(stats: LoaderStats, stored: DatasetFormat, *, is_first: bool) -> list[str]:
-    times = stage_seconds(stats)
-    total_s = sum(times.values()) or 1.0
-    lines = [f"{'stage (all workers)':<40} {'seconds':>9} {'share':>6} {'µs/sample':>12}"]
-    for stage, seconds in times.items():
-        us_per_sample = 1e6 * seconds / max(stats.num_samples, 1)
-        lines.append(f"{STAGES[stage]:<40} {seconds:>9.3f} {seconds / total_s:>6.0%} {us_per_sample:>12.1f}")
-    if stats.recognized:
-        lines.append(f"replaced by shardio's own transforms: {', '.join(stats.recognized)}")
-    if stats.in_python:
-        lines.append(f"run in Python: {', '.join(stats.in_python)}")
-    return [*lines, advise(stats, stored, count_processors(), is_first=is_first)]

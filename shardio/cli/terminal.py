@@ -21,7 +21,7 @@ import typer
 
 from shardio.process import ignore_pillows_warnings
 from shardio.progress import WorkProgress
-from shardio.values import format_bytes
+from shardio.values import count as count, format_bytes
 
 if TYPE_CHECKING:
     from rich.progress import Progress as ProgressBar
@@ -140,11 +140,6 @@ def name_of(name: str) -> str:
 
     url = find_url(name)
     return str(Path(name)) if url is None else url.rstrip("/")
-
-
-def count(num_things: int, noun: str, plural: str | None = None) -> str:
-    """Return a count as text, such as ``1 shard`` or ``2 shards``."""
-    return f"{num_things} {noun if num_things == 1 else plural or noun + 's'}"
 
 
 def format_counts(counts: Counter[str]) -> str:

@@ -1,2 +1,2 @@
 from .data_loader import DataLoader as DataLoader
-from .executor import LoaderStats as LoaderStats
+from .statistics import LoaderStats as LoaderStats

@@ -37,8 +37,6 @@ from shardio.loader.executor import (
     BatchIterator,
     Executor,
     ExecutorSettings,
-    LoaderStats,
-    Tally,
     TorchDataLoader,
 )
 from shardio.loader.fetch_job import DatasetEndError, FetchJob, OrderedIndices, WorkerInit, is_iterable, make_fetcher
@@ -46,6 +44,7 @@ from shardio.loader.fetch_pool import FetchProcesses, FetchThreads, FetchWorkers
 from shardio.loader.fetched_batches import CallerBatches, WorkerBatches
 from shardio.loader.sampler_epochs import Epochs, Indices, draw_seed
 from shardio.loader.saved_state import EpochPosition
+from shardio.loader.statistics import Tally
 from shardio.loader.wire import Failure, describe_failure
 from shardio.order import Cursor, Split
 from shardio.process import is_interruption, let_through, no_end
@@ -241,7 +240,7 @@ class Fetching(Executor):
 
     def __init__(self, settings: ExecutorSettings, source: FetchSource, bad_samples: BadSamples | None) -> None:
         self._settings, self._source, self._bad_samples = settings, source, bad_samples
-        self._tally = Tally(num_workers=settings.num_workers)
+        self.tally = Tally(num_workers=settings.num_workers)
         self._task_ids = itertools.count()
         self._persistent: _PersistentBatches | None = None
 
@@ -254,10 +253,10 @@ class Fetching(Executor):
         epoch = self._source.begin(cursor, split, has_new_workers=workers is None)
         job, position = epoch.job, epoch.position
         names = [getattr(each, "__qualname__", type(each).__name__) for each in (job.dataset, job.collate_fn)]
-        self._tally = Tally(num_workers=job.num_workers, in_python=tuple(names))
+        self.tally = Tally(num_workers=job.num_workers, in_python=tuple(names))
         number = None if cursor is None else cursor.epoch
         if not settings.num_workers:
-            in_caller = CallerBatches(job, epoch.indices, position, self._tally)
+            in_caller = CallerBatches(job, epoch.indices, position, self.tally)
             self._source.watch(in_caller)
             return FetchedBatches(in_caller, settings, epoch, self._bad_samples, number)
         if workers is None:
@@ -268,7 +267,7 @@ class Fetching(Executor):
             epoch.indices,
             position,
             self._task_ids,
-            self._tally,
+            self.tally,
             in_order=settings.in_order,
             timeout_s=settings.timeout_s,
             # A map-style dataset reports its state after each batch, because it cannot skip batches to resume.
@@ -287,9 +286,6 @@ class Fetching(Executor):
         else:
             self._persistent.batches = batches
         return FetchedBatches(self._persistent, settings, epoch, self._bad_samples, number)
-
-    def stats(self) -> LoaderStats:
-        return self._tally.sum_up()
 
     def _find_workers(self, split: Split | None) -> FetchWorkers | None:
         persistent = self._persistent
@@ -476,10 +472,6 @@ class TorchIterators(Executor):
                 iterator = kind(loader)
         self._persistent, self._latest = iterator if loader.persistent_workers else None, weakref.ref(loader)
         return _TorchBatches(iterator, self._forget, self._bad_samples, None if cursor is None else cursor.epoch)
-
-    def stats(self) -> None:
-        """Return None, because torch does not time the stages."""
-        return
 
     def _forget(self) -> None:
         self._persistent = None

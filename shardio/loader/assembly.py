@@ -28,8 +28,8 @@ from shardio.loader.batches import BatchPlan, Collation, SampleSource, check_equ
 from shardio.loader.buffers import Buffer, BufferPool, Column, Layout, Views, as_stored, is_image
 from shardio.loader.chunk_pool import Death, WorkerPool
 from shardio.loader.chunk_worker import ChunkBuilder
-from shardio.loader.executor import Tally
 from shardio.loader.pickles import Pickle, put_memory_back
+from shardio.loader.statistics import Tally
 from shardio.loader.wire import Chunk, Failed, Failure, Made, Outcome
 from shardio.process import let_through
 
@@ -369,7 +369,7 @@ class OutcomeHandler:
             case Made():
                 chunk.columns, chunk.num_images_by_decoder = outcome.columns, outcome.num_images_by_decoder
                 chunk.batch = outcome.batch
-                self.tally.times += outcome.times
+                self.tally.count_times(outcome.times)
                 return False
             case Failed():
                 error = outcome.failure.restore()

@@ -369,7 +369,14 @@ class ChunkBuilder:
             transform_s = calls.elapsed_s
         decode_s = time.perf_counter() - began - read_s - transform_s
         times = StageTimes(
-            idle_s=idle_s, read_s=read_s, transform_s=transform_s, python_s=calls.elapsed_s, decode_s=decode_s
+            read_s=read_s,
+            transform_s=transform_s,
+            python_s=calls.elapsed_s,
+            decode_s=decode_s,
+            idle_s=idle_s,
+            began=began,
+            process_id=os.getpid(),
+            thread_id=threading.get_native_id(),
         )
         return Made(chunk_id=chunk.chunk_id, columns=columns, times=times, num_images_by_decoder=num_images_by_decoder)
 
@@ -406,7 +413,16 @@ class ChunkBuilder:
         batch, collate_s = collation.collate(samples, chunk.rng_keys, chunk.valid)
         python_s = calls.elapsed_s + collate_s
         decode_s = time.perf_counter() - began - read_s - python_s
-        times = StageTimes(idle_s=idle_s, read_s=read_s, transform_s=python_s, python_s=python_s, decode_s=decode_s)
+        times = StageTimes(
+            read_s=read_s,
+            transform_s=python_s,
+            python_s=python_s,
+            decode_s=decode_s,
+            idle_s=idle_s,
+            began=began,
+            process_id=os.getpid(),
+            thread_id=threading.get_native_id(),
+        )
         return Made(
             chunk_id=chunk.chunk_id,
             columns=[],

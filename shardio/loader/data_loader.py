@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch.utils.data
@@ -22,10 +23,10 @@ from shardio.loader.batches import collate_channels_last, yields_images
 from shardio.loader.buffers import MemoryCallback
 from shardio.loader.choice import OwnArguments, check_dataset, check_prefetch_factor, fallback_reason, is_torchs
 from shardio.loader.epoch_iterator import is_preparing
-from shardio.loader.executor import LoaderStats
 from shardio.loader.extension import DeliveredBatches, Extension, Shown, extend, find_extension
 from shardio.loader.fetch_job import WorkerMethod
 from shardio.loader.saved_state import takes_arguments
+from shardio.loader.statistics import LoaderStats, describe_format
 from shardio.order import check_epoch
 from shardio.values import check_integer, check_optional_integer
 
@@ -317,16 +318,24 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
         with own_tensors():
             _find_own(self).find_executor(self).start_workers()
 
-    def stats(self) -> LoaderStats:
-        """Return the counts and times since the latest ``iter`` of the loader.
+    def stats(self, *, trace: str | os.PathLike[str] | None = None) -> LoaderStats:
+        """Return the counts and times since the latest ``iter`` of the loader; ``print`` shows them as a table.
+
+        Args:
+            trace: A file to write: what the workers did and when the training process waited, in the latest 10,000
+                chunks and batches. Open the file at https://ui.perfetto.dev.
 
         Raises:
+            OSError: If the trace cannot be written.
             TypeError: If torch's own iterators, which do not time the stages, make the batches. These iterators
                 make the batches of torch's datapipes and, on systems other than Linux, all batches of worker processes.
         """
-        if (stats := _find_own(self).find_executor(self).stats()) is None:
+        if (tally := _find_own(self).find_executor(self).tally) is None:
             raise TypeError(NO_STATS.format(reason=fallback_reason(self)))
-        return stats
+        if trace is not None:
+            tally.write_trace(trace)
+        is_ours = fallback_reason(self) is None
+        return replace(tally.sum_up(), stored=describe_format(self.dataset) if is_ours else None)
 
     @property
     def _is_accelerate_prepared(self) -> bool:

@@ -11,12 +11,9 @@ from __future__ import annotations
 import copy
 import itertools
 import sys
-import time
-import warnings
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from types import MethodType
 from typing import Any
 
@@ -25,142 +22,9 @@ import torch.utils.data.dataloader
 
 from shardio.datasets import EpochSampler, Iterated, Ordered, Transformed, unwrap
 from shardio.decoding import FieldDecoder
-from shardio.images import CLIPPED_ADVICE, DecoderName
 from shardio.loader.fetch_job import WorkerMethod, is_iterable
-from shardio.loader.wire import StageTimes
+from shardio.loader.statistics import Tally
 from shardio.order import Cursor, EpochCounter, Split
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderStats:
-    """Statistics since the latest ``iter`` of a loader. Times are in seconds.
-
-    Attributes:
-        num_batches: The number of delivered batches.
-        num_samples: The number of samples in the delivered batches.
-        elapsed_s: The time from ``iter(loader)`` to the last batch.
-        first_batch_s: The time from ``iter(loader)`` to the first batch; None before it.
-        wait_for_data_s: The time that the training process waited for batches.
-        num_workers: The number of workers; 0 if the calling process makes the batches.
-        read_s: The time for reading bytes, summed over all workers.
-        transform_s: The time for reading images' headers and drawing the transforms' parameters or, if you pass code of
-            your own, the time in that code instead; summed over all workers.
-        python_s: The time in your own code: transforms, decoders and ``collate_fn``, summed over all workers.
-        in_python: The names of your transforms, decoders and ``collate_fn``.
-        recognized: The names of shardio's transforms that replace the first steps of another library's pipeline.
-        decode_s: The time for decoding, cropping and resizing, and for reading the rows of PPMs, summed over all
-            workers.
-        idle_s: The time that workers waited for a chunk, summed over all workers. Workers wait while the loader is
-            ahead of training.
-        num_replaced: The number of unreadable samples that were replaced (``on_error="replace"``), in all batches that
-            were begun.
-        num_skipped: The number of unreadable samples that were left out (``on_error="skip"``), in all batches that were
-            begun.
-        num_worker_restarts: The number of worker processes that died and were restarted.
-        worker_bytes: The memory of each of shardio's worker processes between two chunks, in bytes, excluding batches.
-            If this memory keeps growing, your own code leaks memory.
-        num_images_by_decoder: The number of images in the delivered batches, by decoder. ``kernel`` is shardio's code
-            for JPEGs, and for PPMs, which need no decoding. ``device`` are JPEGs that the device decodes
-            (``decode="device"``). ``cache`` are JPEGs that ``decoded_cache`` kept decoded. ``libjpeg`` is
-            libjpeg-turbo: it decodes JPEGs that the kernel does not support, and all JPEGs if there is no kernel for
-            the processor. ``raw`` are PPMs without a kernel. ``pillow`` stands for Pillow or, for plain PNGs, OpenCV.
-            They decode all other formats, and the JPEGs that libjpeg-turbo cannot convert to RGB.
-    """
-
-    num_batches: int
-    num_samples: int
-    elapsed_s: float
-    first_batch_s: float | None
-    wait_for_data_s: float
-    num_workers: int
-    read_s: float
-    transform_s: float
-    decode_s: float
-    idle_s: float
-    num_replaced: int = 0
-    num_skipped: int = 0
-    num_worker_restarts: int = 0
-    worker_bytes: tuple[int, ...] = ()
-    num_images_by_decoder: dict[DecoderName, int] = field(default_factory=dict)
-    python_s: float = 0.0
-    in_python: tuple[str, ...] = ()
-    recognized: tuple[str, ...] = ()
-
-    @property
-    def samples_per_s(self) -> float:
-        """The rate of delivery, including the time that the training takes between batches."""
-        return self.num_samples / self.elapsed_s if self.elapsed_s else 0.0
-
-
-@dataclass(slots=True, kw_only=True)
-class Tally:
-    """Running counts, which become :class:`LoaderStats`."""
-
-    num_workers: int
-    in_python: tuple[str, ...] = ()
-    recognized: tuple[str, ...] = ()
-    began: float = field(default_factory=time.perf_counter)
-    last: float = 0.0
-    first_batch_s: float | None = None
-    num_batches: int = 0
-    num_samples: int = 0
-    wait_s: float = 0.0
-    times: StageTimes = field(default_factory=StageTimes)
-    num_replaced: int = 0
-    num_skipped: int = 0
-    num_worker_restarts: int = 0
-    num_images_by_decoder: Counter[DecoderName] = field(default_factory=Counter)
-    has_warned: bool = False
-
-    @property
-    def num_bad(self) -> int:
-        """The number of samples that were replaced or skipped."""
-        return self.num_replaced + self.num_skipped
-
-    def count_batch(self, num_samples: int, num_images_by_decoder: Counter[DecoderName], wait_s: float) -> None:
-        """Count a delivered batch, its images by decoder, and the time that the training process waited for it."""
-        self.last = time.perf_counter()
-        if self.first_batch_s is None:
-            self.first_batch_s = self.last - self.began
-        self.num_batches += 1
-        self.num_samples += num_samples
-        self.wait_s += wait_s
-        if not num_images_by_decoder:
-            return
-        self.num_images_by_decoder += num_images_by_decoder
-        if num_images_by_decoder["pillow, clipped"] and not self.has_warned:
-            self.has_warned = True
-            warnings.warn(f"gray images store values other than uint8: {CLIPPED_ADVICE}", stacklevel=2)
-
-    def sum_up(self) -> LoaderStats:
-        """Return the statistics so far."""
-        return LoaderStats(
-            num_batches=self.num_batches,
-            num_samples=self.num_samples,
-            elapsed_s=max(self.last - self.began, 0.0),
-            first_batch_s=self.first_batch_s,
-            wait_for_data_s=self.wait_s,
-            num_workers=self.num_workers,
-            read_s=self.times.read_s,
-            transform_s=self.times.transform_s,
-            decode_s=self.times.decode_s,
-            idle_s=self.times.idle_s,
-            num_replaced=self.num_replaced,
-            num_skipped=self.num_skipped,
-            num_worker_restarts=self.num_worker_restarts,
-            python_s=self.times.python_s,
-            in_python=self.in_python,
-            recognized=self.recognized,
-            num_images_by_decoder={
-                "kernel": self.num_images_by_decoder["kernel"],
-                "device": self.num_images_by_decoder["device"],
-                "cache": self.num_images_by_decoder["cache"],
-                "libjpeg": self.num_images_by_decoder["libjpeg"],
-                "raw": self.num_images_by_decoder["raw"],
-                "pillow": self.num_images_by_decoder["pillow"] + self.num_images_by_decoder["pillow, clipped"],
-            },
-        )
-
 
 TorchDataLoader = torch.utils.data.dataloader.DataLoader
 """torch's own class. Some programs replace the name in torch with shardio's class."""
@@ -237,7 +101,13 @@ class BatchIterator(ABC):
 
 
 class Executor(ABC):
-    """The interface of executors, which make the batches of one loader, epoch after epoch."""
+    """The interface of executors, which make the batches of one loader, epoch after epoch.
+
+    Attributes:
+        tally: The counts of the latest epoch; None if this executor does not count.
+    """
+
+    tally: Tally | None = None
 
     @abstractmethod
     def start(self, cursor: Cursor | None, split: Split | None) -> BatchIterator:
@@ -250,10 +120,6 @@ class Executor(ABC):
 
     def start_workers(self) -> None:  # noqa: B027  # Most executors have nothing to start.
         """Start the workers of the next epoch now, unless only the epoch itself can start them."""
-
-    @abstractmethod
-    def stats(self) -> LoaderStats | None:
-        """Return the statistics of the latest epoch; None if this executor has no statistics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -63,7 +63,14 @@ def measure_since(began: float, idle_s: float = 0.0) -> StageTimes:
         idle_s: The time that the worker waited before the batch, in seconds.
     """
     python_s = time.perf_counter() - began
-    return StageTimes(transform_s=python_s, python_s=python_s, idle_s=idle_s)
+    return StageTimes(
+        transform_s=python_s,
+        python_s=python_s,
+        idle_s=idle_s,
+        began=began,
+        process_id=os.getpid(),
+        thread_id=threading.get_native_id(),
+    )
 
 
 @dataclass(kw_only=True, eq=False)

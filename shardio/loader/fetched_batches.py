@@ -11,7 +11,7 @@ from itertools import cycle, islice
 from typing import Any
 
 from shardio.epochs import Count, find_held, hand_over
-from shardio.loader.executor import IN_ANOTHER_PROCESS, BatchIterator, Tally
+from shardio.loader.executor import IN_ANOTHER_PROCESS, BatchIterator
 from shardio.loader.fetch_job import DatasetEndError, FetchJob, make_fetcher
 from shardio.loader.fetch_pool import FetchWorkers
 from shardio.loader.fetch_worker import (
@@ -27,6 +27,7 @@ from shardio.loader.fetch_worker import (
 )
 from shardio.loader.sampler_epochs import Indices
 from shardio.loader.saved_state import EpochPosition, SamplerPosition
+from shardio.loader.statistics import Tally
 from shardio.loader.wire import Failure
 from shardio.process import let_through, no_end
 
@@ -146,7 +147,7 @@ class WorkerBatches(BatchIterator):
             self._late_counts = [partial(self._advance, pending, None)]
             return Failure(error=answer.failure.restore())
         batch = self.workers.open(answer)
-        self._tally.times += answer.times
+        self._tally.count_times(answer.times)
         self._tally.count_batch(answer.num_samples, Counter(), time.perf_counter() - began)
         hand_over([partial(self._advance, pending, answer.state)])
         return batch
@@ -385,7 +386,7 @@ class CallerBatches(BatchIterator):
             return Failure(error=no_end(error))
         hand_over([partial(self._advance, self._indices.position, state)])
         self._is_between = True
-        self._tally.times += (times := measure_since(began))
+        self._tally.count_times(times := measure_since(began))
         self._tally.count_batch(num_samples, Counter(), times.python_s)
         return batch
 

@@ -28,8 +28,9 @@ from shardio.loader.batches import BatchPlan, PlannedEpoch, Planner, repeat_erro
 from shardio.loader.buffers import BufferPool, BufferWatch, Layout, Views
 from shardio.loader.chunk_pool import WorkerPool
 from shardio.loader.chunk_worker import ChunkBuilder
-from shardio.loader.executor import IN_ANOTHER_PROCESS, SUPERSEDED, BatchIterator, Executor, LoaderStats, Tally
+from shardio.loader.executor import IN_ANOTHER_PROCESS, SUPERSEDED, BatchIterator, Executor
 from shardio.loader.fork_server import ForkServer
+from shardio.loader.statistics import Tally
 from shardio.loader.wire import Failed, Failure, Outcome, WorkerSetup
 from shardio.order import Cursor, Split
 from shardio.process import let_through
@@ -129,7 +130,7 @@ class WorkerProcesses(Executor):
         self._buffers: BufferPool | None = None
         self._is_unused = False  # Whether the workers were started for an epoch that has not begun.
         self._latest: weakref.ref[Pipeline] | None = None
-        self._tally = Tally(num_workers=settings.sizing.num_threads)
+        self.tally = Tally(num_workers=settings.sizing.num_threads)
 
     def start(self, cursor: Cursor | None, split: Split | None) -> Pipeline:
         """Begin an epoch and return its batches. If the worker processes persist, an unfinished epoch ends."""
@@ -137,13 +138,14 @@ class WorkerProcesses(Executor):
         workers, buffers = self._find_workers()
         buffers.watch(self._watches)
         epoch = _take_tiles(self._planner.plan(cursor, split), self._watches, self._settings)
-        self._tally = self._settings.begin_tally(epoch.source.decoder, workers.num_threads, began)
+        self.tally = self._settings.begin_tally(epoch.source.decoder, workers.num_threads, began)
+        self.tally.bytes_by_worker = workers.memory.bytes_by_worker
         pipeline = Pipeline(
             epoch,
             workers,
             buffers,
             self._settings,
-            self._tally,
+            self.tally,
             timeout_s=self._timeout_s,
             closes_workers=self._closes_workers,
         )
@@ -154,12 +156,6 @@ class WorkerProcesses(Executor):
         if self._usable_workers() is None:
             self._make_workers()
             self._is_unused = True
-
-    def stats(self) -> LoaderStats:
-        stats = self._tally.sum_up()
-        if self._workers is None:
-            return stats
-        return replace(stats, worker_bytes=tuple(self._workers.memory.bytes_by_worker.values()))
 
     def _find_workers(self) -> tuple[WorkerPool, BufferPool]:
         latest = None if self._latest is None else self._latest()
@@ -343,16 +339,13 @@ class CallingProcess(Executor):
     def __init__(self, planner: Planner, settings: BatchSettings, watches: Sequence[BufferWatch]) -> None:
         self._planner, self._settings, self._watches = planner, settings, watches
         self.layout: Layout | None = None
-        self._tally = Tally(num_workers=0)
+        self.tally = Tally(num_workers=0)
 
     def start(self, cursor: Cursor | None, split: Split | None) -> BatchIterator:
         began = time.perf_counter()
         epoch = _take_tiles(self._planner.plan(cursor, split), self._watches, self._settings)
-        self._tally = self._settings.begin_tally(epoch.source.decoder, 0, began)
-        return _CallersBatches(self, epoch, self._settings, self._tally)
-
-    def stats(self) -> LoaderStats:
-        return self._tally.sum_up()
+        self.tally = self._settings.begin_tally(epoch.source.decoder, 0, began)
+        return _CallersBatches(self, epoch, self._settings, self.tally)
 
 
 class _CallersBatches(PlannedBatches):

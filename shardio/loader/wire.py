@@ -292,13 +292,22 @@ class WorkerMemory:
 
 @dataclass(kw_only=True, eq=False)
 class StageTimes:
-    """The time that a thread spent in each stage of a chunk, in seconds; ``python_s`` is part of ``transform_s``."""
+    """The time that a thread spent in each stage of a chunk, in seconds; ``python_s`` is part of ``transform_s``.
+
+    Attributes:
+        began: The start of the chunk, according to ``time.perf_counter``; 0 in a sum.
+        process_id: The process of the thread; 0 in a sum.
+        thread_id: The system's id of the thread; 0 in a sum.
+    """
 
     read_s: float = 0.0
     transform_s: float = 0.0
     python_s: float = 0.0
     decode_s: float = 0.0
     idle_s: float = 0.0
+    began: float = 0.0
+    process_id: int = 0
+    thread_id: int = 0
 
     def __add__(self, other: StageTimes) -> StageTimes:
         # Written out, because each batch adds its times.

@@ -353,8 +353,8 @@ class ExecutorTests:
             assert labels.tolist() == [number for number in range(NUM_IMAGES) if number != DAMAGED]
             assert all(torch.equal(image, samples[i][0]) for image, i in zip(images, labels.tolist(), strict=True))
             assert valid.all()
-        if (stats := executor.stats()) is not None:
-            assert (stats.num_batches, stats.num_samples) == (3, NUM_IMAGES - 1)
+        if (tally := executor.tally) is not None:
+            assert (tally.num_batches, tally.num_samples) == (3, NUM_IMAGES - 1)
 
     def test_random_numbers_of_user_code_are_the_datasets(
         self, make_executor: MakeExecutor, options: dict[str, Any], tmp_path: Path

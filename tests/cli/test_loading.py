@@ -20,13 +20,14 @@ import torch
 import typer
 
 import shardio
-from shardio.cli import check as check_module, train as command
-from shardio.cli.check import DatasetFormat, ThroughputMeter, advise
+from shardio.cli import train as command
+from shardio.cli.check import ThroughputMeter
 from shardio.cli.main import app, main
 from shardio.cli.options import has_class_folders
 from shardio.cli.train import VARIABLES, choose_threads, leave_processors_to_workers
 from shardio.errors import FormatError, StateError
-from shardio.loader.executor import LoaderStats
+from shardio.loader import statistics
+from shardio.loader.statistics import DatasetFormat, LoaderStats, advise
 from shardio.train import TrainConfig
 from tests.cli.commands import LINE, error_of, pack_with_bad_image, run, run_main, train_here, unframed, usage_error
 from tests.faults.worker_processes import wait_until
@@ -48,7 +49,7 @@ def samples_of(*arguments: object) -> list[int]:
 def stats(seconds: dict[str, Any], *, num_workers: int = 2, elapsed_s: float = 10.0) -> LoaderStats:
     """Return the statistics of an epoch whose workers spent all their time on these stages."""
     times: dict[str, Any] = dict.fromkeys(("read_s", "transform_s", "decode_s", "idle_s"), 0.0) | seconds
-    times |= {"num_batches": 10, "num_samples": 1000, "first_batch_s": 1.0, "wait_for_data_s": 1.0}
+    times |= {"num_batches": 10, "num_samples": 1000, "first_batch_s": 1.0, "wait_for_data_s": 9.0}
     return LoaderStats(elapsed_s=elapsed_s, num_workers=num_workers, **times)
 
 
@@ -62,7 +63,7 @@ def test_bench_reports_the_speed_and_the_time_of_each_stage(packed: Path) -> Non
     assert lines[0].endswith(" samples/s")
     assert "decoding, cropping, resizing" in lines[4]
     # The advice depends on the speed of this machine. Other tests check the advice for given figures.
-    assert re.search(r"1 worker on .* is the bottleneck|is too short to judge", lines[13])
+    assert re.search(r"1 worker on .* is the bottleneck|^  too short to judge|^  loading keeps up", lines[13])
 
 
 def test_bench_accepts_class_folders_and_single_fields(packed: Path, images: Path, tmp_path: Path) -> None:
@@ -137,16 +138,17 @@ def test_the_advice_for_pngs_makes_tiled_jpegs_of_them(tmp_path: Path, monkeypat
     write_images(tmp_path / "pngs", classes=2, per_class=3, width=64, suffix="png")
     found = list[DatasetFormat]()
 
-    def note(_: LoaderStats, stored: DatasetFormat, *__: object, **___: object) -> str:
-        found.append(stored)
+    def note(stats: LoaderStats, _: int) -> str:
+        assert stats.stored is not None
+        found.append(stats.stored)
         return ""
 
-    monkeypatch.setattr(check_module, "advise", note)
+    monkeypatch.setattr(statistics, "advise", note)
     shardio.pack(tmp_path / "pngs", tmp_path / "packed")
     for source in ("pngs", "packed"):
         bench(tmp_path / source, "--num-workers", 0, "--image-size", 32)
-    assert [stored.formats for stored in found] == [{"PNG"}, {"PNG"}]
-    advised = re.search(r"pack with (--.*),", advise(stats({"decode_s": 20.0}), found[1], 2, is_first=True))
+    assert [stored.formats for stored in found] == [("PNG",), ("PNG",)]
+    advised = re.search(r"pack with (--.*),", advise(replace(stats({"decode_s": 20.0}), stored=found[1]), 2))
     assert advised is not None
     run("pack", tmp_path / "pngs", tmp_path / "faster", *advised[1].split())
     manifest = shardio.open(tmp_path / "faster").manifest
@@ -203,7 +205,7 @@ def test_the_rate_after_the_first_batch_excludes_that_batch(monkeypatch: pytest.
 
 DECODING = {"decode_s": 20.0}
 PYTHON = {"transform_s": 20.0, "python_s": 18.0, "in_python": ("Jitter", "pad")}
-MIXED = {"formats": frozenset({"JPEG", "PNG", "BMP"})}
+MIXED = {"formats": ("BMP", "JPEG", "PNG")}
 MORE_WORKERS = "try more workers (up to {}, the number of processors)"
 FEW_PROCESSORS = "there are already at least as many workers as processors"
 SPACE = "they need about 2.794 GiB, and 9.313 GiB is free"
@@ -219,20 +221,20 @@ ADVICE: list[tuple[dict[str, Any], dict[str, Any], int, str]] = [
     (DECODING, MIXED, 2, "BMP and PNG (pack with --convert-to jpeg --jpeg tile, which changes pixels slightly)"),
     (DECODING, {"has_gpu": True, "jpeg": "tile"}, 2, f"try {ON_GPU}, or smaller images (pack with {REENCODE})"),
     (DECODING, {"has_gpu": True}, 2, f"try packing with --jpeg tile, and {ON_GPU}, or images that {FASTER}"),
-    (DECODING, {"has_gpu": True, "formats": frozenset({"PNG"})}, 2, "which changes pixels slightly)"),
+    (DECODING, {"has_gpu": True, "formats": ("PNG",)}, 2, "which changes pixels slightly)"),
     (DECODING, {"has_images": False}, 2, FEW_PROCESSORS),
     (DECODING, {"has_images": False}, 8, MORE_WORKERS.format(8)),
     ({"read_s": 20.0}, {}, 2, "try more workers (more reads at a time), or a local disk, or larger shards"),
     ({"read_s": 20.0}, {"in_shards": False}, 2, "a local disk, or shards (shardio pack)"),
     ({"transform_s": 20.0}, {}, 2, f"-image overhead is the bottleneck because the images are small; {FEW_PROCESSORS}"),
-    ({"idle_s": 20.0}, {}, 2, "a larger --batch-size"),
+    ({"idle_s": 20.0}, {}, 2, "try larger batches, or a larger prefetch_factor"),
     (PYTHON, {}, 4, f"code is the bottleneck (Jitter, pad); {MORE_WORKERS.format(4)}, or less work in it"),
 ]
 
 
 @pytest.mark.parametrize(("times", "stored", "processors", "words"), ADVICE)
 def test_statistics_lead_to_advice(times: dict[str, Any], stored: dict[str, Any], processors: int, words: str) -> None:
-    advice = advise(stats(times), replace(SHARDS, **stored), processors, is_first=True)
+    advice = advise(replace(stats(times), stored=replace(SHARDS, **stored)), processors)
     assert advice.startswith(f"2 workers on {processors} processors: ")
     assert advice.endswith(words)
     assert ("more workers (up to" in advice) == ("up to" in words)
@@ -240,11 +242,16 @@ def test_statistics_lead_to_advice(times: dict[str, Any], stored: dict[str, Any]
 
 def test_an_epoch_that_is_mostly_start_up_is_not_judged() -> None:
     short = stats({"read_s": 0.003, "decode_s": 0.001}, elapsed_s=0.18)
-    advice = advise(short, SHARDS, 2, is_first=True)
-    assert advice.startswith("this epoch is too short to judge: workers took about 0.18 s of 0.18 s to start")
-    assert advise(short, SHARDS, 2, is_first=False).endswith("too short to judge: use a dataset with more samples")
-    alone = advise(stats({"read_s": 0.003}, num_workers=0, elapsed_s=0.18), SHARDS, 1, is_first=True)
+    assert advise(short, 2).startswith("too short to judge: about 0.18 s of 0.18 s passed before the workers ran")
+    alone = advise(stats({"read_s": 0.003}, num_workers=0, elapsed_s=0.18), 1)
     assert alone.startswith("no workers on 1 processor: storage is the bottleneck")
+
+
+def test_a_loader_that_training_hardly_waits_for_keeps_up() -> None:
+    busy = stats(DECODING)
+    for waited_s, keeps_up in ((1.0, True), (1.4, True), (1.5, False)):
+        advice = advise(replace(busy, wait_for_data_s=waited_s), 2)  # The first batch took 1 s, and the rest took 9 s.
+        assert advice.startswith("loading keeps up") == keeps_up
 
 
 @pytest.mark.parametrize("world_size", [1, 3])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import time
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +14,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from torch.utils.data import TensorDataset
 from torch.utils.data.datapipes.iter import IterableWrapper
 
@@ -19,6 +22,7 @@ import shardio
 from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
 from shardio.images import rendering
 from shardio.loader import fork_server
+from shardio.loader.statistics import describe_format
 from shardio.order import Words
 from shardio.transforms import (
     CenterCrop,
@@ -217,3 +221,57 @@ def test_fields_that_are_not_decoded_do_not_count(packed: Path, fields: tuple[st
     loader = DataLoader(ShardDataset(packed, fields=fields), batch_size=5)
     list(loader)
     assert (loader.stats().num_samples, decoder_names(loader)) == (21, (0, 0, 0))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_trace_holds_the_times_of_the_statistics(packed: Path, tmp_path: Path, num_workers: int) -> None:
+    dataset = ShardDataset(packed, fields="image", transform=RandomResizedCrop(48), transform_sample=dict)
+    loader = DataLoader(dataset, batch_size=4, num_workers=num_workers)
+    list(loader)
+    stats = loader.stats(trace=tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_bytes())["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    by_name = {name: [span for span in spans if span["name"] == name] for name in ("read", "your code", "decode")}
+    for name, expected_s in (("read", stats.read_s), ("your code", stats.python_s), ("decode", stats.decode_s)):
+        assert sum(span["dur"] for span in by_name[name]) / 1e6 == pytest.approx(expected_s, abs=1e-5)
+    waits = [span for span in spans if span["name"] == "wait for a batch"]
+    assert sum(span["dur"] for span in waits) / 1e6 == pytest.approx(stats.wait_for_data_s, abs=1e-5)
+    assert len(waits) == stats.num_batches == 6
+    assert all(span["ts"] >= 0 and span["ts"] + span["dur"] <= 1e6 * stats.elapsed_s + 1 for span in waits)
+    assert [event["ts"] for event in spans] == sorted(event["ts"] for event in spans)
+    # The spans of a thread follow one another.
+    for thread_id in {span["tid"] for span in spans if span not in waits}:
+        own = [span for span in spans if span["tid"] == thread_id]
+        assert all(one["ts"] + one["dur"] <= other["ts"] + 1 for one, other in pairwise(own))
+    makers = {span["pid"] for span in spans if span not in waits}
+    assert (os.getpid() in makers) == (num_workers == 0)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_openmetrics_hold_the_figures_of_the_statistics(packed: Path, num_workers: int) -> None:
+    loader = DataLoader(ShardDataset(packed, transform=RandomResizedCrop(48)), batch_size=4, num_workers=num_workers)
+    for _ in loader:
+        pass
+    stats = loader.stats()
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(stats.format_openmetrics())  # type: ignore[no-untyped-call]
+        for sample in family.samples
+    }
+    assert found["shardio_samples_total",] == stats.num_samples == 21
+    assert found["shardio_wait_seconds_total",] == stats.wait_for_data_s
+    assert found["shardio_stage_seconds_total", "decode"] == stats.decode_s
+    assert found["shardio_images_total", "kernel"] == stats.num_images_by_decoder["kernel"]
+    assert ("shardio_stage_seconds_total", "idle") in found or not num_workers
+
+
+def test_printed_statistics_are_the_table_of_bench(packed: Path) -> None:
+    loader = DataLoader(ShardDataset(packed, transform=RandomResizedCrop(48)), batch_size=4)
+    assert str(loader.stats()) == "no batches were delivered yet"
+    list(loader)
+    stats = loader.stats()
+    assert stats.stored == describe_format(loader.dataset) is not None
+    first, *table = str(stats).splitlines()
+    assert first.startswith("21 samples in 6 batches, ")
+    assert table == stats.describe_stages()
+    assert table[-1].startswith("no workers on ")

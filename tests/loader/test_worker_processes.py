@@ -31,8 +31,8 @@ from shardio.loader.assembly import Batch, BatchChunk, ChunkQueue, OutcomeHandle
 from shardio.loader.batches import BatchPlan
 from shardio.loader.choice import OwnArguments, find_settings
 from shardio.loader.chunk_pool import Death, WorkerPool, divide_threads
-from shardio.loader.executor import Tally
 from shardio.loader.fork_server import ForkServer, end_kept
+from shardio.loader.statistics import Tally
 from shardio.loader.wire import Chunk, Made, StageTimes, WorkerSetup, make_pair, receive, send
 from shardio.train import Callback, TrainConfig, train
 from shardio.transforms import CenterCrop, Compose, RandomResizedCrop
