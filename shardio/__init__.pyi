@@ -16,6 +16,7 @@ from .device import (
     MixUp as MixUp,
     OneOf as OneOf,
 )
+from .diagnosis import Diagnosis as Diagnosis, doctor as doctor
 from .errors import (
     BusyError as BusyError,
     CoverageError as CoverageError,

@@ -1,0 +1,264 @@
+"""Measure the speed of a loader, of a training step, and of both together."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from time import perf_counter, process_time
+from typing import Any, NamedTuple
+
+import psutil
+
+Step = Callable[[Any], Any]
+
+CACHED = 8
+"""The number of batches on which the training step is measured without the loader."""
+
+LABELED = 2000
+"""The number of batches whose labels are kept."""
+
+MAX_START = 3
+"""The longest time that a measurement may take, with the starts of its epochs, as a multiple of the measured time."""
+
+CPU_EVERY_S = 0.25
+"""The interval at which the processor time of all processes is read, in seconds."""
+
+
+class WorkerUse(NamedTuple):
+    """The number of threads of a loader's process, and the memory in bytes that it shares with no other process."""
+
+    num_threads: int
+    private_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderRun:
+    """The speed of a loader. Rates do not include the time until the first batch of each epoch.
+
+    Attributes:
+        samples_per_s: The rate.
+        batch_size: The median number of samples in a batch.
+        start_s: The median time to the first batch of an epoch, in seconds.
+        epoch_s: The duration of an epoch, estimated from the loader's length; None if the length is unknown.
+        cpu_s: The processor time of all processes for one sample, in seconds; 0 if unknown.
+        own_cpu_s: The processor time of the training process for one sample, in seconds; 0 if unknown.
+        busy: The share of the processors' time that all processes used; 0 if unknown.
+        waiting: The share of the time in which the training process waited for batches.
+        workers: The processes that the loader started.
+        batches: The first batches.
+        labels: The labels of the first batches, if batches have labels.
+    """
+
+    samples_per_s: float
+    batch_size: float
+    start_s: float
+    epoch_s: float | None
+    cpu_s: float
+    own_cpu_s: float
+    busy: float
+    waiting: float
+    workers: tuple[WorkerUse, ...] = ()
+    batches: Sequence[Any] = field(default=(), repr=False)
+    labels: Sequence[list[int]] = field(default=(), repr=False)
+
+
+def run_loader(loader: Iterable[Any], seconds: float, num_processors: int, step: Step | None = None) -> LoaderRun:
+    """Iterate over a loader for some time, for several epochs if they are short.
+
+    Args:
+        loader: Any iterable of batches.
+        seconds: The time to measure, without the time until the first batch of each epoch.
+        num_processors: The number of processors that this process may use.
+        step: What to do with each batch.
+
+    Raises:
+        ValueError: If the loader yields no batch.
+    """
+    length, parts, first = _find_length(loader), list[_Part](), _FirstBatches()
+    # Batches that were made before the first one arrived would make the loader look faster than it is.
+    num_skipped = min(_count_ahead(loader), (length or 1000) // 4)
+    ends_at, left_s = perf_counter() + MAX_START * seconds, seconds
+    while left_s > 0 and (not parts or perf_counter() < ends_at):
+        parts.append(_run_epoch(loader, left_s, num_skipped, length, step, first))
+        left_s -= parts[-1].elapsed_s
+    num_samples, elapsed_s = sum(part.num_samples for part in parts), sum(part.elapsed_s for part in parts)
+    with_cpu = [part for part in parts if part.cpu_wall_s]
+    num_cpu = max(sum(part.num_cpu_samples for part in with_cpu), 1)
+    cpu_s, cpu_wall_s = sum(part.cpu_s for part in with_cpu), sum(part.cpu_wall_s for part in with_cpu)
+    batch_size = statistics.median(map(count_samples, first.batches))
+    start_s, rate = statistics.median(part.start_s for part in parts), num_samples / elapsed_s
+    return LoaderRun(
+        samples_per_s=rate,
+        batch_size=batch_size,
+        start_s=start_s,
+        epoch_s=None if length is None else start_s + length * batch_size / rate,
+        cpu_s=cpu_s / num_cpu,
+        own_cpu_s=sum(part.own_cpu_s for part in with_cpu) / num_cpu,
+        busy=min(cpu_s / (cpu_wall_s * num_processors), 1.0) if cpu_wall_s else 0.0,
+        waiting=sum(part.wait_s for part in parts) / elapsed_s,
+        workers=next((part.workers for part in parts if part.workers), ()),
+        batches=first.batches,
+        labels=first.labels,
+    )
+
+
+@dataclass(slots=True)
+class _FirstBatches:
+    """Collects the first batches of a run, and the labels of more."""
+
+    batches: list[Any] = field(default_factory=list)
+    labels: list[list[int]] = field(default_factory=list)
+
+    def add(self, batch: Any) -> None:
+        if len(self.batches) < CACHED:
+            self.batches.append(batch)
+        if len(self.labels) < LABELED and (labels := find_labels(batch)) is not None:
+            self.labels.append(labels)
+
+
+@dataclass(slots=True)
+class _Part:
+    """The measured part of an epoch. Processor times are those of fewer samples, because they are read less often."""
+
+    start_s: float = 0.0
+    num_samples: int = 0
+    elapsed_s: float = 0.0
+    wait_s: float = 0.0
+    num_cpu_samples: int = 0
+    cpu_wall_s: float = 0.0
+    cpu_s: float = 0.0
+    own_cpu_s: float = 0.0
+    workers: tuple[WorkerUse, ...] = ()
+
+
+def _run_epoch(
+    loader: Iterable[Any], seconds: float, num_skipped: int, length: int | None, step: Step | None, first: _FirstBatches
+) -> _Part:
+    part, processes = _Part(), list[psutil.Process]()
+    began = before = perf_counter()
+    iterator, number, num_samples, wait_s = iter(loader), 0, 0, 0.0
+    is_measuring = False
+    cpu: _Cpu | None = None
+    while not (is_measuring and part.elapsed_s >= seconds):
+        asked = perf_counter()
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            break
+        now = perf_counter()
+        part.start_s = part.start_s if number else now - began
+        num_samples, wait_s, number = num_samples + count_samples(batch), wait_s + now - asked, number + 1
+        first.add(batch)
+        if step is not None:
+            step(batch)
+            synchronize()
+        if is_measuring:
+            part.num_samples, part.wait_s, part.elapsed_s = num_samples, wait_s, perf_counter() - before
+            is_last = number == length or part.elapsed_s >= seconds  # Workers may end with the last batch.
+            if cpu is not None and (is_last or perf_counter() - cpu.read_at > CPU_EVERY_S):
+                cpu = _add_cpu(part, cpu, num_samples, processes)
+        elif number > num_skipped:
+            is_measuring, num_samples, wait_s = True, 0, 0.0
+            processes = psutil.Process().children(recursive=True)
+            part.workers = _describe_workers(processes)
+            cpu, before = _read_cpu(0, processes), perf_counter()
+    if not number:
+        raise ValueError("the loader yields no batches")
+    if not part.num_samples:  # The epoch is too short to leave out its beginning.
+        part.num_samples, part.wait_s, part.elapsed_s = num_samples, wait_s, perf_counter() - began
+    return part
+
+
+def time_step(step: Step, batches: Sequence[Any], seconds: float) -> float:
+    """Return the rate of a training step on batches in memory, in samples per second."""
+    for batch in batches[:2]:  # The first calls allocate memory, and may compile.
+        step(batch)
+    synchronize()
+    began, num_samples, number = perf_counter(), 0, 0
+    while (elapsed_s := perf_counter() - began) < seconds or number < len(batches[:3]):
+        batch = batches[number % len(batches)]
+        step(batch)
+        synchronize()
+        num_samples += count_samples(batch)
+        number += 1
+    return num_samples / elapsed_s
+
+
+def synchronize() -> None:
+    """Wait until the current CUDA device has finished, if CUDA is in use."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def count_samples(batch: Any) -> int:
+    """Return the number of samples in a batch: the length of its first value."""
+    while isinstance(batch, Mapping) or (isinstance(batch, list | tuple) and batch):
+        first = next(iter(batch.values())) if isinstance(batch, Mapping) else batch[0]
+        if not hasattr(first, "__len__") or isinstance(first, str | bytes):
+            break
+        batch = first
+    shape = getattr(batch, "shape", None)
+    if shape is not None:
+        return int(shape[0]) if len(shape) else 1
+    return len(batch) if hasattr(batch, "__len__") else 1
+
+
+def find_labels(batch: Any) -> list[int] | None:
+    """Return the labels of a batch, its first one-dimensional tensor or array of integers; None if it has none."""
+    values = list(batch.values()) if isinstance(batch, Mapping) else batch
+    for value in values if isinstance(values, list | tuple) else ():
+        if len(getattr(value, "shape", ())) == 1 and len(value) > 1 and "int" in str(value.dtype):
+            labels: list[int] = value.tolist()
+            return labels
+    return None
+
+
+def _find_length(loader: Any) -> int | None:
+    with suppress(TypeError, NotImplementedError):  # As for torch's loaders over iterable datasets.
+        return len(loader)
+    return None
+
+
+def _count_ahead(loader: Any) -> int:
+    """Return the number of batches that workers may have made before the first one is taken."""
+    return 1 + (getattr(loader, "num_workers", 0) or 0) * (getattr(loader, "prefetch_factor", None) or 2)
+
+
+class _Cpu(NamedTuple):
+    """The processor time up to a moment, in seconds, and the number of samples up to then."""
+
+    read_at: float
+    own_s: float
+    by_process: Mapping[int, float]
+    num_samples: int
+
+
+def _read_cpu(num_samples: int, processes: Sequence[psutil.Process]) -> _Cpu:
+    by_process = dict[int, float]()
+    for process in processes:
+        with suppress(psutil.Error):  # The process has ended.
+            times = process.cpu_times()
+            by_process[process.pid] = times.user + times.system
+    return _Cpu(perf_counter(), process_time(), by_process, num_samples)
+
+
+def _add_cpu(part: _Part, before: _Cpu, num_samples: int, processes: Sequence[psutil.Process]) -> _Cpu:
+    after = _read_cpu(num_samples, processes)
+    own_s = after.own_s - before.own_s
+    part.num_cpu_samples += after.num_samples - before.num_samples
+    part.cpu_wall_s += after.read_at - before.read_at
+    part.own_cpu_s += own_s
+    part.cpu_s += own_s + sum(spent - before.by_process[each] for each, spent in after.by_process.items())
+    return after
+
+
+def _describe_workers(processes: Sequence[psutil.Process]) -> tuple[WorkerUse, ...]:
+    found = list[WorkerUse]()
+    for process in processes:
+        with suppress(psutil.Error):
+            found.append(WorkerUse(process.num_threads(), process.memory_full_info().uss))
+    return tuple(found)

@@ -1,0 +1,527 @@
+"""Find what to change about a loader, and by how much each change would speed it up: measured, or estimated."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from statistics import fmean, median
+from time import process_time
+from typing import Any
+
+import numpy as np
+import torch
+import torch.utils.data
+from torch.utils.data._utils.collate import default_collate
+
+from shardio.datasets import EpochSampler, ImageFolder, ShardDataset, ShardMapDataset, unwrap
+from shardio.diagnosis.profiling import SampleProfile
+from shardio.diagnosis.rates import LoaderRun, run_loader
+from shardio.images import find_field, find_format, open_image
+from shardio.loader import DataLoader
+from shardio.loader.executor import TorchDataLoader
+from shardio.loader.statistics import LoaderStats
+from shardio.packing import pack
+from shardio.transforms import RandomResizedCrop
+from shardio.values import count, format_bytes
+
+WORTHWHILE = 1.1
+"""The smallest speed-up that is worth advice."""
+
+MUCH_MEMORY = 256 << 20
+"""The memory in bytes, of all copies of a dataset, that is worth advice."""
+
+BASE_THREADS = 3
+"""The number of threads that a worker process of torch's has without those of other libraries."""
+
+FLOAT_CONVERSIONS = ("ToTensor", "ConvertImageDtype", "ToDtype", "Normalize")
+"""torchvision's transforms that make floating-point numbers of an image, which a GPU does faster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """A change to a loader.
+
+    Attributes:
+        cause: The cause, in a few words, such as ``too few workers``.
+        remedy: What to change.
+        speedup: The expected rate of the loader divided by its present rate; None if the change is not about speed.
+        is_measured: Whether the speed-up was measured with this change, rather than estimated.
+    """
+
+    cause: str
+    remedy: str
+    speedup: float | None = None
+    is_measured: bool = False
+
+    def __str__(self) -> str:
+        speedup = ""
+        if self.speedup is not None:
+            speedup = f"{self.speedup:.1f} × ({'measured' if self.is_measured else 'estimated'}): "
+        return f"{speedup}{self.cause}\n{self.remedy}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderEvidence:
+    """What was measured about a loader.
+
+    Attributes:
+        loader: The loader.
+        run: Its speed.
+        profile: Where the time of a sample goes; None if the loader's dataset is unknown.
+        stats: The statistics of shardio's own workers; None if others made the batches.
+        num_processors: The number of processors that this process may use.
+        trial_s: The time to measure each change, in seconds.
+        shm_free: The free shared memory of the machine in bytes; None if unknown.
+    """
+
+    loader: Any
+    run: LoaderRun
+    profile: SampleProfile | None
+    stats: LoaderStats | None
+    num_processors: int
+    trial_s: float
+    shm_free: int | None
+
+    @property
+    def is_torchs(self) -> bool:
+        """Whether the loader is one of torch's, whose arguments are known, so that changes can be measured."""
+        return type(self.loader) in (TorchDataLoader, DataLoader)
+
+    @property
+    def dataset(self) -> Any:
+        """The innermost dataset: Subsets and shardio's wrappers are removed."""
+        return unwrap(getattr(self.loader, "dataset", None)).dataset
+
+    def try_change(self, kind: type[Any] | None = None, **changes: Any) -> float:
+        """Return the speed-up of the loader with other arguments."""
+        return self.try_loader(rebuild(self.loader, kind, **changes))
+
+    def try_loader(self, loader: Any) -> float:
+        """Return the rate of another loader, divided by the mean of the present rates before and after it."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # The user has seen the warnings of the loader.
+            rates = [
+                run_loader(each, self.trial_s, self.num_processors).samples_per_s for each in (loader, self.loader)
+            ]
+        return 2 * rates[0] / (self.run.samples_per_s + rates[1])
+
+
+def rebuild(loader: Any, kind: type[Any] | None = None, **changes: Any) -> Any:
+    """Return a loader like one of torch's, with other arguments.
+
+    Args:
+        loader: A loader.
+        kind: The class of the new loader; by default, the same one.
+        changes: The arguments that differ.
+    """
+    names = ("dataset", "num_workers", "timeout", "worker_init_fn", "multiprocessing_context", "generator")
+    given = {name: getattr(loader, name) for name in (*names, "prefetch_factor", "persistent_workers", "in_order")}
+    if loader.collate_fn is not default_collate and "channels_last" not in getattr(loader.collate_fn, "__name__", ""):
+        given["collate_fn"] = loader.collate_fn
+    is_iterable = isinstance(loader.dataset, torch.utils.data.IterableDataset)
+    if loader.batch_size is None and not is_iterable and loader.batch_sampler is not None:
+        given["batch_sampler"] = loader.batch_sampler
+    else:
+        given |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+        if not is_iterable:
+            given["sampler"] = loader.sampler
+    given |= changes
+    if not given["num_workers"]:
+        given |= {"prefetch_factor": None, "persistent_workers": False, "multiprocessing_context": None, "timeout": 0}
+    return (kind or type(loader))(**given)
+
+
+def find_remedies(evidence: LoaderEvidence) -> list[Advice]:
+    """Return all advice, the largest speed-up first, and then advice that is not about speed."""
+    found = [advice for find in REMEDIES if (advice := find(evidence)) is not None]
+    return sorted(found, key=lambda advice: -(advice.speedup or 0.0))
+
+
+def _advise_workers(evidence: LoaderEvidence) -> Advice | None:
+    loader, wanted = evidence.loader, evidence.num_processors
+    if not evidence.is_torchs or loader.num_workers == wanted:
+        return None
+    speedup = evidence.try_change(num_workers=wanted)
+    have = count(loader.num_workers, "worker") if loader.num_workers else "no workers"
+    processors = count(wanted, "processor")
+    if loader.num_workers < wanted and speedup > WORTHWHILE:
+        cause = f"too few workers: {have} on {processors}"
+    elif loader.num_workers > 2 * wanted and speedup > 1 / WORTHWHILE:
+        cause = f"too many workers: {have} on {processors}"
+        workers = evidence.run.workers
+        saved = sum(worker.private_bytes for worker in workers) * (1 - wanted / loader.num_workers)
+        also = f", which also saves about {format_bytes(saved)} of memory" if saved else ""
+        return Advice(cause=cause, remedy=f"num_workers={wanted}{also}", speedup=speedup, is_measured=True)
+    else:
+        return None
+    return Advice(cause=cause, remedy=f"num_workers={wanted}", speedup=speedup, is_measured=True)
+
+
+def _advise_threads(evidence: LoaderEvidence) -> Advice | None:
+    num_threads = median(worker.num_threads for worker in evidence.run.workers or ()) if evidence.run.workers else 0
+    num_workers = getattr(evidence.loader, "num_workers", 0) or 0
+    extra = num_threads - BASE_THREADS
+    if evidence.stats is not None or extra < 2 or num_workers * extra <= 2 * evidence.num_processors:
+        return None
+    library = "OpenCV" if "cv2" in sys.modules else "OpenMP"
+    remedy = "cv2.setNumThreads(0)" if library == "OpenCV" else "torch.set_num_threads(1), OMP_NUM_THREADS=1"
+    speedup = None
+    if evidence.is_torchs:
+        speedup = evidence.try_change(worker_init_fn=_SingleThreaded(evidence.loader.worker_init_fn))
+    return Advice(
+        cause=f"{library}'s threads times workers: each of {num_workers} workers has {num_threads:.0f} threads, on "
+        f"{count(evidence.num_processors, 'processor')}",
+        remedy=f"call {remedy} in worker_init_fn or in the dataset",
+        speedup=speedup,
+        is_measured=speedup is not None,
+    )
+
+
+class _SingleThreaded:
+    """A ``worker_init_fn`` that limits OpenCV and torch to one thread, after the user's own."""
+
+    def __init__(self, inner: Callable[[int], None] | None) -> None:
+        self._inner = inner
+
+    def __call__(self, worker_id: int) -> None:
+        if self._inner is not None:
+            self._inner(worker_id)
+        if (cv2 := sys.modules.get("cv2")) is not None:
+            cv2.setNumThreads(0)
+        torch.set_num_threads(1)
+
+
+def _advise_start(evidence: LoaderEvidence) -> Advice | None:
+    run, loader = evidence.run, evidence.loader
+    if run.epoch_s is None or not getattr(loader, "num_workers", 0):
+        return None
+    speedup = run.epoch_s / max(run.epoch_s - run.start_s, 1e-3)
+    if speedup < WORTHWHILE or getattr(loader, "persistent_workers", False):
+        return None
+    context = loader.multiprocessing_context
+    method = context.get_start_method() if hasattr(context, "get_start_method") else context
+    how = f" with {method}" if method not in (None, "fork") else ""
+    return Advice(
+        cause=f"a slow start of each epoch: the first batch takes {run.start_s:.1f} s of {run.epoch_s:.1f} s",
+        remedy=f"persistent_workers=True: {count(loader.num_workers, 'worker')} start again{how} in each epoch",
+        speedup=speedup,
+    )
+
+
+def _advise_replacement(evidence: LoaderEvidence) -> Advice | None:
+    """Suggest shardio's DataLoader, with shardio's ImageFolder in place of torchvision's."""
+    loader = evidence.loader
+    if type(loader) is not TorchDataLoader or loader.batch_size is None:
+        return None
+    dataset: Any = loader.dataset
+    is_folder = (type(dataset).__module__, type(dataset).__name__) == ("torchvision.datasets.folder", "ImageFolder")
+    if not is_folder or dataset.target_transform is not None:
+        speedup = evidence.try_change(DataLoader)
+        if speedup < WORTHWHILE:
+            return None
+        return Advice(
+            cause="torch's DataLoader",
+            remedy="loader = shardio.DataLoader(…) with the same arguments",
+            speedup=speedup,
+            is_measured=True,
+        )
+    steps = getattr(dataset.transform, "transforms", [dataset.transform] if dataset.transform is not None else [])
+    kept = [step for step in steps if type(step).__name__ not in FLOAT_CONVERSIONS]
+    dropped = [type(step).__name__ for step in steps if step not in kept]
+    transform = type(dataset.transform)(kept) if hasattr(dataset.transform, "transforms") else (kept or [None])[0]
+    folder = ImageFolder(dataset.root, transform=transform)
+    speedup = evidence.try_loader(rebuild(loader, DataLoader, dataset=folder, sampler=EpochSampler(folder)))
+    without = f" without {' and '.join(dropped)}, which DevicePrefetcher(loader, normalize=…) does" if dropped else ""
+    return Advice(
+        cause="torchvision's ImageFolder decodes whole images, one at a time",
+        remedy=f"dataset = shardio.ImageFolder({dataset.root!r}, transform=…){without}\n"
+        "loader = shardio.DataLoader(dataset, sampler=shardio.EpochSampler(dataset), …)",
+        speedup=speedup,
+        is_measured=True,
+    )
+
+
+def _advise_float(evidence: LoaderEvidence) -> Advice | None:
+    if evidence.profile is None:
+        return None
+    shares = {
+        stage.name: share
+        for stage, share in evidence.profile.stages.items()
+        if stage.kind == "transform" and stage.name in FLOAT_CONVERSIONS
+    }
+    speedup = 1 / (1 - sum(shares.values()))
+    if speedup < WORTHWHILE:
+        return None
+    return Advice(
+        cause=f"{' and '.join(shares)} on the CPU: {sum(shares.values()):.0%} of a sample's time, and batches are four "
+        "times as large",
+        remedy="PILToTensor() instead, so batches are uint8; the GPU does the rest: "
+        "shardio.DevicePrefetcher(loader, normalize=(mean, std))",
+        speedup=speedup,
+    )
+
+
+def _advise_slow_code(evidence: LoaderEvidence) -> Advice | None:
+    """Name the slowest transform or function of the user's, if it takes most of the time."""
+    profile = evidence.profile
+    if profile is None or not profile.stages:
+        return None
+    stages = {
+        stage: share
+        for stage, share in profile.stages.items()
+        if stage.kind in ("transform", "your code")
+        and stage.name not in FLOAT_CONVERSIONS
+        and not stage.name.startswith(f"{_name_collation(evidence)} (")
+    }
+    stage, share = max(stages.items(), key=lambda item: item[1], default=(None, 0.0))
+    if stage is None or share < 0.3:
+        return None
+    cause = f"{stage} takes {share:.0%} of a sample's time"
+    if profile.waits:
+        return Advice(cause=f"{cause}, and mostly waits", remedy="read in larger pieces, or use more workers")
+    return Advice(
+        cause=cause,
+        remedy="make it faster: use numpy instead of loops, or shardio.transforms, which are compiled. (The estimate "
+        "is for half the time)",
+        speedup=1 / (1 - share / 2),
+    )
+
+
+def _advise_collation(evidence: LoaderEvidence) -> Advice | None:
+    profile, name = evidence.profile, _name_collation(evidence)
+    if profile is None:
+        return None
+    share = sum(share for stage, share in profile.stages.items() if stage.name.startswith(f"{name} ("))
+    if share < 0.3:
+        return None
+    return Advice(
+        cause=f"collate_fn ({name}) takes {share:.0%} of a sample's time",
+        remedy="copy each sample once into a preallocated array, or return values of equal shapes and use the default",
+        speedup=1 / (1 - share),
+    )
+
+
+def _name_collation(evidence: LoaderEvidence) -> str:
+    collate_fn = getattr(evidence.loader, "collate_fn", None)
+    return getattr(collate_fn, "__qualname__", type(collate_fn).__name__)
+
+
+def _advise_storage(evidence: LoaderEvidence) -> Advice | None:
+    profile = evidence.profile
+    stats = evidence.stats
+    if stats is not None:
+        seconds = stats.seconds_by_stage()
+        seconds.pop("idle", None)
+        share = seconds["read"] / (sum(seconds.values()) or 1.0)
+        waits = share > 0.5
+    elif profile is not None:
+        share = profile.share("reading")
+        waits = profile.waits and share > 0.4
+    else:
+        return None
+    if not waits:
+        return None
+    return Advice(
+        cause=f"slow storage: reading takes {share:.0%} of a sample's time",
+        remedy="pack the samples: shardio pack SOURCE OUT. Shards are read in large pieces, ahead of training; from a "
+        "bucket, also set cache=",
+        speedup=1 / (1 - share) if share < 1 else None,
+    )
+
+
+def _advise_stored_form(evidence: LoaderEvidence) -> Advice | None:
+    """Suggest another way to store the images, measured on some of them."""
+    profile = evidence.profile
+    if profile is None or profile.output_size is None:
+        return None
+    contents = list(islice(_read_images(evidence), 32))
+    if not contents:
+        return None
+    images = [open_image(content) for content in contents]
+    formats = {find_format(content) or "?" for content in contents}
+    stored = None if evidence.stats is None else evidence.stats.stored
+    width, height = profile.output_size
+    ratio = fmean(min(image.size) for image in images) / min(width, height)
+    side = 2 * max(width, height)
+    others = sorted(formats - {"JPEG"})
+    if ratio > 3:
+        cause = f"images are {ratio:.0f} times as large as their crops"
+        settings: dict[str, Any] = {"min_side": side, **({"convert_to": "jpeg"} if others else {"jpeg": "reencode"})}
+    elif others:
+        cause, settings = f"{' and '.join(others)} images decode slowly", {"convert_to": "jpeg", "jpeg": "tile"}
+    elif stored is not None and stored.jpeg in ("tile", "reencode"):
+        return None
+    else:
+        cause, settings = "whole JPEGs are decoded for each crop", {"jpeg": "tile"}
+    option = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in settings.items())
+    packed_s = time_packed(contents, (height, width), settings)
+    own = profile.share("your code") + sum(
+        share
+        for stage, share in profile.stages.items()
+        if stage.kind == "transform" and "Crop" not in stage.name and "Resize" not in stage.name
+    )
+    speedup = profile.cpu_s / (packed_s + own * profile.cpu_s)
+    if speedup < WORTHWHILE:
+        return None
+    if settings != {"jpeg": "tile"}:
+        option += " (changes pixels)"
+    return Advice(
+        cause=cause,
+        remedy=f"shardio pack SOURCE OUT {option}\ndataset = shardio.ShardDataset('OUT', shuffle=True, transform=…)",
+        speedup=speedup,
+    )
+
+
+def _read_images(evidence: LoaderEvidence) -> Iterator[bytes]:
+    """Yield the contents of some of the dataset's image files."""
+    dataset = evidence.dataset
+    if isinstance(dataset, ImageFolder | ShardDataset | ShardMapDataset) and dataset.remote_samples() is None:
+        num_samples = len(dataset) if isinstance(dataset, ImageFolder) else dataset.table.manifest.num_samples
+        indices = np.linspace(0, num_samples - 1, min(num_samples, 32), dtype=np.int64)
+        fields = [name for name in dataset.decoder.stored_fields if name in ("image", "jpg", "jpeg", "png", "webp")]
+        reader: Any = dataset.reader  # Each kind of reader accepts what its dataset locates.
+        columns = reader.read(dataset.locate(indices), dataset.decoder.stored_fields).columns
+        for values in zip(*(columns[name] for name in fields if name in columns), strict=True):
+            yield from islice(filter(None, values), 1)
+        return
+    paths = [image.path for image in evidence.profile.images if image.path] if evidence.profile is not None else []
+    known = getattr(dataset, "samples", None)  # As in torchvision's ImageFolder: (path, label), …
+    if not paths and isinstance(known, list):
+        paths = [str(sample[0]) for sample in known[:: max(len(known) // 32, 1)] if isinstance(sample, tuple)]
+    for path in paths:
+        if Path(path).is_file():
+            yield Path(path).read_bytes()
+
+
+def time_packed(contents: Sequence[bytes], size: tuple[int, int], settings: Mapping[str, Any]) -> float:
+    """Return the processor time, in seconds, that shardio takes to load a random crop of an image that it packed.
+
+    Args:
+        contents: The contents of image files.
+        size: The size (height, width) of the crop.
+        settings: Options of :func:`shardio.pack`.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        samples = (
+            {"__key__": f"{number:03d}", find_field(content): content} for number, content in enumerate(contents)
+        )
+        pack(samples, f"{folder}/packed", **settings)
+        dataset = ShardDataset(f"{folder}/packed", fields="image", transform=RandomResizedCrop(size), verify="off")
+        loader = DataLoader(dataset, batch_size=len(contents))
+        best_s = float("inf")
+        for _ in range(4):
+            began = process_time()
+            for _ in loader:
+                pass
+            best_s = min(best_s, process_time() - began)
+    return best_s / len(contents)
+
+
+def _advise_copies(evidence: LoaderEvidence) -> Advice | None:
+    """Find a list of Python objects that each worker process copies while it counts references."""
+    dataset, num_workers = getattr(evidence.loader, "dataset", None), getattr(evidence.loader, "num_workers", 0)
+    if not num_workers or not hasattr(dataset, "__dict__"):
+        return None
+    for name, value in vars(dataset).items():
+        if not isinstance(value, list | tuple | dict) or len(value) < 10_000:
+            continue
+        some = list(islice(value.items() if isinstance(value, dict) else value, 0, len(value), len(value) // 1000))
+        size = sys.getsizeof(value) + len(value) * fmean(map(_measure, some))
+        if size * num_workers > MUCH_MEMORY:
+            return Advice(
+                cause=f"the dataset is copied to each worker: {type(dataset).__name__}.{name} has {len(value):,} "
+                f"objects, {format_bytes(size)}, times {count(num_workers, 'worker')}",
+                remedy=f"self.{name} = shardio.SharedList({name}), or a numpy array",
+            )
+    return None
+
+
+def _measure(value: Any) -> int:
+    size = sys.getsizeof(value)
+    if isinstance(value, list | tuple):
+        size += sum(map(_measure, value))
+    elif isinstance(value, dict):
+        size += sum(map(_measure, value)) + sum(map(_measure, value.values()))
+    return size
+
+
+def _advise_order(evidence: LoaderEvidence) -> Advice | None:
+    """Find sorted data that is barely shuffled, from the labels in the first batches."""
+    labels = evidence.run.labels
+    if len(labels) < 2:
+        return None
+    known = getattr(evidence.dataset, "classes", None)
+    num_classes = len(known) if isinstance(known, Sized) else len(set().union(*labels))
+    size = fmean(map(len, labels))
+    expected = num_classes * (1 - (1 - 1 / max(num_classes, 1)) ** size)
+    found = fmean(len(set(own)) for own in labels)
+    if expected < 3 or found > expected / 2:
+        return None
+    return Advice(
+        cause=f"batches are barely shuffled: a batch of {size:.0f} has {found:.1f} of {num_classes} classes, and "
+        f"{expected:.1f} are expected",
+        remedy="shuffle=True, sampler=shardio.EpochSampler(dataset), or a larger window (see shardio order)",
+    )
+
+
+def _advise_shared_memory(evidence: LoaderEvidence) -> Advice | None:
+    loader = evidence.loader
+    num_workers = getattr(loader, "num_workers", 0)
+    if evidence.stats is not None or not num_workers or evidence.shm_free is None:
+        return None
+    num_ahead = num_workers * (loader.prefetch_factor or 2)
+    size = sum(value.nbytes for batch in evidence.run.batches[:1] for value in _find_tensors(batch)) * num_ahead
+    if size < evidence.shm_free:
+        return None
+    return Advice(
+        cause=f"/dev/shm is too small: {num_ahead} batches need {format_bytes(size)}, and "
+        f"{format_bytes(evidence.shm_free)} is free",
+        remedy="docker run --shm-size=8g, or shardio.DataLoader, which does not use /dev/shm",
+    )
+
+
+def _find_tensors(batch: Any) -> Iterator[torch.Tensor]:
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif isinstance(batch, Mapping | list | tuple):
+        for value in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _find_tensors(value)
+
+
+def _advise_whole_sample(evidence: LoaderEvidence) -> Advice | None:
+    """Find another library's image transforms where shardio cannot recognize them."""
+    decoder = getattr(evidence.dataset, "decoder", None)
+    transform = getattr(decoder, "transform_sample", None)
+    if evidence.profile is None or transform is None:
+        return None
+    names = [stage.name for stage in evidence.profile.stages if stage.kind == "transform"]
+    share = evidence.profile.share("transform")
+    if not names or share < 0.1:
+        return None
+    return Advice(
+        cause=f"image transforms in transform_sample ({', '.join(names)}), where shardio decodes whole images for them",
+        remedy="pass them as transform=, so that shardio decodes only the crops; keep the rest in transform_sample",
+        speedup=1 / (1 - min(share, 0.9)),
+    )
+
+
+REMEDIES: Sequence[Callable[[LoaderEvidence], Advice | None]] = (
+    _advise_replacement,
+    _advise_stored_form,
+    _advise_workers,
+    _advise_threads,
+    _advise_start,
+    _advise_float,
+    _advise_whole_sample,
+    _advise_slow_code,
+    _advise_collation,
+    _advise_storage,
+    _advise_copies,
+    _advise_order,
+    _advise_shared_memory,
+)

@@ -1,0 +1,140 @@
+"""The doctor names the cause of loaders that were made slow on purpose, and finds nothing wrong with healthy ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import cv2
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import shardio
+from shardio.diagnosis.profiling import SampleProfile, profile_samples
+from shardio.diagnosis.rates import count_samples, run_loader
+from shardio.diagnosis.remedies import LoaderEvidence, find_remedies
+from shardio.libraries import import_torchvision
+from tests.diagnosis import patients
+from tests.sources import write_images
+
+import_torchvision()
+from torchvision import datasets, transforms  # type: ignore[import-untyped]  # noqa: E402
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", patients.SLOW, ids=lambda make: make.__name__)
+def test_the_cause_of_a_slow_loader_is_named(make: Any, tmp_path: Path) -> None:
+    loader, step, cause = make(tmp_path)
+    diagnosis = shardio.doctor(loader, step, seconds=0.6)
+    assert not diagnosis.keeps_up
+    assert any(cause in advice.cause for advice in diagnosis.advice), str(diagnosis)
+    speedups = [advice.speedup or 0.0 for advice in diagnosis.advice]
+    assert speedups == sorted(speedups, reverse=True)
+    assert all(advice.cause in str(diagnosis) for advice in diagnosis.advice)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", patients.HEALTHY, ids=lambda make: make.__name__)
+def test_nothing_is_wrong_with_a_healthy_loader(make: Any, tmp_path: Path) -> None:
+    loader, step, _ = make(tmp_path)
+    diagnosis = shardio.doctor(loader, step, seconds=0.6)
+    assert (diagnosis.keeps_up, diagnosis.advice) == (True, [])
+    assert str(diagnosis).startswith("Loading is not the bottleneck: training waits ")
+    assert "What to change" not in str(diagnosis)
+
+
+def test_without_a_step_the_doctor_measures_and_advises(tmp_path: Path) -> None:
+    loader, *_ = patients.few_workers(tmp_path)
+    diagnosis = shardio.doctor(loader, seconds=0.2)
+    assert (diagnosis.step_rate, diagnosis.both, diagnosis.keeps_up) == (None, None, False)
+    assert str(diagnosis).startswith("Without a training step (step=, --step), the doctor cannot say")
+    assert diagnosis.profile is not None
+    assert "Numbers.__getitem__ (patients.py)" in str(diagnosis)
+
+
+def test_any_iterable_can_be_diagnosed_and_an_empty_one_is_an_error() -> None:
+    batches = [{"x": torch.zeros(4, 2), "y": torch.arange(4)} for _ in range(50)]
+    diagnosis = shardio.doctor(batches, step=len, seconds=0.05)
+    assert (diagnosis.run.batch_size, diagnosis.profile, diagnosis.stats) == (4, None, None)
+    with pytest.raises(ValueError, match="the loader yields no batches"):
+        shardio.doctor([])
+
+
+def test_the_doctor_leaves_random_generators_and_loaders_as_they_were(tmp_path: Path) -> None:
+    write_images(tmp_path / "images", classes=3, per_class=8)
+    shardio.pack(tmp_path / "images", tmp_path / "packed")
+    dataset = shardio.ShardDataset(tmp_path / "packed", shuffle=True, fields=("label", "key"))
+    loader = shardio.DataLoader(dataset, batch_size=4)
+    loader.set_epoch(0)
+    expected = [labels.tolist() for labels, _ in loader]
+    torch.manual_seed(5)
+    drawn = torch.rand(3)
+    torch.manual_seed(5)
+    shardio.doctor(loader, seconds=0.05)
+    assert torch.equal(torch.rand(3), drawn)
+    loader.set_epoch(0)
+    assert [labels.tolist() for labels, _ in loader] == expected
+
+
+@pytest.mark.parametrize(
+    ("batch", "number"),
+    [
+        (torch.zeros(7, 2), 7),
+        ([torch.zeros(3), torch.zeros(3)], 3),
+        ({"a": {"b": torch.zeros(5, 1)}}, 5),
+        (["x", "y"], 2),
+        (([1, 2, 3, 4], "text"), 4),
+        (torch.tensor(1.0), 1),
+        (object(), 1),
+    ],
+)
+def test_samples_of_a_batch_are_counted(batch: Any, number: int) -> None:
+    assert count_samples(batch) == number
+
+
+def test_each_moment_of_a_sample_belongs_to_one_stage(tmp_path: Path) -> None:
+    write_images(tmp_path / "images", classes=2, per_class=20, width=320, height=240)
+    steps = [transforms.RandomResizedCrop(64), transforms.ToTensor(), patients.LoopTransform()]
+    folder = datasets.ImageFolder(str(tmp_path / "images"), transforms.Compose(steps))
+    profile = profile_samples(lambda: (folder[index] for index in range(40)), None, 20, 60)
+    assert profile is not None
+    assert profile.num_samples == 20
+    assert sum(profile.stages.values()) == pytest.approx(1)
+    shares = list(profile.stages.values())
+    assert shares == sorted(shares, reverse=True)
+    names = {stage.name for stage in profile.stages if stage.kind == "transform"}
+    assert names == {"RandomResizedCrop", "ToTensor"}  # Compose only calls them.
+    assert [stage.name for stage in profile.stages if stage.kind == "your code"] == [
+        "LoopTransform.__call__ (patients.py)"
+    ]
+    assert profile.share("decoding") > 0 < profile.share("reading")
+    assert {(image.format, image.size) for image in profile.images} == {("JPEG", (320, 240))}
+    assert len(profile.images) == 20
+
+
+def test_opencv_is_observed_only_while_samples_are_profiled(tmp_path: Path) -> None:
+    write_images(tmp_path / "images", classes=1, per_class=8, width=96, height=64)
+    files, before = patients.Files(tmp_path / "images"), cv2.imread
+    profile = profile_samples(lambda: (files[index] for index in range(8)), None, 4, 60)
+    assert profile is not None
+    assert [(image.format, image.size) for image in profile.images] == [("JPEG", (96, 64))] * 4
+    assert all(Path(image.path).is_file() for image in profile.images)
+    assert cv2.imread is before
+    assert profile.output_size == (patients.SIZE, patients.SIZE)
+
+
+def test_batches_that_exceed_the_shared_memory_are_named() -> None:
+    loader = DataLoader(TensorDataset(torch.zeros(64, 1000)), batch_size=8, num_workers=2)
+    run = run_loader(loader, 0.05, 2)
+    evidence = LoaderEvidence(
+        loader=loader, run=run, profile=None, stats=None, num_processors=2, trial_s=0.05, shm_free=100_000
+    )
+    causes = [advice.cause for advice in find_remedies(evidence)]
+    assert "/dev/shm is too small: 4 batches need 125 KiB, and 97.66 KiB is free" in causes
+
+
+def test_a_profile_of_nothing_is_none() -> None:
+    assert profile_samples(lambda: iter(()), None, 10, 1.0) is None
+    empty = SampleProfile(num_samples=1, sample_s=1.0, cpu_s=0.4, stages={})
+    assert (empty.share("decoding"), empty.waits) == (0, True)
