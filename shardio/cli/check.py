@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from shardio.cli.options import (
+    LOADING,
     BatchSize,
     CacheFolder,
     CacheShared,
@@ -41,6 +43,11 @@ if TYPE_CHECKING:
 EFFECTS = "; ".join(f"{name} {policy.effect}" for name, policy in POLICIES.items())
 """The effects of the remainder policies, for ``--help``."""
 
+in_loading, of_samples, of_script = (
+    partial(typer.Option, rich_help_panel=panel) for panel in (LOADING, "Samples", "Scripts and recordings")
+)
+"""Functions that create an option in a panel of ``--help``."""
+
 MAX_TARS = 8
 """The maximum number of tars that ``shardio doctor`` reads from."""
 
@@ -57,29 +64,29 @@ def check(
             "returns a loader. With --merge, the recordings of all ranks.",
         ),
     ],
-    world_size: Annotated[int, typer.Option(min=1, help="Number of ranks.")] = 1,
-    num_workers: Annotated[int, typer.Option(min=0, help="Workers per rank (datasets only).")] = 0,
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples per batch on each rank (datasets only).")] = 32,
-    epochs: Annotated[int, typer.Option(min=1, help="Number of epochs.")] = 1,
+    world_size: Annotated[int, in_loading(min=1, help="Number of ranks.")] = 1,
+    num_workers: Annotated[int, in_loading(min=0, help="Workers per rank (datasets only).")] = 0,
+    batch_size: Annotated[int, in_loading(min=1, help="Samples per batch on each rank (datasets only).")] = 32,
+    epochs: Annotated[int, in_loading(min=1, help="Number of epochs.")] = 1,
     remainder: Annotated[
         Remainder,
-        typer.Option(
+        in_loading(
             help="Policy for the last samples, if they do not fill a batch on every rank: "
             f"{EFFECTS} (datasets only; a script's shardio loader sets its own policy)."
         ),
     ] = "pad",
-    shuffle: Annotated[bool, typer.Option(help="Shuffle the order (datasets only).")] = True,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the order (datasets only).")] = 0,
-    merge: Annotated[bool, typer.Option("--merge", help="Check recordings written by CoverageRecorder.")] = False,
+    shuffle: Annotated[bool, in_loading(help="Shuffle the order (datasets only).")] = True,
+    seed: Annotated[int, in_loading(min=0, max=2**63 - 1, help="Seed of the order (datasets only).")] = 0,
+    merge: Annotated[bool, of_script("--merge", help="Check recordings written by CoverageRecorder.")] = False,
     expected: Annotated[
         str | None,
-        typer.Option(
+        of_script(
             help="The samples that a script's loader or the recorded run should deliver: their number, or a packed "
             "dataset."
         ),
     ] = None,
     key: Annotated[
-        str | None, typer.Option(help="The name or the index of the field that holds the keys in a script's batches.")
+        str | None, of_script(help="The name or the index of the field that holds the keys in a script's batches.")
     ] = None,
     storage_option: StorageOptionTexts = None,
     cache: CacheFolder = None,
@@ -238,23 +245,23 @@ def bench(
     ],
     batch_size: BatchSize = 128,
     num_workers: NumWorkers = 2,
-    image_size: Annotated[int, typer.Option(min=1, help="Side length of the random crops in pixels.")] = 224,
-    epochs: Annotated[int, typer.Option(min=1, help="Number of epochs. The first epoch includes worker start-up.")] = 1,
-    batches: Annotated[int | None, typer.Option(min=1, help="Stop each epoch after this many batches.")] = None,
+    image_size: Annotated[int, of_samples(min=1, help="Side length of the random crops in pixels.")] = 224,
+    epochs: Annotated[int, in_loading(min=1, help="Number of epochs. The first epoch includes worker start-up.")] = 1,
+    batches: Annotated[int | None, in_loading(min=1, help="Stop each epoch after this many batches.")] = None,
     fields: Annotated[
         str | None,
-        typer.Option(help="Comma-separated fields to load from shards, such as image,label (default: image)."),
+        of_samples(help="Comma-separated fields to load from shards, such as image,label (default: image)."),
     ] = None,
     transform: Annotated[
         str | None,
-        typer.Option(
+        of_samples(
             metavar="MODULE:NAME",
             help="Your own transform, as package.module:name or path/to/file.py:name, as for shardio augment (default: "
             "random crops and flips).",
         ),
     ] = None,
     decode: Annotated[
-        Literal["array", "pil"], typer.Option(help="Type of the images for your transform: arrays or Pillow images.")
+        Literal["array", "pil"], of_samples(help="Type of the images for your transform: arrays or Pillow images.")
     ] = "array",
     on_error: OnError = "raise",
     trace: Annotated[

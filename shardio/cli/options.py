@@ -30,9 +30,13 @@ def parse_size_option(text: str | int) -> int:
         raise typer.BadParameter(str(error)) from error
 
 
+SHARDS, LOADING, STORAGE = "Shards", "Loading", "Storage"
+"""Panels of ``--help``."""
+
 MaxShardSize = Annotated[
     int,
     typer.Option(
+        rich_help_panel=SHARDS,
         parser=parse_size_option,
         metavar="SIZE",
         show_default="256MiB",
@@ -49,6 +53,7 @@ StorageOptionTexts = Annotated[
     list[str] | None,
     typer.Option(
         "--storage-option",
+        rich_help_panel=STORAGE,
         metavar="NAME=VALUE",
         help="Set an option of a URL's object store, such as endpoint=https://… or region=…; may be repeated. Keep "
         "credentials in the environment.",
@@ -59,6 +64,7 @@ CacheFolder = Annotated[
     Path | None,
     typer.Option(
         "--cache",
+        rich_help_panel=STORAGE,
         metavar="FOLDER",
         help="Cache the data of a URL in this local folder, which other processes and later runs share (default: a "
         "private folder, which is removed at the end).",
@@ -69,6 +75,7 @@ CacheSize = Annotated[
     int | None,
     typer.Option(
         "--cache-size",
+        rich_help_panel=STORAGE,
         parser=parse_size_option,
         metavar="SIZE",
         help="Maximum size of the cache, such as 200GB (default: a fifth of the free space).",
@@ -79,6 +86,7 @@ CacheShared = Annotated[
     bool,
     typer.Option(
         "--cache-shared",
+        rich_help_panel=STORAGE,
         help="Trust other users who share the folder of --cache.",
     ),
 ]
@@ -156,11 +164,15 @@ def _read_value(text: str) -> str | int | float:
 
 OnErrorPolicy = Literal["raise", "replace", "skip"]
 
-BatchSize = Annotated[int, typer.Option(min=1, help="Samples per batch on each rank.")]
-NumWorkers = Annotated[int, typer.Option(min=0, help="Number of workers; 0 decodes in the training process.")]
+BatchSize = Annotated[int, typer.Option(min=1, rich_help_panel=LOADING, help="Samples per batch on each rank.")]
+NumWorkers = Annotated[
+    int,
+    typer.Option(min=0, rich_help_panel=LOADING, help="Number of workers; 0 decodes in the training process."),
+]
 OnError = Annotated[
     OnErrorPolicy,
     typer.Option(
+        rich_help_panel=LOADING,
         help="Policy for unreadable samples: raise an error, replace them with other samples, or skip them, which "
         "makes batches smaller. Replaced and skipped samples are listed in quarantine.jsonl.",
     ),

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shardio.cli.options import MaxShardSize, StorageOptionTexts, read_classes, read_options
+from shardio.cli.options import SHARDS, STORAGE, MaxShardSize, StorageOptionTexts, read_classes, read_options
 from shardio.cli.terminal import (
     ProgressReporter,
     count,
@@ -200,20 +200,27 @@ def pack(
         ),
     ],
     *,
-    no_shuffle: Annotated[bool, typer.Option("--no-shuffle", help="Pack in the order of the keys.")] = False,
+    no_shuffle: Annotated[
+        bool, typer.Option("--no-shuffle", rich_help_panel=SHARDS, help="Pack in the order of the keys.")
+    ] = False,
     split: Annotated[
         str | None,
         typer.Option(
             metavar="FRACTIONS",
+            rich_help_panel=SHARDS,
             help="Divide the samples among the datasets OUT/train, OUT/val and so on, in fractions such as 0.9,0.1, by "
             "a hash of their keys. A sample stays in its dataset when other samples are added.",
         ),
     ] = None,
     split_names: Annotated[
-        str, typer.Option(metavar="NAMES", help="With --split, the names of the datasets.")
+        str, typer.Option(metavar="NAMES", rich_help_panel=SHARDS, help="With --split, the names of the datasets.")
     ] = "train,val,test",
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress and no summary.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", rich_help_panel="Running", help="Show no progress and no summary.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", rich_help_panel="Running", help="Print the summary as JSON.")
+    ] = False,
     **given: Any,
 ) -> None:
     """Pack images, or another tool's dataset, into tar shards, with an index for each shard and a manifest.
@@ -257,26 +264,29 @@ _OWN_TYPES: dict[str, Any] = {
 }
 """The command-line types of options whose types in Python differ."""
 
-_BEFORE = {"rename_dots": ("no_shuffle",), "on_changed": ("split", "split_names")}
-"""The options that only the command has, by the option before which ``--help`` shows them."""
+_PANELS = ("Source", "Labels", "Images", SHARDS, "Running", STORAGE, "Options")
+"""The panels of ``--help`` in their order."""
 
 
 def _make_signature(command: Callable[..., None]) -> inspect.Signature:
-    """Return the command's own parameters, and the options of a pack in place of ``**given``."""
+    """Return the command's own parameters, and the options of a pack in place of ``**given``, panel by panel."""
     own = dict(inspect.signature(command, eval_str=True).parameters)
-    parameters = [own.pop("source"), own.pop("out")]
+    arguments = [own.pop("source"), own.pop("out")]
+    del own["given"]
+    options = []
     for each in dataclasses.fields(PackOptions):
         kind, option = kinds_of_options()[each.name]
         default = False if each.name == "check" else each.default
         kind = _OWN_TYPES.get(each.name, kind)
         if not hasattr(kind, "__metadata__"):  # Shared options are already declared.
             kind = Annotated[kind, _make_option(each.name, kind, option)]
-        parameters += [own.pop(name) for name in _BEFORE.get(each.name, ())]
-        parameters.append(
-            inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-        )
-    del own["given"]
-    return inspect.Signature([*parameters, *own.values()], return_annotation=None)
+        options.append(inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind))
+    options = sorted([*options, *own.values()], key=lambda each: _PANELS.index(_panel_of(each)))
+    return inspect.Signature([*arguments, *options], return_annotation=None)
+
+
+def _panel_of(parameter: inspect.Parameter) -> str:
+    return str(parameter.annotation.__metadata__[0].rich_help_panel)
 
 
 def _make_option(name: str, kind: Any, option: Option) -> Any:
@@ -290,6 +300,7 @@ def _make_option(name: str, kind: Any, option: Option) -> Any:
         min=option.at_least,
         max=at_most,
         show_default=option.shown_default or True,
+        rich_help_panel=option.panel,
     )
 
 

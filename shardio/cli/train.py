@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
     from shardio.datasets import ImageFolder, ShardMapDataset
 
-DATA, MODEL, LEARNING, RUN = "Data", "Model", "Learning", "The run"
+DATA, MODEL, LEARNING, RUN = "Data", "Model", "Learning", "Running"
 """The panels of ``--help``."""
 
 in_data, in_model, in_learning, in_run = (
@@ -177,7 +177,7 @@ def train(
 
     On several ranks: torchrun --nproc-per-node 2 -m shardio train SOURCE …
 
-    Example: shardio train packed/train --val packed/val --model torchvision:resnet50 --recipe imagenet_train
+    Example: shardio train packed/train --val packed/val --recipe imagenet_train
     """
     import torch
 

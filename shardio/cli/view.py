@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -63,6 +64,9 @@ CHANNELS = (1, 3, 4)
 """The numbers of channels that can be shown: gray, RGB, and RGB with an alpha channel, which is ignored."""
 
 Transform = Callable[[Any], Any]
+
+of_transform, of_sheet = (partial(typer.Option, rich_help_panel=panel) for panel in ("Transform", "Sheet"))
+"""Functions that create an option in a panel of ``--help``."""
 
 
 def check_page_path(path: str) -> str:
@@ -175,15 +179,15 @@ def augment(
         ),
     ],
     out: Annotated[
-        Path, typer.Option("--out", "-o", callback=check_png_path, metavar="FILE.png", help="The file to write.")
+        Path, of_sheet("--out", "-o", callback=check_png_path, metavar="FILE.png", help="The file to write.")
     ],
     recipe: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="A recipe of shardio.transforms.recipes, such as trivial_augment."),
+        of_transform(metavar="NAME", help="A recipe of shardio.transforms.recipes, such as trivial_augment."),
     ] = None,
     transform: Annotated[
         str | None,
-        typer.Option(
+        of_transform(
             metavar="MODULE:NAME",
             help="Your own transform, as package.module:name or path/to/file.py:name. A class, or a function that "
             "needs no arguments, is called to create it.",
@@ -191,23 +195,21 @@ def augment(
     ] = None,
     size: Annotated[
         int | None,
-        typer.Option(
+        of_transform(
             min=1,
             max=4096,
             help="Size of the images in pixels, for recipes and for your own functions with a parameter named size "
             "(default: the default of the recipe or function).",
         ),
     ] = None,
-    images: Annotated[int, typer.Option(min=1, max=64, help="Number of images, evenly spaced in SOURCE.")] = 6,
+    images: Annotated[int, of_sheet(min=1, max=64, help="Number of images, evenly spaced in SOURCE.")] = 6,
     draws: Annotated[
         int | None,
-        typer.Option(
-            min=1, max=64, help="Number of epochs to show (default: 8, or fewer for several crops per epoch)."
-        ),
+        of_sheet(min=1, max=64, help="Number of epochs to show (default: 8, or fewer for several crops per epoch)."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the run.")] = 0,
+    seed: Annotated[int, of_sheet(min=0, max=2**63 - 1, help="Seed of the run.")] = 0,
     decode: Annotated[
-        Literal["array", "pil"], typer.Option(help="Type of the images for your transform: arrays or Pillow images.")
+        Literal["array", "pil"], of_transform(help="Type of the images for your transform: arrays or Pillow images.")
     ] = "array",
     as_json: Annotated[bool, typer.Option("--json", help="Print a summary as JSON.")] = False,
     storage_option: StorageOptionTexts = None,

@@ -49,6 +49,7 @@ class Option:
 
     Attributes:
         help: The option's text in ``--help``.
+        panel: The option's panel in ``--help``.
         names: The option's names on the command line, if they differ from its name in Python.
         metavar: The placeholder for the option's value in ``--help``.
         shown_default: The default to show in ``--help``, if the value itself is not informative.
@@ -62,6 +63,7 @@ class Option:
     """
 
     help: str
+    panel: str = "Options"
     names: tuple[str, ...] = ()
     metavar: str | None = None
     shown_default: str | None = None
@@ -71,7 +73,8 @@ class Option:
     of_iterables: bool = False
 
 
-_deciding = partial(Option, decides_output=True)
+_of_source, _of_labels, _of_run = (partial(Option, panel=panel) for panel in ("Source", "Labels", "Running"))
+_of_images, _of_shards = (partial(Option, panel=panel, decides_output=True) for panel in ("Images", "Shards"))
 
 _ALWAYS_IDENTIFY = (
     *("max_shard_size", "max_shard_samples", "shuffle_seed", "check", "jpeg", "convert_to", "max_side", "quality"),
@@ -92,26 +95,31 @@ _ALWAYS_RECORDED = (*OPTIONS_OF_SHARDS, "jpeg")
 class PackOptions:
     """The checked options of a pack: see :func:`pack`. Integers are Python ints, and sizes are in bytes."""
 
-    max_shard_size: Annotated[int, _deciding("Maximum size of a shard, such as 256MiB or 1GB.")] = DEFAULT_SHARD_SIZE
-    max_shard_samples: Annotated[int | None, _deciding("Maximum number of samples in a shard.", at_least=1)] = None
+    max_shard_size: Annotated[int, _of_shards("Maximum size of a shard, such as 256MiB or 1GB.")] = DEFAULT_SHARD_SIZE
+    max_shard_samples: Annotated[int | None, _of_shards("Maximum number of samples in a shard.", at_least=1)] = None
     shuffle_seed: Annotated[
         int | None,
-        _deciding("Seed of the packing order, which mixes classes.", at_least=0, below=2**63),
+        _of_shards("Seed of the packing order, which mixes classes.", at_least=0, below=2**63),
     ] = 0
-    rename_dots: Annotated[bool, Option("Replace each dot in a file's stem with an underscore.")] = False
+    rename_dots: Annotated[bool, _of_source("Replace each dot in a file's stem with an underscore.")] = False
     prefix_keys: Annotated[
         bool,
-        Option(
+        _of_source(
             "Prefix each key with the name of its tar, for tars whose samples have the same keys: 0001 in "
             "train-3.tar becomes train-3/0001."
         ),
     ] = False
     strict: Annotated[
-        bool, Option("Fail if an image cannot be decoded or its content does not match its suffix.", of_iterables=True)
+        bool,
+        _of_images(
+            "Fail if an image cannot be decoded or its content does not match its suffix.",
+            decides_output=False,
+            of_iterables=True,
+        ),
     ] = False
     check: Annotated[
         bool,
-        _deciding(
+        _of_images(
             "Pack all files as they are, at full speed. By default, each image is decoded first. Images that "
             f"cannot be decoded are left out and listed in OUT/{REJECTED_NAME}.",
             names=("--no-check",),
@@ -119,7 +127,7 @@ class PackOptions:
     ] = True
     jpeg: Annotated[
         JpegMode,
-        _deciding(
+        _of_images(
             "How to store JPEGs: copy stores them unchanged, tile rewrites them losslessly to make crops decode "
             "faster (progressive JPEGs become baseline JPEGs), and reencode decodes them and stores them upright, "
             "tiled and, with --max-side, smaller."
@@ -127,26 +135,26 @@ class PackOptions:
     ] = "copy"
     convert_to: Annotated[
         ConvertedFormat | None,
-        _deciding(
+        _of_images(
             "Convert images in other formats to this format. Images in formats such as GIF and AVIF, which are "
             "otherwise not packed, are also converted. Masks stay unchanged."
         ),
     ] = None
     max_side: Annotated[
         int | None,
-        _deciding(
+        _of_images(
             "Maximum length of the longer side, in pixels, of images that are re-encoded or converted.", at_least=1
         ),
     ] = None
     min_side: Annotated[
         int | None,
-        _deciding(
+        _of_images(
             "Maximum length of the shorter side, in pixels, of images that are re-encoded or converted.", at_least=1
         ),
     ] = None
     quality: Annotated[
         int | None,
-        _deciding(
+        _of_images(
             "Quality of JPEGs and WebPs that are re-encoded or converted.",
             shown_default=str(DEFAULT_QUALITY),
             at_least=1,
@@ -155,11 +163,11 @@ class PackOptions:
     ] = None
     to_srgb: Annotated[
         bool,
-        _deciding("Convert the colors of re-encoded or converted images from their ICC profiles to sRGB."),
+        _of_images("Convert the colors of re-encoded or converted images from their ICC profiles to sRGB."),
     ] = False
     max_pixels: Annotated[
         int | None,
-        _deciding(
+        _of_images(
             "Maximum number of pixels of an image. Larger images are left out.",
             shown_default=str(DEFAULT_MAX_PIXELS),
             at_least=1,
@@ -167,7 +175,7 @@ class PackOptions:
     ] = None
     num_workers: Annotated[
         int | None,
-        Option(
+        _of_run(
             "Number of worker processes. Each process writes one shard at a time. The number does not affect the "
             "output. Leave unset to let shardio choose.",
             names=("--num-workers", "--workers"),
@@ -176,7 +184,7 @@ class PackOptions:
     ] = None
     source_kind: Annotated[
         SourceKind,
-        Option(
+        _of_source(
             "Kind of SOURCE, if it holds samples of several kinds, such as images and tars. auto recognizes the kind; "
             "files is a directory of images; saved is a dataset that Hugging Face's datasets saved; table is a table "
             "of paths."
@@ -184,7 +192,7 @@ class PackOptions:
     ] = "auto"
     layout: Annotated[
         Layout,
-        Option(
+        _of_source(
             "Layout of the files. auto recognizes class folders and flat directories; classes treats each folder as "
             "a class; flat creates no classes; pairs combines images/a.jpg and masks/a.png, or a.jpg and a.mask.png, "
             "into one sample."
@@ -192,7 +200,7 @@ class PackOptions:
     ] = "auto"
     source_split: Annotated[
         str | None,
-        Option(
+        _of_source(
             "Split to pack, if SOURCE holds several: train selects the folders images/train and masks/train, the "
             "file train-0.tar, or the rows of a table that have train in the split column. Pass all to pack every "
             "split as one dataset.",
@@ -201,14 +209,14 @@ class PackOptions:
     ] = None
     on_incomplete: Annotated[
         OnIncomplete,
-        Option(
+        _of_source(
             "With --layout pairs, what to do with an image that lacks a file that other images have, such as a "
             "mask: raise an error, skip the image, or keep it with the files that it has."
         ),
     ] = "raise"
     fields: Annotated[
         tuple[str, ...] | None,
-        Option(
+        _of_source(
             "Fields to pack from a directory, such as wav,json: each sample must have the first field, and other "
             "files are ignored. By default, samples are images, with all files that have the same stem.",
             metavar="SUFFIXES",
@@ -216,7 +224,7 @@ class PackOptions:
     ] = None
     classes: Annotated[
         tuple[str, ...] | None,
-        Option(
+        _of_labels(
             "Where to read the class names that define the labels: a text file with one name per line, a packed "
             "directory, or class folders.",
             metavar="FILE|DATASET",
@@ -225,7 +233,7 @@ class PackOptions:
     ] = None
     labels: Annotated[
         Path | None,
-        Option(
+        _of_labels(
             "CSV, JSON Lines or Parquet file that labels the images, instead of class folders. Labels are class "
             "names or integers. Each image needs a label; rows for other images are allowed.",
             metavar="FILE",
@@ -233,39 +241,39 @@ class PackOptions:
     ] = None
     image_column: Annotated[
         str | None,
-        Option("Column with the images, if the source has columns. Optional if only one column has images."),
+        _of_source("Column with the images, if the source has columns. Optional if only one column has images."),
     ] = None
     label_column: Annotated[
         str | None,
-        Option(
+        _of_labels(
             "Column with the labels, in the file of --labels or in the source. Optional if the file has exactly two "
             "columns, or the source has only one label column or a column named label."
         ),
     ] = None
     key_column: Annotated[
         str | None,
-        Option(
+        _of_labels(
             "Column with keys (cats/0001) or paths (cats/0001.jpg), in the file of --labels or in the source. "
             "Optional if the file has exactly two columns. Samples of a source without a key column are numbered."
         ),
     ] = None
     on_changed: Annotated[
         OnChanged,
-        Option(
+        _of_run(
             "What to do with a sample whose files change or become unreadable during the pack: raise an error or "
             "skip it."
         ),
     ] = "raise"
     engine: Annotated[
         Engine,
-        Option(
+        _of_run(
             "Where to pack: in processes of this machine, or on a Ray cluster, one task for each shard. All "
             "machines of the cluster must see SOURCE and OUT under the same paths."
         ),
     ] = "processes"
     ray_address: Annotated[
         str | None,
-        Option(
+        _of_run(
             "With --engine ray: address of the cluster, such as auto. Leave unset to start Ray on this machine.",
             names=("--address",),
         ),
