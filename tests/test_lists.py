@@ -11,10 +11,9 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 import pytest
-import typer.main
 
 import shardio
-from shardio.cli.main import app
+from shardio.cli.main import load_command
 from shardio.datasets.map_datasets import FolderSettings
 from shardio.datasets.ordered import SamplerSettings, ShardDatasetSettings
 from shardio.datasets.samples import FieldedSettings
@@ -84,11 +83,11 @@ def test_lists_of_decoded_fields_name_every_codec(text: str) -> None:
 
 
 def test_lists_of_other_tools_datasets_name_every_kind() -> None:
-    command: Any = typer.main.get_command(app)
+    command: Any = load_command("pack")
     table = (ROOT / "docs" / "packing.md").read_text().partition("| you have | command |")[2].partition("\n\n")[0]
     texts = [
         *re.findall(r"^\| `shardio pack IMAGES OUT` .*", README, re.MULTILINE),
-        *(each.help for each in command.commands["pack"].params if each.name == "source"),
+        *(each.help for each in command.params if each.name == "source"),
         paragraph_of("src", shardio.pack.__doc__ or ""),
         table,
     ]

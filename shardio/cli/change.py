@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardio.cli.options import MaxShardSize, StorageOptionTexts, read_options
-from shardio.cli.terminal import ProgressReporter, count, echo, name_of, printable, value_errors_as_usage_errors
+from shardio.cli.options import SHARDS, MaxShardSize, StorageOptionTexts, read_options
+from shardio.cli.terminal import (
+    ProgressReporter,
+    count,
+    echo,
+    name_of,
+    print_error,
+    printable,
+    value_errors_as_usage_errors,
+)
 from shardio.packing import DEFAULT_SHARD_SIZE, Layout, SourceKind
 from shardio.packing.preparing import require_kernel
 from shardio.progress import WorkProgress
@@ -21,7 +29,9 @@ if TYPE_CHECKING:
     from shardio.shards import Manifest
 
 
-MaxShardSamples = Annotated[int | None, typer.Option(min=1, help="Maximum number of samples in a shard.")]
+MaxShardSamples = Annotated[
+    int | None, typer.Option(min=1, rich_help_panel=SHARDS, help="Maximum number of samples in a shard.")
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing dataset in OUT.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print a summary as JSON.")]
 OutArgument = Annotated[str, typer.Argument(metavar="OUT", help="A new or empty directory, or a URL.")]
@@ -61,7 +71,7 @@ def summarize(out: str, manifest: Manifest) -> dict[str, Any]:
 
 def append(
     out: Annotated[str, typer.Argument(metavar="OUT", help="A packed directory.")],
-    more: Annotated[list[str], typer.Argument(metavar="MORE…", help="Packed directories, or directories of images.")],
+    more: Annotated[list[str], typer.Argument(metavar="MORE", help="Packed directories, or directories of images.")],
     copy: Annotated[
         bool, typer.Option("--copy", help="Copy shards; by default, shards are hard-linked where possible.")
     ] = False,
@@ -111,7 +121,7 @@ def append(
 def merge(
     out: OutArgument,
     sources: Annotated[
-        list[str], typer.Argument(metavar="SOURCE…", help="Packed directories, tars, or directories of tars.")
+        list[str], typer.Argument(metavar="SOURCE", help="Packed directories, tars, or directories of tars.")
     ],
     max_shard_size: MaxShardSize = DEFAULT_SHARD_SIZE,
     max_shard_samples: MaxShardSamples = None,
@@ -274,7 +284,7 @@ def _rewrite(file: Path, out: Path | None, rewrite: Callable[[bytes], bytes]) ->
         after = rewrite(before)
     except ValueError as error:
         reason = error if find_format(before) == "JPEG" else "not a JPEG"
-        echo(f"{file}: not rewritten: {reason}", err=True)
+        print_error(f"{file}: not rewritten: {reason}")
         return False
     if out is not None:
         with write_whole(out / file.name) as target:

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 EFFECTS = "; ".join(f"{name} {policy.effect}" for name, policy in POLICIES.items())
 """The effects of the remainder policies, for ``--help``."""
 
-in_loading, of_samples, of_script = (
-    partial(typer.Option, rich_help_panel=panel) for panel in (LOADING, "Samples", "Scripts and recordings")
+in_loading, in_output, of_samples, of_script = (
+    partial(typer.Option, rich_help_panel=panel) for panel in (LOADING, "Output", "Samples", "Scripts and recordings")
 )
 """Functions that create an option in a panel of ``--help``."""
 
@@ -266,13 +266,13 @@ def bench(
     on_error: OnError = "raise",
     trace: Annotated[
         Path | None,
-        typer.Option(
+        in_output(
             metavar="FILE",
             help="Write what the workers did in the last epoch, and when batches were late, to this JSON file. Open it "
             "at https://ui.perfetto.dev.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one line per epoch.")] = False,
+    as_json: Annotated[bool, in_output("--json", help="Print JSON, one line per epoch.")] = False,
     storage_option: StorageOptionTexts = None,
     cache: CacheFolder = None,
     cache_size: CacheSize = None,

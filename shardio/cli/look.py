@@ -22,6 +22,7 @@ from shardio.cli.terminal import (
     count,
     echo,
     format_counts,
+    print_error,
     printable,
     require_matplotlib,
     value_errors_as_usage_errors,
@@ -85,7 +86,7 @@ def read_sample(samples: KeyedShards, key: str) -> dict[str, Any]:
     try:
         found = samples.read(key)
     except KeyError as error:
-        echo(f"error: {error.args[0]}: shardio ls lists the keys", err=True)
+        print_error(error.args[0], "shardio ls lists the keys")
         raise typer.Exit(1) from error
     return {field: content for field, content in found.items() if field != "__key__"}
 
@@ -141,7 +142,7 @@ def cat(
         (field,) = fields
     if field not in fields:
         what = "has several fields" if field is None else f"has no field {field!r}"
-        echo(f"error: sample {key} {what}: choose one with --field: {', '.join(fields) or '(none)'}", err=True)
+        print_error(f"sample {key} {what}", f"choose one with --field: {', '.join(fields) or '(none)'}")
         raise typer.Exit(1)
     typer.echo(fields[field], nl=False)
 
@@ -221,7 +222,7 @@ def _find_path(into: Path, key: str, field: str, *, overwrite: bool) -> Path:
 
 
 def _refuse(why: str) -> NoReturn:
-    echo(f"error: {why}: nothing was written", err=True)
+    print_error(f"{why}: nothing was written")
     raise typer.Exit(1)
 
 

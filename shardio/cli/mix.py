@@ -57,7 +57,9 @@ class MixSpec(BaseModel):
 def mix(
     spec: Annotated[
         Path,
-        typer.Argument(exists=True, dir_okay=False, help="The mixture: a YAML or JSON file. See docs/mixtures.md."),
+        typer.Argument(
+            metavar="SPEC", exists=True, dir_okay=False, help="The mixture: a YAML or JSON file. See docs/mixtures.md."
+        ),
     ],
     plot: Annotated[
         Path | None,

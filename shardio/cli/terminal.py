@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -57,6 +57,19 @@ def printable(text: object, *, keep: str = "") -> str:
 def echo(text: str, *, err: bool = False) -> None:
     """Write lines to standard output, or to standard error."""
     typer.echo(printable(text, keep="\n\t"), err=err)
+
+
+def styled(text: str, **style: Any) -> str:
+    """Return text with a style, which :func:`typer.echo` removes unless it writes to a terminal."""
+    return text if os.environ.get("NO_COLOR") else typer.style(text, **style)
+
+
+def print_error(what: object, hint: str = "") -> None:
+    """Write an error to standard error, with a hint on how to fix it."""
+    for label, color, text in (("error", "red", what), ("hint", "cyan", hint)):
+        if text:
+            shown = printable(text, keep="\n\t")
+            typer.echo(f"{styled(label, fg=color, bold=True)}: {shown}", err=True)
 
 
 class _PrintableFormatter(logging.Formatter):
@@ -130,7 +143,7 @@ def require_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401  # Only to check whether it is installed.
     except ImportError as error:
-        echo("error: --plot needs matplotlib: pip install matplotlib", err=True)
+        print_error("--plot needs matplotlib", "pip install matplotlib")
         raise typer.Exit(1) from error
 
 

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardio.cli.options import DatasetPath, StorageOptionTexts, read_access, read_classes
-from shardio.cli.terminal import ProgressReporter, count, echo, name_of, printable, value_errors_as_usage_errors
+from shardio.cli.terminal import (
+    ProgressReporter,
+    count,
+    echo,
+    name_of,
+    print_error,
+    printable,
+    value_errors_as_usage_errors,
+)
 from shardio.errors import FormatError
 from shardio.files import remove_unfinished
 from shardio.shards import ExportFormat
@@ -199,7 +207,7 @@ def index(
             except (FormatError, OSError) as error:
                 failures[str(tar)] = str(error)
                 progress.advance(1)
-                echo(f"error: {error}", err=True)
+                print_error(error)
                 continue
             progress.advance(1, tar.stat().size)
             has_repeated = has_repeated or bool(report.repeated)

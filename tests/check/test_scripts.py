@@ -132,7 +132,7 @@ def test_a_scripts_loader_that_is_wrong_or_cannot_be_judged(
 def test_wrong_usage_is_refused(packed: Path, run_check: RunCheck, arguments: list[Any], message: str) -> None:
     done = run_check(*(packed if argument == "{packed}" else argument for argument in arguments))
     assert done.exit_code == 2
-    assert message.replace(" ", "") in re.sub(r"[\s│]+", "", done.output)
+    assert message in done.output
 
 
 SHARDIO = """

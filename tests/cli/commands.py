@@ -24,22 +24,21 @@ LINE = re.compile(
 """The line that ``shardio train`` prints for each epoch."""
 
 
+ERROR = re.compile(r"error: .+\n(  .+\n)*(hint: .+\n)?")
+"""The form of all errors. Further lines are indented."""
+
+
 def run(*arguments: object, code: int | None = 0) -> Result:
     done = CliRunner().invoke(app, list(map(str, arguments)))
     assert code is None or done.exit_code == code, (done.output, done.exception)
     return done
 
 
-def unframed(text: str) -> str:
-    """Return a usage error as one line, without its frame, because the frame may wrap lines between any words."""
-    return " ".join(text.replace("│", " ").split())
-
-
 def usage_error(*arguments: object) -> str:
     done = run(*arguments, code=2)
     assert done.stdout == ""
-    assert "Traceback" not in done.stderr
-    return unframed(done.stderr)
+    assert ERROR.fullmatch(done.stderr)
+    return done.stderr
 
 
 class Ended(NamedTuple):
@@ -49,7 +48,7 @@ class Ended(NamedTuple):
 
 
 def run_main(*arguments: object) -> Ended:
-    """Run the whole program, which prints a command's error as one line."""
+    """Run the whole program, which prints a command's error."""
     stdout, stderr = io.StringIO(), io.StringIO()
     argv = mock.patch.object(sys, "argv", ["shardio", *map(str, arguments)])
     with argv, redirect_stdout(stdout), redirect_stderr(stderr):
@@ -62,11 +61,10 @@ def run_main(*arguments: object) -> Ended:
 
 
 def error_of(*arguments: object) -> str:
-    """Return the line in which the program describes why it failed."""
+    """Return what the program prints when it fails: an error, and perhaps a hint."""
     done = run_main(*arguments)
     assert (done.code, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
+    assert ERROR.fullmatch(done.stderr)
     return done.stderr
 
 

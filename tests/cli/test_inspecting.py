@@ -189,8 +189,8 @@ def test_cat_writes_the_bytes_of_a_field(tar: Path) -> None:
     assert run("cat", tar, "a/1", "--field", "jpg").stdout_bytes == b"\xff\x00\n"
     assert (run("cat", tar, "a/2").stdout_bytes, run("cat", tar, "b").stdout_bytes) == (b"two", b"")
     for arguments, error in (
-        (["a/1"], "sample a/1 has several fields: choose one with --field: cls, jpg"),
-        (["a/1", "--field", "png"], "has no field 'png': choose one with --field: cls, jpg"),
+        (["a/1"], "sample a/1 has several fields\nhint: choose one with --field: cls, jpg"),
+        (["a/1", "--field", "png"], "has no field 'png'\nhint: choose one with --field: cls, jpg"),
         (["x"], "no sample has the key 'x'"),
     ):
         assert error in run("cat", tar, *arguments, code=1).stderr
@@ -312,7 +312,7 @@ def test_the_plot_is_a_png(packed: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert (done.code, done.stderr) == (1, f"error: {missing}: No such file or directory\n")
     assert [each.name for each in tmp_path.iterdir()] == ["order.png"]
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    error = "error: --plot needs matplotlib: pip install matplotlib\n"
+    error = "error: --plot needs matplotlib\nhint: pip install matplotlib\n"
     assert error_of("order", packed, "--plot", path) == error
     assert rows(packed)
 

@@ -17,19 +17,18 @@ from typing import Any
 
 import pytest
 import torch
-import typer
 
 import shardio
 from shardio.cli import train as command
 from shardio.cli.check import ThroughputMeter
-from shardio.cli.main import app, main
+from shardio.cli.main import load_command, main
 from shardio.cli.options import has_class_folders
 from shardio.cli.train import VARIABLES, choose_threads, leave_processors_to_workers
 from shardio.errors import FormatError, StateError
 from shardio.loader import statistics
 from shardio.loader.statistics import DatasetFormat, LoaderStats, advise
 from shardio.train import TrainConfig
-from tests.cli.commands import LINE, error_of, pack_with_bad_image, run, run_main, train_here, unframed, usage_error
+from tests.cli.commands import LINE, error_of, pack_with_bad_image, run, run_main, train_here, usage_error
 from tests.faults.worker_processes import wait_until
 from tests.packing.packs import write_files
 from tests.processes import run_launched_ranks, start_python
@@ -71,7 +70,7 @@ def test_bench_accepts_class_folders_and_single_fields(packed: Path, images: Pat
     assert samples_of(packed, "--fields", "cls,key", "--num-workers", 0) == [21]
     assert samples_of(packed, "--batch-size", 4, "--batches", 2, "--epochs", 2, "--num-workers", 1) == [8, 8]
     assert "1 batch, " in bench(packed, "--fields", "key", "--num-workers", 0)
-    assert "has the field 'txt'" in unframed(run("bench", packed, "--fields", "txt", code=2).output)
+    assert "has the field 'txt'" in usage_error("bench", packed, "--fields", "txt")
     assert "--fields applies only to shards" in usage_error("bench", images, "--fields", "cls")
     assert "nothing" in error_of("bench", tmp_path / "nothing")
 
@@ -313,7 +312,7 @@ def test_workers_do_not_change_what_is_learned_but_the_seed_does(packed: Path) -
 
 
 def test_every_setting_has_an_option_with_its_text() -> None:
-    options = {option.name: option for option in typer.main.get_command(app).commands["train"].params}  # type: ignore[attr-defined]  # a group
+    options: dict[str | None, Any] = {option.name: option for option in load_command("train").params}
     renamed = {"directory": "out", "resume": "fresh"}
     no_options = {"steps_per_epoch", "num_classes", "mean", "std", "data"}
     for setting in fields(TrainConfig):
@@ -326,19 +325,19 @@ def test_every_setting_has_an_option_with_its_text() -> None:
 
 WRONG = {
     "--precision fp8": "'fp8' is not one of 'fp32'",
-    "--precision fp16": "Invalid value for --precision: 'fp16' needs CUDA",
+    "--precision fp16": "invalid value for --precision: 'fp16' needs CUDA",
     "--optimizer lion": "'lion' is not one of 'adamw'",
-    "--epochs 0": "Invalid value for --epochs: must be at least 1, got 0",
-    "--mixup -1": "Invalid value for --mixup: must be at least 0 and finite, got -1.0",
-    "--weight-decay -1": "Invalid value for --weight-decay: must be at least 0, got -1.0",
-    "--device toaster": "Invalid value for --device: must be one that torch supports",
-    "--val-share 1": "Invalid value for --val-share: must be at least 0 and below 1",
-    "--val elsewhere --val-share 0.1": "Invalid value for --val-share: pass either --val or --val-share, not both",
+    "--epochs 0": "invalid value for --epochs: must be at least 1, got 0",
+    "--mixup -1": "invalid value for --mixup: must be at least 0 and finite, got -1.0",
+    "--weight-decay -1": "invalid value for --weight-decay: must be at least 0, got -1.0",
+    "--device toaster": "invalid value for --device: must be one that torch supports",
+    "--val-share 1": "invalid value for --val-share: must be at least 0 and below 1",
+    "--val elsewhere --val-share 0.1": "invalid value for --val-share: pass either --val or --val-share, not both",
     "--plot lr.jpg": "'lr.jpg' must end in .png",
     "--model huge": "there is no model 'huge'",
     "--pretrained": "no pretrained weights for 'small'",
-    "--checkpoint-every 3": "Invalid value for --checkpoint-every: needs a directory to write checkpoints to",
-    "--out s3://bucket/run": "Invalid value for --out: must be local",
+    "--checkpoint-every 3": "invalid value for --checkpoint-every: needs a directory to write checkpoints to",
+    "--out s3://bucket/run": "invalid value for --out: must be local",
     "--recipe trivial_augmen": "did you mean trivial_augment",
     "--recipe simclr": "simclr makes several crops of each image",
     "--recipe cifar --transform a.py:b": "pass either --recipe or --transform",
@@ -349,7 +348,7 @@ WRONG = {
 def test_a_wrong_value_is_wrong_usage_of_its_option(packed: Path, options: str) -> None:
     done = train_here(packed, "--epochs", 1, "--num-workers", 0, *options.split(), code=2)
     assert done.stdout == ""
-    assert WRONG[options].replace(" ", "") in unframed(done.stderr).replace(" ", "")
+    assert WRONG[options] in done.stderr
 
 
 @pytest.mark.parametrize("command", ["train", "bench"])

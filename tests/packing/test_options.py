@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
-import typer.main
 
 import shardio
-from shardio.cli.main import app
+from shardio.cli.main import load_command
 from shardio.packing import PackOptions, PackResult, pack_source, rewriting
 from shardio.packing.pack_call import OPTIONS_OF_SHARDS, deciding_options, kinds_of_options
 from tests.sources import write_images
@@ -59,10 +58,9 @@ def test_an_option_identifies_a_pack_if_it_decides_the_output(name: str) -> None
 
 @pytest.mark.parametrize("name", kinds_of_options())
 def test_each_option_is_on_the_command_line(name: str) -> None:
-    command: Any = typer.main.get_command(app)
-    (option,) = [each for each in command.commands["pack"].params if each.name == name]
-    assert option.opts[0].startswith("--")
-    assert option.help
+    options: dict[str | None, Any] = {each.name: each for each in load_command("pack").params}
+    assert options[name].opts[0].startswith("--")
+    assert options[name].help
 
 
 @pytest.mark.parametrize("is_resharded", [False, True])
