@@ -7,8 +7,6 @@ from .pack_call import (
     OnChanged as OnChanged,
     OnIncomplete as OnIncomplete,
     PackOptions as PackOptions,
-    Parts as Parts,
-    make_parts as make_parts,
     pack as pack,
 )
 from .packer import PackResult as PackResult, pack_parts as pack_parts, pack_source as pack_source
@@ -21,4 +19,10 @@ from .preparing import (
 from .rewriting import append as append, merge as merge, reshard as reshard, split as split
 from .samples import DEFAULT_QUALITY as DEFAULT_QUALITY
 from .shard_writer import ShardWriter as ShardWriter, finalize as finalize
-from .sources.source import FileProblem as FileProblem, PackSource as PackSource, SourceKind as SourceKind
+from .sources.source import (
+    FileProblem as FileProblem,
+    PackSource as PackSource,
+    Parts as Parts,
+    SourceKind as SourceKind,
+    make_parts as make_parts,
+)

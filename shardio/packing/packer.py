@@ -33,7 +33,7 @@ from shardio.packing.folders import (
     holds_unfinished,
     locked,
 )
-from shardio.packing.pack_call import REJECTED_NAME, PackOptions, Parts, kinds_of_options
+from shardio.packing.pack_call import REJECTED_NAME, PackOptions, kinds_of_options
 from shardio.packing.preparing import (
     Findings,
     PackedShard,
@@ -51,6 +51,7 @@ from shardio.packing.sources.source import (
     FileChangedError,
     FileProblem,
     PackSource,
+    Parts,
     SourceKind,
     SourceScan,
     SourceTable,

@@ -28,11 +28,10 @@ from shardio.packing.pack_call import (
     Layout,
     PackOptions,
     deciding_options,
-    make_parts,
 )
 from shardio.packing.packer import pack_source
 from shardio.packing.shard_writer import ShardLimits, ShardSequence, name_shard
-from shardio.packing.sources.source import SourceKind
+from shardio.packing.sources.source import SourceKind, make_parts
 from shardio.packing.sources.tars import CopySource, describe, refuse_duplicates
 from shardio.progress import WorkProgress
 from shardio.sample import Sample
