@@ -402,10 +402,10 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def read_and_stat(path: str, num_bytes: int) -> tuple[bytes, os.stat_result]:
-    """Return the first bytes of a local file, at most ``num_bytes``, and the file's status after the read."""
+def read_and_stat(path: str, start: int, stop: int) -> tuple[bytes, os.stat_result]:
+    """Return the bytes [start, stop) of a local file, or fewer if it ends earlier, and its status after the read."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return read_range(descriptor, 0, num_bytes), os.fstat(descriptor)
+        return read_range(descriptor, start, stop), os.fstat(descriptor)
     finally:
         os.close(descriptor)

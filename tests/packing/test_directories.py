@@ -270,10 +270,10 @@ def test_a_read_error_during_the_pack_leaves_only_whole_shards(tmp_path: Path, m
     write_images(tmp_path / "in", classes=2, per_class=10)
     locked = re.compile(r"in/class-\d/name-006\.jpg$")
 
-    def read_unless_locked(path: str, num_bytes: int) -> tuple[bytes, os.stat_result]:
+    def read_unless_locked(path: str, start: int, stop: int) -> tuple[bytes, os.stat_result]:
         if locked.search(path):
             raise PermissionError(errno.EACCES, "Permission denied", path)
-        return read_and_stat(path, num_bytes)
+        return read_and_stat(path, start, stop)
 
     monkeypatch.setattr("shardio.packing.sources.source.read_and_stat", read_unless_locked)
     with pytest.raises(PackError, match=r"in/class-\d/name-006\.jpg cannot be read: Permission denied") as caught:

@@ -65,7 +65,7 @@ def split_of(column: str, value: Any) -> str | None:
 
 
 def select_files(
-    src: Path, paths: Sequence[Path], chosen: str | None, *, may_be_column: bool = False
+    src: Path, paths: Sequence[Path], chosen: str | None, *, may_be_column: bool = False, root: Path | None = None
 ) -> Sequence[Path]:
     """Return the files of a split. A name such as train-0.tar contains the name of the split.
 
@@ -74,11 +74,13 @@ def select_files(
         paths: All files.
         chosen: The split, or None if the user has not chosen a split.
         may_be_column: Whether files whose names contain no split may have a column of splits.
+        root: The folder below which the names of folders may also contain the name of a split, as in train/0.txt.
 
     Raises:
         PackError: If the files belong to several splits and no split is chosen, or the chosen split does not exist.
     """
-    splits = group_by_split(path.name for path in paths)
+    names = [path.name if root is None else path.relative_to(root).as_posix() for path in paths]
+    splits = group_by_split(names)
     if chosen is None and len(splits) > 1:
         raise _explain_choice(f"{src} holds files of the splits {', '.join(sorted(splits))}")
     if chosen in (None, ALL_SPLITS) or (may_be_column and not splits):
@@ -86,7 +88,8 @@ def select_files(
     if chosen not in splits:
         there = f"it holds the splits {', '.join(sorted(splits))}" if splits else "omit the option"
         raise PackError(f"no file of {src} has the split {chosen!r} (--source-split) in its name: {there}")
-    return [path for path in paths if path.name in splits[chosen]]
+    wanted = {*splits[chosen]}
+    return [path for path, name in zip(paths, names, strict=True) if name in wanted]
 
 
 class SplitColumn:

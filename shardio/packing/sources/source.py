@@ -329,21 +329,22 @@ def stat_file(path: str) -> SourceFile:
     return SourceFile(path, status.st_size, status.st_mtime_ns)
 
 
-def read_unchanged(file: SourceFile) -> bytes:
-    """Return a file's content if the file has not changed since the scan.
+def read_unchanged(file: SourceFile, start: int = 0, stop: int | None = None) -> bytes:
+    """Return a file's bytes [start, stop), by default all, if the file has not changed since the scan.
 
     The open file's status is checked after the read, to detect writes by other programs up to that time.
 
     Raises:
         FileChangedError: If the file's size or modification time differs, or the file is missing or unreadable.
     """
+    stop = file.size if stop is None else stop
     try:
-        content, status = read_and_stat(file.path, file.size)
+        content, status = read_and_stat(file.path, start, stop)
     except OSError as error:
         raise FileChangedError(Path(file.path), _describe(error)) from error
     _compare(file, status)
-    if len(content) != file.size:
-        raise FileChangedError(Path(file.path), f"has {file.size} bytes, but only {len(content)} could be read")
+    if len(content) != stop - start:
+        raise FileChangedError(Path(file.path), f"has {file.size} bytes, but only {start + len(content)} could be read")
     return content
 
 

@@ -250,7 +250,7 @@ class _HubRows:
     columns: Columns = field(default_factory=Columns)
 
     def open(self) -> _HubReader:
-        return _HubReader(_load(self.kind, self.path, self.files), self.columns)
+        return _HubReader(load_rows(self.kind, self.path, self.files), self.columns)
 
     def describe(self, row: int) -> str:
         return f"row {row}"
@@ -367,7 +367,7 @@ def _scan(
     has_selected_files: bool = False,
 ) -> RecordScan:
     files = tuple(stat_file(str(path)) for path in paths)
-    dataset = _load(kind, src, files)
+    dataset = load_rows(kind, src, files)
     features: Mapping[str, Any] = dataset.features
     columns = choose_columns(
         src,
@@ -408,7 +408,20 @@ def _select_rows(
     return None if all(selected) else np.array(selected)
 
 
-def _load(kind: Literal["parquet", "saved"], src: Path, files: Sequence[SourceFile]) -> Any:
+def load_rows(
+    kind: Literal["parquet", "saved"], src: Path, files: Sequence[SourceFile], columns: Sequence[str] | None = None
+) -> Any:
+    """Return a dataset of the package ``datasets``, which converts Parquet files to Arrow files in its cache.
+
+    Args:
+        kind: The kind of the source.
+        src: The source.
+        files: The Parquet files in order.
+        columns: The columns to load from Parquet files, or None for all.
+
+    Raises:
+        PackError: If the files cannot be read, or the package is missing.
+    """
     try:
         import datasets
     except ImportError as error:
@@ -421,7 +434,7 @@ def _load(kind: Literal["parquet", "saved"], src: Path, files: Sequence[SourceFi
                 dataset: Any = datasets.load_from_disk(str(src))
             else:
                 paths = [file.path for file in files]
-                dataset = datasets.load_dataset("parquet", data_files=paths, split="train")
+                dataset = datasets.load_dataset("parquet", data_files=paths, columns=columns, split="train")
         except Exception as error:  # Errors may come from pyarrow or datasets.
             raise PackError(f"{src} cannot be read by the package datasets: {error}") from error
     for name, feature in dataset.features.items():
