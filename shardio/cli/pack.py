@@ -187,8 +187,8 @@ def pack(
         typer.Argument(
             metavar="SOURCE",
             help="Class folders with images, a flat directory, or another tool's dataset: Parquet files, a dataset "
-            "that Hugging Face's datasets saved, tars, MDS shards, LitData chunks, an LMDB environment, or a CSV or "
-            "JSON Lines file of paths.",
+            "that Hugging Face's datasets saved, tars, MDS shards, LitData chunks, an LMDB environment, a CSV or "
+            "JSON Lines file of paths, or documents for PackedTokens.",
         ),
     ],
     out: Annotated[
@@ -259,6 +259,7 @@ _OWN_TYPES: dict[str, Any] = {
     "max_shard_size": MaxShardSize,
     "shuffle_seed": int,
     "fields": str | None,
+    "tokenizer": str | None,
     "classes": str | None,
     "storage_options": StorageOptionTexts,
 }

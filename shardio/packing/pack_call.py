@@ -36,6 +36,8 @@ Layout = Literal["auto", "classes", "flat", "pairs"]
 OnIncomplete = Literal["raise", "skip", "keep"]
 OnChanged = Literal["raise", "skip"]
 Engine = Literal["processes", "ray"]
+TokenDtype = Literal["uint16", "int32"]
+Tokenizer = Callable[[str], Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,8 @@ class Option:
         decides_output: Whether the value affects the packed bytes. An interrupted pack cannot be resumed with a
             different value. The manifest records values other than the default: strings, integers, booleans or None. A
             new option at its default must give the same bytes as before.
-        of_iterables: Whether the option applies to iterables of samples. Options that decide the output apply to
-            iterables in any case.
+        of_iterables: Whether the option applies to iterables of samples. Options that decide the output, except those
+            of documents, apply to iterables in any case.
     """
 
     help: str
@@ -181,8 +183,8 @@ class PackOptions:
         SourceKind,
         _of_source(
             "Kind of SOURCE, if it holds samples of several kinds, such as images and tars. auto recognizes the kind; "
-            "files is a directory of images; saved is a dataset that Hugging Face's datasets saved; table is a table "
-            "of paths."
+            "documents are texts or tokens; files is a directory of images; saved is a dataset that Hugging Face's "
+            "datasets saved; table is a table of paths."
         ),
     ] = "auto"
     layout: Annotated[
@@ -252,6 +254,21 @@ class PackOptions:
             "Optional if the file has exactly two columns. Samples of a source without a key column are numbered."
         ),
     ] = None
+    tokenizer: Annotated[
+        Tokenizer | str | None,
+        _deciding(
+            "Function that returns the tokens of a text, to pack texts as documents for PackedTokens.",
+            metavar="FILE.py:FUNCTION",
+        ),
+    ] = None
+    token_column: Annotated[
+        str | None,
+        _deciding(
+            "Column with the tokens or, with --tokenizer, the texts of documents. Optional if there is only one such "
+            "column, or one is named input_ids, tokens, text or content."
+        ),
+    ] = None
+    token_dtype: Annotated[TokenDtype, _deciding("Type of the tokens of documents.")] = "int32"
     on_changed: Annotated[
         OnChanged,
         _of_run(
@@ -360,7 +377,8 @@ class PackOptions:
         return {**settings, "num_tiled": num_tiled}
 
     def _find_deciding(self, always: Collection[str]) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in deciding_options() if name in always or self.find_given([name])}
+        names = [name for name in deciding_options() if name in always or self.find_given([name])]
+        return {name: _record(getattr(self, name)) for name in names}
 
 
 @cache
@@ -375,6 +393,20 @@ def deciding_options() -> list[str]:
     return [name for name, (_, option) in kinds_of_options().items() if option.decides_output]
 
 
+def _record(value: Any) -> Any:
+    """Return an option's value as manifests record it: a function's name, or the value itself."""
+    if not callable(value):
+        return value
+    function: Any = value if hasattr(value, "__qualname__") else type(value)
+    return f"{function.__module__}:{function.__qualname__}"
+
+
+def _check_tokenizer(value: object) -> object:
+    if not callable(value) and not isinstance(value, str):
+        raise TypeError(f"tokenizer must be a function of a text, or the name of one (file.py:function), got {value!r}")
+    return value
+
+
 def _check(name: str, value: Any, kind: Any, option: Option) -> Any:
     if get_origin(kind) in (Union, UnionType):  # Each union includes None.
         if value is None:
@@ -385,6 +417,7 @@ def _check(name: str, value: Any, kind: Any, option: Option) -> Any:
         "fields": lambda suffixes: tuple(suffix.lower().removeprefix(".") for suffix in suffixes),
         "classes": check_classes,
         "labels": make_path,
+        "tokenizer": _check_tokenizer,
     }
     if name in checks:
         return checks[name](value)
@@ -426,6 +459,9 @@ def pack(
     image_column: str | None = None,
     label_column: str | None = None,
     key_column: str | None = None,
+    tokenizer: Tokenizer | str | None = None,
+    token_column: str | None = None,
+    token_dtype: TokenDtype = "int32",
     on_changed: OnChanged = "raise",
     engine: Engine = "processes",
     ray_address: str | None = None,
@@ -442,10 +478,10 @@ def pack(
     Args:
         src: A directory of images, another tool's dataset, or an iterable of samples. A directory contains class
             folders with images, or only images. A dataset is a Parquet file or a directory of Parquet files, a dataset
-            that Hugging Face's ``datasets`` saved, tars, MDS shards, LitData chunks, an LMDB environment, or a CSV or
-            JSON Lines file of paths. An iterable yields mappings as for :meth:`ShardWriter.write`. Samples without
-            ``__key__`` are numbered. Iterables are packed in their order and in this process. A repeated call
-            with an iterable starts again.
+            that Hugging Face's ``datasets`` saved, tars, MDS shards, LitData chunks, an LMDB environment, a CSV or JSON
+            Lines file of paths, or documents for :class:`shardio.PackedTokens`. An iterable yields mappings as for
+            :meth:`ShardWriter.write`. Samples without ``__key__`` are numbered. Iterables are packed in their order and
+            in this process. A repeated call with an iterable starts again.
         dst: A new or empty directory, the directory of an interrupted pack to resume, or a URL such as
             ``s3://bucket/train``. With a URL, each shard is uploaded when it is complete, without a local copy of the
             dataset.
@@ -479,6 +515,9 @@ def pack(
         source_kind: The kind of ``src``, if it holds samples of several kinds: ``files`` for a directory of images, or
             ``lmdb``, ``litdata``, ``mds``, ``parquet``, ``saved`` (by Hugging Face's ``datasets``), ``table`` (of
             paths) or ``tars``. ``auto`` recognizes it. A table that only names or labels images is not a source.
+            ``documents`` are files of tokens (``.npy``, ``.safetensors``), or of texts or tokens (``.txt``, ``.jsonl``,
+            ``.parquet``), a file, a directory or a pattern. ``auto`` recognizes them if all files are ``.npy`` or
+            ``.safetensors``, or if an option of documents is set, such as ``tokenizer``.
         layout: ``auto`` accepts class folders or a flat directory, and refuses a source that looks different: one
             with splits, or with images and masks. ``classes`` treats each folder as a class, regardless of its
             name. ``flat`` creates no classes. ``pairs`` turns matching files into fields of one sample:
@@ -506,6 +545,13 @@ def pack(
         key_column: The column of ``labels`` with keys (``cats/0001``) or paths (``cats/0001.jpg``) below ``src``; by
             default, the first of two columns. Without ``labels``, the column of the source with keys; by default, the
             samples are numbered.
+        tokenizer: The function that returns the tokens of a text, as a sequence of integers, to pack texts as
+            documents. It is called in worker processes. Pass the function, or its name as
+            ``"path/to/file.py:function"`` or ``"package.module:function"``. The manifest records only the name.
+        token_column: The column with the tokens of documents or, with ``tokenizer``, their texts; by default, the only
+            such column, or the first of ``input_ids``, ``tokens``, ``text`` and ``content``.
+        token_dtype: The type of the tokens of documents, ``uint16`` or ``int32``. A token that does not fit is an
+            error.
         on_changed: What to do with a sample whose files change or become unreadable during the pack. ``raise`` stops
             with an error that names the files; ``skip`` leaves the sample out.
         engine: ``processes`` packs on this machine. ``ray`` packs on a Ray cluster, one task for each shard. All

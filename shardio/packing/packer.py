@@ -45,6 +45,7 @@ from shardio.packing.samples import DEFAULT_QUALITY, ValueEncoder, encode_sample
 from shardio.packing.shard_writer import ShardWriter, name_shard
 from shardio.packing.sources.directory import find_main_file, quote, refuse_url, scan_directory
 from shardio.packing.sources.source import (
+    OPTIONS_OF_DOCUMENTS,
     OPTIONS_OF_KINDS,
     SHOWN,
     SOURCES,
@@ -173,6 +174,11 @@ def _choose_kind(src: Path, options: PackOptions) -> SourceKind:
             raise PackError(f"{src} is not {_load_source(kind).what}: omit --source-kind {kind} (source_kind={kind!r})")
         return kind
     all_found = {kind: evidence for kind, source in _others().items() if (evidence := source.find(src)) is not None}
+    if "documents" in all_found:
+        if options.find_given(OPTIONS_OF_DOCUMENTS) is not None:
+            return "documents"
+        if not all_found["documents"].holds_samples:
+            del all_found["documents"]
     found = {kind: evidence.file for kind, evidence in all_found.items() if evidence.holds_samples}
     if all_found and (file := find_main_file(src, options)) is not None:
         found["files"] = file
@@ -347,7 +353,7 @@ def _write_dataset(
     samples = scan.samples
     execute = choose_executor(options, len(plan), samples.num_bytes)
     # Jobs do not need these options, which may be large or secret.
-    of_jobs = replace(options, classes=None, labels=None, storage_options=None)
+    of_jobs = replace(options, classes=None, labels=None, tokenizer=None, storage_options=None)
     try:
         shards = _write_shards(
             folder, samples, plan, partial(ShardJob, root=samples.root, options=of_jobs), execute, progress
@@ -468,6 +474,7 @@ def pack_iterable(
     """
     options_of = kinds_of_options().items()
     of_files = [name for name, (_, each) in options_of if not (each.decides_output or each.of_iterables)]
+    of_files += OPTIONS_OF_DOCUMENTS
     if name := (replace(options, num_workers=None) if options.num_workers == 1 else options).find_given(of_files):
         raise ValueError(f"{name} does not apply to an iterable of samples: omit it")
     preparation = Preparation(options, "")

@@ -508,6 +508,11 @@ def _open_source(
     packed = folder / f"{_PACKED_PREFIX}{xxhash.xxh3_64_hexdigest(os.fsencode(source.resolve()))}"
     if (packed / MANIFEST_NAME).exists():
         shutil.rmtree(packed)  # An earlier call packed the images, but they may have changed since.
+    if (tokenizer := manifest.pack.get("tokenizer")) is not None:  # Anyone may have written the manifest.
+        raise PackError(
+            f"{folder} was packed with --tokenizer {tokenizer}, and append runs no code that a manifest names: run "
+            f"shardio pack {source} NEW --tokenizer {tokenizer}, and append NEW"
+        )
     known: dict[str, Any] = {name: manifest.pack[name] for name in deciding_options() if name in manifest.pack}
     known["max_shard_size"] = known.get("max_shard_size") or DEFAULT_SHARD_SIZE
     try:

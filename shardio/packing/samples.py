@@ -290,6 +290,30 @@ def encode_array(array: Any) -> bytes:
     return file.getvalue()
 
 
+def encode_tokens(values: Any, dtype: str) -> bytes:
+    """Return tokens as a ``.npy`` file.
+
+    Args:
+        values: A sequence of integers.
+        dtype: The type of the tokens in the file, ``uint16`` or ``int32``.
+
+    Raises:
+        ValueError: If the values are not a sequence of integers, or a token does not fit.
+    """
+    tokens = np.asarray(values)
+    if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
+        raise ValueError(
+            f"tokens must be a one-dimensional sequence of integers, got {type(values).__name__} of the shape "
+            f"{tokens.shape} and the dtype {tokens.dtype}"
+        )
+    limits = np.iinfo(dtype)
+    if tokens.size and not limits.min <= tokens.min() <= tokens.max() <= limits.max:
+        wrong = tokens[(tokens < limits.min) | (tokens > limits.max)][0]
+        remedy = "--token-dtype int32 (token_dtype='int32')" if dtype == "uint16" else "smaller numbers"
+        raise ValueError(f"the token {wrong} does not fit in {dtype}: use {remedy}")
+    return encode_array(tokens.astype(dtype, copy=False))
+
+
 _START = 1024
 
 

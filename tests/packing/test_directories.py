@@ -468,11 +468,7 @@ def test_a_ray_cluster_writes_the_same_bytes(cluster: str, tmp_path: Path, monke
 
 
 def test_a_directory_of_other_files_suggests_their_suffix(tmp_path: Path) -> None:
-    source = tmp_path / "tokens"
-    source.mkdir()
-    for number in range(3):
-        np.save(source / f"{number}.npy", np.arange(number + 1))
-    with pytest.raises(PackError, match=r"To pack other files, .*: --fields npy \(fields=\['npy'\]\)"):
+    source = write_files(tmp_path / "sounds", {f"{number}.wav": b"RIFF" for number in range(3)})
+    with pytest.raises(PackError, match=r"To pack other files, .*: --fields wav \(fields=\['wav'\]\)$"):
         shardio.pack(source, tmp_path / "out")
-    shardio.pack(source, tmp_path / "out", fields=["npy"])
-    assert len(shardio.PackedTokens(tmp_path / "out", 4)) == 2
+    assert shardio.pack(source, tmp_path / "out", fields=["wav"]).num_samples == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -11,12 +12,15 @@ import shardio
 from shardio.cli.main import load_command
 from shardio.packing import PackOptions, PackResult, pack_source, rewriting
 from shardio.packing.pack_call import OPTIONS_OF_SHARDS, deciding_options, kinds_of_options
-from tests.sources import write_images
+from shardio.packing.sources.source import OPTIONS_OF_DOCUMENTS
+from tests.packing.packs import write_files
+from tests.sources import encode
 
 OTHER_VALUES: dict[str, Any] = {
     "fields": ("jpg", "cls"),
     "classes": ("class-0",),
     "labels": Path("labels.csv"),
+    "tokenizer": "encoding.py:encode",
     "storage_options": {"retries": 1},
 }
 """Values other than the defaults. For options that this table lacks, ``other_value`` chooses the values."""
@@ -26,6 +30,15 @@ NEEDED: dict[str, dict[str, Any]] = {
     "on_incomplete": {"layout": "pairs"},
 }
 """Other options that an option needs."""
+
+
+def write_sample(folder: Path, name: str, seed: int) -> None:
+    """Write an image, or a document if an option applies only to documents."""
+    if name in OPTIONS_OF_DOCUMENTS:
+        folder.mkdir()
+        (folder / f"{seed}.jsonl").write_text(json.dumps({"text": [seed]}))
+    else:
+        write_files(folder, {f"class-0/{seed}.jpg": encode(seed, width=8, height=8)})
 
 
 def other_value(name: str) -> Any:
@@ -64,8 +77,8 @@ def test_each_option_is_on_the_command_line(name: str) -> None:
 
 
 @pytest.mark.parametrize("is_resharded", [False, True])
-@pytest.mark.parametrize("name", deciding_options())
-def test_images_are_appended_with_the_options_that_decide_the_output(
+@pytest.mark.parametrize("name", [name for name in deciding_options() if name != "tokenizer"])
+def test_samples_are_appended_with_the_options_that_decide_the_output(
     tmp_path: Path, name: str, is_resharded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used = list[PackOptions]()
@@ -74,9 +87,8 @@ def test_images_are_appended_with_the_options_that_decide_the_output(
         used.append(options)
         return pack_source(source, out, options, *others)
 
-    write_images(tmp_path / "in", classes=1, per_class=1, width=8, height=8)
-    write_images(tmp_path / "more", classes=1, per_class=2, width=8, height=8)
-    (tmp_path / "more" / "class-0" / "name-000.jpg").unlink()
+    write_sample(tmp_path / "in", name, 0)
+    write_sample(tmp_path / "more", name, 1)
     out = tmp_path / "out"
     shardio.pack(tmp_path / "in", out, num_workers=1, **options_with(name))
     if is_resharded:

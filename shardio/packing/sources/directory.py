@@ -15,6 +15,7 @@ import numpy as np
 
 from shardio.errors import PackError
 from shardio.packing.pack_call import OnIncomplete, PackOptions
+from shardio.packing.sources.documents import DOCUMENT_SUFFIXES
 from shardio.packing.sources.files import (
     FileName,
     FileTable,
@@ -82,7 +83,10 @@ class Directory(PackSource):
 def _suggest_fields(suffixes: Sequence[str], options: PackOptions) -> str:
     if options.fields is not None or not suffixes:
         return ""
-    return f". To pack other files, name their suffixes: --fields {suffixes[0]} (fields=[{suffixes[0]!r}])"
+    text = f". To pack other files, name their suffixes: --fields {suffixes[0]} (fields=[{suffixes[0]!r}])"
+    if any(f".{suffix}" in DOCUMENT_SUFFIXES for suffix in suffixes):
+        text += ". To pack texts or tokens for PackedTokens, pass --source-kind documents (source_kind='documents')"
+    return text
 
 
 def scan_directory(src: Path, dst: Location, options: PackOptions) -> SourceScan:

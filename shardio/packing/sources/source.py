@@ -23,9 +23,10 @@ from shardio.storage import Location, read_and_stat
 if TYPE_CHECKING:
     from shardio.packing.pack_call import PackOptions
 
-SourceKind = Literal["auto", "files", "lmdb", "litdata", "mds", "parquet", "saved", "table", "tars"]
-"""The kind of a source: ``files`` is a directory of images or other files, ``saved`` is a directory written by
-``save_to_disk`` of ``datasets``, ``table`` is a table of paths, and ``auto`` recognizes the kind from the files."""
+SourceKind = Literal["auto", "documents", "files", "lmdb", "litdata", "mds", "parquet", "saved", "table", "tars"]
+"""The kind of a source: ``documents`` are texts or tokens, ``files`` is a directory of images or other files, ``saved``
+is a directory written by ``save_to_disk`` of ``datasets``, ``table`` is a table of paths, and ``auto`` recognizes the
+kind from the files."""
 
 SOURCES: Mapping[SourceKind, str] = {
     "saved": "tables:SavedDataset",
@@ -36,13 +37,16 @@ SOURCES: Mapping[SourceKind, str] = {
     "tars": "tars:Tars",
     "lmdb": "lmdb:LmdbEnvironment",
     "files": "directory:Directory",
+    "documents": "documents:Documents",
 }
 """The module in this folder and the :class:`PackSource` of each kind, in the order of the search. If several kinds find
 the same file, shardio chooses the first kind, so special kinds precede general kinds."""
 
 COLUMNS = ("image_column", "label_column", "key_column")
 
-OPTIONS_OF_KINDS = ("prefix_keys", "layout", "source_split", "fields", *COLUMNS)
+OPTIONS_OF_DOCUMENTS = ("tokenizer", "token_column", "token_dtype")
+
+OPTIONS_OF_KINDS = ("prefix_keys", "layout", "source_split", "fields", *COLUMNS, *OPTIONS_OF_DOCUMENTS)
 """The options that apply only to some kinds of sources."""
 
 

@@ -327,7 +327,8 @@ class ParquetFiles(PackSource):
                 raise PackError(
                     f"{src} holds no files that can be packed, and no column of {others[0]} holds the contents of "
                     "files. If this table names the files, pass the table itself as the source. To pack its rows as "
-                    "they are, pass --source-kind parquet (source_kind='parquet')"
+                    "they are, pass --source-kind parquet (source_kind='parquet'). To pack texts or tokens for "
+                    "PackedTokens, pass --source-kind documents (source_kind='documents')"
                 )
             if not paths:
                 paths, others = others, []
