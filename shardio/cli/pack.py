@@ -265,7 +265,7 @@ _OWN_TYPES: dict[str, Any] = {
 }
 """The command-line types of options whose types in Python differ."""
 
-_PANELS = ("Source", "Labels", "Images", SHARDS, "Running", STORAGE, "Options")
+_PANELS = ("Source", "Labels", "Images", "Documents", SHARDS, "Running", STORAGE, "Options")
 """The panels of ``--help`` in their order."""
 
 

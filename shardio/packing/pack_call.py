@@ -71,7 +71,9 @@ class Option:
 
 
 _of_source, _of_labels, _of_run = (partial(Option, panel=panel) for panel in ("Source", "Labels", "Running"))
-_of_images, _of_shards = (partial(Option, panel=panel, decides_output=True) for panel in ("Images", "Shards"))
+_of_images, _of_documents, _of_shards = (
+    partial(Option, panel=panel, decides_output=True) for panel in ("Images", "Documents", "Shards")
+)
 
 _ALWAYS_IDENTIFY = (
     *("max_shard_size", "max_shard_samples", "shuffle_seed", "check", "jpeg", "convert_to", "max_side", "quality"),
@@ -256,19 +258,19 @@ class PackOptions:
     ] = None
     tokenizer: Annotated[
         Tokenizer | str | None,
-        _deciding(
+        _of_documents(
             "Function that returns the tokens of a text, to pack texts as documents for PackedTokens.",
             metavar="FILE.py:FUNCTION",
         ),
     ] = None
     token_column: Annotated[
         str | None,
-        _deciding(
+        _of_documents(
             "Column with the tokens or, with --tokenizer, the texts of documents. Optional if there is only one such "
             "column, or one is named input_ids, tokens, text or content."
         ),
     ] = None
-    token_dtype: Annotated[TokenDtype, _deciding("Type of the tokens of documents.")] = "int32"
+    token_dtype: Annotated[TokenDtype, _of_documents("Type of the tokens of documents.")] = "int32"
     on_changed: Annotated[
         OnChanged,
         _of_run(
