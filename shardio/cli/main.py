@@ -49,11 +49,11 @@ PANELS = {
         "check": ("check", "Report which samples a loader repeats or loses"),
         "order": ("look", "Measure how well an epoch is shuffled"),
         "mix": ("mix", "Describe a mixture of datasets"),
-        "doctor": ("check", "Measure the speed of a dataset's store"),
+        "doctor": ("measure", "Find out whether loading holds training back"),
     },
     "Transform and train": {
         "augment": ("view", "Show what a recipe or a transform makes of images"),
-        "bench": ("check", "Measure the speed and find the bottleneck of loading"),
+        "bench": ("measure", "Measure the speed and find the bottleneck of loading"),
         "train": ("train", "Train a classifier"),
     },
     "Single JPEG files": {

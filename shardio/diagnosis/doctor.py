@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
@@ -68,6 +68,20 @@ class Diagnosis:
         return "\n".join(
             [self.verdict, "", *self._describe_rates(), *self._describe_stages(), *self._describe_advice()]
         )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the figures and the advice as JSON values. Times are in seconds."""
+        names = ("samples_per_s", "batch_size", "start_s", "epoch_s", "cpu_s", "own_cpu_s", "busy", "waiting")
+        runs = {"loader": self.run, "both": self.both}
+        return {
+            "verdict": self.verdict,
+            "keeps_up": self.keeps_up,
+            "step_samples_per_s": self.step_rate,
+            "num_processors": self.num_processors,
+            **{key: run and {name: getattr(run, name) for name in names} for key, run in runs.items()},
+            "stages": {str(stage): share for stage, share in self.profile.stages.items()} if self.profile else {},
+            "advice": [asdict(advice) for advice in self.advice],
+        }
 
     def _describe_rates(self) -> Iterator[str]:
         yield f"{'':<34}{'samples/s':>12}"

@@ -86,6 +86,7 @@ def profile_samples(
         seconds: The time after which no further sample is made.
     """
     iterator, samples = make(), list[Any]()
+    next(iterator, None)  # The first sample may load libraries.
     began, cpu_began, queued_before = perf_counter(), process_time(), _read_queued()
     for sample in islice(iterator, num_samples):
         samples.append(sample)
@@ -100,7 +101,8 @@ def profile_samples(
     sample_s = (perf_counter() - began - (_read_queued() - queued_before)) / num_timed
     clock = _StageClock()
     with _observe_opencv(clock.images), clock.running():
-        profiled = list(islice(iterator, num_timed)) or list(islice(make(), num_timed))
+        profiled = list(islice(iterator, num_timed))
+        profiled += islice(make(), num_timed - len(profiled))
         if collate_fn is not None:
             collate_fn(profiled)
     total_s = sum(clock.seconds.values()) or 1.0

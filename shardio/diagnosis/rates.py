@@ -94,7 +94,7 @@ def run_loader(loader: Iterable[Any], seconds: float, num_processors: int, step:
         samples_per_s=rate,
         batch_size=batch_size,
         start_s=start_s,
-        epoch_s=None if length is None else start_s + length * batch_size / rate,
+        epoch_s=None if length is None else start_s * (not parts[0].is_whole) + length * batch_size / rate,
         cpu_s=cpu_s / num_cpu,
         own_cpu_s=sum(part.own_cpu_s for part in with_cpu) / num_cpu,
         busy=min(cpu_s / (cpu_wall_s * num_processors), 1.0) if cpu_wall_s else 0.0,
@@ -121,8 +121,12 @@ class _FirstBatches:
 
 @dataclass(slots=True)
 class _Part:
-    """The measured part of an epoch. Processor times are those of fewer samples, because they are read less often."""
+    """The measured part of an epoch, or the whole epoch if it is short.
 
+    Processor times are those of fewer samples, because they are read less often.
+    """
+
+    is_whole: bool = False
     start_s: float = 0.0
     num_samples: int = 0
     elapsed_s: float = 0.0
@@ -138,11 +142,12 @@ def _run_epoch(
     loader: Iterable[Any], seconds: float, num_skipped: int, length: int | None, step: Step | None, first: _FirstBatches
 ) -> _Part:
     part, processes = _Part(), list[psutil.Process]()
+    num_samples, wait_s, number = 0, 0.0, 0
+    skipped_samples, skipped_s = 0, 0.0
+    cpu: _Cpu | None = None  # None before the measurement begins.
     began = before = perf_counter()
-    iterator, number, num_samples, wait_s = iter(loader), 0, 0, 0.0
-    is_measuring = False
-    cpu: _Cpu | None = None
-    while not (is_measuring and part.elapsed_s >= seconds):
+    iterator = iter(loader)
+    while part.elapsed_s < seconds:
         asked = perf_counter()
         try:
             batch = next(iterator)
@@ -155,19 +160,21 @@ def _run_epoch(
         if step is not None:
             step(batch)
             synchronize()
-        if is_measuring:
-            part.num_samples, part.wait_s, part.elapsed_s = num_samples, wait_s, perf_counter() - before
+        if cpu is not None:
+            part.num_samples, part.wait_s = num_samples - skipped_samples, wait_s - skipped_s
+            part.elapsed_s = perf_counter() - before
             is_last = number == length or part.elapsed_s >= seconds  # Workers may end with the last batch.
-            if cpu is not None and (is_last or perf_counter() - cpu.read_at > CPU_EVERY_S):
-                cpu = _add_cpu(part, cpu, num_samples, processes)
+            if is_last or perf_counter() - cpu.read_at > CPU_EVERY_S:
+                cpu = _add_cpu(part, cpu, part.num_samples, processes)
         elif number > num_skipped:
-            is_measuring, num_samples, wait_s = True, 0, 0.0
+            skipped_samples, skipped_s = num_samples, wait_s
             processes = psutil.Process().children(recursive=True)
             part.workers = _describe_workers(processes)
             cpu, before = _read_cpu(0, processes), perf_counter()
     if not number:
         raise ValueError("the loader yields no batches")
     if not part.num_samples:  # The epoch is too short to leave out its beginning.
+        part.is_whole = True
         part.num_samples, part.wait_s, part.elapsed_s = num_samples, wait_s, perf_counter() - began
     return part
 

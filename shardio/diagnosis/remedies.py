@@ -35,6 +35,9 @@ WORTHWHILE = 1.1
 MUCH_MEMORY = 256 << 20
 """The memory in bytes, of all copies of a dataset, that is worth advice."""
 
+MUCH_READING_S = 0.1
+"""The smallest time for reading, in seconds, that shows more than the start of an epoch."""
+
 BASE_THREADS = 3
 """The number of threads that a worker process of torch's has without those of other libraries."""
 
@@ -96,6 +99,12 @@ class LoaderEvidence:
     def dataset(self) -> Any:
         """The innermost dataset: Subsets and shardio's wrappers are removed."""
         return unwrap(getattr(self.loader, "dataset", None)).dataset
+
+    @property
+    def source(self) -> str:
+        """The directory of the dataset, for commands; a placeholder if it is unknown."""
+        root = getattr(self.dataset, "root", None)
+        return str(root) if isinstance(root, str | Path) else "SOURCE"
 
     def try_change(self, kind: type[Any] | None = None, **changes: Any) -> float:
         """Return the speed-up of the loader with other arguments."""
@@ -312,25 +321,25 @@ def _name_collation(evidence: LoaderEvidence) -> str:
 
 
 def _advise_storage(evidence: LoaderEvidence) -> Advice | None:
-    profile = evidence.profile
-    stats = evidence.stats
+    profile, stats = evidence.profile, evidence.stats
+    is_packed = stats is not None and stats.stored is not None and stats.stored.in_shards
     if stats is not None:
         seconds = stats.seconds_by_stage()
         seconds.pop("idle", None)
         share = seconds["read"] / (sum(seconds.values()) or 1.0)
-        waits = share > 0.5
-    elif profile is not None:
-        share = profile.share("reading")
-        waits = profile.waits and share > 0.4
+        is_slow = share > 0.5 and stats.read_s > MUCH_READING_S
     else:
+        share = 0.0 if profile is None else profile.share("reading")
+        is_slow = profile is not None and profile.waits and share > 0.4
+    if not is_slow:
         return None
-    if not waits:
-        return None
+    packing = (
+        f"pack the samples (shardio pack {evidence.source} OUT): shards are read in large pieces, ahead of training"
+    )
     return Advice(
         cause=f"slow storage: reading takes {share:.0%} of a sample's time",
-        remedy="pack the samples: shardio pack SOURCE OUT. Shards are read in large pieces, ahead of training; from a "
-        "bucket, also set cache=",
-        speedup=1 / (1 - share) if share < 1 else None,
+        remedy="use a local disk, cache= for a bucket, or more workers" if is_packed else packing,
+        speedup=1 / max(1 - share, 0.01),
     )
 
 
@@ -372,7 +381,7 @@ def _advise_stored_form(evidence: LoaderEvidence) -> Advice | None:
         option += " (changes pixels)"
     return Advice(
         cause=cause,
-        remedy=f"shardio pack SOURCE OUT {option}\ndataset = shardio.ShardDataset('OUT', shuffle=True, transform=…)",
+        remedy=f"shardio pack {evidence.source} OUT {option}\ndataset = shardio.ShardDataset('OUT', shuffle=True, transform=…)",
         speedup=speedup,
     )
 

@@ -48,7 +48,7 @@ SMOKE: dict[str, tuple[str, str]] = {
     "check": ("packed/old --world-size 2", "epoch 0: right: 21 samples: 20 delivered once, "),
     "order": ("packed/old", "0, seed 0: 21 samples in 5 shards"),
     "mix": ("mixture.json", "an epoch has 21 samples"),
-    "doctor": ("packed/old --seconds 0.1", "ms for one byte"),
+    "doctor": ("packed/old --seconds 0.1", "Without a training step"),
     "augment": ("images --recipe cifar -o augmented.png", "augmented.png: "),
     "bench": ("packed/old --num-workers 0", "epoch 0: 21 samples in 1 batch"),
     "train": ("packed/old --epochs 1 --num-workers 0 --image-size 16 --device cpu", "epoch 0  loss "),

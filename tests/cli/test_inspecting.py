@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tarfile
 import uuid
@@ -333,7 +334,7 @@ def test_latency_and_bandwidth_are_those_of_the_store(seaweedfs_server: Server, 
     with FaultProxy(seaweedfs_server.host, seaweedfs_server.port, script) as proxy:
         options = seaweedfs_server.behind(proxy.host, proxy.port).options
         arguments = [f"--storage-option={name}={value}" for name, value in options.items()]
-        found = json.loads(run("doctor", url, "--seconds", 0.3, "--json", *arguments).stdout)
+        found = json.loads(run("doctor", url, "--seconds", 0.3, "--json", *arguments).stdout)["store"]
     assert found["latency_s"] >= 0.05
     assert found["bytes_per_s"]["1"] <= 2.2e6, "the proxy limits a single connection"
     assert found["bytes_per_s"]["16"] > 4 * found["bytes_per_s"]["1"], "several connections exceed the limit"
@@ -346,3 +347,34 @@ def test_it_says_whether_the_store_is_fast_enough(measured: Path, rate: float, v
     output = run("doctor", measured, "--seconds", 0.05, "--rate", rate).stdout
     assert verdict in output
     assert "ms for one byte" in output
+
+
+SCRIPT = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def make_loader():
+    return DataLoader(TensorDataset(torch.zeros(64, 3)), batch_size=8)
+
+
+def step(batch):
+    return batch[0].sum()
+"""
+
+
+def test_the_doctor_examines_loaders_of_scripts_and_datasets(packed: Path, images: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    short, make, step = ("--seconds", 0.05), f"{tmp_path / 'train.py'}:make_loader", f"{tmp_path / 'train.py'}:step"
+    output = run("doctor", make, "--step", step, *short).stdout
+    assert re.match(r"Loading (holds training back|is not the bottleneck): training waits \d+% of its time", output)
+    found = json.loads(run("doctor", make, *short, "--json").stdout)
+    assert found["store"] is None
+    assert (found["loader"]["step_samples_per_s"], found["loader"]["loader"]["batch_size"]) == (None, 8)
+    for source in (packed, images):
+        output = run("doctor", source, "--num-workers", 0, "--batch-size", 4, "--rate", 5, *short).stdout
+        assert "\nneeded: 5 samples/s; the loader delivers " in output
+        assert "decoding, cropping, resizing" in output
+    assert "--rate applies only to datasets: pass --step instead" in usage_error("doctor", make, "--rate", 5)
+    assert "has no function 'none'" in usage_error("doctor", f"{tmp_path / 'train.py'}:none")
+    assert "no such directory" in error_of("doctor", tmp_path / "nothing")

@@ -20,8 +20,8 @@ import torch
 
 import shardio
 from shardio.cli import train as command
-from shardio.cli.check import ThroughputMeter
 from shardio.cli.main import load_command, main
+from shardio.cli.measure import ThroughputMeter
 from shardio.cli.options import has_class_folders
 from shardio.cli.train import VARIABLES, choose_threads, leave_processors_to_workers
 from shardio.errors import FormatError, StateError

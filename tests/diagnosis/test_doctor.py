@@ -53,6 +53,14 @@ def test_without_a_step_the_doctor_measures_and_advises(tmp_path: Path) -> None:
     assert "Numbers.__getitem__ (patients.py)" in str(diagnosis)
 
 
+@pytest.mark.parametrize("num_batches", [1, 2, 5])
+def test_epochs_of_few_batches_have_a_rate(num_batches: int) -> None:
+    run = run_loader([torch.zeros(4, 2)] * num_batches, 0.01, 2)
+    assert run.samples_per_s > 0
+    assert run.epoch_s is not None
+    assert 0 <= run.waiting <= 1
+
+
 def test_any_iterable_can_be_diagnosed_and_an_empty_one_is_an_error() -> None:
     batches = [{"x": torch.zeros(4, 2), "y": torch.arange(4)} for _ in range(50)]
     diagnosis = shardio.doctor(batches, step=len, seconds=0.05)
@@ -97,7 +105,7 @@ def test_each_moment_of_a_sample_belongs_to_one_stage(tmp_path: Path) -> None:
     write_images(tmp_path / "images", classes=2, per_class=20, width=320, height=240)
     steps = [transforms.RandomResizedCrop(64), transforms.ToTensor(), patients.LoopTransform()]
     folder = datasets.ImageFolder(str(tmp_path / "images"), transforms.Compose(steps))
-    profile = profile_samples(lambda: (folder[index] for index in range(40)), None, 20, 60)
+    profile = profile_samples(lambda: (folder[index % 40] for index in range(41)), None, 20, 60)
     assert profile is not None
     assert profile.num_samples == 20
     assert sum(profile.stages.values()) == pytest.approx(1)
@@ -116,7 +124,7 @@ def test_each_moment_of_a_sample_belongs_to_one_stage(tmp_path: Path) -> None:
 def test_opencv_is_observed_only_while_samples_are_profiled(tmp_path: Path) -> None:
     write_images(tmp_path / "images", classes=1, per_class=8, width=96, height=64)
     files, before = patients.Files(tmp_path / "images"), cv2.imread
-    profile = profile_samples(lambda: (files[index] for index in range(8)), None, 4, 60)
+    profile = profile_samples(lambda: (files[index % 8] for index in range(9)), None, 4, 60)
     assert profile is not None
     assert [(image.format, image.size) for image in profile.images] == [("JPEG", (96, 64))] * 4
     assert all(Path(image.path).is_file() for image in profile.images)
