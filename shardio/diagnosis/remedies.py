@@ -239,17 +239,25 @@ def _advise_replacement(evidence: LoaderEvidence) -> Advice | None:
             speedup=speedup,
             is_measured=True,
         )
-    steps = getattr(dataset.transform, "transforms", [dataset.transform] if dataset.transform is not None else [])
-    kept = [step for step in steps if type(step).__name__ not in FLOAT_CONVERSIONS]
-    dropped = [type(step).__name__ for step in steps if step not in kept]
-    transform = type(dataset.transform)(kept) if hasattr(dataset.transform, "transforms") else (kept or [None])[0]
-    folder = ImageFolder(dataset.root, transform=transform)
+    pipeline = dataset.transform
+    if not isinstance(steps := getattr(pipeline, "transforms", None), list):
+        return None
+    names = [type(step).__name__ for step in steps]
+    dropped = [name for name in names if name in FLOAT_CONVERSIONS]
+    if dropped:  # shardio's transforms replace the steps before PILToTensor. Its result is a tensor, as before.
+        is_kept = [name not in (*FLOAT_CONVERSIONS, "ToImage") for name in names]
+        kept, place = [step for step, keeps in zip(steps, is_kept, strict=True) if keeps], names.index(dropped[0])
+        package = sys.modules[type(pipeline).__module__.rpartition(".")[0]]
+        kept.insert(sum(is_kept[:place]), package.PILToTensor())
+        pipeline = type(pipeline)(kept)
+    folder = ImageFolder(dataset.root, transform=pipeline)
     speedup = evidence.try_loader(rebuild(loader, DataLoader, dataset=folder, sampler=EpochSampler(folder)))
-    without = f" without {' and '.join(dropped)}, which DevicePrefetcher(loader, normalize=…) does" if dropped else ""
+    change = f"  # with PILToTensor() in place of {' and '.join(dropped)}" if dropped else ""
+    normalize = "\nloader = shardio.DevicePrefetcher(loader, normalize=(mean, std))" if dropped else ""
     return Advice(
         cause="torchvision's ImageFolder decodes whole images, one at a time",
-        remedy=f"dataset = shardio.ImageFolder({dataset.root!r}, transform=…){without}\n"
-        "loader = shardio.DataLoader(dataset, sampler=shardio.EpochSampler(dataset), …)",
+        remedy=f"dataset = shardio.ImageFolder({dataset.root!r}, transform=…){change}\n"
+        f"loader = shardio.DataLoader(dataset, sampler=shardio.EpochSampler(dataset), …){normalize}",
         speedup=speedup,
         is_measured=True,
     )
@@ -381,7 +389,8 @@ def _advise_stored_form(evidence: LoaderEvidence) -> Advice | None:
         option += " (changes pixels)"
     return Advice(
         cause=cause,
-        remedy=f"shardio pack {evidence.source} OUT {option}\ndataset = shardio.ShardDataset('OUT', shuffle=True, transform=…)",
+        remedy=f"shardio pack {evidence.source} OUT {option}\n"
+        "dataset = shardio.ShardDataset('OUT', shuffle=True, transform=…)",
         speedup=speedup,
     )
 
