@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import sysconfig
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -54,7 +54,6 @@ class SampleProfile:
         cpu_s: The processor time for one sample, in seconds, measured without profiling.
         stages: The share of each stage in the time, the largest first.
         images: The images that Pillow and OpenCV opened.
-        output_size: The size (width, height) of the first image of a sample; None if it has none.
     """
 
     num_samples: int
@@ -62,7 +61,6 @@ class SampleProfile:
     cpu_s: float
     stages: dict[SampleStage, float]
     images: Sequence[SeenImage] = ()
-    output_size: tuple[int, int] | None = None
 
     @property
     def waits(self) -> bool:
@@ -85,8 +83,8 @@ def profile_samples(
         num_samples: The maximum number of samples.
         seconds: The time after which no further sample is made.
     """
+    next(make(), None)  # The first sample may load libraries.
     iterator, samples = make(), list[Any]()
-    next(iterator, None)  # The first sample may load libraries.
     began, cpu_began, queued_before = perf_counter(), process_time(), _read_queued()
     for sample in islice(iterator, num_samples):
         samples.append(sample)
@@ -113,7 +111,6 @@ def profile_samples(
         cpu_s=cpu_s,
         stages=dict(sorted(shares.items(), key=lambda item: -item[1])),
         images=clock.images,
-        output_size=_find_size(samples[0]),
     )
 
 
@@ -274,17 +271,3 @@ def _observe_opencv(images: list[SeenImage]) -> Iterator[None]:
         yield
     finally:
         cv2.imdecode, cv2.imread = imdecode, imread
-
-
-def _find_size(sample: Any) -> tuple[int, int] | None:
-    """Return the size (width, height) of the first image in a sample: a tensor, an array or a Pillow image."""
-    values: Iterable[Any] = sample.values() if isinstance(sample, dict) else sample
-    for value in [sample] if hasattr(sample, "shape") or not isinstance(sample, dict | list | tuple) else values:
-        shape = getattr(value, "shape", None)
-        if shape is not None and len(shape) == 3:
-            is_channels_last = shape[2] in (1, 3, 4)
-            height, width = shape[:2] if is_channels_last else shape[1:]
-            return int(width), int(height)
-        if shape is None and isinstance(size := getattr(value, "size", None), tuple):
-            return int(size[0]), int(size[1])
-    return None

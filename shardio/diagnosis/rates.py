@@ -224,6 +224,19 @@ def find_labels(batch: Any) -> list[int] | None:
     return None
 
 
+def find_image_size(batch: Any) -> tuple[int, int] | None:
+    """Return the size (height, width) of the images in a batch, its first value of four dimensions; None if none."""
+    if isinstance(batch, Mapping | list | tuple):
+        values = batch.values() if isinstance(batch, Mapping) else batch
+        return next((size for value in values if (size := find_image_size(value)) is not None), None)
+    shape: tuple[int, ...] = tuple(getattr(batch, "shape", ()))
+    if len(shape) != 4:
+        return None
+    is_channels_last = shape[3] in (1, 3, 4)
+    height, width = shape[1:3] if is_channels_last else shape[2:4]
+    return int(height), int(width)
+
+
 def _find_length(loader: Any) -> int | None:
     with suppress(TypeError, NotImplementedError):  # As for torch's loaders over iterable datasets.
         return len(loader)

@@ -20,7 +20,7 @@ from torch.utils.data._utils.collate import default_collate
 
 from shardio.datasets import EpochSampler, ImageFolder, ShardDataset, ShardMapDataset, unwrap
 from shardio.diagnosis.profiling import SampleProfile
-from shardio.diagnosis.rates import LoaderRun, run_loader
+from shardio.diagnosis.rates import LoaderRun, find_image_size, run_loader
 from shardio.images import find_field, find_format, open_image
 from shardio.loader import DataLoader
 from shardio.loader.executor import TorchDataLoader
@@ -353,18 +353,15 @@ def _advise_storage(evidence: LoaderEvidence) -> Advice | None:
 
 def _advise_stored_form(evidence: LoaderEvidence) -> Advice | None:
     """Suggest another way to store the images, measured on some of them."""
-    profile = evidence.profile
-    if profile is None or profile.output_size is None:
-        return None
+    size = find_image_size(evidence.run.batches[0])
     contents = list(islice(_read_images(evidence), 32))
-    if not contents:
+    if size is None or not contents:
         return None
     images = [open_image(content) for content in contents]
     formats = {find_format(content) or "?" for content in contents}
     stored = None if evidence.stats is None else evidence.stats.stored
-    width, height = profile.output_size
-    ratio = fmean(min(image.size) for image in images) / min(width, height)
-    side = 2 * max(width, height)
+    ratio = fmean(min(image.size) for image in images) / min(size)
+    side = 2 * max(size)
     others = sorted(formats - {"JPEG"})
     if ratio > 3:
         cause = f"images are {ratio:.0f} times as large as their crops"
@@ -376,13 +373,7 @@ def _advise_stored_form(evidence: LoaderEvidence) -> Advice | None:
     else:
         cause, settings = "whole JPEGs are decoded for each crop", {"jpeg": "tile"}
     option = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in settings.items())
-    packed_s = time_packed(contents, (height, width), settings)
-    own = profile.share("your code") + sum(
-        share
-        for stage, share in profile.stages.items()
-        if stage.kind == "transform" and "Crop" not in stage.name and "Resize" not in stage.name
-    )
-    speedup = profile.cpu_s / (packed_s + own * profile.cpu_s)
+    speedup = _estimate_packed(evidence, contents, size, settings)
     if speedup < WORTHWHILE:
         return None
     if settings != {"jpeg": "tile"}:
@@ -393,6 +384,26 @@ def _advise_stored_form(evidence: LoaderEvidence) -> Advice | None:
         "dataset = shardio.ShardDataset('OUT', shuffle=True, transform=…)",
         speedup=speedup,
     )
+
+
+def _estimate_packed(
+    evidence: LoaderEvidence, contents: Sequence[bytes], size: tuple[int, int], settings: Mapping[str, Any]
+) -> float:
+    """Return the speed-up of a loader whose images are packed with some options."""
+    packed_s, profile = time_packed(contents, size, settings), evidence.profile
+    if evidence.stats is not None:
+        seconds = evidence.stats.seconds_by_stage()
+        seconds.pop("idle", None)
+        decoding = seconds["decode"] / (sum(seconds.values()) or 1.0)
+        return 1 / (1 - decoding + decoding * packed_s / time_packed(contents, size, {}))
+    if profile is None:
+        return 0.0
+    kept = profile.share("your code") + sum(
+        share
+        for stage, share in profile.stages.items()
+        if stage.kind == "transform" and "Crop" not in stage.name and "Resize" not in stage.name
+    )
+    return profile.cpu_s / (packed_s + kept * profile.cpu_s)
 
 
 def _read_images(evidence: LoaderEvidence) -> Iterator[bytes]:
