@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import sys
@@ -95,3 +96,34 @@ def test_lists_of_other_tools_datasets_name_every_kind() -> None:
     words = [kind.replace("table", "csv") for kind in SOURCES if kind != "files"]
     for text in texts:
         assert [word for word in words if word not in text.lower()] == [], text
+
+
+TROUBLES = (ROOT / "docs" / "troubleshooting.md").read_text()
+
+
+def messages_of_the_package() -> list[str]:
+    """Return each string in the package, with … for the values in it."""
+    found = list[str]()
+    for path in (ROOT / "shardio").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = [str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values]
+                found.append("".join(parts))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    return found
+
+
+def test_the_page_on_troubles_names_every_public_error() -> None:
+    values: list[Any] = [getattr(shardio, name) for name in shardio.__all__]
+    errors = [each for each in values if isinstance(each, type) and issubclass(each, shardio.ShardioError)]
+    assert len(errors) == 13
+    assert [each.__name__ for each in errors if f"`{each.__name__}`" not in TROUBLES] == []
+
+
+def test_the_page_on_troubles_quotes_messages_of_the_package() -> None:
+    quoted = re.findall(r"\*\*`([^`]+)`\*\*", re.sub(r"\s+", " ", TROUBLES))
+    assert len(quoted) > 40
+    messages = "\n".join(message.replace("\n", " ") for message in messages_of_the_package())
+    missing = [text for text in quoted if not re.search(".*".join(map(re.escape, text.split("…"))), messages)]
+    assert missing == []
