@@ -123,8 +123,9 @@ class IndexFile:
             self._file = location.open(whole=True)
         except (FileNotFoundError, IsADirectoryError) as error:  # Other errors do not mean that the index is damaged.
             raise FormatError(
-                f"the index {location} cannot be opened: {error}. Copy the index there, or pack the dataset again. If "
-                "shardio did not pack the tar, open the dataset again: shardio then creates a new index"
+                f"the index {location} cannot be opened: {error}. Copy the index there, or rebuild it from its tar "
+                "(shardio repair). If shardio did not pack the tar, open the dataset again: shardio then creates a new "
+                "index"
             ) from error
         try:
             self.header, self._begins, self.num_key_bytes = self._read_layout()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import tarfile
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from shardio.errors import FormatError, SampleError, StaleIndexError
 from shardio.reading import SampleReader
 from shardio.sample import Sample
-from shardio.shards import Manifest, open_table, shard_index, write_manifest, write_shard
+from shardio.shards import Manifest, open_table, repair, shard_index, write_manifest, write_shard
 from shardio.shards.index import read_columns
 from shardio.storage import parse_location
 from tests.files import count_open_files
@@ -333,3 +334,14 @@ def test_no_flipped_bit_of_an_index_silently_changes_what_is_read(two_shards: Pa
     assert changed == []
     path.write_bytes(content)
     assert read_all(two_shards) == expected
+
+
+def test_a_missing_index_of_a_packed_dataset_is_an_error_that_names_the_command_that_rebuilds_it(
+    packed: Path, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(packed, tmp_path / "copy")
+    (copy / "shard-000000.tar.idx").unlink()
+    with pytest.raises(FormatError, match=r"\.idx cannot be opened: .* rebuild it from its tar \(shardio repair\)"):
+        SampleReader(open_table(copy)).describe(0, ())
+    repair(parse_location(copy))
+    SampleReader(open_table(copy)).describe(0, ())
