@@ -58,7 +58,6 @@ def test_every_transform_of_shardio_is_builtin_and_obeys_the_laws_here() -> None
     found = {each for each in public if isinstance(each, type) and issubclass(each, tr.Transform)} - bases
     assert found == set(map(type, EACH))
     assert all(map(tr.is_builtin, EACH))
-    assert len(found) == 27
 
 
 @pytest.mark.parametrize(
