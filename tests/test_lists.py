@@ -26,6 +26,7 @@ from shardio.packing.sources.source import SOURCES
 
 ROOT = Path(shardio.__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+PROMISES = (ROOT / "docs" / "promises.md").read_text()
 
 
 def literals(kind: Any) -> set[str]:
@@ -67,9 +68,18 @@ def test_a_docstring_that_names_some_values_of_a_setting_names_all() -> None:
     assert {"pack: source_kind", "EpochSettings: remainder"} <= set(complete)
 
 
-def test_the_readme_explains_every_remainder_policy() -> None:
-    (paragraph,) = re.findall(r"^`remainder` decides.*?\n\n", README, re.MULTILINE | re.DOTALL)
-    assert set(re.findall(r"`(\w+)`", paragraph)) - {"remainder", "valid"} == set(POLICIES)
+def test_the_promises_explain_every_remainder_policy() -> None:
+    rows = PROMISES.partition("| `remainder=` | effect |")[2]
+    assert set(re.findall(r"^\| `(\w+)`", rows, re.MULTILINE)) == set(POLICIES)
+
+
+def test_the_files_that_test_the_promises_exist() -> None:
+    rows = re.findall(r"^\| (?!promise |---|`).+ \| (.+) \|$", PROMISES, re.MULTILINE)
+    assert len(rows) >= 15
+    for row in rows:
+        paths = re.findall(r"`((?:tests|tools)/[^`]+)`", row)
+        assert any(path.startswith("tests/") for path in paths), row
+        assert [path for path in paths if not (ROOT / path).is_file()] == []
 
 
 @pytest.mark.parametrize(

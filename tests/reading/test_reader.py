@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,13 @@ def test_a_tar_truncated_before_or_during_reading_is_named(packed: Path, tmp_pat
         reader.read(np.array([4]), ["jpg"])
     assert_raises(StaleIndexError, r"shard-000001\.tar has changed", reader.read, np.array([5]), ["jpg"])
     reader.close()
+
+
+def test_a_missing_tar_is_named(packed: Path, tmp_path: Path) -> None:
+    table = open_table(shutil.copytree(packed, tmp_path / "copy"))
+    paths_of(table.tars)[1].unlink()
+    with closing(SampleReader(table)) as reader:
+        assert_raises(FileNotFoundError, r"shard-000001\.tar", reader.read, np.array([5]), ["jpg"])
 
 
 def test_a_shard_of_another_pack_is_refused(packed: Path, images: Path, tmp_path: Path) -> None:
