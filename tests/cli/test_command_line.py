@@ -27,8 +27,6 @@ from tests.processes import run_python
 from tests.sources import encode, write_images
 from tests.tars import write_tar
 
-README = Path(shardio.__file__).parents[1] / "README.md"
-
 SMOKE: dict[str, tuple[str, str]] = {
     "pack": ("images packed/new", "packed 21 samples of 3 classes into 1 shard"),
     "index": ("tars", "/a.tar: 1 sample"),
@@ -74,12 +72,6 @@ def test_each_command_runs_in_a_process_of_its_own(images: Path, packed: Path, t
     done = run_python("-m", "shardio", command, *arguments.split(), cwd=tmp_path)
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
     assert printed in done.stdout
-
-
-def test_the_readme_names_every_command() -> None:
-    rows = re.findall(r"^\| (`shardio .+?) \|", README.read_text(), re.MULTILINE)
-    named = {command for row in rows for command in re.findall(r"`shardio ([\w-]+)", row)}
-    assert named == set(MODULES)
 
 
 FOR_TERMINALS_OR_PIXELS = {"torch", "matplotlib", "rich", "PIL", "cv2", "simplejpeg", "shardio.kernel.functions"}
