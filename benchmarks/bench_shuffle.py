@@ -16,8 +16,8 @@ import numpy as np
 import webdataset
 from numpy.typing import NDArray
 
-from shardio.cli.terminal import count
 from shardio.order import EpochOrder, OrderQuality, choose_settings, divide_among_ranks, measure_quality
+from shardio.values import count
 
 HEADER = """\
 | order | moved by | neighbors apart | same shard, × ideal | shards open, mean (max) | bytes read, × share |

@@ -31,10 +31,10 @@ from benchmarks.photographs import (
 )
 from benchmarks.stages import decoded_share
 from benchmarks.timing import alternate, ratios, summarize
-from shardio.cli.terminal import count
 from shardio.images import DEFAULT_MAX_PIXELS, Pixels, decode_image, tiling, use_one_thread
 from shardio.images.jpeg.head import read_head
 from shardio.images.tiling import reencode_jpeg, tile_jpeg, untile_jpeg
+from shardio.values import count
 
 ROW = 0
 """The number that means an interval as long as the MCU row."""

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from shardio.values import count
+
 MAX_DEPTH = 16
 """The maximum number of nested wrappers to search. Some objects claim to have every attribute."""
 
@@ -145,7 +147,7 @@ def _find_names(dataset: Any) -> Any:
 
 
 def _describe(dataset: Any) -> str:
-    return f"{type(dataset).__name__} with {len(dataset.classes)} classes"
+    return f"{type(dataset).__name__} with {count(len(dataset.classes), 'class', 'classes')}"
 
 
 def _shorten(names: Sequence[str]) -> str:

@@ -28,6 +28,8 @@ from typing import Any, Generic, Protocol, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.values import count
+
 T = TypeVar("T")
 
 _BLOCK = 4096
@@ -151,7 +153,7 @@ class SharedList(MutableSequence[T], Generic[T]):
 
     def __repr__(self) -> str:
         first = ", ".join(map(repr, self[:3]))
-        return f"SharedList([{first}{', …' if len(self) > 3 else ''}], {len(self)} values)"
+        return f"SharedList([{first}{', …' if len(self) > 3 else ''}], {count(len(self), 'value')})"
 
     def __getstate__(self) -> dict[str, Any]:
         if self._packed is None:

@@ -31,6 +31,7 @@ from shardio.errors import FormatError, StateError, StoreError
 from shardio.process import describe_error, let_through
 from shardio.shards.tar_scan import IncompleteTarError, StreamedSample, StreamedTar
 from shardio.storage import Location, ReplacedError, find_url, make_path, parse_location, read_pieces
+from shardio.values import count
 
 COMMAND = "pipe:"
 """The prefix of a stream's name if the stream is the output of a command."""
@@ -282,18 +283,18 @@ class ShardStream:
         num_samples = self.place.num_samples
         if self.place == self._start:
             return StateError(
-                f"{self._source} does not begin with the same {num_samples} samples as when the state was saved: "
-                "restore the tar, or start a new run"
+                f"{self._source} does not begin with the same {count(num_samples, 'sample')} as when the state was "
+                "saved: restore the tar, or start a new run"
             )
         return ReplacedError(
-            f"{self._source} failed and was opened again, but does not begin with the same {num_samples} samples as "
-            "before: the tar was replaced, or the command's output varies. Make sure that neither changes during a "
-            "run, and start the epoch again"
+            f"{self._source} failed and was opened again, but does not begin with the same "
+            f"{count(num_samples, 'sample')} as before: the tar was replaced, or the command's output varies. Make "
+            "sure that neither changes during a run, and start the epoch again"
         )
 
     def _give_up(self, error: Exception, num_attempts: int) -> StoreError | FormatError:
         num_samples, num_bytes = self.place.num_samples, 0 if self._tar is None else self._tar.num_bytes
-        after = f"after its first {num_samples} samples" if num_samples else "from its beginning"
+        after = f"after its first {count(num_samples, 'sample')}" if num_samples else "from its beginning"
         if self._last_key is not None:
             after += f", the last of them {self._last_key}"
         attempts = "" if self._source.location is not None else f", at attempt {num_attempts}"

@@ -263,6 +263,22 @@ def format_bytes(num_bytes: float) -> str:
     return f"{num_bytes:.4g} TiB"
 
 
+def format_number(value: float) -> str:
+    """Return a number as text, with up to 12 digits.
+
+    >>> format_number(12_500), format_number(0.05), format_number(0.001), format_number(2.5e-5)
+    ('12,500', '0.05', '1e-3', '2.5e-5')
+    """
+    if 0 < abs(value) < 0.01:
+        digits, _, exponent = f"{value:.11e}".partition("e")
+        return f"{float(digits):.12g}e{int(exponent)}"
+    return f"{value:,.12g}"
+
+
 def count(num_things: int, noun: str, plural: str | None = None) -> str:
-    """Return a count as text, such as ``1 shard`` or ``2 shards``."""
-    return f"{num_things} {noun if num_things == 1 else plural or noun + 's'}"
+    """Return a count as text.
+
+    >>> count(1, "shard"), count(2000, "batch", "batches")
+    ('1 shard', '2,000 batches')
+    """
+    return f"{num_things:,} {noun if num_things == 1 else plural or noun + 's'}"

@@ -26,6 +26,7 @@ from shardio.check.recording import (
 )
 from shardio.check.report import SHOWN, CoverageReport, ExpectedSamples, find_causes, make_report
 from shardio.errors import CoverageError, IdentityError
+from shardio.values import count
 from shardio.world import find_world
 
 Batch = TypeVar("Batch")
@@ -139,8 +140,8 @@ def _make_expected(
 def _refuse_one_pass(num_samples: int, num_again: int) -> None:
     if num_samples and not num_again:
         raise IdentityError(
-            f"the dataset yielded {num_samples:,} samples on the first pass and none on a later one: an iterator can "
-            "be read only once. Pass expected=, or use a dataset whose __iter__ starts over"
+            f"the dataset yielded {count(num_samples, 'sample')} on the first pass and none on a later one: an "
+            "iterator can be read only once. Pass expected=, or use a dataset whose __iter__ starts over"
         )
 
 
@@ -247,8 +248,8 @@ class guard(Generic[Batch]):  # noqa: N801  # used like a function
         claimed, num_samples = self._claims.num_claimed, self._claims.num_dataset
         if claimed is not None and num_seen > claimed:
             raise CoverageError(
-                f"this epoch delivered {num_seen} samples, but the loader has {claimed}: some were repeated with "
-                f"different content. {_ASK_FOR_KEY}"
+                f"this epoch delivered {count(num_seen, 'sample')}, but the loader has {claimed:,}: some were repeated "
+                f"with different content. {_ASK_FOR_KEY}"
             )
         if num_samples is not None:
             self._refuse_changes(len(self._former) + num_new, num_samples)
@@ -265,8 +266,8 @@ class guard(Generic[Batch]):  # noqa: N801  # used like a function
     def _refuse_changes(self, num_contents: int, num_samples: int) -> None:
         if num_contents > num_samples:
             raise IdentityError(
-                f"{num_samples} samples had {num_contents} different contents: contents change from one epoch to the "
-                f"next (random augmentation?), so repeats cannot be detected. {_ASK_FOR_KEY}"
+                f"{count(num_samples, 'sample')} had {count(num_contents, 'different content')}: contents change from "
+                f"one epoch to the next (random augmentation?), so repeats cannot be detected. {_ASK_FOR_KEY}"
             )
 
 
@@ -352,7 +353,8 @@ def _find_problems(coverage: Coverage, report: CoverageReport, *, allow: bool) -
     num_marked = sum(map(int, filter(None, marked)))
     if allow and allowance is not None and marked and None not in marked and num_marked != allowance.num_marked:
         problems.append(
-            f"{num_marked} samples are marked as repeats, but the remainder policy marks {allowance.num_marked}"
+            f"{count(num_marked, 'sample is', 'samples are')} marked as repeats, but the remainder policy marks "
+            f"{allowance.num_marked}"
         )
     if report.expected.num_samples is not None:
         return problems
@@ -370,12 +372,12 @@ def _find_problems(coverage: Coverage, report: CoverageReport, *, allow: bool) -
                 if is_multiple
                 else f"but its loader has {num_claimed:,}"
             )
-            problems.append(f"rank {rank} delivered {num_samples:,} samples, {claim}")
+            problems.append(f"rank {rank} delivered {count(num_samples, 'sample')}, {claim}")
         elif not epoch.is_whole and num_samples != num_claimed:
-            batches = f"{epoch.num_batches:,} {'batch' if epoch.num_batches == 1 else 'batches'}"
+            batches = count(epoch.num_batches, "batch", "batches")
             problems.append(f"rank {rank} stopped after {batches}, before the end of the epoch")
         elif num_claimed is not None and num_samples < num_claimed and not epoch.may_be_fewer:
-            problems.append(f"rank {rank} delivered {num_samples:,} samples, but its loader has {num_claimed:,}")
+            problems.append(f"rank {rank} delivered {count(num_samples, 'sample')}, but its loader has {num_claimed:,}")
     return problems
 
 
@@ -392,7 +394,7 @@ def _demand_keys(epochs: Sequence[Coverage], coverage: Coverage, report: Coverag
         )
     if not report.is_right:
         raise IdentityError(
-            f"{report.num_repeats} {'sample has' if report.num_repeats == 1 else 'samples have'} the same content as "
+            f"{count(report.num_repeats, 'sample has', 'samples have')} the same content as "
             f"another one: they are either repeats or different samples with equal data. {ASK_FOR_KEY}"
         )
     if report.expected.ids is not None or all(epoch.is_stable for epoch in by_content):

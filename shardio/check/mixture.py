@@ -11,6 +11,7 @@ from typing import Any
 from shardio.check.coverage import ASK_FOR_KEY, Key, keys_in
 from shardio.check.report import SHOWN
 from shardio.errors import CoverageError, IdentityError
+from shardio.values import count
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,13 +74,13 @@ class MixtureReport:
             raise CoverageError(str(self))
 
     def __str__(self) -> str:
-        lines = [f"{self.num_delivered} samples of {len(self.sources)} sources"]
+        lines = [f"{count(self.num_delivered, 'sample')} of {count(len(self.sources), 'source')}"]
         for name, source in self.sources.items():
             share = source.num_delivered / max(self.num_delivered, 1)
             times = source.num_delivered / max(source.num_samples, 1)
             lines.append(
-                f"  {name}: {source.num_delivered} samples, {share:.2%} of {source.share:.2%}, {times:.2f} times, "
-                f"within {source.deviation:.1f} samples after each step"
+                f"  {name}: {count(source.num_delivered, 'sample')}, {share:.2%} of {source.share:.2%}, {times:.2f} "
+                f"times, within {source.deviation:.1f} samples after each step"
             )
         return "\n".join([*lines, *(f"  {problem}" for problem in self.problems)])
 
@@ -154,4 +155,4 @@ def check_mixture(
 
 def _list(keys: list[Hashable]) -> str:
     shown = ", ".join(map(str, keys[:SHOWN]))
-    return f"{len(keys)} sample{'s' * (len(keys) > 1)} ({shown}{', …' if len(keys) > SHOWN else ''})"
+    return f"{count(len(keys), 'sample')} ({shown}{', …' if len(keys) > SHOWN else ''})"

@@ -21,6 +21,7 @@ from shardio.check.coverage import ASK_FOR_KEY, Allowance, Coverage, Delivery, K
 from shardio.errors import IdentityError
 from shardio.order import DROP_LAST, POLICIES, Cursor, EpochOrder, OrderSettings, RemainderPolicy
 from shardio.process import keep_generators
+from shardio.values import count
 from shardio.world import World, find_worker
 
 NUM_PROBES, NUM_READS = 8, 4
@@ -322,8 +323,9 @@ def find_claims(loader: Iterable[Any], world_size: int) -> RankEpoch:
     num_all = _length(dataset)
     if num_own is not None and num_all is not None and world_size == 1 and num_own < num_all:
         epoch.cause = epoch.cause or (
-            f"the sampler ({type(sampler).__name__}) has {num_own:,} indices, but the dataset has {num_all:,} samples: "
-            "if this is intended, expect only the sampler's samples (expected=, --expected)"
+            f"the sampler ({type(sampler).__name__}) has {count(num_own, 'index', 'indices')}, but the dataset has "
+            f"{count(num_all, 'sample')}: if this is intended, expect only the sampler's samples (expected=, "
+            "--expected)"
         )
     if batch_size is None or num_own is None:  # There is no length, or the batch sampler is the user's own.
         return epoch

@@ -23,6 +23,7 @@ from shardio.check.coverage import (
     name_ranks,
 )
 from shardio.errors import CoverageError
+from shardio.values import count
 
 SHOWN = 10
 """The number of samples of each kind that a report names."""
@@ -157,11 +158,11 @@ class CoverageReport:
 
     def __str__(self) -> str:
         expected = self.expected
-        repeats = f" ({_count(self.num_repeats, 'repeat')}, {expected.num_repeats} required by the remainder policy)"
+        repeats = f" ({count(self.num_repeats, 'repeat')}, {expected.num_repeats} required by the remainder policy)"
         left_out = f" ({expected.num_missing} left out by the remainder policy)"
         num_samples = self.num_deliveries - self.num_repeats if expected.num_samples is None else expected.num_samples
         head = (
-            f"{_count(num_samples, 'sample')}: {self.num_once} delivered once, {self.num_repeated} more than once"
+            f"{count(num_samples, 'sample')}: {self.num_once} delivered once, {self.num_repeated} more than once"
             f"{repeats if expected.num_repeats else ''}, {self.num_missing} never"
             f"{left_out if expected.num_missing else ''}, {self.num_unexpected} unexpected"
         )
@@ -170,7 +171,7 @@ class CoverageReport:
         lines = [head]
         for title, deliveries in ("repeated", self.repeated), ("unexpected", self.unexpected):
             for name, found in deliveries.items():
-                times = _count(len(found), "time")
+                times = count(len(found), "time")
                 lines.append(f"  {title}: {name}, delivered {times}: {', '.join(map(str, found[:SHOWN]))}")
         lines += [f"  missing: {name}" for name in self.missing]
         lines += [f"  wrong: {problem}" for problem in self.problems]
@@ -256,7 +257,7 @@ def _add_policy(report: CoverageReport, repeats: Ids, missing: Ids) -> None:
         if not np.array_equal(np.sort(found), expected.policy_ids):
             report.problems.append(f"the samples that were {what} are not the ones that the remainder policy selects")
     elif report.num_late_repeats < expected.num_repeats < (expected.num_samples or 0):
-        early = _count(expected.num_repeats - report.num_late_repeats, "repeat")
+        early = count(expected.num_repeats - report.num_late_repeats, "repeat")
         report.problems.append(f"the remainder policy puts repeats in the last batches, but {early} came earlier")
 
 
@@ -266,10 +267,6 @@ def _look_up(ids: Ids, table: Ids, counts: NDArray[np.int64]) -> NDArray[np.int6
         return np.zeros(len(ids), dtype=np.int64)
     found = np.minimum(np.searchsorted(table, ids), len(table) - 1)
     return np.where(table[found] == ids, counts[found], 0)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _name(identity: int, names: dict[int, Hashable]) -> str:
@@ -315,8 +312,8 @@ def _same_workers(report: CoverageReport) -> list[str]:
             which = "all" if num_samples == report.expected.num_samples else "the same"
             where = f" of rank {rank}" if len(by_rank) > 1 else ""
             return [
-                f"each of {len(workers)} workers{where} delivered {which} {num_samples:,} samples: the dataset ignores "
-                "get_worker_info"
+                f"each of {len(workers)} workers{where} delivered {which} {count(num_samples, 'sample')}: the dataset "
+                "ignores get_worker_info"
             ]
     return []
 
@@ -329,7 +326,7 @@ def _same_ranks(report: CoverageReport) -> list[str]:
         num_distinct = sum({worker.signature: worker.num_samples for worker in workers}.values())
         groups[sum(nums), sum(sums) % 2**64, reduce(xor, xors)][rank] = num_distinct
     return [
-        f"{name_ranks(list(ranks))} delivered the same {next(iter(ranks.values())):,} samples: the loader "
+        f"{name_ranks(list(ranks))} delivered the same {count(next(iter(ranks.values())), 'sample')}: the loader "
         "has no DistributedSampler or other split by rank (in WebDataset, no nodesplitter)"
         for ranks in groups.values()
         if len(ranks) > 1
@@ -416,8 +413,7 @@ def _overlaps(report: CoverageReport) -> list[str]:
     # Without expected samples, missing ones are not detected, so seeds may also be the cause.
     more = " and that all shuffle with the same seed" if report.expected.num_samples is None else ""
     return [
-        f"the shares of {name} overlap by {num_repeats:,} {'sample' if num_repeats == 1 else 'samples'}: check where "
-        f"each share ends{more}"
+        f"the shares of {name} overlap by {count(num_repeats, 'sample')}: check where each share ends{more}"
         for name, num_repeats in shared
         if num_repeats
     ]
@@ -438,9 +434,9 @@ def _multiples(report: CoverageReport) -> list[str]:
         return []
     times, rest = divmod(report.num_deliveries, num_samples)
     if rest or times < 2:
-        return [f"{report.num_deliveries:,} samples arrived, but {num_samples:,} were expected"]
+        return [f"{count(report.num_deliveries, 'sample')} arrived, but {num_samples:,} expected"]
     return [
-        f"{report.num_deliveries:,} samples arrived, {times} times the expected {num_samples:,}: each sample is "
+        f"{count(report.num_deliveries, 'sample')} arrived, {times} times the expected {num_samples:,}: each sample is "
         f"delivered {times} times, with different keys or content, or the expected number is too low"
     ]
 
@@ -452,8 +448,9 @@ def _left_over(report: CoverageReport) -> list[str]:
         num_shares = len(counts)
         if num_shares > 1 and len(set(counts)) == 1 and num_missing == num_samples % num_shares:
             return [
-                f"each of {num_shares} {name} delivered {num_samples // num_shares:,} of {num_samples:,} samples, and "
-                f"none delivered the remaining {num_missing:,}: shares are rounded down, or a sampler uses drop_last"
+                f"each of {num_shares} {name} delivered {num_samples // num_shares:,} of "
+                f"{count(num_samples, 'sample')}, and none delivered the remaining {num_missing:,}: shares are rounded "
+                "down, or a sampler uses drop_last"
             ]
     return []
 
@@ -463,15 +460,15 @@ def _losses(report: CoverageReport) -> list[str]:
     missing = report.missing_indices
     if _batches_could_be_lost(report, num_missing):
         last = "the last " if len(missing) > 0 and missing[0] == num_samples - len(missing) else ""
-        what = f"{last}{num_missing:,} of {num_samples:,} samples {'is' if num_missing == 1 else 'are'} missing"
+        what = f"{last}{num_missing:,} of {count(num_samples, 'sample')} {'is' if num_missing == 1 else 'are'} missing"
         return [f"{what}: drop_last is set, or a loop ends one batch early"]
     num_runs = int((np.diff(missing) > 1).sum()) + 1 if len(missing) else 0
     if num_runs and len(missing) >= 2 * num_runs:
-        runs = "one contiguous run" if num_runs == 1 else f"{num_runs} contiguous runs"
+        runs = count(num_runs, "contiguous run")
         return [
-            f"the {num_missing:,} missing samples are more than drop_last leaves out, and form {runs}: perhaps a loop "
-            "or a Subset ends early, or whole shards are missing because their number is not a multiple of the number "
-            "of workers or ranks"
+            f"more samples are missing ({num_missing:,}) than drop_last leaves out, and they form {runs}: perhaps a "
+            "loop or a Subset ends early, or whole shards are missing because their number is not a multiple of the "
+            "number of workers or ranks"
         ]
     return []
 

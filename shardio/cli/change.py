@@ -13,7 +13,6 @@ import typer
 from shardio.cli.options import SHARDS, MaxShardSize, StorageOptionTexts, read_options
 from shardio.cli.terminal import (
     ProgressReporter,
-    count,
     echo,
     name_of,
     print_error,
@@ -23,7 +22,7 @@ from shardio.cli.terminal import (
 from shardio.packing import DEFAULT_SHARD_SIZE, Layout, SourceKind
 from shardio.packing.preparing import require_kernel
 from shardio.progress import WorkProgress
-from shardio.values import format_bytes
+from shardio.values import count, format_bytes
 
 if TYPE_CHECKING:
     from shardio.shards import Manifest

@@ -18,8 +18,9 @@ from shardio.cli.options import (
     StorageOptionTexts,
     read_remote_arguments,
 )
-from shardio.cli.terminal import count, echo
+from shardio.cli.terminal import echo
 from shardio.order import POLICIES, Remainder
+from shardio.values import count
 
 if TYPE_CHECKING:
     from shardio.check import Coverage, ExpectedSamples

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from shardio.cli.options import DatasetPath, StorageOptionTexts, read_access, read_options
 from shardio.cli.terminal import (
     check_png_path,
-    count,
     echo,
     format_counts,
     print_error,
@@ -28,7 +27,7 @@ from shardio.cli.terminal import (
     value_errors_as_usage_errors,
 )
 from shardio.errors import ShardioError
-from shardio.values import format_bytes
+from shardio.values import count, format_bytes
 
 if TYPE_CHECKING:
     from shardio.images import DecoderName
@@ -351,7 +350,7 @@ def info(
 
     Example: shardio info packed/train
     """
-    from shardio.shards import open_table
+    from shardio.shards import describe_pack, open_table
 
     table = open_table(source, read_access(storage_option))
     manifest, forecast, failure = table.manifest, None, ""
@@ -380,19 +379,16 @@ def info(
     smallest = "" if sizes.min() == sizes.max() else f"{sizes.min()} to "
     mean_size = manifest.num_bytes / manifest.num_samples
     names = ", ".join(manifest.classes[:SHOWN_CLASSES]) + (", …" if len(manifest.classes) > SHOWN_CLASSES else "")
-    packed = ", ".join(
-        f"{name} {value}" for name, value in manifest.pack.items() if value is not None and name != "num_tiled"
-    )
     rows = {
-        "samples": f"{manifest.num_samples}",
-        "shards": f"{len(manifest.shards)}, {smallest}{count(int(sizes.max()), 'sample')} each",
+        "samples": f"{manifest.num_samples:,}",
+        "shards": f"{len(sizes)}, {smallest}{count(int(sizes.max()), 'sample')}{' each' if len(sizes) > 1 else ''}",
         "size": f"{format_bytes(manifest.num_bytes)}, {format_bytes(mean_size)} per sample",
         "fields": ", ".join(manifest.fields),
         "classes": f"{len(manifest.classes)}{': ' if names else ''}{names}",
-        "tiled": "unknown" if tiled is None else f"{tiled} of {manifest.num_samples} samples",
+        "tiled": "unknown" if tiled is None else f"{tiled} of {count(manifest.num_samples, 'sample')}",
         "decoders": f"unknown: {failure}" if forecast is None else forecast.describe(),
         **({"clipped": forecast.describe_clipped()} if forecast is not None and forecast.clipped else {}),
-        "packed": packed or "unknown: there is no manifest",
+        "packed": describe_pack(manifest.pack),
         "digest": manifest.digest,
     }
     for name, value in rows.items():

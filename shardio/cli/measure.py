@@ -32,9 +32,9 @@ from shardio.cli.options import (
     report_rank,
     suggest_on_error,
 )
-from shardio.cli.terminal import count, echo, name_of, value_errors_as_usage_errors
+from shardio.cli.terminal import echo, name_of, value_errors_as_usage_errors
 from shardio.images.formats import IMAGE_FIELDS
-from shardio.values import load_function
+from shardio.values import count, format_bytes, load_function
 
 if TYPE_CHECKING:
     from shardio.loader import DataLoader, LoaderStats
@@ -145,13 +145,13 @@ class StoreNeeds:
         speed, size = self.speed, self.sample_size
         yield f"latency    {1000 * speed.latency_s:.1f} ms for one byte"
         for number, found in speed.bytes_per_s.items():
-            yield f"bandwidth  {found / 1e6:,.0f} MB/s with {count(number, 'request')} at a time"
-        yield f"saturated  by {speed.num_saturating} requests at a time; shardio reads ahead with 16"
-        yield f"samples    {self.samples_per_s:,.0f} samples/s of {size / 1e3:,.1f} kB at most, without a cache"
+            yield f"bandwidth  {format_bytes(found)}/s with {count(number, 'request')} at a time"
+        yield f"saturated  by {count(speed.num_saturating, 'request')} at a time; shardio reads ahead with 16"
+        yield f"samples    {self.samples_per_s:,.0f} samples/s of {format_bytes(size)} at most, without a cache"
         if rate is not None:
             is_enough = rate <= self.samples_per_s
             verdict = "the store is fast enough" if is_enough else "the store is too slow: cache the data (cache=)"
-            yield f"needed     {rate * size / 1e6:,.0f} MB/s for {rate:,.0f} samples/s: {verdict}"
+            yield f"needed     {format_bytes(rate * size)}/s for {rate:,.0f} samples/s: {verdict}"
 
 
 def _examine(source: str, seconds: float, storage_option: list[str] | None) -> tuple[bool, StoreNeeds | None]:

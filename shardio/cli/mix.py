@@ -14,7 +14,6 @@ from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 from shardio.cli.options import StorageOptionTexts, read_access
 from shardio.cli.terminal import (
     check_png_path,
-    count,
     echo,
     printable,
     require_matplotlib,
@@ -22,6 +21,7 @@ from shardio.cli.terminal import (
 )
 from shardio.errors import FormatError
 from shardio.process import let_through
+from shardio.values import count
 
 if TYPE_CHECKING:
     from shardio.order import MixedOrder

@@ -17,7 +17,6 @@ import typer
 from shardio.cli.options import SHARDS, STORAGE, MaxShardSize, StorageOptionTexts, read_classes, read_options
 from shardio.cli.terminal import (
     ProgressReporter,
-    count,
     echo,
     format_counts,
     name_of,
@@ -41,7 +40,7 @@ from shardio.packing import (
 from shardio.packing.pack_call import Option, kinds_of_options
 from shardio.progress import WorkProgress
 from shardio.storage import make_direct_access
-from shardio.values import format_bytes
+from shardio.values import count, format_bytes
 
 SHOWN_FILES = 10
 """The maximum number of files of each kind that the summary names."""

@@ -21,7 +21,7 @@ import typer
 
 from shardio.process import ignore_pillows_warnings
 from shardio.progress import WorkProgress
-from shardio.values import count as count, format_bytes
+from shardio.values import count, format_bytes
 
 if TYPE_CHECKING:
     from rich.progress import Progress as ProgressBar

@@ -49,6 +49,7 @@ from shardio.process import count_processors
 from shardio.shards import open_table
 from shardio.storage import make_access
 from shardio.train import TrainConfig
+from shardio.values import count
 from shardio.world import find_local_world_size, find_world
 
 if TYPE_CHECKING:
@@ -392,8 +393,8 @@ def open_data(
     num_val = round(len(training) * val_share)
     if not 0 < num_val < len(training):
         raise FormatError(
-            f"{name_of(source)} has {len(training)} samples, too few to set aside a share of {val_share:g} for "
-            "validation: pass another --val-share, --val DATA, or --val-share 0 to train without validation"
+            f"{name_of(source)} has {count(len(training), 'sample')}, too few to set aside a share of {val_share:g} "
+            "for validation: pass another --val-share, --val DATA, or --val-share 0 to train without validation"
         )
     chosen = permute(np.arange(len(training)), np.array([len(training)]), make_rng_key(seed, "split")).tolist()
     validation = Subset(open_source(source, central), sorted(chosen[:num_val]))

@@ -13,7 +13,6 @@ import typer
 from shardio.cli.options import DatasetPath, StorageOptionTexts, read_access, read_classes
 from shardio.cli.terminal import (
     ProgressReporter,
-    count,
     echo,
     name_of,
     print_error,
@@ -23,7 +22,7 @@ from shardio.cli.terminal import (
 from shardio.errors import FormatError
 from shardio.files import remove_unfinished
 from shardio.shards import ExportFormat
-from shardio.values import format_bytes
+from shardio.values import count, format_bytes
 from shardio.viewer import DEFAULT_THRESHOLD, MAX_THRESHOLD
 
 if TYPE_CHECKING:

@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from shardio.cli.options import StorageOptionTexts, has_class_folders, make_transform, read_access, read_options
-from shardio.cli.terminal import check_png_path, count, echo, printable, value_errors_as_usage_errors
+from shardio.cli.terminal import check_png_path, echo, printable, value_errors_as_usage_errors
 from shardio.errors import SampleError
 from shardio.files import write_whole
 from shardio.images import IMAGE_FIELDS
 from shardio.reading import FileReader, LabeledFile
 from shardio.storage import StorageOptions, absolute_path, find_path, find_url, make_access, parse_location, walk_files
-from shardio.values import format_bytes
+from shardio.values import count, format_bytes
 from shardio.viewer import choose_evenly, holds_shards
 
 if TYPE_CHECKING:

@@ -50,7 +50,7 @@ from shardio.reading import (
     find_remote_shards,
 )
 from shardio.shards import ShardTable, join_tables
-from shardio.values import check_choice, check_flag, check_integer, check_optional_integer
+from shardio.values import check_choice, check_flag, check_integer, check_optional_integer, count
 
 Batches = Literal["mixed", "pure"]
 """The composition of a batch: samples of all sources, or of a single one."""
@@ -244,8 +244,8 @@ class MixedDataset(Ordered, Iterated):
             quotient, rest = divmod(size, share.world_size)
             remedy = f"set the batch size to {quotient}" if not rest else "use a number of ranks that divides it"
             raise ValueError(
-                f"the mixture has global_batch_size={size}, but {share.world_size} ranks with batches of {batch_size} "
-                f"samples have {batch_size * share.world_size}: {remedy}"
+                f"the mixture has global_batch_size={size}, but {count(share.world_size, 'rank')} with batches of "
+                f"{batch_size} samples have {batch_size * share.world_size}: {remedy}"
             )
         values = {name: getattr(share, name) for name in Split.__slots__}
         return MixedSplit(**values, order=self.order, epoch=cursor.epoch)
@@ -386,7 +386,9 @@ class Source:
 
 def _split_pair(name: str, pair: tuple[Any, ...]) -> tuple[Any, Any]:
     if len(pair) != 2:
-        raise ValueError(f"the source {name!r} must be a pair of a dataset and its weight, got {len(pair)} values")
+        raise ValueError(
+            f"the source {name!r} must be a pair of a dataset and its weight, got {count(len(pair), 'value')}"
+        )
     return pair
 
 

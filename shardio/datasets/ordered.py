@@ -31,6 +31,7 @@ from shardio.reading import (
     read_epoch_ahead,
     read_nothing_ahead,
 )
+from shardio.values import count
 from shardio.world import World, find_worker
 
 SMALL_CHUNK, MAX_CHUNK = 2**19, 256
@@ -199,10 +200,14 @@ def warn_of_other_length(dataset: Any, split: Split) -> None:
     num_made = sum(share // size if loader.drop_last else -(-share // size) for share in shares)
     num_said = num_samples // size if loader.drop_last else -(-num_samples // size)
     if num_made != num_said:
-        lost = f", and leaves out {num_samples - num_made * size} of {num_samples} samples" if loader.drop_last else ""
+        lost = (
+            f", and leaves out {num_samples - num_made * size} of {count(num_samples, 'sample')}"
+            if loader.drop_last
+            else ""
+        )
         warnings.warn(
-            f"{type(loader).__name__} makes {num_made} batches{lost}, but its length is {num_said}: several of "
-            f"its {num_workers} workers end with an incomplete batch. Use {type(dataset).__name__}"
+            f"{type(loader).__name__} makes {count(num_made, 'batch', 'batches')}{lost}, but its length is {num_said}: "
+            f"several of its {num_workers} workers end with an incomplete batch. Use {type(dataset).__name__}"
             f"(batch_size={size}), which gives the workers whole batches, or shardio.DataLoader",
             RuntimeWarning,
             stacklevel=4,
@@ -314,8 +319,9 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
         sizes = getattr(dataset, "shard_sizes", None)
         if sizes is not None and sizes.sum() != len(dataset):
             raise ValueError(
-                f"the length of {type(dataset).__name__} is {len(dataset)}, but its shards hold {sizes.sum()} samples, "
-                "which determine the order: do not override __len__; use torch's Subset(dataset, indices) for a part"
+                f"the length of {type(dataset).__name__} is {len(dataset)}, but its shards hold "
+                f"{count(int(sizes.sum()), 'sample')}, which determine the order: do not override __len__; use torch's "
+                "Subset(dataset, indices) for a part"
             )
         self.shard_sizes = np.array([len(dataset)]) if sizes is None else sizes
         if sizes is None and options.shuffle:

@@ -26,7 +26,7 @@ from shardio.sample import Classes, check_classes, number_classes
 from shardio.shared import SharedNumbers
 from shardio.storage import RemoteAccess, StorageOptions, make_access
 from shardio.transforms import Calls, Ragged, is_image_array, rng_keys_from_torch
-from shardio.values import check_integer, parse_size
+from shardio.values import check_integer, count, parse_size
 from shardio.world import find_worker_over
 
 _BEGINNING = Cursor(epoch=0)
@@ -218,7 +218,9 @@ def check_indices(indices: Any, num_samples: int) -> NDArray[np.int64]:
     integers = check_integers(indices)
     outside = (integers < -num_samples) | (integers >= num_samples)
     if outside.any():
-        raise IndexError(f"index {integers[np.argmax(outside)]} is out of range for a dataset of {num_samples} samples")
+        raise IndexError(
+            f"index {integers[np.argmax(outside)]} is out of range for a dataset of {count(num_samples, 'sample')}"
+        )
     return np.where(integers < 0, integers + num_samples, integers).astype(np.int64)
 
 

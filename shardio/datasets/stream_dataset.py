@@ -26,7 +26,7 @@ from shardio.reading import StoredSamples
 from shardio.sample import check_classes
 from shardio.shards.tar_scan import StreamedSample
 from shardio.streams import ShardStream, StreamNames, StreamPlace, find_streams
-from shardio.values import check_flag, check_integer, check_seconds
+from shardio.values import check_flag, check_integer, check_seconds, count
 from shardio.world import find_worker
 
 STATE_VERSION = 1
@@ -126,8 +126,8 @@ class StreamDataset(Iterated, Transformed):
         """
         if self.world_size > len(self.sources):
             raise ValueError(
-                f"{len(self.sources)} tars cannot be split over {self.world_size} ranks, because one rank reads each "
-                "tar: write more, smaller tars, or index them (shardio index) and use ShardDataset"
+                f"{count(len(self.sources), 'tar')} cannot be split over {self.world_size} ranks, because one rank "
+                "reads each tar: write more, smaller tars, or index them (shardio index) and use ShardDataset"
             )
         return StreamIterator(self, self._cell.start(self).epoch)
 

@@ -32,7 +32,7 @@ from shardio.process import let_through
 from shardio.reading import StoredSamples
 from shardio.shards import LABEL_FIELD
 from shardio.transforms import Calls
-from shardio.values import check_optional_integer
+from shardio.values import check_optional_integer, count
 
 if TYPE_CHECKING:
     from shardio.decoding.fields import FieldDecoder
@@ -254,7 +254,7 @@ def extension_of(field: str) -> str:
 def _renumber(labels: tuple[int, ...], content: bytes) -> int:
     label = decode_label(content)
     if not 0 <= label < len(labels):
-        raise ValueError(f"label {label} is outside the dataset's {len(labels)} classes")
+        raise ValueError(f"label {label} is outside the dataset's {count(len(labels), 'class', 'classes')}")
     return labels[label]
 
 
@@ -285,12 +285,12 @@ def decode_npy(content: bytes, *, trusted: bool = False) -> Any:
             f"it declares an array of shape {shape!s:.200} and dtype {dtype!s:.200}, but only "
             f"{len(content) - start} bytes follow: the file is damaged or truncated"
         )
-    count = math.prod(shape)
-    is_plain = count * dtype.itemsize > 0 and not dtype.hasobject and dtype.subdtype is None
+    num_values = math.prod(shape)
+    is_plain = num_values * dtype.itemsize > 0 and not dtype.hasobject and dtype.subdtype is None
     if not is_plain or content[6:8] not in (b"\1\0", b"\2\0"):  # Version 3 encodes field names in another way.
         array = np.lib.format.read_array(io.BytesIO(content), allow_pickle=trusted)
         return array.astype(array.dtype.newbyteorder("="), copy=False)
-    array = np.frombuffer(content, dtype, count, start).reshape(shape, order="F" if is_fortran else "C")
+    array = np.frombuffer(content, dtype, num_values, start).reshape(shape, order="F" if is_fortran else "C")
     return array.astype(dtype.newbyteorder("="))  # Unlike the file's memory, a copy can be changed.
 
 

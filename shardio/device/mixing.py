@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from shardio.device.streams import map_tensors
-from shardio.values import check_optional_integer
+from shardio.values import check_optional_integer, count
 
 
 class PixelBox(NamedTuple):
@@ -264,7 +264,9 @@ class _Mixing(ABC, Generic[Parameters]):
         images, labels = find_images(batch), find_labels(batch, self.labels_getter)
         soft_labels = self._soften(labels)
         if len(labels) != len(images):
-            raise ValueError(f"a batch must have a label for each image, got {len(labels)} for {len(images)} images")
+            raise ValueError(
+                f"a batch must have a label for each image, got {len(labels)} for {count(len(images), 'image')}"
+            )
         rows = None if (valid := find_valid(batch)) is None else find_partners(valid)
         mixed, share = self.mix(images, rows, parameters)
         mixed_labels = _blend(soft_labels, rows, share)

@@ -32,6 +32,7 @@ from shardio.images.jpeg.standard import JPEG_START
 from shardio.images.netpbm import decode_netpbm, read_layout
 from shardio.images.pictures import Pixels, check_size
 from shardio.process import let_through
+from shardio.values import count
 
 if TYPE_CHECKING:
     import PIL.Image
@@ -327,8 +328,7 @@ class ValueFormat(NamedTuple):
 
     def describe(self) -> str:
         """Return the type and the number of channels in words, such as ``3 channels of uint16``."""
-        channels = "1 channel" if self.num_channels == 1 else f"{self.num_channels} channels"
-        return f"{channels} of {self.dtype.name}"
+        return f"{count(self.num_channels, 'channel')} of {self.dtype.name}"
 
     def scale(self, values: NDArray[Any]) -> NDArray[Any]:
         """Scale values as Pillow does, so that all bits of white are set."""

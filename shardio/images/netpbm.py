@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from shardio.files import HEAD_BYTES, FileRange
 from shardio.images.jpeg import Box
 from shardio.images.pictures import Part, Picture, Pixels, check_size
+from shardio.values import count
 
 _GAP = rb"(?:\s|#[^\n]*\n)+"
 _HEAD = re.compile(rb"P([2356])" + (_GAP + rb"(\d{1,9})") * 3 + rb"\s")
@@ -80,7 +81,7 @@ def decode_netpbm(content: bytes) -> NDArray[Any]:
         values = np.frombuffer(raster[: num_values * dtype.itemsize], dtype)
     if len(values) != num_values or values.max(initial=0) > layout.white:
         raise ValueError(
-            f"the image is truncated or damaged: it declares {num_values} values of at most {layout.white}"
+            f"the image is truncated or damaged: it declares {count(num_values, 'value')} of at most {layout.white}"
         )
     return values.reshape(shape).astype(dtype.newbyteorder("="))
 

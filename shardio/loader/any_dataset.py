@@ -48,6 +48,7 @@ from shardio.loader.statistics import Tally
 from shardio.loader.wire import Failure, describe_failure
 from shardio.order import Cursor, Split
 from shardio.process import is_interruption, let_through, no_end
+from shardio.values import count
 from shardio.world import World, is_torch_worker
 
 
@@ -428,8 +429,9 @@ def _warn_of_skipping(loader: Any, position: EpochPosition) -> None:
     if position.is_iterable and num_batches:
         name = type(loader.dataset).__name__
         warnings.warn(
-            f"{name} has no state_dict, so resuming reads its first {num_batches} batches again and drops them: give "
-            f"{name} or its iterator the methods state_dict and load_state_dict to resume directly",
+            f"{name} has no state_dict, so resuming reads its first {count(num_batches, 'batch', 'batches')} again, "
+            f"without delivering the samples: give {name} or its iterator the methods state_dict and load_state_dict "
+            "to resume directly",
             RuntimeWarning,
             stacklevel=find_user_level(),
         )

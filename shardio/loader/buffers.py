@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from shardio.images import TiledChunk, holds_images
 from shardio.process import call_at_fork
 from shardio.transforms import Ragged
+from shardio.values import format_bytes
 
 MIN_BYTES = 4096
 """The minimum size of a piece of memory in a buffer, except for images.
@@ -249,7 +250,7 @@ def find_num_buffers(num_bytes: int, num_wanted: int) -> int:
     num_buffers = int(available * SHARE) // max(num_bytes, 1)
     if num_buffers < 2 and 2 * num_bytes > available:
         raise MemoryError(
-            f"two batches of {num_bytes / 1e6:,.0f} MB do not fit into the {available / 1e6:,.0f} MB of available "
+            f"two batches of {format_bytes(num_bytes)} do not fit into the {format_bytes(available)} of available "
             "memory: use a smaller batch_size, return smaller samples, or give the container more memory "
             "(docker run --memory)"
         )

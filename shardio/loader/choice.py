@@ -66,7 +66,7 @@ from shardio.loader.sampler_epochs import Epochs
 from shardio.loader.wire import why_not_sendable
 from shardio.order import DROP_LAST, Split
 from shardio.sample import warn_of_other_classes
-from shardio.values import check_choice, check_flag, check_integer
+from shardio.values import check_choice, check_flag, check_integer, count
 from shardio.world import find_world
 
 
@@ -137,7 +137,7 @@ def check_samplers_dataset(dataset: Any, sampler: Any, *, compares_digests: bool
     remedy = "create the EpochSampler over the loader's dataset in its current state"
     if len(dataset) != sampler.num_all_samples:
         raise ValueError(
-            f"the EpochSampler was created over {sampler.num_all_samples} samples, but the loader's "
+            f"the EpochSampler was created over {count(sampler.num_all_samples, 'sample')}, but the loader's "
             f"{type(dataset).__name__} has {len(dataset)}: {remedy}"
         )
     # A sampler over one part of a StackDataset is also valid for the whole.
@@ -147,7 +147,7 @@ def check_samplers_dataset(dataset: Any, sampler: Any, *, compares_digests: bool
     if "" not in (digests := {find_digest(dataset), sampler.digest}) and len(digests) > 1:
         raise ValueError(
             f"the EpochSampler was created over samples other than those of the loader's {type(dataset).__name__}, "
-            f"although both have {len(dataset)} samples: {remedy}"
+            f"although both have {count(len(dataset), 'sample')}: {remedy}"
         )
 
 
@@ -279,14 +279,15 @@ def warn_of_no_batches(split: Split, warned_of: set[Split]) -> None:
     warned_of.add(split)
     if split.remainder_policy.leaves_out:
         why = (
-            f"the {split.num_samples} samples do not fill a batch on every rank ({split.world_size * split.batch_size} "
-            f"samples are needed), and drop_last=True or remainder={split.remainder!r} leaves them out: use a smaller "
-            "batch_size, or drop_last=False and another remainder"
+            f"{count(split.num_samples, 'sample')} cannot fill a batch on every rank, for which "
+            f"{count(split.world_size * split.batch_size, 'sample')} would be needed, and drop_last=True or "
+            f"remainder={split.remainder!r} leaves them out: use a smaller batch_size, or drop_last=False and another "
+            "remainder"
         )
     else:
         why = (
-            f"rank {split.rank} of {split.world_size} gets none of the {split.num_samples} samples: use fewer ranks, "
-            "or remainder='pad'"
+            f"rank {split.rank} of {split.world_size} gets none of the {count(split.num_samples, 'sample')}: use fewer "
+            "ranks, or remainder='pad'"
         )
     warnings.warn(f"this loader's epochs have no batches: {why}", RuntimeWarning, stacklevel=find_user_level())
 

@@ -28,6 +28,7 @@ from shardio.loader.executor import BatchIterator
 from shardio.loader.wire import Failure
 from shardio.order import Progress, Split, make_rng_key
 from shardio.process import call_at_fork, cut_short, describe_error
+from shardio.values import count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +222,7 @@ class EpochIterator(LoaderIterator):
         expected, dataset = self.progress.split.num_batches, type(self._dataset).__name__
         if self._num_counted != expected:
             raise RuntimeError(
-                f"the epoch had {self._num_counted} batches instead of {expected}: {dataset} must "
+                f"the epoch had {count(self._num_counted, 'batch', 'batches')} instead of {expected}: {dataset} must "
                 "yield one value for each of its samples, because the state counts them. Filter in collate_fn instead, "
                 "or use torch's DataLoader"
             )

@@ -40,6 +40,7 @@ from shardio.loader.fetch_worker import (
 from shardio.loader.pickles import Memory, OutOfBandPickle, SharedJob, unpack
 from shardio.loader.wire import make_pair, receive_ready, send_within
 from shardio.process import Owned, call_at_fork, count_processors, describe_exit, is_stopped
+from shardio.values import format_bytes
 
 JOIN_S = 5.0
 """The time that workers have to finish their batches and end, in seconds. Then, processes are terminated."""
@@ -296,7 +297,7 @@ class FetchProcesses(FetchWorkers):
             self._has_warned = True
             warnings.warn(
                 f"memory is short: only {self.max_tasks} of {len(self._workers)} workers can fetch at a time, because "
-                f"each batch takes {num_bytes / 1e6:,.0f} MB. Use a smaller batch_size or fewer workers, or give the "
+                f"each batch takes {format_bytes(num_bytes)}. Use a smaller batch_size or fewer workers, or give the "
                 "container more memory (docker run --memory)",
                 RuntimeWarning,
                 stacklevel=2,

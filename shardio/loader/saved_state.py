@@ -21,6 +21,7 @@ import torch
 
 from shardio.errors import StateError
 from shardio.process import describe_error, let_through
+from shardio.values import count
 
 SNAPSHOT, MAIN_SNAPSHOT, WORKER_SNAPSHOTS = "_snapshot", "_main_snapshot", "_worker_snapshots"
 SNAPSHOT_STEP, STEPS_SINCE_SNAPSHOT = "_snapshot_step", "_steps_since_snapshot"
@@ -176,8 +177,8 @@ class EpochPosition:
             self.is_iterable and self.num_yielded and not self.is_finished
         ):
             raise WorkerCountError(
-                f"this state holds the position of each of {self.num_workers} workers in its own part of the dataset, "
-                f"but the loader has num_workers={num_workers}: use num_workers={self.num_workers}"
+                f"this state holds the position of each of {count(self.num_workers, 'worker')} in its own part of the "
+                f"dataset, but the loader has num_workers={num_workers}: use num_workers={self.num_workers}"
             )
         self.workers = [WorkerPosition() for _ in range(max(num_workers, 1))]
         self.num_workers, self.last_worker_id = num_workers, (self.num_yielded - 1) % max(num_workers, 1)

@@ -420,8 +420,8 @@ def _keep_decoded(stored: DatasetFormat) -> str:
     if not 0 < stored.decoded_bytes < stored.free_bytes:
         return ""
     needed, free = (format_bytes(size) for size in (stored.decoded_bytes, stored.free_bytes))
-    gigabytes = 1 + stored.decoded_bytes // 10**9
-    return f"decoded images in memory (decoded_cache='{gigabytes}GB': they need about {needed}, and {free} is free)"
+    gibibytes = 1 + stored.decoded_bytes // 2**30
+    return f"decoded images in memory (decoded_cache='{gibibytes}GiB': they need about {needed}, and {free} is free)"
 
 
 def _less_to_decode(stored: DatasetFormat) -> str:

@@ -342,7 +342,7 @@ class MixedOrder:
     def _start(self, epoch: int) -> int:
         start = 0 if self._restarts else epoch * self.num_samples
         if max(start, epoch * max(self._goals)) > MAX_POSITION:
-            raise ValueError(f"epoch {epoch} of a mixture of {self.num_samples} samples is out of range")
+            raise ValueError(f"epoch {epoch} of a mixture of {self.num_samples:,} samples is out of range")
         return start
 
     def _find_phase(self, pick: int) -> Phase:

@@ -589,7 +589,7 @@ def _clear(folder: DatasetFolder) -> None:
 def _refuse_unplanned(folder: DatasetFolder, names: Collection[str]) -> None:
     for name in folder.list_names():
         if name.endswith(".tar") and name not in names and not name.startswith("."):
-            why = f"none of the pack's {len(names)} shards has that name"
+            why = "no shard of the pack has that name"
             raise PackError(explain_foreign(folder.location / name, why))
 
 

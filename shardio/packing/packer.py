@@ -64,6 +64,7 @@ from shardio.progress import WorkProgress
 from shardio.sample import Sample
 from shardio.shards import END, Manifest, PackSettings, hash_key
 from shardio.storage import Location, absolute_path, parse_location
+from shardio.values import count
 
 logger = logging.getLogger(__name__)
 
@@ -89,15 +90,15 @@ class PackResult(Findings):
     def describe_clipped(self) -> str:
         """Return a message about gray images whose values are clipped."""
         types = ", ".join(f"{num_images} × {kind}" for kind, num_images in self.clipped.most_common())
-        what = "gray image stores" if self.clipped.total() == 1 else "gray images store"
-        return f"{self.clipped.total()} {what} values other than uint8 ({types}): {CLIPPED_ADVICE}"
+        images = count(self.clipped.total(), "gray image stores", "gray images store")
+        return f"{images} values other than uint8 ({types}): {CLIPPED_ADVICE}"
 
     def describe_suffixed(self) -> str:
         """Return a message about the keys that end in a suffix."""
         return (
-            f"{len(self.suffixed)} images have the same name as another, apart from the suffix: they are separate "
-            f"samples, whose keys end in the suffix, such as {self.suffixed[0]!r}. If some are masks of other images, "
-            "pack them as fields of one sample, such as --fields jpg,png (fields=['jpg', 'png'])"
+            f"{count(len(self.suffixed), 'image has', 'images have')} the same name as another, apart from the suffix: "
+            f"these are separate samples, whose keys end in the suffix, such as {self.suffixed[0]!r}. If some are "
+            "masks of other images, pack them as fields of one sample, such as --fields jpg,png (fields=['jpg', 'png'])"
         )
 
     def warn(self, src: str) -> None:
@@ -405,8 +406,9 @@ def _write_shards(
                         journal.add(shard)
         except OSError as error:
             raise PackError(
-                f"packing into {folder.location} failed: {error}. {len(shards)} of {len(plan)} shards are finished and "
-                "kept. Fix the cause (if the disk is full, free some space) and rerun the same command to resume"
+                f"packing into {folder.location} failed: {error}. Finished and kept {len(shards)} of "
+                f"{count(len(plan), 'shard')}. Fix the cause (if the disk is full, free some space) and rerun the same "
+                "command to resume"
             ) from error
         return [shards[number] for number in range(len(plan))]
 

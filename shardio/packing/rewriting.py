@@ -62,7 +62,7 @@ from shardio.storage import (
     make_path,
     parse_location,
 )
-from shardio.values import check_flag, check_optional_integer, parse_json, parse_size
+from shardio.values import check_flag, check_optional_integer, count, parse_json, parse_size
 
 DEFAULT_SIZE = "256MiB"
 
@@ -259,9 +259,9 @@ def _unite_classes(tables: Sequence[ShardTable]) -> tuple[str, ...]:
                 )
         if names and not others and LABEL_FIELD in table.manifest.fields:
             raise PackError(
-                f"{describe(table)} has labels without class names, and {describe(longest)} has {len(names)} class "
-                "names, so shardio cannot tell whether the labels agree: write the former again with class names "
-                "(shardio pack --classes, or ShardWriter(classes=…))"
+                f"{describe(table)} has labels without class names, and {describe(longest)} has "
+                f"{count(len(names), 'class name')}, so shardio cannot tell whether the labels agree: write the former "
+                "again with class names (shardio pack --classes, or ShardWriter(classes=…))"
             )
     return names
 

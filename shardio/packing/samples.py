@@ -16,7 +16,7 @@ import numpy as np
 from shardio.sample import Sample
 from shardio.shards import MAX_MEMBER, TOO_LARGE, ShardTable, join_name, read_keys, split_name
 from shardio.storage import Location
-from shardio.values import check_integer
+from shardio.values import check_integer, count
 
 DEFAULT_QUALITY = 90
 """The default quality of encoded JPEGs and WebPs."""
@@ -201,7 +201,9 @@ def _encode_label(encoder: ValueEncoder, suffix: str, value: Any) -> bytes:
         if not classes:
             raise TypeError("class names need classes=")
         if value not in classes:
-            raise ValueError(f"{value!r} is not one of the {len(classes)} classes: add it to classes=")
+            raise ValueError(
+                f"{value!r} is not among the {count(len(classes), 'class', 'classes')}: add it to classes="
+            )
         return b"%d" % classes.index(value)
     return b"%d" % check_integer("the label", value, at_least=0, below=len(classes) or None)
 

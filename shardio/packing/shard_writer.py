@@ -41,7 +41,7 @@ from shardio.shards import (
     write_manifest,
 )
 from shardio.storage import Location, StorageOptions, make_direct_access, map_locations, parse_location
-from shardio.values import check_flag, check_integer, check_optional_integer, parse_json, parse_size
+from shardio.values import check_flag, check_integer, check_optional_integer, count, parse_json, parse_size
 
 _RECORD = re.compile(r"\.shardio-worker-([0-9]{5})\.json")
 """The name pattern of the record that a worker writes when it finishes."""
@@ -449,8 +449,8 @@ def _check_folder(folder: DatasetFolder, num_workers: int) -> None:
         raise PackError(f"{out} already holds a packed dataset: choose another directory or delete it first")
     if UNFINISHED_NAME in names and mark.read_whole() != _mark(num_workers):
         raise PackError(
-            f"{out} holds an unfinished dataset that was not written by {num_workers} workers: delete {out} or choose "
-            "another directory"
+            f"{out} holds an unfinished dataset that was not written by {count(num_workers, 'worker')}: delete {out} "
+            "or choose another directory"
         )
     foreign = [name for name in names if not _is_of_workers(name)]
     if foreign:
@@ -469,8 +469,8 @@ def _read_records(folder: DatasetFolder) -> list[_WorkerRecord]:
     if missing := sorted(set(range(num_workers)) - {record.worker for record in records}):
         listed = ", ".join(map(str, missing[:20]))
         raise PackError(
-            f"{len(missing)} of the {num_workers} workers of {where} have not ended ({listed}): wait for them, or run "
-            "them again with overwrite=True"
+            f"{where} lacks the parts of {len(missing)} of {count(num_workers, 'worker')} ({listed}): wait until they "
+            "have ended, or run them again with overwrite=True"
         )
     for record in records:
         if (record.num_workers, record.classes) != (num_workers, records[0].classes):

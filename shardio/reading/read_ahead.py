@@ -24,6 +24,7 @@ from shardio.process import let_through
 from shardio.reading.reader import SampleReader, StoredSamples, map_in_threads
 from shardio.shards import BLOCK, LABEL_FIELD, Ints, ShardTable
 from shardio.storage import REMOTE_PIECE, Location, ReplacedError, StoredFile
+from shardio.values import format_bytes
 
 if TYPE_CHECKING:
     from shardio.storage.listing import CachedFiles
@@ -446,9 +447,9 @@ class RemoteShards:
             return repeat((length, length))
         if window > longest:
             warnings.warn(
-                f"the cache of {self._cache_bytes / 1e9:.1f} GB is too small for the shuffle: {window} samples of "
-                f"{mean / 1e3:.0f} kB are mixed, and the cache should hold {SHARE_OF_CACHE} times as much. Samples may "
-                f"be fetched more than once. Set cache_size to {SHARE_OF_CACHE * window * mean / 1e9:.1f} GB, or "
+                f"the cache of {format_bytes(self._cache_bytes)} is too small for the shuffle: {window:,} samples of "
+                f"{format_bytes(mean)} are mixed, and the cache should hold {SHARE_OF_CACHE} times as much. Samples "
+                f"may be fetched more than once. Set cache_size to {format_bytes(SHARE_OF_CACHE * window * mean)}, or "
                 "use a smaller window",
                 RuntimeWarning,
                 stacklevel=2,

@@ -18,7 +18,7 @@ from shardio.reading.seen import SeenShards
 from shardio.sample import Sample
 from shardio.shards import Ints, Manifest, Shard, ShardTable, hash_key, read_keys
 from shardio.storage import Location, ReplacedError, StorageOptions, StoredFile, make_access, map_locations
-from shardio.values import check_choice
+from shardio.values import check_choice, count
 
 if TYPE_CHECKING:
     from shardio.shards import DatasetSource
@@ -96,7 +96,7 @@ class StoredSamples(Sequence[Sample]):
         if isinstance(row, slice):
             return [self[i] for i in range(*row.indices(self._num_samples))]
         if not -self._num_samples <= row < self._num_samples:
-            raise IndexError(f"row {row} is out of range: there are {self._num_samples} samples")
+            raise IndexError(f"row {row} is out of range: the dataset has {count(self._num_samples, 'sample')}")
         row %= self._num_samples
         key, origin = self.describe(row)
         fields = {field: content for field, column in self.columns.items() if (content := column[row]) is not None}
@@ -144,7 +144,8 @@ class SampleReader:
         """
         if indices.size and not 0 <= indices.min() <= indices.max() < self._stops[-1]:
             raise IndexError(
-                f"the dataset has {self._stops[-1]} samples, got indices {indices.min()} to {indices.max()}"
+                f"the dataset has {count(int(self._stops[-1]), 'sample')}, got indices {indices.min()} to "
+                f"{indices.max()}"
             )
         columns: list[list[Any]] = [[None] * len(indices) for _ in fields]
         by_shard = list(self.by_shard(indices))
@@ -433,7 +434,7 @@ class KeyedShards(Mapping[str, dict[str, Any]]):
         self.close()
 
     def __repr__(self) -> str:
-        return f"<KeyedShards of {len(self)} samples in {self._table.tars[0].folder}>"
+        return f"<KeyedShards of {count(len(self), 'sample')} in {self._table.tars[0].folder}>"
 
     def __reduce__(self) -> tuple[type[KeyedShards], tuple[ShardTable, Verify]]:
         return type(self), (self._table, self._verify)
@@ -461,8 +462,8 @@ class KeyedShards(Mapping[str, dict[str, Any]]):
             keys = read_keys(index)
             if len(keys) != stop - start:
                 raise FormatError(
-                    f"{index} has {len(keys)} samples, but the manifest says {stop - start}: run shardio verify, or "
-                    "download the shards, index files and manifest together"
+                    f"{index} has {count(len(keys), 'sample')}, but the manifest says {stop - start:,}: run shardio "
+                    "verify, or download the shards, index files and manifest together"
                 )
             hashes[start:stop] = keys.hash_all()
         order = hashes.argsort(kind="stable")

@@ -19,6 +19,7 @@ from .manifest import (
     PackSettings as PackSettings,
     ShardEntry as ShardEntry,
     ShardTable as ShardTable,
+    describe_pack as describe_pack,
     export_index as export_index,
     find_gaps as find_gaps,
     group_by_split as group_by_split,

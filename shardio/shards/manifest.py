@@ -21,7 +21,7 @@ from shardio.files import PARTIAL_SUFFIX
 from shardio.shards.index import INDEX_SUFFIX, IndexHeader, read_columns, read_hashes, read_header
 from shardio.shards.tar import BLOCK, LABEL_FIELD, join_name
 from shardio.storage import Location, link_or_copy, map_locations
-from shardio.values import check_choice, check_flag, parse_json
+from shardio.values import check_choice, check_flag, count, format_bytes, parse_json
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -87,6 +87,18 @@ def make_entry(name: str, header: IndexHeader) -> ShardEntry:
 
 PackSettings = dict[str, str | int | bool | None]
 """The settings in a manifest, by name."""
+
+
+def describe_pack(settings: PackSettings) -> str:
+    """Return the settings in a manifest as text.
+
+    >>> describe_pack({"jpeg": "tile", "max_side": None, "max_shard_size": 2**28, "num_tiled": 7})
+    'jpeg tile, max_shard_size 256 MiB'
+    """
+    texts = {name: str(value) for name, value in settings.items() if value is not None and name != "num_tiled"}
+    if isinstance(size := settings.get("max_shard_size"), int):
+        texts["max_shard_size"] = format_bytes(size)
+    return ", ".join(f"{name} {text}" for name, text in texts.items()) or "unknown: there is no manifest"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -535,8 +547,9 @@ def _refuse_scattered(table: ShardTable, chosen: ExportFormat) -> None:
     for tar, header in zip(table.tars, map_locations(read_header, table.indexes), strict=True):
         if header.num_scattered:
             raise FormatError(
-                f"the members of {header.num_scattered} samples of {tar} are not adjacent, but readers of the format "
-                f"{chosen} expect them to be: pack the tars first (shardio pack), then export the index of the new tars"
+                f"the members of {count(header.num_scattered, 'sample')} of {tar} are not adjacent, but readers of the "
+                f"format {chosen} expect them to be: pack the tars first (shardio pack), then export the index of the "
+                "new tars"
             )
 
 

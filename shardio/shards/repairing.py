@@ -28,6 +28,7 @@ from shardio.shards.tar import BLOCK, END, LABEL_FIELD, StoredField, is_added_by
 from shardio.shards.tar_scan import EXTENDED, TarScan
 from shardio.shards.verifying import Problem, ProblemKind, ShardVerification
 from shardio.storage import Location, StoredFile, parse_location, read_pieces
+from shardio.values import count
 
 _REMEDY = "Download the tar again, or pass --accept-changes if it was changed on purpose"
 
@@ -328,9 +329,8 @@ class _Repair:
             self._add_problem("digest", tar, message)
             return None
         write_complete(tar, file, found.end)
-        message = (
-            f"the tar was truncated at byte {file.size}: wrote a new tar with its {found.num_samples} complete samples"
-        )
+        complete = count(found.num_samples, "complete sample")
+        message = f"the tar was truncated at byte {file.size}: wrote a new tar with its {complete}"
         self._actions.append(RepairAction(where=str(tar), message=message, dropped=found.dropped))
         with closing(tar.open()) as new:
             return scan_contents(new)

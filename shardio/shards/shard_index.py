@@ -13,6 +13,7 @@ from shardio.errors import FormatError, StaleIndexError
 from shardio.shards.index import AHEAD, IndexFile, KeyColumn, decode_key
 from shardio.shards.tar import BLOCK, Ints
 from shardio.storage import Location, StoredFile
+from shardio.values import count
 
 MAX_KEPT = 2**20
 """The size in bytes up to which the content of an index is kept in memory. A larger index is read sample by sample."""
@@ -175,8 +176,8 @@ class ShardIndex:
         num_key_bytes = self._file.num_key_bytes
         if not 0 <= header.num_samples <= self._tar.size // BLOCK or num_key_bytes > self._tar.size:
             raise FormatError(
-                f"the index {self.location} has {header.num_samples} samples with keys of {num_key_bytes} bytes, "
-                f"more than {self._tar.location} can hold in {self._tar.size} bytes. {self._remedy}"
+                f"the index {self.location} has {count(header.num_samples, 'sample')} with keys of {num_key_bytes} "
+                f"bytes, more than {self._tar.location} can hold in {self._tar.size} bytes. {self._remedy}"
             )
         if self._file.size <= MAX_KEPT:
             self._content = _Content(

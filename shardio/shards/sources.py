@@ -37,6 +37,7 @@ from shardio.shards.tar import (
     is_added_by_macos,
 )
 from shardio.storage import Location, RemoteAccess, map_locations, parse_location
+from shardio.values import count
 
 _COMPRESSED = re.compile(
     r".+\.(tar\.(gz|bz2|xz|zst|zstd|lz|lz4|lzma|lzo|z|br)|tgz|tbz|tbz2|txz|tzst|taz|tlz)", re.IGNORECASE
@@ -163,7 +164,7 @@ def _refuse_splits(folder: Location, names: Sequence[str]) -> None:
     splits = group_by_split(names)
     if len(splits) > 1:
         found = "\n".join(
-            f"  {split}: {len(tars)} tars, {f'{tars[0]} to {tars[-1]}' if len(tars) > 1 else tars[0]}"
+            f"  {split}: {count(len(tars), 'tar')}, {f'{tars[0]} to {tars[-1]}' if len(tars) > 1 else tars[0]}"
             for split, tars in splits.items()
         )
         raise FormatError(
@@ -233,7 +234,7 @@ def _check_counts(manifest: Manifest, location: Location) -> None:
     for shard in manifest.shards:
         if shard.num_samples > shard.num_bytes // BLOCK:
             raise FormatError(
-                f"the manifest {location} says that {shard.name} holds {shard.num_samples} samples in "
+                f"the manifest {location} says that {shard.name} holds {count(shard.num_samples, 'sample')} in "
                 f"{shard.num_bytes} bytes, but each sample takes at least {BLOCK} bytes. Download the manifest "
                 "or pack the dataset again"
             )

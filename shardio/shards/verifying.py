@@ -36,6 +36,7 @@ from shardio.shards.tar import (
 )
 from shardio.shards.tar_scan import TAR_ERRORS, WITHOUT_CONTENT, ForwardFile, check_end, read_headers
 from shardio.storage import Location, RemoteAccess, StoredFile, parse_location, read_pieces
+from shardio.values import count
 
 ContentCheck = Callable[[str, bytes], str | None]
 """A function that takes a field's name and content, and returns a description of the problem, if any."""
@@ -595,5 +596,5 @@ def _find_duplicates(shards: list[NamedShard], hashes: list[NDArray[np.uint64]])
                 message = f"its key is also in {earlier}: lookups by key find only one of the samples"
                 yield Problem(kind="duplicate", where=str(shard.tar), message=message, key=key, offset=offset)
     if num_more > 0:
-        message = f"there may be up to {num_more} more samples with repeated keys"
+        message = f"there may be up to {count(num_more, 'more sample')} with repeated keys"
         yield Problem(kind="duplicate", where=str(shards[-1].tar.folder), message=message)

@@ -37,6 +37,7 @@ from shardio.storage.listing import BundledFile, make_tail, size_in_bundle
 from shardio.storage.locations import CacheSettings, RemoteOptions, check_key
 from shardio.storage.operations import Attempts, Expected
 from shardio.storage.store import REMOTE_PIECE, UNVERSIONED, FileStat, ReplacedError
+from shardio.values import format_bytes
 
 NUM_LOCKS = 64
 """The number of lock files. Objects that share a lock file are fetched one after another."""
@@ -308,8 +309,8 @@ class Filler:
         if copy.size > budget.max_bytes:
             raise StoreError(
                 f"cannot read {attempts.root}/{expected.key}: the server does not send parts of it, and the whole "
-                f"object has {copy.size} bytes, more than the cache of {budget.max_bytes}. Set a larger cache_size, or "
-                "use a server that supports Range requests, such as nginx"
+                f"object has {format_bytes(copy.size)}, more than the cache of {format_bytes(budget.max_bytes)}. Set a "
+                "larger cache_size, or use a server that supports Range requests, such as nginx"
             )
         with self._locking(copy, budget, SHARD_PATIENCE_S):
             if copy.find_missing(start, stop):

@@ -23,6 +23,7 @@ from shardio.device.mixing import BatchTransform
 from shardio.epochs import Count, find_held, hand_over, held_back, restore_held
 from shardio.sample import count_classes
 from shardio.train.config import Precision, TrainConfig
+from shardio.values import count
 from shardio.world import World, find_local_rank, find_world
 
 Value = TypeVar("Value")
@@ -533,7 +534,7 @@ def warn_of_repeats(loader: Any, world: World, *, stacklevel: int) -> None:
     num_samples, num_ranks, padded_by = _find_padding(loader)
     if num_samples % num_ranks:
         warnings.warn(
-            f"the score on {num_samples} validation samples is not exact, because {padded_by} repeats "
+            f"the score on {count(num_samples, 'validation sample')} is not exact, because {padded_by} repeats "
             f"{-num_samples % num_ranks} of them so that all {num_ranks} ranks have the same number. Use "
             "shardio.DataLoader, and pass remainder='mask' to the ShardDataset, or to sampler=EpochSampler(dataset, "
             "shuffle=False)",

@@ -22,6 +22,7 @@ from shardio.images import (
     render_chunk,
 )
 from shardio.kernel import operations as codes
+from shardio.values import count
 
 __all__ = ["AnnotationError", "BoundingBoxes", "FieldKind", "KeyPoints", "Labels", "Mask", "Ragged", "move_annotations"]
 __all__ += ["render_like"]
@@ -253,7 +254,9 @@ def _keep(values: NDArray[Any], boxes: str | None, kept: Mapping[str, NDArray[np
     if is_kept is None:
         return values.view(Ragged)
     if len(values) != len(is_kept):
-        raise ValueError(f"must have one row for each of the {len(is_kept)} boxes {boxes!r}, got {list(values.shape)}")
+        raise ValueError(
+            f"must have {count(len(is_kept), 'row')}, one for each of the boxes {boxes!r}, got {list(values.shape)}"
+        )
     return values[is_kept].view(Ragged)
 
 

@@ -45,6 +45,7 @@ from shardio.transforms.transform import (
     rng_keys_from_torch,
     steps_of,
 )
+from shardio.values import count
 
 __all__ = ["Combination", "Compose", "MultiCrop", "RandomApply", "RandomChoice", "RandomOrder", "apply_transform"]
 __all__ += [
@@ -222,7 +223,7 @@ class RandomChoice(Choice):
     def __init__(self, transforms: Sequence[Callable[[Any], Any]], p: Sequence[float] | None = None) -> None:
         super().__init__(transforms)
         if p is not None and len(p) != len(self.transforms):
-            raise ValueError(f"p must have one number for each of {len(self.transforms)} transforms, got {p!r}")
+            raise ValueError(f"p must have {count(len(self.transforms), 'number')}, one for each transform, got {p!r}")
         weights = np.ones(len(self.transforms)) if p is None else np.array(p, dtype=np.float64)
         if not (weights >= 0).all() or not 0 < weights.sum() < np.inf:
             raise ValueError(f"p must have no negative numbers, and at least one positive number, got {p!r}")

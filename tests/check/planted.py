@@ -153,7 +153,7 @@ def whole_shards(worker: int, of: int) -> Iterator[int]:
     return (shard * 10 + row for shard in range(worker, 10 // of * of, of) for row in range(10))
 
 
-RUN = "the 20 missing samples are more than drop_last leaves out, and form one contiguous run: perhaps"
+RUN = "more samples are missing (20) than drop_last leaves out, and they form 1 contiguous run: perhaps"
 for size, order, says in (
     (5, range(100), RUN),
     (6, [*range(80, 100), *range(80)], RUN),

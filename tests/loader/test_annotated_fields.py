@@ -218,7 +218,7 @@ BAD_FILES: dict[str, tuple[str, bytes, str]] = {
     "a label too many": (
         "json",
         json.dumps({**ANNOTATION, "labels": [1, 2]}).encode(),
-        "field 'json.labels' of sample 002 in .* must have one row for each of the 1 boxes 'json.boxes'",
+        "field 'json.labels' of sample 002 in .* must have 1 row, one for each of the boxes 'json.boxes'",
     ),
     "a second picture of another size": (
         "right.jpg",

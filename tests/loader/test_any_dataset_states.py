@@ -139,7 +139,9 @@ def test_reading_again_is_warned_of(num_workers: int) -> None:
             for _ in range(2):
                 list(resumed)
         said = [str(each.message) for each in caught if each.category is RuntimeWarning]
-        expected = "Numbers has no state_dict, so resuming reads its first 3 batches again and drops them: give Numbers"
+        expected = (
+            "Numbers has no state_dict, so resuming reads its first 3 batches again, without delivering the samples: "
+        )
         assert [text[: len(expected)] for text in said] == [expected] * warns
 
 

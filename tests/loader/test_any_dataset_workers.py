@@ -322,7 +322,9 @@ def test_buffers_are_fewer_if_memory_is_short_and_an_error_if_two_do_not_fit(mon
     assert len(find_buffers()) <= 8
     monkeypatch.setattr(buffers, "find_available_bytes", lambda: 4_000_000)
     batches = iter(DataLoader(endless, 4, num_workers=2))
-    with pytest.raises(MemoryError, match=r"two batches of 3 MB do not fit into the 4 MB .* use a smaller batch_size"):
+    with pytest.raises(
+        MemoryError, match=r"two batches of 3\.052 MiB do not fit into the 3\.815 MiB .* use a smaller batch_size"
+    ):
         next(batches)
 
 

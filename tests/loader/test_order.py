@@ -479,7 +479,7 @@ def test_epochs_without_batches_are_warned_of_once(packed: Path) -> None:
         {"dataset": mapped},
         {"dataset": mapped, "worker_init_fn": print},
     ]
-    words = r"no batches: the 21 samples do not fill a batch on every rank .22 samples"
+    words = r"no batches: 21 samples cannot fill a batch on every rank, for which 22 samples"
     for options in dropping:
         loader = DataLoader(batch_size=22, drop_last=True, **options)
         with pytest.warns(RuntimeWarning, match=words) as warned:

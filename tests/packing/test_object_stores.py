@@ -189,7 +189,7 @@ def test_a_full_disk_is_that_of_the_temporary_file(source: Path, expected: dict[
     out.list()  # Listing starts the storage process, to which the limit does not apply.
     with (
         files_of_at_most(3000),
-        pytest.raises(PackError, match=r"packing into memory:.* failed: .*: '/.*/shardio-.*'\. 0 of 3 shards"),
+        pytest.raises(PackError, match=r"packing into memory:.* failed: .*: '/.*/shardio-.*'\. Finished and kept 0"),
     ):
         shardio.pack(source, str(out), max_shard_samples=3, num_workers=1)
     shardio.pack(source, str(out), max_shard_samples=3, num_workers=1)
@@ -275,7 +275,7 @@ def test_a_part_is_written_again_and_a_missing_one_is_named(out: Location) -> No
         shardio.ShardWriter(str(out), worker=1, num_workers=2),
     ):
         pass
-    assert_raises(PackError, r"1 of the 2 workers of .* have not ended \(0\)", shardio.finalize, str(out))
+    assert_raises(PackError, r"lacks the parts of 1 of 2 workers \(0\)", shardio.finalize, str(out))
     assert_raises(PackError, "does not exist", shardio.finalize, str(out / "nothing"))
 
 

@@ -141,7 +141,7 @@ def test_a_foreign_tar_is_refused(source: Path, resume: Resume, unfinished: Path
 
 
 def test_a_pack_that_cannot_write_can_be_resumed(source: Path, resume: Resume, tmp_path: Path) -> None:
-    message = r"shard-00000\d\.tar'\. 0 of 3 shards are finished and kept\. Fix the .*rerun the same"
+    message = r"shard-00000\d\.tar'\. Finished and kept 0 of 3 shards\. Fix the .*rerun the same"
     with files_of_at_most(3000):
         assert_refused(message, source, max_shard_samples=3)
     assert not list((tmp_path / "out").glob("shard-*"))

@@ -142,7 +142,7 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"boxes": [[1, 2, 3, 4], [1]]}, {}, "must be boxes"),
     ({"points": [1, 2]}, {}, "must be points [..., 2 or more], got int64 [2]"),
     ({"labels": ["cat"]}, {}, "must be numbers [k, ...], got list of <U3"),
-    ({"labels": [1, 2], "boxes": [[1, 2, 3, 4]]}, {}, "one row for each of the 1 boxes 'boxes', got [2]"),
+    ({"labels": [1, 2], "boxes": [[1, 2, 3, 4]]}, {}, "must have 1 row, one for each of the boxes 'boxes', got [2]"),
     ({"mask": np.zeros((9, 8), np.uint8)}, {}, "is a mask of 8×9 pixels, but the image has 90×60"),
     ({"mask": np.zeros((HEIGHT, WIDTH), np.uint8)}, {"mask": tr.Mask(fill=-1)}, "cannot hold fill=-1"),
 ]

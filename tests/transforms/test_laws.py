@@ -209,7 +209,7 @@ REFUSED = r"""
     RandomChoice([]) -> RandomChoice needs at least one transform
     MultiCrop([]) -> at least one
     RandomApply(THREE, 2) -> p must be a probability
-    RandomChoice(THREE, [1, 2]) -> p must have one number for each of 3 transforms
+    RandomChoice(THREE, [1, 2]) -> p must have 3 numbers, one for each transform
     RandomChoice(THREE, [0, 0, 0]) -> at least one positive number
 """
 BAD_SIZES = [0, -3, (0, 4), (4, -1), (0,), (4, 4, 4), (), "16", 1.5]

@@ -30,6 +30,7 @@ from shardio.packing.sources.source import SHOWN, Evidence, PackSource, SourceSc
 from shardio.sample import number_classes
 from shardio.shards import LABEL_FIELD, MAX_MEMBER, TOO_LARGE, is_split, words_of
 from shardio.storage import FolderFiles, Location, find_url, parse_location, read_as_utf8, walk_folders
+from shardio.values import count
 
 OR_CONFIRM = "If the folders are classes, pass --layout classes (layout='classes')"
 
@@ -380,7 +381,7 @@ def _check_pairs(
             image = next(file.path for field, file in files.items() if field in main)
             num_found = counts[missing[0]]
             raise PackError(
-                f"{image} has no {missing[0]!r} file, but {num_found} of {len(samples)} samples "
+                f"{image} has no {missing[0]!r} file, but {num_found} of {count(len(samples), 'sample')} "
                 f"{'has' if num_found == 1 else 'have'} one: add the file, or remove all files of this sample. To pack "
                 "only samples that have all files, pass --on-incomplete skip (on_incomplete='skip'). To pack all "
                 "samples, each with the files that it has, pass --on-incomplete keep"
@@ -389,11 +390,11 @@ def _check_pairs(
     orphans = [path for path in ignored if _is_companion(PurePosixPath(path), images, names, main)]
     if orphans:
         more = [f"and {len(orphans) - SHOWN} more"] if len(orphans) > SHOWN else []
-        one, several = "1 file belongs to an image that is", f"{len(orphans)} files belong to images that are"
+        found = count(len(orphans), "file belongs to an image that is", "files belong to images that are")
         raise PackError(
             "\n".join(
                 [
-                    f"{one if len(orphans) == 1 else several} missing:",
+                    f"{found} missing:",
                     *(str(src / path) for path in orphans[:SHOWN]),
                     *more,
                     "Add the images or remove these files. To ignore them, pass --on-incomplete skip "

@@ -27,7 +27,7 @@ from shardio.process import hold_during_forks
 from shardio.sample import number_classes
 from shardio.shards import group_by_split, is_split, words_of
 from shardio.storage import parse_location
-from shardio.values import parse_json
+from shardio.values import count, parse_json
 
 ALL_SPLITS = "all"
 """The value of ``source_split`` that packs all splits as one dataset."""
@@ -382,9 +382,9 @@ def find_labels(
     if missing := [key for key in keys if key not in labels]:
         more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
         raise PackError(
-            f"{file.path} has no label for {len(missing)} of {len(keys)} samples: {', '.join(missing[:SHOWN])}{more}. "
-            f"Add rows, or remove the images. Rows name images by keys such as {keys[0]!r}, or by paths such as "
-            f"{keys[0] + '.jpg'!r}"
+            f"{file.path} has no label for {len(missing)} of {count(len(keys), 'sample')}: "
+            f"{', '.join(missing[:SHOWN])}{more}. Add rows, or remove the images. Rows name images by keys such as "
+            f"{keys[0]!r}, or by paths such as {keys[0] + '.jpg'!r}"
         )
     return number_labels(file.path, list(labels.values()), [labels[key] for key in keys], classes)
 

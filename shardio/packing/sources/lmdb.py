@@ -31,6 +31,7 @@ from shardio.packing.sources.source import (
     stat_file,
 )
 from shardio.storage import parse_location
+from shardio.values import count
 
 _NUMBERED = {b"image": IMAGE, b"label": "txt"}
 """The fields of numbered entries, by the part of the name before the number."""
@@ -318,7 +319,8 @@ class LmdbEnvironment(PackSource):
             found = f" such as {entries.ignored[0]!r}" if entries.ignored else ""
             raise PackError(
                 f"{src} holds no images that can be packed: an image's name must have no suffix, or one of "
-                f"{', '.join(IMAGE_FIELDS)}. It has {len(entries.ignored)} other entries{found}. {_USE_ITERABLE}"
+                f"{', '.join(IMAGE_FIELDS)}. It has "
+                f"{count(len(entries.ignored), 'other entry', 'other entries')}{found}. {_USE_ITERABLE}"
             )
         scan = RecordScan(
             records=records,

@@ -25,7 +25,7 @@ from shardio.packing.sources.records import Columns, FileSeries, RecordScan, cho
 from shardio.packing.sources.source import Evidence, PackSource, SourceFile, SourceScan, stat_file
 from shardio.process import describe_error, let_through
 from shardio.storage import StoredFile, parse_location
-from shardio.values import parse_json
+from shardio.values import format_bytes, parse_json
 
 INDEX = "index.json"
 
@@ -225,8 +225,9 @@ class TemporaryFolder:
         free = shutil.disk_usage(parent).free
         if free < num_bytes:
             raise PackError(
-                f"{src} is compressed. Its files have {num_bytes} bytes when they are decompressed, but {parent} has "
-                f"only {free} bytes of free space: set the environment variable TMPDIR to a folder on a larger disk"
+                f"{src} is compressed. Its files have {format_bytes(num_bytes)} when they are decompressed, but "
+                f"{parent} has only {format_bytes(free)} of free space: set the environment variable TMPDIR to a "
+                "folder on a larger disk"
             )
         self.path = Path(tempfile.mkdtemp(prefix="shardio-", dir=parent))
         weakref.finalize(self, _remove, self.path, os.getpid())

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from shardio.errors import PackError
 from shardio.sample import Sample
 from shardio.storage import Location, read_and_stat
+from shardio.values import count
 
 if TYPE_CHECKING:
     from shardio.packing.pack_call import PackOptions
@@ -259,7 +260,8 @@ class Parts:
         """
         if empty := [name for name, number in zip(self.names, num_samples, strict=True) if not number]:
             raise PackError(
-                f"none of the {sum(num_samples)} samples of {where} would be in {empty[0]}: choose larger fractions"
+                f"none of the {count(sum(num_samples), 'sample')} of {where} would be in {empty[0]}: choose larger "
+                "fractions"
             )
 
 

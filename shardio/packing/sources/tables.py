@@ -43,6 +43,7 @@ from shardio.packing.sources.records import (
 from shardio.packing.sources.source import COLUMNS, SHOWN, Evidence, PackSource, SourceFile, SourceScan, stat_file
 from shardio.shards import MAX_MEMBER, TOO_LARGE, find_gaps
 from shardio.storage import absolute_path, parse_location
+from shardio.values import count
 
 _USUAL_NAMES = ("file", "file_name", "file_path", "filename", "filepath", "image", "image_path", "img_path", "path")
 """The usual names of columns of paths."""
@@ -143,8 +144,8 @@ class _Rows:
             raise PackError(
                 "\n".join(
                     [
-                        f"{self._num_errors} of {self._num_errors + len(self._numbers)} rows of {self._path} name "
-                        "files that cannot be packed:",
+                        f"{self._num_errors} of {count(self._num_errors + len(self._numbers), 'row')} of {self._path} "
+                        "cannot be packed:",
                         *self._errors,
                         *more,
                         f"Paths are relative to {self._root}, or absolute. Correct or remove these rows",
@@ -339,8 +340,8 @@ class ParquetFiles(PackSource):
         selected = select_files(src, paths, options.source_split, may_be_column=True)
         if missing := find_gaps([path.name for path in selected]) if len(paths) > 1 or src.is_dir() else ():
             warnings.warn(
-                f"{src} lacks {len(missing)} Parquet files, such as {missing[0]}, judging by the names of the others: "
-                "check whether a download is unfinished, or two versions are mixed",
+                f"{src} lacks {count(len(missing), 'Parquet file')}, such as {missing[0]}, judging by the names of the "
+                "others: check whether a download is unfinished, or two versions are mixed",
                 RuntimeWarning,
                 stacklevel=2,
             )

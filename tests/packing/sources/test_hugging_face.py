@@ -157,7 +157,7 @@ def test_files_that_are_missing_by_their_names_are_reported(dataset: Any, tmp_pa
     for path in (source / "data").glob("*.parquet"):
         if "of-00003" not in path.name:
             path.unlink()
-    with pytest.warns(RuntimeWarning, match=r"lacks 1 Parquet files, such as train-00001-of-00003\.parquet"):
+    with pytest.warns(RuntimeWarning, match=r"lacks 1 Parquet file, such as train-00001-of-00003\.parquet"):
         shardio.pack(source, tmp_path / "out")
 
 

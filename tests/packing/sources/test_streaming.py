@@ -255,7 +255,7 @@ def test_the_error_says_which_package_to_install(kind: Kind, tmp_path: Path, mon
 def test_the_disk_must_hold_the_decompressed_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write_simple_mds(tmp_path / "mds", compressed=True)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 0, 100))
-    assert_refused(r"only 100 bytes of free space: set the environment variable TMPDIR", source)
+    assert_refused(r"only 100 B of free space: set the environment variable TMPDIR", source)
 
 
 MODES = {"1": "PNG", "L": "PNG", "LA": "PNG", "RGBA": "PNG", "I;16": "PNG", "I": "TIFF", "CMYK": "TIFF"}

@@ -340,7 +340,7 @@ def test_all_files_that_cannot_be_packed_are_named(folder: Path, tmp_path: Path)
     rows = make_rows() + [{"path": path} for path in ("gone.jpg", "notes.txt", "photos 0", "https://x.org/a.jpg")]
     caught = assert_raises(PackError, None, shardio.pack, write_table(folder, rows), tmp_path / "out")
     first, *lines, last = str(caught).splitlines()
-    assert first == f"4 of {NUM + 4} rows of {folder}/t.jsonl name files that cannot be packed:"
+    assert first == f"4 of {NUM + 4} rows of {folder}/t.jsonl cannot be packed:"
     assert lines[0] == f"row {NUM + 1}: {folder}/gone.jpg does not exist"
     assert lines[1].startswith(f"row {NUM + 2}: {folder}/notes.txt is not an image (supported: jpg")
     assert lines[2].startswith(f"row {NUM + 3}: {folder}/photos 0 cannot be read: [Errno 21] Is a directory")
