@@ -17,7 +17,7 @@ from tests.processes import run_python
 
 PACKAGE = Path(shardio.__file__).parent
 ALL_FOLDERS = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
-ROWS = {"bad_samples", "libraries", "shared", "streams", "world"}
+ROWS = {"bad_samples", "libraries", "pages", "shared", "streams", "world"}
 """Modules that have rows in the table, as folders do."""
 FREE = {"epochs", "errors", "files", "process", "progress", "sample", "values"}
 """Modules that every folder may import, and that may import only each other."""
@@ -101,7 +101,7 @@ def test_import_shardio_loads_neither_torch_nor_numpy() -> None:
 
 def test_folders_without_torch_load_without_it() -> None:
     names = [name for name, (_, torch) in table().items() if not torch]
-    assert len(names) == 16
+    assert len(names) == 17
     statement = "; ".join(f"import shardio.{name}" for name in (*names, "loader"))
     assert "torch" not in modules_after(statement)
 

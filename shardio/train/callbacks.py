@@ -1,14 +1,8 @@
-"""Callbacks, which add logs, plots, a report or custom behavior to a training run, and the metrics that they receive.
-
-The plots need matplotlib (shardio's extra ``plot``), but not pyplot, whose state belongs to the user.
-"""
+"""Callbacks, which add logs or custom behavior to a training run, and the metrics that they receive."""
 
 from __future__ import annotations
 
-import base64
-import contextlib
 import dataclasses
-import html
 import json
 import time
 import warnings
@@ -16,21 +10,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from shardio.errors import StateError
 from shardio.files import naming, write_whole
-from shardio.train.config import TrainConfig
-from shardio.train.models import plan_rates
 from shardio.train.step import TrainStep
+from shardio.values import count
 from shardio.world import find_world
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,49 +110,6 @@ class EpochResult:
 
 
 LOG = "log.jsonl"
-
-PAGE, PICTURE = "report.html", "report.png"
-
-MAX_MARKED = 16  # The largest number of marked epochs. The numbers of more epochs would overlap.
-
-Points = list[tuple[int, float]]  # (step, value)
-
-PANELS: dict[str, Callable[[StepRecord | EpochResult], float]] = {
-    "loss": lambda figures: figures.loss,
-    "images/s": lambda figures: figures.images_per_s,
-    "learning rate": lambda figures: figures.lr,
-    "time spent waiting for data [%]": lambda figures: 100 * figures.data_wait_share,
-}
-"""The panels of the plot, and the value that each shows."""
-
-COLUMNS: dict[str, Callable[[EpochResult], str]] = {
-    "epoch": lambda result: str(result.epoch),
-    "loss": lambda result: f"{result.loss:.4f}",
-    "accuracy": lambda result: f"{result.accuracy:.1%}",
-    "validation loss": lambda result: "–" if result.val_loss is None else f"{result.val_loss:.4f}",
-    "validation accuracy": lambda result: "–" if result.val_accuracy is None else f"{result.val_accuracy:.1%}",
-    "images/s": lambda result: f"{result.images_per_s:,.0f}",
-    "waiting for data": lambda result: f"{result.data_wait_share:.1%}",
-    "learning rate": lambda result: f"{result.lr:.3g}",
-}
-"""The columns of the table of epochs, and the text of their cells."""
-
-LOOKS: dict[str, dict[str, Any]] = {
-    "steps": {"color": "#7aa6d8", "linewidth": 1.0, "marker": ".", "markersize": 3},
-    "epochs": {"color": "#17408b", "linewidth": 1.6, "marker": "o", "markersize": 4},
-    "validation": {"color": "#d9731a", "linewidth": 1.6, "marker": "s", "markersize": 4},
-    "planned": {"color": "#f3c48b", "linewidth": 4.0},
-    "taken": {"color": "#1b57a8", "linewidth": 1.2, "marker": ".", "markersize": 4},
-}
-"""The style of each curve. Markers make a curve with a single point visible."""
-
-CSS = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 1200px; margin: 2em auto }
-img { width: 100% }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 1em 0 }
-th, td { padding: .25em .8em; text-align: right; border-bottom: 1px solid #ddd }
-.best { font-weight: bold; background: #fff3e0 }
-"""
 
 
 class Callback:
@@ -320,7 +266,7 @@ class SizeHints(Callback):
             return
         odd, self._odd = self._odd, None
         if len(batch[1]) % 8:
-            odd.insert(0, f"a batch has {len(batch[1])} samples")
+            odd.insert(0, f"a batch has {count(len(batch[1]), 'sample')}")
         if odd:
             more = f", and {len(odd) - 5} more" if len(odd) > 5 else ""
             warnings.warn(
@@ -414,102 +360,6 @@ def read_log(path: Path) -> Iterator[dict[str, Any]]:
         yield line
 
 
-def _dump(line: dict[str, Any]) -> bytes:
-    return json.dumps(line).encode() + b"\n"
-
-
-class HtmlReport(Callback):
-    """A callback that writes the report when training ends. A new run first removes an older report."""
-
-    def __init__(self, directory: Path, config: TrainConfig | None = None) -> None:
-        self.directory, self.config = directory, config
-
-    def on_start(self, num_epochs: int, num_steps: int) -> None:
-        for name in (PAGE, PICTURE) if num_steps == 0 else ():
-            (self.directory / name).unlink(missing_ok=True)
-
-    def on_end(self, results: list[EpochResult]) -> None:
-        write_report(self.directory, self.config)
-
-
-class RatePlot(Callback):
-    """A callback that plots planned and actual learning rates when training ends, on rank 0.
-
-    One actual rate is plotted for each line of the log, every ``log_every`` steps, including lines from before the run
-    was resumed. ``plateau`` has no plan. Actual rates lag behind the plan by the steps that fp16 skipped. Actual rates
-    also differ from the plan if the number of ranks changed, because that changes the steps per epoch.
-
-    Args:
-        path: The PNG file; a missing directory is created.
-        config: The settings.
-        steps_per_epoch: Steps in a full epoch.
-
-    Raises:
-        ImportError: If matplotlib is missing.
-    """
-
-    def __init__(self, path: Path, config: TrainConfig, steps_per_epoch: int) -> None:
-        _make_figure(1, 1)  # Fail before training, not after it.
-        self.path, self.directory = path, config.directory
-        self.planned = None if config.schedule == "plateau" else plan_rates(config, steps_per_epoch)
-        self.taken: Points = []
-
-    def on_start(self, num_epochs: int, num_steps: int) -> None:
-        records = [] if self.directory is None else read_figures(Path(self.directory))[0]
-        # The log may contain steps after the checkpoint, which the run repeats.
-        self.taken = [(record.step - 1, record.lr) for record in records if record.step <= num_steps]
-
-    def on_log(self, record: StepRecord) -> None:
-        self.taken.append((record.step - 1, record.lr))  # Records count steps; the plan's first step is step 0.
-
-    def on_end(self, results: list[EpochResult]) -> None:
-        if find_world().rank == 0:
-            plot_rates(self.path, self.planned, self.taken)
-
-
-def plot_rates(path: Path, planned: Points | None, taken: Points) -> None:
-    """Plot planned and actual learning rates to a PNG file.
-
-    Args:
-        path: The file; a missing directory is created.
-        planned: The planned rates, as points (step, rate) from step 0; None if there is no plan.
-        taken: The actual rates, as points (step, rate).
-
-    Raises:
-        ImportError: If matplotlib is missing.
-    """
-    figure = _make_figure(10, 5)
-    _draw(axes := figure.subplots(), "learning rate", {"planned": planned or [], "taken": taken})
-    axes.set_xlabel("step")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _save(figure, path)
-
-
-def write_report(directory: Path, config: TrainConfig | None = None) -> Path | None:
-    """Write ``report.html``, a self-contained page, and its plot ``report.png`` from a run's log.
-
-    The report of an interrupted run shows the logged metrics. Without matplotlib, or without lines in the log, the page
-    has no plot and states the reason.
-
-    Args:
-        directory: The run's directory.
-        config: The settings to show on the page.
-
-    Returns:
-        The path of the page; None if there is no log.
-    """
-    if not (directory / LOG).exists():
-        return None
-    records, results = read_figures(directory)
-    (directory / PICTURE).unlink(missing_ok=True)  # An older plot must not remain if matplotlib is missing.
-    with contextlib.suppress(ImportError):
-        if records:
-            _save(_draw_report(records, results), directory / PICTURE)
-    with write_whole(directory / PAGE) as file:
-        file.write(_make_page(directory, config, records, results).encode())
-    return directory / PAGE
-
-
 def read_figures(directory: Path) -> tuple[list[StepRecord], list[EpochResult]]:
     """Return the step records and the epoch results in a run's log."""
     lines: dict[str, list[dict[str, Any]]] = {"steps": [], "epoch": []}
@@ -518,83 +368,5 @@ def read_figures(directory: Path) -> tuple[list[StepRecord], list[EpochResult]]:
     return [StepRecord(**line) for line in lines["steps"]], [EpochResult(**line) for line in lines["epoch"]]
 
 
-def make_curves(records: list[StepRecord], results: list[EpochResult]) -> dict[str, dict[str, Points]]:
-    """Return the curves of each panel, by name. An epoch's value is plotted at its last step."""
-    curves: dict[str, dict[str, Points]] = {}
-    for label, value_of in PANELS.items():
-        steps = [(record.step, value_of(record)) for record in records]
-        curves[label] = {"steps": steps, "epochs": [(result.step, value_of(result)) for result in results]}
-    curves["learning rate"]["epochs"] = []  # A line through one rate per epoch would hide the rates of the steps.
-    curves["loss"]["validation"] = [(one.step, one.val_loss) for one in results if one.val_loss is not None]
-    return curves
-
-
-def _draw_report(records: list[StepRecord], results: list[EpochResult]) -> Figure:
-    figure = _make_figure(13, 8)
-    grid = figure.subplots(2, 2, sharex=True)
-    marked = results[:: max(-(-len(results) // MAX_MARKED), 1)]
-    for axes, (label, curves) in zip(grid.flat, make_curves(records, results).items(), strict=True):
-        for result in marked:
-            axes.axvline(result.step, color="#dddddd", linewidth=0.8, zorder=0)
-        _draw(axes, label, curves)
-    for upper, lower in zip(*grid, strict=True):
-        ends = upper.secondary_xaxis("top")
-        ends.set_xticks([result.step for result in marked], [str(result.epoch) for result in marked])
-        ends.set_xlabel("end of epoch")
-        lower.set_xlabel("step")
-    return figure
-
-
-def _draw(axes: Axes, label: str, curves: dict[str, Points]) -> None:
-    for name, points in curves.items():
-        if points:
-            axes.plot(*zip(*points, strict=True), label=name, **LOOKS[name])
-    axes.set_ylabel(label)
-    axes.set_ylim(bottom=0)
-    axes.margins(x=0.01)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _make_figure(width: float, height: float) -> Figure:
-    try:
-        from matplotlib import figure
-    except ImportError as error:
-        raise ImportError("plots need matplotlib: pip install matplotlib") from error
-    return figure.Figure(figsize=(width, height), dpi=110, layout="constrained")
-
-
-def _save(figure: Figure, path: Path) -> None:
-    names = figure.axes[0].get_legend_handles_labels()  # The first panel has all curves.
-    figure.legend(*names, loc="outside lower center", ncols=len(LOOKS), frameon=False)
-    with write_whole(path) as file:
-        figure.savefig(file, format="png")
-
-
-def _make_page(
-    directory: Path, config: TrainConfig | None, records: list[StepRecord], results: list[EpochResult]
-) -> str:
-    title, picture = f"Training run {directory.resolve().name}", directory / PICTURE
-    num_steps = records[-1].step if records else 0
-    best = max((result.epoch for result in results if result.is_best), default=None)
-    parts = [_element("h1", title), _element("p", f"Complete epochs: {len(results)}. Steps: {num_steps:,}.")]
-    if picture.exists():
-        image = base64.b64encode(picture.read_bytes()).decode()
-        parts.append(f'<img alt="Curves" src="data:image/png;base64,{image}">')
-    else:
-        why = "Plots need matplotlib: pip install matplotlib." if records else "Nothing was logged."
-        parts.append(_element("p", why))
-    if results:
-        parts += ["<table>", f"<tr>{''.join(_element('th', name) for name in COLUMNS)}</tr>"]
-        for result in results:
-            cells = "".join(_element("td", cell(result)) for cell in COLUMNS.values())
-            parts.append(f'<tr class="best">{cells}</tr>' if result.epoch == best else f"<tr>{cells}</tr>")
-        note = f"Best epoch: {best}. The waiting time is that of rank 0. All other metrics are over all ranks."
-        parts += ["</table>", _element("p", note)]
-    if config is not None:
-        parts.append(_element("p", f"Settings: {config}"))
-    head = f'<head><meta charset="utf-8">{_element("title", title)}<style>{CSS}</style></head>'
-    return "\n".join(['<!doctype html>\n<html lang="en">', head, "<body>", *parts, "</body>\n</html>\n"])
-
-
-def _element(name: str, text: str) -> str:
-    return f"<{name}>{html.escape(text)}</{name}>"
+def _dump(line: dict[str, Any]) -> bytes:
+    return json.dumps(line).encode() + b"\n"

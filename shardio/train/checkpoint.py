@@ -24,8 +24,9 @@ import torch
 from shardio.errors import BusyError, FormatError, StateError
 from shardio.files import remove_unfinished, write_whole
 from shardio.process import call_at_fork
-from shardio.train.callbacks import LOG, PAGE, PICTURE, read_log
+from shardio.train.callbacks import LOG, read_log
 from shardio.train.config import TrainConfig
+from shardio.train.report import PAGE
 from shardio.train.step import gather, on_rank_0
 
 FORMAT = 1
@@ -375,7 +376,7 @@ def _prepare(directory: Path, config: TrainConfig) -> bool:
             f"{directory} contains the {found} of an earlier run, but no {LAST} to resume from: restore {LAST}, use "
             "another directory, or replace the earlier run with resume=False (--fresh)"
         )
-    remove_unfinished(directory, (LAST, BEST, LOG, PAGE, PICTURE))
+    remove_unfinished(directory, (LAST, BEST, LOG, PAGE))
     for name in () if config.resume else (LAST, BEST):
         (directory / name).unlink(missing_ok=True)
     return has_last and config.resume

@@ -22,7 +22,6 @@ from shardio.sample import warn_of_other_classes
 from shardio.train.callbacks import (
     Callback,
     EpochResult,
-    HtmlReport,
     JsonLog,
     SizeHints,
     StepRecord,
@@ -47,6 +46,7 @@ from shardio.train.checkpoint import (
 )
 from shardio.train.config import TrainConfig
 from shardio.train.models import LrSchedule, make_optimizer
+from shardio.train.report import HtmlReport
 from shardio.train.step import (
     Score,
     TrainStep,

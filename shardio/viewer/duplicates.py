@@ -25,22 +25,12 @@ import xxhash
 from numpy.typing import NDArray
 
 from shardio.images import open_image
+from shardio.pages import Markup, counted, element, join, make_page, section, table, tiles
 from shardio.process import let_through
 from shardio.progress import WorkProgress
-from shardio.values import check_integer
+from shardio.values import check_integer, count
 from shardio.viewer import DEFAULT_THRESHOLD, MAX_THRESHOLD
-from shardio.viewer.overview import (
-    Markup,
-    Thumbnail,
-    element,
-    figure,
-    join,
-    make_page,
-    make_thumbnails,
-    section,
-    table,
-    tiles,
-)
+from shardio.viewer.overview import Thumbnail, figure, make_thumbnails
 from shardio.viewer.sources import ImageColumns, ImageSource, Place, Unreadable, map_images, read_resized
 
 SIDE = 32
@@ -521,7 +511,7 @@ def describe_group(group: DuplicateGroup) -> str:
     if group.is_exact:
         return "same bytes"
     most = max(copy.distance or 0 for copy in group.copies)
-    return f"similar, up to {most} bits differ" if most else "look the same"
+    return f"similar, with up to {count(most, 'different bit')}" if most else "look the same"
 
 
 def describe_labels(group: DuplicateGroup) -> str:
@@ -533,7 +523,7 @@ def describe_labels(group: DuplicateGroup) -> str:
 
 def describe_distance(copy: Copy) -> str:
     """Return a description of a sample's difference from the first of its group."""
-    return "same bytes" if copy.distance is None else f"{copy.distance} bits"
+    return "same bytes" if copy.distance is None else count(copy.distance, "bit")
 
 
 def _shorten(names: Sequence[str]) -> list[str]:
@@ -557,8 +547,8 @@ def _make_thumbnails(groups: Sequence[DuplicateGroup], sources: Sequence[ImageSo
 
 def _make_duplicate_tiles(report: DuplicateReport) -> Markup:
     facts = [
-        ("images", f"{sum(report.num_images):,}"),
-        ("groups", f"{len(report.groups):,}"),
+        counted(sum(report.num_images), "image"),
+        counted(len(report.groups), "group"),
         ("of them with the same bytes", f"{sum(group.is_exact for group in report.groups):,}"),
         ("of them with different classes", f"{report.num_conflicts:,}"),
     ]

@@ -1,19 +1,13 @@
-"""The overview of a source's contents: counts, histograms and thumbnails, as values and as a page.
-
-A page is one HTML file, which needs no network. Every text that comes from a dataset passes through :func:`escape`.
-"""
+"""The overview of a source's contents: counts, histograms and thumbnails, as values and as a page."""
 
 from __future__ import annotations
 
 import base64
-import html
 import io
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
-from string import Template
 from typing import Any
 
 import numpy as np
@@ -22,7 +16,22 @@ from numpy.typing import NDArray
 from shardio.images import find_format, open_image
 from shardio.images.formats import errors_of_pillow
 from shardio.order import make_rng_key, permute
-from shardio.values import format_bytes
+from shardio.pages import (
+    Markup,
+    bar_table,
+    counted,
+    element,
+    escape,
+    join,
+    make_grid,
+    make_page,
+    make_plot,
+    section,
+    table,
+    tiles,
+)
+from shardio.shards import describe_pack
+from shardio.values import count, format_bytes
 from shardio.viewer.sources import (
     FieldUse,
     ImageColumns,
@@ -61,8 +70,17 @@ MAX_NAMED = 20
 
 NO_CLASS = "(no class)"
 
-SCATTER_SIZE, SCATTER_MARGIN = (380, 260), 44
-"""The width and height of a scatter plot, and the space for its labels, in SVG units: pixels on wide screens."""
+_CHOOSE_CLASS = Markup("""
+const choice = document.getElementById("class");
+choice.addEventListener("change", () => {
+  let shown = 0;
+  for (const figure of document.querySelectorAll("figure")) {
+    figure.hidden = choice.value !== "" && figure.dataset.class !== choice.value;
+    shown += !figure.hidden;
+  }
+  document.getElementById("shown").textContent = shown;
+});
+""")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,8 +257,8 @@ def _choose_randomly(indices: NDArray[np.int64], num_chosen: int, seed: int) -> 
 def _count_classes(columns: ImageColumns) -> Counter[str]:
     counts = Counter[str]()
     of_label = np.bincount(columns.label_ids[columns.label_ids >= 0], minlength=len(columns.label_names))
-    for name, count in zip(columns.label_names, of_label.tolist(), strict=True):
-        counts[name] += count
+    for name, num_samples in zip(columns.label_names, of_label.tolist(), strict=True):
+        counts[name] += num_samples
     num_others = int(np.count_nonzero(columns.label_ids < 0))
     if counts and num_others:
         counts[""] += num_others
@@ -327,12 +345,12 @@ def make_overview_page(overview: Overview) -> bytes:
 def _make_overview_tiles(overview: Overview) -> Markup:
     facts = overview.facts
     num_bytes = facts.get("bytes", overview.num_image_bytes)
-    found = [("samples", f"{facts['samples']:,}")]
+    found = [counted(facts["samples"], "sample")]
     if "shards" in facts:
-        found.append(("shards", f"{facts['shards']:,}"))
-    found += [("size", format_bytes(num_bytes)), ("images", f"{overview.num_images:,}")]
+        found.append(counted(facts["shards"], "shard"))
+    found += [("size", format_bytes(num_bytes)), counted(overview.num_images, "image")]
     if overview.class_counts:
-        found.append(("classes", f"{len([name for name in overview.class_counts if name]):,}"))
+        found.append(counted(len([name for name in overview.class_counts if name]), "class", "classes"))
     if overview.num_images:
         found.append(("per image", format_bytes(overview.num_image_bytes / overview.num_images)))
     return tiles(found)
@@ -343,35 +361,34 @@ def _show_classes(overview: Overview) -> Markup:
     if not counts:
         return section("Classes", element("p", "The samples have no classes.", class_="soft"))
     common, num_others, others = take_most_common(counts, MAX_CLASSES)
-    rows = [(name or NO_CLASS, count) for name, count in common]
+    rows = [(name or NO_CLASS, num_samples) for name, num_samples in common]
     if num_others:
-        rows.append((f"{num_others:,} other classes", others))
-    text = describe_imbalance([count for name, count in counts.items() if name])
+        rows.append((count(num_others, "other class", "other classes"), others))
+    text = describe_imbalance([num_samples for name, num_samples in counts.items() if name])
     return section("Classes", element("p", text, class_="soft"), bar_table(("class", "samples"), rows))
 
 
 def _show_file_sizes(overview: Overview) -> Markup:
-    note = element("p", f"The sizes of the files of all {overview.num_images:,} images.", class_="soft")
-    return section("File sizes", note, column_chart(overview.file_sizes, "images", format_bytes))
+    note = element("p", f"The file sizes of {count(overview.num_images, 'image')}.", class_="soft")
+    return section("File sizes", note, column_chart(overview.file_sizes, "image", format_bytes))
 
 
 def _show_sizes(overview: Overview) -> Markup:
     headers = overview.headers
     which = "all" if headers.num_images == overview.num_images else "evenly spaced"
-    parts = [
-        element("p", f"Width × height, from the headers of {headers.num_images:,} images ({which}).", class_="soft")
-    ]
+    images = count(headers.num_images, "image")
+    parts = [element("p", f"Width × height, from the headers of {images} ({which}).", class_="soft")]
     if headers.unreadable:
         names = ", ".join(key for key, _ in headers.unreadable[:MAX_NAMED])
         more = ", …" if len(headers.unreadable) > MAX_NAMED else ""
-        parts.append(element("p", f"{len(headers.unreadable):,} headers cannot be read: {names}{more}", class_="warn"))
+        unreadable = count(len(headers.unreadable), "header")
+        parts.append(element("p", f"{unreadable} cannot be read: {names}{more}", class_="warn"))
     if headers.sizes:
-        parts.append(
-            scatter_plot(headers.sizes.most_common(MAX_POINTS), "widths and heights; the table has the numbers")
-        )
-        rows = [(f"{width}×{height}", count) for (height, width), count in headers.sizes.most_common(MAX_SIZES)]
+        parts.append(scatter_plot(headers.sizes.most_common(MAX_POINTS)))
+        rows = [(f"{width}×{height}", number) for (height, width), number in headers.sizes.most_common(MAX_SIZES)]
         if (num_others := len(headers.sizes) - len(rows)) > 0:
-            rows.append((f"{num_others:,} other sizes", headers.sizes.total() - sum(count for _, count in rows)))
+            others = headers.sizes.total() - sum(number for _, number in rows)
+            rows.append((count(num_others, "other size"), others))
         parts.append(bar_table(("pixels", "images"), rows))
     return section("Resolutions", *parts)
 
@@ -380,11 +397,10 @@ def _show_facts(overview: Overview) -> Markup:
     facts, headers = overview.facts, overview.headers
     in_shards = "shards" in facts
     uses = [(use.name, use.num_samples, format_bytes(use.num_bytes)) for use in overview.fields]
-    formats = ", ".join(f"{count:,} × {name}" for name, count in headers.formats.most_common())
-    rows = [("image formats", f"{formats or 'none'} (of {headers.num_images:,} images)")]
+    formats = ", ".join(f"{number:,} × {name}" for name, number in headers.formats.most_common())
+    rows = [("image formats", f"{formats or 'none'} (of {count(headers.num_images, 'image')})")]
     if in_shards:
-        packed = ", ".join(f"{name} {value}" for name, value in facts["pack"].items())
-        rows += [("packed", packed or "unknown: there is no manifest"), ("digest", facts["digest"])]
+        rows += [("packed", describe_pack(facts["pack"])), ("digest", facts["digest"])]
     return section(
         "Contents",
         table(["field" if in_shards else "suffix", "samples" if in_shards else "files", "size"], uses),
@@ -395,9 +411,8 @@ def _show_facts(overview: Overview) -> Markup:
 def _show_thumbnails(overview: Overview) -> Markup:
     found = overview.thumbnails
     num_bad = sum(each.jpeg is None for each in found)
-    parts = [
-        element("p", f"{len(found):,} of {overview.num_images:,} images. EXIF orientations are ignored.", class_="soft")
-    ]
+    of_all = f"{len(found):,} of {count(overview.num_images, 'image')}"
+    parts = [element("p", f"{of_all}. EXIF orientations are ignored.", class_="soft")]
     if num_bad:
         parts.append(element("p", f"{num_bad:,} of them cannot be decoded.", class_="warn"))
     labels = sorted({each.label for each in found if each.label is not None})
@@ -407,89 +422,8 @@ def _show_thumbnails(overview: Overview) -> Markup:
         select = element("select", element("option", "all", value=""), *options, id="class")
         parts.append(element("p", element("label", "Class ", select), Markup(shown + " shown")))
     figures = [figure(each, each.label, each.key) for each in found]
-    return section("Images", *parts, element("div", *figures, class_="grid"))
-
-
-class Markup(str):
-    """Finished HTML, which :func:`escape` does not change."""
-
-    __slots__ = ()
-
-
-def escape(text: object) -> Markup:
-    """Return text as HTML. Markup is returned unchanged."""
-    return text if isinstance(text, Markup) else Markup(html.escape(str(text)))
-
-
-def join(parts: Iterable[str]) -> Markup:
-    """Return the parts as lines, with text escaped."""
-    return Markup("\n".join(map(escape, parts)))
-
-
-def make_page(title: str, parts: Iterable[Markup]) -> bytes:
-    """Return a page with a title, as a UTF-8 file. Bytes of names that are not UTF-8 are shown escaped."""
-    template = Template(files("shardio.viewer").joinpath("page.html").read_text("utf-8"))
-    page = template.substitute(title=escape(title), heading=escape(title), content=join(parts))
-    return page.encode("utf-8", "backslashreplace")
-
-
-def element(name: str, *content: object, **attributes: object) -> Markup:
-    """Return an element. Attribute names lose a trailing underscore, and other underscores become hyphens.
-
-    >>> element("p", "a < b", class_="soft")
-    '<p class="soft">a &lt; b</p>'
-    """
-    named = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"'
-        for key, value in attributes.items()
-        if value is not None
-    )
-    return Markup(f"<{name}{named}>{''.join(map(escape, content))}</{name}>")
-
-
-def section(heading: str, *content: object) -> Markup:
-    """Return a section with a heading."""
-    return element("section", element("h2", heading), *content)
-
-
-def tiles(facts: Iterable[tuple[str, str]]) -> Markup:
-    """Return short facts in large print, given as pairs of a name and a value."""
-    items = [element("li", element("b", value), element("span", name)) for name, value in facts]
-    return element("ul", *items, class_="tiles")
-
-
-def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Markup:
-    """Return a table. The first cell of each row is its header, and numbers are aligned to the right.
-
-    A heading or another cell that is Markup must be a complete cell element.
-    """
-    rows = list(rows)
-    styles = ["number" if all(isinstance(row[i], int) for row in rows) else None for i in range(len(headings))]
-    head = [
-        name if isinstance(name, Markup) else element("th", name, scope="col", class_=style)
-        for name, style in zip(headings, styles, strict=True)
-    ]
-    body = list[Markup]()
-    for first, *others in rows:
-        cells = [element("th", first, scope="row", class_=styles[0])]
-        for cell, style in zip(others, styles[1:], strict=True):
-            text = f"{cell:,}" if isinstance(cell, int) else cell
-            cells.append(text if isinstance(text, Markup) else element("td", text, class_=style))
-        body.append(element("tr", *cells))
-    made = element("table", element("thead", element("tr", *head)), element("tbody", *body))
-    return element("div", made, class_="scroll", tabindex=0)
-
-
-def bar_table(headings: tuple[str, str], counts: Sequence[tuple[str, int]]) -> Markup:
-    """Return a table of names and counts with horizontal bars."""
-
-    def make_bar(*content: str) -> Markup:
-        return element("td", *content, class_="bar", aria_hidden="true")
-
-    largest = max((count for _, count in counts), default=1)
-    bars = [make_bar(element("i", style=f"width:{100 * count / largest:.2f}%")) for _, count in counts]
-    rows = [(name, bar, count) for (name, count), bar in zip(counts, bars, strict=True)]
-    return table([headings[0], make_bar(), headings[1]], rows)
+    script = [element("script", _CHOOSE_CLASS)] if len(labels) > 1 else []
+    return section("Images", *parts, element("div", *figures, class_="grid"), *script)
 
 
 def column_chart(histogram: Histogram, noun: str, form: Callable[[float], str]) -> Markup:
@@ -497,19 +431,19 @@ def column_chart(histogram: Histogram, noun: str, form: Callable[[float], str]) 
 
     Args:
         histogram: The histogram.
-        noun: The plural noun for the counted items.
+        noun: The noun for the counted items.
         form: A function that returns a bound of a bin as text.
     """
     if not histogram.counts:
-        return element("p", f"no {noun}", class_="soft")
+        return element("p", f"no {noun}s", class_="soft")
     spans = [f"{form(low)} to {form(high)}" for low, high in zip(histogram.edges, histogram.edges[1:], strict=False)]
     largest = max(histogram.counts)
     bars = [
-        element("i", style=f"height:{100 * count / largest:.2f}%", title=f"{span}: {count:,} {noun}")
-        for span, count in zip(spans, histogram.counts, strict=True)
+        element("i", style=f"height:{100 * number / largest:.2f}%", title=f"{span}: {count(number, noun)}")
+        for span, number in zip(spans, histogram.counts, strict=True)
     ]
     ends = [element("span", form(histogram.edges[end])) for end in (0, -1)]
-    label = f"{noun} by size, from {form(histogram.edges[0])} to {form(histogram.edges[-1])}; the numbers follow"
+    label = f"{noun}s by size, from {form(histogram.edges[0])} to {form(histogram.edges[-1])}; the numbers follow"
     return join(
         [
             element("div", *bars, class_="columns", role="img", aria_label=label),
@@ -517,37 +451,23 @@ def column_chart(histogram: Histogram, noun: str, form: Callable[[float], str]) 
             element(
                 "details",
                 element("summary", "Numbers"),
-                table(["size", noun], list(zip(spans, histogram.counts, strict=True))),
+                table(["size", f"{noun}s"], list(zip(spans, histogram.counts, strict=True))),
             ),
         ]
     )
 
 
-def scatter_plot(points: Sequence[tuple[tuple[int, int], int]], label: str) -> Markup:
+def scatter_plot(points: Sequence[tuple[tuple[int, int], int]]) -> Markup:
     """Return a plot of (height, width) pairs. The area of a circle shows the number of equal pairs."""
-    (width, height), margin = SCATTER_SIZE, SCATTER_MARGIN
-    end = _round_up(max((max(size) for size, _ in points), default=1))
-    most = max((count for _, count in points), default=1)
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        return margin + x / end * (width - margin - 16), height - 28 - y / end * (height - 50)
-
-    parts = list[Markup]()
-    for step in range(5):
-        value = end * step / 4
-        (x, bottom), (left, y) = place(value, 0), place(0, value)
-        parts.append(element("line", x1=f"{x:.1f}", x2=f"{x:.1f}", y1=22, y2=f"{bottom:.1f}"))
-        parts.append(element("line", x1=f"{left:.1f}", x2=width - 16, y1=f"{y:.1f}", y2=f"{y:.1f}"))
-        parts.append(element("text", f"{value:g}", x=f"{x:.1f}", y=height - 12, text_anchor="middle"))
-        parts.append(element("text", f"{value:g}", x=margin - 6, y=f"{y + 4:.1f}", text_anchor="end"))
-    parts.append(element("text", "height", x=4, y=11))
-    parts.append(element("text", "width", x=width - 16, y=height - 1, text_anchor="end"))
-    for (rows, columns), count in points:
-        x, y = place(columns, rows)
-        hint = element("title", f"{columns}×{rows}: {count:,}")
-        radius = max(2.5, 11 * (count / most) ** 0.5)
-        parts.append(element("circle", hint, cx=f"{x:.1f}", cy=f"{y:.1f}", r=f"{radius:.1f}"))
-    return element("svg", *parts, viewBox=f"0 0 {width} {height}", role="img", aria_label=label)
+    end = max(max(size) for size, _ in points)
+    most = max(num_equal for _, num_equal in points)
+    grid, place = make_grid(end, end, "width", "height")
+    circles = list[Markup]()
+    for (height, width), num_equal in points:
+        x, y = place(width, height)
+        hint = element("title", f"{width}×{height}: {num_equal:,}")
+        circles.append(element("circle", hint, cx=x, cy=y, r=f"{max(2.5, 11 * (num_equal / most) ** 0.5):.1f}"))
+    return make_plot("Resolutions", "Widths and heights in pixels. The table has the numbers.", [grid, *circles])
 
 
 def figure(thumbnail: Thumbnail, label: str | None, *lines: str) -> Markup:
@@ -565,14 +485,3 @@ def figure(thumbnail: Thumbnail, label: str | None, *lines: str) -> Markup:
     bold = [] if label is None else [element("b", label)]
     caption = element("figcaption", *bold, *[element("span", line) for line in lines])
     return element("figure", element("div", inner, class_="frame"), caption, data_class=label or "")
-
-
-def _round_up(value: int) -> int:
-    """Return the smallest end, at least a given positive value, that gives an axis five round tick marks.
-
-    >>> _round_up(500), _round_up(1030), _round_up(7)
-    (600, 1200, 8)
-    """
-    unit = 10 ** (len(str(value)) - 1)
-    ends: list[int] = [round(unit * factor) for factor in (1.2, 1.6, 2, 3, 4, 6, 8, 10, 12)]
-    return next(end for end in ends if value <= end and end % 4 == 0)

@@ -22,9 +22,9 @@ from shardio.cli.view import CAPTION_HEIGHT, CELL, GAP, GROUP_GAP, MARGIN, ROW_G
 from shardio.libraries import import_library
 from shardio.transforms import recipes
 from tests.cli.commands import error_of, run, run_main, usage_error
+from tests.pages import Page
 from tests.sources import encode, write_images
 from tests.tars import write_tar
-from tests.viewer.test_viewer import Page
 
 
 @pytest.fixture

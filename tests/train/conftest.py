@@ -13,9 +13,3 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture
-def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write no reports, because drawing them takes longer than these runs."""
-    monkeypatch.setattr("shardio.train.callbacks.write_report", lambda directory, config: None)

@@ -17,8 +17,6 @@ from shardio.train import Callback, Compile, GradientPenalty, TrainConfig, Train
 from shardio.train.callbacks import SizeHints
 from tests.train.runs import PLAIN, StopAfter, StopError, make_batches, make_network, read_figures, weights_of
 
-pytestmark = pytest.mark.usefixtures("no_report")
-
 
 def make_config(directory: Path | None = None, **options: Any) -> TrainConfig:
     fixed = {"precision": "fp32", "device": "cpu", "lr": 0.02, "log_every": 1, "directory": directory, **PLAIN}

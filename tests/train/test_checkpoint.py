@@ -56,9 +56,6 @@ from tests.train.runs import (
     make_model,
 )
 
-pytestmark = pytest.mark.usefixtures("no_report")
-
-
 FULL = r"File too large\. Any previous checkpoint is kept.*last\.pt'"
 
 LARGE = {"weight": torch.zeros(40_000)}

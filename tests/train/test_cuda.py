@@ -31,7 +31,6 @@ DEVICE = "cuda"
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and torch sees none"),
-    pytest.mark.usefixtures("no_report"),
     pytest.mark.filterwarnings("ignore:half precision is slower"),  # The layers and batches are small.
 ]
 

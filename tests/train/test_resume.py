@@ -35,9 +35,6 @@ from tests.train.runs import (
     read_figures,
 )
 
-pytestmark = pytest.mark.usefixtures("no_report")
-
-
 MIXED = {"mixup": 0.4, "cutmix": 1.0, "random_erasing": 0.5, "label_smoothing": 0.1}
 
 

@@ -111,7 +111,6 @@ PLAIN: dict[str, tuple[Any, float | str]] = {
 }
 
 
-@pytest.mark.usefixtures("no_report")
 def test_settings_and_data_become_pythons_types_which_a_checkpoint_can_be_read_with(tmp_path: Path) -> None:
     data: dict[Any, Any] = {np.str_(name): value for name, (value, _) in PLAIN.items()}
     expected = {name: value for name, (_, value) in PLAIN.items()}
