@@ -489,9 +489,10 @@ def _estimate_requests(
 def _plot_epoch(
     path: Path, samples: NDArray[np.int64], sizes: NDArray[np.int64], settings: OrderSettings, title: str
 ) -> None:
-    """Plot the shard, and the index in the shard, against the position; the color shows the stratum."""
+    """Plot the shard, if there are several, and the index in it, against the position; the color shows the stratum."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     from shardio.order import reverse_bits, shards_of
 
@@ -501,13 +502,13 @@ def _plot_epoch(
         positions = np.sort(np.random.default_rng(0).choice(len(samples), MAX_POINTS, replace=False))
     shards = shards_of(samples[positions], sizes)
     indices = samples[positions] - (np.cumsum(sizes) - sizes)[shards]
-    size = min(6.0, max(0.3, 6e4 / len(positions)))  # points²
+    size = min(16.0, max(0.3, 6e4 / len(positions)))  # points²
+    panels = {"shard": shards, "index in the shard": indices} if len(sizes) > 1 else {"index in the shard": indices}
 
-    figure = Figure(figsize=(12, 8), dpi=120, layout="constrained")
+    figure = Figure(figsize=(12, 4 * len(panels)), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
-    for axes, values, label in zip(
-        figure.subplots(2, 1, sharex=True), (shards, indices), ("shard", "index in the shard"), strict=True
-    ):
+    rows = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, (label, values) in zip(rows, panels.items(), strict=True):
         # With these margins of the color scale, even a single stratum has a bright color.
         axes.scatter(
             positions,
@@ -520,6 +521,7 @@ def _plot_epoch(
             linewidths=0,
         )
         axes.set_ylabel(label)
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.margins(x=0.01)
     axes.set_xlabel("position in the epoch (color: stratum)")
     figure.suptitle(title)

@@ -23,6 +23,7 @@ from shardio.values import format_bytes
 from tests.cli.commands import error_of, run, run_main, usage_error
 from tests.faults.proxy import FaultProxy, Script
 from tests.files import read_files
+from tests.pages import Page
 from tests.servers.server import Server, upload
 from tests.sources import write_images, write_mixed
 from tests.tars import read_members, write_tar
@@ -298,6 +299,21 @@ def test_options_change_the_order(packed: Path) -> None:
     assert [line.split()[0] for line in lines[-2:]] == ["1", "5"]  # A step is longer than a window.
     for name, value in (("--strata", 0), ("--window", -1), ("--world-size", 0), ("--epoch", -1)):
         assert name in usage_error("order", packed, name, value)
+
+
+def test_one_shard_is_counted_and_plotted_as_one(packed: Path, images: Path, tmp_path: Path) -> None:
+    one, heights = tmp_path / "one", list[int]()
+    shardio.pack(images, one)
+    for folder in (packed, one):
+        rows(folder, "--plot", tmp_path / "order.png")
+        with Image.open(tmp_path / "order.png") as picture:
+            heights.append(picture.height)
+    assert heights == [960, 480]  # With one shard, the panel that shows the shard is omitted.
+    assert rows_of(one)["shards"] == "1, 21 samples"
+    assert "max_shard_size 256 MiB" in rows_of(one)["packed"]
+    run("view", one, "-o", tmp_path / "page.html")
+    page = Page((tmp_path / "page.html").read_bytes())
+    assert list(zip(page.texts["b"], page.texts["span"], strict=False))[:2] == [("21", "samples"), ("1", "shard")]
 
 
 def test_the_plot_is_a_png(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
