@@ -292,7 +292,7 @@ class Tally:
             file.write(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode())
 
     def _trace_workers(self) -> Iterator[dict[str, Any]]:
-        for process_id in {times.process_id for times in self.chunks}:
+        for process_id in sorted({os.getpid(), *(times.process_id for times in self.chunks)}):
             name = "training process" if process_id == os.getpid() else "worker process"
             yield {"name": "process_name", "ph": "M", "pid": process_id, "tid": 0, "args": {"name": f"shardio {name}"}}
         for times in self.chunks:

@@ -245,6 +245,10 @@ def test_a_trace_holds_the_times_of_the_statistics(packed: Path, tmp_path: Path,
         assert all(one["ts"] + one["dur"] <= other["ts"] + 1 for one, other in pairwise(own))
     makers = {span["pid"] for span in spans if span not in waits}
     assert (os.getpid() in makers) == (num_workers == 0)
+    named = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert named == {os.getpid(): "shardio training process"} | dict.fromkeys(
+        makers - {os.getpid()}, "shardio worker process"
+    )
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
