@@ -123,6 +123,26 @@ def test_each_moment_of_a_sample_belongs_to_one_stage(tmp_path: Path) -> None:
     assert len(profile.images) == 20
 
 
+def test_advice_to_drop_conversions_keeps_images_that_shardio_crops(tmp_path: Path) -> None:
+    write_images(tmp_path / "images", classes=2, per_class=8, width=96, height=64)
+    steps = [transforms.RandomResizedCrop(48), transforms.ToTensor(), transforms.Normalize([0.5] * 3, [0.2] * 3)]
+    folder = datasets.ImageFolder(str(tmp_path / "images"), transforms.Compose(steps))
+    tried = list[Any]()
+
+    def record(_: LoaderEvidence, loader: Any) -> float:
+        tried.append(loader)
+        return 2.0
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LoaderEvidence, "try_loader", record)
+        advice = shardio.doctor(DataLoader(folder, batch_size=4), step=lambda _: None, seconds=0.01).advice
+    replaced = next(loader for loader in tried if type(loader) is shardio.DataLoader)
+    assert next(iter(replaced))[0].dtype == torch.uint8
+    assert len(replaced.stats().recognized) == 1
+    remedies = [each.remedy for each in advice if "ImageFolder" in each.cause]
+    assert "with PILToTensor() instead of ToTensor and Normalize" in remedies[0]
+
+
 def test_opencv_is_observed_only_while_samples_are_profiled(tmp_path: Path) -> None:
     write_images(tmp_path / "images", classes=1, per_class=8, width=96, height=64)
     files, before = patients.Files(tmp_path / "images"), cv2.imread
