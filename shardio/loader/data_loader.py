@@ -75,7 +75,7 @@ def _calls_dataset(loader: Any) -> bool:
 class DataLoader(torch.utils.data.DataLoader[_Batch]):
     """torch's DataLoader, extended with a resumable state, shardio's workers and shardio's order.
 
-    The class can replace torch's DataLoader in any program: see docs/swapping.md. With a :class:`shardio.ShardDataset`,
+    The class can replace torch's DataLoader in any program: see docs/speed-up.md. With a :class:`shardio.ShardDataset`,
     or an :class:`shardio.EpochSampler` as ``sampler``, the loader has shardio's order. With this order, every ``iter``
     begins the next epoch unless ``set_epoch`` sets one, ``drop_last=True`` means ``remainder="drop"``, and the state
     fits any number of ranks and workers. Otherwise, torch determines the order and the state is that of torchdata's
