@@ -98,7 +98,7 @@ def check_mixture(
     >>> print(check_mixture([["a1", "b1"], ["a2", "a1"]], {"a": ["a1", "a2"], "b": ["b1"]}, {"a": 3, "b": 1}))
     4 samples of 2 sources
       a: 3 samples, 75.00% of 75.00%, 1.50 times, within 0.5 samples after each step
-      b: 1 samples, 25.00% of 25.00%, 1.00 times, within 0.5 samples after each step
+      b: 1 sample, 25.00% of 25.00%, 1.00 times, within 0.5 samples after each step
 
     Args:
         loader: Any iterable of batches, or a tuple of such iterables, one per rank. A step is a batch of each rank.

@@ -140,7 +140,7 @@ def test_advice_to_drop_conversions_keeps_images_that_shardio_crops(tmp_path: Pa
     assert next(iter(replaced))[0].dtype == torch.uint8
     assert len(replaced.stats().recognized) == 1
     remedies = [each.remedy for each in advice if "ImageFolder" in each.cause]
-    assert "with PILToTensor() instead of ToTensor and Normalize" in remedies[0]
+    assert "with PILToTensor() in place of ToTensor and Normalize" in remedies[0]
 
 
 def test_opencv_is_observed_only_while_samples_are_profiled(tmp_path: Path) -> None:
