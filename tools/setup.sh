@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Creates .venv with shardio and the packages that its tests need, at the pinned versions.
+# Creates .venv with shardio and the packages that its tests and its site need, at the pinned versions.
 # Needs a package index and Python 3.10 or newer (python3 by default; set PYTHON to use a different one).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -16,7 +16,7 @@ if [[ "$(cat "$installed" 2>/dev/null)" != "$wanted" ]]; then
   "${install[@]}" torch
   # A build needs these packages. Without --no-build-isolation, pip would build with other versions of them.
   "${install[@]}" editables hatchling ziglang
-  "${install[@]}" --no-build-isolation --editable '.[dev]'
+  "${install[@]}" --no-build-isolation --editable '.[dev,docs]'
   # The tests that pack other tools' datasets need the tools, which work with newer packages than they declare:
   # mosaicml-streaming requires transformers < 5 and numpy < 2.2, and boto3 requires an older python-dateutil.
   "${install[@]}" brotli catalogue python-snappy tifffile tqdm zstd

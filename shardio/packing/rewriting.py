@@ -143,7 +143,10 @@ def reshard(
         The manifest of the new dataset.
 
     Raises:
-        The same errors as :func:`merge`.
+        FileNotFoundError: If the source does not exist or holds no tars.
+        FormatError: If the source is damaged.
+        PackError: If two samples have the same key, a label has different class names, or ``out`` cannot be used.
+        SampleError: If a sample is damaged.
     """
     limits = _check_limits(max_shard_size, max_shard_samples)
     shuffle_seed = check_optional_integer("shuffle_seed", shuffle_seed, at_least=0, below=2**63)
@@ -187,7 +190,10 @@ def split(
 
     Raises:
         ValueError: If the fractions or the names are invalid.
-        The same errors as :func:`merge`.
+        FileNotFoundError: If the source does not exist or holds no tars.
+        FormatError: If the source is damaged.
+        PackError: If two samples have the same key, a label has different class names, or ``out`` cannot be used.
+        SampleError: If a sample is damaged.
     """
     parts = make_parts(by, names)
     limits, access = _check_limits(max_shard_size, max_shard_samples), make_direct_access(storage_options)
