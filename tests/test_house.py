@@ -6,14 +6,12 @@ import ast
 import re
 import subprocess
 import sys
-import warnings
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 import shardio
-from tests.processes import run_python
 
 PACKAGE = Path(shardio.__file__).parent
 ALL_FOLDERS = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
@@ -289,15 +287,3 @@ def test_no_file_is_too_long_or_named_after_nothing() -> None:
     for path in PACKAGE.rglob("*.py"):
         assert path.stem not in {"utils", "common", "helpers", "base", "misc"}
         assert len(path.read_text().splitlines()) <= 600, path
-
-
-@pytest.mark.slow
-def test_the_code_in_the_readme_works_when_pasted(tmp_path: Path, images: Path) -> None:
-    readme = (PACKAGE.parent / "README.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-    assert blocks
-    (tmp_path / "images").symlink_to(images)
-    script = tmp_path / "pasted.py"
-    script.write_text("\n".join(blocks))
-    found = run_python(script.name, cwd=tmp_path, prepare=partial(warnings.simplefilter, "error"))
-    assert found.returncode == 0, found.stderr
