@@ -28,10 +28,6 @@ from shardio.cli.main import NO_BREAK, PANELS, _list_parameters, load_command
 
 ROOT = Path(__file__).parents[1]
 
-LATER = {"index", "get-started", "speed-up", "bottleneck", "migrate", "kinds-of-data", "how-it-works", "promises"}
-LATER |= {"benchmarks", "limits", "troubleshooting", "contribute", "swapping", "kernel"}
-"""Pages of the navigation that need not exist yet, or no longer."""
-
 GROUPS = {
     "load": ("Load", ["datasets", "loader", "device", "world", "shared"]),
     "pack": ("Pack and read", ["packing", "reading", "shards", "decoding"]),
@@ -53,18 +49,10 @@ LINK = re.compile(
 )
 
 
-def on_config(config: MkDocsConfig) -> None:
-    """Leave out the pages that need not exist yet."""
-    for group in config.nav or []:
-        for names in group.values():
-            for name in [name for name in names if isinstance(name, str) and name.removesuffix(".md") in LATER]:
-                if not Path(config.docs_dir, name).exists():
-                    names.remove(name)
-
-
 def on_files(files: Files, config: MkDocsConfig) -> None:
-    """Add the reference, and a page for each file outside docs/ that a page links to."""
-    for name, text in {"cli": describe_commands(), "api": list_names(), **describe_names()}.items():
+    """Add the README as the first page, the reference, and a page for each file outside docs/ that a page links to."""
+    first = (ROOT / "README.md").read_text("utf-8")
+    for name, text in {"index": first, "cli": describe_commands(), "api": list_names(), **describe_names()}.items():
         files.append(File.generated(config, f"{name}.md", content=text))
     pages = list(files.documentation_pages())
     while pages:
@@ -109,6 +97,8 @@ def on_env(env: object, config: MkDocsConfig, files: Files) -> None:
 
 def repository_path(uri: str) -> str:
     """Return the path of a page's file in the repository."""
+    if uri == "index.md":
+        return "README.md"
     path = uri.removeprefix("files/") if uri.startswith("files/") else f"docs/{uri}"
     return path.removesuffix(".md") if (ROOT / path.removesuffix(".md")).is_file() else path
 
@@ -120,6 +110,8 @@ def find_page(link: str, uri: str) -> str | None:
         path += "/README.md"
         if not (ROOT / path).exists():
             return None
+    if path == "README.md":
+        return "index.md"
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
     suffix = Path(path).suffix
