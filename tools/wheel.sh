@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Builds the wheels of all platforms, installs this machine's wheel into an empty environment, and runs the tests of
-# images, other libraries and the kernel in that environment. Passes its arguments to pytest.
+# Builds the source distribution and the wheels of all platforms, and checks their metadata. Installs this machine's
+# wheel into an empty environment, and runs the tests of images, other libraries and the kernel there. Passes its
+# arguments to pytest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,6 +14,13 @@ for platform in $(.venv/bin/python -c "from shardio.kernel.targets import PLATFO
   SHARDIO_PLATFORM=$platform .venv/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps \
     --no-build-isolation --wheel-dir "$work" .
 done
+
+# Package indexes refuse files whose description or metadata has errors.
+.venv/bin/python -m hatchling build --target sdist --directory "$work"
+.venv/bin/python -m venv "$work/twine"
+"$work/twine/bin/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt twine
+"$work/twine/bin/python" -m twine check --strict "$work"/*.whl "$work"/*.tar.gz
+
 .venv/bin/python - "$work" <<'END'
 import sys
 from pathlib import Path

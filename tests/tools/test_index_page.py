@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from shardio import __file__ as package_file
+from shardio import __file__ as package_file, __version__
 from tools.index_page import make_index_page
 
 ROOT = Path(package_file).parents[1]
@@ -93,3 +93,9 @@ def test_the_index_page_has_no_broken_links() -> None:
     targets = LINK.findall(linked)
     assert [target.removeprefix("https://host/project/") for target in targets] == LINK.findall(readme)
     assert all((ROOT / target.partition("#")[0]).exists() for target in relative)
+
+
+def test_the_citation_names_this_version_and_the_authors() -> None:
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {__version__}\n" in citation
+    assert f"\n  - name: {read_project()['authors'][0]['name']}\n" in citation
