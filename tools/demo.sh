@@ -1,11 +1,20 @@
 #!/usr/bin/env bash
-# Sets up the environment and shows the main use: packs a directory of images, checks it, and trains from it.
+# Installs shardio and shows the main use: packs a directory of images, checks it, and trains from it.
 #   bash tools/demo.sh [IMAGES]      IMAGES/class/…/name.jpg; creates synthetic photographs if you pass no IMAGES
+# Needs a package index and Python 3.10 or newer (python3 by default; set PYTHON to use a different one).
 set -euo pipefail
 images=${1:+$(realpath "$1")}
 cd "$(dirname "$0")/.."
 
-bash tools/setup.sh
+if [[ ! -x .venv/bin/shardio ]]; then
+  echo "installing shardio in .venv (only once; torch is a large download)"
+  "${PYTHON:-python3}" -m venv .venv
+  install=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt)
+  "${install[@]}" torch
+  # Without --no-build-isolation, pip would also install the compiler of the stages of CUDA devices.
+  "${install[@]}" editables hatchling ziglang
+  "${install[@]}" --no-build-isolation --editable .
+fi
 shardio=.venv/bin/shardio
 work=$(mktemp -d "${TMPDIR:-/tmp}/shardio-demo.XXXXXX")
 trap 'rm -rf "$work"' EXIT
@@ -18,7 +27,7 @@ run() {
 
 if [[ -z $images ]]; then
   images=$work/images
-  run .venv/bin/python tools/make_images.py "$images" --classes 10 --per-class 60
+  run .venv/bin/python tools/make_images.py "$images" --classes 10 --per-class 60 --width 320 --height 240
 fi
 run "$shardio" pack "$images" "$work/packed" --max-shard-size 8MiB
 run "$shardio" info "$work/packed"
