@@ -159,12 +159,12 @@ class CoverageReport:
     def __str__(self) -> str:
         expected = self.expected
         repeats = f" ({count(self.num_repeats, 'repeat')}, {expected.num_repeats} required by the remainder policy)"
-        left_out = f" ({expected.num_missing} left out by the remainder policy)"
+        not_due = f" ({expected.num_missing} left out by the remainder policy, or delivered before a resumption)"
         num_samples = self.num_deliveries - self.num_repeats if expected.num_samples is None else expected.num_samples
         head = (
             f"{count(num_samples, 'sample')}: {self.num_once} delivered once, {self.num_repeated} more than once"
             f"{repeats if expected.num_repeats else ''}, {self.num_missing} never"
-            f"{left_out if expected.num_missing else ''}, {self.num_unexpected} unexpected"
+            f"{not_due if expected.num_missing else ''}, {self.num_unexpected} unexpected"
         )
         if self.is_right:
             return head
