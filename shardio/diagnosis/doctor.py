@@ -116,7 +116,9 @@ class Diagnosis:
             return
         yield ""
         if not self.advice:
-            yield "The doctor found nothing to change: fewer samples a second fit these processors, or this storage."
+            competes = self.step_rate is not None and self.run.samples_per_s > self.step_rate
+            why = ": alone, the loader is faster than the step, but both compete for the processors" if competes else ""
+            yield f"The doctor found nothing to change{why}."
             return
         yield "What to change, the largest gain first:"
         for number, advice in enumerate(self.advice, 1):
