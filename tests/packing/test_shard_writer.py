@@ -396,7 +396,7 @@ def test_workers_at_the_same_time_write_the_same_and_may_be_killed(parts: Path, 
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0, -signal.SIGKILL, 0]
-    assert_raises(PackError, r"1 of the 3 workers .* \(1\)", shardio.finalize, out)
+    assert_raises(PackError, r"1 of 3 workers \(1\)", shardio.finalize, out)
     assert_raises(PackError, "files of worker 1", write_part, out, 1)
     write_part(out, 1, overwrite=True)
     shardio.finalize(out)

@@ -12,7 +12,6 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -107,8 +106,7 @@ def train_as(settings: Settings) -> None:
     own: Any = loader if settings.sizes is None else make_batches(settings.sizes[find_world().rank], side=16)
     for _ in range(settings.repeat):
         model = make_model(is_plain=settings.is_plain)
-        with mock.patch("shardio.train.callbacks.write_report"):  # Drawing the report takes longer than training.
-            train(model, own, config, val_loader=val_loader, callbacks=[Keys(settings)])
+        train(model, own, config, val_loader=val_loader, callbacks=[Keys(settings)])
     score = evaluate(model, val_loader, config)
     figures = {"num_images": score.num_images, "accuracy": score.accuracy, "weights": sum_of(model).item()}
     (Path(settings.directory) / f"end-{find_world().rank}.json").write_text(json.dumps(figures))
