@@ -250,7 +250,7 @@ def main() -> None:
     except MemoryError as error:
         what = f" ({error})" if str(error) else ""
         print_error(f"not enough memory{what}", "use smaller images or batches")
-    except Exception:
+    except Exception:  # This is a bug, so its traceback is shown.
         traceback.print_exc()
         where = find_url("Issues", "Repository")
         print_error("shardio failed unexpectedly", f"report the traceback{f' at {where}' if where else ''}")

@@ -290,9 +290,11 @@ class ThroughputMeter:
 
     def watch(self, batches: Iterable[Any]) -> None:
         """Iterate over batches and count them."""
+        from shardio.diagnosis.rates import count_samples
+
         for batch in batches:
             self.elapsed_s = time.perf_counter() - self.started
-            num_samples = _count_samples(batch)
+            num_samples = count_samples(batch)
             if self.first_batch_s is None:
                 self.first_batch_s, self.num_first = self.elapsed_s, num_samples
             self.num_batches += 1
@@ -309,13 +311,6 @@ class ThroughputMeter:
         if self.num_batches < 2 or self.first_batch_s is None:
             return None
         return (self.num_samples - self.num_first) / (self.elapsed_s - self.first_batch_s)
-
-
-def _count_samples(batch: Any) -> int:
-    column = batch[0] if isinstance(batch, list | tuple) else batch
-    while isinstance(column, dict):
-        column = next(iter(column.values()))
-    return len(column)
 
 
 def _choose_transform(name: str | None, image_size: int) -> Any:

@@ -30,7 +30,7 @@ SHOWN = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What the doctor found. ``print`` shows it as a report.
+    """The result of :func:`doctor`. ``print`` shows it as a report.
 
     Attributes:
         run: The speed of the loader alone.
@@ -52,7 +52,7 @@ class Diagnosis:
 
     @property
     def keeps_up(self) -> bool:
-        """Whether training hardly waits for data."""
+        """Whether training waits for data in less than 5 % of its time; false without a step."""
         return self.both is not None and self.both.waiting < NEGLIGIBLE
 
     @property
@@ -184,7 +184,7 @@ def doctor(loader: Iterable[Any], step: Step | None = None, *, seconds: float = 
 
 
 def _find_stats(loader: Any) -> LoaderStats | None:
-    """Return the statistics of shardio's own workers."""
+    """Return the statistics of the workers; None if they are not shardio's."""
     return loader.stats() if isinstance(loader, DataLoader) and fallback_reason(loader) is None else None
 
 

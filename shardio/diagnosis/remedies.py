@@ -13,7 +13,6 @@ from statistics import fmean, median
 from time import process_time
 from typing import Any
 
-import numpy as np
 import torch
 import torch.utils.data
 from torch.utils.data._utils.collate import default_collate
@@ -24,7 +23,7 @@ from shardio.diagnosis.rates import LoaderRun, find_image_size, run_loader
 from shardio.images import find_field, find_format, open_image
 from shardio.loader import DataLoader
 from shardio.loader.executor import TorchDataLoader
-from shardio.loader.statistics import LoaderStats
+from shardio.loader.statistics import LoaderStats, read_images
 from shardio.packing import pack
 from shardio.transforms import RandomResizedCrop
 from shardio.values import count, format_bytes
@@ -151,24 +150,34 @@ def find_remedies(evidence: LoaderEvidence) -> list[Advice]:
     return sorted(found, key=lambda advice: -(advice.speedup or 0.0))
 
 
+def _without(share: float) -> float:
+    """Return the speed-up if a share of a sample's time is saved."""
+    return 1 / max(1 - share, 0.01)
+
+
+def _share_of_stage(stats: LoaderStats, stage: str) -> float:
+    """Return the share of a stage in the time in which workers are not idle."""
+    seconds = stats.seconds_by_stage()
+    return seconds[stage] / (sum(seconds.values()) - seconds.get("idle", 0.0) or 1.0)
+
+
 def _advise_workers(evidence: LoaderEvidence) -> Advice | None:
     loader, wanted = evidence.loader, evidence.num_processors
     if not evidence.is_torchs or loader.num_workers == wanted:
         return None
     speedup = evidence.try_change(num_workers=wanted)
-    have = count(loader.num_workers, "worker") if loader.num_workers else "no workers"
-    processors = count(wanted, "processor")
+    also = ""
     if loader.num_workers < wanted and speedup > WORTHWHILE:
-        cause = f"too few workers: {have} on {processors}"
+        kind = "few"
     elif loader.num_workers > 2 * wanted and speedup > 1 / WORTHWHILE:
-        cause = f"too many workers: {have} on {processors}"
-        workers = evidence.run.workers
-        saved = sum(worker.private_bytes for worker in workers) * (1 - wanted / loader.num_workers)
+        kind = "many"
+        saved = sum(worker.private_bytes for worker in evidence.run.workers) * (1 - wanted / loader.num_workers)
         also = f", which also saves about {format_bytes(saved)} of memory" if saved else ""
-        return Advice(cause=cause, remedy=f"num_workers={wanted}{also}", speedup=speedup, is_measured=True)
     else:
         return None
-    return Advice(cause=cause, remedy=f"num_workers={wanted}", speedup=speedup, is_measured=True)
+    have = count(loader.num_workers, "worker") if loader.num_workers else "no workers"
+    cause = f"too {kind} workers: {have} on {count(wanted, 'processor')}"
+    return Advice(cause=cause, remedy=f"num_workers={wanted}{also}", speedup=speedup, is_measured=True)
 
 
 def _advise_threads(evidence: LoaderEvidence) -> Advice | None:
@@ -271,7 +280,7 @@ def _advise_float(evidence: LoaderEvidence) -> Advice | None:
         for stage, share in evidence.profile.stages.items()
         if stage.kind == "transform" and stage.name in FLOAT_CONVERSIONS
     }
-    speedup = 1 / (1 - sum(shares.values()))
+    speedup = _without(sum(shares.values()))
     if speedup < WORTHWHILE:
         return None
     return Advice(
@@ -305,7 +314,7 @@ def _advise_slow_code(evidence: LoaderEvidence) -> Advice | None:
         cause=cause,
         remedy="make it faster: use numpy instead of loops, or shardio.transforms, which are compiled. (The estimate "
         "is for half the time)",
-        speedup=1 / (1 - share / 2),
+        speedup=_without(share / 2),
     )
 
 
@@ -319,7 +328,7 @@ def _advise_collation(evidence: LoaderEvidence) -> Advice | None:
     return Advice(
         cause=f"collate_fn ({name}) takes {share:.0%} of a sample's time",
         remedy="copy each sample once into a preallocated array, or return values of equal shapes and use the default",
-        speedup=1 / (1 - share),
+        speedup=_without(share),
     )
 
 
@@ -332,9 +341,7 @@ def _advise_storage(evidence: LoaderEvidence) -> Advice | None:
     profile, stats = evidence.profile, evidence.stats
     is_packed = stats is not None and stats.stored is not None and stats.stored.in_shards
     if stats is not None:
-        seconds = stats.seconds_by_stage()
-        seconds.pop("idle", None)
-        share = seconds["read"] / (sum(seconds.values()) or 1.0)
+        share = _share_of_stage(stats, "read")
         is_slow = share > 0.5 and stats.read_s > MUCH_READING_S
     else:
         share = 0.0 if profile is None else profile.share("reading")
@@ -347,7 +354,7 @@ def _advise_storage(evidence: LoaderEvidence) -> Advice | None:
     return Advice(
         cause=f"slow storage: reading takes {share:.0%} of a sample's time",
         remedy="use a local disk, cache= for a bucket, or more workers" if is_packed else packing,
-        speedup=1 / max(1 - share, 0.01),
+        speedup=_without(share),
     )
 
 
@@ -392,9 +399,7 @@ def _estimate_packed(
     """Return the speed-up of a loader whose images are packed with some options."""
     packed_s, profile = time_packed(contents, size, settings), evidence.profile
     if evidence.stats is not None:
-        seconds = evidence.stats.seconds_by_stage()
-        seconds.pop("idle", None)
-        decoding = seconds["decode"] / (sum(seconds.values()) or 1.0)
+        decoding = _share_of_stage(evidence.stats, "decode")
         return 1 / (1 - decoding + decoding * packed_s / time_packed(contents, size, {}))
     if profile is None:
         return 0.0
@@ -410,13 +415,7 @@ def _read_images(evidence: LoaderEvidence) -> Iterator[bytes]:
     """Yield the contents of some of the dataset's image files."""
     dataset = evidence.dataset
     if isinstance(dataset, ImageFolder | ShardDataset | ShardMapDataset) and dataset.remote_samples() is None:
-        num_samples = len(dataset) if isinstance(dataset, ImageFolder) else dataset.table.manifest.num_samples
-        indices = np.linspace(0, num_samples - 1, min(num_samples, 32), dtype=np.int64)
-        fields = [name for name in dataset.decoder.stored_fields if name in ("image", "jpg", "jpeg", "png", "webp")]
-        reader: Any = dataset.reader  # Each kind of reader accepts what its dataset locates.
-        columns = reader.read(dataset.locate(indices), dataset.decoder.stored_fields).columns
-        for values in zip(*(columns[name] for name in fields if name in columns), strict=True):
-            yield from islice(filter(None, values), 1)
+        yield from read_images(dataset, 32)
         return
     paths = [image.path for image in evidence.profile.images if image.path] if evidence.profile is not None else []
     known = getattr(dataset, "samples", None)  # As in torchvision's ImageFolder: (path, label), …
@@ -535,7 +534,7 @@ def _advise_whole_sample(evidence: LoaderEvidence) -> Advice | None:
     return Advice(
         cause=f"image transforms in transform_sample ({', '.join(names)}), where shardio decodes whole images for them",
         remedy="pass them as transform=, so that shardio decodes only the crops; keep the rest in transform_sample",
-        speedup=1 / (1 - min(share, 0.9)),
+        speedup=_without(share),
     )
 
 

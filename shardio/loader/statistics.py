@@ -351,16 +351,26 @@ def measure_decoded(dataset: Any, stored: DatasetFormat | None) -> DatasetFormat
     if inner.remote_samples() is not None:
         return stored
     num_samples = len(inner) if isinstance(inner, ImageFolder) else inner.table.manifest.num_samples
-    indices = np.linspace(0, num_samples - 1, min(num_samples, 64), dtype=np.int64)
     sizes = list[int]()
     with suppress(SampleError, ValueError):  # Loading reports bad samples.
-        reader: Any = inner.reader  # Each kind of reader accepts what its dataset locates.
-        samples = reader.read(inner.locate(indices), inner.decoder.stored_fields)
-        for contents in zip(*(samples.columns[name] for name in IMAGE_FORMATS if name in samples.columns), strict=True):
-            sizes.append(math.prod(open_image(next(filter(None, contents), b"")).size))
+        sizes += (math.prod(open_image(content).size) for content in read_images(inner, 64))
     # Most JPEGs have a quarter as many samples of each chroma component as of luma.
     decoded_bytes = int(1.5 * num_samples * sum(sizes) / len(sizes)) if sizes else 0
     return replace(stored, decoded_bytes=decoded_bytes, free_bytes=count_free_memory())
+
+
+def read_images(dataset: ImageFolder | ShardDataset | ShardMapDataset, number: int) -> Iterator[bytes]:
+    """Yield the contents of up to ``number`` evenly spaced images of a local dataset.
+
+    Raises:
+        SampleError: If a sample cannot be read.
+    """
+    num_samples = len(dataset) if isinstance(dataset, ImageFolder) else dataset.table.manifest.num_samples
+    indices = np.linspace(0, num_samples - 1, min(num_samples, number), dtype=np.int64)
+    reader: Any = dataset.reader  # Each kind of reader accepts what its dataset locates.
+    columns = reader.read(dataset.locate(indices), dataset.decoder.stored_fields).columns
+    for contents in zip(*(columns[name] for name in IMAGE_FORMATS if name in columns), strict=True):
+        yield next(filter(None, contents), b"")
 
 
 def advise(stats: LoaderStats, num_processors: int) -> str:

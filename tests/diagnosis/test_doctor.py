@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import shardio
-from shardio.diagnosis.profiling import SampleProfile, profile_samples
+from shardio.diagnosis.profiling import SampleProfile, SampleStage, profile_samples
 from shardio.diagnosis.rates import count_samples, find_image_size, run_loader
 from shardio.diagnosis.remedies import LoaderEvidence, find_remedies
 from shardio.libraries import import_torchvision
@@ -161,6 +161,23 @@ def test_batches_that_exceed_the_shared_memory_are_named() -> None:
     )
     causes = [advice.cause for advice in find_remedies(evidence)]
     assert "/dev/shm is too small: 4 batches need 125 KiB, and 97.66 KiB is free" in causes
+
+
+def test_a_stage_that_takes_all_the_time_has_a_finite_estimate() -> None:
+    loader = DataLoader(TensorDataset(torch.zeros(64, 4)), batch_size=8)
+    stages = {SampleStage("transform", "ToTensor"): 1.0}
+    profile = SampleProfile(num_samples=1, sample_s=1.0, cpu_s=1.0, stages=stages)
+    evidence = LoaderEvidence(
+        loader=loader,
+        run=run_loader(loader, 0.05, 1),
+        profile=profile,
+        stats=None,
+        num_processors=1,
+        trial_s=0.05,
+        shm_free=None,
+    )
+    (advice,) = (each for each in find_remedies(evidence) if each.cause.startswith("ToTensor on the CPU"))
+    assert advice.speedup == 100
 
 
 def test_a_profile_of_nothing_is_none() -> None:
