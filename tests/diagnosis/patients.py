@@ -247,7 +247,7 @@ SLOW = (
     *(few_workers, many_workers, many_threads, copied_dataset, large_images, floats, folder_of_torchvision),
     *(whole_samples, slow_start, sorted_samples, slow_transform, pngs, slow_storage, slow_collation, untiled),
 )
-STEADY = (few_workers, copied_dataset, sorted_samples, slow_transform, slow_storage, slow_collation)
+STEADY = (copied_dataset, sorted_samples, slow_transform, slow_storage, slow_collation)
 """The loaders whose cause does not depend on what else the machine does."""
 
 HEALTHY = (healthy_tensors, healthy_shards, healthy_folder)
