@@ -11,21 +11,15 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import io
-import json
-import os
-import pickle
-import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
-import torch
 import typer
 from numpy.typing import NDArray
 
@@ -33,56 +27,15 @@ import shardio
 from benchmarks.loaders.measure import Stopwatch
 from benchmarks.loaders.peers_streaming import import_streaming
 from benchmarks.timing import ratios, summarize
+from benchmarks.worlds import Codes, Job, Opened, answer, compare_resumed, deliver, deliver_here, take_turns
 from shardio.libraries import import_library
 from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 
 SIZES, WEIGHTS = (30_000, 17_000, 5_000), (0.5, 0.3, 0.2)
 NUM_TOKENS, SHARD_SAMPLES = 256, 2500
-BATCH_SIZE = 256  # samples in the batches of all ranks together
 NUM_BATCHES = 240  # batches whose samples are examined: at least an epoch of every source
-SAVED_AFTER, NUM_RESUMED = 40, 40  # batches before the state is saved, and batches that are compared after it
-NUM_TIMED, NUM_SKIPPED = 460, 20  # batches that are timed, and untimed ones at the beginning of each epoch
+make_job = partial(Job, module="benchmarks.bench_mixture", batch_size=256)
 BASE = 1_000_000  # A sample's code is its source * BASE + its index in the source.
-
-Codes = NDArray[np.int64]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """The work of one process: to deliver batches, and to write their codes to files that begin with ``codes``."""
-
-    loader: str
-    data: str
-    codes: str
-    num_workers: int = 2
-    num_batches: int = NUM_TIMED
-    rank: int = 0
-    world_size: int = 1
-    save_after: int | None = None
-    resumes: bool = False
-
-    @property
-    def sources(self) -> list[tuple[str, float]]:
-        """The folders of the sources, and their weights."""
-        return [(f"{self.data}/{source}", weight) for source, weight in enumerate(WEIGHTS)]
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The arguments of torch's DataLoader."""
-        return {
-            "batch_size": BATCH_SIZE // self.world_size,
-            "num_workers": self.num_workers,
-            "persistent_workers": True,
-        }
-
-
-class Opened(NamedTuple):
-    """A loader: each ``iter(batches)`` begins the next epoch. Without ``save`` and ``load`` it has no state."""
-
-    batches: Any
-    find_codes: Callable[[Any], Any]
-    save: Callable[[], Any] | None = None
-    load: Callable[[Any], None] | None = None
 
 
 def make_samples(source: int) -> Iterator[dict[str, Any]]:
@@ -133,10 +86,16 @@ def write_records(path: str, source: int) -> None:
     writer.close()
 
 
+def _list_sources(job: Job) -> list[tuple[str, float]]:
+    # The folders of the sources, and their weights.
+    return [(f"{job.data}/{source}", weight) for source, weight in enumerate(WEIGHTS)]
+
+
 def open_shardio(job: Job) -> Opened:
     """Mix ShardDatasets until each sample was delivered."""
     sources = {
-        path: (shardio.ShardDataset(path, fields=("cls", "npy"), shuffle=True), weight) for path, weight in job.sources
+        path: (shardio.ShardDataset(path, fields=("cls", "npy"), shuffle=True), weight)
+        for path, weight in _list_sources(job)
     }
     mix = shardio.MixedDataset(sources, stop="longest")
     loader: Any = shardio.DataLoader(mix, **job.options)
@@ -146,7 +105,7 @@ def open_shardio(job: Job) -> Opened:
 def open_litdata(job: Job) -> Opened:
     """Combine StreamingDatasets in given proportions, which ends an epoch with the end of any of them."""
     litdata = _import_litdata()
-    datasets = [litdata.StreamingDataset(path, shuffle=True) for path, _ in job.sources]
+    datasets = [litdata.StreamingDataset(path, shuffle=True) for path, _ in _list_sources(job)]
     mix = litdata.CombinedStreamingDataset(datasets, weights=WEIGHTS, iterate_over_all=False)
     loader = litdata.StreamingDataLoader(mix, **job.options)
     return Opened(loader, lambda batch: batch["code"], loader.state_dict, loader.load_state_dict)
@@ -155,7 +114,7 @@ def open_litdata(job: Job) -> Opened:
 def open_mosaic(job: Job, batching: str = "random") -> Opened:
     """Mix streams by their proportions, in an epoch as long as shardio's."""
     streaming = import_streaming()
-    streams = [streaming.Stream(local=path, proportion=weight) for path, weight in job.sources]
+    streams = [streaming.Stream(local=path, proportion=weight) for path, weight in _list_sources(job)]
     options: dict[str, Any] = {"shuffle": True, "epoch_size": 60_000, "batching_method": batching}
     mix = streaming.StreamingDataset(streams=streams, batch_size=job.options["batch_size"], **options)
     loader = streaming.StreamingDataLoader(mix, **job.options)
@@ -165,7 +124,7 @@ def open_mosaic(job: Job, batching: str = "random") -> Opened:
 def open_webdataset(job: Job) -> Opened:
     """Mix endless WebDatasets, which workers read from shards of their own."""
     wds: Any = importlib.import_module("webdataset")
-    tars = [sorted(map(str, Path(path).glob("*.tar"))) for path, _ in job.sources]
+    tars = [sorted(map(str, Path(path).glob("*.tar"))) for path, _ in _list_sources(job)]
     datasets = [
         wds.WebDataset(urls, shardshuffle=100).repeat().shuffle(1000).decode().to_tuple("cls", "npy") for urls in tars
     ]
@@ -180,13 +139,13 @@ def open_grain(job: Job) -> Opened:
     experimental: Any = importlib.import_module("grain.experimental")
     parts = [
         grain.MapDataset.source(grain.sources.ArrayRecordDataSource(f"{path}/samples.arecord")).seed(number).shuffle()
-        for number, (path, _) in enumerate(job.sources)
+        for number, (path, _) in enumerate(_list_sources(job))
     ]
     mix = grain.MapDataset.mix([part.repeat() for part in parts], weights=WEIGHTS)
     mix = mix.map(lambda row: {"code": np.frombuffer(row, np.int64, 1)[0], "tokens": np.frombuffer(row[8:], "i4")})
     shards = grain.sharding.ShardOptions(shard_index=job.rank, shard_count=job.world_size)
     workers = grain.multiprocessing.MultiprocessingOptions(num_workers=job.num_workers)
-    iterator = iter(experimental.ElasticIterator(mix, BATCH_SIZE, shards, multiprocessing_options=workers))
+    iterator = iter(experimental.ElasticIterator(mix, job.batch_size, shards, multiprocessing_options=workers))
     return Opened(iterator, lambda batch: batch["code"], iterator.get_state, iterator.set_state)
 
 
@@ -202,83 +161,23 @@ CANDIDATES: dict[str, tuple[str, Callable[[str, int], None], Callable[[Job], Ope
 
 
 def run_job(job: Job) -> dict[str, Any]:
-    """Deliver batches in this process and write their codes; return the state and the times per sample."""
-    torch.set_num_threads(1)
+    """Deliver the batches of a job in this process."""
     if job.loader == "photographs":
         return run_photographs(job)
-    if job.world_size > 1:
-        torch.distributed.init_process_group("gloo")
-    opened = CANDIDATES[job.loader][2](job)
-    if job.resumes and opened.load is not None:
-        opened.load(pickle.loads(Path(f"{job.codes}.state").read_bytes()))
-    codes, state_size, num_samples, wall_s, cpu_s = list[Codes](), None, 0, 0.0, 0.0
-    while len(codes) < job.num_batches:
-        stopwatch, first = Stopwatch(), len(codes)
-        for batch in opened.batches:
-            codes.append(np.array(opened.find_codes(batch), np.int64))
-            if len(codes) == first + NUM_SKIPPED:
-                stopwatch, first_timed = Stopwatch(), len(codes)
-            if len(codes) == job.save_after and opened.save is not None:
-                state = opened.save()  # as a pickle, because LitData's has integers as keys
-                Path(f"{job.codes}.state").write_bytes(pickle.dumps(state))
-                state_size = len(json.dumps(state, default=int))
-            if len(codes) == job.num_batches:
-                break
-        if len(codes) > first + NUM_SKIPPED:
-            times, num_samples = stopwatch.stop(), num_samples + sum(map(len, codes[first_timed:]))
-            wall_s, cpu_s = wall_s + times.wall_s, cpu_s + times.cpu_s
-    np.savez(f"{job.codes}-{job.rank}.npz", codes=np.concatenate(codes), sizes=[len(each) for each in codes])
-    return {"rate": num_samples / wall_s, "cpu_us": 1e6 * cpu_s / num_samples, "state_size": state_size}
-
-
-def start(job: Job) -> list[dict[str, Any]]:
-    """Run a job on each of its ranks, in new processes; return what each one printed."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    pipe, processes = subprocess.PIPE, list[subprocess.Popen[str]]()
-    popen = partial(subprocess.Popen[str], stdout=pipe, stderr=pipe, text=True, start_new_session=True)
-    for rank in range(job.world_size):
-        names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": job.world_size, "LOCAL_WORLD_SIZE": job.world_size}
-        variables = {name: str(value) for name, value in names.items()} if job.world_size > 1 else {}
-        env = {**os.environ, **variables, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
-        text = json.dumps(asdict(replace(job, rank=rank)))
-        command = [sys.executable, "-m", "benchmarks.bench_mixture", "--job", text]
-        processes.append(popen(command, env=env))
-    return [json.loads(process.communicate()[0].splitlines()[-1]) for process in processes]
+    return deliver_here(job, CANDIDATES[job.loader][2])
 
 
 def examine(job: Job) -> list[str]:
     """Return the cells of a loader's row that describe its samples and its state."""
-    one_worker, _ = _deliver(replace(job, num_workers=1, num_batches=NUM_BATCHES))
-    two, state_size = _deliver(replace(job, num_batches=NUM_BATCHES, save_after=SAVED_AFTER))
+    one_worker, _ = deliver(replace(job, num_workers=1, num_batches=NUM_BATCHES))
+    two, state_size = deliver(replace(job, num_batches=NUM_BATCHES, saves=True))
     deviations = _deviations(np.concatenate(one_worker)).max(), max(_deviations(each)[-1] for each in two)
     cells = [f"{deviations[0]:.2f}", f"{deviations[1]:.1f}"]
     exactness = [_count_inexact(np.concatenate(each)) for each in (one_worker, two)]
     cells += [f"{exactness[0][number]:,} / {exactness[1][number]:,}" for number in range(2)]
     if state_size is None:
         return [*cells, *["no state"] * 3, "-"]
-    for workers, ranks in ((2, 1), (1, 1), (2, 2)):
-        resumed = replace(job, resumes=True, num_workers=workers, world_size=ranks, num_batches=NUM_RESUMED)
-        try:
-            pairs = zip(_deliver(resumed)[0], two[SAVED_AFTER:], strict=False)
-            same = sum(np.array_equal(np.sort(one), np.sort(other)) for one, other in pairs)
-            cells.append("equal" if same == NUM_RESUMED else f"{same} of {NUM_RESUMED} batches equal")
-        except RuntimeError as error:
-            cells.append(f"refused: {error}")
-    return [*cells, f"{state_size:,}"]
-
-
-def _deliver(job: Job) -> tuple[list[Codes], int | None]:
-    # The global batches, and the size of the state.
-    results = start(job)
-    if errors := [result["error"] for result in results if "error" in result]:
-        raise RuntimeError(errors[0])
-    ranks = []
-    for rank in range(job.world_size):
-        with np.load(f"{job.codes}-{rank}.npz") as arrays:
-            ranks.append(np.split(arrays["codes"], np.cumsum(arrays["sizes"])[:-1]))
-    return [np.concatenate(parts) for parts in zip(*ranks, strict=True)], results[0]["state_size"]
+    return [*cells, *compare_resumed(job, two), f"{state_size:,}"]
 
 
 def _deviations(codes: Codes) -> NDArray[np.float64]:
@@ -311,7 +210,7 @@ def measure_mixtures(folder: Path, rounds: int) -> None:
             write(str(folder / write.__name__ / str(source)), source)
     jobs, cells = dict[str, Job](), dict[str, list[str]]()
     for name in names:
-        jobs[name] = Job(loader=name, data=str(folder / CANDIDATES[name][1].__name__), codes=str(folder / "codes"))
+        jobs[name] = make_job(loader=name, data=str(folder / CANDIDATES[name][1].__name__), codes=str(folder / "codes"))
         cells[name] = examine(jobs[name])
         print(f"{name}: {cells[name]}", file=sys.stderr, flush=True)
     found = take_turns(jobs, rounds)
@@ -321,20 +220,6 @@ def measure_mixtures(folder: Path, rounds: int) -> None:
     for name in names:
         times = [summarize(found[name]["rate"]), summarize(found[name]["cpu_us"], 1)]
         print(f"| {name} | {' | '.join([*cells[name], *times])} |")
-
-
-def take_turns(jobs: dict[str, Job], rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Return the figures of each job in each round; the first job changes from round to round."""
-    names = list(jobs)
-    found: dict[str, dict[str, list[float]]] = {name: {"rate": [], "cpu_us": []} for name in names}
-    for number in range(rounds):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
-            (result,) = start(jobs[name])
-            print(f"round {number}, {name}: {result}", file=sys.stderr, flush=True)
-            for key, figures in found[name].items():
-                figures.append(result[key])
-    return found
 
 
 def run_photographs(job: Job) -> dict[str, Any]:
@@ -363,7 +248,7 @@ def measure_sources(folder: Path, photographs: Path, rounds: int) -> None:
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 copy.write_bytes(image.read_bytes())
             shardio.pack(unpacked, folder / str(num_parts) / f"part-{part}", jpeg="tile", max_shard_size=8 * 2**20)
-        jobs[name] = Job(loader="photographs", data=str(folder / str(num_parts)), codes="")
+        jobs[name] = make_job(loader="photographs", data=str(folder / str(num_parts)), codes="")
     found = take_turns(jobs, rounds)
     print("| dataset | images/s in the second epoch | CPU µs an image | CPU time, times the `ShardDataset`'s |")
     print("|---|---|---|---|")
@@ -381,12 +266,7 @@ def main(
 ) -> None:
     """Print the tables."""
     if job is not None:
-        try:
-            result = run_job(Job(**json.loads(job)))
-        except Exception as error:  # A peer may refuse a state with any error.
-            lines = str(error).strip().splitlines() or [""]  # torch puts the traceback of a worker before its error.
-            result = {"error": lines[-1] if lines[0].startswith("Caught") else f"{type(error).__name__}: {lines[0]}"}
-        print("\n" + json.dumps(result), flush=True)
+        answer(job, run_job)
         return
     with tempfile.TemporaryDirectory(prefix="shardio-bench-") as folder:
         if only == "sources" and photographs is not None:

@@ -1,22 +1,19 @@
-"""Compare loaders of token blocks: shardio, a memory-mapped array in torch, LitData and MosaicML Streaming.
+"""Compare loaders of token blocks: shardio, a memory-mapped array in torch, LitData, MosaicML Streaming and Grain.
 
 The same documents are stored for each loader in its own form. Each loader delivers shuffled batches of 16 blocks of
-2,049 tokens with 2 workers, in a process of its own, and the loaders take turns. The second epoch is measured.
+2,049 tokens with 2 workers, in processes of its own, and the loaders take turns. Then each one resumes from its state.
 
     python -m benchmarks.bench_tokens
 """
 
 from __future__ import annotations
 
-import json
-import os
-import resource
-import statistics
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterable
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,48 +22,94 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
+from numpy.typing import NDArray
 
+from benchmarks.loaders.peers_streaming import import_streaming
+from benchmarks.timing import summarize
+from benchmarks.worlds import Job, Opened, answer, compare_resumed, deliver, deliver_here, take_turns
+from shardio import DataLoader, EpochSampler, PackedTokens, ShardWriter
 from shardio.libraries import import_torchvision
 
-BLOCK, BATCH_SIZE, NUM_WORKERS, EOS = 2049, 16, 2, 50_256
+BLOCK, BATCH_SIZE, EOS = 2049, 16, 50_256
+make_job = partial(Job, module="benchmarks.bench_tokens", batch_size=BATCH_SIZE)
 
 
-def draw_documents(num_documents: int) -> Iterable[np.ndarray[Any, np.dtype[np.uint16]]]:
+def make_documents(num_documents: int) -> Iterator[NDArray[np.uint16]]:
     """Yield documents of about 840 tokens on average, most of them shorter."""
     rng = np.random.default_rng(0)
     for _ in range(num_documents):
         yield rng.integers(0, EOS, int(rng.lognormal(6, 1.2)) + 1).astype(np.uint16)
 
 
-def write(folder: Path, num_documents: int) -> None:
-    """Store the documents for each loader."""
-    from shardio import ShardWriter
+@cache
+def make_blocks(num_documents: int) -> NDArray[np.uint16]:
+    """Return the blocks of all documents, with a token between two documents: shape (blocks, tokens)."""
+    stream = np.concatenate([np.append(document, EOS) for document in make_documents(num_documents)])
+    return stream[: len(stream) // BLOCK * BLOCK].reshape(-1, BLOCK).astype(np.uint16)
 
-    with ShardWriter(folder / "shardio", max_shard_samples=5000) as writer:
-        for number, document in enumerate(draw_documents(num_documents)):
+
+def write_tars(folder: Path, num_documents: int) -> None:
+    """Write documents to tars."""
+    with ShardWriter(folder, max_shard_samples=5000) as writer:
+        for number, document in enumerate(make_documents(num_documents)):
             writer.write({"__key__": f"{number:07d}", "npy": document})
-    stream = np.concatenate([np.append(document, EOS) for document in draw_documents(num_documents)]).astype(np.uint16)
-    whole = stream[: len(stream) // BLOCK * BLOCK]
-    np.save(folder / "blocks.npy", whole.reshape(-1, BLOCK))
-    if find_spec("streaming"):
-        mosaic = _import_streaming()
-        with mosaic.MDSWriter(out=str(folder / "mosaic"), columns={"tokens": f"ndarray:uint16:{BLOCK}"}) as file:
-            for block in whole.reshape(-1, BLOCK):
-                file.write({"tokens": block})
-    if find_spec("litdata"):
-        (folder / "litdata").mkdir()
-        form = import_module("litdata").TokensLoader(block_size=BLOCK)
-        binary = import_module("litdata.streaming.writer")
-        chunks = binary.BinaryWriter(str(folder / "litdata"), chunk_bytes="64MB", item_loader=form)
-        for number, document in enumerate(draw_documents(num_documents)):
-            chunks[number] = torch.from_numpy(np.append(document, EOS).astype(np.int32))
-        chunks.done()
-        chunks.merge()
 
 
-def _import_streaming() -> Any:
-    import_torchvision()  # Streaming imports torchvision, whose compiled part may not fit torch.
-    return import_module("streaming")
+def write_array(folder: Path, num_documents: int) -> None:
+    """Write an array of blocks, to be mapped into memory."""
+    np.save(folder / "blocks.npy", make_blocks(num_documents))
+
+
+def write_mds(folder: Path, num_documents: int) -> None:
+    """Write blocks to MosaicML's shards."""
+    columns = {"tokens": f"ndarray:uint16:{BLOCK}"}
+    with import_streaming().MDSWriter(out=str(folder), columns=columns, exist_ok=True) as writer:
+        for block in make_blocks(num_documents):
+            writer.write({"tokens": block})
+
+
+def write_chunks(folder: Path, num_documents: int) -> None:
+    """Write documents to LitData's chunks, from which its TokensLoader cuts blocks."""
+    form = _import_litdata().TokensLoader(block_size=BLOCK)
+    writer: Any = import_module("litdata.streaming.writer").BinaryWriter(
+        str(folder), chunk_bytes="64MB", item_loader=form
+    )
+    for number, document in enumerate(make_documents(num_documents)):
+        writer[number] = torch.from_numpy(np.append(document, EOS).astype(np.int32))
+    writer.done()
+    writer.merge()
+
+
+def write_records(folder: Path, num_documents: int) -> None:
+    """Write Grain's files: one of blocks, and one of documents."""
+    module: Any = import_module("array_record.python.array_record_module")
+    for name, rows in (("blocks", make_blocks(num_documents)), ("documents", make_documents(num_documents))):
+        writer = module.ArrayRecordWriter(str(folder / name), "group_size:1")
+        for row in rows:
+            writer.write(row.tobytes())
+        writer.close()
+
+
+def _import_litdata() -> Any:
+    import_torchvision()  # LitData imports torchvision, whose compiled part may not fit torch.
+    return import_module("litdata")
+
+
+def _find_codes(blocks: Any) -> list[int]:
+    # A checksum of each block.
+    return [zlib.crc32(np.asarray(block, np.int32).tobytes()) for block in blocks]
+
+
+def _find_tokens(batch: Any) -> list[int]:
+    return _find_codes(batch["tokens"])
+
+
+def open_shardio(job: Job, **options: Any) -> Opened:
+    """Cut blocks from documents in tars, and deliver them in random order."""
+    tokens = PackedTokens(job.data, BLOCK, eos=EOS, **options)
+    loader: Any = DataLoader(tokens, sampler=EpochSampler(tokens, shuffle=True), **job.options)
+    find = _find_codes if options else lambda batch: _find_codes(batch[0])
+    return Opened(loader, find, loader.state_dict, loader.load_state_dict)
 
 
 class Mapped(torch.utils.data.Dataset[torch.Tensor]):
@@ -85,80 +128,111 @@ class Mapped(torch.utils.data.Dataset[torch.Tensor]):
         return torch.from_numpy(self._blocks[index].astype(np.int32))
 
 
-def make_loader(name: str, folder: Path) -> Any:
-    """Return the loader of one library."""
-    if name.startswith("shardio"):
-        from shardio import DataLoader, EpochSampler, PackedTokens
+def open_mapped(job: Job) -> Opened:
+    """Deliver blocks of a memory-mapped array with torch's DataLoader, which has no state."""
+    dataset = Mapped(Path(job.data, "blocks.npy"))
+    return Opened(torch.utils.data.DataLoader(dataset, shuffle=True, **job.options), _find_codes)
 
-        tokens = PackedTokens(folder / "shardio", BLOCK, eos=EOS)
-        if name == "shardio":
-            tokens = PackedTokens(folder / "shardio", BLOCK, eos=EOS, fields="tokens")
-        return DataLoader(tokens, BATCH_SIZE, sampler=EpochSampler(tokens), num_workers=NUM_WORKERS)
-    if name == "torch, memory-mapped":
-        return torch.utils.data.DataLoader(
-            Mapped(folder / "blocks.npy"), BATCH_SIZE, shuffle=True, num_workers=NUM_WORKERS
-        )
-    if name == "MosaicML Streaming":
-        streaming = _import_streaming()
-        blocks = streaming.StreamingDataset(local=str(folder / "mosaic"), shuffle=True, batch_size=BATCH_SIZE)
-        return streaming.StreamingDataLoader(blocks, batch_size=BATCH_SIZE, num_workers=NUM_WORKERS)
-    litdata: Any = import_module("litdata")
+
+def open_litdata(job: Job) -> Opened:
+    """Cut blocks from LitData's chunks."""
+    litdata = _import_litdata()
     form = litdata.TokensLoader(block_size=BLOCK)
-    blocks = litdata.StreamingDataset(str(folder / "litdata"), item_loader=form, shuffle=True)
-    return litdata.StreamingDataLoader(blocks, batch_size=BATCH_SIZE, num_workers=NUM_WORKERS)
+    blocks = litdata.StreamingDataset(job.data, item_loader=form, shuffle=True, drop_last=True)
+    loader = litdata.StreamingDataLoader(blocks, **job.options)
+    return Opened(loader, _find_codes, loader.state_dict, loader.load_state_dict)
 
 
-def measure(name: str, folder: Path) -> None:
-    """Print the rate of the second epoch, the CPU time of the process and its workers, and the size of the state."""
-    torch.set_num_threads(1)
-    loader = make_loader(name, folder)
-    for _ in loader:
-        pass
-    began, num_blocks, state = time.perf_counter(), 0, None
-    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    for batch in loader:
-        tokens = batch["tokens"] if isinstance(batch, dict) else batch[0] if isinstance(batch, list | tuple) else batch
-        num_blocks += len(tokens)
-        if state is None and hasattr(loader, "state_dict"):
-            state = len(json.dumps(loader.state_dict(), default=str))
-    elapsed = time.perf_counter() - began
-    later = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    cpu = sum(new.ru_utime + new.ru_stime - old.ru_utime - old.ru_stime for old, new in zip(usage, later, strict=True))
-    print(json.dumps({"rate": num_blocks * BLOCK / elapsed, "cpu": cpu / num_blocks * 1e6, "state": state}))
+def open_mosaic(job: Job) -> Opened:
+    """Deliver the blocks of MosaicML's shards."""
+    streaming = import_streaming()
+    blocks = streaming.StreamingDataset(local=job.data, shuffle=True, batch_size=job.options["batch_size"])
+    loader = streaming.StreamingDataLoader(blocks, **job.options)
+    return Opened(loader, _find_tokens, loader.state_dict, loader.load_state_dict)
+
+
+def open_grain(job: Job) -> Opened:
+    """Deliver stored blocks, with the iterator that can resume on another number of ranks."""
+    grain: Any = import_module("grain")
+    blocks = grain.MapDataset.source(grain.sources.ArrayRecordDataSource(f"{job.data}/blocks")).seed(0).shuffle()
+    blocks = blocks.repeat().map(lambda row: np.frombuffer(row, np.uint16).astype(np.int32))
+    shards = grain.sharding.ShardOptions(shard_index=job.rank, shard_count=job.world_size)
+    workers = grain.multiprocessing.MultiprocessingOptions(num_workers=job.num_workers)
+    elastic: Any = import_module("grain.experimental").ElasticIterator
+    iterator = iter(elastic(blocks, job.batch_size, shards, multiprocessing_options=workers))
+    return Opened(iterator, _find_codes, iterator.get_state, iterator.set_state)
+
+
+def open_grain_documents(job: Job) -> Opened:
+    """Shuffle documents, and cut blocks from them in each worker."""
+    grain: Any = import_module("grain")
+    documents = grain.MapDataset.source(grain.sources.ArrayRecordDataSource(f"{job.data}/documents")).seed(0).shuffle()
+    documents = documents.repeat().map(
+        lambda row: {"tokens": np.append(np.frombuffer(row, np.uint16), EOS).astype(np.int32)}
+    )
+    rows = documents[job.rank :: job.world_size].to_iter_dataset()
+    pack: Any = import_module("grain.experimental").ConcatThenSplitIterDataset
+    blocks = pack(rows, length_struct={"tokens": BLOCK}).batch(job.options["batch_size"])
+    workers = grain.multiprocessing.MultiprocessingOptions(num_workers=job.num_workers)
+    iterator = iter(blocks.mp_prefetch(workers))
+    return Opened(iterator, _find_tokens, iterator.get_state, iterator.set_state)
+
+
+CANDIDATES: dict[str, tuple[str, Callable[[Path, int], None], Callable[[Job], Opened]]] = {
+    '**shardio**, `fields="tokens"`': ("shardio", write_tars, partial(open_shardio, fields="tokens")),
+    "**shardio**, with documents and positions": ("shardio", write_tars, open_shardio),
+    "torch, array of blocks in mapped memory": ("torch", write_array, open_mapped),
+    "LitData, `TokensLoader`": ("litdata", write_chunks, open_litdata),
+    "MosaicML Streaming, stored blocks": ("streaming", write_mds, open_mosaic),
+    "Grain, stored blocks": ("grain", write_records, open_grain),
+    "Grain, blocks cut by workers": ("grain", write_records, open_grain_documents),
+}
+"""The module that each loader needs, and the functions that write its data and open it."""
+
+
+def examine(job: Job, num_blocks: int) -> list[str]:
+    """Return the cells of a loader's row that describe its blocks and its state."""
+    batches, state_size = deliver(replace(job, num_batches=-(-num_blocks // BATCH_SIZE), saves=True))
+    codes = np.concatenate(batches)[:num_blocks]
+    cells = [f"{len(codes) - len(np.unique(codes)):,}"]
+    return [
+        *cells,
+        *(["no state"] * 3 if state_size is None else compare_resumed(job, batches)),
+        f"{state_size or '-'}",
+    ]
 
 
 def main(
-    documents: Annotated[int, typer.Option(min=100, help="Number of documents.")] = 40_000,
+    documents: Annotated[int, typer.Option(min=2000, help="Number of documents.")] = 40_000,
     rounds: Annotated[int, typer.Option(min=1, help="Number of rounds.")] = 3,
-    run: Annotated[str | None, typer.Option(hidden=True)] = None,
-    folder: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    job: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Compare loaders of token blocks."""
-    if run is not None and folder is not None:
-        measure(run, folder)
+    """Print the table."""
+    if job is not None:
+        answer(job, lambda described: deliver_here(described, CANDIDATES[described.loader][2]))
         return
-    names = ["shardio", "shardio, with documents and positions", "torch, memory-mapped"]
-    names += ["LitData"] if find_spec("litdata") else []
-    names += ["MosaicML Streaming"] if find_spec("streaming") else []
-    with tempfile.TemporaryDirectory() as created:
-        write(Path(created), documents)
-        found: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-        for _ in range(rounds):
-            for name in names:
-                command = [sys.executable, "-m", "benchmarks.bench_tokens", "--run", name, "--folder", created]
-                done = subprocess.run(command, capture_output=True, text=True, env={**os.environ}, check=False)
-                if done.returncode:
-                    print(name, "failed:", done.stderr.strip().splitlines()[-1:], file=sys.stderr)
-                    continue
-                found[name].append(json.loads(done.stdout.splitlines()[-1]))
-    print("| loader | million tokens/s | CPU µs a block | state, bytes |\n|---|---|---|---|")
-    for name, runs in found.items():
-        if runs:
-            rates, costs = ([each[key] for each in runs] for key in ("rate", "cpu"))
-            print(
-                f"| {name} | {statistics.median(rates) / 1e6:.1f} ({min(rates) / 1e6:.1f} to {max(rates) / 1e6:.1f}) | "
-                f"{statistics.median(costs):.0f} ({min(costs):.0f} to {max(costs):.0f}) | {runs[0]['state']} |"
-            )
+    jobs, cells = dict[str, Job](), dict[str, list[str]]()
+    with tempfile.TemporaryDirectory(prefix="shardio-bench-") as created:
+        for name, (module, write, _) in CANDIDATES.items():
+            if not find_spec(module):
+                print(f"{name}: not installed", file=sys.stderr)
+                continue
+            folder = Path(created, write.__name__)
+            if not folder.exists():
+                folder.mkdir()
+                write(folder, documents)
+            jobs[name] = make_job(loader=name, data=str(folder), codes=f"{created}/codes")
+            cells[name] = examine(jobs[name], len(make_blocks(documents)))
+            print(f"{name}: {cells[name]}", file=sys.stderr, flush=True)
+        found = take_turns(jobs, rounds)
+    print(
+        "| loader | repeated blocks in an epoch | resumed alike | with 1 worker | with 2 ranks | bytes of state ",
+        end="",
+    )
+    print("| million tokens/s | CPU µs a block |\n" + "|---" * 8 + "|")
+    for name, own in found.items():
+        times = [summarize([rate * BLOCK / 1e6 for rate in own["rate"]], 1), summarize(own["cpu_us"])]
+        print(f"| {name} | {' | '.join([*cells[name], *times])} |")
 
 
 if __name__ == "__main__":

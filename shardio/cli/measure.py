@@ -262,6 +262,8 @@ def bench(
             with suggest_on_error(on_error):
                 meter.watch(islice(loader, batches))
             report(epoch, meter)
+        if not as_json:
+            echo(f"hint: shardio doctor {source} measures what changes gain", err=True)
     except KeyboardInterrupt:
         report(epoch, meter)
         echo("interrupted: the last epoch is incomplete", err=True)

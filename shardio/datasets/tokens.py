@@ -98,7 +98,7 @@ class PackedTokens(MapDataset):
             raise ValueError(f"fields must be some of {', '.join(get_args(TokenField))}, got {options.fields!r}")
         self._is_bare = isinstance(options.fields, str)
         fillers = {"tokens": self._pad, "documents": -1, "positions": 0}
-        self._fillers = {name: fillers[name] for name in names}
+        self._fillers: dict[TokenField, int] = {name: fillers[name] for name in names}
         self.table = open_table(options.source, options.make_access())
         decoder = FieldDecoder(fields=TOKENS)
         decoder.check_fields(self.table.manifest.fields, str(options.source))
@@ -119,66 +119,75 @@ class PackedTokens(MapDataset):
 
     def read(self, indices: NDArray[np.int64], rng_keys: Words) -> list[Any]:
         """Return the blocks at the indices, int64 [n]. Random numbers are not used."""
-        pieces, documents = self._find_pieces(indices)
-        found, rows = np.unique(documents, return_inverse=True)
-        is_long = any(len(each.documents) == 1 and each.starts[0] > LONG * self.block for each in pieces)
+        pieces = self._find_pieces(indices)
+        found, places = np.unique(pieces.documents, return_inverse=True)
+        is_alone = np.bincount(pieces.rows)[pieces.rows] == 1
+        is_long = bool((is_alone & (pieces.starts > LONG * self.block)).any())
         try:  # Blocks far into a long document read only their own part of it.
             contents = self._documents.read(found, (TOKENS,), (TOKENS,) if is_long else ()).columns[TOKENS]
         except SampleError as error:  # The error counts documents: find the block.
-            row = int(np.argmax(rows == error.row))
-            block = int(np.searchsorted(np.cumsum([len(each.documents) for each in pieces]), row, side="right"))
-            raise error.at_row(block) from error
-        blocks, place = list[Any](), 0
-        for row, each in enumerate(pieces):
-            own = slice(place, place + len(each.documents))
-            place = own.stop
-            try:
-                blocks.append(self._make_block(each, documents[own], [contents[other] for other in rows[own]]))
-            except SampleError as error:
-                raise error.at_row(row) from error
-        return blocks
+            raise error.at_row(int(pieces.rows[places == error.row][0])) from error
+        values = self._fill(pieces, [contents[place] for place in places.tolist()], len(indices))
+        columns = [torch.from_numpy(array).unbind() for array in values]
+        return list(columns[0]) if self._is_bare else list(zip(*columns, strict=True))
 
     def describe(self, index: int) -> tuple[str, str]:
-        _, documents = self._find_pieces(np.array([index]))
-        return self._documents.describe(int(documents[0]), (TOKENS,))
+        pieces = self._find_pieces(np.array([index]))
+        return self._documents.describe(int(pieces.documents[0]), (TOKENS,))
 
     def remote_samples(self) -> RemoteSamples | None:
         shards = find_remote_shards(self.table, (TOKENS,))
         if shards is None:
             return None
-        return RemoteParts([shards], lambda indices: iter([(0, self._find_pieces(indices)[1])]))
+        return RemoteParts([shards], lambda indices: iter([(0, self._find_pieces(indices).documents)]))
 
-    def _find_pieces(self, indices: NDArray[np.int64]) -> tuple[list[Pieces], NDArray[np.int64]]:
-        # The pieces of each block, and the index in the dataset of each piece's document.
+    def _find_pieces(self, indices: NDArray[np.int64]) -> Pieces:
+        # The pieces of blocks, with the documents' indices in the dataset.
         shards = np.searchsorted(self._stops, indices, side="right")
         inner = indices - (self._stops - self.shard_sizes)[shards]
-        pieces = [
-            self._layouts(shard).find_pieces(block)
-            for shard, block in zip(shards.tolist(), inner.tolist(), strict=True)
-        ]
-        starts = self._document_starts[shards]
-        return pieces, np.concatenate([each.documents + start for each, start in zip(pieces, starts, strict=True)])
+        parts = list[Pieces]()
+        for shard in np.unique(shards).tolist():
+            rows = np.flatnonzero(shards == shard)
+            own = self._layouts(shard).find_pieces(inner[rows])
+            documents = own.documents + self._document_starts[shard]
+            parts.append(own._replace(rows=rows[own.rows], documents=documents))
+        pieces = Pieces(*map(np.concatenate, zip(*parts, strict=True)))
+        order = np.argsort(pieces.rows, kind="stable")
+        return Pieces(*(each[order] for each in pieces))
 
-    def _make_block(self, pieces: Pieces, documents: NDArray[np.int64], contents: Sequence[Any]) -> Any:
-        values = {name: np.full(self.block, filler, np.int32) for name, filler in self._fillers.items()}
-        place = 0
-        for document, start, stop, content in zip(
-            documents.tolist(), pieces.starts.tolist(), pieces.stops.tolist(), contents, strict=True
-        ):
-            own = slice(place, place := place + stop - start)
-            if "tokens" in values:
-                try:
-                    self._format.copy(content, start, stop, self._eos, values["tokens"][own])
-                except ValueError as error:
-                    key, where = self._documents.describe(document, (TOKENS,))
-                    message = f"the tokens of {key} in {where} cannot be read: {error}"
-                    raise SampleError(message, key=key, where=where, stage="decode") from error
-            if "documents" in values:
-                values["documents"][own] = document
-            if "positions" in values:
-                values["positions"][own] = np.arange(start, stop)
-        tensors = tuple(map(torch.from_numpy, values.values()))
-        return tensors[0] if self._is_bare else tensors
+    def _fill(self, pieces: Pieces, contents: Sequence[Any], num_blocks: int) -> list[NDArray[np.int32]]:
+        # The values of the blocks, each int32 [n, block].
+        lengths = pieces.stops - pieces.starts
+        before = np.cumsum(lengths) - lengths  # the tokens of earlier pieces
+        is_first = np.diff(pieces.rows, prepend=-1) > 0
+        places = pieces.rows * self.block + before - before[is_first][pieces.rows]
+        own = np.arange(lengths.sum())  # the place of each token of a piece
+        if len(own) < num_blocks * self.block:
+            own += np.repeat(places - before, lengths)
+        values = dict[TokenField, NDArray[np.int32]]()
+        for name, filler in self._fillers.items():
+            flat = np.full(num_blocks * self.block, filler, np.int32)
+            if name == "documents":
+                flat[own] = np.repeat(pieces.documents, lengths)
+            elif name == "positions":
+                flat[own] = np.arange(len(own)) + np.repeat(pieces.starts - before, lengths)
+            else:
+                self._copy_tokens(pieces, contents, places, flat)
+            values[name] = flat
+        return [flat.reshape(num_blocks, self.block) for flat in values.values()]
+
+    def _copy_tokens(
+        self, pieces: Pieces, contents: Sequence[Any], places: NDArray[np.int64], tokens: NDArray[np.int32]
+    ) -> None:
+        number = -1
+        ranges = (each.tolist() for each in (places, pieces.starts, pieces.stops))
+        try:
+            for number, (content, place, start, stop) in enumerate(zip(contents, *ranges, strict=True)):  # noqa: B007
+                self._format.copy(content, start, stop, self._eos, tokens[place : place + stop - start])
+        except ValueError as error:
+            key, where = self._documents.describe(int(pieces.documents[number]), (TOKENS,))
+            message = f"the tokens of {key} in {where} cannot be read: {error}"
+            raise SampleError(message, row=int(pieces.rows[number]), key=key, where=where, stage="decode") from error
 
     def _read_first(self) -> DocumentFormat:
         first = self._documents.read(np.array([0]), (TOKENS,))

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 import torch.utils.data
 
+from shardio.diagnosis.evidence import Advice, LoaderEvidence
 from shardio.diagnosis.profiling import SampleProfile, profile_samples
-from shardio.diagnosis.rates import LoaderRun, Step, run_loader, time_step
-from shardio.diagnosis.remedies import Advice, LoaderEvidence, find_remedies
+from shardio.diagnosis.rates import LoaderRun, Step, measure_other_programs, run_loader, time_step
+from shardio.diagnosis.remedies import find_remedies
 from shardio.loader import DataLoader, LoaderStats
 from shardio.loader.choice import fallback_reason
 from shardio.loader.statistics import NEGLIGIBLE
@@ -23,6 +24,9 @@ from shardio.values import count
 
 PROFILED = 64
 """The maximum number of samples that are profiled."""
+
+MUCH_BUSY = 0.15
+"""The share of the processors' time from which on other programs distort the measurements."""
 
 SHOWN = 0.01
 """The share of a sample's time below which a stage is not shown."""
@@ -39,6 +43,7 @@ class Diagnosis:
         profile: Where the time of a sample goes; None if the loader has no dataset, or the doctor needed no profile.
         stats: The statistics of shardio's own workers; None if others made the batches.
         num_processors: The number of processors that this process may use.
+        others_busy: The share of the processors' time that other programs used.
         advice: What to change, the largest speed-up first; empty if loading does not hold training back.
     """
 
@@ -48,6 +53,7 @@ class Diagnosis:
     profile: SampleProfile | None
     stats: LoaderStats | None
     num_processors: int
+    others_busy: float
     advice: Sequence[Advice]
 
     @property
@@ -60,9 +66,9 @@ class Diagnosis:
         """The answer in one sentence."""
         if self.both is None:
             return "Without a training step (step=, --step), the doctor cannot say whether loading is the bottleneck."
-        if self.keeps_up:
-            return f"Loading is not the bottleneck: training waits {self.both.waiting:.0%} of its time for data."
-        return f"Loading holds training back: training waits {self.both.waiting:.0%} of its time for data."
+        share = f"{self.both.waiting:.1%}" if self.both.waiting < 2 * NEGLIGIBLE else f"{self.both.waiting:.0%}"
+        answer = "Loading is not the bottleneck" if self.keeps_up else "Loading holds training back"
+        return f"{answer}: training waits {share} of its time for data."
 
     def __str__(self) -> str:
         return "\n".join(
@@ -78,6 +84,7 @@ class Diagnosis:
             "keeps_up": self.keeps_up,
             "step_samples_per_s": self.step_rate,
             "num_processors": self.num_processors,
+            "others_busy": self.others_busy,
             **{key: run and {name: getattr(run, name) for name in names} for key, run in runs.items()},
             "stages": {str(stage): share for stage, share in self.profile.stages.items()} if self.profile else {},
             "advice": [asdict(advice) for advice in self.advice],
@@ -98,6 +105,8 @@ class Diagnosis:
                 f"{1e6 * self.run.cpu_s:,.0f} µs of processor time for a sample, they allow {limit:,.0f} samples/s"
             )
             yield f"of it in the training process: {1e6 * self.run.own_cpu_s:,.0f} µs"
+        if self.others_busy > MUCH_BUSY:
+            yield f"Other programs used {self.others_busy:.0%} of the processors' time: stop them, and measure again."
 
     def _describe_stages(self) -> Iterator[str]:
         if self.stats is not None:
@@ -152,6 +161,7 @@ def doctor(loader: Iterable[Any], step: Step | None = None, *, seconds: float = 
         ValueError: If the loader yields no batch.
     """
     num_processors = count_processors()
+    others_busy = measure_other_programs(seconds / 10, num_processors)
     with keep_generators():
         run = run_loader(loader, seconds, num_processors)
         stats = _find_stats(loader)
@@ -179,6 +189,7 @@ def doctor(loader: Iterable[Any], step: Step | None = None, *, seconds: float = 
         profile=profile,
         stats=stats,
         num_processors=num_processors,
+        others_busy=others_busy,
         advice=advice,
     )
 

@@ -65,6 +65,21 @@ class LoaderRun:
     labels: Sequence[list[int]] = field(default=(), repr=False)
 
 
+def measure_other_programs(seconds: float, num_processors: int) -> float:
+    """Return the share of the processors' time that other programs use, while this program waits.
+
+    Args:
+        seconds: The time to measure.
+        num_processors: The number of processors that this process may use at a time.
+    """
+    process = psutil.Process()
+    usable = set(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else None  # not on macOS
+    percents = psutil.cpu_percent(seconds, percpu=True)
+    busy: list[float] = [each / 100 for number, each in enumerate(percents) if usable is None or number in usable]
+    # In a container with a quota, others may be busy on processors that the quota leaves to them.
+    return max(num_processors - len(busy) + sum(busy), 0.0) / num_processors
+
+
 def run_loader(loader: Iterable[Any], seconds: float, num_processors: int, step: Step | None = None) -> LoaderRun:
     """Iterate over a loader for some time, for several epochs if they are short.
 

@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import sys
-import tempfile
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from statistics import fmean, median
-from time import process_time
 from typing import Any
 
 import torch
 import torch.utils.data
-from torch.utils.data._utils.collate import default_collate
 
-from shardio.datasets import EpochSampler, ImageFolder, ShardDataset, ShardMapDataset, unwrap
-from shardio.diagnosis.profiling import SampleProfile
-from shardio.diagnosis.rates import LoaderRun, find_image_size, run_loader
-from shardio.images import find_field, find_format, open_image
+from shardio.datasets import EpochSampler, ImageFolder
+from shardio.diagnosis.evidence import WORTHWHILE, Advice, LoaderEvidence, rebuild, share_of_stage, without
+from shardio.diagnosis.stored_forms import advise_forms
 from shardio.loader import DataLoader
 from shardio.loader.executor import TorchDataLoader
-from shardio.loader.statistics import LoaderStats, read_images
-from shardio.packing import pack
-from shardio.transforms import RandomResizedCrop
 from shardio.values import count, format_bytes
-
-WORTHWHILE = 1.1
-"""The smallest speed-up that is worth advice."""
 
 MUCH_MEMORY = 256 << 20
 """The memory in bytes, of all copies of a dataset, that is worth advice."""
@@ -44,121 +31,11 @@ FLOAT_CONVERSIONS = ("ToTensor", "ConvertImageDtype", "ToDtype", "Normalize")
 """torchvision's transforms that make floating-point numbers of an image, which a GPU does faster."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Advice:
-    """A change to a loader.
-
-    Attributes:
-        cause: The cause, in a few words, such as ``too few workers``.
-        remedy: What to change.
-        speedup: The expected rate of the loader divided by its present rate; None if the change is not about speed.
-        is_measured: Whether the speed-up was measured with this change, rather than estimated.
-    """
-
-    cause: str
-    remedy: str
-    speedup: float | None = None
-    is_measured: bool = False
-
-    def __str__(self) -> str:
-        speedup = ""
-        if self.speedup is not None:
-            speedup = f"{self.speedup:.1f} × ({'measured' if self.is_measured else 'estimated'}): "
-        return f"{speedup}{self.cause}\n{self.remedy}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderEvidence:
-    """What was measured about a loader.
-
-    Attributes:
-        loader: The loader.
-        run: Its speed.
-        profile: Where the time of a sample goes; None if the loader's dataset is unknown.
-        stats: The statistics of shardio's own workers; None if others made the batches.
-        num_processors: The number of processors that this process may use.
-        trial_s: The time to measure each change, in seconds.
-        shm_free: The free shared memory of the machine in bytes; None if unknown.
-    """
-
-    loader: Any
-    run: LoaderRun
-    profile: SampleProfile | None
-    stats: LoaderStats | None
-    num_processors: int
-    trial_s: float
-    shm_free: int | None
-
-    @property
-    def is_torchs(self) -> bool:
-        """Whether the loader is one of torch's, whose arguments are known, so that changes can be measured."""
-        return type(self.loader) in (TorchDataLoader, DataLoader)
-
-    @property
-    def dataset(self) -> Any:
-        """The innermost dataset: Subsets and shardio's wrappers are removed."""
-        return unwrap(getattr(self.loader, "dataset", None)).dataset
-
-    @property
-    def source(self) -> str:
-        """The directory of the dataset, for commands; a placeholder if it is unknown."""
-        root = getattr(self.dataset, "root", None)
-        return str(root) if isinstance(root, str | Path) else "SOURCE"
-
-    def try_change(self, kind: type[Any] | None = None, **changes: Any) -> float:
-        """Return the speed-up of the loader with other arguments."""
-        return self.try_loader(rebuild(self.loader, kind, **changes))
-
-    def try_loader(self, loader: Any) -> float:
-        """Return the rate of another loader, divided by the mean of the present rates before and after it."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # The user has seen the warnings of the loader.
-            rates = [
-                run_loader(each, self.trial_s, self.num_processors).samples_per_s for each in (loader, self.loader)
-            ]
-        return 2 * rates[0] / (self.run.samples_per_s + rates[1])
-
-
-def rebuild(loader: Any, kind: type[Any] | None = None, **changes: Any) -> Any:
-    """Return a loader like one of torch's, with other arguments.
-
-    Args:
-        loader: A loader.
-        kind: The class of the new loader; by default, the same one.
-        changes: The arguments that differ.
-    """
-    names = ("dataset", "num_workers", "timeout", "worker_init_fn", "multiprocessing_context", "generator")
-    given = {name: getattr(loader, name) for name in (*names, "prefetch_factor", "persistent_workers", "in_order")}
-    if loader.collate_fn is not default_collate and "channels_last" not in getattr(loader.collate_fn, "__name__", ""):
-        given["collate_fn"] = loader.collate_fn
-    is_iterable = isinstance(loader.dataset, torch.utils.data.IterableDataset)
-    if loader.batch_size is None and not is_iterable and loader.batch_sampler is not None:
-        given["batch_sampler"] = loader.batch_sampler
-    else:
-        given |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-        if not is_iterable:
-            given["sampler"] = loader.sampler
-    given |= changes
-    if not given["num_workers"]:
-        given |= {"prefetch_factor": None, "persistent_workers": False, "multiprocessing_context": None, "timeout": 0}
-    return (kind or type(loader))(**given)
-
-
 def find_remedies(evidence: LoaderEvidence) -> list[Advice]:
     """Return all advice, the largest speed-up first, and then advice that is not about speed."""
-    found = [advice for find in REMEDIES if (advice := find(evidence)) is not None]
+    found = advise_forms(evidence)
+    found += [advice for find in REMEDIES if (advice := find(evidence)) is not None]
     return sorted(found, key=lambda advice: -(advice.speedup or 0.0))
-
-
-def _without(share: float) -> float:
-    """Return the speed-up if a share of a sample's time is saved."""
-    return 1 / max(1 - share, 0.01)
-
-
-def _share_of_stage(stats: LoaderStats, stage: str) -> float:
-    """Return the share of a stage in the time in which workers are not idle."""
-    seconds = stats.seconds_by_stage()
-    return seconds[stage] / (sum(seconds.values()) - seconds.get("idle", 0.0) or 1.0)
 
 
 def _advise_workers(evidence: LoaderEvidence) -> Advice | None:
@@ -225,7 +102,7 @@ def _advise_start(evidence: LoaderEvidence) -> Advice | None:
     method = context.get_start_method() if hasattr(context, "get_start_method") else context
     how = f" with {method}" if method not in (None, "fork") else ""
     return Advice(
-        cause=f"a slow start of each epoch: the first batch takes {run.start_s:.1f} s of {run.epoch_s:.1f} s",
+        cause=f"a slow start of each epoch: the first batch takes {run.start_s:.2f} s of {run.epoch_s:.2f} s",
         remedy=f"persistent_workers=True: {count(loader.num_workers, 'worker')} start again{how} in each epoch",
         speedup=speedup,
     )
@@ -272,6 +149,22 @@ def _advise_replacement(evidence: LoaderEvidence) -> Advice | None:
     )
 
 
+def _advise_device(evidence: LoaderEvidence) -> Advice | None:
+    """Suggest that the GPU decodes tiled JPEGs. Without its own part, the loader's can be measured."""
+    stats, loader = evidence.stats, evidence.loader
+    if stats is None or stats.stored is None or not stats.stored.has_gpu or stats.stored.jpeg != "tile":
+        return None
+    speedup = evidence.try_loader(loader, loader.watch_memory(lambda memory: None, takes_tiles=True))
+    if speedup < WORTHWHILE:
+        return None
+    return Advice(
+        cause=f"decoding takes {share_of_stage(stats, 'decode'):.0%} of the workers' busy time",
+        remedy="shardio.DevicePrefetcher(loader, decode='device'): the workers only collect tiles, and the GPU decodes",
+        speedup=speedup,
+        is_measured=True,
+    )
+
+
 def _advise_float(evidence: LoaderEvidence) -> Advice | None:
     if evidence.profile is None:
         return None
@@ -280,7 +173,7 @@ def _advise_float(evidence: LoaderEvidence) -> Advice | None:
         for stage, share in evidence.profile.stages.items()
         if stage.kind == "transform" and stage.name in FLOAT_CONVERSIONS
     }
-    speedup = _without(sum(shares.values()))
+    speedup = without(sum(shares.values()))
     if speedup < WORTHWHILE:
         return None
     return Advice(
@@ -312,9 +205,9 @@ def _advise_slow_code(evidence: LoaderEvidence) -> Advice | None:
         return Advice(cause=f"{cause}, and mostly waits", remedy="read in larger pieces, or use more workers")
     return Advice(
         cause=cause,
-        remedy="make it faster: use numpy instead of loops, or shardio.transforms, which are compiled. (The estimate "
-        "is for half the time)",
-        speedup=_without(share / 2),
+        remedy="make it faster: numpy instead of loops, or shardio.transforms, which are compiled. The estimate is for "
+        "twice the speed of this code",
+        speedup=without(share / 2),
     )
 
 
@@ -328,7 +221,7 @@ def _advise_collation(evidence: LoaderEvidence) -> Advice | None:
     return Advice(
         cause=f"collate_fn ({name}) takes {share:.0%} of a sample's time",
         remedy="copy each sample once into a preallocated array, or return values of equal shapes and use the default",
-        speedup=_without(share),
+        speedup=without(share),
     )
 
 
@@ -341,7 +234,7 @@ def _advise_storage(evidence: LoaderEvidence) -> Advice | None:
     profile, stats = evidence.profile, evidence.stats
     is_packed = stats is not None and stats.stored is not None and stats.stored.in_shards
     if stats is not None:
-        share = _share_of_stage(stats, "read")
+        share = share_of_stage(stats, "read")
         is_slow = share > 0.5 and stats.read_s > MUCH_READING_S
     else:
         share = 0.0 if profile is None else profile.share("reading")
@@ -354,100 +247,8 @@ def _advise_storage(evidence: LoaderEvidence) -> Advice | None:
     return Advice(
         cause=f"slow storage: reading takes {share:.0%} of a sample's time",
         remedy="use a local disk, cache= for a bucket, or more workers" if is_packed else packing,
-        speedup=_without(share),
+        speedup=without(share),
     )
-
-
-def _advise_stored_form(evidence: LoaderEvidence) -> Advice | None:
-    """Suggest another way to store the images, measured on some of them."""
-    size = find_image_size(evidence.run.batches[0])
-    contents = list(islice(_read_images(evidence), 32))
-    if size is None or not contents:
-        return None
-    images = [open_image(content) for content in contents]
-    formats = {find_format(content) or "?" for content in contents}
-    stored = None if evidence.stats is None else evidence.stats.stored
-    ratio = fmean(min(image.size) for image in images) / min(size)
-    side = 2 * max(size)
-    others = sorted(formats - {"JPEG"})
-    if ratio > 3:
-        cause = f"images are {ratio:.0f} times as large as their crops"
-        settings: dict[str, Any] = {"min_side": side, **({"convert_to": "jpeg"} if others else {"jpeg": "reencode"})}
-    elif others:
-        cause, settings = f"{' and '.join(others)} images decode slowly", {"convert_to": "jpeg", "jpeg": "tile"}
-    elif stored is not None and stored.jpeg in ("tile", "reencode"):
-        return None
-    else:
-        cause, settings = "whole JPEGs are decoded for each crop", {"jpeg": "tile"}
-    option = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in settings.items())
-    speedup = _estimate_packed(evidence, contents, size, settings)
-    if speedup < WORTHWHILE:
-        return None
-    if settings != {"jpeg": "tile"}:
-        option += " (changes pixels)"
-    return Advice(
-        cause=cause,
-        remedy=f"shardio pack {evidence.source} OUT {option}\n"
-        "dataset = shardio.ShardDataset('OUT', shuffle=True, transform=…)",
-        speedup=speedup,
-    )
-
-
-def _estimate_packed(
-    evidence: LoaderEvidence, contents: Sequence[bytes], size: tuple[int, int], settings: Mapping[str, Any]
-) -> float:
-    """Return the speed-up of a loader whose images are packed with some options."""
-    packed_s, profile = time_packed(contents, size, settings), evidence.profile
-    if evidence.stats is not None:
-        decoding = _share_of_stage(evidence.stats, "decode")
-        return 1 / (1 - decoding + decoding * packed_s / time_packed(contents, size, {}))
-    if profile is None:
-        return 0.0
-    kept = profile.share("your code") + sum(
-        share
-        for stage, share in profile.stages.items()
-        if stage.kind == "transform" and "Crop" not in stage.name and "Resize" not in stage.name
-    )
-    return profile.cpu_s / (packed_s + kept * profile.cpu_s)
-
-
-def _read_images(evidence: LoaderEvidence) -> Iterator[bytes]:
-    """Yield the contents of some of the dataset's image files."""
-    dataset = evidence.dataset
-    if isinstance(dataset, ImageFolder | ShardDataset | ShardMapDataset) and dataset.remote_samples() is None:
-        yield from read_images(dataset, 32)
-        return
-    paths = [image.path for image in evidence.profile.images if image.path] if evidence.profile is not None else []
-    known = getattr(dataset, "samples", None)  # As in torchvision's ImageFolder: (path, label), …
-    if not paths and isinstance(known, list):
-        paths = [str(sample[0]) for sample in known[:: max(len(known) // 32, 1)] if isinstance(sample, tuple)]
-    for path in paths:
-        if Path(path).is_file():
-            yield Path(path).read_bytes()
-
-
-def time_packed(contents: Sequence[bytes], size: tuple[int, int], settings: Mapping[str, Any]) -> float:
-    """Return the processor time, in seconds, that shardio takes to load a random crop of an image that it packed.
-
-    Args:
-        contents: The contents of image files.
-        size: The size (height, width) of the crop.
-        settings: Options of :func:`shardio.pack`.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        samples = (
-            {"__key__": f"{number:03d}", find_field(content): content} for number, content in enumerate(contents)
-        )
-        pack(samples, f"{folder}/packed", **settings)
-        dataset = ShardDataset(f"{folder}/packed", fields="image", transform=RandomResizedCrop(size), verify="off")
-        loader = DataLoader(dataset, batch_size=len(contents))
-        best_s = float("inf")
-        for _ in range(4):
-            began = process_time()
-            for _ in loader:
-                pass
-            best_s = min(best_s, process_time() - began)
-    return best_s / len(contents)
 
 
 def _advise_copies(evidence: LoaderEvidence) -> Advice | None:
@@ -534,13 +335,13 @@ def _advise_whole_sample(evidence: LoaderEvidence) -> Advice | None:
     return Advice(
         cause=f"image transforms in transform_sample ({', '.join(names)}), where shardio decodes whole images for them",
         remedy="pass them as transform=, so that shardio decodes only the crops; keep the rest in transform_sample",
-        speedup=_without(share),
+        speedup=without(share),
     )
 
 
 REMEDIES: Sequence[Callable[[LoaderEvidence], Advice | None]] = (
     _advise_replacement,
-    _advise_stored_form,
+    _advise_device,
     _advise_workers,
     _advise_threads,
     _advise_start,

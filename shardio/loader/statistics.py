@@ -350,13 +350,17 @@ def measure_decoded(dataset: Any, stored: DatasetFormat | None) -> DatasetFormat
     inner = unwrap(dataset).dataset
     if inner.remote_samples() is not None:
         return stored
-    num_samples = len(inner) if isinstance(inner, ImageFolder) else inner.table.manifest.num_samples
     sizes = list[int]()
     with suppress(SampleError, ValueError):  # Loading reports bad samples.
         sizes += (math.prod(open_image(content).size) for content in read_images(inner, 64))
     # Most JPEGs have a quarter as many samples of each chroma component as of luma.
-    decoded_bytes = int(1.5 * num_samples * sum(sizes) / len(sizes)) if sizes else 0
+    decoded_bytes = int(1.5 * count_stored(inner) * sum(sizes) / len(sizes)) if sizes else 0
     return replace(stored, decoded_bytes=decoded_bytes, free_bytes=count_free_memory())
+
+
+def count_stored(dataset: ImageFolder | ShardDataset | ShardMapDataset) -> int:
+    """Return the number of stored samples, on whatever rank they are."""
+    return len(dataset) if isinstance(dataset, ImageFolder) else dataset.table.manifest.num_samples
 
 
 def read_images(dataset: ImageFolder | ShardDataset | ShardMapDataset, number: int) -> Iterator[bytes]:
@@ -365,7 +369,7 @@ def read_images(dataset: ImageFolder | ShardDataset | ShardMapDataset, number: i
     Raises:
         SampleError: If a sample cannot be read.
     """
-    num_samples = len(dataset) if isinstance(dataset, ImageFolder) else dataset.table.manifest.num_samples
+    num_samples = count_stored(dataset)
     indices = np.linspace(0, num_samples - 1, min(num_samples, number), dtype=np.int64)
     reader: Any = dataset.reader  # Each kind of reader accepts what its dataset locates.
     columns = reader.read(dataset.locate(indices), dataset.decoder.stored_fields).columns

@@ -21,14 +21,16 @@ Packing = Literal["cut", "best-fit"]
 
 
 class Pieces(NamedTuple):
-    """The parts of documents in a block, in order.
+    """The parts of documents in some blocks, in order.
 
     Attributes:
+        rows: int64 [pieces], the row of each piece's block among the given blocks; never decreasing.
         documents: int64 [pieces], the documents' indices in the shard.
         starts: int64 [pieces], the first token of each piece, counted in its document.
         stops: int64 [pieces], the end of each piece.
     """
 
+    rows: Ints
     documents: Ints
     starts: Ints
     stops: Ints
@@ -44,8 +46,8 @@ class TokenLayout(ABC):
     num_blocks: int
 
     @abstractmethod
-    def find_pieces(self, block: int) -> Pieces:
-        """Return the pieces of a block, at least one."""
+    def find_pieces(self, blocks: Ints) -> Pieces:
+        """Return the pieces of blocks, int64 [n], at least one of each block."""
 
 
 class CutLayout(TokenLayout):
@@ -60,16 +62,18 @@ class CutLayout(TokenLayout):
         self._lengths, self._stops, self._block_size = lengths, np.cumsum(lengths), block_size
         self.num_blocks = -(-int(lengths.sum()) // block_size)
 
-    def find_pieces(self, block: int) -> Pieces:
-        start, stop = block * self._block_size, (block + 1) * self._block_size
-        first = int(np.searchsorted(self._stops, start, side="right"))
-        last = min(int(np.searchsorted(self._stops, stop, side="left")), len(self._stops) - 1)
-        documents = np.arange(first, last + 1)
+    def find_pieces(self, blocks: Ints) -> Pieces:
+        starts = blocks * self._block_size
+        firsts = np.searchsorted(self._stops, starts, side="right")
+        lasts = np.minimum(np.searchsorted(self._stops, starts + self._block_size), len(self._stops) - 1)
+        counts = lasts - firsts + 1
+        rows = np.repeat(np.arange(len(blocks)), counts)
+        documents = np.arange(len(rows)) + np.repeat(firsts - np.cumsum(counts) + counts, counts)
         lengths = self._lengths[documents]
-        begins = self._stops[documents] - lengths
-        starts, stops = np.maximum(start - begins, 0), np.minimum(stop - begins, lengths)
-        is_needed = stops > starts  # Some documents may be empty.
-        return Pieces(documents[is_needed], starts[is_needed], stops[is_needed])
+        begins = starts[rows] - (self._stops[documents] - lengths)  # the block's, counted in the document
+        own_starts, own_stops = np.maximum(begins, 0), np.minimum(begins + self._block_size, lengths)
+        is_needed = own_stops > own_starts  # Some documents may be empty.
+        return Pieces(*(each[is_needed] for each in (rows, documents, own_starts, own_stops)))
 
 
 class BestFitLayout(TokenLayout):
@@ -91,10 +95,13 @@ class BestFitLayout(TokenLayout):
         self.num_blocks = int(self._stops[-1]) if len(self._stops) else 0
         self._find_window = lru_cache(maxsize=4)(self._pack)
 
-    def find_pieces(self, block: int) -> Pieces:
-        window = int(np.searchsorted(self._stops, block, side="right"))
-        pieces = self._find_window(window)[block - (int(self._stops[window - 1]) if window else 0)]
-        return Pieces(*np.array(pieces, np.int64).T)
+    def find_pieces(self, blocks: Ints) -> Pieces:
+        found = list[tuple[int, int, int, int]]()
+        windows = np.searchsorted(self._stops, blocks, side="right")
+        for row, (block, window) in enumerate(zip(blocks.tolist(), windows.tolist(), strict=True)):
+            first = int(self._stops[window - 1]) if window else 0
+            found += [(row, *piece) for piece in self._find_window(window)[block - first]]
+        return Pieces(*np.array(found, np.int64).reshape(-1, 4).T)
 
     def _pack(self, window: int) -> list[list[tuple[int, int, int]]]:
         first, size = window * self._window, self._block_size

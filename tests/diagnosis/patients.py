@@ -20,6 +20,7 @@ import shardio
 from shardio.libraries import import_torchvision
 from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 from tests.sources import encode, write_images
+from tools.make_images import Job, write_class
 
 import_torchvision()
 from torchvision import datasets, transforms  # type: ignore[import-untyped]  # noqa: E402
@@ -102,6 +103,12 @@ class Listed(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return torch.tensor(len(self.names[index]))
+
+
+def write_photographs(folder: Path) -> None:
+    """Write images as large and as detailed as photographs: in smooth ones, there is little to decode."""
+    size = {"width": 500, "height": 375, "quality": 95}
+    write_class(Job(folder=folder, class_id=0, num_classes=1, num_images=120, seed=0, **size))
 
 
 def collate_slowly(samples: list[Any]) -> Any:
@@ -217,7 +224,8 @@ def slow_collation(folder: Path) -> Patient:
 
 
 def untiled(folder: Path) -> Patient:
-    write_images(folder / "images", classes=3, per_class=60, width=500, height=375)
+    (folder / "images").mkdir()
+    write_photographs(folder / "images" / "one")
     shardio.pack(folder / "images", folder / "packed")
     transform = Compose([RandomResizedCrop(224), RandomHorizontalFlip()])
     dataset = shardio.ShardDataset(folder / "packed", shuffle=True, transform=transform)
@@ -247,7 +255,7 @@ SLOW = (
     *(few_workers, many_workers, many_threads, copied_dataset, large_images, floats, folder_of_torchvision),
     *(whole_samples, slow_start, sorted_samples, slow_transform, pngs, slow_storage, slow_collation, untiled),
 )
-STEADY = (copied_dataset, sorted_samples, slow_transform, slow_storage, slow_collation)
+STEADY = (few_workers, copied_dataset, sorted_samples, slow_transform, slow_storage, slow_collation)
 """The loaders whose cause does not depend on what else the machine does."""
 
 HEALTHY = (healthy_tensors, healthy_shards, healthy_folder)

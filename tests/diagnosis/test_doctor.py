@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cv2
+import psutil
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import shardio
+from shardio.device.tiles import TiledImages
+from shardio.diagnosis import stored_forms
+from shardio.diagnosis.evidence import LoaderEvidence
 from shardio.diagnosis.profiling import SampleProfile, SampleStage, profile_samples
-from shardio.diagnosis.rates import count_samples, find_image_size, run_loader
-from shardio.diagnosis.remedies import LoaderEvidence, find_remedies
+from shardio.diagnosis.rates import LoaderRun, count_samples, find_image_size, measure_other_programs, run_loader
+from shardio.diagnosis.remedies import find_remedies
+from shardio.diagnosis.stored_forms import PRESENT, Form, FormCost, measure_forms
 from shardio.libraries import import_torchvision
+from shardio.loader import statistics
+from shardio.transforms import RandomResizedCrop
 from tests.diagnosis import patients
 from tests.sources import write_images
 
@@ -143,6 +154,67 @@ def test_advice_to_drop_conversions_keeps_images_that_shardio_crops(tmp_path: Pa
     assert "with PILToTensor() in place of ToTensor and Normalize" in remedies[0]
 
 
+def test_forms_that_need_no_decoding_are_advised_where_they_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_images(tmp_path / "images", classes=2, per_class=8, width=300, height=200)
+    shardio.pack(tmp_path / "images", tmp_path / "packed", jpeg="tile")
+    dataset = shardio.ShardDataset(tmp_path / "packed", transform=RandomResizedCrop(64))
+    loader = shardio.DataLoader(dataset, batch_size=4)
+    costs = {"present": FormCost(1e-3, 1e4), "ppm": FormCost(2e-4, 1e5), "memory": FormCost(3e-4, 1e4)}
+
+    def measure(_: Any, size: tuple[int, int], forms: list[Form]) -> list[FormCost]:
+        assert size == (64, 64)
+        return [costs[form.settings.get("convert_to", "memory" if form.in_memory else "present")] for form in forms]
+
+    monkeypatch.setattr(stored_forms, "measure_forms", measure)
+    monkeypatch.setattr(stored_forms, "share_of_stage", lambda stats, stage: 0.8)
+
+    def advise(free_disk: int, free_memory: int) -> list[str]:
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free_disk))
+        monkeypatch.setattr(statistics, "count_free_memory", lambda: free_memory)
+        found = shardio.doctor(loader, seconds=0.01).advice
+        return [f"{each.speedup:.2f} {each.remedy}" for each in found if "decoding takes 80%" in each.cause]
+
+    pixels, memory = advise(10**12, 10**12)
+    assert pixels.startswith(f"2.78 shardio pack {tmp_path / 'packed'} OUT --convert-to ppm --min-side 73 (changes")
+    assert "OUT takes 1.526 MiB; this rate reads" in pixels  # 16 images of 100 kB
+    assert memory.startswith("2.27 decoded_cache='1GiB' in the dataset")
+    assert advise(10**6, 10**12) == [memory]
+    (alone,) = advise(10**12, 10**5)
+    assert alone.startswith("2.78 shardio pack")
+
+
+def test_a_form_is_measured_on_the_images(tmp_path: Path) -> None:
+    contents = list(write_images(tmp_path, classes=1, per_class=6, width=300, height=200).values())
+    ppm = Form(settings={"convert_to": "ppm", "min_side": 73})
+    costs = measure_forms(contents, (64, 64), [PRESENT, ppm, Form(settings={}, in_memory=True)])
+    assert all(cost.cpu_s > 0 for cost in costs)
+    assert costs[0].num_bytes == costs[2].num_bytes < costs[1].num_bytes
+    assert costs[1].num_bytes > 3 * 73 * 73 * 300 / 200
+
+
+def test_where_a_gpu_waits_the_doctor_measures_workers_that_only_collect_tiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_images(tmp_path / "images", classes=2, per_class=8, width=300, height=200)
+    shardio.pack(tmp_path / "images", tmp_path / "packed", jpeg="tile")
+    dataset = shardio.ShardDataset(tmp_path / "packed", transform=RandomResizedCrop(64))
+    loader, kinds = shardio.DataLoader(dataset, batch_size=4), list[type]()
+
+    def run(each: Any, *_: Any) -> LoaderRun:
+        measured = run_loader(each, 0.01, 1)
+        kinds.append(type(measured.batches[0][0]))
+        return replace(measured, samples_per_s=300.0 if kinds[-1] is TiledImages else 100.0)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for module in ("evidence", "doctor"):
+        monkeypatch.setattr(sys.modules[f"shardio.diagnosis.{module}"], "run_loader", run)
+    (advice,) = (each for each in shardio.doctor(loader, seconds=0.01).advice if "decode='device'" in each.remedy)
+    assert (advice.speedup, advice.is_measured) == (3.0, True)
+    assert {torch.Tensor, TiledImages} == set(kinds)
+
+
 def test_opencv_is_observed_only_while_samples_are_profiled(tmp_path: Path) -> None:
     write_images(tmp_path / "images", classes=1, per_class=8, width=96, height=64)
     files, before = patients.Files(tmp_path / "images"), cv2.imread
@@ -151,6 +223,17 @@ def test_opencv_is_observed_only_while_samples_are_profiled(tmp_path: Path) -> N
     assert [(image.format, image.size) for image in profile.images] == [("JPEG", (96, 64))] * 4
     assert all(Path(image.path).is_file() for image in profile.images)
     assert cv2.imread is before
+
+
+@pytest.mark.parametrize(
+    ("num_processors", "percents", "share"), [(2, [50, 10], 0.3), (2, [100, 100], 1), (2, [90, 90, 10, 10], 0)]
+)
+def test_other_programs_count_where_they_take_the_processors_that_this_one_may_use(
+    num_processors: int, percents: list[float], share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(psutil.Process, "cpu_affinity", lambda _: list(range(len(percents))))
+    monkeypatch.setattr(psutil, "cpu_percent", lambda seconds, percpu: percents)
+    assert measure_other_programs(0.01, num_processors) == pytest.approx(share)
 
 
 def test_batches_that_exceed_the_shared_memory_are_named() -> None:

@@ -14,19 +14,15 @@ from shardio.order import BestFitLayout, CutLayout, TokenLayout
 
 def list_blocks(layout: TokenLayout, num_documents: int, block_size: int) -> list[list[tuple[int, int]]]:
     """Check the pieces of all blocks, and return the tokens of each block as (document, position)."""
-    blocks = []
-    for block in range(layout.num_blocks):
-        pieces = layout.find_pieces(block)
-        assert len(pieces.documents)
-        assert (pieces.starts < pieces.stops).all()
-        assert (pieces.documents < num_documents).all()
-        tokens = [
-            (document, position)
-            for document, start, stop in zip(*(each.tolist() for each in pieces), strict=True)
-            for position in range(start, stop)
-        ]
-        assert 0 < len(tokens) <= block_size
-        blocks.append(tokens)
+    numbers = np.random.default_rng(0).permutation(layout.num_blocks)  # Blocks are found in any order.
+    blocks: list[list[tuple[int, int]]] = [[] for _ in range(layout.num_blocks)]
+    pieces = layout.find_pieces(numbers)
+    assert (np.diff(pieces.rows) >= 0).all()
+    assert (pieces.starts < pieces.stops).all()
+    assert (pieces.documents < num_documents).all()
+    for row, document, start, stop in zip(*(each.tolist() for each in pieces), strict=True):
+        blocks[numbers[row]] += [(document, position) for position in range(start, stop)]
+    assert all(0 < len(tokens) <= block_size for tokens in blocks)
     return blocks
 
 
