@@ -16,6 +16,7 @@ from shardio.diagnosis.evidence import WORTHWHILE, Advice, LoaderEvidence, rebui
 from shardio.diagnosis.stored_forms import advise_forms
 from shardio.loader import DataLoader
 from shardio.loader.executor import TorchDataLoader
+from shardio.transforms import Transform, is_made_for_pillow, replace_leading
 from shardio.values import count, format_bytes
 
 MUCH_MEMORY = 256 << 20
@@ -339,6 +340,27 @@ def _advise_whole_sample(evidence: LoaderEvidence) -> Advice | None:
     )
 
 
+def _advise_conversion(evidence: LoaderEvidence) -> Advice | None:
+    """Find a torchvision pipeline that works on tensors of whole images because it does not convert Pillow images."""
+    decoder = getattr(evidence.dataset, "decoder", None)
+    transform, decode = getattr(decoder, "transform", None), getattr(decoder, "decode", None)
+    if evidence.profile is None or decode != "array" or is_made_for_pillow(transform):
+        return None
+    found = replace_leading(transform, "pil")
+    if found is None or replace_leading(transform, "array") is not None:
+        return None
+    names = [type(step).__name__ for step in found.transforms if isinstance(step, Transform)]
+    share = sum(
+        share for stage, share in evidence.profile.stages.items() if stage.kind == "transform" and stage.name in names
+    )
+    return Advice(
+        cause=f"torchvision's {', '.join(names)} work on tensors of whole images",
+        remedy="end the pipeline with PILToTensor(): shardio then replaces these steps with its own, which decode only "
+        "the crops, and give the pixels that torchvision gives for Pillow images",
+        speedup=without(share),
+    )
+
+
 REMEDIES: Sequence[Callable[[LoaderEvidence], Advice | None]] = (
     _advise_replacement,
     _advise_device,
@@ -347,6 +369,7 @@ REMEDIES: Sequence[Callable[[LoaderEvidence], Advice | None]] = (
     _advise_start,
     _advise_float,
     _advise_whole_sample,
+    _advise_conversion,
     _advise_slow_code,
     _advise_collation,
     _advise_storage,

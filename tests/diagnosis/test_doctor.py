@@ -215,6 +215,22 @@ def test_where_a_gpu_waits_the_doctor_measures_workers_that_only_collect_tiles(
     assert {torch.Tensor, TiledImages} == set(kinds)
 
 
+def test_a_torchvision_pipeline_on_tensors_of_whole_images_is_advised_to_convert(tmp_path: Path) -> None:
+    write_images(tmp_path / "images", classes=2, per_class=8, width=96, height=64)
+    steps = [transforms.RandomResizedCrop(48), transforms.RandomHorizontalFlip()]
+
+    def advise(*more: Any) -> list[str]:
+        dataset = shardio.ImageFolder(tmp_path / "images", transform=transforms.Compose([*steps, *more]))
+        loader = shardio.DataLoader(dataset, batch_size=4, sampler=shardio.EpochSampler(dataset))
+        advice = shardio.doctor(loader, seconds=0.01).advice
+        return [f"{each.speedup:.1f} {each.cause}" for each in advice if "tensors of whole images" in each.cause]
+
+    (found,) = advise()
+    assert found.endswith("torchvision's RandomResizedCrop, RandomHorizontalFlip work on tensors of whole images")
+    assert float(found.partition(" ")[0]) > 1
+    assert not advise(transforms.PILToTensor())
+
+
 def test_opencv_is_observed_only_while_samples_are_profiled(tmp_path: Path) -> None:
     write_images(tmp_path / "images", classes=1, per_class=8, width=96, height=64)
     files, before = patients.Files(tmp_path / "images"), cv2.imread
