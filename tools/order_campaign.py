@@ -1,7 +1,7 @@
 """Check the laws of order and state on several hundred thousand random cases.
 
 Each case has its own seed, so a failing case can be rerun alone with ``--only``. The laws are defined in
-``tests/order/laws.py`` and, for mixtures, in ``tests/order/mixture_laws.py``. The tests check them on fewer cases.
+``tests/order/laws.py``, ``mixture_laws.py`` and ``token_laws.py``. The tests check them on fewer cases.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import random
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The script impor
 from shardio.order import POLICIES, OrderSettings
 from tests.order.laws import Case, Group, check_laws
 from tests.order.mixture_laws import check_mixture, draw_mixture
+from tests.order.token_laws import check_tokens, draw_tokens
 from tools.campaigns import INTERRUPTED, make_progress
 
 CASES_PER_CHUNK = 50
@@ -67,36 +68,42 @@ def _draw_group(rng: random.Random, num_samples: int | None) -> Group:
     return Group(world_size=world_size, num_workers=rng.randint(1, 4), batch_size=batch_size, num_batches=num_batches)
 
 
-def check_case(seed: int, *, mixtures: bool = False) -> str | None:
+Laws = Literal["order", "mixtures", "tokens"]
+
+LAWS: dict[Laws, tuple[Callable[[int], Any], Callable[[Any], None]]] = {
+    "order": (draw_case, check_laws),
+    "mixtures": (draw_mixture, check_mixture),
+    "tokens": (draw_tokens, check_tokens),
+}
+"""The function that returns the case of a seed, and the function that checks it."""
+
+
+def check_case(seed: int, laws: Laws = "order") -> str | None:
     """Return the failure of a seed's case, or None."""
+    draw, check = LAWS[laws]
     try:
-        if mixtures:
-            check_mixture(draw_mixture(seed))
-        else:
-            check_laws(draw_case(seed))
+        check(draw(seed))
     except Exception as error:  # A crash is a failure.
-        case = draw_mixture(seed) if mixtures else draw_case(seed)
-        flag = " --mixtures" if mixtures else ""
         return (
-            f"{traceback.format_exc()}{error}\n{case}\n"
-            f"To rerun only this case: tools/order_campaign.py --only {seed}{flag}"
+            f"{traceback.format_exc()}{error}\n{draw(seed)}\n"
+            f"To rerun only this case: tools/order_campaign.py --laws {laws} --only {seed}"
         )
     return None
 
 
-def check_chunk(seeds: range, *, mixtures: bool = False) -> str | None:
+def check_chunk(seeds: range, laws: Laws = "order") -> str | None:
     """Return the failure of the first case that fails, or None."""
-    return next(filter(None, (check_case(seed, mixtures=mixtures) for seed in seeds)), None)
+    return next(filter(None, (check_case(seed, laws) for seed in seeds)), None)
 
 
-def run_chunks(chunks: Iterator[range], processes: int, *, mixtures: bool) -> Iterator[tuple[int, str | None]]:
+def run_chunks(chunks: Iterator[range], processes: int, laws: Laws) -> Iterator[tuple[int, str | None]]:
     """Check chunks of seeds in parallel. As each chunk finishes, yield its number of cases and its failure."""
     with ProcessPoolExecutor(processes, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)) as pool:
         running: dict[Future[str | None], int] = {}
         try:
             while True:
                 while len(running) < 2 * processes and (seeds := next(chunks, None)) is not None:
-                    running[pool.submit(check_chunk, seeds, mixtures=mixtures)] = len(seeds)
+                    running[pool.submit(check_chunk, seeds, laws)] = len(seeds)
                 if not running:
                     return
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -110,12 +117,12 @@ def main(
     seed: Annotated[int, typer.Option(min=0, max=2**31, help="Seed of the campaign, which selects the cases.")] = 0,
     processes: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 2,
     only: Annotated[int | None, typer.Option(min=0, help="Run only the case with this seed.")] = None,
-    mixtures: Annotated[bool, typer.Option("--mixtures", help="Check the laws of mixtures.")] = False,
+    laws: Annotated[Laws, typer.Option(help="Which laws to check.")] = "order",
 ) -> None:
     """Check the laws of order and state on random cases."""
     if only is not None:
-        wrong = check_case(only, mixtures=mixtures)
-        typer.echo(wrong or f"the laws hold for {draw_mixture(only) if mixtures else draw_case(only)}")
+        wrong = check_case(only, laws)
+        typer.echo(wrong or f"the laws hold for {LAWS[laws][0](only)}")
         raise typer.Exit(1 if wrong else 0)
 
     first = seed << 32
@@ -129,7 +136,7 @@ def main(
     try:
         with make_progress("cases") as progress:
             bar = progress.add_task("cases", total=cases)
-            for num_cases, wrong in run_chunks(chunks, processes, mixtures=mixtures):
+            for num_cases, wrong in run_chunks(chunks, processes, laws):
                 if wrong:
                     progress.stop()
                     typer.echo(wrong)
