@@ -347,7 +347,7 @@ class ShardSettings(RemoteSettings, KeepingSettings, FieldedSettings):
     """The arguments of ShardMapDataset.
 
     Attributes:
-        source: A packed directory, its manifest, a directory of tars, a tar, a brace pattern such as
+        source: A packed directory, its manifest, a directory of tars, a tar, a pattern such as
             ``shard-{000000..000012}.tar``, or a list of tars and patterns.
         verify: ``first`` compares each sample's tar header and content with the index when a process first reads
             it; ``off`` compares nothing.

@@ -283,8 +283,8 @@ class IndexFile:
                     raise ValueError(f"tensor {name} extends beyond the end of the file")
         except (ValueError, KeyError, TypeError) as error:
             raise FormatError(
-                f"{file.location} is damaged, or is not a shardio index ({error!r}). Download it or pack the dataset "
-                "again. If shardio did not pack the tar, move this file elsewhere: shardio then creates a new index"
+                f"{file.location} is damaged, or is not a shardio index ({error!r}). Download it again, or rebuild it "
+                "(shardio repair; if shardio did not pack the tar, delete the index)"
             ) from error
         return header, begins, layout["key_bytes"]["shape"][0]
 

@@ -154,8 +154,8 @@ class ShardIndex:
     @property
     def _remedy(self) -> str:
         return (
-            "Download the index and its tar again, or pack the dataset again. If shardio did not pack this tar, delete "
-            f"{self.location} instead"
+            f"Download the index and its tar again, or rebuild the index (shardio repair {self._tar.location.folder}; "
+            "if shardio did not pack the tar, delete the index)"
         )
 
     def _check(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import re
 import warnings
@@ -71,7 +72,7 @@ def find_indexed(folder: Location) -> list[Location]:
 
 
 DatasetSource = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-"""A directory, a manifest, a tar, a brace pattern of tars, or a list of tars and patterns."""
+"""A directory, a manifest, a tar, a pattern of tars, or a list of tars and patterns."""
 
 
 MAX_BYTES = 2**63 - 1
@@ -90,7 +91,7 @@ def open_table(source: DatasetSource, access: RemoteAccess | None = None) -> Sha
 
     Args:
         source: A directory with a manifest, a directory with ``*.tar`` (read in sorted order), a manifest file, a
-            tar, a pattern in brace notation such as ``shard-{000000..000012}.tar``, or a list of tars and patterns.
+            tar, a pattern such as ``shard-{000000..000012}.tar`` or ``shard-*.tar``, or a list of tars and patterns.
             Tars without a manifest are indexed on first use. A RuntimeWarning reports tars with equal contents, gaps
             in the numbers of a directory's tars, and samples whose members are not adjacent.
         access: The access to remote shards.
@@ -123,9 +124,7 @@ def _table_of_folder(folder: Location) -> ShardTable:
     tars = sorted(known, key=lambda tar: tar.name) or _list_tars(folder)
     names = [tar.name for tar in tars if not is_added_by_macos(tar.name)]
     _refuse_splits(folder, names)
-    if missing := find_gaps(names):  # A list of tars may leave some out on purpose.
-        message = f"the numbers of the tars in {folder} have gaps: {len(missing)} missing ({_name_some(missing)}). "
-        warnings.warn(f"{message}Check whether a copy is unfinished", RuntimeWarning, stacklevel=find_user_level())
+    _warn_of_gaps(folder, names)
     return _table_of_tars(tars, known or find_known(tars), folder)
 
 
@@ -202,13 +201,36 @@ def _refuse_unfinished(folder: Location, tars: Sequence[Location]) -> None:
 
 
 def expand_pattern(pattern: str | os.PathLike[str], access: RemoteAccess | None = None) -> list[Location]:
-    """Return the locations that a pattern in brace notation names. The files need not exist."""
+    """Return the locations that a pattern names.
+
+    Files in brace notation need not exist. ``*`` stands for the tars that there are, in sorted order.
+
+    Raises:
+        FileNotFoundError: If ``*`` matches nothing.
+    """
     from braceexpand import braceexpand
 
     location = parse_location(pattern, access)
     if location.exists() or location.is_folder():
         return [location]
-    return [parse_location(name, access) for name in braceexpand(os.fspath(pattern))]
+    return [tar for name in braceexpand(os.fspath(pattern)) for tar in _match(parse_location(name, access))]
+
+
+def _match(location: Location) -> list[Location]:
+    if "*" not in location.name:
+        return [location]
+    names = sorted(name for name in fnmatch.filter(location.folder.list(), location.name) if _is_shard(name))
+    if not names:
+        raise FileNotFoundError(f"no tar matches {location}")
+    _warn_of_gaps(location.folder, names)
+    return [location.folder / name for name in names]
+
+
+def _warn_of_gaps(folder: Location, names: Sequence[str]) -> None:
+    """Warn if tars seem to be missing between others. A list of tars may leave some out on purpose."""
+    if missing := find_gaps(names):
+        message = f"the numbers of the tars in {folder} have gaps: {len(missing)} missing ({_name_some(missing)}). "
+        warnings.warn(f"{message}Check whether a copy is unfinished", RuntimeWarning, stacklevel=find_user_level())
 
 
 def _table_of_manifest(location: Location) -> ShardTable:

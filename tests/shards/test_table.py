@@ -246,6 +246,19 @@ def test_tars_are_named_by_paths_lists_and_braces(tars: Path, source: list[str] 
     assert shard_names(paths) == [f"x-{number:06d}.tar" for number in numbers]
 
 
+def test_a_wildcard_names_the_tars_that_there_are_and_warns_of_gaps(tmp_path: Path) -> None:
+    for number in (2, 0, 1, 4):
+        write_tar(tmp_path / f"train-{number}.tar", [(f"{number}.txt", b"%d" % number)])
+    write_tar(tmp_path / "val-0.tar", [("v.txt", b"v")])
+    (tmp_path / "train-notes.txt").touch()
+    with pytest.warns(RuntimeWarning, match=r"gaps: 1 missing \(train-3\.tar\)"):
+        table = open_table(tmp_path / "train-*.tar")
+    assert [tar.name for tar in table.tars] == [f"train-{number}.tar" for number in (0, 1, 2, 4)]
+    both = open_table([tmp_path / "{val-*,train-0*}"])
+    assert [tar.name for tar in both.tars] == ["val-0.tar", "train-0.tar"]
+    assert_raises(FileNotFoundError, r"no tar matches .*/test-\*\.tar", open_table, tmp_path / "test-*.tar")
+
+
 def test_an_existing_tar_with_a_brace_in_its_path_is_not_a_pattern(tars: Path) -> None:
     folder = tars.parent / "a{b"
     folder.mkdir()

@@ -1,0 +1,94 @@
+"""Photograph the built site in Chromium, check that its pages fit, and compare the pictures with earlier ones.
+
+    bash tools/site.sh
+    pip install playwright
+    python tools/site_screenshots.py site NEW [--before OLD] [--chromium /usr/bin/chromium]
+
+Each page is opened 390 and 1,280 pixels wide, in light and dark mode. The program fails if a page is wider than the
+window, an image or another file is missing, or a script fails. With ``--before``, it prints which pages have changed,
+and by how much. Look at the pictures all the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import itertools
+import threading
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from PIL import Image
+
+WIDTHS = (390, 1280)
+SCHEMES = ("light", "dark")
+
+OVERFLOW = "() => document.documentElement.scrollWidth - window.innerWidth"
+MISSING_IMAGES = "() => [...document.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src)"
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+def photograph(site: Path, url: str, browser: Any, out: Path) -> Iterator[str]:
+    """Photograph all pages, and yield what is wrong with them."""
+    paths, found = sorted(path.relative_to(site) for path in site.rglob("*.html")), list[str]()
+    for scheme, width in itertools.product(SCHEMES, WIDTHS):
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        page = context.new_page()
+        page.on("pageerror", lambda error: found.append(f"a script failed: {error}"))
+        page.on("requestfailed", lambda request: found.append(f"{request.url} failed"))
+        page.on("response", lambda answer: found.extend([f"{answer.url}: {answer.status}"] * (answer.status >= 400)))
+        for path in paths:
+            page.goto(f"{url}/{path}", wait_until="load")
+            if (overflow := page.evaluate(OVERFLOW)) > 0:
+                found.append(f"{overflow} pixels wider than the window")
+            found.extend(f"the image {source} is missing" for source in page.evaluate(MISSING_IMAGES))
+            picture = out / scheme / str(width) / path.with_suffix(".png")
+            picture.parent.mkdir(parents=True, exist_ok=True)
+            page.screenshot(path=picture, full_page=True)
+            yield from (f"{path}, {width} pixels, {scheme}: {each}" for each in found)
+            found.clear()
+        context.close()
+
+
+def compare(before: Path, after: Path) -> float:
+    """Return the share of the pixels that differ between two pictures; 1 if their sizes differ."""
+    pictures = [np.asarray(Image.open(path).convert("RGB")) for path in (before, after)]
+    if pictures[0].shape != pictures[1].shape:
+        return 1.0
+    return float((pictures[0] != pictures[1]).any(axis=2).mean())
+
+
+def main(
+    site: Annotated[Path, typer.Argument(help="The built site.", exists=True)],
+    out: Annotated[Path, typer.Argument(help="Where to write the pictures.")],
+    before: Annotated[Path | None, typer.Option(help="Pictures of another build.")] = None,
+    chromium: Annotated[Path, typer.Option(help="The browser.")] = Path("/usr/bin/chromium"),
+) -> None:
+    """Photograph the site."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=site))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    with import_module("playwright.sync_api").sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        faults = list(photograph(site, f"http://127.0.0.1:{server.server_port}", browser, out))
+        browser.close()
+    pictures = sorted(path.relative_to(out) for path in out.rglob("*.png"))
+    print(f"{len(pictures)} pictures in {out}")
+    for path in pictures:
+        if before is None or not (before / path).exists():
+            continue
+        if (share := compare(before / path, out / path)) > 0:
+            print(f"{path}: {share:.1%} of the pixels differ")
+    if faults:
+        raise SystemExit("\n".join(faults))
+
+
+if __name__ == "__main__":
+    typer.run(main)
