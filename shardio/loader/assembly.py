@@ -195,7 +195,8 @@ class BatchChunk:
 
 def cut_batch(plan: BatchPlan, layout: Layout | None, sizing: ChunkSizing) -> list[BatchChunk]:
     """Cut a batch into chunks of about equal size."""
-    cuts = np.linspace(0, len(plan), sizing.num_chunks(len(plan), layout) + 1).astype(int).tolist()
+    num_chunks = sizing.num_chunks(len(plan), layout)
+    cuts = [len(plan) * number // num_chunks for number in range(num_chunks + 1)]
     return [BatchChunk(plan=plan.take(slice(start, stop)), row=start) for start, stop in pairwise(cuts)]
 
 

@@ -209,13 +209,14 @@ class SampleReader:
 
         Shards and samples are in manifest order, so each shard is opened once and read forward.
         """
-        order = np.argsort(indices, kind="stable")
-        shards = np.searchsorted(self._stops, indices[order], side="right")
-        firsts = np.flatnonzero(np.diff(shards, prepend=-1))
-        for shard, rows in zip(
-            shards[firsts].tolist(), np.split(order, firsts[1:]), strict=False
-        ):  # If there are no samples, np.split returns one empty array.
-            yield shard, rows, indices[rows] - (self._stops[shard - 1] if shard else 0)
+        order = indices.argsort(kind="stable")
+        ordered = indices[order]
+        start = 0
+        while start < len(order):
+            shard = int(self._stops.searchsorted(ordered[start], side="right"))
+            stop = int(ordered.searchsorted(self._stops[shard]))
+            yield shard, order[start:stop], ordered[start:stop] - (self._stops[shard - 1] if shard else 0)
+            start = stop
 
     def _read(self, shard: int, inner: Ints, fields: Sequence[str], deferred: Container[str]) -> list[list[Any]]:
         def read(opened: Shard) -> list[list[Any]]:

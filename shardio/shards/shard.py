@@ -121,9 +121,11 @@ class Shard:
         """
         there = tuple(field for field in fields if field in self.index.field_indices)
         starts, stops, hashes = self.index.locate(samples, there)  # each [n, F]
-        if (stops - starts > MAX_MEMBER).any():
+        if (stops - starts).max(initial=0) > MAX_MEMBER:
             self._raise_too_large(samples, there, starts, stops)
         present = starts >= 0
+        num_contents = np.count_nonzero(present)
+        are_all = num_contents == present.size
         late = [column for column, field in enumerate(there) if field in deferred]
         ends, file = stops, self.tar.hold() if late else None
         if file is not None:
@@ -131,7 +133,7 @@ class Shard:
             is_late = slice(None) if unseen is None else ~unseen
             for column in late:
                 ends[is_late, column] = np.minimum(stops[is_late, column], starts[is_late, column] + HEAD_BYTES)
-        range_starts, range_stops = starts[present], ends[present]
+        range_starts, range_stops = (starts.ravel(), ends.ravel()) if are_all else (starts[present], ends[present])
         if unseen is not None:  # Most tar headers precede a small file, so both are read together.
             compared = present & unseen[:, None]
             range_starts = np.concatenate([range_starts, starts[compared] - BLOCK])
@@ -144,9 +146,8 @@ class Shard:
             self._raise_unreadable(samples, there, starts, stops)
             # Each sample could be read separately, so read all samples together again.
             found = self.tar.read_many(range_starts, range_stops)
-        num_contents = np.count_nonzero(present)
         contents, headers = found[:num_contents], found[num_contents:]
-        if num_contents == present.size:
+        if are_all:
             columns = [list[Any](contents[i :: len(there)]) for i in range(len(there))]
         else:
             cells: list[Any] = [None] * present.size

@@ -459,12 +459,17 @@ def read_runs(
     Returns:
         The n contents.
     """
-    if len(starts) == 0:
-        return []
-    order = starts.argsort(kind="stable")
+    if not (starts[1:] >= starts[:-1]).all():
+        order = starts.argsort(kind="stable")
+        contents = [b""] * len(order)
+        for i, content in zip(order.tolist(), read_runs(read, starts[order], stops[order], limits), strict=True):
+            contents[i] = content
+        return contents
     # Python's integers are faster here than arrays, because most calls have few ranges.
-    begins, ends = starts[order].tolist(), stops[order].tolist()
+    begins, ends = starts.tolist(), stops.tolist()
     firsts = _find_runs(begins, ends, limits)
+    if len(firsts) == len(begins):
+        return read(begins, ends) if begins else []
     bounds = list(zip(firsts, [*firsts[1:], len(begins)], strict=True))
     run_starts = [begins[first] for first in firsts]
     runs = read(run_starts, [ends[first] if last - first == 1 else max(ends[first:last]) for first, last in bounds])
@@ -474,12 +479,7 @@ def read_runs(
             found.append(content)
         else:
             found += [content[begins[i] - start : ends[i] - start] for i in range(first, last)]
-    if (order[1:] > order[:-1]).all():
-        return found
-    contents = [b""] * len(found)
-    for i, content in zip(order.tolist(), found, strict=True):
-        contents[i] = content
-    return contents
+    return found
 
 
 def _find_runs(starts: Sequence[int], stops: Sequence[int], limits: RunLimits) -> list[int]:
