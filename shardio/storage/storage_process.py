@@ -265,12 +265,12 @@ class Filler:
         """Fetch the missing parts of a range that no other thread is fetching. Return when the range is present."""
         with self._lock:
             if is_divisible:
-                missing = _join(copy.find_missing(start, stop))
+                missing = copy.find_missing(start, stop)
             else:
                 missing = [] if copy.has(start, stop) else [(start, stop)]
             flights = self._flights.get(copy.path, ())
             others = [each for each in flights if each.start < stop and start < each.stop]
-            own = [_Flight(*part) for each in missing for part in _subtract(each, others)]
+            own = [_Flight(*part) for part in choose_parts(missing, [(each.start, each.stop) for each in others])]
             self._flights.setdefault(copy.path, []).extend(own)
         try:
             for flight in own:
@@ -412,25 +412,29 @@ def _split(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
         yield begin, min(begin + REMOTE_PIECE, stop)
 
 
-def _join(missing: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join missing ranges with small present ranges between them, which are fetched again."""
-    joined = list[tuple[int, int]]()
+def choose_parts(missing: Sequence[tuple[int, int]], in_flight: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the ranges to fetch: the missing ones without those in flight, joined across small present ranges.
+
+    Args:
+        missing: The ranges that are missing, sorted. If there are several, those between them are present.
+        in_flight: The ranges that are being fetched, in any order.
+    """
+    flights, parts = sorted(in_flight), list[tuple[int, int]]()
     for start, stop in missing:
-        if joined and start - joined[-1][1] <= MAX_REFETCHED:
+        for flight_start, flight_stop in flights:
+            if flight_start > start and start < stop:
+                parts.append((start, min(flight_start, stop)))
+            start = max(start, flight_stop)
+        if start < stop:
+            parts.append((start, stop))
+    joined = parts[:1]
+    for start, stop in parts[1:]:
+        last = joined[-1][1]
+        if start - last <= MAX_REFETCHED and not any(each[0] < start and last < each[1] for each in flights):
             joined[-1] = joined[-1][0], stop
         else:
             joined.append((start, stop))
     return joined
-
-
-def _subtract(missing: tuple[int, int], flights: list[_Flight]) -> Iterator[tuple[int, int]]:
-    start, stop = missing
-    for flight in sorted(flights, key=lambda each: each.start):
-        if flight.start > start and start < stop:
-            yield start, min(flight.start, stop)
-        start = max(start, flight.stop)
-    if start < stop:
-        yield start, stop
 
 
 class StorageProcess:

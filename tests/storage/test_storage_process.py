@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis.strategies import lists, sampled_from
 from torch.utils.data import DataLoader
 
 from shardio.storage import (
@@ -34,7 +36,7 @@ from shardio.storage.client import Client, Request, client, read_process_id
 from shardio.storage.listing import list_files, open_listing
 from shardio.storage.locations import CacheSettings, RemoteOptions
 from shardio.storage.operations import MAX_START_DELAY_S, bound_start_delay
-from shardio.storage.storage_process import MAX_STORES, StorageProcess
+from shardio.storage.storage_process import MAX_REFETCHED, MAX_STORES, StorageProcess, choose_parts
 from tests.faults.proxy import FaultProxy, Script
 from tests.faults.worker_processes import wait_until
 from tests.files import suspended_holder
@@ -341,3 +343,24 @@ def test_all_processes_use_the_listing_that_was_kept_first(monkeypatch: pytest.M
     monkeypatch.setattr(listing_module, "PATIENCE_S", 0.1)
     found = open_listing(folder, tmp_path / "listing.json")
     assert list(found.keys) == list(open_listing(folder, tmp_path / "listing.json").keys) == ["images/cat/1.jpg"]
+
+
+@given(lists(sampled_from(["present", "missing", "in flight"]), max_size=16))
+@example(["in flight", "present", "in flight"])
+def test_ranges_in_flight_are_not_fetched_and_only_small_present_ranges_are_fetched_again(states: list[str]) -> None:
+    size = MAX_REFETCHED // 2
+
+    def ranges(*kinds: str) -> list[tuple[int, int]]:
+        places = [place for place, state in enumerate(states) if state in kinds]
+        firsts = [place for place in places if place - 1 not in places]
+        lasts = [place for place in places if place + 1 not in places]
+        return [(size * first, size * (last + 1)) for first, last in zip(firsts, lasts, strict=True)]
+
+    parts = choose_parts(ranges("missing", "in flight"), ranges("in flight"))
+    fetched = [place for start, stop in parts for place in range(start // size, stop // size)]
+    assert fetched == sorted(set(fetched))
+    assert {place for place, state in enumerate(states) if state == "missing"} <= set(fetched)
+    assert not any(states[place] == "in flight" for place in fetched)
+    assert all(states[start // size] == states[stop // size - 1] == "missing" for start, stop in parts)
+    again = {place for place in fetched if states[place] == "present"}
+    assert all(len(again & set(range(place, place + 3))) < 3 for place in again)
