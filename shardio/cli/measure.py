@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing
@@ -262,8 +263,8 @@ def bench(
             with suggest_on_error(on_error):
                 meter.watch(islice(loader, batches))
             report(epoch, meter)
-        if not as_json:
-            echo(f"hint: shardio doctor {source} measures what changes gain", err=True)
+        if not as_json and stored is not None and stored.has_images:
+            echo(f"hint: shardio doctor {shlex.quote(source)} measures what changes gain", err=True)
     except KeyboardInterrupt:
         report(epoch, meter)
         echo("interrupted: the last epoch is incomplete", err=True)

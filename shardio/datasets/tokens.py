@@ -128,8 +128,8 @@ class PackedTokens(MapDataset):
         except SampleError as error:  # The error counts documents: find the block.
             raise error.at_row(int(pieces.rows[places == error.row][0])) from error
         values = self._fill(pieces, [contents[place] for place in places.tolist()], len(indices))
-        columns = [torch.from_numpy(array).unbind() for array in values]
-        return list(columns[0]) if self._is_bare else list(zip(*columns, strict=True))
+        columns = [[torch.from_numpy(row.copy()) for row in array] for array in values]  # A view would keep all rows.
+        return columns[0] if self._is_bare else list(zip(*columns, strict=True))
 
     def describe(self, index: int) -> tuple[str, str]:
         pieces = self._find_pieces(np.array([index]))
@@ -161,20 +161,18 @@ class PackedTokens(MapDataset):
         before = np.cumsum(lengths) - lengths  # the tokens of earlier pieces
         is_first = np.diff(pieces.rows, prepend=-1) > 0
         places = pieces.rows * self.block + before - before[is_first][pieces.rows]
-        own = np.arange(lengths.sum())  # the place of each token of a piece
-        if len(own) < num_blocks * self.block:
-            own += np.repeat(places - before, lengths)
-        values = dict[TokenField, NDArray[np.int32]]()
+        values = list[NDArray[np.int32]]()
         for name, filler in self._fillers.items():
             flat = np.full(num_blocks * self.block, filler, np.int32)
-            if name == "documents":
-                flat[own] = np.repeat(pieces.documents, lengths)
-            elif name == "positions":
-                flat[own] = np.arange(len(own)) + np.repeat(pieces.starts - before, lengths)
-            else:
+            if name == "tokens":
                 self._copy_tokens(pieces, contents, places, flat)
-            values[name] = flat
-        return [flat.reshape(num_blocks, self.block) for flat in values.values()]
+            else:
+                number = np.arange(lengths.sum())
+                documents, positions = pieces.documents, pieces.starts - before
+                found = np.repeat(documents if name == "documents" else positions, lengths)
+                flat[number + np.repeat(places - before, lengths)] = found if name == "documents" else found + number
+            values.append(flat.reshape(num_blocks, self.block))
+        return values
 
     def _copy_tokens(
         self, pieces: Pieces, contents: Sequence[Any], places: NDArray[np.int64], tokens: NDArray[np.int32]

@@ -26,7 +26,7 @@ PROFILED = 64
 """The maximum number of samples that are profiled."""
 
 MUCH_BUSY = 0.15
-"""The share of the processors' time from which on other programs distort the measurements."""
+"""The share of the processors' time above which other programs distort the measurements."""
 
 SHOWN = 0.01
 """The share of a sample's time below which a stage is not shown."""

@@ -1,9 +1,8 @@
-"""What the doctor measured about a loader, and the form of its advice."""
+"""The doctor's measurements of a loader, and the form of its advice."""
 
 from __future__ import annotations
 
 import warnings
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,21 +90,19 @@ class LoaderEvidence:
         """Return the speed-up of the loader with other arguments."""
         return self.try_loader(rebuild(self.loader, kind, **changes))
 
-    def try_loader(self, loader: Any, context: AbstractContextManager[Any] | None = None) -> float:
-        """Return the rate of another loader, divided by the mean of the present rates before and after it.
+    def try_loader(self, loader: Any) -> float:
+        """Return the speed-up of another loader."""
+        return self.compare(self.measure(loader))
 
-        Args:
-            loader: The other loader.
-            context: A context in which it runs.
-        """
-        with context or nullcontext():
-            rate = self._measure(loader)
-        return 2 * rate / (self.run.samples_per_s + self._measure(self.loader))
+    def compare(self, run: LoaderRun) -> float:
+        """Return the rate of a run, divided by the mean of the loader's rates before and after it."""
+        return 2 * run.samples_per_s / (self.run.samples_per_s + self.measure(self.loader).samples_per_s)
 
-    def _measure(self, loader: Any) -> float:
+    def measure(self, loader: Any) -> LoaderRun:
+        """Return the speed of a loader."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # The user has seen the warnings of the loader.
-            return run_loader(loader, self.trial_s, self.num_processors).samples_per_s
+            return run_loader(loader, self.trial_s, self.num_processors)
 
 
 def rebuild(loader: Any, kind: type[Any] | None = None, **changes: Any) -> Any:

@@ -229,6 +229,12 @@ def count_samples(batch: Any) -> int:
     return len(batch) if hasattr(batch, "__len__") else 1
 
 
+def holds(batch: Any, kind: type) -> bool:
+    """Return whether a batch, or one of its values, is of a kind."""
+    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else [batch]
+    return any(isinstance(value, kind) for value in values)
+
+
 def find_labels(batch: Any) -> list[int] | None:
     """Return the labels of a batch, its first one-dimensional tensor or array of integers; None if it has none."""
     values = list(batch.values()) if isinstance(batch, Mapping) else batch

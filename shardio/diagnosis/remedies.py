@@ -12,7 +12,9 @@ import torch
 import torch.utils.data
 
 from shardio.datasets import EpochSampler, ImageFolder
+from shardio.device.tiles import TiledImages
 from shardio.diagnosis.evidence import WORTHWHILE, Advice, LoaderEvidence, rebuild, share_of_stage, without
+from shardio.diagnosis.rates import holds
 from shardio.diagnosis.stored_forms import advise_forms
 from shardio.loader import DataLoader
 from shardio.loader.executor import TorchDataLoader
@@ -151,16 +153,19 @@ def _advise_replacement(evidence: LoaderEvidence) -> Advice | None:
 
 
 def _advise_device(evidence: LoaderEvidence) -> Advice | None:
-    """Suggest that the GPU decodes tiled JPEGs. Without its own part, the loader's can be measured."""
+    """Suggest that the GPU decodes tiled JPEGs. Only the workers' part is measured, not the GPU's."""
     stats, loader = evidence.stats, evidence.loader
     if stats is None or stats.stored is None or not stats.stored.has_gpu or stats.stored.jpeg != "tile":
         return None
-    speedup = evidence.try_loader(loader, loader.watch_memory(lambda memory: None, takes_tiles=True))
-    if speedup < WORTHWHILE:
+    with loader.watch_memory(lambda memory: None, takes_tiles=True):
+        run = evidence.measure(loader)
+    # Workers decode images that no device can, such as those with operations after the crop.
+    if not holds(run.batches[0], TiledImages) or (speedup := evidence.compare(run)) < WORTHWHILE:
         return None
     return Advice(
         cause=f"decoding takes {share_of_stage(stats, 'decode'):.0%} of the workers' busy time",
-        remedy="shardio.DevicePrefetcher(loader, decode='device'): the workers only collect tiles, and the GPU decodes",
+        remedy="shardio.DevicePrefetcher(loader, decode='device'): the workers only collect tiles, and the GPU decodes "
+        "(pip install 'shardio-loader[cuda]')",
         speedup=speedup,
         is_measured=True,
     )
@@ -350,14 +355,15 @@ def _advise_conversion(evidence: LoaderEvidence) -> Advice | None:
     if found is None or replace_leading(transform, "array") is not None:
         return None
     names = [type(step).__name__ for step in found.transforms if isinstance(step, Transform)]
-    share = sum(
-        share for stage, share in evidence.profile.stages.items() if stage.kind == "transform" and stage.name in names
-    )
+    stages = evidence.profile.stages.items()
+    speedup = without(sum(share for stage, share in stages if stage.kind == "transform" and stage.name in names))
+    if speedup < WORTHWHILE:
+        return None
     return Advice(
         cause=f"torchvision's {', '.join(names)} work on tensors of whole images",
-        remedy="end the pipeline with PILToTensor(): shardio then replaces these steps with its own, which decode only "
-        "the crops, and give the pixels that torchvision gives for Pillow images",
-        speedup=without(share),
+        remedy=f"insert PILToTensor() after {names[-1]}: shardio then replaces the steps before it with its own, which "
+        "give the pixels that torchvision gives for Pillow images, and decode only what they need",
+        speedup=speedup,
     )
 
 

@@ -33,7 +33,7 @@ EPOCHS = 7
 """The number of times that each of them is loaded."""
 
 LARGE = 3
-"""From how many times the side of their crops on images are large."""
+"""Images are large if their shorter side is at least this many times that of their crops."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ PRESENT = Form(settings={})
 
 @dataclass(frozen=True, slots=True)
 class FormCost:
-    """What an image costs in a form: the processor time of a random crop in seconds, and the stored bytes."""
+    """The cost of an image in a form: the processor time of a random crop in seconds, and the stored bytes."""
 
     cpu_s: float
     num_bytes: float
@@ -87,8 +87,9 @@ def _find_files(evidence: LoaderEvidence, contents: Sequence[bytes], size: tuple
     """Return the image files that decode faster."""
     stored = None if evidence.stats is None else evidence.stats.stored
     ratio = fmean(min(open_image(content).size) for content in contents) / min(size)
-    others = sorted({find_format(content) or "?" for content in contents} - {"JPEG"})
-    if others == ["PPM"]:
+    formats = {find_format(content) or "?" for content in contents}
+    others = sorted(formats - {"JPEG"})
+    if formats == {"PPM"}:
         return None
     if ratio > LARGE:
         settings = {"convert_to": "jpeg"} if others else {"jpeg": "reencode"}

@@ -1,8 +1,7 @@
-"""Find the shards that a user names: a directory, a manifest, tars or a brace pattern."""
+"""Find the shards that a user names: a directory, a manifest, tars or a pattern of tars."""
 
 from __future__ import annotations
 
-import fnmatch
 import os
 import re
 import warnings
@@ -45,16 +44,21 @@ _COMPRESSED = re.compile(
 )
 
 
-def find_tars(folder: Location) -> list[Location]:
+def find_tars(folder: Location, pattern: str = "*") -> list[Location]:
     """Return all files in a folder that are named ``*.tar``, in lower or upper case, sorted.
 
     Hidden files are skipped, except files that macOS adds (``._x.tar``), which the caller counts.
+
+    Args:
+        folder: The folder.
+        pattern: A pattern of the names, in which ``*`` stands for any characters.
 
     Raises:
         FormatError: If the folder also holds compressed tars, whose samples would be left out.
         OSError: If the folder cannot be read.
     """
-    names = [name.removesuffix("/") for name in folder.list()]
+    matches = re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL).fullmatch
+    names = [name for each in folder.list() if matches(name := each.removesuffix("/"))]
     names = [name for name in names if not name.startswith(".") or is_added_by_macos(name)]
     compressed = [name for name in names if _COMPRESSED.fullmatch(name) and not name.startswith(".")]
     if compressed:
@@ -93,7 +97,7 @@ def open_table(source: DatasetSource, access: RemoteAccess | None = None) -> Sha
         source: A directory with a manifest, a directory with ``*.tar`` (read in sorted order), a manifest file, a
             tar, a pattern such as ``shard-{000000..000012}.tar`` or ``shard-*.tar``, or a list of tars and patterns.
             Tars without a manifest are indexed on first use. A RuntimeWarning reports tars with equal contents, gaps
-            in the numbers of a directory's tars, and samples whose members are not adjacent.
+            in the numbers of tars that a directory or ``*`` names, and samples whose members are not adjacent.
         access: The access to remote shards.
 
     Raises:
@@ -203,10 +207,11 @@ def _refuse_unfinished(folder: Location, tars: Sequence[Location]) -> None:
 def expand_pattern(pattern: str | os.PathLike[str], access: RemoteAccess | None = None) -> list[Location]:
     """Return the locations that a pattern names.
 
-    Files in brace notation need not exist. ``*`` stands for the tars that there are, in sorted order.
+    Files in brace notation need not exist. ``*`` in a file's name stands for the tars that there are, in sorted order.
 
     Raises:
-        FileNotFoundError: If ``*`` matches nothing.
+        FileNotFoundError: If ``*`` matches nothing, or is in the name of a folder.
+        FormatError: If the tars that ``*`` names are of several splits, or a pack or a copy is unfinished.
     """
     from braceexpand import braceexpand
 
@@ -217,13 +222,21 @@ def expand_pattern(pattern: str | os.PathLike[str], access: RemoteAccess | None 
 
 
 def _match(location: Location) -> list[Location]:
-    if "*" not in location.name:
+    if "*" not in str(location):
         return [location]
-    names = sorted(name for name in fnmatch.filter(location.folder.list(), location.name) if _is_shard(name))
-    if not names:
+    folder = location.folder
+    if "*" in str(folder):
+        raise FileNotFoundError(
+            f"{location} does not exist, and * stands only for a part of a tar's name, not of a folder's"
+        )
+    if not (tars := find_tars(folder, location.name)):
         raise FileNotFoundError(f"no tar matches {location}")
-    _warn_of_gaps(location.folder, names)
-    return [location.folder / name for name in names]
+    if not (folder / MANIFEST_NAME).exists():
+        _refuse_unfinished(folder, tars)
+    names = [tar.name for tar in tars]
+    _refuse_splits(folder, names)
+    _warn_of_gaps(folder, names)
+    return tars
 
 
 def _warn_of_gaps(folder: Location, names: Sequence[str]) -> None:

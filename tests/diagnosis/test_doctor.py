@@ -33,6 +33,19 @@ import_torchvision()
 from torchvision import datasets, transforms  # type: ignore[import-untyped]  # noqa: E402
 
 
+def examine(loader: Any, profile: SampleProfile | None = None, *, shm_free: int | None = None) -> LoaderEvidence:
+    """Return evidence about a loader, with a profile that was not measured."""
+    return LoaderEvidence(
+        loader=loader,
+        run=run_loader(loader, 0.05, 2),
+        profile=profile,
+        stats=None,
+        num_processors=2,
+        trial_s=0.05,
+        shm_free=shm_free,
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("make", patients.STEADY, ids=lambda make: make.__name__)
 def test_the_cause_of_a_slow_loader_is_named(make: Any, tmp_path: Path) -> None:
@@ -215,20 +228,30 @@ def test_where_a_gpu_waits_the_doctor_measures_workers_that_only_collect_tiles(
     assert {torch.Tensor, TiledImages} == set(kinds)
 
 
-def test_a_torchvision_pipeline_on_tensors_of_whole_images_is_advised_to_convert(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("share", "num_advice"), [(0.5, 1), (0.05, 0)])
+def test_a_torchvision_pipeline_on_tensors_of_whole_images_is_advised_to_convert(
+    share: float, num_advice: int, tmp_path: Path
+) -> None:
     write_images(tmp_path / "images", classes=2, per_class=8, width=96, height=64)
     steps = [transforms.RandomResizedCrop(48), transforms.RandomHorizontalFlip()]
+    stages = {SampleStage("transform", "RandomResizedCrop"): share, SampleStage("transform", "Normalize"): 1 - share}
+    profile = SampleProfile(num_samples=1, sample_s=1.0, cpu_s=1.0, stages=stages)
 
-    def advise(*more: Any) -> list[str]:
+    def advise(*more: Any) -> list[Any]:
         dataset = shardio.ImageFolder(tmp_path / "images", transform=transforms.Compose([*steps, *more]))
-        loader = shardio.DataLoader(dataset, batch_size=4, sampler=shardio.EpochSampler(dataset))
-        advice = shardio.doctor(loader, seconds=0.01).advice
-        return [f"{each.speedup:.1f} {each.cause}" for each in advice if "tensors of whole images" in each.cause]
+        found = find_remedies(examine(shardio.DataLoader(dataset, batch_size=4), profile))
+        return [each for each in found if "tensors of whole images" in each.cause]
 
-    (found,) = advise()
-    assert found.endswith("torchvision's RandomResizedCrop, RandomHorizontalFlip work on tensors of whole images")
-    assert float(found.partition(" ")[0]) > 1
-    assert not advise(transforms.PILToTensor())
+    advice = advise(transforms.ConvertImageDtype(torch.float32))
+    assert len(advice) == num_advice
+    for each in advice:
+        assert each.cause == "torchvision's RandomResizedCrop, RandomHorizontalFlip work on tensors of whole images"
+        assert each.remedy.startswith("insert PILToTensor() after RandomHorizontalFlip")
+        assert each.speedup == 2
+    followed = transforms.Compose([*steps, transforms.PILToTensor(), transforms.ConvertImageDtype(torch.float32)])
+    dataset = shardio.ImageFolder(tmp_path / "images", transform=followed)
+    assert next(iter(shardio.DataLoader(dataset, batch_size=4)))[0].dtype == torch.float32
+    assert not advise(transforms.PILToTensor(), transforms.ConvertImageDtype(torch.float32))
 
 
 def test_opencv_is_observed_only_while_samples_are_profiled(tmp_path: Path) -> None:
@@ -254,28 +277,15 @@ def test_other_programs_count_where_they_take_the_processors_that_this_one_may_u
 
 def test_batches_that_exceed_the_shared_memory_are_named() -> None:
     loader = DataLoader(TensorDataset(torch.zeros(64, 1000)), batch_size=8, num_workers=2)
-    run = run_loader(loader, 0.05, 2)
-    evidence = LoaderEvidence(
-        loader=loader, run=run, profile=None, stats=None, num_processors=2, trial_s=0.05, shm_free=100_000
-    )
-    causes = [advice.cause for advice in find_remedies(evidence)]
+    causes = [advice.cause for advice in find_remedies(examine(loader, shm_free=100_000))]
     assert "/dev/shm is too small: 4 batches need 125 KiB, and 97.66 KiB is free" in causes
 
 
 def test_a_stage_that_takes_all_the_time_has_a_finite_estimate() -> None:
-    loader = DataLoader(TensorDataset(torch.zeros(64, 4)), batch_size=8)
     stages = {SampleStage("transform", "ToTensor"): 1.0}
     profile = SampleProfile(num_samples=1, sample_s=1.0, cpu_s=1.0, stages=stages)
-    evidence = LoaderEvidence(
-        loader=loader,
-        run=run_loader(loader, 0.05, 1),
-        profile=profile,
-        stats=None,
-        num_processors=1,
-        trial_s=0.05,
-        shm_free=None,
-    )
-    (advice,) = (each for each in find_remedies(evidence) if each.cause.startswith("ToTensor on the CPU"))
+    found = find_remedies(examine(DataLoader(TensorDataset(torch.zeros(64, 4)), batch_size=8), profile))
+    (advice,) = (each for each in found if each.cause.startswith("ToTensor on the CPU"))
     assert advice.speedup == 100
 
 

@@ -256,7 +256,21 @@ def test_a_wildcard_names_the_tars_that_there_are_and_warns_of_gaps(tmp_path: Pa
     assert [tar.name for tar in table.tars] == [f"train-{number}.tar" for number in (0, 1, 2, 4)]
     both = open_table([tmp_path / "{val-*,train-0*}"])
     assert [tar.name for tar in both.tars] == ["val-0.tar", "train-0.tar"]
-    assert_raises(FileNotFoundError, r"no tar matches .*/test-\*\.tar", open_table, tmp_path / "test-*.tar")
+    for name, error, message in (
+        ("test-*.tar", FileNotFoundError, r"no tar matches .*/test-\*\.tar"),
+        ("*/x.tar", FileNotFoundError, "only for a part of a tar's name"),
+        ("*.tar", FormatError, "the tars of several splits"),
+    ):
+        assert_raises(error, message, open_table, tmp_path / name)
+    (tmp_path / "train-5.tar.gz").touch()
+    assert_raises(FormatError, r"train-5\.tar\.gz, a compressed tar", open_table, tmp_path / "train-*")
+    write_tar(tmp_path / "a[1]-0.tar", [("a.txt", b"a")])
+    assert len(open_table(tmp_path / "a[1]-*.tar").tars) == 1
+
+
+def test_a_wildcard_does_not_hide_that_a_copy_is_unfinished(packed: Path, tmp_path: Path) -> None:
+    shutil.copytree(packed, tmp_path / "copy", ignore=shutil.ignore_patterns("shardio.json"))
+    assert_raises(FormatError, "a pack or a copy is unfinished", open_table, tmp_path / "copy" / "shard-*.tar")
 
 
 def test_an_existing_tar_with_a_brace_in_its_path_is_not_a_pattern(tars: Path) -> None:

@@ -99,6 +99,12 @@ def test_right_crops_and_operations_pass_and_a_wrong_pixel_is_found(
     assert "differs: (" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("laws", ["mixtures", "tokens"])
+def test_the_laws_of_mixtures_and_tokens_are_checked(laws: str, capsys: pytest.CaptureFixture[str]) -> None:
+    order_campaign.main(cases=3, processes=1, laws=laws)
+    assert "the laws hold for all 3 cases" in capsys.readouterr().out
+
+
 def test_a_seed_determines_its_case() -> None:
     one, other = ([repr(order_campaign.draw_case(seed)) for seed in range(100)] for _ in range(2))
     assert one == other
@@ -115,7 +121,7 @@ def test_a_failing_case_is_named_and_fails_again_when_run_alone(
         if case == wrong:
             raise error
 
-    monkeypatch.setattr(order_campaign, "check_laws", check_laws)
+    monkeypatch.setitem(order_campaign.LAWS, "order", (order_campaign.draw_case, check_laws))
     failure = order_campaign.check_chunk(range(1200, 1300))
     assert "--only 1234" in failure
     for only, exit_code in ((1234, 1), (1235, 0)):
