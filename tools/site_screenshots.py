@@ -1,4 +1,4 @@
-"""Photograph the built site in Chromium, check that its pages fit, and compare the pictures with earlier ones.
+"""Take screenshots of the built site in Chromium, check that its pages fit, and compare them with earlier ones.
 
     bash tools/site.sh
     pip install playwright
@@ -6,7 +6,7 @@
 
 Each page is opened 390 and 1,280 pixels wide, in light and dark mode. The program fails if a page is wider than the
 window, an image or another file is missing, or a script fails. With ``--before``, it prints which pages have changed,
-and by how much. Look at the pictures all the same.
+and by how much. Look at the screenshots all the same.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
         pass
 
 
-def photograph(site: Path, url: str, browser: Any, out: Path) -> Iterator[str]:
-    """Photograph all pages, and yield what is wrong with them."""
+def take_screenshots(site: Path, url: str, browser: Any, out: Path) -> Iterator[str]:
+    """Take screenshots of all pages, and yield what is wrong with them."""
     paths, found = sorted(path.relative_to(site) for path in site.rglob("*.html")), list[str]()
     for scheme, width in itertools.product(SCHEMES, WIDTHS):
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
@@ -50,38 +50,38 @@ def photograph(site: Path, url: str, browser: Any, out: Path) -> Iterator[str]:
             if (overflow := page.evaluate(OVERFLOW)) > 0:
                 found.append(f"{overflow} pixels wider than the window")
             found.extend(f"the image {source} is missing" for source in page.evaluate(MISSING_IMAGES))
-            picture = out / scheme / str(width) / path.with_suffix(".png")
-            picture.parent.mkdir(parents=True, exist_ok=True)
-            page.screenshot(path=picture, full_page=True)
+            file = out / scheme / str(width) / path.with_suffix(".png")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            page.screenshot(path=file, full_page=True)
             yield from (f"{path}, {width} pixels, {scheme}: {each}" for each in found)
             found.clear()
         context.close()
 
 
 def compare(before: Path, after: Path) -> float:
-    """Return the share of the pixels that differ between two pictures; 1 if their sizes differ."""
-    pictures = [np.asarray(Image.open(path).convert("RGB")) for path in (before, after)]
-    if pictures[0].shape != pictures[1].shape:
+    """Return the share of the pixels that differ between two screenshots; 1 if their sizes differ."""
+    images = [np.asarray(Image.open(path).convert("RGB")) for path in (before, after)]
+    if images[0].shape != images[1].shape:
         return 1.0
-    return float((pictures[0] != pictures[1]).any(axis=2).mean())
+    return float((images[0] != images[1]).any(axis=2).mean())
 
 
 def main(
     site: Annotated[Path, typer.Argument(help="The built site.", exists=True)],
-    out: Annotated[Path, typer.Argument(help="Where to write the pictures.")],
-    before: Annotated[Path | None, typer.Option(help="Pictures of another build.")] = None,
+    out: Annotated[Path, typer.Argument(help="Where to write the screenshots.")],
+    before: Annotated[Path | None, typer.Option(help="Screenshots of another build.")] = None,
     chromium: Annotated[Path, typer.Option(help="The browser.")] = Path("/usr/bin/chromium"),
 ) -> None:
-    """Photograph the site."""
+    """Take screenshots of the site."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=site))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     with import_module("playwright.sync_api").sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        faults = list(photograph(site, f"http://127.0.0.1:{server.server_port}", browser, out))
+        faults = list(take_screenshots(site, f"http://127.0.0.1:{server.server_port}", browser, out))
         browser.close()
-    pictures = sorted(path.relative_to(out) for path in out.rglob("*.png"))
-    print(f"{len(pictures)} pictures in {out}")
-    for path in pictures:
+    paths = sorted(path.relative_to(out) for path in out.rglob("*.png"))
+    print(f"{len(paths)} screenshots in {out}")
+    for path in paths:
         if before is None or not (before / path).exists():
             continue
         if (share := compare(before / path, out / path)) > 0:
