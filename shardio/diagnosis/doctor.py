@@ -12,10 +12,11 @@ from typing import Any
 import torch
 import torch.utils.data
 
+from shardio.device import DevicePrefetcher
 from shardio.diagnosis.evidence import Advice, LoaderEvidence
 from shardio.diagnosis.profiling import SampleProfile, profile_samples
 from shardio.diagnosis.rates import LoaderRun, Step, measure_other_programs, run_loader, time_step
-from shardio.diagnosis.remedies import find_remedies
+from shardio.diagnosis.remedies import advise_prefetcher, find_remedies, sort_advice
 from shardio.loader import DataLoader, LoaderStats
 from shardio.loader.choice import fallback_reason
 from shardio.loader.statistics import NEGLIGIBLE
@@ -129,7 +130,7 @@ class Diagnosis:
             why = ": alone, the loader is faster than the step, but both compete for the processors" if competes else ""
             yield f"The doctor found nothing to change{why}."
             return
-        yield "What to change, the largest gain first:"
+        yield "What to change, the largest gain of the loader first:"
         for number, advice in enumerate(self.advice, 1):
             first, *rest = str(advice).splitlines()
             yield f"{number:>2}. {first}"
@@ -164,17 +165,19 @@ def doctor(loader: Iterable[Any], step: Step | None = None, *, seconds: float = 
     others_busy = measure_other_programs(seconds / 10, num_processors)
     with keep_generators():
         run = run_loader(loader, seconds, num_processors)
-        stats = _find_stats(loader)
+        inner = loader.loader if isinstance(loader, DevicePrefetcher) else loader
+        stats = _find_stats(inner)
         step_rate = both = None
         if step is not None:
             step_rate = time_step(step, run.batches, seconds)
             both = run_loader(loader, seconds, num_processors, step)
         profile, advice = None, list[Advice]()
         if both is None or both.waiting >= NEGLIGIBLE:
-            profile = _profile(loader, seconds)
+            profile = _profile(inner, seconds)
+            alone = run if inner is loader else run_loader(inner, seconds, num_processors)
             evidence = LoaderEvidence(
-                loader=loader,
-                run=run,
+                loader=inner,
+                run=alone,
                 profile=profile,
                 stats=stats,
                 num_processors=num_processors,
@@ -182,6 +185,8 @@ def doctor(loader: Iterable[Any], step: Step | None = None, *, seconds: float = 
                 shm_free=_find_shared_memory(),
             )
             advice = find_remedies(evidence)
+            if isinstance(loader, DevicePrefetcher) and loader.device.type == "cpu":
+                advice = sort_advice([*advise_prefetcher(run, alone), *advice])
     return Diagnosis(
         run=run,
         step_rate=step_rate,

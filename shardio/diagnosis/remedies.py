@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import islice
 from statistics import fmean, median
 from typing import Any
@@ -14,7 +14,7 @@ import torch.utils.data
 from shardio.datasets import EpochSampler, ImageFolder
 from shardio.device.tiles import TiledImages
 from shardio.diagnosis.evidence import WORTHWHILE, Advice, LoaderEvidence, rebuild, share_of_stage, without
-from shardio.diagnosis.rates import holds
+from shardio.diagnosis.rates import LoaderRun, holds
 from shardio.diagnosis.stored_forms import advise_forms
 from shardio.loader import DataLoader
 from shardio.loader.executor import TorchDataLoader
@@ -38,7 +38,24 @@ def find_remedies(evidence: LoaderEvidence) -> list[Advice]:
     """Return all advice, the largest speed-up first, and then advice that is not about speed."""
     found = advise_forms(evidence)
     found += [advice for find in REMEDIES if (advice := find(evidence)) is not None]
-    return sorted(found, key=lambda advice: -(advice.speedup or 0.0))
+    return sort_advice(found)
+
+
+def sort_advice(advice: Iterable[Advice]) -> list[Advice]:
+    """Return advice with the largest speed-up first, and then advice that is not about speed."""
+    return sorted(advice, key=lambda each: -(each.speedup or 0.0))
+
+
+def advise_prefetcher(run: LoaderRun, alone: LoaderRun) -> Iterator[Advice]:
+    """Yield advice about a DevicePrefetcher without a device, given its speed and that of its loader alone."""
+    own_s, speedup = run.own_cpu_s - alone.own_cpu_s, alone.samples_per_s / run.samples_per_s
+    if speedup > WORTHWHILE and own_s > 0:
+        yield Advice(
+            cause=f"DevicePrefetcher prepares batches on the CPU: {1e6 * own_s:,.0f} µs per sample in this process",
+            remedy="a GPU does this while it trains: measure on the machine that has one",
+            speedup=speedup,
+            is_measured=True,
+        )
 
 
 def _advise_workers(evidence: LoaderEvidence) -> Advice | None:

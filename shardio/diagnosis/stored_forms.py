@@ -51,6 +51,11 @@ class Form:
     in_memory: bool = False
 
     @property
+    def name(self) -> str:
+        """A name for a directory of images in this form."""
+        return "tiled" if self.settings == {"jpeg": "tile"} else str(self.settings.get("convert_to", "small"))
+
+    @property
     def options(self) -> str:
         """The options of ``shardio pack``."""
         return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in self.settings.items())
@@ -130,7 +135,8 @@ def _describe_remedy(evidence: LoaderEvidence, form: Form, cost: FormCost, speed
             "memory"
         )
     changes = "" if form.settings == {"jpeg": "tile"} else " (changes pixels)"
-    remedy = f"shardio pack {evidence.source} OUT {form.options}{changes}\n"
+    packed = f"{evidence.source.rstrip('/')}-{form.name}"
+    remedy = f"shardio pack {evidence.source} {packed} {form.options}{changes}\n"
     if form.settings.get("convert_to") == "ppm":
         num_bytes = cost.num_bytes * count_stored(evidence.dataset)
         with suppress(OSError):
@@ -138,9 +144,10 @@ def _describe_remedy(evidence: LoaderEvidence, form: Form, cost: FormCost, speed
                 return ""
         rate = evidence.run.samples_per_s * speedup * cost.num_bytes
         remedy += (
-            f"OUT takes {format_bytes(num_bytes)}; this rate reads {format_bytes(rate)}/s, from memory or a fast disk\n"
+            f"this takes {format_bytes(num_bytes)}; the expected rate reads {format_bytes(rate)}/s, from memory or a "
+            "fast disk\n"
         )
-    return remedy + "dataset = shardio.ShardDataset('OUT', shuffle=True, transform=…)"
+    return f"{remedy}dataset = shardio.ShardDataset({packed!r}, shuffle=True, transform=…)"
 
 
 def _estimate(evidence: LoaderEvidence, cost: FormCost, present: FormCost) -> float:

@@ -190,8 +190,10 @@ def test_forms_that_need_no_decoding_are_advised_where_they_fit(
         return [f"{each.speedup:.2f} {each.remedy}" for each in found if "decoding takes 80%" in each.cause]
 
     pixels, memory = advise(10**12, 10**12)
-    assert pixels.startswith(f"2.78 shardio pack {tmp_path / 'packed'} OUT --convert-to ppm --min-side 73 (changes")
-    assert "OUT takes 1.526 MiB; this rate reads" in pixels  # 16 images of 100 kB
+    assert pixels.startswith(
+        f"2.78 shardio pack {tmp_path / 'packed'} {tmp_path / 'packed-ppm'} --convert-to ppm --min-side 73 (changes"
+    )
+    assert "this takes 1.526 MiB; the expected rate reads" in pixels  # 16 images of 100 kB
     assert memory.startswith("2.27 decoded_cache='1GiB' in the dataset")
     assert advise(10**6, 10**12) == [memory]
     (alone,) = advise(10**12, 10**5)
@@ -205,6 +207,25 @@ def test_a_form_is_measured_on_the_images(tmp_path: Path) -> None:
     assert all(cost.cpu_s > 0 for cost in costs)
     assert costs[0].num_bytes == costs[2].num_bytes < costs[1].num_bytes
     assert costs[1].num_bytes > 3 * 73 * 73 * 300 / 200
+
+
+def test_the_doctor_looks_through_a_prefetcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_images(tmp_path / "images", classes=2, per_class=8, width=300, height=200)
+    dataset = shardio.ImageFolder(tmp_path / "images", transform=RandomResizedCrop(64))
+    loader = shardio.DataLoader(dataset, batch_size=4, sampler=shardio.EpochSampler(dataset))
+
+    def run(each: Any, *_: Any) -> LoaderRun:
+        is_alone = each is loader
+        rate, cpu_s = (200.0, 1e-4) if is_alone else (100.0, 9e-4)
+        return replace(run_loader(each, 0.01, 1), samples_per_s=rate, own_cpu_s=cpu_s)
+
+    for module in ("evidence", "doctor"):
+        monkeypatch.setattr(sys.modules[f"shardio.diagnosis.{module}"], "run_loader", run)
+    diagnosis = shardio.doctor(shardio.DevicePrefetcher(loader, "cpu"), seconds=0.01)
+    assert diagnosis.stats is not None
+    assert diagnosis.profile is not None
+    causes = [advice.cause for advice in diagnosis.advice]
+    assert causes[0] == "DevicePrefetcher prepares batches on the CPU: 800 µs per sample in this process"
 
 
 def test_where_a_gpu_waits_the_doctor_measures_workers_that_only_collect_tiles(
