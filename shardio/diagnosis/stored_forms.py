@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
+from operator import truediv
 from pathlib import Path
 from statistics import fmean, median
 from time import process_time
@@ -186,7 +187,7 @@ def measure_forms(contents: Sequence[bytes], size: tuple[int, int], forms: Seque
     Args:
         contents: The contents of image files.
         size: The size (height, width) of the crops.
-        forms: The forms.
+        forms: The forms; the first one is that to which the others are compared, epoch by epoch.
     """
     with tempfile.TemporaryDirectory() as created:
         folders = [Path(created, str(number)) for number in range(len(forms))]
@@ -207,8 +208,10 @@ def measure_forms(contents: Sequence[bytes], size: tuple[int, int], forms: Seque
                     pass
                 own.append(process_time() - began)
         sizes = [sum(tar.stat().st_size for tar in folder.glob("*.tar")) for folder in folders]
-    # The first epoch fills the memory.
+    # The first epoch fills the memory. The crops of an epoch are the same in all forms, but differ between epochs.
+    first = seconds[0][1:]
+    ratios = [median(map(truediv, own[1:], first)) for own in seconds]
     return [
-        FormCost(median(own[1:]) / len(contents), num_bytes / len(contents))
-        for own, num_bytes in zip(seconds, sizes, strict=True)
+        FormCost(median(first) * ratio / len(contents), num_bytes / len(contents))
+        for ratio, num_bytes in zip(ratios, sizes, strict=True)
     ]

@@ -107,7 +107,7 @@ class Listed(Dataset[Any]):
 
 def write_photographs(folder: Path) -> None:
     """Write images as large and as detailed as photographs: in smooth ones, there is little to decode."""
-    size = {"width": 500, "height": 375, "quality": 95}
+    size = {"width": 800, "height": 600, "quality": 95}
     write_class(Job(folder=folder, class_id=0, num_classes=1, num_images=120, seed=0, **size))
 
 
