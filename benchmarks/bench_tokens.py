@@ -230,7 +230,7 @@ def main(
             print(f"{name}: {cells[name]}", file=sys.stderr, flush=True)
         found = take_turns(jobs, rounds)
     print(
-        "| loader | resumed alike | with 1 worker | with 2 ranks | bytes of state ",
+        "| loader | resumed in the same setup | with 1 worker | with 2 ranks | bytes of state ",
         end="",
     )
     print("| million tokens/s | CPU µs a block |\n" + "|---" * 7 + "|")

@@ -180,7 +180,7 @@ class PackedTokens(MapDataset):
         number = -1
         ranges = (each.tolist() for each in (places, pieces.starts, pieces.stops))
         try:
-            for number, (content, place, start, stop) in enumerate(zip(contents, *ranges, strict=True)):  # noqa: B007
+            for number, (content, place, start, stop) in enumerate(zip(contents, *ranges, strict=True)):  # noqa: B007  # For errors.
                 self._format.copy(content, start, stop, self._eos, tokens[place : place + stop - start])
         except ValueError as error:
             key, where = self._documents.describe(int(pieces.documents[number]), (TOKENS,))

@@ -47,7 +47,7 @@ class Advice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderEvidence:
-    """What was measured about a loader.
+    """The measurements of a loader.
 
     Attributes:
         loader: The loader.
@@ -69,7 +69,7 @@ class LoaderEvidence:
 
     @property
     def is_torchs(self) -> bool:
-        """Whether the loader is one of torch's, whose arguments are known, so that changes can be measured."""
+        """Whether the loader is a DataLoader of torch or shardio, so that it can be rebuilt with other arguments."""
         return type(self.loader) in (TorchDataLoader, DataLoader)
 
     @property
@@ -106,7 +106,7 @@ class LoaderEvidence:
 
 
 def rebuild(loader: Any, kind: type[Any] | None = None, **changes: Any) -> Any:
-    """Return a loader like one of torch's, with other arguments.
+    """Return a DataLoader like the given one, with other arguments.
 
     Args:
         loader: A loader.

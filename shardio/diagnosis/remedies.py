@@ -174,6 +174,8 @@ def _advise_device(evidence: LoaderEvidence) -> Advice | None:
     stats, loader = evidence.stats, evidence.loader
     if stats is None or stats.stored is None or not stats.stored.has_gpu or stats.stored.jpeg != "tile":
         return None
+    if stats.num_images_by_decoder.get("device"):
+        return None
     with loader.watch_memory(lambda memory: None, takes_tiles=True):
         run = evidence.measure(loader)
     # Workers decode images that no device can, such as those with operations after the crop.

@@ -46,6 +46,13 @@ def examine(loader: Any, profile: SampleProfile | None = None, *, shm_free: int 
     )
 
 
+def load_tiled(folder: Path) -> Any:
+    """Return a loader of tiled JPEGs, which are packed in a folder."""
+    write_images(folder / "images", classes=2, per_class=8, width=300, height=200)
+    shardio.pack(folder / "images", folder / "packed", jpeg="tile")
+    return shardio.DataLoader(shardio.ShardDataset(folder / "packed", transform=RandomResizedCrop(64)), batch_size=4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("make", patients.STEADY, ids=lambda make: make.__name__)
 def test_the_cause_of_a_slow_loader_is_named(make: Any, tmp_path: Path) -> None:
@@ -170,10 +177,7 @@ def test_advice_to_drop_conversions_keeps_images_that_shardio_crops(tmp_path: Pa
 def test_forms_that_need_no_decoding_are_advised_where_they_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_images(tmp_path / "images", classes=2, per_class=8, width=300, height=200)
-    shardio.pack(tmp_path / "images", tmp_path / "packed", jpeg="tile")
-    dataset = shardio.ShardDataset(tmp_path / "packed", transform=RandomResizedCrop(64))
-    loader = shardio.DataLoader(dataset, batch_size=4)
+    loader = load_tiled(tmp_path)
     costs = {"present": FormCost(1e-3, 1e4), "ppm": FormCost(2e-4, 1e5), "memory": FormCost(3e-4, 1e4)}
 
     def measure(_: Any, size: tuple[int, int], forms: list[Form]) -> list[FormCost]:
@@ -231,10 +235,7 @@ def test_the_doctor_looks_through_a_prefetcher(tmp_path: Path, monkeypatch: pyte
 def test_where_a_gpu_waits_the_doctor_measures_workers_that_only_collect_tiles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_images(tmp_path / "images", classes=2, per_class=8, width=300, height=200)
-    shardio.pack(tmp_path / "images", tmp_path / "packed", jpeg="tile")
-    dataset = shardio.ShardDataset(tmp_path / "packed", transform=RandomResizedCrop(64))
-    loader, kinds = shardio.DataLoader(dataset, batch_size=4), list[type]()
+    loader, kinds = load_tiled(tmp_path), list[type]()
 
     def run(each: Any, *_: Any) -> LoaderRun:
         measured = run_loader(each, 0.01, 1)
@@ -247,6 +248,8 @@ def test_where_a_gpu_waits_the_doctor_measures_workers_that_only_collect_tiles(
     (advice,) = (each for each in shardio.doctor(loader, seconds=0.01).advice if "decode='device'" in each.remedy)
     assert (advice.speedup, advice.is_measured) == (3.0, True)
     assert {torch.Tensor, TiledImages} == set(kinds)
+    prefetcher = shardio.DevicePrefetcher(loader, "cpu", decode="device")
+    assert not any("decode='device'" in each.remedy for each in shardio.doctor(prefetcher, seconds=0.01).advice)
 
 
 @pytest.mark.parametrize(("share", "num_advice"), [(0.5, 1), (0.05, 0)])
