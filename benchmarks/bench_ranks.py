@@ -2,15 +2,20 @@
 
 ``python -m benchmarks.bench_ranks``: datasets in shardio's default order, on 1 to 1,024 ranks. The requests are those
 that shardio plans for whole windows of some ranks, in the middle of an epoch, where samples of a shard all have the
-same size. Every machine gives the same figures.
+same size. Peers fetch whole shards. A second table counts the shards that their nodes fetch, as their own code divides
+them among ranks and workers in the first epoch. Every machine gives the same figures.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
 import numpy as np
 
+from benchmarks.loaders.peers_streaming import import_streaming
+from shardio.libraries import import_torchvision
 from shardio.order import EpochOrder, choose_settings, shards_of, split_whole
 from shardio.reading import estimate_traffic
 from shardio.shards import Ints
@@ -24,6 +29,9 @@ NODE = 8
 
 ENTRY_BYTES = 68
 """The bytes of a sample with two fields and a key of 12 bytes in an index."""
+
+NUM_WORKERS = 2
+"""The workers of each rank of a peer."""
 
 NUM_WINDOWS = 4
 """The number of windows to read on each rank, besides a part of the windows before and after them."""
@@ -89,8 +97,59 @@ def count_index_bytes(indices: Ints, dataset: Dataset) -> int:
     return len(np.unique(groups)) * ENTRY_BYTES * AHEAD
 
 
+def count_mosaic(dataset: Dataset, world_size: int) -> int:
+    """Return the number of shards that the nodes of MosaicML Streaming fetch, with its default settings."""
+    import_streaming()
+    partition: Any = import_module("streaming.base.partition")
+    shuffle: Any = import_module("streaming.base.shuffle")
+    num_nodes, num_ranks = -(-world_size // NODE), min(world_size, NODE)
+    num_samples, sizes = dataset.num_shards * dataset.shard_samples, np.full(dataset.num_shards, dataset.shard_samples)
+    parts = partition.get_partitions(
+        "relaxed", num_samples, num_nodes, num_nodes, num_ranks, NUM_WORKERS, dataset.batch_size
+    )
+    shards = shuffle.get_shuffle("py1e", sizes, num_nodes, 9176, 0) // dataset.shard_samples
+    return sum(len(np.unique(shards[node[node >= 0]])) for node in parts)
+
+
+def count_litdata(dataset: Dataset, world_size: int) -> int:
+    """Return the number of chunks that the nodes of LitData fetch."""
+    import_torchvision()  # LitData imports torchvision, whose compiled part may not fit torch.
+    shuffle: Any = import_module("litdata.utilities.shuffle")
+    environment: Any = import_module("litdata.utilities.env")._DistributedEnv(world_size, 0, -(-world_size // NODE))
+    interval: Any = import_module("litdata.streaming.item_loader").Interval
+    begins = [shard * dataset.shard_samples for shard in range(dataset.num_shards)]
+    intervals = [
+        interval(begin, begin, begin + dataset.shard_samples, begin + dataset.shard_samples) for begin in begins
+    ]
+    order = np.random.default_rng(0).permutation(dataset.num_shards)
+    chunks, _ = shuffle._associate_chunks_and_intervals_to_workers(
+        environment, order, intervals, True, NUM_WORKERS, dataset.batch_size
+    )
+    step = NODE * NUM_WORKERS
+    return sum(len(set().union(*chunks[first : first + step])) for first in range(0, len(chunks), step))
+
+
+def print_peers(dataset: Dataset) -> None:
+    """Print how many shards the nodes of peers fetch, and how unequal the ranks of WebDataset are."""
+    print(
+        f"Peers, with {NUM_WORKERS} workers a rank: requests per sample, and the bytes of the dataset that they read\n"
+    )
+    print("| ranks | MosaicML | LitData | WebDataset | the samples of WebDataset's ranks, × their share |")
+    print("|---|---|---|---|---|")
+    for world_size in [world_size for world_size in WORLD_SIZES if world_size == 1 or world_size % NODE == 0]:
+        cells = []
+        for fetched in (count_mosaic(dataset, world_size), count_litdata(dataset, world_size), dataset.num_shards):
+            times = fetched / dataset.num_shards
+            cells.append(f"{times / dataset.shard_samples:.4f}, {times:.2f}")
+        share = dataset.num_shards / world_size
+        fewest, most = int(share) / share, -(-dataset.num_shards // world_size) / share
+        print(f"| {world_size:,} | {' | '.join(cells)} | {fewest:.2f} to {most:.2f} |", flush=True)
+    print()
+
+
 def main() -> None:
     """Print the tables."""
+    print_peers(DATASETS[0])
     for dataset in DATASETS:
         sizes = np.full(dataset.num_shards, dataset.shard_samples)
         settings = choose_settings(sizes, shuffle=True, seed=0)

@@ -9,11 +9,14 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import io
+import json
 import os
 import subprocess
 import sys
+import tarfile
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,8 +26,9 @@ import typer
 
 import shardio
 from benchmarks.bench_shuffle import Case, _webdataset_rank
+from benchmarks.loaders.peers_streaming import import_streaming
 from benchmarks.timing import alternate, ratios, summarize
-from shardio.libraries import import_library
+from shardio.libraries import import_library, import_torchvision
 from shardio.order import EpochOrder, choose_settings, divide_among_ranks
 from shardio.reading import SampleReader
 from shardio.sample import Sample
@@ -49,33 +53,108 @@ def exhaust(values: Iterable[Any]) -> None:
         pass
 
 
+TINY_BYTES, TINY_BATCH, NUM_TINY_SHARDS = 100, 256, 128
+
+
+def write_tiny_tars(data: Path, shard_samples: int) -> None:
+    """Write one shard of tiny samples, and link it to 127 other names."""
+    samples = (
+        Sample(key=f"{number:08d}", fields={"bin": b"x" * TINY_BYTES, "cls": b"7"}, origin="")
+        for number in range(shard_samples)
+    )
+    entry, fields = write_shard(parse_location(data / "shard-000000.tar"), samples)
+    entries = [dataclasses.replace(entry, name=f"shard-{number:06d}.tar") for number in range(NUM_TINY_SHARDS)]
+    for other in entries[1:]:
+        for suffix in ("", ".idx"):
+            os.link(data / f"{entry.name}{suffix}", data / f"{other.name}{suffix}")
+    write_manifest(parse_location(data / "shardio.json"), Manifest(shards=tuple(entries), fields=fields))
+
+
+def write_tiny_mds(data: Path, shard_samples: int) -> None:
+    """Write one shard of tiny samples with MosaicML Streaming, and link it to 127 other names."""
+    with import_streaming().MDSWriter(out=str(data), columns={"bin": "bytes", "cls": "int"}, size_limit=None) as writer:
+        for _ in range(shard_samples):
+            writer.write({"bin": b"x" * TINY_BYTES, "cls": 7})
+    index = json.loads((data / "index.json").read_text())
+    (shard,) = index["shards"]
+    name = shard["raw_data"]["basename"]
+    for number in range(1, NUM_TINY_SHARDS):
+        other = f"shard.{number:05d}.mds"
+        os.link(data / name, data / other)
+        index["shards"].append({**shard, "raw_data": {**shard["raw_data"], "basename": other}})
+    (data / "index.json").write_text(json.dumps(index))
+
+
+def write_tiny_chunks(data: Path, shard_samples: int) -> None:
+    """Write one chunk of tiny samples with LitData, and link it to 127 other names."""
+    import_torchvision()  # LitData imports torchvision, whose compiled part may not fit torch.
+    writer: Any = importlib.import_module("litdata.streaming.writer").BinaryWriter(str(data), chunk_size=shard_samples)
+    for number in range(shard_samples):
+        writer[number] = {"bin": b"x" * TINY_BYTES, "cls": 7}
+    writer.done()
+    writer.merge()
+    index = json.loads((data / "index.json").read_text())
+    (chunk,) = index["chunks"]
+    for number in range(1, NUM_TINY_SHARDS):
+        other = f"chunk-0-{number}.bin"
+        os.link(data / chunk["filename"], data / other)
+        index["chunks"].append({**chunk, "filename": other})
+    (data / "index.json").write_text(json.dumps(index))
+
+
+def read_tiny_tars(data: Path) -> Iterator[object]:
+    """Yield batches of tiny samples in the default shuffled order."""
+    table = open_table(data)
+    sizes = table.manifest.shard_sizes
+    order = EpochOrder(sizes, choose_settings(sizes, shuffle=True, seed=0), 0)
+    reader = SampleReader(table)
+    for start in range(0, order.num_samples, TINY_BATCH):
+        yield reader.read(order.samples_at(np.arange(start, start + TINY_BATCH)), ("bin", "cls"))
+
+
+def read_tiny_webdataset(data: Path) -> Iterator[object]:
+    """Yield samples of shuffled shards from WebDataset's buffer of 10,000 samples."""
+    wds: Any = importlib.import_module("webdataset")
+    tars = sorted(map(str, data.glob("*.tar")))
+    yield from wds.WebDataset(tars, shardshuffle=NUM_TINY_SHARDS).shuffle(10_000, initial=10_000)
+
+
+def read_tiny_mds(data: Path) -> Iterator[object]:
+    """Yield shuffled samples from MosaicML's StreamingDataset."""
+    yield from import_streaming().StreamingDataset(local=str(data), batch_size=TINY_BATCH, shuffle=True)
+
+
+def read_tiny_chunks(data: Path) -> Iterator[object]:
+    """Yield shuffled samples from LitData's StreamingDataset, which shuffles chunks, and samples in a chunk."""
+    yield from importlib.import_module("litdata").StreamingDataset(str(data), shuffle=True)
+
+
 def measure_tiny_samples(folder: Path) -> None:
-    """Read tiny samples in the default shuffled order, 256 at a time, from shards of more and more samples."""
-    for shard_samples in (1_000, 10_000, 100_000):
-        data = folder / f"tiny-{shard_samples}"
-        data.mkdir()
-        samples = (
-            Sample(key=f"{number:08d}", fields={"bin": b"x" * 100, "cls": b"7"}, origin="")
-            for number in range(shard_samples)
-        )
-        entry, fields = write_shard(parse_location(data / "shard-000000.tar"), samples)
-        entries = [dataclasses.replace(entry, name=f"shard-{number:06d}.tar") for number in range(128)]
-        for other in entries[1:]:
-            for suffix in ("", ".idx"):
-                os.link(data / f"{entry.name}{suffix}", data / f"{other.name}{suffix}")
-        write_manifest(parse_location(data / "shardio.json"), Manifest(shards=tuple(entries), fields=fields))
-        table = open_table(data)
-        sizes = table.manifest.shard_sizes
-        order = EpochOrder(sizes, choose_settings(sizes, shuffle=True, seed=0), 0)
-        reader = SampleReader(table)
-        starts = iter(range(0, order.num_samples, 256))
+    """Read tiny samples in shuffled order from 128 shards of more and more samples."""
+    for shard_samples in (1_000, 10_000, 100_000, 1_000_000):
+        formats = {"tars": write_tiny_tars, "mds": write_tiny_mds, "chunks": write_tiny_chunks}
+        # With a million samples in each shard, MosaicML's order of 128 million samples needs too much memory.
+        peers = shard_samples <= 100_000
+        for name, write in formats.items():
+            data = folder / f"{name}-{shard_samples}"
+            data.mkdir()
+            if peers or name == "tars":
+                write(data, shard_samples)
+        readers: dict[str, tuple[Iterator[object], int]] = {
+            "shardio": (read_tiny_tars(folder / f"tars-{shard_samples}"), TINY_BATCH)
+        }
+        if peers:
+            readers["WebDataset, buffer of 10,000"] = read_tiny_webdataset(folder / f"tars-{shard_samples}"), 1
+            readers["MosaicML"] = read_tiny_mds(folder / f"mds-{shard_samples}"), 1
+            readers["LitData"] = read_tiny_chunks(folder / f"chunks-{shard_samples}"), 1
 
-        def read(reader: SampleReader = reader, order: EpochOrder = order, starts: Any = starts) -> None:
-            for start in [next(starts) for _ in range(32)]:
-                reader.read(order.samples_at(np.arange(start, start + 256)), ("bin", "cls"))
+        def read(reader: Iterator[object], size: int) -> None:
+            for _ in range(32 * TINY_BATCH // size):
+                next(reader)
 
-        print(f" {shard_samples:,} samples in each of 128 shards")
-        take_turns({"shardio": read}, 32 * 256, "sample")
+        print(f" {shard_samples:,} samples in each of {NUM_TINY_SHARDS} shards")
+        candidates = {name: partial(read, reader, size) for name, (reader, size) in readers.items()}
+        take_turns(candidates, 32 * TINY_BATCH, "sample")
 
 
 def measure_sequence(folder: Path) -> None:
@@ -127,9 +206,8 @@ def measure_arrays(folder: Path) -> None:
 
 
 def measure_tars(folder: Path) -> None:
-    """Open 3,000 small tars that other tools packed, with the list that ``shardio index`` writes."""
-    import tarfile
-
+    """Open 3,000 small tars that other tools packed, with the list that ``shardio index`` writes, and read them."""
+    wds: Any = importlib.import_module("webdataset")
     data = folder / "tars"
     data.mkdir()
     for number in range(3000):
@@ -138,8 +216,22 @@ def measure_tars(folder: Path) -> None:
                 member = tarfile.TarInfo(f"{number:05d}{row}.txt")
                 member.size = 4
                 tar.addfile(member, io.BytesIO(b"%04d" % number))
-    write_tar_lists([index_tar(parse_location(path)) for path in sorted(data.glob("*.tar"))])
-    take_turns({"shardio": lambda: open_table(data)}, 3000, "tar")
+    tars = sorted(data.glob("*.tar"))
+    write_tar_lists([index_tar(parse_location(path)) for path in tars])
+
+    def list_members() -> None:
+        for path in tars:
+            with tarfile.open(path) as tar:
+                tar.getmembers()
+
+    print(" finding the samples of all tars")
+    take_turns({"shardio": lambda: open_table(data), "tarfile": list_members}, 3000, "tar")
+    print(" opening and reading all tars in sequence")
+    candidates: dict[str, Callable[[], Any]] = {
+        "shardio": lambda: exhaust(shardio.ShardDataset(data, fields="txt")),
+        "WebDataset": lambda: exhaust(wds.WebDataset(list(map(str, tars)), shardshuffle=False)),
+    }
+    take_turns(candidates, 3000, "tar")
 
 
 def measure_folder(folder: Path) -> None:
