@@ -12,13 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from shardio.files import (
-    WorkLock,
-    create_whole,
-    find_target,
-    remove_unfinished,
-    write_whole,
-)
+from shardio.files import WorkLock, create_whole, find_target, remove_unfinished, write_whole
 from tests.files import files_of_at_most, mode_of, read_files, suspended_holder, umask
 from tests.raising import assert_raises
 

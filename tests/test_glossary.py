@@ -31,16 +31,7 @@ WORDS = {
 FOREIGN = {"cudaHostRegister", "cudaHostUnregister", "get_host_cpu_features", "get_host_cpu_name", "tell"}
 """Names of other libraries."""
 
-PHRASES = (
-    "gone on with",
-    "begun anew",
-    "whoever",
-    "somebody",
-    "nobody",
-    "likewise",
-    "at the most",
-    "of which",
-)
+PHRASES = ("gone on with", "begun anew", "whoever", "somebody", "nobody", "likewise", "at the most", "of which")
 """Phrases that no text of the package may contain."""
 
 FIRST_WORDS = ("Have ", "Let ", "Say ")

@@ -129,10 +129,7 @@ OTHER_FILES = {
 }
 """Files in ``FOLDERS_OF_DATASETS`` that may call a function in ``OPENING``, with the reason."""
 
-RENAMING = {
-    "files.py": "the only atomic write",
-    "check/ranks.py": "gives a former run's file another name",
-}
+RENAMING = {"files.py": "the only atomic write", "check/ranks.py": "gives a former run's file another name"}
 """Files that may rename other files, with the reason."""
 
 

@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardio.cli.options import SHARDS, MaxShardSize, StorageOptionTexts, read_options
-from shardio.cli.terminal import (
-    ProgressReporter,
-    echo,
-    name_of,
-    print_error,
-    printable,
-    value_errors_as_usage_errors,
-)
+from shardio.cli.terminal import ProgressReporter, echo, name_of, print_error, printable, value_errors_as_usage_errors
 from shardio.packing import DEFAULT_SHARD_SIZE, Layout, SourceKind
 from shardio.packing.preparing import require_kernel
 from shardio.progress import WorkProgress

@@ -60,9 +60,7 @@ PANELS = {
         "tile": ("change", "Make crops of JPEG files decode faster"),
         "untile": ("change", "Undo tile"),
     },
-    "Help": {
-        "help": ("main", "Show the options of a command"),
-    },
+    "Help": {"help": ("main", "Show the options of a command")},
 }
 """The commands in each panel of ``shardio --help``: the module of the function that runs it, and a summary."""
 

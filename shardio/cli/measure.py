@@ -195,8 +195,7 @@ def bench(
     epochs: Annotated[int, in_loading(min=1, help="Number of epochs. The first epoch includes worker start-up.")] = 1,
     batches: Annotated[int | None, in_loading(min=1, help="Stop each epoch after this many batches.")] = None,
     fields: Annotated[
-        str | None,
-        of_samples(help="Comma-separated fields to load from shards, such as image,label (default: image)."),
+        str | None, of_samples(help="Comma-separated fields to load from shards, such as image,label (default: image).")
     ] = None,
     transform: Annotated[
         str | None,

@@ -12,13 +12,7 @@ import typer
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from shardio.cli.options import StorageOptionTexts, read_access
-from shardio.cli.terminal import (
-    check_png_path,
-    echo,
-    printable,
-    require_matplotlib,
-    value_errors_as_usage_errors,
-)
+from shardio.cli.terminal import check_png_path, echo, printable, require_matplotlib, value_errors_as_usage_errors
 from shardio.errors import FormatError
 from shardio.process import let_through
 from shardio.values import count

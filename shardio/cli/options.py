@@ -84,11 +84,7 @@ CacheSize = Annotated[
 
 CacheShared = Annotated[
     bool,
-    typer.Option(
-        "--cache-shared",
-        rich_help_panel=STORAGE,
-        help="Trust other users who share the folder of --cache.",
-    ),
+    typer.Option("--cache-shared", rich_help_panel=STORAGE, help="Trust other users who share the folder of --cache."),
 ]
 
 
@@ -166,8 +162,7 @@ OnErrorPolicy = Literal["raise", "replace", "skip"]
 
 BatchSize = Annotated[int, typer.Option(min=1, rich_help_panel=LOADING, help="Samples per batch on each rank.")]
 NumWorkers = Annotated[
-    int,
-    typer.Option(min=0, rich_help_panel=LOADING, help="Number of workers; 0 decodes in the training process."),
+    int, typer.Option(min=0, rich_help_panel=LOADING, help="Number of workers; 0 decodes in the training process.")
 ]
 OnError = Annotated[
     OnErrorPolicy,

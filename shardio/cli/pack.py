@@ -15,14 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from shardio.cli.options import SHARDS, STORAGE, MaxShardSize, StorageOptionTexts, read_classes, read_options
-from shardio.cli.terminal import (
-    ProgressReporter,
-    echo,
-    format_counts,
-    name_of,
-    printable,
-    value_errors_as_usage_errors,
-)
+from shardio.cli.terminal import ProgressReporter, echo, format_counts, name_of, printable, value_errors_as_usage_errors
 from shardio.images import UNCOMPRESSED, describe_other_images, is_convertible
 from shardio.packing import (
     REJECTED_NAME,

@@ -87,8 +87,7 @@ def train(
     ],
     *,
     val: Annotated[
-        str | None,
-        in_data(metavar="SOURCE", help="The validation data, in any form that SOURCE accepts."),
+        str | None, in_data(metavar="SOURCE", help="The validation data, in any form that SOURCE accepts.")
     ] = None,
     val_share: Annotated[
         float | None,
@@ -115,8 +114,7 @@ def train(
     num_workers: NumWorkers = 2,
     on_error: OnError = "raise",
     max_pixels: Annotated[
-        int,
-        in_data(min=1, help="Maximum number of pixels in an image; a larger image is an error."),
+        int, in_data(min=1, help="Maximum number of pixels in an image; a larger image is an error.")
     ] = DEFAULT_MAX_PIXELS,
     decoded_cache: Annotated[
         int | None,
@@ -139,13 +137,11 @@ def train(
         ),
     ] = "small",
     pretrained: Annotated[
-        bool,
-        in_model("--pretrained", help="Start from pretrained weights (torchvision, timm, or your own function)."),
+        bool, in_model("--pretrained", help="Start from pretrained weights (torchvision, timm, or your own function).")
     ] = False,
     compile_model: Annotated[bool, in_model("--compile", help="Compile the model with torch.compile.")] = False,
     script: Annotated[
-        bool,
-        in_model("--script", help="Convert the model to TorchScript (needs Python 3.13 or older)."),
+        bool, in_model("--script", help="Convert the model to TorchScript (needs Python 3.13 or older).")
     ] = False,
     gradient_penalty: Annotated[
         float | None, in_learning(help="Weight of the gradient norm to add to the loss.")
@@ -164,8 +160,7 @@ def train(
         ),
     ] = None,
     seed: Annotated[
-        int,
-        in_run(min=0, max=2**63 - 1, help="Seed of the weights, the order, the crops and the split."),
+        int, in_run(min=0, max=2**63 - 1, help="Seed of the weights, the order, the crops and the split.")
     ] = 0,
     threads: Annotated[
         int | None,

@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardio.cli.options import DatasetPath, StorageOptionTexts, read_access, read_classes
-from shardio.cli.terminal import (
-    ProgressReporter,
-    echo,
-    name_of,
-    print_error,
-    printable,
-    value_errors_as_usage_errors,
-)
+from shardio.cli.terminal import ProgressReporter, echo, name_of, print_error, printable, value_errors_as_usage_errors
 from shardio.errors import FormatError
 from shardio.files import remove_unfinished
 from shardio.shards import ExportFormat
@@ -50,8 +43,7 @@ def verify(
     deep: Annotated[bool, typer.Option("--deep", help="Also decode every image.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print all problems as JSON.")] = False,
     workers: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of shards to read at a time. Leave unset to let shardio choose."),
+        int | None, typer.Option(min=1, help="Number of shards to read at a time. Leave unset to let shardio choose.")
     ] = None,
     storage_option: StorageOptionTexts = None,
 ) -> None:
@@ -175,8 +167,7 @@ def repair(
 
 def index(
     tars: Annotated[
-        list[str],
-        typer.Argument(metavar="TARS", help="Tars, compressed tars (.tar.gz, .tgz), or directories of them."),
+        list[str], typer.Argument(metavar="TARS", help="Tars, compressed tars (.tar.gz, .tgz), or directories of them.")
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with all keys.")] = False,
     storage_option: StorageOptionTexts = None,
@@ -294,8 +285,7 @@ def export_index(
         ),
     ],
     out: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", show_default="the shards' directory", help="The directory to write to."),
+        str | None, typer.Option(metavar="DIR", show_default="the shards' directory", help="The directory to write to.")
     ] = None,
     split: Annotated[str, typer.Option(help="The name of the split, for timm and energon.")] = "train",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
@@ -391,12 +381,7 @@ def dups(
         opened = stack.pop_all()
     with opened:
         with ProgressReporter("hashing", "images") as reporter:
-            report = find_duplicates(
-                sources,
-                threshold=None if exact else near,
-                is_between=between,
-                progress=reporter,
-            )
+            report = find_duplicates(sources, threshold=None if exact else near, is_between=between, progress=reporter)
         if page_location is not None:
             page = make_duplicates_page(report, sources)
             with page_location.write_whole() as file:

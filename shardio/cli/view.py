@@ -80,8 +80,7 @@ def view(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="SOURCE",
-            help="A packed directory, a manifest, a tar, a pattern of tars, or a directory of images.",
+            metavar="SOURCE", help="A packed directory, a manifest, a tar, a pattern of tars, or a directory of images."
         ),
     ],
     out: Annotated[

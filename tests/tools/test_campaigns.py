@@ -46,10 +46,7 @@ def photos(tmp_path: Path) -> Path:
 
 CAMPAIGNS: dict[str, tuple[str, str]] = {
     "order_campaign": ("--cases 40 --seed 3", "the laws hold for all 40 cases of seed 3"),
-    "tile_campaign": (
-        "--limit 20 --photos {photos} --crops 5",
-        r"the laws hold for all 23 files in .* s: 23 tiled\n$",
-    ),
+    "tile_campaign": ("--limit 20 --photos {photos} --crops 5", r"the laws hold for all 23 files in .* s: 23 tiled\n$"),
     "fuzz_images": (
         "--files 60 --jobs 1 --seed 3 --save {save}",
         "(?s).*reading: the pixels of a full decode.*the laws hold for all 60 files of seed 3",
