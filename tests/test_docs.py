@@ -56,16 +56,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("packed", "packed/web", "packed/code", "packed/math", "packed/train", "packed/val"):
         with shardio.ShardWriter(root / name, classes=["cat", "dog", "owl"]) as writer:
             for number in range(36):
-                writer.write(
-                    {
-                        "__key__": f"{name}/{number:04d}",
-                        "jpg": encode(number),
-                        "mask.png": encode(number, suffix="png", mode="L"),
-                        "json": {"boxes": [[4, 4, 20, 16]], "labels": [1], "points": [[8, 8]]},
-                        "cls": ["cat", "dog", "owl"][number % 3],
-                        "npy": np.arange(number, number + 500, dtype=np.uint16),
-                    }
-                )
+                images = {"jpg": encode(number), "mask.png": encode(number, suffix="png", mode="L")}
+                boxes = {"boxes": [[4, 4, 20, 16]], "labels": [1], "points": [[8, 8]]}
+                tokens, label = np.arange(number, number + 500, dtype=np.uint16), ["cat", "dog", "owl"][number % 3]
+                writer.write({"__key__": f"{name}/{number:04d}", **images, "json": boxes, "cls": label, "npy": tokens})
     (root / "scenes.tar").symlink_to(root / "packed" / "shard-000000.tar")
     return root
 
@@ -76,9 +70,8 @@ def test_python_blocks_run_one_after_another(page: Path, folder: Path, tmp_path:
     """The blocks of a page are one program, in which line numbers are those of the page."""
     for path in folder.iterdir():
         (tmp_path / path.name).symlink_to(path)
-    blocks = blocks_of(page, "python")
     program = ""
-    for line, block in blocks:
+    for line, block in blocks_of(page, "python"):
         if '"cuda"' not in block or torch.cuda.is_available():
             program += "\n" * (line - 1 - program.count("\n")) + block
     (tmp_path / "pasted.py").write_text(program)

@@ -49,14 +49,10 @@ def read(path: Path) -> tuple[set[str], list[str], list[str]]:
     names, texts, docstrings = {path.stem}, list[str](), list[str]()
     for node in ast.walk(ast.parse(path.read_text())):
         match node:
-            case ast.Name():
-                names.add(node.id)
-            case ast.Attribute():
-                names.add(node.attr)
-            case ast.arg():
-                names.add(node.arg)
-            case ast.FunctionDef() | ast.ClassDef():
-                names.add(node.name)
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
+                names.add(name)
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
             case ast.Constant(value=str(text)):
                 texts.append(re.sub(r"\s+", " ", text))
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):

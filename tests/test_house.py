@@ -6,8 +6,10 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,18 +32,32 @@ def table() -> dict[str, tuple[set[str], bool]]:
     return found
 
 
-def imported(path: Path, *, top_level_only: bool = False) -> set[str]:
+@cache
+def trees() -> dict[str, ast.Module]:
+    """Return the parsed files of the package, by their paths in it."""
+    return {str(path.relative_to(PACKAGE)): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def nodes() -> Iterator[tuple[str, Any]]:
+    """Yield all nodes of the package, each with the path of its file."""
+    return ((path, node) for path, tree in trees().items() for node in ast.walk(tree))
+
+
+def imported(path: str, *, top_level_only: bool = False) -> set[str]:
     """Return the dotted names of the modules that a file imports outside TYPE_CHECKING blocks."""
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            node.body = []
-    nodes = tree.body if top_level_only else list(ast.walk(tree))
+    tree = trees()[path]
+    for_checkers = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
     names: set[str] = set()
-    for node in nodes:
-        if isinstance(node, ast.Import):
+    for node in tree.body if top_level_only else ast.walk(tree):
+        if isinstance(node, ast.Import) and node not in for_checkers:
             names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
+        elif isinstance(node, ast.ImportFrom) and node not in for_checkers:
             assert node.level == 0, f"{path} imports relatively"
             names.add(node.module or "")
             if node.module == "shardio":
@@ -49,75 +65,51 @@ def imported(path: Path, *, top_level_only: bool = False) -> set[str]:
     return names
 
 
-def folder_of(path: Path) -> str:
-    first = path.relative_to(PACKAGE).parts[0]
-    return "cli" if path.name == "__main__.py" else first.removesuffix(".py")
-
-
-def test_the_table_names_every_folder() -> None:
-    assert set(table()) == ALL_FOLDERS | ROWS
-
-
 def test_imports_keep_to_the_table() -> None:
+    assert set(table()) == ALL_FOLDERS | ROWS
     offenders = list[str]()
-    for path in sorted(PACKAGE.rglob("*.py")):
-        folder = folder_of(path)
-        if folder in {*FREE, "__init__"}:
-            continue  # `shardio/__init__.py` loads lazily, and another test checks the free modules.
-        allowed, torch = table()[folder]
-        others = {name.split(".")[1] for name in imported(path) if name.startswith("shardio.")} - {folder}
-        wrong = others - allowed - FREE
-        if not torch and "torch" in path.read_text():
+    for path in trees():
+        folder = "cli" if path == "__main__.py" else path.partition("/")[0].removesuffix(".py")
+        if folder == "__init__":
+            continue  # It loads lazily.
+        allowed, torch = table().get(folder, (set(), True))
+        wrong = {name.split(".")[1] for name in imported(path) if name.startswith("shardio.")} - {
+            folder,
+            *allowed,
+            *FREE,
+        }
+        if folder in FREE:
+            wrong |= {"shardio"} & imported(path)
+        if not torch:
             wrong |= {name for name in imported(path, top_level_only=True) if name.split(".")[0] == "torch"}
+        if folder == "order":
+            foreign = {name.split(".")[0] for name in imported(path)} - set(sys.stdlib_module_names)
+            wrong |= foreign - {"lazy_loader", "numpy", "shardio"}
         if wrong:
-            offenders.append(f"{path.relative_to(PACKAGE)} imports {', '.join(sorted(wrong))}")
+            offenders.append(f"{path} imports {', '.join(sorted(wrong))}")
     assert not offenders, "\n".join(offenders)
-
-
-def test_free_modules_import_nothing_else_of_the_package() -> None:
-    free = {f"shardio.{name}" for name in FREE}
-    for name in FREE:
-        assert {n for n in imported(PACKAGE / f"{name}.py") if n.startswith("shardio")} <= free
-
-
-def test_order_uses_numpy_alone() -> None:
-    for path in (PACKAGE / "order").glob("*.py"):
-        foreign = {name.split(".")[0] for name in imported(path)} - set(sys.stdlib_module_names)
-        assert foreign <= {"lazy_loader", "numpy", "shardio"}, path
 
 
 def modules_after(statement: str) -> set[str]:
     """Return the modules that a new interpreter has loaded after a statement."""
     code = f"import sys; {statement}; print(*sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return set(found.stdout.split())
+    return set(subprocess.check_output([sys.executable, "-c", code], text=True).split())
 
 
-def test_import_shardio_loads_neither_torch_nor_numpy() -> None:
+def test_modules_load_without_what_takes_long_to_import() -> None:
     assert not modules_after("import shardio") & {"torch", "numpy", "cv2", "PIL", "typer"}
-
-
-def test_folders_without_torch_load_without_it() -> None:
+    assert "torch" not in modules_after("import shardio.cli.main")
     names = [name for name, (_, torch) in table().items() if not torch]
     assert len(names) == 17
     statement = "; ".join(f"import shardio.{name}" for name in (*names, "loader"))
     assert "torch" not in modules_after(statement)
-
-
-def test_worker_processes_start_without_what_takes_long_to_import() -> None:
+    worker = modules_after("import shardio.loader.chunk_worker, shardio.reading.reader, shardio.decoding")
     slow = {"torch", "cv2", "PIL", "pydantic", "secrets", "tarfile", "zipfile", "safetensors"}
-    imports = "import shardio.loader.chunk_worker, shardio.reading.reader, shardio.decoding"
-    added = modules_after(imports) - modules_after("import numpy")
-    assert not slow & added
+    assert not slow & (worker - modules_after("import numpy"))
 
 
-def test_the_command_line_starts_without_torch() -> None:
-    assert "torch" not in modules_after("import shardio.cli.main")
-
-
-OPENING = {"open", "fdopen", "pread", "preadv", "mmap", "memmap", "fromfile", "FileIO", "ZipFile"} | {
-    f"{verb}_{what}" for verb in ("read", "write") for what in ("bytes", "text")
-}
+OPENING = {"open", "fdopen", "pread", "preadv", "mmap", "memmap", "fromfile", "FileIO", "ZipFile"}
+OPENING |= {f"{verb}_{what}" for verb in ("read", "write") for what in ("bytes", "text")}
 """Functions and methods that open, read or write a file. ``location.open()`` has no arguments and opens an object."""
 
 FOLDERS_OF_DATASETS = ("shards", "reading", "datasets", "packing")
@@ -133,154 +125,69 @@ RENAMING = {"files.py": "the only atomic write", "check/ranks.py": "gives a form
 """Files that may rename other files, with the reason."""
 
 
-def calls_in(path: Path) -> list[tuple[str, ast.Call]]:
-    """Return each call in a file, with the last part of the called function's name."""
-    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
-    functions = [call.func for call in calls]
-    names = [getattr(function, "attr", getattr(function, "id", "")) for function in functions]
-    return list(zip(names, calls, strict=True))
-
-
-def test_only_storage_opens_the_files_of_datasets() -> None:
-    paths = [path for folder in FOLDERS_OF_DATASETS for path in PACKAGE.glob(f"{folder}/*.py")]
-    found = {
-        str(path.relative_to(PACKAGE))
-        for path in paths
-        for name, call in calls_in(path)
-        if name in OPENING and (name != "open" or call.args or {each.arg for each in call.keywords} - {"whole"})
-    }
-    assert found == set(OTHER_FILES)
-
-
-def test_files_are_written_whole_by_one_function() -> None:
-    def renames(name: str, call: ast.Call) -> bool:
-        has_one_argument = (
-            len(call.args) == 1 and not call.keywords
-        )  # str.replace and dataclasses.replace need more arguments.
-        return name == "rename" or (name == "replace" and (has_one_argument or ast.unparse(call.func) == "os.replace"))
-
-    found = {
-        str(path.relative_to(PACKAGE))
-        for path in PACKAGE.rglob("*.py")
-        if re.search(r"\b(rename|replace)\(", path.read_text())  # Parsing all takes seconds.
-        for name, call in calls_in(path)
-        if renames(name, call)
-    }
-    assert found == set(RENAMING)
-
-
-def test_conversions_of_integers_name_the_byte_order_as_python_3_10_requires() -> None:
-    for path in PACKAGE.rglob("*.py"):
-        for name, call in calls_in(path):
-            assert name not in {"to_bytes", "from_bytes"} or len(call.args) + len(call.keywords) > 1, path
+def test_files_are_opened_and_written_by_their_owners() -> None:
+    opening, renaming = set[str](), set[str]()
+    for path, call in nodes():
+        if not isinstance(call, ast.Call):
+            continue
+        name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+        options = {each.arg for each in call.keywords}
+        is_in_dataset = path.startswith(FOLDERS_OF_DATASETS) and path.count("/") == 1
+        if is_in_dataset and name in OPENING and (name != "open" or call.args or options - {"whole"}):
+            opening.add(path)
+        # str.replace and dataclasses.replace need more arguments than Path.replace.
+        renames = (len(call.args) == 1 and not options) or ast.unparse(call.func) == "os.replace"
+        if name == "rename" or (name == "replace" and renames):
+            renaming.add(path)
+        assert name not in {"to_bytes", "from_bytes"} or len(call.args) + len(options) > 1, (
+            f"{path} does not name the byte order, as Python 3.10 requires"
+        )
+    assert (opening, renaming) == (set(OTHER_FILES), set(RENAMING))
 
 
 def test_frozen_dataclasses_with_slots_have_no_state_of_their_own_which_python_3_10_would_replace() -> None:
-    texts = {path: path.read_text() for path in PACKAGE.rglob("*.py")}
-    for path in (path for path, text in texts.items() if "state__(self" in text):  # Parsing all takes seconds.
-        for node in ast.walk(ast.parse(texts[path])):
-            if isinstance(node, ast.ClassDef) and {"frozen=True", "slots=True"} <= _decorator_options(node):
-                methods = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
-                assert not methods & {"__getstate__", "__setstate__"}, (path, node.name)
+    for path, node in nodes():
+        if isinstance(node, ast.ClassDef):
+            calls = [call for call in node.decorator_list if isinstance(call, ast.Call)]
+            options = {ast.unparse(option) for call in calls for option in call.keywords}
+            methods = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+            has_state = bool(methods & {"__getstate__", "__setstate__"})
+            assert not (has_state and {"frozen=True", "slots=True"} <= options), (path, node.name)
 
 
-def _decorator_options(node: ast.ClassDef) -> set[str]:
-    calls = [call for call in node.decorator_list if isinstance(call, ast.Call)]
-    return {ast.unparse(option) for call in calls for option in call.keywords}
-
-
-def test_one_module_finds_the_worker() -> None:
-    """Other modules may mention get_worker_info in messages."""
-
-    def names_it(node: ast.AST) -> bool:
-        names = [getattr(node, "id", ""), getattr(node, "attr", ""), getattr(node, "name", "")]
-        return "get_worker_info" in names
-
-    texts = {path: path.read_text() for path in PACKAGE.rglob("*.py")}
-    likely = [path for path, text in texts.items() if "get_worker_info" in text]  # Parsing all takes seconds.
-    paths = [path for path in likely if any(map(names_it, ast.walk(ast.parse(texts[path]))))]
-    assert sorted(path.name for path in paths) == ["world.py"]
-
-
-def test_the_bound_of_epochs_has_one_owner() -> None:
-    found = {
-        str(path.relative_to(PACKAGE))
-        for path in PACKAGE.rglob("*.py")
-        if "62" in (text := path.read_text())
-        and "2 ** 62" in ast.unparse(ast.parse(text))  # Messages contain 2**62 without spaces.
+def test_workers_and_the_bound_of_epochs_have_one_owner() -> None:
+    """Other modules may mention them in messages, which contain 2**62 without spaces."""
+    naming = {
+        path
+        for path, node in nodes()
+        if "get_worker_info" in (getattr(node, "id", ""), getattr(node, "attr", ""), getattr(node, "name", ""))
     }
-    assert found == {"epochs.py"}
+    assert naming == {"world.py"}
+    assert {path for path, tree in trees().items() if "2 ** 62" in ast.unparse(tree)} == {"epochs.py"}
+
+
+PUBLIC = """
+BatchRandomErasing BusyError CoverageError CutMix DataLoader DevicePrefetcher Diagnosis EpochSampler FormatError
+IdentityError ImageFolder KeyedShards LocationError Manifest MixUp MixedDataset NonFiniteLossError OneOf PackError
+PackedTokens Problem SampleError ShardDataset ShardMapDataset ShardWriter ShardioError SharedList StaleIndexError
+StateError StoreError StreamDataset WorkerError WorkerInfo append check doctor finalize get_worker_info merge open
+pack reshard split train transforms verify
+"""
 
 
 def test_public_names_are_these_and_can_all_be_loaded() -> None:
-    assert shardio.__all__ == [
-        "BatchRandomErasing",
-        "BusyError",
-        "CoverageError",
-        "CutMix",
-        "DataLoader",
-        "DevicePrefetcher",
-        "Diagnosis",
-        "EpochSampler",
-        "FormatError",
-        "IdentityError",
-        "ImageFolder",
-        "KeyedShards",
-        "LocationError",
-        "Manifest",
-        "MixUp",
-        "MixedDataset",
-        "NonFiniteLossError",
-        "OneOf",
-        "PackError",
-        "PackedTokens",
-        "Problem",
-        "SampleError",
-        "ShardDataset",
-        "ShardMapDataset",
-        "ShardWriter",
-        "ShardioError",
-        "SharedList",
-        "StaleIndexError",
-        "StateError",
-        "StoreError",
-        "StreamDataset",
-        "WorkerError",
-        "WorkerInfo",
-        "append",
-        "check",
-        "doctor",
-        "finalize",
-        "get_worker_info",
-        "merge",
-        "open",
-        "pack",
-        "reshard",
-        "split",
-        "train",
-        "transforms",
-        "verify",
-    ]
+    assert shardio.__all__ == PUBLIC.split() == dir(shardio)
     assert all(getattr(shardio, name) is not None for name in shardio.__all__)
-    assert dir(shardio) == shardio.__all__
+    functions = {name for name in shardio.__all__ if callable(getattr(shardio, name))}
+    assert not functions & ALL_FOLDERS, "no folder has the name of a public function"
     with pytest.raises(AttributeError, match="No shardio attribute nothing"):
         shardio.nothing  # type: ignore[attr-defined]  # noqa: B018  # looking it up is the test
 
 
-def test_no_two_public_classes_share_a_name() -> None:
-    found: dict[str, list[Path]] = {}
-    for path in PACKAGE.rglob("*.py"):
-        for name in re.findall(r"^class ([A-Za-z]\w*)", path.read_text(), re.MULTILINE):
-            found.setdefault(name, []).append(path)
-    assert not {name for name, paths in found.items() if len(paths) > 1}
-
-
-def test_no_folder_has_the_name_of_a_public_function() -> None:
-    functions = {name for name in shardio.__all__ if callable(getattr(shardio, name))}
-    assert not functions & ALL_FOLDERS
-
-
-def test_no_file_is_too_long_or_named_after_nothing() -> None:
+def test_no_two_public_classes_share_a_name_and_no_file_is_too_long_or_named_after_nothing() -> None:
+    found = [item.name for tree in trees().values() for item in tree.body if isinstance(item, ast.ClassDef)]
+    public = [name for name in found if not name.startswith("_")]
+    assert sorted(public) == sorted(set(public))
     for path in PACKAGE.rglob("*.py"):
         assert path.stem not in {"utils", "common", "helpers", "base", "misc"}
         assert len(path.read_text().splitlines()) <= 600, path

@@ -67,15 +67,12 @@ def test_a_docstring_that_names_some_values_of_a_setting_names_all() -> None:
     assert {"pack: source_kind", "EpochSettings: remainder"} <= set(complete)
 
 
-def test_the_promises_explain_every_remainder_policy() -> None:
+def test_the_promises_explain_every_remainder_policy_and_name_files_that_exist() -> None:
     rows = PROMISES.partition("| `remainder=` | effect |")[2]
     assert set(re.findall(r"^\| `(\w+)`", rows, re.MULTILINE)) == set(POLICIES)
-
-
-def test_the_files_that_test_the_promises_exist() -> None:
-    rows = re.findall(r"^\| (?!promise |---|`).+ \| (.+) \|$", PROMISES, re.MULTILINE)
-    assert len(rows) >= 15
-    for row in rows:
+    tested = re.findall(r"^\| (?!promise |---|`).+ \| (.+) \|$", PROMISES, re.MULTILINE)
+    assert len(tested) >= 15
+    for row in tested:
         paths = re.findall(r"`((?:tests|tools)/[^`]+)`", row)
         assert any(path.startswith("tests/") for path in paths), row
         assert [path for path in paths if not (ROOT / path).is_file()] == []
@@ -97,43 +94,29 @@ def test_lists_of_decoded_fields_name_every_codec(text: str) -> None:
 def test_lists_of_other_tools_datasets_name_every_kind() -> None:
     command: Any = load_command("pack")
     table = (ROOT / "docs" / "packing.md").read_text().partition("| you have | command |")[2].partition("\n\n")[0]
-    texts = [
-        *(each.help for each in command.params if each.name == "source"),
-        paragraph_of("src", shardio.pack.__doc__ or ""),
-        table,
-    ]
-    assert len(texts) == 3
+    (argument,) = (each.help for each in command.params if each.name == "source")
     words = [kind.replace("table", "csv") for kind in SOURCES if kind != "files"]
-    for text in texts:
+    for text in (argument, paragraph_of("src", shardio.pack.__doc__ or ""), table):
         assert [word for word in words if word not in text.lower()] == [], text
 
 
 TROUBLES = (ROOT / "docs" / "troubleshooting.md").read_text()
 
 
-def messages_of_the_package() -> list[str]:
-    """Return each string in the package, with … for the values in it."""
-    found = list[str]()
-    for path in (ROOT / "shardio").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.JoinedStr):
-                parts = [str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values]
-                found.append("".join(parts))
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.append(node.value)
-    return found
-
-
-def test_the_page_on_troubles_names_every_public_error() -> None:
+def test_the_page_on_troubles_names_every_public_error_and_quotes_messages_of_the_package() -> None:
     values: list[Any] = [getattr(shardio, name) for name in shardio.__all__]
     errors = [each for each in values if isinstance(each, type) and issubclass(each, shardio.ShardioError)]
     assert len(errors) == 13
     assert [each.__name__ for each in errors if f"`{each.__name__}`" not in TROUBLES] == []
-
-
-def test_the_page_on_troubles_quotes_messages_of_the_package() -> None:
     quoted = re.findall(r"\*\*`([^`]+)`\*\*", re.sub(r"\s+", " ", TROUBLES))
     assert len(quoted) > 40
-    messages = "\n".join(message.replace("\n", " ") for message in messages_of_the_package())
-    missing = [text for text in quoted if not re.search(".*".join(map(re.escape, text.split("…"))), messages)]
-    assert missing == []
+    messages = ""
+    for path in (ROOT / "shardio").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = [str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values]
+                messages += "".join(parts).replace("\n", " ") + "\n"
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                messages += node.value.replace("\n", " ") + "\n"
+    patterns = {text: ".*".join(map(re.escape, text.split("…"))) for text in quoted}
+    assert [text for text, pattern in patterns.items() if not re.search(pattern, messages)] == []

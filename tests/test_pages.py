@@ -45,4 +45,6 @@ def test_numbers_can_be_read_back(value: float) -> None:
 
 def test_counts_and_sizes_are_for_people() -> None:
     assert [count(number, "shard") for number in (0, 1, 1000)] == ["0 shards", "1 shard", "1,000 shards"]
-    assert [format_bytes(2.0**power) for power in (0, 20, 30, 50)] == ["1 B", "1 MiB", "1 GiB", "1024 TiB"]
+    sizes = {0: "0 B", 1: "1 B", 1023: "1023 B", 1024: "1 KiB", 1536: "1.5 KiB", 2**20: "1 MiB", 3 * 2**30: "3 GiB"}
+    sizes |= {2**41: "2 TiB", 2**50: "1024 TiB"}
+    assert {num_bytes: format_bytes(num_bytes) for num_bytes in sizes} == sizes

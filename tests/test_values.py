@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -76,45 +77,36 @@ def test_a_run_with_numpys_integers_is_saved_and_resumed(make: Any, packed: Path
 
 @pytest.mark.parametrize("wrong", [1.5, True, "2"])
 def test_each_integer_setting_accepts_only_integers(packed: Path, images: Path, wrong: Any) -> None:
-    dataset = ShardMapDataset(packed)
-    sharded = ShardDataset(packed)
-    settings = ("seed", "batch_size", "window", "strata")
-    makes: dict[str, list[Any]] = {
-        **{name: [lambda name=name: ShardDataset(packed, shuffle=True, **{name: wrong})] for name in settings},
-        "rank": [lambda: ShardDataset(packed, rank=wrong, world_size=4)],
-        "world_size": [lambda: EpochSampler(dataset, rank=0, world_size=wrong)],
-        "max_pixels": [lambda: ImageFolder(images, max_pixels=wrong)],
-        "epoch": [lambda: sharded.set_epoch(wrong), lambda: dataset.set_epoch(wrong)],
-        "num_workers": [lambda: DataLoader(sharded, num_workers=wrong)],
-        "prefetch_factor": [lambda: DataLoader(sharded, prefetch_factor=wrong)],
-        "depth": [lambda: DevicePrefetcher([], "cpu", depth=wrong)],
-        "accumulate": [lambda: TrainConfig(accumulate=wrong)],
-    }
-    makes["seed"] += [lambda: EpochSampler(dataset, seed=wrong), lambda: dataset.set_epoch(1, seed=wrong)]
-    makes["seed"] += [lambda: TrainConfig(seed=wrong)]
-    makes["batch_size"] += [lambda: DataLoader(sharded, batch_size=wrong)]
+    dataset, sharded = ShardMapDataset(packed), ShardDataset(packed)
+    calls: list[tuple[Any, list[Any], str]] = [
+        (ShardDataset, [packed], "seed batch_size window strata"),
+        (partial(ShardDataset, world_size=4), [packed], "rank"),
+        (partial(EpochSampler, rank=0), [dataset], "world_size seed"),
+        (ImageFolder, [images], "max_pixels"),
+        (sharded.set_epoch, [], "epoch"),
+        (dataset.set_epoch, [], "epoch"),
+        (partial(dataset.set_epoch, 1), [], "seed"),
+        (DataLoader, [sharded], "num_workers prefetch_factor batch_size"),
+        (DevicePrefetcher, [[], "cpu"], "depth"),
+        (TrainConfig, [], "accumulate seed"),
+    ]
+    for call, arguments, names in calls:
+        for name in names.split():
+            options: dict[str, Any] = {"shuffle": True} if call is ShardDataset else {}
+            message = f"{name} must be an integer, got {wrong!r}"
+            assert_raises(TypeError, message, call, *arguments, **{**options, name: wrong})
     config = TrainConfig(epochs=np.int64(3), seed=np.int64(5), accumulate=np.int32(2))  # type: ignore[arg-type]
     assert [type(value) for value in (config.epochs, config.seed, config.accumulate)] == [int] * 3
-    for name, several in makes.items():
-        for make in several:
-            assert_raises(TypeError, f"{name} must be an integer, got {wrong!r}", make)
 
 
-WRONG = {
-    "deep": b"[" * 100_000 + b"]" * 100_000,
-    "deep-object": b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
-    "name-twice": b'{"a": 1, "b": {"c": 2, "c": 2}}',
-    "name-twice-of-many": b"{" + b"".join(b'"%d":0,' % i for i in range(100_000)) + b'"99999":0}',
-    "nan": b'{"a": NaN}',
-    "infinity": b"[-Infinity]",
-    "utf-16": "{}".encode("utf-16"),
-    "latin-1": '{"ä": 1}'.encode("latin-1"),
-    "cut": b'{"a": ',
-    "nothing": b"",
-}
+MANY = b"".join(b'"%d":0,' % i for i in range(100_000))
+WRONG = [b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 100_000 + b"1" + b"}" * 100_000]
+WRONG += [b'{"a": 1, "b": {"c": 2, "c": 2}}', b"{" + MANY + b'"99999":0}', b'{"a": NaN}', b"[-Infinity]"]
+WRONG += ["{}".encode("utf-16"), '{"ä": 1}'.encode("latin-1"), b'{"a": ', b""]
+"""Too deep, with a name twice, with numbers that JSON lacks, in other encodings, truncated, and empty."""
 
 
-@pytest.mark.parametrize("content", WRONG.values(), ids=WRONG.keys())
+@pytest.mark.parametrize("content", WRONG, ids=range(len(WRONG)))
 def test_every_defect_of_a_text_is_a_value_error(content: bytes) -> None:
     assert_raises(ValueError, r".", parse_json, content)
 

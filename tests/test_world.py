@@ -74,20 +74,12 @@ assert "torch" not in sys.modules
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_a_dataset_reads_the_world_when_it_needs_it(monkeypatch: pytest.MonkeyPatch, packed: Path) -> None:
-    dataset = ShardDataset(packed, fields="key")
-    assert len(dataset) == 21
-    set_environment(monkeypatch, "1", "3")
-    assert len(dataset) == 7
-    assert dataset.world() == World(rank=1, world_size=3)
-
-
 @pytest.mark.parametrize(("rank", "world_size"), [(1, None), (None, 2), (0, None)])
 def test_only_one_of_rank_and_world_size_is_an_error(rank: int | None, world_size: int | None, packed: Path) -> None:
-    with pytest.raises(ValueError, match=f"both .* or neither, got rank={rank} and world_size={world_size}"):
-        find_world(rank, world_size)
-    with pytest.raises(ValueError, match="pass both rank and world_size, or neither"):
-        ShardDataset(packed, fields="key", rank=rank, world_size=world_size)
+    message = f"both .* or neither, got rank={rank} and world_size={world_size}"
+    assert_raises(ValueError, message, find_world, rank, world_size)
+    message = "pass both rank and world_size, or neither"
+    assert_raises(ValueError, message, ShardDataset, packed, rank=rank, world_size=world_size)
 
 
 @pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2), (0, 0), (5, -1)])
@@ -151,9 +143,12 @@ def test_only_own_torch_workers_use_a_carried_world(context: str, monkeypatch: p
             pool.join()
 
 
-def test_a_pickled_dataset_finds_the_world_where_it_is_unpickled(monkeypatch: pytest.MonkeyPatch, packed: Path) -> None:
+def test_a_dataset_finds_the_world_where_and_when_it_needs_it(monkeypatch: pytest.MonkeyPatch, packed: Path) -> None:
+    dataset = ShardDataset(packed, fields="key")
+    assert len(dataset) == 21
     set_environment(monkeypatch, "1", "3")
-    copy = pickle.loads(pickle.dumps(ShardDataset(packed, fields="key")))
+    assert (len(dataset), dataset.world()) == (7, World(rank=1, world_size=3))
+    copy = pickle.loads(pickle.dumps(dataset))
     set_environment(monkeypatch, "2", "4")
     assert copy.world() == World(rank=2, world_size=4)
     given = pickle.loads(pickle.dumps(ShardDataset(packed, fields="key", rank=5, world_size=6)))
@@ -164,11 +159,8 @@ def load_launched(rank: int, pickled: bytes, folder: str) -> None:
     """On one of two ranks, load an epoch of the launcher's dataset in shardio's and in torch's workers."""
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     dataset = pickle.loads(pickled)
-    makers: dict[str, Any] = {"shardio": DataLoader, "torch": TorchLoader}
-    keys = {
-        name: [key for batch in make(dataset, batch_size=4, num_workers=1) for key in batch]
-        for name, make in makers.items()
-    }
+    loaders: list[Any] = [make(dataset, batch_size=4, num_workers=1) for make in (DataLoader, TorchLoader)]
+    keys = [[key for batch in loader for key in batch] for loader in loaders]
     Path(folder, f"{rank}.json").write_text(json.dumps(keys))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
@@ -183,5 +175,4 @@ def test_a_launchers_world_is_not_that_of_its_ranks(packed: Path, tmp_path: Path
     start_processes(load_launched, args=arguments, nprocs=2, daemon=False, start_method="fork")
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     expected = sorted(ShardDataset(packed, fields="key"))
-    assert first.keys() == second.keys()
-    assert {name: sorted(first[name] + second[name]) for name in first} == dict.fromkeys(first, expected)
+    assert [sorted(one + other) for one, other in zip(first, second, strict=True)] == [expected] * 2

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,9 +28,8 @@ def temporary(tmp_path: Path) -> Path:
 
 
 def make_command(images: Path, temporary: Path, num_rounds: int) -> list[str]:
-    command = ["-m", "benchmarks", str(images), "--case", "train", "--workers", "1", "--samples", "21"]
-    command += ["--candidate", "shardio-folder", "--results", str(temporary.parent)]
-    return [*command, "--rounds", str(num_rounds)]
+    command = f"-m benchmarks {images} --case train --workers 1 --samples 21 --candidate shardio-folder"
+    return [*command.split(), "--results", str(temporary.parent), "--rounds", str(num_rounds)]
 
 
 @pytest.mark.slow
@@ -36,15 +38,11 @@ def test_each_turn_is_told_with_case_round_and_candidate(images: Path, temporary
     done = run_python(*make_command(images, temporary, 1), cwd=ROOT, environment=environment)
     assert done.returncode == 0, done.stderr
     assert "shardio, ImageFolder" in done.stdout
-    assert [line for line in done.stderr.splitlines() if "round" in line] == [
-        "train: round 1 of 1, turn 1 of 1: shardio-folder"
-    ]
+    assert re.findall(".*round.*", done.stderr) == ["train: round 1 of 1, turn 1 of 1: shardio-folder"]
     assert list(temporary.iterdir()) == []
 
 
-def test_each_round_rotates(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_round_rotates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(rounds, "_prepare", lambda case, result, settings: tmp_path)
     monkeypatch.setattr(rounds, "_run_once", lambda case, result, data, settings: result.rounds.append({}))
     settings = Settings(work=tmp_path, num_samples=1, num_small=1, num_workers=1, num_epochs=1, num_rounds=3)
@@ -71,11 +69,11 @@ def test_temporary_data_are_removed_when_it_is_ended(images: Path, temporary: Pa
 
 
 def test_candidates_are_compared_with_those_that_store_the_same() -> None:
-    stored = {candidate.name: candidate.stored for candidate in CANDIDATES}
-    assert {name for name, what in stored.items() if what == PIXELS_CHANGED} == {"shardio-400", "ffcv", "nodes-400"}
-    small = {"shardio-256", "shardio-ppm", "ffcv-256", "nodes-256", "turboloader-256"}
-    assert {name for name, what in stored.items() if what == PIXELS_SMALL} == small
-    assert {name for name, what in stored.items() if what == SMALL} == {
-        f"{loader}-{order}" for loader in ("shardio", "webdataset", "mosaic") for order in ("sequential", "shuffled")
-    }
-    assert set(stored.values()) == {PIXELS_KEPT, PIXELS_CHANGED, PIXELS_SMALL, SMALL}
+    found = dict[str, set[str]]()
+    for candidate in CANDIDATES:
+        found.setdefault(candidate.stored, set()).add(candidate.name)
+    assert found.keys() == {PIXELS_KEPT, PIXELS_CHANGED, PIXELS_SMALL, SMALL}
+    assert found[PIXELS_CHANGED] == {"shardio-400", "ffcv", "nodes-400"}
+    assert found[PIXELS_SMALL] == {"shardio-256", "shardio-ppm", "ffcv-256", "nodes-256", "turboloader-256"}
+    loaders = product(("shardio", "webdataset", "mosaic"), ("sequential", "shuffled"))
+    assert found[SMALL] == {f"{loader}-{order}" for loader, order in loaders}

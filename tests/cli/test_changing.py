@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import resource
 import shutil
 import tarfile
@@ -33,17 +34,14 @@ def test_each_tar_is_indexed_and_described(tmp_path: Path) -> None:
     tar = tmp_path / "a.tar"
     write_tar(tar, MEMBERS)
     before = tar.read_bytes(), tar.stat().st_mtime_ns
-    done = run("index", tmp_path)
-    lines = done.stdout.splitlines()
-    assert lines[0].startswith(f"{tar}: 2 samples, ")
-    assert lines[0].endswith("fields: cls (2), jpg (1)")
+    lines = run("index", tmp_path).stdout.splitlines()
+    assert re.fullmatch(rf"{tar}: 2 samples, .*fields: cls \(2\), jpg \(1\)", lines[0])
     assert lines[1] == "  skipped 2 members without a key, or added by macOS: README, ._b.jpg"
     assert lines[2] == f"  index: {index_of(tar)}"
     assert run("index", tar).stdout.splitlines()[-1] == f"  index: {index_of(tar)} (already current)"
-    assert (tar.read_bytes(), tar.stat().st_mtime_ns) == before
     index = index_of(tar).read_bytes()
     open_table(tar)
-    assert index_of(tar).read_bytes() == index
+    assert (tar.read_bytes(), tar.stat().st_mtime_ns, index_of(tar).read_bytes()) == (*before, index)
 
 
 def test_keys_that_occur_twice_or_are_not_adjacent_are_named(tmp_path: Path) -> None:
@@ -60,7 +58,13 @@ def test_keys_that_occur_twice_or_are_not_adjacent_are_named(tmp_path: Path) -> 
         assert (tar["repeated"], tar["not_adjacent"]) == ([name[0] for name in added], ["a"])
 
 
-def test_a_tar_that_cannot_be_indexed_does_not_stop_the_others(tmp_path: Path) -> None:
+def test_what_cannot_be_indexed_is_named_and_does_not_stop_the_other_tars(packed: Path, tmp_path: Path) -> None:
+    for source, error in (
+        (packed, "shardio repair"),
+        (tmp_path, "holds no *.tar"),
+        (tmp_path / "x.tar", "no such tar"),
+    ):
+        assert error in error_of("index", source)
     for name in "abc":
         write_tar(tmp_path / f"{name}.tar", MEMBERS)
     (tmp_path / "b.tar").write_bytes((tmp_path / "a.tar").read_bytes()[:1000])
@@ -72,29 +76,28 @@ def test_a_tar_that_cannot_be_indexed_does_not_stop_the_others(tmp_path: Path) -
     assert not index_of(tmp_path / "b.tar").exists()
 
 
-def test_packed_and_missing_sources_are_refused(packed: Path, tmp_path: Path) -> None:
-    for source, error in (
-        (packed, "shardio repair"),
-        (tmp_path, "holds no *.tar"),
-        (tmp_path / "x.tar", "no such tar"),
-    ):
-        assert error in error_of("index", source)
-
-
-def test_a_compressed_tar_has_the_index_of_the_tar(tmp_path: Path) -> None:
+def test_commands_read_compressed_tars_and_datasets_keep_refusing_them(tmp_path: Path) -> None:
     tar = tmp_path / "a.tar"
     write_tar(tar, MEMBERS)
     path = compress(tar)
-    done = run("index", tar, path)
-    assert "decompressed" in done.stdout
+    refusals = [str(assert_raises(Exception, "compress", open_table, source)) for source in (path, tmp_path)]
+    assert "decompressed" in run("index", tar, path).stdout
     listed = [run("ls", source, "--json").stdout for source in (tar, path)]
     assert listed[0].replace('"a.tar"', '"a.tar.gz"') == listed[1]
     for key, field in (("a", "jpg"), ("a", "cls"), ("d/b", "cls")):
-        expected = dict(read_members(tar))[f"{key}.{field}"]
-        assert run("cat", path, key, "--field", field).stdout_bytes == expected
+        assert run("cat", path, key, "--field", field).stdout_bytes == dict(read_members(tar))[f"{key}.{field}"]
     run("extract", path, "d/b", "a", tmp_path / "out")
     assert (tmp_path / "out" / "a.jpg").read_bytes() == b"1" * 700
     assert run("verify", path).stdout.startswith("no problems in 1 shard, 2 samples")
+    index_of(tar).unlink()
+    index = index_of(path).read_bytes()
+    assert [str(assert_raises(Exception, "compress", open_table, source)) for source in (path, tmp_path)] == refusals
+    assert index_of(path).read_bytes() == index
+    write_tar(tar, MEMBERS[:1])
+    compress(tar)
+    assert "no current index: create one with shardio index" in str(run("ls", path, code=1).exception)
+    run("index", path)
+    assert run("ls", path).stdout == "a\n"
 
 
 def test_a_compressed_tar_of_several_gzip_members_is_read_whole(tmp_path: Path) -> None:
@@ -102,25 +105,10 @@ def test_a_compressed_tar_of_several_gzip_members_is_read_whole(tmp_path: Path) 
     tar = tmp_path / "a.tar"
     write_tar(tar, [(f"{i}.bin", bytes([i]) * 5000) for i in range(20)])
     content = tar.read_bytes()
-    (tmp_path / "b.tgz").write_bytes(
-        b"".join(gzip.compress(content[i : i + 7000]) for i in range(0, len(content), 7000))
-    )
+    pieces = [content[start : start + 7000] for start in range(0, len(content), 7000)]
+    (tmp_path / "b.tgz").write_bytes(b"".join(map(gzip.compress, pieces)))
     assert "20 samples" in run("index", tmp_path / "b.tgz").stdout
     assert run("cat", tmp_path / "b.tgz", "19").stdout_bytes == bytes([19]) * 5000
-
-
-def test_datasets_keep_refusing_compressed_tars(tmp_path: Path) -> None:
-    write_tar(tmp_path / "a.tar", MEMBERS)
-    path = compress(tmp_path / "a.tar")
-
-    def refusal(source: Path) -> str:
-        caught = assert_raises(Exception, "compress", open_table, source)
-        return str(caught)
-
-    before = refusal(path), refusal(tmp_path)
-    run("index", path)
-    index = index_of(path).read_bytes()
-    assert ((refusal(path), refusal(tmp_path)), index_of(path).read_bytes()) == (before, index)
 
 
 def test_a_damaged_compressed_tar_is_an_error(tmp_path: Path) -> None:
@@ -132,17 +120,6 @@ def test_a_damaged_compressed_tar_is_an_error(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         assert "a.tar.gz" in run("index", path, code=1).stderr
         assert not index_of(path).exists()
-
-
-def test_a_compressed_tar_that_changed_needs_a_new_index(tmp_path: Path) -> None:
-    write_tar(tmp_path / "a.tar", MEMBERS)
-    path = compress(tmp_path / "a.tar")
-    run("index", path)
-    write_tar(tmp_path / "a.tar", MEMBERS[:1])
-    compress(tmp_path / "a.tar")
-    assert "no current index: create one with shardio index" in str(run("ls", path, code=1).exception)
-    run("index", path)
-    assert run("ls", path).stdout == "a\n"
 
 
 def test_a_decompression_bomb_needs_little_memory(tmp_path: Path) -> None:
@@ -166,8 +143,8 @@ def out(packed: Path, tmp_path: Path) -> Path:
 
 def test_problems_are_printed_and_counted(packed: Path, out: Path) -> None:
     done = run("verify", packed, "--deep", "--workers", 1)
-    assert done.stdout.startswith("no problems in 5 shards, 21 samples, ")
-    assert (done.stdout.count("\n"), done.stderr) == (1, "")
+    assert re.fullmatch("no problems in 5 shards, 21 samples, .*\n", done.stdout)
+    assert done.stderr == ""
     (out / "shard-000002.tar.idx").unlink()
     lines = run("verify", out, code=1).stdout.splitlines()
     assert lines[0].startswith(f"missing: {out / 'shard-000002.tar'}: it has no index")
@@ -213,46 +190,34 @@ def test_dropped_samples_and_problems_are_printed(out: Path) -> None:
     assert values["actions"] == []
 
 
-def test_append_packs_images_and_says_how_many(packed: Path, tmp_path: Path) -> None:
-    out = shutil.copytree(packed, tmp_path / "out")
-    write_images(tmp_path / "new" / "x", classes=2, per_class=1)
-    done = run("append", out, tmp_path / "new" / "x", code=1)
-    assert "same key" in str(done.exception) or "have the key" in str(done.exception)
-    for path in sorted((tmp_path / "new" / "x").rglob("*.jpg")):
+def test_datasets_are_appended_to_split_merged_and_resharded(packed: Path, out: Path, tmp_path: Path) -> None:
+    new = tmp_path / "new" / "x"
+    write_images(new, classes=2, per_class=1)
+    assert "have the key" in str(run("append", out, new, code=1).exception)
+    for path in sorted(new.rglob("*.jpg")):
         path.rename(path.with_name(f"new-{path.name}"))
-    done = run("append", out, tmp_path / "new" / "x", "--workers", "1")
+    done = run("append", out, new, "--workers", "1")
     assert done.stdout == f"{out}: added 2 samples; now 23 samples in 6 shards\n"
     with shardio.ShardWriter(tmp_path / "more") as writer:
         writer.write({"__key__": "m", "txt": ""})
     found = json.loads(run("append", out, tmp_path / "more", "--copy", "--json").stdout)
     assert (found["added"], found["samples"], found["fields"]) == (1, 24, ["cls", "jpg", "txt"])
 
-
-def test_merge_split_and_reshard_write_new_datasets(packed: Path, tmp_path: Path) -> None:
+    parts = [tmp_path / "parts" / name for name in "ab"]
     done = run("split", packed, tmp_path / "parts", "--by", "0.5,0.5", "--names", "a,b")
-    sizes = [open_table(tmp_path / "parts" / name).manifest.num_samples for name in "ab"]
-    assert [line.partition(" sample")[0] for line in done.stdout.splitlines()] == [
-        f"{tmp_path}/parts/{name}: {size}" for name, size in zip("ab", sizes, strict=True)
-    ]
-    parts = tmp_path / "parts" / "a", tmp_path / "parts" / "b"
+    sizes = [f"{part}: {open_table(part).manifest.num_samples}" for part in parts]
+    assert [line.partition(" sample")[0] for line in done.stdout.splitlines()] == sizes
     found = json.loads(run("merge", tmp_path / "merged", *parts, "--max-shard-samples", "7", "--json").stdout)
     assert (found["samples"], found["shards"], found["classes"]) == (21, 3, 3)
-    run("reshard", tmp_path / "merged", tmp_path / "new", "--max-shard-size", "1MiB", "--shuffle-seed", "1")
-    with shardio.open(packed) as before, shardio.open(tmp_path / "new") as after:
+    run("reshard", tmp_path / "merged", tmp_path / "again", "--max-shard-size", "1MiB", "--shuffle-seed", "1")
+    with shardio.open(packed) as before, shardio.open(tmp_path / "again") as after:
         assert sorted(before) == sorted(after)
-    assert "not empty" in str(run("reshard", packed, tmp_path / "new", code=1).exception)
-    run("reshard", packed, tmp_path / "new", "--overwrite")
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [["--by", "0.5,0.6"], ["--by", "1", "--names", "a"], ["--names", "a/b,c"], ["--max-shard-size", "big"]],
-    ids=" ".join,
-)
-def test_wrong_parts_are_usage_errors(packed: Path, tmp_path: Path, arguments: list[str]) -> None:
-    run("split", packed, tmp_path / "out", *arguments, code=2)
+    assert "not empty" in str(run("reshard", packed, tmp_path / "again", code=1).exception)
+    run("reshard", packed, tmp_path / "again", "--overwrite")
+    for wrong in ("--by 0.5,0.6", "--by 1 --names a", "--names a/b,c", "--max-shard-size big"):
+        usage_error("split", packed, tmp_path / "refused", *wrong.split())
+    assert not (tmp_path / "refused").exists()
     assert "xxh3-64" in run("split", "--help").stdout
-    assert not (tmp_path / "out").exists()
 
 
 def test_export_index_writes_files(packed: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 import shardio
 from shardio.cli.main import MODULES, PANELS, load_command
 from tests.cli.commands import ERROR, error_of, run, run_main, usage_error
+from tests.packing.packs import write_files
 
 MAX_OPTIONS = 10
 """A command with more options has panels."""
@@ -29,7 +30,9 @@ def sections_of(text: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_each_command_has_plain_help_of_80_columns(name: str) -> None:
+def test_each_command_has_plain_help_with_panels_and_an_example(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = run(name, "--help").stdout
     assert text == run(name, "-h").stdout == run("help", name).stdout
     assert re.match(rf"Usage: shardio {name} \[OPTIONS\]( [A-Z]+(\.\.\.)?| \[[A-Z]+\])+\n", text)
@@ -38,32 +41,19 @@ def test_each_command_has_plain_help_of_80_columns(name: str) -> None:
     assert max(map(len, text.splitlines())) <= 80
     assert not re.search(r"\w-$", text, re.MULTILINE)
 
-
-@pytest.mark.parametrize("name", MODULES)
-def test_each_option_is_in_one_panel(name: str) -> None:
-    sections = sections_of(run(name, "--help").stdout)
+    command, sections = load_command(name), sections_of(text)
     shown = {heading: [word.strip(",") for word in words if word[0] == "-"] for heading, words in sections.items()}
-    options = [each for each in load_command(name).params if each.param_type_name == "option"]
+    options = [each for each in command.params if each.param_type_name == "option"]
     firsts = [next(word for words in shown.values() for word in words if word in each.opts) for each in options]
-    assert sorted(chain.from_iterable(shown.values())) == sorted([*firsts, "-h"])
+    assert sorted(chain.from_iterable(shown.values())) == sorted([*firsts, "-h"]), "each option is in one panel"
     assert list(sections)[-1] == "Options"
-    if len(options) > MAX_OPTIONS:
-        assert set(shown["Options"]) <= {"--json", "-h"}
+    assert len(options) <= MAX_OPTIONS or set(shown["Options"]) <= {"--json", "-h"}
 
-
-@pytest.mark.parametrize("name", MODULES)
-def test_each_command_has_an_example_on_one_line_with_arguments_that_it_accepts(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (line,) = re.findall(r"^  Example: shardio (.*)$", run(name, "--help").stdout, re.MULTILINE)
+    (line,) = re.findall(r"^  Example: shardio (.*)$", text, re.MULTILINE)
     first, *words = shlex.split(line.partition(" > ")[0])
     assert first == name
     monkeypatch.chdir(tmp_path)
-    for word in words:
-        if Path(word).suffix in (".jpg", ".yaml"):  # The command refuses a missing file.
-            Path(word).parent.mkdir(exist_ok=True)
-            Path(word).touch()
-    command = load_command(name)
+    write_files(tmp_path, {word: b"" for word in words if Path(word).suffix in (".jpg", ".yaml")})  # They must exist.
     assert command.make_context(name, words).args == []
     known = {option for parameter in command.params for option in parameter.opts}
     assert {word for word in words if word.startswith("-")} <= known
@@ -73,6 +63,7 @@ def test_each_command_has_an_example_on_one_line_with_arguments_that_it_accepts(
 
 
 def test_without_a_command_the_commands_are_listed() -> None:
+    assert run("--version").stdout == run("-V").stdout == f"shardio {shardio.__version__}\n"
     text = run("--help").stdout
     assert text == run("-h").stdout == run("help").stdout
     done = run(code=2)
@@ -84,10 +75,6 @@ def test_without_a_command_the_commands_are_listed() -> None:
     for commands in PANELS.values():
         for name, (_, summary) in commands.items():
             assert re.search(rf"^  {name} +{re.escape(summary)}$", text, re.MULTILINE)
-
-
-def test_the_version_is_printed() -> None:
-    assert run("--version").stdout == run("-V").stdout == f"shardio {shardio.__version__}\n"
 
 
 @pytest.fixture
@@ -130,7 +117,7 @@ def test_usage_errors_have_one_form(words: str, error: str, hint: str) -> None:
     assert found.endswith(f"\nhint: {hint}\n")
 
 
-def test_failures_have_one_form(packed: Path, tmp_path: Path) -> None:
+def test_failures_have_one_form(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "notes.txt").write_text("no image")
     (tmp_path / "empty").mkdir()
     sources = [tmp_path / "nothing", tmp_path / "notes.txt", tmp_path / "empty", "s4://bucket/train"]
@@ -145,6 +132,9 @@ def test_failures_have_one_form(packed: Path, tmp_path: Path) -> None:
             errors = [line for line in done.stderr.splitlines(keepends=True) if not line.startswith("nothing was ")]
             assert ERROR.fullmatch("".join(errors)), done.stderr
     assert "hint: shardio ls lists the keys\n" in error_of("cat", packed, "no-key")
+    monkeypatch.chdir(packed)  # An empty argument is not the working directory.
+    error = "error: an argument is empty\nhint: check that the shell variables in the command are set\n"
+    assert run_main("info", "") == (2, "", error)
 
 
 def test_an_internal_error_has_a_traceback_and_asks_for_a_report(
@@ -157,10 +147,10 @@ def test_an_internal_error_has_a_traceback_and_asks_for_a_report(
     urls["Project-URL"] = "Issues, https://a.example/issues"
     done = run_main("ls", "a")
     assert (done.code, done.stdout) == (1, "")
-    assert done.stderr.startswith("Traceback (most recent call last):\n")
-    assert done.stderr.endswith(
-        "KeyError: 'the cause'\nerror: shardio failed unexpectedly\nhint: report the traceback at https://a.example/issues\n"
-    )
+    first, *_, cause, error, hint = done.stderr.splitlines()
+    assert (first, cause) == ("Traceback (most recent call last):", "KeyError: 'the cause'")
+    assert error == "error: shardio failed unexpectedly"
+    assert hint == "hint: report the traceback at https://a.example/issues"
 
 
 @pytest.mark.parametrize(("no_color", "is_styled"), [("", True), ("1", False)])
@@ -170,9 +160,8 @@ def test_only_a_terminal_shows_styles(no_color: str, is_styled: bool) -> None:
         pytest.skip("there is no script of util-linux")
     command = shlex.join([sys.executable, "-m", "shardio", "ls", "--nothing"])
     environment = {**os.environ, "NO_COLOR": no_color, "TERM": "xterm"}
-    done = subprocess.run(
-        [script, "-qec", command, "/dev/null"], env=environment, capture_output=True, text=True, check=False
-    )
+    command_on_a_terminal = [script, "-qec", command, "/dev/null"]
+    done = subprocess.run(command_on_a_terminal, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert ("\x1b[" in done.stdout) == is_styled
     assert ERROR.fullmatch(re.sub(r"\x1b\[[\d;]*m|\r", "", done.stdout))
@@ -199,7 +188,6 @@ def test_bash_completes_commands_options_and_values(tmp_path: Path) -> None:
         done
     """
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        ["bash", "-c", script, "bash", *lines], env=environment, capture_output=True, text=True, check=True
-    )
+    command = ["bash", "-c", script, "bash", *lines]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert [" ".join(sorted(line.split())) for line in done.stdout.splitlines()] == list(lines.values())

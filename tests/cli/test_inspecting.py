@@ -19,10 +19,10 @@ from shardio import ShardWriter
 from shardio.cli import look
 from shardio.shards import open_table
 from shardio.transforms import Resize
-from shardio.values import format_bytes
 from tests.cli.commands import error_of, run, run_main, usage_error
 from tests.faults.proxy import FaultProxy, Script
 from tests.files import read_files
+from tests.packing.packs import write_files
 from tests.pages import Page
 from tests.servers.server import Server, upload
 from tests.sources import write_images, write_mixed
@@ -41,41 +41,31 @@ def json_of(source: Path) -> dict[str, Any]:
 
 
 def test_info_shows_what_a_dataset_contains(images: Path, packed: Path, tmp_path: Path) -> None:
+    manifest = open_table(packed).manifest
     rows = rows_of(packed)
     assert (rows["samples"], rows["shards"]) == ("21", "5, 1 to 5 samples each")
     assert (rows["classes"], rows["fields"]) == ("3: class-0, class-1, class-2", "cls, jpg")
-    assert rows["digest"] == open_table(packed).manifest.digest
+    assert rows["digest"] == manifest.digest
     assert "max_shard_samples 5" in rows["packed"]
     assert rows["size"].endswith(" per sample")
     assert (rows["decoders"], rows_of(packed / "shardio.json")) == (f"21 {BY_KERNEL}", rows)
-    shardio.pack(images, tmp_path, max_shard_samples=7)
-    assert rows_of(tmp_path)["shards"] == "3, 7 samples each"
+    size = sum(path.stat().st_size for path in packed.glob("*.tar"))
+    per_shard = {"min": 1, "mean": 4.2, "max": 5}
+    numbers = {"samples": 21, "shards": 5, "bytes": size, "samples_per_shard": per_shard, "tiled": 0, "format": 1}
+    decoders = {"samples": 21, "kernel": 21, "libjpeg": 0, "raw": 0, "pillow": 0, "unreadable": 0, "no_kernel": None}
+    reasons: dict[str, Any] = {"libjpeg": {}, "raw": {}, "pillow": {}}
+    names = {"classes": list(manifest.classes), "fields": ["cls", "jpg"], "digest": manifest.digest}
+    pack = json.loads((packed / "shardio.json").read_bytes())["pack"]
+    found = json_of(packed)
+    assert found.pop("decoded") == {**decoders, "clipped": {}, "reasons": reasons}
+    assert found == {**numbers, **names, "pack": pack}
 
-
-def test_json_contains_everything(packed: Path) -> None:
-    assert json_of(packed) == {
-        "samples": 21,
-        "shards": 5,
-        "classes": ["class-0", "class-1", "class-2"],
-        "fields": ["cls", "jpg"],
-        "bytes": sum(path.stat().st_size for path in packed.glob("*.tar")),
-        "samples_per_shard": {"min": 1, "mean": 4.2, "max": 5},
-        "digest": open_table(packed).manifest.digest,
-        "tiled": 0,
-        "decoded": {
-            "samples": 21,
-            "kernel": 21,
-            "libjpeg": 0,
-            "raw": 0,
-            "pillow": 0,
-            "unreadable": 0,
-            "clipped": {},
-            "reasons": {"libjpeg": {}, "raw": {}, "pillow": {}},
-            "no_kernel": None,
-        },
-        "format": 1,
-        "pack": json.loads((packed / "shardio.json").read_bytes())["pack"],
-    }
+    write_images(tmp_path / "in", classes=10, per_class=1)
+    shardio.pack(tmp_path / "in", tmp_path / "out", max_shard_samples=5)
+    rows = rows_of(tmp_path / "out")
+    assert rows["classes"] == f"10: {', '.join(f'class-{i}' for i in range(8))}, …"
+    assert rows["shards"] == "2, 5 samples each"
+    assert len(json_of(tmp_path / "out")["classes"]) == 10
 
 
 @pytest.fixture(scope="module")
@@ -86,13 +76,12 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "shards"
 
 
-def decoded(source: Path) -> str:
-    return rows_of(source)["decoders"]
-
-
-def test_info_shows_the_decoders_that_the_loader_will_use(mixed: Path) -> None:
-    by_others = "2 by libjpeg-turbo (2 × no end-of-image marker); 3 by Pillow (2 × PNG, 1 × 4 components)"
-    assert decoded(mixed) == f"7 {BY_KERNEL}; {by_others}"
+def test_info_shows_the_decoders_that_the_loader_will_use(
+    mixed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_pillow = "3 by Pillow (2 × PNG, 1 × 4 components)"
+    others = f"2 by libjpeg-turbo (2 × no end-of-image marker); {by_pillow}"
+    assert rows_of(mixed)["decoders"] == f"7 {BY_KERNEL}; {others}"
     found = json_of(mixed)["decoded"]
     counts = {name: found[name] for name in ("kernel", "libjpeg", "raw", "pillow")}
     assert (found["samples"], found["unreadable"]) == (12, 0)
@@ -103,21 +92,21 @@ def test_info_shows_the_decoders_that_the_loader_will_use(mixed: Path) -> None:
     list(loader)
     assert loader.stats().num_images_by_decoder == {**counts, "device": 0, "cache": 0}
 
-
-def test_libjpeg_replaces_the_kernel(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardio.kernel.load_functions", lambda: (None, "it cannot be loaded"))
-    by_libjpeg = "9 by libjpeg-turbo (7 × no kernel, 2 × no end-of-image marker)"
-    why = "no kernel because it cannot be loaded"
-    assert decoded(mixed).startswith(f"{by_libjpeg}; 3 by Pillow (2 × PNG, 1 × 4 components); {why}")
-
-
-@pytest.mark.parametrize("num_samples", [1, 5, 11])
-def test_a_few_of_many_samples_are_examined(mixed: Path, num_samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(look, "MAX_SAMPLES", num_samples)
-    assert decoded(mixed).startswith(f"of {num_samples} evenly spaced sample{'s' * (num_samples > 1)}, ")
-    found = json_of(mixed)["decoded"]
-    assert found["samples"] == num_samples
-    assert sum(found[name] for name in ("kernel", "libjpeg", "pillow", "unreadable")) == num_samples
+    with monkeypatch.context() as patch:
+        patch.setattr("shardio.kernel.load_functions", lambda: (None, "it cannot be loaded"))
+        by_libjpeg = "9 by libjpeg-turbo (7 × no kernel, 2 × no end-of-image marker)"
+        why = "no kernel because it cannot be loaded"
+        assert rows_of(mixed)["decoders"].startswith(f"{by_libjpeg}; {by_pillow}; {why}")
+    for num_samples in (1, 5, 11):
+        monkeypatch.setattr(look, "MAX_SAMPLES", num_samples)
+        few = f"of {num_samples} evenly spaced sample{'s' * (num_samples > 1)}, "
+        assert rows_of(mixed)["decoders"].startswith(few)
+        found = json_of(mixed)["decoded"]
+        num_decoded = sum(found[name] for name in ("kernel", "libjpeg", "pillow", "unreadable"))
+        assert found["samples"] == num_decoded == num_samples
+    (tmp_path / "shardio.json").write_bytes((mixed / "shardio.json").read_bytes())
+    assert rows_of(tmp_path)["decoders"].startswith("unknown: "), "the shards are missing"
+    assert json_of(tmp_path)["decoded"] is None
 
 
 def test_info_of_foreign_tars_and_of_files_that_are_not_images(tmp_path: Path) -> None:
@@ -127,20 +116,7 @@ def test_info_of_foreign_tars_and_of_files_that_are_not_images(tmp_path: Path) -
         assert (rows["samples"], rows["packed"], rows["classes"]) == ("4", "unknown: there is no manifest", "0")
         assert rows["decoders"] == "3 unreadable"
     write_tar(tmp_path / "y.tar", [("a.cls", b"0")])
-    assert decoded(tmp_path / "y.tar") == "no images"
-
-
-def test_a_manifest_without_its_shards_provides_the_other_rows(mixed: Path, tmp_path: Path) -> None:
-    (tmp_path / "shardio.json").write_bytes((mixed / "shardio.json").read_bytes())
-    assert decoded(tmp_path).startswith("unknown: ")
-    assert json_of(tmp_path)["decoded"] is None
-
-
-def test_many_classes_are_abbreviated(tmp_path: Path) -> None:
-    write_images(tmp_path / "in", classes=10, per_class=1)
-    shardio.pack(tmp_path / "in", tmp_path / "out")
-    assert rows_of(tmp_path / "out")["classes"] == f"10: {', '.join(f'class-{i}' for i in range(8))}, …"
-    assert len(json_of(tmp_path / "out")["classes"]) == 10
+    assert rows_of(tmp_path / "y.tar")["decoders"] == "no images"
 
 
 def test_a_source_that_is_not_a_dataset_is_an_error_of_one_line(tmp_path: Path) -> None:
@@ -151,20 +127,12 @@ def test_a_source_that_is_not_a_dataset_is_an_error_of_one_line(tmp_path: Path) 
     assert error_of("info", tmp_path).startswith(f"error: the manifest {tmp_path}/shardio.json cannot be read")
 
 
-@pytest.mark.parametrize(
-    ("num_bytes", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (3 * 2**30, "3 GiB"), (2**41, "2 TiB")],
-)
-def test_sizes_are_shown_in_binary_units(num_bytes: int, text: str) -> None:
-    assert format_bytes(num_bytes) == text
-
-
 @pytest.fixture
 def tar(tmp_path: Path) -> Path:
-    path = tmp_path / "in" / "a.tar"
-    path.parent.mkdir()
-    write_tar(path, [("a/1.jpg", b"\xff\x00\n"), ("a/1.cls", b"7"), ("a/2.txt", b"two"), ("b.seg.png", b"")])
-    return path
+    (tmp_path / "in").mkdir()
+    members = [("a/1.jpg", b"\xff\x00\n"), ("a/1.cls", b"7"), ("a/2.txt", b"two"), ("b.seg.png", b"")]
+    write_tar(tmp_path / "in" / "a.tar", members)
+    return tmp_path / "in" / "a.tar"
 
 
 def test_ls_prints_the_keys_in_the_order_of_the_tars(packed: Path, tmp_path: Path) -> None:
@@ -198,45 +166,32 @@ def test_cat_writes_the_bytes_of_a_field(tar: Path) -> None:
         assert error in run("cat", tar, *arguments, code=1).stderr
 
 
-def test_extract_writes_what_tarfile_extracts(tar: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert "wrote 4 files, 7 B" in run("extract", tar, "a/1", "a/2", "b", "b", out).stdout
-    found = {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+def test_extract_writes_what_tarfile_extracts_and_overwrites_files_only_on_request(tar: Path, tmp_path: Path) -> None:
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    assert "wrote 4 files, 7 B" in run("extract", tar, "a/1", "a/2", "b", "b", whole).stdout
+    found = {str(path.relative_to(whole)): path.read_bytes() for path in whole.rglob("*") if path.is_file()}
     assert found == dict(read_members(tar))
-
-
-def test_existing_files_are_refused_unless_wanted(tar: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "b.seg.png").write_bytes(b"mine")
-    done = run("extract", tar, "a/1", "b", out, code=1)
-    assert "b.seg.png exists: pass --overwrite" in done.stderr
+    write_files(out, {"b.seg.png": b"mine"})
+    assert "b.seg.png exists: pass --overwrite" in run("extract", tar, "a/1", "b", out, code=1).stderr
     assert read_files(out) == {"b.seg.png": b"mine"}
     run("extract", tar, "b", out, "--overwrite")
     assert read_files(out) == {"b.seg.png": b""}
 
 
-@pytest.mark.parametrize(
-    ("key", "why"),
-    [
-        ("/etc/x", "is an absolute path"),
-        ("\\\\server\\x", "is an absolute path"),
-        ("../x", "contains '..'"),
-        ("a/../../x", "contains '..'"),
-        ("a\\..\\x", "contains '..'"),
-        ("C:x", "starts with a drive"),
-        ("c:/x", "starts with a drive"),
-    ],
-)
-def test_keys_that_lead_outside_are_refused(tmp_path: Path, key: str, why: str) -> None:
+def test_keys_that_lead_outside_are_refused(tmp_path: Path) -> None:
     """WebDataset also reads tars with these keys, which are harmful only if files are named after them."""
+    refused = {
+        "is an absolute path": ["/etc/x", "\\\\server\\x"],
+        "contains '..'": ["../x", "a/../../x", "a\\..\\x"],
+        "starts with a drive": ["C:x", "c:/x"],
+    }
     (tmp_path / "in").mkdir()
-    write_tar(tmp_path / "in" / "a.tar", [(f"{key}.txt", b"")])
     out = tmp_path / "deep" / "out"
-    keys = run("ls", tmp_path / "in").stdout.splitlines()
-    done = run("extract", tmp_path / "in", "--", key, out, code=1)
-    assert why in done.stderr or not keys  # A key that consists of dots has no base name.
-    assert not out.parent.exists()
+    for why, keys in refused.items():
+        for key in keys:
+            write_tar(tmp_path / "in" / "a.tar", [(f"{key}.txt", b"")])
+            assert why in run("extract", tmp_path / "in", "--", key, out, code=1).stderr
+            assert not out.parent.exists()
 
 
 @pytest.mark.parametrize("at", ["a", "a/1.jpg"])
@@ -245,25 +200,23 @@ def test_symbolic_links_on_the_way_are_refused(tar: Path, tmp_path: Path, at: st
     elsewhere.mkdir()
     (out / at).parent.mkdir(parents=True)
     (out / at).symlink_to(elsewhere if at == "a" else elsewhere / "1.jpg")
-    done = run("extract", tar, "a/1", out, "--overwrite", code=1)
-    assert f"{out / at} is a symbolic link" in done.stderr
+    assert f"{out / at} is a symbolic link" in run("extract", tar, "a/1", out, "--overwrite", code=1).stderr
     assert not list(elsewhere.iterdir())
 
 
 def test_samples_whose_files_are_in_the_way_of_each_other_are_refused(tar: Path, tmp_path: Path) -> None:
-    out, members = tmp_path / "out", [("x.txt", b""), ("x.txt/y.txt", b""), ("a//b.txt", b"1"), ("a/b.txt", b"2")]
-    write_tar(tmp_path / "a.tar", members)
+    out, other = tmp_path / "out", tmp_path / "a.tar"
+    write_tar(other, [("x.txt", b""), ("x.txt/y.txt", b""), ("a//b.txt", b"1"), ("a/b.txt", b"2")])
     for source, keys, error in (
-        (tmp_path / "a.tar", ["x.txt/y", "x"], "would be the file of sample 'x' and a directory"),
-        (tmp_path / "a.tar", ["a//b", "a/b"], "would be written to the same file"),
+        (other, ["x.txt/y", "x"], "would be the file of sample 'x' and a directory"),
+        (other, ["a//b", "a/b"], "would be written to the same file"),
         (tar, ["b", "x"], "no sample has the key 'x'"),
     ):
         assert error in run("extract", source, *keys, out, code=1).stderr
         assert not out.exists()
-    out.mkdir()
-    (out / "x.txt").write_bytes(b"")
-    error = run("extract", tmp_path / "a.tar", "x.txt/y", out, code=1).stderr
-    assert "is a file, but sample 'x.txt/y' needs a directory there" in error
+    write_files(out, {"x.txt": b""})
+    error = "is a file, but sample 'x.txt/y' needs a directory there"
+    assert error in run("extract", other, "x.txt/y", out, code=1).stderr
 
 
 def rows(*arguments: object) -> dict[str, str]:
@@ -287,8 +240,6 @@ def test_order_prints_the_settings_and_the_measurements(packed: Path) -> None:
     # One rank fetches each shard with one request, so there are 5 requests for 21 samples.
     assert table[0][1:4] == [f"{1000 * 5 / 21:.1f}", "1.00", "×"]
 
-
-def test_options_change_the_order(packed: Path) -> None:
     options = ("--window", 6, "--strata", 2, "--world-size", 2, "--batch-size", 4)
     found = rows(packed, *options, "--seed", 5, "--epoch", 7)
     assert found["epoch"] == "7, seed 5: 21 samples in 5 shards"
@@ -301,33 +252,28 @@ def test_options_change_the_order(packed: Path) -> None:
         assert name in usage_error("order", packed, name, value)
 
 
-def test_one_shard_is_counted_and_plotted_as_one(packed: Path, images: Path, tmp_path: Path) -> None:
-    one, heights = tmp_path / "one", list[int]()
+def test_the_plot_is_a_png_with_a_panel_of_shards_if_there_are_several(
+    packed: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, path, missing = tmp_path / "one", tmp_path / "order.png", tmp_path / "missing" / "order.png"
     shardio.pack(images, one)
-    for folder in (packed, one):
-        rows(folder, "--plot", tmp_path / "order.png")
-        with Image.open(tmp_path / "order.png") as picture:
-            heights.append(picture.height)
-    assert heights == [960, 480]  # With one shard, the panel that shows the shard is omitted.
+    for folder, height in ((one, 480), (packed, 960)):
+        rows(folder, "--plot", path)
+        with Image.open(path) as picture:
+            assert (picture.format, picture.height) == ("PNG", height)
+            pixels = np.asarray(picture.convert("RGB"))
+        # The plot has points in the lane's color, not only gray axes and text.
+        assert np.ptp(pixels.astype(int), axis=2).max() > 50
     assert rows_of(one)["shards"] == "1, 21 samples"
     assert "max_shard_size 256 MiB" in rows_of(one)["packed"]
     run("view", one, "-o", tmp_path / "page.html")
     page = Page((tmp_path / "page.html").read_bytes())
     assert list(zip(page.texts["b"], page.texts["span"], strict=False))[:2] == [("21", "samples"), ("1", "shard")]
 
-
-def test_the_plot_is_a_png(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, missing = tmp_path / "order.png", tmp_path / "missing" / "order.png"
-    rows(packed, "--plot", path)
-    with Image.open(path) as picture:
-        assert picture.format == "PNG"
-        pixels = np.asarray(picture.convert("RGB"))
-    # The plot has points in the lane's color, not only gray axes and text.
-    assert np.ptp(pixels.astype(int), axis=2).max() > 50
     assert "must end in .png" in usage_error("order", packed, "--plot", tmp_path / "order.jpg")
     done = run_main("order", packed, "--plot", missing)
     assert (done.code, done.stderr) == (1, f"error: {missing}: No such file or directory\n")
-    assert [each.name for each in tmp_path.iterdir()] == ["order.png"]
+    assert not (tmp_path / "order.jpg").exists()
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     error = "error: --plot needs matplotlib\nhint: pip install matplotlib\n"
     assert error_of("order", packed, "--plot", path) == error

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import shutil
-import struct
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,10 @@ from PIL import Image
 import shardio
 from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
 from shardio.cli.view import CAPTION_HEIGHT, CELL, GAP, GROUP_GAP, MARGIN, ROW_GAP, TITLE_HEIGHT
-from shardio.libraries import import_library
 from shardio.transforms import recipes
 from tests.cli.commands import error_of, run, run_main, usage_error
+from tests.images.stored_values import write_tiff
+from tests.packing.packs import write_files
 from tests.pages import Page
 from tests.sources import encode, write_images
 from tests.tars import write_tar
@@ -37,31 +37,29 @@ def doubled(tmp_path: Path) -> Path:
 
 
 def test_view_writes_a_page_or_a_contact_sheet(packed: Path, images: Path, doubled: Path, tmp_path: Path) -> None:
-    done = run("view", packed, "-o", tmp_path / "sheet.html", "--limit", 4)
-    assert done.stderr == ""
-    assert "4 images of 21, 21 samples" in done.stdout
-    assert len(Page((tmp_path / "sheet.html").read_bytes()).find("img")) == 4
-    values = json.loads(run("view", images, "-o", tmp_path / "sheet.html", "--json", "--seed", 1).stdout)
+    page, sheet = tmp_path / "sheet.html", tmp_path / "sheet.png"
+    done = run("view", packed, "-o", page, "--limit", 4)
+    assert ("4 images of 21, 21 samples" in done.stdout, done.stderr) == (True, "")
+    assert len(Page(page.read_bytes()).find("img")) == 4
+    values = json.loads(run("view", images, "-o", page, "--json", "--seed", 1).stdout)
     assert values["classes"] == {"class-0": 7, "class-1": 7, "class-2": 7}
     assert values["headers"]["sizes"] == {"48×32": 21}
     assert (values["samples"], values["thumbnails"], values["undecodable"]) == (21, 21, {})
     (doubled / "class-2" / "name-001.jpg").write_bytes(b"")
-    assert "7 images of 7 (1 cannot be decoded)" in run("view", doubled, "-o", tmp_path / "sheet.png").stdout
-    with Image.open(tmp_path / "sheet.png") as sheet:
-        assert sheet.format == "PNG"
-
-
-def gray_tiff_of_float64() -> bytes:
-    """Return a TIFF of 4×4 float64 pixels, which Pillow does not open (SampleFormat 3 in section 19 of TIFF 6.0)."""
-    tags = {256: 4, 257: 4, 258: 64, 259: 1, 262: 1, 273: 8, 277: 1, 278: 4, 279: 128, 339: 3}
-    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
-    pixels = struct.pack("<16d", *range(16))
-    return b"II*\0" + struct.pack("<I", 8 + len(pixels)) + pixels + struct.pack("<H", len(tags)) + entries + bytes(4)
+    assert "7 images of 7 (1 cannot be decoded)" in run("view", doubled, "-o", sheet).stdout
+    with Image.open(sheet) as image:
+        assert image.format == "PNG"
+    (tmp_path / "in").mkdir()
+    content = sheet.rename(tmp_path / "in" / "a.png").read_bytes()
+    assert "would be overwritten" in usage_error("view", tmp_path / "in", "-o", tmp_path / "in" / "a.png")
+    assert (tmp_path / "in" / "a.png").read_bytes() == content
+    for command in ("view", "dups"):
+        assert "must end in .html" in usage_error(command, images, "-o", tmp_path / "sheet.jpg")
 
 
 def test_a_tiff_that_cannot_be_decoded_is_a_cell_of_the_page(doubled: Path, tmp_path: Path) -> None:
     (doubled / "class-2" / "name-001.jpg").unlink()
-    (doubled / "class-2" / "float64.tif").write_bytes(gray_tiff_of_float64())
+    (doubled / "class-2" / "float64.tif").write_bytes(write_tiff(np.eye(4)))
     assert shardio.pack(doubled, tmp_path / "packed", check=False).num_samples == 7
     for source, key in ((doubled, "class-2/float64.tif"), (tmp_path / "packed", "class-2/float64")):
         output = run("view", source, "-o", tmp_path / "sheet.html", "--json").stdout
@@ -69,17 +67,6 @@ def test_a_tiff_that_cannot_be_decoded_is_a_cell_of_the_page(doubled: Path, tmp_
         assert list(values["headers"]["unreadable"]) == list(values["undecodable"]) == [key]
         assert not re.search(r"\b0x[0-9a-f]+", output), "no memory address"
         assert len(Page((tmp_path / "sheet.html").read_bytes()).find("img")) == 6
-
-
-def test_wrong_outputs_and_sources_are_usage_errors(images: Path, tmp_path: Path) -> None:
-    content = encode(1, suffix="png")
-    (tmp_path / "a.png").write_bytes(content)
-    assert "would be overwritten" in usage_error("view", tmp_path, "-o", tmp_path / "a.png")
-    assert (tmp_path / "a.png").read_bytes() == content
-    for command in ("view", "dups"):
-        assert "must end in .html" in usage_error(command, images, "-o", tmp_path / "sheet.jpg")
-    assert "named twice" in usage_error("dups", images, images)
-    assert "several sources" in usage_error("dups", images, "--between")
 
 
 def test_dups_lists_groups_and_exits_with_1(doubled: Path, images: Path) -> None:
@@ -95,16 +82,12 @@ def test_dups_lists_groups_and_exits_with_1(doubled: Path, images: Path) -> None
 
 
 def test_dups_between_sources(doubled: Path, images: Path, tmp_path: Path) -> None:
-    packed = tmp_path / "packed"
+    packed, other = tmp_path / "packed", tmp_path / "other"
     shardio.pack(doubled, packed)
-    other = tmp_path / "other" / "class-9"
-    other.mkdir(parents=True)
-    shutil.copy(doubled / "class-2" / "name-001.jpg", other / "<b>.jpg")
-    options = ("--between", "--json", "-o", tmp_path / "page.html")
-    done = run("dups", packed, other.parent, *options, code=1)
-    values = json.loads(done.stdout)
+    write_files(other, {"class-9/<b>.jpg": (doubled / "class-2" / "name-001.jpg").read_bytes()})
+    values = json.loads(run("dups", packed, other, "--between", "--json", "-o", tmp_path / "page.html", code=1).stdout)
     assert values["within"] == {}
-    assert values["between"] == [{"sources": [str(packed), str(other.parent)], "groups": 1, "samples": [1, 1]}]
+    assert values["between"] == [{"sources": [str(packed), str(other)], "groups": 1, "samples": [1, 1]}]
     (group,) = values["groups"]
     assert [sample["key"] for sample in group["samples"]] == ["class-2/name-001", "class-9/<b>.jpg"]
     assert group["samples"][0]["shard"] == "shard-000000.tar"
@@ -112,16 +95,7 @@ def test_dups_between_sources(doubled: Path, images: Path, tmp_path: Path) -> No
     page = Page((tmp_path / "page.html").read_bytes())
     assert (len(page.find("img")), page.addresses()) == (2, {"data"})
     assert "class-9/<b>.jpg" in page.text
-
-
-COMMANDS: dict[str, list[str]] = {
-    "view": ["-o", "sheet.html"],
-    "dups": [],
-    "augment": ["--recipe", "trivial_augment", "-o", "sheet.png"],
-    "bench": ["--batches", "1"],
-    "train": ["--val", "val", "--out", "run"],
-    "pack": ["out"],
-}
+    assert "named twice" in usage_error("dups", images, images)
 
 
 def test_images_beside_tars_are_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,8 +103,10 @@ def test_images_beside_tars_are_not_passed_over(tmp_path: Path, monkeypatch: pyt
     for name in ("in", "val"):
         write_images(tmp_path / name, classes=2, per_class=1)
     write_tar(tmp_path / "in" / "backup.tar", [("a.jpg", encode(0)), ("a.cls", b"0")])
-    for command, options in COMMANDS.items():
-        message = str(run(command, "in", *options, code=1).exception)
+    augment = "augment in --recipe trivial_augment -o sheet.png"
+    commands = ("view in -o sheet.html", "dups in", augment, "bench in", "train in --val val --out run", "pack in out")
+    for command in commands:
+        message = str(run(*command.split(), code=1).exception)
         assert "backup.tar" in message, (command, message)
         assert "class-0/name-000.jpg" in message, (command, message)
     for number in range(2):
@@ -207,15 +183,6 @@ def test_several_crops_of_an_epoch_stand_together(images: Path, tmp_path: Path) 
     assert sheet.shape[1] == 2 * MARGIN + 9 * CELL + 4 * (GROUP_GAP + GAP)
 
 
-def test_the_original_is_shown_whole(photo: Path, tmp_path: Path) -> None:
-    photo.write_bytes(encode(0, width=80, height=40, suffix="png"))
-    sheet = make_sheet(photo, tmp_path / "sheet.png", "--recipe", "imagenet_eval", "--size", CELL, "--draws", 1)
-    with Image.open(photo) as image:
-        pixels = np.asarray(image)
-    assert np.array_equal(cell(sheet, 0, 0)[40:120], pixels.repeat(2, axis=0).repeat(2, axis=1))
-    assert (cell(sheet, 0, 0)[:40] == 255).all()
-
-
 OWN = """
 import numpy as np
 
@@ -234,6 +201,7 @@ normalized = lambda image: (image / 255 - 0.5).astype(np.float32).transpose(2, 0
 incomplete = lambda image: np.where(image == image.max(), np.nan, image)
 boxes = lambda image: {"boxes": []}
 wrong = lambda: 3
+turn = lambda image: image.rotate(180)
 
 def invert(image):
     return 255 - image
@@ -254,55 +222,42 @@ def test_transforms_or_what_makes_them_are_named(photo: Path, own: Path, tmp_pat
     assert np.array_equal(cell(sheet, 0, 1), 255 - cell(sheet, 0, 0))
 
 
-def test_functions_that_take_a_size_get_it(photo: Path, own: Path, tmp_path: Path) -> None:
+def test_functions_may_take_a_size_and_pillow_images(photo: Path, own: Path, tmp_path: Path) -> None:
     sheet = make_sheet(photo, tmp_path / "sheet.png", "--transform", f"{own}:enlarged", "--size", CELL)
     assert (cell(sheet, 0, 8) == 7).all()
-    error = usage_error("augment", photo, "-o", tmp_path / "x.png", "--transform", f"{own}:enlarged")
-    assert "needs values for size" in error
+    sheet = make_sheet(photo, tmp_path / "sheet.png", "--transform", f"{own}:turn", "--decode", "pil")
+    assert np.array_equal(cell(sheet, 0, 3), cell(sheet, 0, 0)[::-1, ::-1])
 
 
-def test_other_values_than_bytes_are_stretched(photo: Path, own: Path, tmp_path: Path) -> None:
+def test_the_original_is_shown_whole_and_other_values_than_bytes_are_stretched(
+    photo: Path, own: Path, tmp_path: Path
+) -> None:
     with Image.open(photo) as image:
-        image.point(lambda level: level // 2 + 40).save(photo)
+        darker = image.point(lambda level: level // 2 + 40)
+    darker.save(photo)
     sheet = make_sheet(photo, tmp_path / "sheet.png", "--transform", f"{own}:normalized", "--draws", 1)
     original = cell(sheet, 0, 0).astype(int)
     low, high = original.min(), original.max()
     assert 0 < low < high < 255
-    difference = cell(sheet, 0, 1) - (original - low) * 255 / (high - low)
-    assert np.abs(difference).max() <= 0.51
+    assert np.abs(cell(sheet, 0, 1) - (original - low) * 255 / (high - low)).max() <= 0.51
+    wide = darker.crop((0, 0, 40, 20))
+    wide.save(photo)
+    sheet = make_sheet(photo, tmp_path / "sheet.png", "--recipe", "imagenet_eval", "--size", CELL, "--draws", 1)
+    assert np.array_equal(cell(sheet, 0, 0)[40:120], enlarge(np.asarray(wide).transpose(2, 0, 1), 4))
+    assert (cell(sheet, 0, 0)[:40] == 255).all()
 
 
-@pytest.mark.slow
-def test_torchvisions_transforms_are_shown(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import_library("torchvision")
-    crop = import_module("torchvision.transforms.v2").RandomCrop(16)
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "v2_transform.py").write_text("from torchvision.transforms import v2\ncrop = v2.RandomCrop(16)")
-    sheet = make_sheet(images, tmp_path / "sheet.png", "--transform", "v2_transform:crop", "--images", 2)
-    dataset = ImageFolder(images, crop)
-    loader = DataLoader(dataset, sampler=EpochSampler(dataset, shuffle=False), batch_size=21)
-    ((batch, _),) = loader
-    assert np.array_equal(cell(sheet, 1, 1), enlarge(batch[10], 10))
-
-
-def test_functions_may_take_pillow_images(photo: Path, own: Path, tmp_path: Path) -> None:
-    own.write_text("def turn(image):\n    return image.rotate(180)")
-    sheet = make_sheet(photo, tmp_path / "sheet.png", "--transform", f"{own}:turn", "--decode", "pil")
-    assert np.array_equal(cell(sheet, 0, 3), cell(sheet, 0, 0)[::-1, ::-1])
-    error = usage_error("augment", photo, "-o", tmp_path / "x.png", "--recipe", "cifar", "--decode", "pil")
-    assert "use decode='array'" in error
-
-
-def write_gray(path: Path, level: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (8, 8), (level, level, level)).save(path)
+def gray(level: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8), (level, level, level)).save(file, "PNG")
+    return file.getvalue()
 
 
 @pytest.mark.parametrize("folders", [[""], ["a", "b"], ["", "b"]], ids=["flat", "classes", "mixed"])
 def test_images_are_found_in_any_folders_and_evenly_spaced(tmp_path: Path, folders: list[str]) -> None:
-    source = tmp_path / "images"
-    for number in range(8):  # Images in the directory itself are found before those in its folders.
-        write_gray(source / folders[number * len(folders) // 8] / f"{number}.png", 10 * number)
+    # Images in the directory itself are found before those in its folders.
+    names = [f"{folders[number * len(folders) // 8]}/{number}.png".lstrip("/") for number in range(8)]
+    source = write_files(tmp_path / "images", {name: gray(10 * number) for number, name in enumerate(names)})
     if "" in folders:
         (source / "without images").mkdir()
     sheet = make_sheet(source, tmp_path / "sheet.png", "--recipe", "cifar", "--size", 8, "--images", 4, "--draws", 1)
@@ -311,59 +266,55 @@ def test_images_are_found_in_any_folders_and_evenly_spaced(tmp_path: Path, folde
 
 @pytest.mark.parametrize("source", [".", "../images", "images/0.png"])
 def test_the_source_may_be_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
-    write_gray(tmp_path / "images" / "0.png", 30)
+    write_files(tmp_path, {"images/0.png": gray(30)})
     monkeypatch.chdir(tmp_path if "/0" in source else tmp_path / "images")
     sheet = make_sheet(Path(source), tmp_path / "sheet.png", "--recipe", "cifar", "--size", 8)
     assert (cell(sheet, 0, 0) == 30).all()
 
 
-def test_names_may_contain_any_bytes(tmp_path: Path) -> None:
-    source = tmp_path / "images"
-    write_gray(source / os.fsdecode(b"line\nbreak \x1b[2J \xff" + b"long" * 20 + b".png"), 9)
-    sheet = make_sheet(source, tmp_path / "sheet.png", "--recipe", "cifar", "--size", 8, "--draws", 1)
-    name = sheet[-MARGIN - CAPTION_HEIGHT : -MARGIN]
-    assert name[:, :MARGIN].min() == name[:, MARGIN + CELL :].min() == 255 > name.min()
+def test_names_may_contain_any_bytes_and_the_summary_says_what_was_written(tmp_path: Path) -> None:
+    name, out = os.fsdecode(b"line\nbreak \x1b[2J \xff" + b"long" * 20 + b".png"), tmp_path / "sheet.png"
+    source = write_files(tmp_path / "images", {name: gray(9)})
+    sheet = make_sheet(source, out, "--recipe", "cifar", "--size", 8, "--draws", 1)
+    shown = sheet[-MARGIN - CAPTION_HEIGHT : -MARGIN]
+    assert shown[:, :MARGIN].min() == shown[:, MARGIN + CELL :].min() == 255 > shown.min()
+    values = json.loads(run("augment", source, "-o", out, "--recipe", "dino", "--images", 50, "--json").stdout)
+    with Image.open(out) as image:
+        assert values == {"path": str(out), "images": 1, "draws": 2, "size": list(image.size)}
+        size = f"{image.width}×{image.height} pixels"
+    assert run("augment", source, "-o", out, "--recipe", "dino").stdout == f"{out}: 1 image, 2 draws, {size}\n"
 
 
-def test_json_says_what_was_written(photo: Path, tmp_path: Path) -> None:
-    out = tmp_path / "sheet.png"
-    values = json.loads(run("augment", photo, "-o", out, "--recipe", "dino", "--images", 50, "--json").stdout)
-    with Image.open(out) as sheet:
-        assert values == {"path": str(out), "images": 1, "draws": 2, "size": list(sheet.size)}
-        size = f"{sheet.width}×{sheet.height} pixels"
-    assert run("augment", photo, "-o", out, "--recipe", "dino").stdout == f"{out}: 1 image, 2 draws, {size}\n"
-
-
-MISTAKES: list[tuple[list[str], str]] = [
-    ([], "pass either --recipe or --transform. The recipes are imagenet_train, "),
-    (["--recipe", "cifar", "--transform", "numpy:flip"], "pass either --recipe or --transform."),
-    (["--recipe", "simlcr"], "there is no recipe 'simlcr': did you mean simclr? The recipes are imagenet_train, "),
-    (["--recipe", "zzz"], "there is no recipe 'zzz': The recipes are imagenet_train, "),
-    (["--transform", "zzz:flip"], "there is no transform 'zzz:flip': there is no module 'zzz'"),
-    (["--transform", "OWN:nothing"], "own_transforms.py has no function 'nothing'"),
-    (["--transform", "OWN:wrong"], "must return a transform, which is callable, but it returned int"),
-    (["--transform", "OWN:Rotation"], "needs values for degrees: name a function"),
-    (["--transform", "OWN:boxes"], "return an image with 1, 3 or 4 channels, or a tuple of images, but returned dict"),
-    (["--transform", "OWN:incomplete"], "the transform returned NaN or infinite values for photo.png"),
+MISTAKES: list[tuple[str, str]] = [
+    ("", "pass either --recipe or --transform. The recipes are imagenet_train, "),
+    ("--recipe cifar --transform numpy:flip", "pass either --recipe or --transform."),
+    ("--recipe simlcr", "there is no recipe 'simlcr': did you mean simclr? The recipes are imagenet_train, "),
+    ("--recipe zzz", "there is no recipe 'zzz': The recipes are imagenet_train, "),
+    ("--recipe cifar --decode pil", "use decode='array'"),
+    ("--transform zzz:flip", "there is no transform 'zzz:flip': there is no module 'zzz'"),
+    ("--transform OWN:nothing", "own_transforms.py has no function 'nothing'"),
+    ("--transform OWN:wrong", "must return a transform, which is callable, but it returned int"),
+    ("--transform OWN:Rotation", "needs values for degrees: name a function"),
+    ("--transform OWN:enlarged", "needs values for size"),
+    ("--transform OWN:boxes", "return an image with 1, 3 or 4 channels, or a tuple of images, but returned dict"),
+    ("--transform OWN:incomplete", "the transform returned NaN or infinite values for photo.png"),
+    ("--recipe cifar -o DIR/sheet.jpg", "must end in .png"),
+    ("--recipe cifar -o DIR/missing/sheet.png", "does not exist: create it first"),
+    ("--recipe cifar -o DIR/photo.png", "is one of the images"),
 ]
 
 
 @pytest.mark.parametrize(("arguments", "error"), MISTAKES)
-def test_wrong_transforms_are_refused(photo: Path, own: Path, tmp_path: Path, arguments: list[str], error: str) -> None:
-    named = [word.replace("OWN", str(own)) for word in arguments]
-    text = usage_error("augment", photo, "-o", tmp_path / "sheet.png", *named)
-    assert error.replace(" ", "") in text.replace(" ", "")  # The frame may wrap a long path at any character.
-    assert not (tmp_path / "sheet.png").exists()
-
-
-def test_the_file_must_be_a_png_in_an_existing_directory_and_none_of_the_images(photo: Path, tmp_path: Path) -> None:
+def test_wrong_transforms_and_outputs_are_refused(
+    photo: Path, own: Path, tmp_path: Path, arguments: str, error: str
+) -> None:
     before = photo.read_bytes()
-    for source, out, error in (
-        (photo, tmp_path / "sheet.jpg", "must end in .png"),
-        (photo, tmp_path / "missing" / "sheet.png", "does not exist: create it first"),
-        (tmp_path, photo, "is one of the images"),
-    ):
-        assert error in usage_error("augment", source, "-o", out, "--recipe", "cifar")
+    named = arguments.replace("OWN", str(own)).replace("DIR", str(tmp_path)).split()
+    out = [] if "-o" in named else ["-o", tmp_path / "sheet.png"]
+    source = tmp_path if str(photo) in named else photo
+    text = usage_error("augment", source, *out, *named)
+    assert error.replace(" ", "") in text.replace(" ", "")  # The frame may wrap a long path at any character.
+    assert {path.name for path in tmp_path.glob("*.*g")} == {"photo.png"}
     assert photo.read_bytes() == before
 
 

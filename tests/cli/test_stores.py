@@ -51,14 +51,11 @@ def remote(packed: Path, home: Location) -> Location:
     return put_all(packed, home / "out")
 
 
-LOOKS = [
-    *("info", "info --json", "ls --fields", "ls --json", "cat class-0/name-001 --field jpg", "order"),
-    *("check --world-size 2", "dups"),
-]
+LOOKS = ["info", "info --json", "ls --fields", "ls --json", "cat class-0/name-001 --field jpg", "order", "dups"]
 
 
 def assert_looks_the_same(local: Path, remote: Location, tmp_path: Path, *options: str) -> None:
-    for command in LOOKS:
+    for command in (*LOOKS, "check --world-size 2"):
         name, *others = command.split()
         by_place = [run(name, local, *others).output, run(name, remote, *others, *options).output]
         assert by_place[0].replace(str(local), str(remote)) == by_place[1]
@@ -109,11 +106,8 @@ def assert_is_changed_the_same(local: Path, remote: Location, tmp_path: Path, *o
     assert run("cat", tar, "x/2", *options).stdout == "two"
 
 
-def test_commands_look_into_a_dataset_in_a_store(packed: Path, remote: Location, tmp_path: Path) -> None:
+def test_commands_look_into_and_change_a_dataset_in_a_store(packed: Path, remote: Location, tmp_path: Path) -> None:
     assert_looks_the_same(packed, remote, tmp_path)
-
-
-def test_commands_change_a_dataset_in_a_store(packed: Path, remote: Location, tmp_path: Path) -> None:
     assert_is_changed_the_same(packed, remote, tmp_path)
     assert f"cannot append to {remote}: " in error_of("append", remote, remote.folder / "a")
 
@@ -183,14 +177,10 @@ def test_storage_options_are_names_and_values(packed: Path) -> None:
     for option in ("endpoint", "=x", "retries=many", "retries=-1"):
         assert "storage" in usage_error("pack", packed, "memory://x/out", "--storage-option", option)
     assert "ftp://" in error_of("info", "ftp://host/out")
-    assert "cannot append to s3://bucket/out: " in error_of(
-        "append", "s3://bucket/out", packed
-    )  # Nothing is requested.
+    found = error_of("append", "s3://bucket/out", packed)  # Nothing is requested.
+    assert "cannot append to s3://bucket/out: " in found
     assert "--cache" in usage_error("check", packed, "--cache", "s3://bucket/cache")
     assert "--cache-size" in usage_error("bench", packed, "--cache-size", "much")
-
-
-CREDENTIALS = ("access_key_id", "secret_access_key")
 
 
 @pytest.fixture
@@ -229,34 +219,17 @@ def test_options_reach_a_server(packed: Path, served: Location, options: list[st
 @pytest.mark.slow
 def test_a_run_is_trained_and_resumed(packed: Path, served: Location, options: list[str], tmp_path: Path) -> None:
     cached = [*options, "--num-workers", "1", "--cache", str(tmp_path / "cache"), "--cache-size", "100MB"]
-    learned = list[list[tuple[str, str]]]()
+    output = {"local": "", "remote": ""}
     for name, place, settings in (("local", packed, ["--num-workers", "0"]), ("remote", str(served), cached)):
-        losses = list[tuple[str, str]]()
         for num_epochs in (1, 2):
             done = train_here(place, "--epochs", num_epochs, "--batch-size", 4, "--out", tmp_path / name, *settings)
-            losses += [(figures["loss"], figures["val_loss"]) for figures in LINE.finditer(done.stdout)]
+            output[name] += done.stdout
         assert "resuming after step 5 (complete epochs: 1)" in done.stdout
-        learned.append(losses)
-    assert (len(learned[0]), learned[0]) == (2, learned[1])
+    losses, remote = (
+        [figures.group("loss", "val_loss") for figures in LINE.finditer(each)] for each in output.values()
+    )
+    assert (len(losses), losses) == (2, remote)
     assert list((tmp_path / "cache").glob("**/*.copy"))
-
-
-@pytest.mark.slow
-def test_class_folders_are_trained_on(images: Path, server: Server, options: list[str], tmp_path: Path) -> None:
-    home = upload(images, f"{server.url}/{uuid.uuid4().hex}/images", server.options)
-    cached = [*options, "--cache", str(tmp_path / "cache")]
-    losses = list[list[str]]()
-    for place, settings in ((images, []), (home, cached)):
-        output = train_here(str(place), "--epochs", 1, "--num-workers", 0, *settings).stdout
-        losses.append([figures["loss"] for figures in LINE.finditer(output)])
-    assert losses[0] == losses[1] != []
-    found = run("bench", home, "--image-size", 32, "--num-workers", 0, "--json", *cached)
-    assert json.loads(found.stdout)["num_samples"] == 21
-    for place, name, settings in ((home, "a.png", options), (images, "b.png", [])):
-        run("augment", place, "--recipe", "cifar", "-o", tmp_path / name, *settings)
-    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
-    run("pack", images, tmp_path / "out", "--classes", home, "--max-shard-samples", 5, *options)
-    assert run("verify", tmp_path / "out").stdout.startswith("no problems in 5 shards, 21 samples")
 
 
 @pytest.mark.slow
@@ -275,15 +248,15 @@ def test_samples_by_key_come_through_a_cache(packed: Path, served: Location, ser
 def profiles(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Write AWS configuration files with profiles. Return the other options that commands need to reach the server."""
     pytest.importorskip("boto3")
-    right, wrong = server.options, {"access_key_id": "a-wrong-id", "secret_access_key": "a-wrong-secret"}
+    wrong = {"access_key_id": "a-wrong-id", "secret_access_key": "a-wrong-secret"}
     texts = ["[profile empty]\n"]
-    for profile, credentials in (("right", right), ("wrong", wrong)):
-        texts += [f"[profile {profile}]\n", *(f"aws_{name} = {credentials[name]}\n" for name in CREDENTIALS)]
+    for profile, credentials in (("right", server.options), ("wrong", wrong)):
+        texts += [f"[profile {profile}]\n", *(f"aws_{name} = {credentials[name]}\n" for name in wrong)]
     (tmp_path / "config").write_text("".join(texts))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     client().close()  # The next storage process starts with the new variables.
-    return [f"--storage-option={name}={value}" for name, value in right.items() if name not in CREDENTIALS]
+    return [f"--storage-option={name}={value}" for name, value in server.options.items() if name not in wrong]
 
 
 @pytest.mark.slow

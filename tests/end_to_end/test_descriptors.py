@@ -25,16 +25,13 @@ from torch.utils.data import ConcatDataset
 
 import shardio
 
-
 def count_open_files():
     return len(os.listdir("/proc/self/fd"))
-
 
 def read_mapped(source, num_workers):
     datasets = [shardio.ShardMapDataset(source, fields=("key", "txt")) for _ in range(NUM_DATASETS)]
     loader = shardio.DataLoader(ConcatDataset(datasets), batch_size=8, shuffle=True, num_workers=num_workers)
     return [key for keys, _ in loader for key in keys]
-
 
 def read_in_turns(source, num_workers):
     options = {"fields": "key", "shuffle": True, "window": 2100, "strata": 1}
@@ -43,7 +40,6 @@ def read_in_turns(source, num_workers):
     keys = [key for batches in zip(*loaders) for batch in batches for key in batch]
     assert num_workers or count_open_files() == before, "idle datasets hold descriptors"
     return keys
-
 
 if __name__ == "__main__":
     source, limit, NUM_DATASETS = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])

@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from shardio import DataLoader, DevicePrefetcher, EpochSampler, ShardDataset, ShardMapDataset
 from shardio.check import CoverageRecorder
 from tests.processes import run_launched_ranks
+from tests.raising import assert_raises
 
 pytestmark = pytest.mark.slow
 
@@ -31,37 +32,33 @@ def run_mesh_rank(rank: int, packed: str, out: str) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     options: dict[str, Any] = {"fields": "key", "shuffle": True}
     data = mesh["dp"]
-    delivered = {
-        "mesh": keys_of(DataLoader(ShardDataset(packed, mesh=data, **options), 4, num_workers=1)),
-        "group": keys_of(DataLoader(ShardDataset(packed, group=data.get_group(), **options), 4)),
-        "sampler": keys_of(
-            DataLoader(dataset := ShardMapDataset(packed, fields="key"), 4, sampler=EpochSampler(dataset, mesh=data))
-        ),
-        "all": keys_of(DataLoader(ShardDataset(packed, group=dist.group.WORLD, **options), 4)),
+    dataset = ShardMapDataset(packed, fields="key")
+    loaders = {
+        "mesh": DataLoader(ShardDataset(packed, mesh=data, **options), 4, num_workers=1),
+        "group": DataLoader(ShardDataset(packed, group=data.get_group(), **options), 4),
+        "sampler": DataLoader(dataset, 4, sampler=EpochSampler(dataset, mesh=data)),
+        "all": DataLoader(ShardDataset(packed, group=dist.group.WORLD, **options), 4),
     }
+    delivered = {name: keys_of(loader) for name, loader in loaders.items()}
     every: list[Any] = [None] * 4
     dist.all_gather_object(every, delivered)
     whole = sorted(ShardDataset(packed, fields="key", rank=0, world_size=1))
     for name in ("mesh", "group", "sampler"):
-        replicas = [every[other][name] for other in range(4)]
-        assert replicas[0] == replicas[1]
-        assert replicas[2] == replicas[3]
-        assert sorted({*replicas[0], *replicas[2]}) == whole
-        assert len(replicas[0]) == len(replicas[2]) == 11, "21 samples, one of which is repeated"
+        one, same, other, same_other = (every[number][name] for number in range(4))
+        assert (one, other) == (same, same_other)
+        assert sorted({*one, *other}) == whole
+        assert len(one) == len(other) == 11, "21 samples, one of which is repeated"
     assert sorted({key for other in range(4) for key in every[other]["all"]}) == whole
 
-    with pytest.raises(
-        RuntimeError, match=r"a DeviceMesh with several dimensions \(dp, tp\), so it is not clear which"
-    ):
-        iter(DataLoader(ShardDataset(packed, **options), 4))
-    with pytest.raises(ValueError, match=r"has 2 dimensions \(dp, tp\): pass the one .* such as mesh=mesh\['dp'\]"):
-        ShardDataset(packed, mesh=mesh)
-    with pytest.raises(ValueError, match="got rank and mesh: pass only one of rank and world_size, mesh, and group"):
-        ShardDataset(packed, mesh=data, rank=0, world_size=2)
+    message = r"a DeviceMesh with several dimensions \(dp, tp\), so it is not clear which"
+    assert_raises(RuntimeError, message, iter, DataLoader(ShardDataset(packed, **options), 4))
+    message = r"has 2 dimensions \(dp, tp\): pass the one .* such as mesh=mesh\['dp'\]"
+    assert_raises(ValueError, message, ShardDataset, packed, mesh=mesh)
+    message = "got rank and mesh: pass only one of rank and world_size, mesh, and group"
+    assert_raises(ValueError, message, ShardDataset, packed, mesh=data, rank=0, world_size=2)
     apart = dist.new_group([3])
     if rank != 3:
-        with pytest.raises(ValueError, match=f"rank {rank} is not in the group"):
-            ShardDataset(packed, group=apart)
+        assert_raises(ValueError, f"rank {rank} is not in the group", ShardDataset, packed, group=apart)
 
     with CoverageRecorder(out, mesh=data) as recorder:
         for _ in recorder.watch(DataLoader(ShardDataset(packed, mesh=data, **options), 4)):

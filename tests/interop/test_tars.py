@@ -6,6 +6,7 @@ import io
 import shutil
 import subprocess
 import tarfile
+from itertools import product
 from pathlib import Path
 
 import cv2
@@ -22,6 +23,7 @@ from shardio.reading import SampleReader
 from shardio.shards import open_table
 from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 from tests.images.pictures import make_picture, read_by_pillow, save
+from tests.packing.packs import write_files
 from tests.raising import assert_raises
 from tests.sources import encode, write_images
 from tests.tars import Member, Samples, extract_with_gnu_tar, index_of, read_members, read_with_webdataset, write_tar
@@ -57,7 +59,7 @@ def test_samples_equal_those_of_webdataset(tmp_path: Path, tar_format: int) -> N
     assert_equal_to_webdataset(tmp_path / "a.tar", 31 + len(names))
 
 
-def test_names_that_are_not_utf8_are_read(tmp_path: Path) -> None:
+def test_names_that_are_not_utf8_and_tars_by_gnu_tar_are_read(tmp_path: Path, images: Path) -> None:
     path = tmp_path / "a.tar"
     with tarfile.open(path, "w", format=tarfile.GNU_FORMAT, encoding="latin-1") as tar:
         for name in "größe.jpg", "größe.cls", "plain.jpg":
@@ -65,6 +67,10 @@ def test_names_that_are_not_utf8_are_read(tmp_path: Path) -> None:
             info.size = 3
             tar.addfile(info, io.BytesIO(b"abc"))
     assert_equal_to_webdataset(path, 2)
+    for tar_format in ("gnu", "pax", "ustar", "v7"):
+        path = tmp_path / f"{tar_format}.tar"
+        subprocess.run(["tar", f"--format={tar_format}", "--sort=name", "-cf", path, "-C", images, "."], check=True)
+        assert_equal_to_webdataset(path, 21)
 
 
 @FORMATS
@@ -126,13 +132,6 @@ def test_members_are_gathered_or_refused(
         assert_raises(FormatError, "no samples", open_table, path)
 
 
-def test_a_tar_by_gnu_tar_is_read(tmp_path: Path, images: Path) -> None:
-    for tar_format in ["gnu", "pax", "ustar", "v7"]:
-        tar = tmp_path / f"{tar_format}.tar"
-        subprocess.run(["tar", f"--format={tar_format}", "--sort=name", "-cf", tar, "-C", images, "."], check=True)
-        assert_equal_to_webdataset(tar, 21)
-
-
 @pytest.mark.parametrize("options", [["--format=gnu"], ["--format=pax"], ["--format=pax", "--sparse-version=0.1"]])
 def test_a_sparse_member_is_refused(tmp_path: Path, options: list[str]) -> None:
     """GNU tar does not store the content of a sparse file as one range of bytes."""
@@ -141,8 +140,7 @@ def test_a_sparse_member_is_refused(tmp_path: Path, options: list[str]) -> None:
         file.seek(1 << 20)
         file.write(b"end")
     (tmp_path / "b.jpg").write_bytes(b"full" * (1 << 19))
-    command = ["tar", *options, "-S", "-cf", "x.tar", "a.jpg", "b.jpg"]
-    subprocess.run(command, cwd=tmp_path, check=True)
+    subprocess.run(["tar", *options, "-S", "-cf", "x.tar", "a.jpg", "b.jpg"], cwd=tmp_path, check=True)
     assert (tmp_path / "x.tar").stat().st_size < 3 << 20, "this file system has no sparse files"
     assert_raises(FormatError, r"x\.tar", open_table, tmp_path / "x.tar")
     assert not (tmp_path / "x.tar.idx").exists()
@@ -152,48 +150,27 @@ NAMES = ["plain", "with space", "n" * 96, "n" * 97, "n" * 101, "m" * 200, "schö
 NAMES += ["emoji-🙂", "-dash", "it's", "a=b", "100%"]
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("source")
-    write_images(root, classes=11, per_class=1)  # Two digits are needed.
+def test_all_tools_read_every_sample(tmp_path: Path) -> None:
+    source, out = tmp_path / "in", tmp_path / "out"
+    write_images(source, classes=11, per_class=1)  # Two digits are needed.
     for folder in "class-0", "Klasse äöü", "deep/" + "er/" * 40 + "x":
-        (root / folder).mkdir(parents=True, exist_ok=True)
         for i, name in enumerate(NAMES):
-            (root / folder / f"{name}.PNG").write_bytes(encode(i, suffix="png"))
-            (root / folder / f"{name}.json").write_text(f'{{"name": "{name}"}}')
-    return root
-
-
-@pytest.fixture(scope="module")
-def shards(source: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    out = tmp_path_factory.mktemp("shards")
+            files = {f"{name}.PNG": encode(i, suffix="png"), f"{name}.json": f'{{"name": "{name}"}}'.encode()}
+            write_files(source / folder, files)
     shardio.pack(source, out, max_shard_samples=13)
-    return sorted(out.glob("*.tar"))
+    shards, classes = sorted(out.glob("*.tar")), sorted(path.name for path in source.iterdir())
+    expected = dict[str, dict[str, bytes]]()
+    for path in filter(Path.is_file, source.rglob("*.*")):
+        place = path.relative_to(source)
+        fields = expected.setdefault(str(place.with_suffix("")), {"cls": str(classes.index(place.parts[0])).encode()})
+        fields[path.suffix[1:].lower()] = path.read_bytes()
 
-
-@pytest.fixture(scope="module")
-def expected(source: Path) -> dict[str, dict[str, bytes]]:
-    classes = sorted(path.name for path in source.iterdir())
-    samples: dict[str, dict[str, bytes]] = {}
-    for path in source.rglob("*.*"):
-        if path.is_file():
-            key, class_name = str(path.relative_to(source).with_suffix("")), path.relative_to(source).parts[0]
-            fields = samples.setdefault(key, {"cls": str(classes.index(class_name)).encode()})
-            fields[path.suffix[1:].lower()] = path.read_bytes()
-    return samples
-
-
-def test_all_tools_read_every_sample(shards: list[Path], expected: dict[str, dict[str, bytes]], tmp_path: Path) -> None:
     samples = read_with_webdataset(*shards)
     assert (len(samples), dict(samples)) == (len(expected), expected)
     members = [member for path in shards for member in read_members(path)]
     names = {f"{key}.{field}": content for key, fields in expected.items() for field, content in fields.items()}
     assert (len(members), dict(members)) == (len(names), names)
-    table = open_table(shards[0].parent)
-    reader = SampleReader(table)
-    read = reader.read(np.arange(table.manifest.num_samples), table.manifest.fields)
-    reader.close()
-    assert [(sample.key, dict(sample.fields)) for sample in read] == samples
+    assert read_with_shardio(out) == samples
     if shutil.which("tar") is None:
         pytest.skip("there is no tar on this system")
     unpacked: dict[str, bytes] = {}
@@ -202,38 +179,19 @@ def test_all_tools_read_every_sample(shards: list[Path], expected: dict[str, dic
     assert unpacked == names
 
 
-# Shards packed with ``--jpeg tile``, from which other tools decode the original pixels, and whose crops are exact
-
-SIZES = [(375, 500), (321, 481), (33, 47), (1, 1), (64, 3), (17, 130)]
-
-
-@pytest.fixture(scope="module")
-def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("photographs")
-    for class_id in range(2):
-        folder = root / f"class-{class_id}"
-        folder.mkdir()
-        for i, size in enumerate(SIZES):
-            for subsampling in range(3):
-                picture = make_picture(*size, seed=class_id)
-                content = save(picture, "JPEG", subsampling=subsampling, quality=90, comment=b"kept")
-                (folder / f"{i}-{subsampling}.jpg").write_bytes(content)
-    return root
-
-
-@pytest.fixture(scope="module")
-def tiled(photographs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("tiled")
-    manifest = shardio.pack(photographs, out, jpeg="tile", max_shard_samples=10)
-    assert manifest.pack["num_tiled"] == manifest.num_samples
-    return out
-
-
-def test_webdataset_pillow_opencv_and_simplejpeg_read_the_original_pixels(photographs: Path, tiled: Path) -> None:
-    samples = read_with_webdataset(*sorted(tiled.glob("*.tar")))
-    assert len(samples) == 2 * 3 * len(SIZES)
+def test_other_tools_decode_the_original_pixels_of_tiled_shards_and_crops_are_exact(tmp_path: Path) -> None:
+    sizes, photographs, files = [(375, 500), (321, 481), (33, 47), (1, 1), (64, 3), (17, 130)], tmp_path / "in", {}
+    for class_id, (i, size), subsampling in product(range(2), enumerate(sizes), range(3)):
+        picture = make_picture(*size, seed=class_id)
+        content = save(picture, "JPEG", subsampling=subsampling, quality=90, comment=b"kept")
+        files[f"class-{class_id}/{i}-{subsampling}.jpg"] = content
+    write_files(photographs, files)
+    manifest = shardio.pack(photographs, tmp_path / "tiled", jpeg="tile", max_shard_samples=10)
+    assert manifest.pack["num_tiled"] == manifest.num_samples == len(files)
+    samples = read_with_webdataset(*sorted((tmp_path / "tiled").glob("*.tar")))
+    assert sorted(f"{key}.jpg" for key, _ in samples) == sorted(files)
     for key, fields in samples:
-        original, stored = (photographs / f"{key}.jpg").read_bytes(), fields["jpg"]
+        original, stored = files[f"{key}.jpg"], fields["jpg"]
         assert stored != original
         np.testing.assert_array_equal(read_by_pillow(stored), read_by_pillow(original))
         np.testing.assert_array_equal(simplejpeg.decode_jpeg(stored), simplejpeg.decode_jpeg(original))
@@ -242,18 +200,13 @@ def test_webdataset_pillow_opencv_and_simplejpeg_read_the_original_pixels(photog
         with Image.open(io.BytesIO(stored)) as image:
             assert image.info["comment"] == b"kept"
 
-
-@pytest.mark.parametrize("antialias", [False, True])
-def test_batches_of_tiled_and_copied_shards_are_equal(
-    photographs: Path, tiled: Path, tmp_path: Path, antialias: bool
-) -> None:
     shardio.pack(photographs, tmp_path / "copied", max_shard_samples=10)
-    transform = Compose([RandomResizedCrop(64, antialias=antialias), RandomHorizontalFlip()])
-    found, copied = (
-        list(shardio.DataLoader(shardio.ShardDataset(path, shuffle=True, transform=transform), batch_size=7))
-        for path in (tiled, tmp_path / "copied")
-    )
-    assert len(found) == len(copied) > 1
-    for (images, labels), (expected_images, expected_labels) in zip(found, copied, strict=True):
-        assert torch.equal(images, expected_images)
-        assert torch.equal(labels, expected_labels)
+    for antialias in (False, True):
+        transform = Compose([RandomResizedCrop(64, antialias=antialias), RandomHorizontalFlip()])
+        found, copied = (
+            list(shardio.DataLoader(shardio.ShardDataset(tmp_path / name, shuffle=True, transform=transform), 7))
+            for name in ("tiled", "copied")
+        )
+        for (images, labels), (expected_images, expected_labels) in zip(found, copied, strict=True):
+            assert torch.equal(images, expected_images)
+            assert torch.equal(labels, expected_labels)

@@ -19,17 +19,7 @@ if sys.version_info < (3, 11):
 
 from tools.gpu_wheels import find_missing, list_wanted, read_names
 
-HAVE = [
-    "torch",
-    "torchvision",
-    "timm",
-    "transformers",
-    "opencv-python-headless",
-    "pillow",
-    "numba",
-    "hypothesis",
-    "pytest",
-]
+HAVE = "torch torchvision timm transformers opencv-python-headless pillow numba hypothesis pytest"
 
 COLLECT = '''
 import importlib.metadata, json, re, sys
@@ -59,7 +49,7 @@ def read_installed(names: Sequence[str]) -> Iterable[str]:
 
 @pytest.mark.slow
 def test_what_is_carried_and_what_the_machine_has_suffice_for_all_checks(tmp_path: Path) -> None:
-    machine = find_missing(HAVE, (), read_installed, "3.12")
+    machine = find_missing(HAVE.split(), (), read_installed, "3.12")
     carried = find_missing(list_wanted(), machine, read_installed, "3.12")
     assert {"obstore", "simplejpeg", "pytest-timeout"} <= carried
     assert not carried & machine
@@ -71,12 +61,12 @@ def test_what_is_carried_and_what_the_machine_has_suffice_for_all_checks(tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("package", sorted(map(canonicalize_name, ("xxhash", "obstore", "pydantic"))))
-def test_a_package_that_the_machine_has_is_left_to_it(package: str) -> None:
+def test_a_package_that_the_machine_has_is_left_to_it() -> None:
     everything = find_missing(list_wanted(), (), read_installed, "3.12")
-    without = find_missing(list_wanted(), {package}, read_installed, "3.12")
-    assert package in everything - without
-    assert without <= everything
+    for package in ("xxhash", "obstore", "pydantic"):
+        without = find_missing(list_wanted(), {package}, read_installed, "3.12")
+        assert package in everything - without
+        assert without <= everything
 
 
 def test_a_list_of_packages_may_come_from_pip(tmp_path: Path) -> None:

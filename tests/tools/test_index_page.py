@@ -29,8 +29,6 @@ WRONG_INSTALL = re.compile(
 )
 """A command that installs shardio by its name, or the name with an extra. Paths are allowed."""
 
-LINK = re.compile(r"\]\(([^)\s]+)\)")
-
 
 def read_project() -> dict[str, Any]:
     if sys.version_info < (3, 11):
@@ -42,60 +40,40 @@ def read_project() -> dict[str, Any]:
 
 
 def test_no_text_recommends_installing_the_other_project() -> None:
+    wrong = ["pip install shardio", "pip install -U\n'shardio[tile]'", "uv add shardio", "needs 'shardio[parquet]'"]
+    assert all(map(WRONG_INSTALL.search, [*wrong, "pip install -c constraints.txt shardio"]))
+    right = ["pip install shardio-loader", "pip install '/path/to/shardio[tile]'", "pip install ./shardio"]
+    assert not any(map(WRONG_INSTALL.search, [*right, "pip install numpy, which shardio uses"]))
     assert len(TEXTS) > 300
     found = [(path.relative_to(ROOT), match[0]) for path in TEXTS for match in WRONG_INSTALL.finditer(path.read_text())]
     assert found == []
 
 
-@pytest.mark.parametrize(
-    ("text", "is_wrong"),
-    [
-        ("pip install shardio", True),
-        ("pip install -U\n'shardio[tile]'", True),
-        ("uv add shardio", True),
-        ("pip install -c constraints.txt shardio", True),
-        ("needs datasets: 'shardio[parquet]'", True),
-        ("pip install shardio-loader", False),
-        ("pip install '/path/to/shardio[tile]'", False),
-        ("pip install ./shardio", False),
-        ("pip install numpy, which shardio uses", False),
-    ],
-)
-def test_the_test_above_recognizes_wrong_commands(text: str, is_wrong: bool) -> None:
-    assert bool(WRONG_INSTALL.search(text)) == is_wrong
-
-
-def test_the_distribution_has_its_own_name_and_provides_the_command() -> None:
+def test_the_metadata_name_the_distribution_the_command_and_the_supported_versions_and_systems() -> None:
     project = read_project()
     assert project["name"] == "shardio-loader"
     assert project["scripts"] == {"shardio": "shardio.cli.main:main"}
     assert not [url for url in project.get("urls", {}).values() if "example" in url]
-
-
-def test_classifiers_name_the_supported_versions_and_systems() -> None:
-    project = read_project()
     versions = {line.rpartition(" ")[2] for line in project["classifiers"] if re.search(r"Python :: 3\.\d+$", line)}
     assert versions == {f"3.{minor}" for minor in range(10, 15)}
     assert project["requires-python"] == ">=3.10"
     assert {"Operating System :: POSIX :: Linux", "Operating System :: MacOS"} <= set(project["classifiers"])
     # PEP 639: the license is an expression, so there must not be a license classifier.
     assert (project["license"], [line for line in project["classifiers"] if "License" in line]) == ("Apache-2.0", [])
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {__version__}\n" in citation
+    assert f"\n  - name: {project['authors'][0]['name']}\n" in citation
 
 
 def test_the_index_page_has_no_broken_links() -> None:
+    find_links = re.compile(r"\]\(([^)\s]+)\)").findall
     readme = (ROOT / "README.md").read_text()
-    relative = [target for target in LINK.findall(readme) if not target.startswith(("https:", "#"))]
+    relative = [target for target in find_links(readme) if not target.startswith(("https:", "#"))]
     assert relative
     plain = make_index_page(readme, None)
-    assert all(target.startswith(("https:", "#")) for target in LINK.findall(plain))
+    assert all(target.startswith(("https:", "#")) for target in find_links(plain))
     assert "CHANGELOG.md" in plain  # The link's text stays.
     linked = make_index_page(readme, "https://host/project/")
-    targets = LINK.findall(linked)
-    assert [target.removeprefix("https://host/project/") for target in targets] == LINK.findall(readme)
+    targets = find_links(linked)
+    assert [target.removeprefix("https://host/project/") for target in targets] == find_links(readme)
     assert all((ROOT / target.partition("#")[0]).exists() for target in relative)
-
-
-def test_the_citation_names_this_version_and_the_authors() -> None:
-    citation = (ROOT / "CITATION.cff").read_text()
-    assert f"\nversion: {__version__}\n" in citation
-    assert f"\n  - name: {read_project()['authors'][0]['name']}\n" in citation
