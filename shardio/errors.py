@@ -68,9 +68,7 @@ class SampleError(ShardioError):
 
     def __init__(self, message: str, *, row: int = 0, key: str = "", where: str = "", stage: Stage = "read") -> None:
         super().__init__(message)
-        self.row = row
-        self.key = key
-        self.where = where
+        self.row, self.key, self.where = row, key, where
         self.stage: Stage = stage
 
     def at_row(self, row: int) -> SampleError:
@@ -104,8 +102,7 @@ class NonFiniteLossError(ShardioError):
 
     def __init__(self, message: str, *, step: int, keys: Sequence[str] | None = None) -> None:
         super().__init__(message)
-        self.step = step
-        self.keys = keys
+        self.step, self.keys = step, keys
 
 
 class CoverageError(ShardioError, AssertionError):

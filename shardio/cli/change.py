@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardio.cli.options import SHARDS, MaxShardSize, StorageOptionTexts, read_options
+from shardio.cli.options import SHARDS, DatasetPath, MaxShardSize, StorageOptionTexts, read_options
 from shardio.cli.terminal import ProgressReporter, echo, name_of, print_error, printable, value_errors_as_usage_errors
 from shardio.packing import DEFAULT_SHARD_SIZE, Layout, SourceKind
 from shardio.packing.preparing import require_kernel
@@ -88,9 +89,8 @@ def append(
     from shardio import packing
     from shardio.shards import open_table
 
-    num_before = (
-        open_table(out).manifest.num_samples if Path(out).exists() else 0
-    )  # `append` refuses a missing dataset.
+    # `append` refuses a missing dataset.
+    num_before = open_table(out).manifest.num_samples if Path(out).exists() else 0
     with reporting(as_json=as_json, doing="packing") as progress:
         manifest = packing.append(
             out,
@@ -144,9 +144,7 @@ def merge(
 
 
 def split(
-    source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="A packed directory, a manifest, a tar, or a directory of tars.")
-    ],
+    source: DatasetPath,
     out: Annotated[str, typer.Argument(metavar="OUT", help="The directory of the new datasets, or a URL.")],
     by: Annotated[
         str, typer.Option(metavar="FRACTIONS", help="The fraction of each part; the sum must be 1.")
@@ -186,9 +184,7 @@ def split(
 
 
 def reshard(
-    source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="A packed directory, a manifest, a tar, or a directory of tars.")
-    ],
+    source: DatasetPath,
     out: OutArgument,
     max_shard_size: MaxShardSize = DEFAULT_SHARD_SIZE,
     max_shard_samples: MaxShardSamples = None,
@@ -242,29 +238,21 @@ def rewrite_all(files: list[Path], out: Path | None, rewrite: Callable[[bytes], 
             rewrite the JPEG.
     """
     require_kernel()
-    names = [file.name for file in files]
-    duplicate = next((name for name in names if names.count(name) > 1), None)
-    if out is not None and duplicate is not None:
-        raise typer.BadParameter(
-            f"two files are named {duplicate}: use a separate run and directory for each", param_hint="--out"
-        )
     if out is not None:
+        [(name, number)] = Counter(file.name for file in files).most_common(1)
+        if number > 1:
+            error = f"two files are named {name}: use a separate run and directory for each"
+            raise typer.BadParameter(error, param_hint="--out")
         for file in files:
-            _refuse_original(file, out / file.name)
+            if (target := out / file.name).exists() and target.samefile(file):
+                error = f"{printable(file)} is in that directory and would be overwritten: choose another directory"
+                raise typer.BadParameter(error, param_hint="--out")
         out.mkdir(parents=True, exist_ok=True)
     num_failed = sum(not _rewrite(file, out, rewrite) for file in files)
     if out is None:
         echo("nothing was written: pass --out DIRECTORY to write the files", err=True)
     if num_failed:
         raise typer.Exit(1)
-
-
-def _refuse_original(file: Path, target: Path) -> None:
-    if target.exists() and target.samefile(file):
-        raise typer.BadParameter(
-            f"{printable(file)} is in that directory and would be overwritten: choose another directory",
-            param_hint="--out",
-        )
 
 
 def _rewrite(file: Path, out: Path | None, rewrite: Callable[[bytes], bytes]) -> bool:
@@ -281,11 +269,8 @@ def _rewrite(file: Path, out: Path | None, rewrite: Callable[[bytes], bytes]) ->
     if out is not None:
         with write_whole(out / file.name) as target:
             target.write(after)
-    change = len(after) / len(before) - 1
-    echo(
-        f"{file}: {_describe(before)} → {_describe(after)}, {format_bytes(len(before))} → {format_bytes(len(after))} "
-        f"({change:+.1%})"
-    )
+    sizes = f"{format_bytes(len(before))} → {format_bytes(len(after))} ({len(after) / len(before) - 1:+.1%})"
+    echo(f"{file}: {_describe(before)} → {_describe(after)}, {sizes}")
     return True
 
 
@@ -301,11 +286,8 @@ def _describe(content: bytes) -> str:
     tiles = read_tiles(content, head)
     if tiles is not None:
         return f"{head.width}×{head.height}, {count(tiles.starts.size, 'tile')} of {count(tiles.interval, 'MCU')}"
-    restarts = (
-        f"restart markers every {count(head.restart_interval, 'MCU')}"
-        if head.restart_interval
-        else "no restart markers"
-    )
+    every = head.restart_interval
+    restarts = f"restart markers every {count(every, 'MCU')}" if every else "no restart markers"
     return f"{head.width}×{head.height}, {restarts}"
 
 

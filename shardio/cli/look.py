@@ -510,16 +510,8 @@ def _plot_epoch(
     rows = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
     for axes, (label, values) in zip(rows, panels.items(), strict=True):
         # With these margins of the color scale, even a single stratum has a bright color.
-        axes.scatter(
-            positions,
-            values,
-            s=size,
-            c=reverse_bits(settings.strata)[positions % settings.strata],
-            cmap="turbo",
-            vmin=-1,
-            vmax=settings.strata,
-            linewidths=0,
-        )
+        colors = reverse_bits(settings.strata)[positions % settings.strata]
+        axes.scatter(positions, values, size, colors, cmap="turbo", vmin=-1, vmax=settings.strata, linewidths=0)
         axes.set_ylabel(label)
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.margins(x=0.01)

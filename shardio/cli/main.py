@@ -48,7 +48,7 @@ PANELS = {
         "verify": ("verify", "Compare the manifest, the indexes and the tars"),
         "check": ("check", "Report which samples a loader repeats or loses"),
         "order": ("look", "Measure how well an epoch is shuffled"),
-        "mix": ("mix", "Describe a mixture of datasets"),
+        "mix": ("check", "Describe a mixture of datasets"),
         "doctor": ("measure", "Find out whether loading holds training back"),
     },
     "Transform and train": {

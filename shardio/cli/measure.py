@@ -335,9 +335,8 @@ def _make_loader(
         folder = shardio.ImageFolder(source, **settings, **remote)
         return shardio.DataLoader(folder, sampler=shardio.EpochSampler(folder), **options)
     names = ("image",) if fields is None else tuple(fields.split(","))
-    has_images = "image" in names
-    dataset = shardio.ShardDataset(source, fields=names, shuffle=True, **remote, **(settings if has_images else {}))
-    return shardio.DataLoader(dataset, **options)
+    own = settings if "image" in names else {}
+    return shardio.DataLoader(shardio.ShardDataset(source, fields=names, shuffle=True, **remote, **own), **options)
 
 
 def _as_json(epoch: int, meter: ThroughputMeter, stats: LoaderStats | None) -> str:
@@ -345,9 +344,8 @@ def _as_json(epoch: int, meter: ThroughputMeter, stats: LoaderStats | None) -> s
 
     counts = {name: getattr(meter, name) for name in ("num_batches", "num_samples", "elapsed_s", "first_batch_s")}
     rates = {name: getattr(meter, name) for name in ("samples_per_s", "samples_per_s_after_first_batch")}
-    return json.dumps(
-        {"epoch": epoch, **asdict(find_world()), **counts, **({} if stats is None else asdict(stats)), **rates}
-    )
+    stages = {} if stats is None else asdict(stats)
+    return json.dumps({"epoch": epoch, **asdict(find_world()), **counts, **stages, **rates})
 
 
 def _describe_speed(epoch: int, meter: ThroughputMeter) -> str:

@@ -176,12 +176,8 @@ OnError = Annotated[
 
 def make_loader_options(batch_size: int, num_workers: int, on_error: OnErrorPolicy) -> dict[str, Any]:
     """Return the arguments of DataLoader for these options."""
-    return {
-        "batch_size": batch_size,
-        "num_workers": num_workers,
-        "persistent_workers": num_workers > 0,
-        "on_error": on_error,
-    }
+    workers = {"num_workers": num_workers, "persistent_workers": num_workers > 0}
+    return {"batch_size": batch_size, "on_error": on_error, **workers}
 
 
 def report_rank() -> None:

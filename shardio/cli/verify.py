@@ -146,9 +146,8 @@ def repair(
     else:
         for action in result.actions:
             echo(printable(f"{action.where}: {action.message}"))
-            _echo_some(
-                [f"  dropped sample {key}" for key in action.dropped], "  and {} more samples (--json prints all)"
-            )
+            dropped = [f"  dropped sample {key}" for key in action.dropped]
+            _echo_some(dropped, "  and {} more samples (--json prints all)")
         lines = [f"{problem.kind}: {problem}" for problem in result.problems]
         _echo_some(lines, "and {} more problems (--json prints all)", err=True)
         if (manifest := result.manifest) is not None:

@@ -119,10 +119,7 @@ def view(
         opened = open_source(source, access)
     with opened:
         if opened.contains(location):
-            raise typer.BadParameter(
-                f"{printable(out)} is one of the images and would be overwritten: choose another file",
-                param_hint="--out",
-            )
+            raise _refuse_image(out)
         overview = look_at(opened, num_thumbnails=limit, seed=seed)
     page = make_overview_page(overview) if out.endswith(".html") else _make_png(overview)
     with location.write_whole() as file:
@@ -138,27 +135,24 @@ def view(
     )
 
 
+def _refuse_image(out: str | Path) -> typer.BadParameter:
+    error = f"{printable(out)} is one of the images and would be overwritten: choose another file"
+    return typer.BadParameter(error, param_hint="--out")
+
+
 def _make_png(overview: Overview) -> bytes:
-
-    def make_row(thumbnails: Sequence[Thumbnail]) -> SheetRow:
-        return SheetRow(
-            names=[printable(_name_thumbnail(each)) for each in thumbnails],
-            groups=[[_show_thumbnail(each)] for each in thumbnails],
-        )
-
     found = overview.thumbnails
     if not found:
         raise typer.BadParameter("no sample has an image: write an .html file", param_hint="--out")
-    rows = [make_row(found[start : start + IMAGES_PER_ROW]) for start in range(0, len(found), IMAGES_PER_ROW)]
+    rows = list[SheetRow]()
+    for start in range(0, len(found), IMAGES_PER_ROW):
+        here = found[start : start + IMAGES_PER_ROW]
+        names = [("" if each.label is None else f"{each.label}: ") + each.key.rpartition("/")[2] for each in here]
+        rows.append(SheetRow(names=list(map(printable, names)), groups=[[_show_thumbnail(each)] for each in here]))
     file = io.BytesIO()
     title = printable(f"{overview.name}: {len(found)} of {count(overview.num_images, 'image')}")
     make_sheet(title, [""] * len(rows[0].groups), rows).save(file, "PNG")
     return file.getvalue()
-
-
-def _name_thumbnail(thumbnail: Thumbnail) -> str:
-    name = thumbnail.key.rpartition("/")[2]
-    return name if thumbnail.label is None else f"{thumbnail.label}: {name}"
 
 
 def _show_thumbnail(thumbnail: Thumbnail) -> Image.Image:
@@ -253,14 +247,11 @@ def augment(
 
 def _check_out(out: Path, dataset: MapDataset) -> None:
     if not out.parent.is_dir():
-        raise typer.BadParameter(
-            f"the directory {printable(out.parent)} does not exist: create it first", param_hint="--out"
-        )
+        error = f"the directory {printable(out.parent)} does not exist: create it first"
+        raise typer.BadParameter(error, param_hint="--out")
     paths = (path for path, _ in getattr(dataset, "samples", ()))  # Packed datasets have none.
     if out.exists() and any(path.endswith(out.name) and not find_url(path) and out.samefile(path) for path in paths):
-        raise typer.BadParameter(
-            f"{printable(out)} is one of the images and would be overwritten: choose another file", param_hint="--out"
-        )
+        raise _refuse_image(out)
 
 
 def open_images(
@@ -296,18 +287,17 @@ def open_images(
         def __len__(self) -> int:
             return len(self.samples)
 
+    open_packed = partial(ShardMapDataset, fields=("image",), transform=transform, decode=decode)
     access = make_access(storage_options)
     if find_path(parse_location(source, access)) is None:
         if has_class_folders(source, access):
             return ImageFolder(source, transform, decode=decode, storage_options=storage_options)
-        return ShardMapDataset(
-            source, fields=("image",), transform=transform, decode=decode, storage_options=storage_options
-        )
+        return open_packed(source, storage_options=storage_options)
     path = absolute_path(Path(source))
     if path.is_file() and _is_image(path):
         return ImageFiles(path.parent, [path])
     if not path.is_dir() or holds_shards(parse_location(path)):
-        return ShardMapDataset(path, fields=("image",), transform=transform, decode=decode)
+        return open_packed(path)
     if has_class_folders(path):
         try:
             return ImageFolder(path, transform, decode=decode)

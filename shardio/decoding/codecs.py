@@ -44,7 +44,7 @@ FieldCodec = Callable[[bytes], Any]
 """A function that decodes the bytes of a field to a value that depends only on these bytes.
 
 If the bytes are damaged, the function raises an Exception, and does not allocate far more memory than they occupy.
-Users pass such functions as ``decoders=``. :mod:`shardio.testing.field_codec` has tests of codecs.
+Users pass such functions as ``decoders=``. :mod:`shardio.testing.samples` has tests of codecs.
 """
 
 Missing = Literal["error"] | None

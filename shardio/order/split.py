@@ -35,7 +35,7 @@ class RemainderPolicy:
     """A treatment of the last samples of an epoch if they do not fill a step, which is one batch on every rank.
 
     To add a policy, add its name to ``Remainder`` and an entry to ``POLICIES``. Loaders, training and ``check`` use
-    these attributes, not the name. ``shardio.testing.remainder_policy`` tests a policy.
+    these attributes, not the name. ``shardio.testing.samples`` tests a policy.
 
     Attributes:
         effect: A description of the effect, which follows the policy's name in messages.

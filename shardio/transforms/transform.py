@@ -56,7 +56,7 @@ class Transform(ABC):
     Subclasses draw the parameters of n images in one call, as a function of the images' sizes and one rng key for each
     image. They apply the parameters to one image at a time, and keep each constructor argument in an attribute of the
     same name. When called with an image, a transform draws its rng key from torch's global generator, as torchvision's
-    do. Subclasses cannot override ``__call__``. :mod:`shardio.testing.transform` tests these rules.
+    do. Subclasses cannot override ``__call__``. :mod:`shardio.testing.samples` tests these rules.
 
     Attributes:
         equals_torchvisions: Whether torchvision's transform of the same name has the same distribution and, on Pillow

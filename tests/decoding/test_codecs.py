@@ -17,7 +17,7 @@ import shardio
 from shardio import ShardDataset
 from shardio.decoding.codecs import DECODERS, TRUSTED_DECODERS, copy_arrays, decode_npy, extension_of
 from shardio.images import encode_png
-from shardio.testing.field_codec import FieldCodecTests, check_types
+from shardio.testing.samples import FieldCodecTests, check_types
 from tests.sources import write_images
 
 

@@ -28,7 +28,7 @@ from shardio.order import (
     read_state,
 )
 from shardio.order.epoch_order import permute_shards
-from shardio.testing.remainder_policy import check_shares
+from shardio.testing.samples import check_shares
 
 DIGEST = "a dataset's digest"
 

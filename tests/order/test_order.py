@@ -49,7 +49,7 @@ from shardio.order.quality import (
     take_turns,
 )
 from shardio.order.state import STATE_VERSION
-from shardio.testing.remainder_policy import RemainderPolicyTests, make_world
+from shardio.testing.samples import RemainderPolicyTests, make_world
 from tests.order.laws import Case, Group, LawBrokenError, check_laws, check_windows
 from tests.raising import assert_raises
 from tools.freeze_orders import SHARDS

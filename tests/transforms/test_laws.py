@@ -18,7 +18,7 @@ from PIL import Image
 import shardio.transforms
 from shardio import DataLoader, EpochSampler, ShardMapDataset, transforms as tr
 from shardio.images import define_operation
-from shardio.testing.transform import TransformTests
+from shardio.testing.samples import TransformTests
 from shardio.transforms.recipes import RECIPES
 from shardio.transforms.transform import RandomPixelTransform
 from tests.transforms.by_torchvision import v2
