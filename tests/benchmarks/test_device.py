@@ -85,7 +85,7 @@ def test_all_feeds_give_the_same_and_another_one_is_refused() -> None:
     feeds, _ = make_feeds(source, CPU)
     for feed in feeds.values():
         check_feed(feed, source, CPU, 4)
-    darker: Any = [(images - 0.1, labels) for images, labels in feeds[SHARDIO]]
+    darker: Any = ((images - 0.1, labels) for images, labels in feeds[SHARDIO])
     with pytest.raises(ValueError, match=r"differ by up to 0\.1"):
         check_feed(darker, source, CPU, 4)
 
