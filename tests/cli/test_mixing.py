@@ -36,21 +36,18 @@ def write(path: Path, folders: dict[str, str], given: dict[str, float] | None, *
 @pytest.mark.parametrize("name", ["mixture.json", "mixture.yaml"])  # JSON is valid YAML.
 def test_the_table_says_what_the_loader_delivers(name: str, folders: dict[str, str], tmp_path: Path) -> None:
     weights = {"web": 0.75, "code": 0.25}
-    path = write(
-        tmp_path / name, folders, weights, stop="longest", global_batch_size=4, at={"6": {"code": 1, "web": 1}}
-    )
-    plot = tmp_path / "mixture.png"
+    later, plot = {"code": 1, "web": 1}, tmp_path / "mixture.png"
+    path = write(tmp_path / name, folders, weights, stop="longest", global_batch_size=4, at={"6": later})
     lines = run("mix", path, "--plot", plot).stdout.splitlines()
     sources = {each: (ShardDataset(folder, fields="key"), weights[each]) for each, folder in folders.items()}
     mix = MixedDataset(sources, stop="longest", global_batch_size=4, shuffle=False, batch_size=4)
-    keys = list(mix.at(6, {"code": 1, "web": 1}))
+    keys = list(mix.at(6, later))
     assert lines[0] == f"an epoch has {len(keys)} samples = {-(-len(keys) // 4)} steps"
     for line in lines[3:]:
         source, num_samples, share, num_drawn, times, *repeat = line.split()
         own = [key for key in keys if key.startswith(source)]
         assert (len(own), len(set(own))) == (int(num_drawn), int(num_samples))
-        assert share == f"{len(own) / len(keys):.2%}"
-        assert times == f"{len(own) / len(set(own)):.2f}"
+        assert (share, times) == (f"{len(own) / len(keys):.2%}", f"{len(own) / len(set(own)):.2f}")
         first = next((row for row, key in enumerate(keys) if key in keys[:row] and key.startswith(source)), None)
         expected = "never in epoch 0" if first is None else f"sample {first} (step {first // 4})"
         assert " ".join(repeat) == expected
@@ -65,20 +62,17 @@ def test_sizes_decide_the_weights_on_request(folders: dict[str, str], tmp_path: 
 
 
 def test_what_is_wrong_is_named(folders: dict[str, str], tmp_path: Path) -> None:
-    weights = {"web": 1.0, "code": 1.0}
-    path = tmp_path / "mixture.json"
-    refused: dict[str, Any] = {
-        "'code' has no weight": write(path, folders, {"web": 1.0}).read_text(),
-        "contradict each other": write(path, folders, weights, weights="proportional").read_text(),
-        "at names 'cod'": write(path, folders, weights, at={"3": {"cod": 1}}, global_batch_size=2).read_text(),
-        "needs global_batch_size": write(path, folders, weights, batches="pure").read_text(),
-        "less than a millionth": write(path, folders, {"web": 1.0, "code": 1e-8}).read_text(),
-    }
-    for message, text in refused.items():
-        path.write_text(text)
-        assert message in usage_error("mix", path)
-    damaged = {"steps: Extra inputs": write(path, folders, weights, steps=3).read_text(), "cannot be read": "{"}
-    for message, text in damaged.items():
-        path.write_text(text)
-        assert message in error_of("mix", path)
+    path, weights = tmp_path / "mixture.json", {"web": 1.0, "code": 1.0}
+    refused: list[tuple[str, dict[str, float], dict[str, Any]]] = [
+        ("'code' has no weight", {"web": 1.0}, {}),
+        ("contradict each other", weights, {"weights": "proportional"}),
+        ("at names 'cod'", weights, {"at": {"3": {"cod": 1}}, "global_batch_size": 2}),
+        ("needs global_batch_size", weights, {"batches": "pure"}),
+        ("less than a millionth", {"web": 1.0, "code": 1e-8}, {}),
+    ]
+    for message, given, others in refused:
+        assert message in usage_error("mix", write(path, folders, given, **others))
+    assert "steps: Extra inputs" in error_of("mix", write(path, folders, weights, steps=3))
+    path.write_text("{")
+    assert "cannot be read" in error_of("mix", path)
     assert "does not exist" in usage_error("mix", tmp_path / "other.yaml")
