@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import FormatError, SampleError, ShardioError, StaleIndexError, StoreError
-from shardio.reading.seen import SeenShards
+from shardio.reading.seen import SeenShards, Unseen
 from shardio.sample import Sample
-from shardio.shards import Ints, Manifest, Shard, ShardTable, hash_key, read_keys
+from shardio.shards import Ints, Manifest, Shard, ShardTable, hash_key, read_keys, read_shards
 from shardio.storage import Location, ReplacedError, StorageOptions, StoredFile, make_access, map_locations
 from shardio.values import check_choice, count
 
@@ -46,6 +46,9 @@ MAX_OPEN_SHARDS = 1024
 
 MAX_INDEX_BYTES = 128 * 2**20
 """The maximum memory in bytes of the indexes of open shards."""
+
+SHARDS_AT_ONCE = 64
+"""The number of shards whose samples are read together."""
 
 KEYS_AT_ONCE = 4096
 """The number of keys to read at a time while iterating."""
@@ -121,9 +124,11 @@ class SampleReader:
         self._table = table
         self._verify: Verify = check_choice("verify", verify, Verify)
         self._stops = np.cumsum(table.manifest.shard_sizes)
+        self._starts = self._stops - table.manifest.shard_sizes
         self._seen = SeenShards(table.manifest.shard_sizes)
         # There are no locks, because a forked child could inherit a held lock. Each operation is atomic.
         self._open: OrderedDict[int, Shard] = OrderedDict()
+        self._num_index_bytes = 0  # The memory of the indexes that were opened since the last count.
 
     def read(self, indices: Ints, fields: Sequence[str], deferred: Container[str] = ()) -> StoredSamples:
         """Read fields of samples.
@@ -150,14 +155,11 @@ class SampleReader:
         columns: list[list[Any]] = [[None] * len(indices) for _ in fields]
         by_shard = list(self.by_shard(indices))
         self._open_remote([shard for shard, _, _ in by_shard])
-        for shard, rows, inner in by_shard:
-            try:
-                found = self._read_checked(shard, inner, fields, deferred)
-            except SampleError as error:
-                raise error.at_row(int(rows[error.row])) from error
-            for column, contents in zip(columns, found, strict=True):
-                for row, content in zip(rows.tolist(), contents, strict=True):
-                    column[row] = content
+        for first in range(0, len(by_shard), SHARDS_AT_ONCE):
+            for rows, found in self._read_together(by_shard[first : first + SHARDS_AT_ONCE], fields, deferred):
+                for column, contents in zip(columns, found, strict=True):
+                    for row, content in zip(rows, contents, strict=True):
+                        column[row] = content
         return StoredSamples(
             dict(zip(fields, columns, strict=True)),
             len(indices),
@@ -211,32 +213,52 @@ class SampleReader:
         """
         order = indices.argsort(kind="stable")
         ordered = indices[order]
-        start = 0
-        while start < len(order):
-            shard = int(self._stops.searchsorted(ordered[start], side="right"))
-            stop = int(ordered.searchsorted(self._stops[shard]))
-            yield shard, order[start:stop], ordered[start:stop] - (self._stops[shard - 1] if shard else 0)
-            start = stop
+        shards = self._stops.searchsorted(ordered, side="right")
+        inner = ordered - self._starts[shards]
+        firsts = np.flatnonzero(shards[1:] != shards[:-1]) + 1
+        for start, stop in pairwise([0, *firsts.tolist(), len(order)] if len(order) else []):
+            yield int(shards[start]), order[start:stop], inner[start:stop]
 
-    def _read(self, shard: int, inner: Ints, fields: Sequence[str], deferred: Container[str]) -> list[list[Any]]:
-        def read(opened: Shard) -> list[list[Any]]:
-            if self._verify == "off":
-                return opened.read_many(inner, fields, deferred=deferred)
-            tar = opened.tar
-            seen = self._seen.find(shard, tuple(fields), tar.version, is_kept=tar.is_local)
-            unseen = seen.find_unseen(inner)
-            found = opened.read_many(inner, fields, unseen, deferred)
-            if unseen is not None:
-                seen.add(inner[unseen])
-            return found
+    def _read_together(
+        self, parts: Sequence[tuple[int, Ints, Ints]], fields: Sequence[str], deferred: Container[str]
+    ) -> Iterator[tuple[list[int], list[list[Any]]]]:
+        """Yield the rows and the fields of samples, which :meth:`by_shard` found."""
+        if len(parts) > 1:
+            with suppress(SampleError, FormatError):
+                found = self._read(
+                    [(self._get_open(shard), shard, inner) for shard, _, inner in parts], fields, deferred
+                )
+                yield np.concatenate([rows for _, rows, _ in parts]).tolist(), found
+                return
+        # Read each shard alone, which fetches damaged bytes again, reopens replaced files, and raises the errors.
+        for shard, rows, inner in parts:
+            try:
+                found = self._read_checked(shard, inner, fields, deferred)
+            except SampleError as error:
+                raise error.at_row(int(rows[error.row])) from error
+            yield rows.tolist(), found
 
-        return self._use(shard, read)
+    def _read(
+        self, visits: Sequence[tuple[Shard, int, Ints]], fields: Sequence[str], deferred: Container[str]
+    ) -> list[list[Any]]:
+        """Read fields of samples: see :func:`read_shards`. Each visit has a shard, its place, and the samples in it."""
+        opened = [(shard, inner) for shard, _, inner in visits]
+        if self._verify == "off":
+            return read_shards(opened, fields, deferred=deferred)
+        names = tuple(fields)
+        records = [
+            self._seen.find(place, names, shard.tar.version, is_kept=shard.tar.is_local) for shard, place, _ in visits
+        ]
+        unseen = Unseen(records, [inner for _, _, inner in visits])
+        found = read_shards(opened, fields, unseen.mask, deferred)
+        unseen.mark_seen()
+        return found
 
     def _read_checked(
         self, shard: int, inner: Ints, fields: Sequence[str], deferred: Container[str]
     ) -> list[list[Any]]:
         try:
-            return self._read(shard, inner, fields, deferred)
+            return self._use(shard, lambda opened: self._read([(opened, shard, inner)], fields, deferred))
         except SampleError as error:
             return self._read_again(shard, inner, fields, error)
 
@@ -252,7 +274,7 @@ class SampleReader:
                 opened.index.discard()
                 self._open.pop(shard, None)
             try:
-                return self._read(shard, inner, fields, ())
+                return self._use(shard, lambda opened: self._read([(opened, shard, inner)], fields, ()))
             except SampleError as another:
                 error = another
 
@@ -291,18 +313,26 @@ class SampleReader:
         if opened is None:
             opened = self._open_shard(shard)
             self._open[shard] = opened
-            with suppress(KeyError):
-                while self._has_too_many_open():
-                    # Another thread may be reading the shard: it is closed when the last reference is gone.
-                    self._open.popitem(last=False)
+            self._num_index_bytes += opened.index.num_bytes
+            self._close_oldest()
         with suppress(KeyError):  # Another thread has removed the shard.
             self._open.move_to_end(shard)
         return opened
 
-    def _has_too_many_open(self) -> bool:
-        num_open = len(self._open)
-        num_bytes = sum(opened.index.num_bytes for opened in list(self._open.values()))
-        return num_open > MAX_OPEN_SHARDS or (num_bytes > MAX_INDEX_BYTES and num_open > 1)
+    def _close_oldest(self) -> None:
+        """Close the shards that were used least recently if too many are open.
+
+        Another thread may be reading a shard: it is closed when the last reference is gone.
+        """
+        with suppress(KeyError):
+            while len(self._open) > MAX_OPEN_SHARDS:
+                self._open.popitem(last=False)
+            if self._num_index_bytes > MAX_INDEX_BYTES:
+                # The number includes closed shards. Make room for many shards, because counting all takes long.
+                self._num_index_bytes = sum(opened.index.num_bytes for opened in list(self._open.values()))
+                while self._num_index_bytes > MAX_INDEX_BYTES * 3 // 4 and len(self._open) > 1:
+                    _, oldest = self._open.popitem(last=False)
+                    self._num_index_bytes -= oldest.index.num_bytes
 
     def _open_shard(self, shard: int) -> Shard:
         tar, index = self._table.tars[shard], self._table.indexes[shard]

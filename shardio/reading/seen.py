@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 import numpy as np
 import xxhash
@@ -39,29 +40,63 @@ class SeenSamples:
         self._bits = bits
         self._num_unseen = num_samples  # Approximate, because threads update this number concurrently.
 
-    def find_unseen(self, samples: Ints) -> NDArray[np.bool_] | None:
-        """Return a mask of the samples that have not been seen, bool [n], or None if all samples have been seen."""
-        bits = self._bits  # Read the attribute once: another thread may drop the bits.
-        if not len(bits):
-            return None
-        unseen: NDArray[np.bool_] = (bits[samples >> 3] & _bits_of(samples)) == 0
-        return unseen if unseen.any() else None
+    @property
+    def is_complete(self) -> bool:
+        """Whether all samples have been seen."""
+        return not len(self._bits)
 
-    def add(self, samples: Ints) -> None:
-        """Record samples as seen."""
+    def read(self, places: Ints) -> NDArray[np.uint8] | int:
+        """Return bytes of the bits, uint8 [n], or 255 if all samples have been seen."""
+        bits = self._bits  # Read the attribute once: another thread may drop the bits.
+        return bits[places] if len(bits) else 255
+
+    def add(self, places: Ints, masks: NDArray[np.uint8]) -> None:
+        """Record samples as seen, given the byte of each sample and its bit in the byte."""
         bits = self._bits
         if not len(bits) or not self._is_kept:
             return
-        np.bitwise_or.at(bits, samples >> 3, _bits_of(samples))
-        self._num_unseen -= len(samples)
+        np.bitwise_or.at(bits, places, masks)
+        self._num_unseen -= len(places)
         if self._num_unseen <= 0:
             self._num_unseen = int(np.unpackbits(~bits).sum())
             if self._num_unseen == 0:
                 self._bits = bits[:0]  # All samples have been seen, so the bits are not needed.
 
 
-def _bits_of(samples: Ints) -> NDArray[np.uint8]:
-    return np.left_shift(np.uint8(1), (samples & 7).astype(np.uint8))
+class Unseen:
+    """Samples of one or more shards that are read together, and which of them have not been seen.
+
+    Args:
+        records: The record of each shard.
+        samples: The samples' indices in each shard, int64.
+
+    Attributes:
+        mask: Whether each sample has not been seen, bool [n], or None if all samples have been seen.
+    """
+
+    def __init__(self, records: Sequence[SeenSamples], samples: Sequence[Ints]) -> None:
+        self.mask: NDArray[np.bool_] | None = None
+        if all(record.is_complete for record in records):
+            return
+        self._records = records
+        self._bounds = [0, *accumulate(map(len, samples))]
+        together = np.concatenate(samples)
+        self._places, self._masks = together >> 3, np.left_shift(np.uint8(1), (together & 7).astype(np.uint8))
+        bits = np.empty(len(together), np.uint8)
+        for record, start, stop in self._parts():
+            bits[start:stop] = record.read(self._places[start:stop])
+        mask = (bits & self._masks) == 0
+        if mask.any():
+            self.mask = mask
+
+    def mark_seen(self) -> None:
+        """Record the samples as seen."""
+        if self.mask is not None:
+            for record, start, stop in self._parts():
+                record.add(self._places[start:stop], self._masks[start:stop])
+
+    def _parts(self) -> Iterator[tuple[SeenSamples, int, int]]:
+        return zip(self._records, self._bounds[:-1], self._bounds[1:], strict=True)
 
 
 class SeenShards:

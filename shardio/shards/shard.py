@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
 from shardio.errors import FormatError, SampleError, StaleIndexError
-from shardio.files import HEAD_BYTES, Descriptor, FileRange
 from shardio.process import let_through
 from shardio.sample import Sample
 from shardio.shards.index import (
@@ -32,7 +30,6 @@ from shardio.shards.shard_index import ShardIndex, TarHeaders, digest_headers
 from shardio.shards.tar import (
     BLOCK,
     GZIP_ERRORS,
-    MAX_MEMBER,
     TOO_LARGE,
     Ints,
     StoredSample,
@@ -95,82 +92,14 @@ class Shard:
         """The shard's entry in a manifest."""
         return make_entry(self.tar.location.name, self.index.header)
 
-    def read_many(
-        self,
-        samples: Ints,
-        fields: Sequence[str],
-        unseen: NDArray[np.bool_] | None = None,
-        deferred: Container[str] = (),
-    ) -> list[list[Any]]:
-        """Read fields of samples. Read neighboring ranges together.
-
-        Args:
-            samples: int64 [n], indices in this shard.
-            fields: F names of fields.
-            unseen: bool [n], whether to compare each sample's tar headers and contents with the index, or None to
-                compare no sample.
-            deferred: The fields to read later, if they need not be compared.
-
-        Returns:
-            For each field, the content of each sample, a FileRange from which it is read later, or None if the sample
-            lacks the field.
-
-        Raises:
-            SampleError: If a sample cannot be read or is damaged, or a field is too large.
-            StaleIndexError: If the tar has another member at the indexed offset.
-        """
-        there = tuple(field for field in fields if field in self.index.field_indices)
-        starts, stops, hashes = self.index.locate(samples, there)  # each [n, F]
-        if (stops - starts).max(initial=0) > MAX_MEMBER:
-            self._raise_too_large(samples, there, starts, stops)
-        present = starts >= 0
-        num_contents = np.count_nonzero(present)
-        are_all = num_contents == present.size
-        late = [column for column, field in enumerate(there) if field in deferred]
-        ends, file = stops, self.tar.hold() if late else None
-        if file is not None:
-            ends = stops.copy()
-            is_late = slice(None) if unseen is None else ~unseen
-            for column in late:
-                ends[is_late, column] = np.minimum(stops[is_late, column], starts[is_late, column] + HEAD_BYTES)
-        range_starts, range_stops = (starts.ravel(), ends.ravel()) if are_all else (starts[present], ends[present])
-        if unseen is not None:  # Most tar headers precede a small file, so both are read together.
-            compared = present & unseen[:, None]
-            range_starts = np.concatenate([range_starts, starts[compared] - BLOCK])
-            range_stops = np.concatenate([range_stops, starts[compared]])
-        try:
-            found = self.tar.read_many(range_starts, range_stops)
-        except (OSError, EOFError) as error:
-            let_through(error)
-            self._let_store_errors_through(error)
-            self._raise_unreadable(samples, there, starts, stops)
-            # Each sample could be read separately, so read all samples together again.
-            found = self.tar.read_many(range_starts, range_stops)
-        contents, headers = found[:num_contents], found[num_contents:]
-        if are_all:
-            columns = [list[Any](contents[i :: len(there)]) for i in range(len(there))]
-        else:
-            cells: list[Any] = [None] * present.size
-            for i, content in zip(np.flatnonzero(present).tolist(), contents, strict=True):
-                cells[i] = content
-            columns = [cells[i :: len(there)] for i in range(len(there))]
-        if unseen is not None:
-            self._compare(samples, there, columns, np.flatnonzero(unseen), starts, headers, hashes)
-        if file is not None:
-            for column in late:
-                ranges = starts[:, column], stops[:, column], hashes[:, column]
-                columns[column] = _defer(file, *ranges, columns[column], unseen)
-        by_field = dict(zip(there, columns, strict=True))
-        return [by_field[field] if field in by_field else [None] * len(samples) for field in fields]
-
     def describe(self, sample: int, fields: Iterable[str]) -> tuple[str, str]:
         """Return a sample's key, and the sample's location as text."""
         starts, _, _ = self.index.locate(np.array([sample]), tuple(fields))
         found = starts[starts >= 0]
         return self.index.key(sample), describe_offset(self.tar, int(found.min()) if len(found) else 0)
 
-    def _let_store_errors_through(self, error: OSError | EOFError) -> None:
-        # A failing store or a cache that cannot be written does not mean that a sample is damaged.
+    def let_store_errors_through(self, error: OSError | EOFError) -> None:
+        """Raise the error of a failing store, or of a cache that cannot be written: no sample is damaged."""
         if not self.tar.is_local and not isinstance(error, FileNotFoundError | EOFError):
             raise error
 
@@ -182,81 +111,60 @@ class Shard:
             found |= self.tar.discard(start - BLOCK, stop)
         return found
 
-    def _raise_too_large(
-        self,
-        samples: Ints,
-        fields: Sequence[str],
-        starts: Ints,
-        stops: Ints,
-    ) -> None:
-        row, field_index = np.argwhere(stops - starts > MAX_MEMBER)[0].tolist()
-        key, origin = self.describe(int(samples[row]), (fields[field_index],))
-        num_bytes = int(stops[row, field_index] - starts[row, field_index])
-        message = f"field {fields[field_index]!r} of sample {key} in {origin} has {num_bytes} bytes, {TOO_LARGE}"
+    def raise_too_large(self, sample: int, row: int, field: str, num_bytes: int) -> NoReturn:
+        """Raise SampleError for a field that is too large to be read."""
+        key, origin = self.describe(sample, (field,))
+        message = f"field {field!r} of sample {key} in {origin} has {num_bytes} bytes, {TOO_LARGE}"
         raise SampleError(message, row=row, key=key, where=origin)
 
-    def _raise_unreadable(
-        self,
-        samples: Ints,
-        fields: Sequence[str],
-        starts: Ints,
-        stops: Ints,
-    ) -> None:
+    def find_unreadable(self, samples: Ints, fields: Sequence[str], first_row: int) -> None:
+        """Read samples one by one. Raise SampleError for the first sample that cannot be read.
+
+        Args:
+            samples: int64 [n], indices in the shard.
+            fields: The names of the fields to read.
+            first_row: The row of the first sample in a request.
+        """
+        starts, stops, _ = self.index.locate(samples, tuple(fields))
         for row, field_index in np.argwhere(starts >= 0).tolist():
             try:
                 self.tar.read(int(starts[row, field_index]) - BLOCK, int(stops[row, field_index]))
             except (OSError, EOFError) as error:  # noqa: PERF203  # The first error ends the loop.
                 let_through(error)
-                self._let_store_errors_through(error)
+                self.let_store_errors_through(error)
                 key, origin = self.describe(int(samples[row]), fields)
                 message = f"sample {key} cannot be read from {origin}: {error}"
-                raise SampleError(message, row=row, key=key, where=origin) from error
+                raise SampleError(message, row=first_row + row, key=key, where=origin) from error
 
-    def _compare(
-        self,
-        samples: Ints,
-        fields: Sequence[str],
-        columns: Sequence[Sequence[bytes | None]],
-        rows: Ints,
-        starts: Ints,
-        headers: Sequence[bytes],
-        hashes: NDArray[np.uint64],
+    def compare(
+        self, row: int, start: int, key: bytes, field: str, header: bytes, content: bytes, expected_hash: int
     ) -> None:
-        """Compare samples with the index.
+        """Compare a field of a sample with the index after a quick comparison has failed.
 
         Args:
-            samples: int64 [n], indices in the shard.
-            fields: F names of fields.
-            columns: F columns of n contents, or None where a sample lacks the field.
-            rows: int64 [m], the rows of the samples to compare.
-            starts: int64 [n, F], the offsets of the contents, or -1 where a sample lacks the field.
-            headers: The tar headers of the contents to compare, sample by sample. Missing fields have no headers.
-            hashes: uint64 [n, F], the xxh3-64 of the contents according to the index.
+            row: The sample's row in a request.
+            start: The offset of the content in the tar.
+            key: The sample's key.
+            field: The name of the field.
+            header: The tar header before the content.
+            content: The content.
+            expected_hash: The xxh3-64 of the content according to the index.
+
+        Raises:
+            SampleError: If the sample is damaged.
+            StaleIndexError: If the tar has another member at the indexed offset.
         """
-        # Python's integers and bytes are faster here than arrays, because this loop handles single samples.
-        suffixes = [f".{field}".encode(errors="surrogateescape") for field in fields]
-        keys = self.index.raw_keys(samples[rows])
-        header_of_next = iter(headers)
-        of_samples = zip(rows.tolist(), keys, starts[rows].tolist(), hashes[rows].tolist(), strict=True)
-        for row, key, sample_starts, expected in of_samples:
-            for field_index, start in enumerate(sample_starts):
-                if start < 0:
-                    continue
-                header = next(header_of_next)
-                content = columns[field_index][row]
-                assert content is not None, "the index has the content"
-                if not header_fits(header, key, suffixes[field_index], len(content)):
-                    self._doubt_name(row, start, len(content), key, fields[field_index], header)
-                if (found := xxhash.xxh3_64_intdigest(content)) != expected[field_index]:
-                    raise self._damaged(
-                        row,
-                        key,
-                        start,
-                        f"field {fields[field_index]!r} of sample {{}} is damaged: its {len(content)} bytes have "
-                        f"xxh3-64 {found:016x}, expected {expected[field_index]:016x} from {self.index.location}. "
-                        "Download the shard again, or pack the dataset again. If shardio did not pack this tar, and it "
-                        "was changed on purpose, delete its index",
-                    )
+        if not header_fits(header, key, f".{field}".encode(errors="surrogateescape"), len(content)):
+            self._doubt_name(row, start, len(content), key, field, header)
+        if (found := xxhash.xxh3_64_intdigest(content)) != expected_hash:
+            raise self._damaged(
+                row,
+                key,
+                start,
+                f"field {field!r} of sample {{}} is damaged: its {len(content)} bytes have xxh3-64 {found:016x}, "
+                f"expected {expected_hash:016x} from {self.index.location}. Download the shard again, or pack the "
+                "dataset again. If shardio did not pack this tar, and it was changed on purpose, delete its index",
+            )
 
     def _damaged(self, row: int, raw_key: bytes, start: int, message: str) -> SampleError:
         """Return an error with ``{}`` in the message replaced by the sample's key and location."""
@@ -406,20 +314,6 @@ class _WrittenTar(NamedTuple):
 
     def read_many(self, starts: Ints, stops: Ints) -> list[bytes]:
         return [self.headers[stop] for stop in stops.tolist()]
-
-
-def _defer(
-    file: Descriptor,
-    starts: Ints,
-    stops: Ints,
-    hashes: NDArray[np.uint64],
-    heads: Sequence[Any],
-    unseen: NDArray[np.bool_] | None,
-) -> list[Any]:
-    """Return ranges to read later, given their first bytes. Unseen samples have been read, and stay as they are."""
-    is_read = [False] * len(heads) if unseen is None else unseen.tolist()
-    ranges = zip(starts.tolist(), stops.tolist(), heads, hashes.tolist(), is_read, strict=True)
-    return [FileRange(file, *each) if each[2] and not known else each[2] for *each, known in ranges]
 
 
 def was_packed(tar: Location) -> bool:

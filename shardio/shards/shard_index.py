@@ -110,6 +110,11 @@ class ShardIndex:
             The start and the stop of each content in the tar, both int64 [n, F], or -1 where a sample lacks the field;
             and the xxh3-64 of each content, uint64 [n, F].
         """
+        starts, stops, hashes = self.find_entries(samples, fields).transpose(0, 2, 1)
+        return starts, stops, hashes.view(np.uint64)
+
+    def find_entries(self, samples: Ints, fields: tuple[str, ...]) -> Ints:
+        """Return the results of :meth:`locate` as one array, int64 [3, F, n]."""
         columns = [self.field_indices[field] for field in fields if field in self.field_indices]
         if self._content is not None:
             found = self._content.entries[:, np.array(columns, np.int64)[:, None], samples]
@@ -118,8 +123,7 @@ class ShardIndex:
         if len(columns) < len(fields):
             known, found = found, np.full((3, len(fields), len(samples)), -1, np.int64)
             found[:, [field in self.field_indices for field in fields]] = known
-        starts, stops, hashes = found.transpose(0, 2, 1)
-        return starts, stops, hashes.view(np.uint64)
+        return found
 
     def prefetch(self, samples: Ints, fields: tuple[str, ...]) -> None:
         """Fetch the entries and the keys of samples into the cache if the index is fetched in parts."""

@@ -1,6 +1,6 @@
 """Access stored data: locations, stores and local files."""
 
-from shardio.storage.local import FolderFiles, find_path, make_version, read_and_stat, walk_files, walk_folders
+from shardio.storage.local import LIMITS, FolderFiles, find_path, make_version, read_and_stat, walk_files, walk_folders
 from shardio.storage.locations import (
     RemoteAccess,
     StorageOptions,
@@ -27,6 +27,7 @@ from shardio.storage.store import (
 )
 
 __all__ = [
+    "LIMITS",
     "PIECE",
     "REMOTE_PIECE",
     "FileStat",

@@ -153,7 +153,15 @@ class LocalFile(StoredFile):
         return content
 
     def read_many(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[bytes]:
-        return read_runs(self._read_all, starts, stops, LIMITS)
+        return read_runs(self.read_apart, starts, stops, LIMITS)
+
+    def read_apart(self, starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
+        descriptor = self._find()
+        sizes = list(map(operator.sub, stops, starts))
+        contents = list(map(os.pread, itertools.repeat(descriptor.number), sizes, starts))
+        if list(map(len, contents)) != sizes:  # A single read on Linux returns at most 2 GiB.
+            contents = [self.read(start, stop) for start, stop in zip(starts, stops, strict=True)]
+        return contents
 
     def read_integers(self, starts: Sequence[int]) -> NDArray[np.int64]:
         descriptor = self._find()
@@ -174,14 +182,6 @@ class LocalFile(StoredFile):
     def close(self) -> None:
         self._is_open = False
         self._files.close(self._serial)
-
-    def _read_all(self, starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
-        descriptor = self._find()
-        sizes = list(map(operator.sub, stops, starts))
-        contents = list(map(os.pread, itertools.repeat(descriptor.number), sizes, starts))
-        if list(map(len, contents)) != sizes:  # A single read on Linux returns at most 2 GiB.
-            contents = [self.read(start, stop) for start, stop in zip(starts, stops, strict=True)]
-        return contents
 
     def _find(self) -> Descriptor:
         assert self._is_open, f"{self._key} is closed"

@@ -163,6 +163,14 @@ class StoredFile(Protocol):
         """
         return [self.read(start, stop) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
 
+    def read_apart(self, starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
+        """Return the contents of ranges that are not worth joining, for example because they are far apart.
+
+        Raises:
+            The same errors as :meth:`read`.
+        """
+        return self.read_many(np.array(starts, np.int64), np.array(stops, np.int64))
+
     def read_integers(self, starts: Sequence[int]) -> NDArray[np.int64]:
         """Return the little-endian integer of 8 bytes at each start, int64 [n].
 

@@ -25,7 +25,7 @@ import shardio
 from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset
 from shardio.errors import FormatError, SampleError, StaleIndexError
 from shardio.reading import SampleReader, Verify
-from shardio.reading.seen import SeenSamples
+from shardio.reading.seen import SeenSamples, Unseen
 from shardio.shards import ShardTable, open_table
 from shardio.storage.local import MAX_DESCRIPTORS, LocalFile
 from tests.files import count_open_files, flip
@@ -193,13 +193,13 @@ def test_samples_are_those_that_tarfile_reads(packed: Path) -> None:
 
 def test_lookups_read_no_tar(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = list[tuple[str, int]]()
-    original = LocalFile._read_all
+    original = LocalFile.read_apart
 
     def spy(self: LocalFile, starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
         read.extend((self.location.name, stop - start) for start, stop in zip(starts, stops, strict=True))
         return original(self, starts, stops)
 
-    monkeypatch.setattr(LocalFile, "_read_all", spy)
+    monkeypatch.setattr(LocalFile, "read_apart", spy)
     samples = shardio.open(packed)
     assert read == []
     assert "class-1/name-001" in samples
@@ -381,13 +381,13 @@ def test_comparing_costs_no_more_reads(tmp_path: Path, monkeypatch: pytest.Monke
     write_tar(tmp_path / "a.tar", [member for row, member in enumerate(members) if row != lacks])
     table = open_table(tmp_path)
     num_reads = list[int]()
-    read = LocalFile._read_all
+    read = LocalFile.read_apart
 
     def count_and_read(file: LocalFile, starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
         num_reads[-1] += len(starts)
         return read(file, starts, stops)
 
-    monkeypatch.setattr(LocalFile, "_read_all", count_and_read)
+    monkeypatch.setattr(LocalFile, "read_apart", count_and_read)
     choices: list[Verify] = ["off", "first"]
     for verify in choices:
         reader = SampleReader(table, verify)
@@ -421,25 +421,29 @@ def test_samples_are_unseen_until_they_are_seen(num_samples: int, data: st.DataO
     noted = set[int]()
     numbers = st.lists(st.integers(0, max(num_samples - 1, 0)), max_size=12 if num_samples else 0)
     for asked in [*data.draw(st.lists(numbers, max_size=12)), list(range(num_samples))]:
-        unseen = seen.find_unseen(np.array(asked, np.int64))
-        assert ([False] * len(asked) if unseen is None else unseen.tolist()) == [each not in noted for each in asked]
-        seen.add(np.array(asked, np.int64))
+        unseen = Unseen([seen], [np.array(asked, np.int64)])
+        found = [False] * len(asked) if unseen.mask is None else unseen.mask.tolist()
+        assert found == [each not in noted for each in asked]
+        unseen.mark_seen()
         noted |= set(asked)
-    assert seen.find_unseen(np.arange(num_samples)) is None
+    assert Unseen([seen], [np.arange(num_samples)]).mask is None
 
 
 COMPARED_BY_CHILD = """
 import os, sys
 import numpy as np
 from shardio.reading import SampleReader
-from shardio.shards import Shard, open_table
+from shardio.shards import open_table, shard_reading
 
 table = open_table(sys.argv[1])
 reader = SampleReader(table)
 samples = np.arange(table.manifest.num_samples)
 reader.read(samples[:1], ("jpg", "cls"))
 compared = []
-Shard._compare = lambda self, samples, fields, columns, rows, *_: compared.extend(rows.tolist())
+def compare(request, pieces, headers, columns):
+    compared.extend(np.flatnonzero((headers >= 0).any(axis=1)))
+
+shard_reading._Request._compare = compare
 for fields in (("jpg", "cls"), ("cls",), ("jpg", "cls")):
     if os.fork() == 0:
         reader.read(samples[::2], fields)
@@ -467,9 +471,7 @@ class DroppedAfterReading(SeenSamples):
 
 
 def test_bits_may_be_dropped_while_another_thread_reads_them() -> None:
-    unseen = DroppedAfterReading(9, VERSION).find_unseen(np.arange(9))
-    assert unseen is not None
-    assert unseen.all()
+    assert np.array_equal(DroppedAfterReading(9, VERSION).read(np.array([0, 1])), [0, 254])
 
 
 def test_indexes_of_open_shards_take_limited_memory(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ import xxhash
 import shardio
 from shardio.errors import ShardioError
 from shardio.reading import KeyedShards
-from shardio.shards import Shard, find_problems, open_compressed
+from shardio.shards import Shard, find_problems, open_compressed, read_shards
 from shardio.shards.index import IndexColumns, read_columns, read_header, read_keys
 from shardio.shards.indexing import TarContents, index_tar, scan_contents
 from shardio.shards.repairing import find_complete, repair, write_complete
@@ -201,7 +201,7 @@ class Laws:
                 samples = np.unique(np.linspace(0, max(0, header.num_samples - 1), min(count, 4)).astype(np.int64))
             if not count or not fields:
                 return found
-            columns = shard.read_many(samples, fields, np.ones(len(samples), np.bool_))
+            columns = read_shards([(shard, samples)], fields, np.ones(len(samples), np.bool_))
             starts, stops, hashes = shard.index.locate(samples, fields)
             keys = shard.index.keys(samples)
             for row in range(len(samples)):

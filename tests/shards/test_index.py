@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from shardio.errors import FormatError, SampleError, StaleIndexError
 from shardio.reading import SampleReader
 from shardio.sample import Sample
-from shardio.shards import Manifest, open_table, repair, shard_index, write_manifest, write_shard
+from shardio.shards import Manifest, open_table, read_shards, repair, shard_index, write_manifest, write_shard
 from shardio.shards.index import read_columns
 from shardio.storage import parse_location
 from tests.files import count_open_files
@@ -53,7 +53,7 @@ def test_what_was_written_is_read_in_the_requested_order(tmp_path: Path, samples
     with open_shard(tmp_path / "a.tar") as shard:
         fields = shard.index.header.fields
         for names in (fields, fields[::-1], ("other", *fields)):
-            columns = shard.read_many(np.arange(len(samples)), names)
+            columns = read_shards([(shard, np.arange(len(samples)))], names)
             assert columns == [[contents.get(name) for contents in samples.values()] for name in names]
         assert shard.index.keys(np.arange(shard.index.header.num_samples)) == [*samples]
         starts, stops, _ = shard.index.locate(np.arange(len(samples)), ("other", *fields))

@@ -30,7 +30,7 @@ import shardio
 from shardio.errors import FormatError, SampleError, StaleIndexError
 from shardio.reading import KeyedShards
 from shardio.sample import Sample
-from shardio.shards import open_compressed, open_table, size_in_tar, write_shard
+from shardio.shards import open_compressed, open_table, read_shards, size_in_tar, write_shard
 from shardio.shards.indexing import index_tar, scan_contents
 from shardio.shards.repairing import repair
 from shardio.shards.tar import BLOCK, END, MAX_MEMBER, StoredField, are_plain_headers, header_fits, make_header
@@ -155,13 +155,13 @@ def test_a_member_that_is_too_large_is_refused_at_indexing(tmp_path: Path) -> No
 def test_a_field_that_is_too_large_is_refused_at_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fields = {"bin": b"12345678", "txt": b"1"}
     write_shard(parse_location(tmp_path / "a.tar"), [Sample(key=key, fields=fields, origin="") for key in "ab"])
-    monkeypatch.setattr("shardio.shards.shard.MAX_MEMBER", 7)
+    monkeypatch.setattr("shardio.shards.shard_reading.MAX_MEMBER", 7)
     with open_shard(tmp_path / "a.tar") as shard:
         with pytest.raises(
             SampleError, match=r"field 'bin' of sample b in .*a\.tar at byte 2560 has 8 bytes, more than"
         ):
-            shard.read_many(np.array([1]), ["txt", "bin"])
-        assert shard.read_many(np.array([1]), ["txt"]) == [[b"1"]]
+            read_shards([(shard, np.array([1]))], ["txt", "bin"])
+        assert read_shards([(shard, np.array([1]))], ["txt"]) == [[b"1"]]
 
 
 @pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -224,7 +224,7 @@ def test_a_member_that_has_another_size_for_other_tools_is_refused(tmp_path: Pat
         with (tmp_path / "a.tar").open("r+b") as file:  # Write in place, because the shard is open.
             file.write(content)
         with pytest.raises(StaleIndexError, match=r"the tar holds a\.txt there with 0 bytes instead of 2"):
-            shard.read_many(np.array([0]), ["txt"], np.array([True]))
+            read_shards([(shard, np.array([0]))], ["txt"], np.array([True]))
 
 
 @given(st.integers(0, 2**31))

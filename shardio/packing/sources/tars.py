@@ -36,6 +36,7 @@ from shardio.shards import (
     is_compressed,
     open_table,
     read_columns,
+    read_shards,
 )
 from shardio.storage import parse_location, read_as_utf8
 
@@ -122,7 +123,7 @@ class CopySource:
             shard, rows = self._shard(shard_id), np.flatnonzero(shards == shard_id)
             samples = self._within(shard_id, numbers[rows])
             fields, keys = shard.index.header.fields, shard.index.keys(samples)
-            columns = shard.read_many(samples, fields, np.ones(len(samples), np.bool_))
+            columns = read_shards([(shard, samples)], fields, np.ones(len(samples), np.bool_))
             for i, row in enumerate(rows.tolist()):
                 contents = {field: column[i] for field, column in zip(fields, columns, strict=True)}
                 there = {field: content for field, content in contents.items() if content is not None}

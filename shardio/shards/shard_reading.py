@@ -1,0 +1,185 @@
+"""Read samples of several shards at once.
+
+A batch often has a few samples of each of many shards. All steps but the reads themselves handle all shards together.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Container, Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from shardio.files import HEAD_BYTES, Descriptor, FileRange
+from shardio.process import let_through
+from shardio.shards.shard import Shard
+from shardio.shards.tar import BLOCK, MAX_MEMBER, Ints, header_fits
+from shardio.storage import LIMITS
+
+
+def read_shards(
+    visits: Sequence[tuple[Shard, Ints]],
+    fields: Sequence[str],
+    unseen: NDArray[np.bool_] | None = None,
+    deferred: Container[str] = (),
+) -> list[list[Any]]:
+    """Read fields of samples of one or more shards. Read neighboring ranges of a tar together.
+
+    Args:
+        visits: Each shard, and its samples' indices in the shard, int64. There are n samples in all.
+        fields: F names of fields.
+        unseen: bool [n], whether to compare each sample's tar headers and contents with the index, or None to compare
+            no sample.
+        deferred: The fields to read later, if they need not be compared.
+
+    Returns:
+        For each field, the content of each sample, a FileRange from which it is read later, or None if the sample
+        lacks the field.
+
+    Raises:
+        SampleError: If a sample cannot be read or is damaged, or a field is too large.
+        StaleIndexError: If a tar has another member at the indexed offset.
+    """
+    request = _Request(visits, tuple(fields))
+    request.refuse_too_large()
+    files = [shard.tar.hold() for shard, _ in visits] if any(field in deferred for field in fields) else []
+    ends = request.stops
+    if any(files):
+        are_held = np.repeat([file is not None for file in files], np.diff(request.bounds))
+        is_late = np.outer([field in deferred for field in request.fields], are_held) & (request.starts >= 0)
+        if unseen is not None:
+            is_late &= ~unseen
+        ends = np.where(is_late, np.minimum(ends, request.starts + HEAD_BYTES), ends)
+    columns = request.read(ends, unseen)
+    if any(files):
+        request.defer(columns, is_late, files)
+    return [columns[column] for column in request.by_place.argsort().tolist()]
+
+
+class _Request:
+    """Fields of samples of some shards, which are read together.
+
+    Attributes:
+        fields: F names of fields, in the order in which the first sample's fields are stored.
+        by_place: int64 [F], the place of each of these fields in the arguments.
+        bounds: The row of the first sample of each shard, and the number of samples n.
+        starts, stops: int64 [F, n], the range of each content in its tar, or -1 if the sample lacks the field.
+        hashes: uint64 [F, n], the xxh3-64 of each content according to the index.
+    """
+
+    def __init__(self, visits: Sequence[tuple[Shard, Ints]], fields: tuple[str, ...]) -> None:
+        self._visits = visits
+        self.bounds = [0, *accumulate(len(samples) for _, samples in visits)]
+        cells = np.empty((3, len(fields), self.bounds[-1]), np.int64)
+        for (shard, samples), start, stop in self._parts():
+            cells[:, :, start:stop] = shard.index.find_entries(samples, fields)
+        self.by_place = cells[0, :, 0].argsort(kind="stable") if self.bounds[-1] else np.arange(len(fields))
+        self.fields = tuple(fields[column] for column in self.by_place.tolist())
+        self.starts, self.stops, hashes = cells[:, self.by_place]
+        self.hashes = hashes.view(np.uint64)
+
+    def refuse_too_large(self) -> None:
+        """Raise SampleError if a field is too large."""
+        sizes = self.stops - self.starts
+        if sizes.max(initial=0) > MAX_MEMBER:
+            column, row = np.argwhere(sizes > MAX_MEMBER)[0].tolist()
+            shard, sample = self._find_sample(row)
+            shard.raise_too_large(sample, row, self.fields[column], int(sizes[column, row]))
+
+    def read(self, ends: Ints, unseen: NDArray[np.bool_] | None) -> list[list[Any]]:
+        """Return the columns of contents, each up to its end, and compare unseen samples with the index."""
+        present, num_fields = self.starts >= 0, len(self.fields)
+        if unseen is None and present.all():
+            bounds = [num_fields * bound for bound in self.bounds]
+            pieces = self._read_ranges(self.starts.T.ravel(), ends.T.ravel(), bounds)
+            return [pieces[column::num_fields] for column in range(num_fields)]
+        # Two ranges for each content, its header and itself, as they are stored: [n, F, 2]. Most headers precede a
+        # small file, and are read with it.
+        wanted = np.zeros((*present.T.shape, 2), np.bool_)
+        wanted[..., 1] = present.T
+        if unseen is not None:
+            wanted[..., 0] = present.T & unseen[:, None]
+        starts = np.stack([self.starts - BLOCK, self.starts], axis=-1).transpose(1, 0, 2)[wanted]
+        stops = np.stack([self.starts, ends], axis=-1).transpose(1, 0, 2)[wanted]
+        num_before = np.append(0, wanted.sum(axis=(1, 2)).cumsum())
+        pieces = [*self._read_ranges(starts, stops, num_before[self.bounds].tolist()), None]
+        places = np.where(wanted, (wanted.cumsum() - 1).reshape(wanted.shape), -1)
+        columns = [[pieces[place] for place in places[:, column, 1].tolist()] for column in range(num_fields)]
+        if unseen is not None:
+            self._compare(pieces, places[..., 0], columns)
+        return columns
+
+    def defer(self, columns: list[list[Any]], is_late: NDArray[np.bool_], files: Sequence[Descriptor | None]) -> None:
+        """Replace the first bytes of contents with ranges to read later, where ``is_late``, bool [F, n]."""
+        file_of_row = [files[visit] for visit, (_, start, stop) in enumerate(self._parts()) for _ in range(start, stop)]
+        for column, row in np.argwhere(is_late).tolist():
+            file = file_of_row[row]
+            assert file is not None, "only local files are held"
+            start, stop = int(self.starts[column, row]), int(self.stops[column, row])
+            columns[column][row] = FileRange(file, start, stop, columns[column][row], int(self.hashes[column, row]))
+
+    def _parts(self) -> Iterator[tuple[tuple[Shard, Ints], int, int]]:
+        """Yield each shard and its samples, and the rows where they start and stop."""
+        return zip(self._visits, self.bounds[:-1], self.bounds[1:], strict=True)
+
+    def _find_sample(self, row: int) -> tuple[Shard, int]:
+        """Return the shard of the sample in a row, and the sample's index in the shard."""
+        visit = bisect_right(self.bounds, row) - 1
+        shard, samples = self._visits[visit]
+        return shard, int(samples[row - self.bounds[visit]])
+
+    def _read_ranges(self, starts: Ints, stops: Ints, bounds: Sequence[int]) -> list[bytes]:
+        """Return the contents of ranges. Join small neighbors.
+
+        Args:
+            starts: int64 [m], the first byte of each range, in the order of the samples.
+            stops: int64 [m], the byte after its last byte.
+            bounds: The place of each shard's first range, and m.
+        """
+        is_small = stops - starts <= LIMITS.max_small
+        gaps = starts[1:] - stops[:-1]  # Negative if the fields or the samples are not requested in their order.
+        is_first = np.ones(len(starts) + 1, np.bool_)
+        is_first[1:-1] = ~(is_small[1:] & is_small[:-1] & (gaps >= 0) & (gaps <= LIMITS.max_gap))
+        is_first[bounds] = True
+        # Cut long runs at multiples of ``max_run`` from their starts.
+        runs_begin = starts[np.maximum.accumulate(np.where(is_first[:-1], np.arange(len(starts)), 0))]
+        cuts = (starts - runs_begin) // LIMITS.max_run
+        is_first[1:-1] |= cuts[1:] != cuts[:-1]
+        firsts = np.flatnonzero(is_first)
+        begins, ends = starts[firsts[:-1]], stops[firsts[1:] - 1]
+        run_begins, run_ends, runs = begins.tolist(), ends.tolist(), list[bytes]()
+        run_bounds = firsts.searchsorted(bounds).tolist()
+        for ((shard, samples), row, _), (start, stop) in zip(self._parts(), pairwise(run_bounds), strict=True):
+            try:
+                runs += shard.tar.read_apart(run_begins[start:stop], run_ends[start:stop])
+            except (OSError, EOFError) as error:  # noqa: PERF203  # Reads are slow.
+                let_through(error)
+                shard.let_store_errors_through(error)
+                shard.find_unreadable(samples, self.fields, row)
+                # Each sample could be read separately, so read all of them together again.
+                runs += shard.tar.read_apart(run_begins[start:stop], run_ends[start:stop])
+        if len(runs) == len(starts):
+            return runs
+        run_of_range = is_first[:-1].cumsum() - 1
+        offsets = begins[run_of_range]
+        parts = zip(run_of_range.tolist(), (starts - offsets).tolist(), (stops - offsets).tolist(), strict=True)
+        return [runs[run][start:stop] for run, start, stop in parts]
+
+    def _compare(self, pieces: Sequence[Any], headers: Ints, columns: Sequence[Sequence[Any]]) -> None:
+        """Compare contents with the index, given the place of each one's header in ``pieces``, int64 [n, F], or -1."""
+        keys = [key for shard, samples in self._visits for key in shard.index.raw_keys(samples)]
+        digest = xxhash.xxh3_64_intdigest
+        for column, field in enumerate(self.fields):
+            suffix = f".{field}".encode(errors="surrogateescape")
+            rows = zip(keys, headers[:, column].tolist(), columns[column], self.hashes[column].tolist(), strict=True)
+            for row, (key, place, content, expected) in enumerate(rows):
+                if place < 0:
+                    continue
+                header = pieces[place]
+                if not header_fits(header, key, suffix, len(content)) or digest(content) != expected:
+                    shard, _ = self._find_sample(row)
+                    shard.compare(row, int(self.starts[column, row]), key, field, header, content, expected)
