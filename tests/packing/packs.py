@@ -16,6 +16,7 @@ from shardio import PackError
 from shardio.libraries import import_torchvision
 from shardio.packing import PackOptions, PackResult, pack_source
 from shardio.progress import WorkProgress
+from shardio.storage import Location
 from tests.processes import forkserver_context
 from tests.raising import assert_raises
 from tests.sources import PILLOW_FORMATS, encode
@@ -41,6 +42,14 @@ def write_files(root: Path, files: Mapping[str, bytes]) -> Path:
 def pack(source: Path, out: Path, progress: WorkProgress | None = None, **options: Any) -> PackResult:
     """Pack in this process, by default into one shard, and return the detailed result."""
     return pack_source(source, out, PackOptions(**{"max_shard_size": 1 << 30, "num_workers": 1} | options), progress)
+
+
+def write_all(out: str | Path | Location, samples: Iterable[Mapping[str, Any]], **options: Any) -> Any:
+    """Write samples with a ShardWriter. Return the manifest."""
+    with shardio.ShardWriter(str(out), **options) as writer:
+        for sample in samples:
+            writer.write(sample)
+    return writer.manifest
 
 
 def read_packed(out: Path) -> dict[str, dict[str, bytes]]:
@@ -69,15 +78,12 @@ class Change(WorkProgress):
         self._change()
 
 
-def assert_refused(message: str, source: Any, out: str | Path | None = None, **options: Any) -> None:
-    """Check that packing fails with a message that matches a pattern, and writes nothing to the default output."""
+def assert_refused(pattern: str, source: Any, out: str | Path | None = None, **options: Any) -> str:
+    """Check that packing fails with a message that matches, and writes nothing to the default output. Return it."""
     with TemporaryDirectory() as folder:
-        assert_raises(PackError, message, shardio.pack, source, out or f"{folder}/out", **options)
+        message = str(assert_raises(PackError, pattern, shardio.pack, source, out or f"{folder}/out", **options))
         assert not list(Path(folder).iterdir())
-
-
-def assert_change_is_refused(source: Path, out: Path, change: Callable[[Path], object], message: str) -> None:
-    assert_raises(PackError, message, pack, source, out, Change(lambda: change(source)))
+    return message
 
 
 def exit_code_if_killed(

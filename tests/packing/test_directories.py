@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from dataclasses import fields
 from itertools import chain, pairwise
@@ -27,10 +28,10 @@ from shardio.packing import PackOptions, PackResult
 from shardio.shards import Manifest, open_table
 from shardio.storage import read_and_stat
 from tests.files import read_files
-from tests.packing.packs import Change, pack, read_packed, write, write_files
+from tests.packing.packs import Change, assert_refused, pack, read_packed, write, write_files
 from tests.raising import assert_raises
 from tests.sources import encode, write_images
-from tests.tars import read_members, read_with_webdataset
+from tests.tars import read_with_webdataset
 
 DIRECTORIES: dict[str, tuple[str, str, dict[str, str]]] = {
     "the top folder is the class": (
@@ -68,45 +69,41 @@ def test_files_are_fields_or_ignored(tmp_path: Path, names: str, ignored: str, f
                 assert content == (source / f"{key}.{field}").read_bytes()
 
 
-@pytest.mark.parametrize("suffix", ["jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff"])
-def test_image_suffixes_are_recognized_in_any_letter_case(tmp_path: Path, suffix: str) -> None:
-    names = [f"c/{i}.{name}" for i, name in enumerate((suffix, suffix.upper(), suffix.title()))]
-    source = write(tmp_path / "in", names)
+def test_images_have_known_suffixes_in_any_letter_case_and_may_be_links(tmp_path: Path) -> None:
+    suffixes = [
+        f(suffix)
+        for suffix in ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff")
+        for f in (str.lower, str.upper, str.title)
+    ]
+    source = write(tmp_path / "in", [f"c/{i:02d}.{suffix}" for i, suffix in enumerate(suffixes)])
+    (source / "c" / "link.jpg").symlink_to(write(tmp_path / "store", ["1.jpg"]) / "1.jpg")
     result = pack(source, tmp_path / "out")
     assert read_packed(tmp_path / "out") == {
-        f"c/{i}": {suffix: (source / name).read_bytes(), "cls": b"0"} for i, name in enumerate(names)
+        f"c/{path.stem}": {path.suffix[1:].lower(): path.read_bytes(), "cls": b"0"} for path in source.glob("c/*")
     }
     assert (result.mislabelled, result.rejected, result.ignored) == ([], [], [])
 
 
-def test_links_to_images_are_packed_as_images(tmp_path: Path) -> None:
-    write(tmp_path / "store", ["1.jpg"])
-    (tmp_path / "in" / "c").mkdir(parents=True)
-    (tmp_path / "in" / "c" / "a.jpg").symlink_to(tmp_path / "store" / "1.jpg")
-    pack(tmp_path / "in", tmp_path / "out")
-    assert read_packed(tmp_path / "out")["c/a"]["jpg"] == (tmp_path / "store" / "1.jpg").read_bytes()
-
-
 @pytest.mark.parametrize("content", [b"", b"<html>404</html>", bytes(5000)], ids=["empty", "html", "zeros"])
 def test_files_of_other_formats_are_named(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    source = write(tmp_path / "in", ["c/a.jpg", "c/d.json"])
-    write_files(source, {"c/b.jpg": encode(1, suffix="png"), "c/d.jpg": content})
+    source, png = write(tmp_path / "in", ["c/a.jpg", "c/d.json"]), encode(1, suffix="png")
+    write_files(source, {"a/x.jpg": content, "c/b.jpg": png, "c/d.jpg": content})
     result = pack(source, tmp_path / "out")
-    assert list(read_packed(tmp_path / "out")) == ["c/a", "c/b"]
-    assert read_packed(tmp_path / "out")["c/b"]["jpg"] == encode(1, suffix="png")
+    assert result.manifest.classes == ("a", "c")  # A class with only broken images keeps its label.
+    assert read_packed(tmp_path / "out") == {
+        f"c/{name}": {"jpg": (source / f"c/{name}.jpg").read_bytes(), "cls": b"1"} for name in "ab"
+    }
     assert result.mislabelled == [(source / "c" / "b.jpg", "has the suffix .jpg but is in PNG format")]
-    assert result.rejected == [("c/d", "c/d.jpg", "is not an image")]
+    assert result.rejected == [(key, f"{key}.jpg", "is not an image") for key in ("a/x", "c/d")]
     with caplog.at_level(logging.WARNING):
         shardio.pack(source, tmp_path / "called")
     assert caplog.messages == [
         f"{source}/c/b.jpg has the suffix .jpg but is in PNG format: packed anyway",
-        f"{source}: c/d.jpg is not an image: left out",
+        *(f"{source}: {name}.jpg is not an image: left out" for name in ("a/x", "c/d")),
     ]
-    for name, other in (("x", encode(1, suffix="png")), ("y", content)):
+    for name, other in (("x", png), ("y", content)):
         write_files(tmp_path / name, {"c/a.jpg": encode(0), "c/b.jpg": other})
-        with pytest.raises(PackError, match=re.escape(f"{tmp_path}/{name}/c/b.jpg")):
-            shardio.pack(tmp_path / name, tmp_path / "strict", strict=True)
-        assert not (tmp_path / "strict").exists()
+        assert_refused(re.escape(f"{tmp_path}/{name}/c/b.jpg"), tmp_path / name, strict=True)
     write_files(tmp_path / "z", {"c/a.jpg": encode(0), "c/notes.txt": b"text"})
     assert shardio.pack(tmp_path / "z", tmp_path / "strict", strict=True).num_samples == 1
 
@@ -124,17 +121,10 @@ def test_pack_counts_images_in_unsupported_formats(tmp_path: Path, caplog: pytes
 
 def test_dots_in_stems_become_underscores_on_request(tmp_path: Path) -> None:
     source = write(tmp_path / "in", ["v1.0/a.b.c.jpg", "v1.0/a.b.c.json", "v1.0/d.jpg"])
-    assert_raises(PackError, r"--rename-dots \(rename_dots=True\)", shardio.pack, source, tmp_path / "out")
+    assert_refused(r"--rename-dots \(rename_dots=True\)", source)
     shardio.pack(source, tmp_path / "out", rename_dots=True)
     found = {key: sorted(fields) for key, fields in read_packed(tmp_path / "out").items()}
     assert found == {"v1.0/a_b_c": ["cls", "jpg", "json"], "v1.0/d": ["cls", "jpg"]}
-
-
-def test_a_class_with_only_broken_images_keeps_its_label(tmp_path: Path) -> None:
-    source = write(tmp_path / "in", ["a/1.jpg", "b/1.jpg", "c/1.jpg"])
-    (source / "b" / "1.jpg").write_bytes(b"broken")
-    assert pack(source, tmp_path / "out").manifest.classes == ("a", "b", "c")
-    assert {key: fields["cls"] for key, fields in read_packed(tmp_path / "out").items()} == {"a/1": b"0", "c/1": b"2"}
 
 
 @pytest.mark.slow
@@ -164,17 +154,14 @@ def test_images_that_differ_in_the_suffix_have_labels_of_their_own(tmp_path: Pat
         path.write_text(text)
     labels: dict[str, Any] = {"labels": tmp_path / "labels.csv"}
     options: dict[str, Any] = {"rename_dots": True, "shuffle_seed": None}
-    with pytest.raises(PackError, match=r"a\.png have the same stem\n.*--layout flat \(layout='flat'\)\. If they"):
-        shardio.pack(source, tmp_path / "out", **options, **labels)
+    assert_refused(
+        r"a\.png have the same stem\n.*--layout flat \(layout='flat'\)\. If they", source, **options, **labels
+    )
     calls = [(source, labels | {"layout": "flat"}), (source / "table.csv", labels), (source / "table.csv", {})]
     for number, (path, more) in enumerate(calls):
         shardio.pack(path, tmp_path / str(number), **options, **more)
-        found = read_packed(tmp_path / str(number))
-        assert [(key, sample["cls"]) for key, sample in found.items()] == [
-            ("x/a_jpg", b"0"),
-            ("x/a_png", b"1"),
-            ("x/b_c", b"2"),
-        ]
+        found = {key: sample["cls"] for key, sample in read_packed(tmp_path / str(number)).items()}
+        assert list(found.items()) == [("x/a_jpg", b"0"), ("x/a_png", b"1"), ("x/b_c", b"2")]
 
 
 # Files and folders in the source, and the path that the error must name
@@ -208,89 +195,64 @@ def test_files_that_cannot_become_samples_are_refused(tmp_path: Path, names: str
             (source / link).symlink_to(tmp_path / target)
         elif name[-1] == "/":
             (source / name).mkdir()
-    assert_refused(tmp_path, path)
+    assert_refused(re.escape(str(tmp_path / path)), source)
 
 
-def assert_refused(root: Path, path: str, **options: Any) -> None:
-    assert_raises(PackError, re.escape(str(root / path)), shardio.pack, root / "in", root / "out", **options)
-    assert not (root / "out").exists()
-
-
-def test_a_source_that_is_no_directory_is_refused(tmp_path: Path) -> None:
-    assert_refused(tmp_path, "in")
+def test_a_source_that_is_no_directory_and_a_file_that_is_too_large_are_refused(tmp_path: Path) -> None:
+    assert_refused(f"{tmp_path}/in", tmp_path / "in")
     (tmp_path / "in").write_bytes(encode(0))
-    assert_refused(tmp_path, "in")
+    assert_refused(f"{tmp_path}/in", tmp_path / "in")
+    source = write(tmp_path / "large", ["c/a.jpg", "c/a.npy"])
+    os.truncate(source / "c/a.npy", 2**31 + 1)
+    assert_refused(f"{source}/c/a.npy has {2**31 + 1} bytes, more than {2**31}", source)
 
 
 @pytest.mark.parametrize("name", ["b\nc.jpg", "b\x01.jpg", "b\x7f.jpg", os.fsdecode(b"gr\xfc\xdfe.jpg")], ids=ascii)
 def test_a_name_with_unprintable_characters_is_refused(tmp_path: Path, name: str) -> None:
     source = write(tmp_path / "in", ["c/a.jpg", f"c/{name}"])
-    assert_raises(PackError, re.escape(repr(str(source / "c" / name))), shardio.pack, source, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    assert_refused(re.escape(repr(str(source / "c" / name))), source)
 
 
 @pytest.mark.parametrize(("first", "other"), [("a.b", "a_b"), ("a.b.x", "a_b.x"), ("a.b.x", "a.b_x")])
 def test_files_with_the_same_key_after_renaming_dots_are_refused(tmp_path: Path, first: str, other: str) -> None:
-    write(tmp_path / "in", [f"c/{first}.jpg", f"c/{other}.jpg"])
-    assert_refused(tmp_path, f"in/c/{other}.jpg", rename_dots=True)
+    source = write(tmp_path / "in", [f"c/{first}.jpg", f"c/{other}.jpg"])
+    assert_refused(re.escape(f"in/c/{other}.jpg"), source, rename_dots=True)
 
 
 def test_an_unreadable_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path / "in", ["c/a.jpg", "d/a.jpg"])
     scandir = os.scandir
 
     def scandir_unless_locked(path: Path) -> object:
-        if Path(path).name == "d":
+        if str(path).endswith("in/d"):
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", scandir_unless_locked)
-    assert_refused(tmp_path, "in/d")
+    assert_refused("in/d", write(tmp_path / "in", ["c/a.jpg", "d/a.jpg"]))
 
 
-def test_a_file_that_is_too_large_for_a_sample_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    source = write(tmp_path / "in", ["c/a.jpg", "c/a.npy"])
-    with (source / "c/a.npy").open("r+b") as file:
-        file.truncate(2**31 + 1)
-    assert_refused(tmp_path, f"in/c/a.npy has {2**31 + 1} bytes, more than {2**31}")
-
-
-def list_causes(error: BaseException) -> list[BaseException]:
-    """Return an error and its causes, outermost first. Fail if an error is one of its own causes."""
-    chain = list[BaseException]()
-    cause: BaseException | None = error
-    while cause is not None:
-        assert all(cause is not one for one in chain), f"{cause!r} is its own cause"
-        chain.append(cause)
-        cause = cause.__cause__
-    return chain
-
-
-def test_a_read_error_during_the_pack_leaves_only_whole_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_error_is_chained_and_the_pack_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_images(tmp_path / "in", classes=2, per_class=10)
-    locked = re.compile(r"in/class-\d/name-006\.jpg$")
 
     def read_unless_locked(path: str, start: int, stop: int) -> tuple[bytes, os.stat_result]:
-        if locked.search(path):
+        if path.endswith("name-006.jpg"):
             raise PermissionError(errno.EACCES, "Permission denied", path)
         return read_and_stat(path, start, stop)
 
     monkeypatch.setattr("shardio.packing.sources.source.read_and_stat", read_unless_locked)
-    with pytest.raises(PackError, match=r"in/class-\d/name-006\.jpg cannot be read: Permission denied") as caught:
-        shardio.pack(tmp_path / "in", tmp_path / "out", max_shard_samples=3)
-    assert isinstance(list_causes(caught.value)[-1], PermissionError)
+    message, call = r"in/class-\d/name-006\.jpg cannot be read: Permission denied", (tmp_path / "in", tmp_path / "out")
+    caught: BaseException = assert_raises(PackError, message, shardio.pack, *call, max_shard_samples=3)
+    for _ in range(9):
+        caught = caught.__cause__ or caught
+    assert isinstance(caught, PermissionError)
     monkeypatch.undo()
-    left = read_files(tmp_path / "out")
-    assert all(name.startswith(".") or name.endswith((".tar", ".tar.idx")) for name in left)
-    shardio.pack(tmp_path / "in", tmp_path / "other", max_shard_samples=3)
-    expected = read_files(tmp_path / "other")
-    assert all(expected[name] == content for name, content in left.items() if name.endswith(".tar"))
     write(tmp_path / "in", ["class-0/new.jpg"])
-    with pytest.raises(PackError, match="unfinished pack of different images or with different settings: delete"):
-        shardio.pack(tmp_path / "in", tmp_path / "out", max_shard_samples=3)
+    message = "unfinished pack of different images or with different settings: delete"
+    assert_raises(PackError, message, shardio.pack, *call, max_shard_samples=3)
     (tmp_path / "in" / "class-0" / "new.jpg").unlink()
-    shardio.pack(tmp_path / "in", tmp_path / "out", max_shard_samples=3)
-    assert read_files(tmp_path / "out") == expected
+    shardio.pack(*call, max_shard_samples=3)
+    shardio.pack(tmp_path / "in", tmp_path / "other", max_shard_samples=3)
+    assert read_files(tmp_path / "out") == read_files(tmp_path / "other")
 
 
 JPEG_START = b"\xff\xd8\xff" + bytes(49)
@@ -299,10 +261,6 @@ JPEG_START = b"\xff\xd8\xff" + bytes(49)
 
 def read_keys(out: Path) -> list[list[str]]:
     return [[key for key, _ in read_with_webdataset(path)] for path in sorted(out.glob("shard-*.tar"))]
-
-
-def all_keys(out: Path) -> list[str]:
-    return [key for keys in read_keys(out) for key in keys]
 
 
 @given(
@@ -314,7 +272,7 @@ def all_keys(out: Path) -> list[str]:
     name_length=st.sampled_from([1, 90, 94, 95, 110]),
 )
 @settings(suppress_health_check=[HealthCheck.too_slow])
-def test_shards_hold_every_sample_once_and_keep_their_limits(
+def test_shards_hold_every_sample_once_and_are_as_full_as_their_limits_allow(
     tmp_path_factory: pytest.TempPathFactory,
     sizes: list[int],
     max_shard_size: int,
@@ -335,20 +293,16 @@ def test_shards_hold_every_sample_once_and_keep_their_limits(
     assert sorted(found) == sorted(keys)
     assert found == sorted(keys) or seed is not None
     assert [len(keys) for keys in shards] == manifest.shard_sizes.tolist()
-    for keys, path in zip(shards, sorted((root / "out").glob("*.tar")), strict=True):
+    paths = sorted((root / "out").glob("*.tar"))
+    for keys, path in zip(shards, paths, strict=True):
         assert path.stat().st_size <= max_shard_size or len(keys) == 1
         assert max_shard_samples is None or len(keys) <= max_shard_samples
+    for keys, path, following in zip(shards, paths, paths[1:], strict=False):
+        with tarfile.open(following) as tar:
+            last = tar.getmembers()[len(prefix) > 0]  # In a class folder, a sample has a label and an image.
+        num_bytes = last.offset_data + -(-last.size // 512) * 512
+        assert path.stat().st_size + num_bytes > max_shard_size or len(keys) == max_shard_samples
     shutil.rmtree(root)
-
-
-def test_a_shard_is_full_before_the_next_one_starts(tmp_path: Path) -> None:
-    write_images(tmp_path / "in", classes=4, per_class=10)
-    shardio.pack(tmp_path / "in", tmp_path / "out", max_shard_size=9000)
-    paths = sorted((tmp_path / "out").glob("*.tar"))
-    assert len(paths) > 3
-    for path, following in pairwise(paths):
-        needed = sum(512 + -(-len(content) // 512) * 512 for _, content in read_members(following)[:2])
-        assert path.stat().st_size + needed > 9000
 
 
 def test_a_shard_may_have_exactly_the_maximum_size(tmp_path: Path) -> None:
@@ -374,23 +328,18 @@ def test_the_path_and_the_age_of_the_source_change_no_byte(images: Path, tmp_pat
     assert read_files(tmp_path / "first") == read_files(tmp_path / "second")
 
 
-def test_another_seed_packs_the_same_samples_in_another_order(images: Path, tmp_path: Path) -> None:
-    keys = []
-    for seed in 0, 1, 2**63 - 1:
-        shardio.pack(images, tmp_path / str(seed), shuffle_seed=seed)
-        keys.append(all_keys(tmp_path / str(seed)))
-    assert sorted(keys[0]) == sorted(keys[1]) == sorted(keys[2])
-    assert keys[0] != keys[1] != keys[2] != keys[0]
-
-
-def test_classes_are_mixed(tmp_path: Path) -> None:
+def test_seeds_change_the_order_of_samples_and_mix_classes(tmp_path: Path) -> None:
     """With 4 classes of 25 samples, the class changes about 75 times in shuffled and 3 times in sorted order."""
     write_images(tmp_path / "in", classes=4, per_class=25, width=8, height=8)
-    shardio.pack(tmp_path / "in", tmp_path / "out", max_shard_samples=25)
-    shards = [[key.split("/")[0] for key in keys] for keys in read_keys(tmp_path / "out")]
-    classes = list(chain.from_iterable(shards))
-    assert sum(a != b for a, b in pairwise(classes)) > 50
-    assert [len(set(keys)) for keys in shards] == [4, 4, 4, 4]
+    orders = []
+    for seed in 0, 1, 2**63 - 1:
+        shardio.pack(tmp_path / "in", tmp_path / str(seed), shuffle_seed=seed, max_shard_samples=25)
+        shards = read_keys(tmp_path / str(seed))
+        assert [len({key.split("/")[0] for key in keys}) for keys in shards] == [4, 4, 4, 4]
+        orders.append(list(chain.from_iterable(shards)))
+        assert sum(a.split("/")[0] != b.split("/")[0] for a, b in pairwise(orders[-1])) > 50
+    assert sorted(orders[0]) == sorted(orders[1]) == sorted(orders[2])
+    assert orders[0] != orders[1] != orders[2] != orders[0]
 
 
 def test_pack_returns_the_manifest_that_it_writes_with_the_settings(images: Path, tmp_path: Path) -> None:
@@ -411,15 +360,6 @@ def test_settings_may_be_numpy_integers(images: Path, tmp_path: Path) -> None:
     integers = {name: np.int64(value) for name, value in values.items()}
     shardio.pack(images, tmp_path / "two", jpeg="reencode", **integers)  # type: ignore[arg-type]
     assert read_files(tmp_path / "one") == read_files(tmp_path / "two")
-
-
-@pytest.mark.parametrize("option", ["max_shard_size", "max_shard_samples", "shuffle_seed", "max_pixels", "num_workers"])
-def test_floats_are_refused_before_anything_is_written(images: Path, tmp_path: Path, option: str) -> None:
-    with pytest.raises(TypeError, match=f"{option} must be an integer, got 1000000.5"):
-        shardio.pack(images, tmp_path / "out", jpeg="reencode", **{option: 1e6 + 0.5})  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="check must be True or False, got None"):
-        shardio.pack(images, tmp_path / "out", check=None)  # type: ignore[arg-type]
-    assert not (tmp_path / "out").exists()
 
 
 def test_each_option_is_in_the_signature_and_the_docstring() -> None:
@@ -465,10 +405,3 @@ def test_a_ray_cluster_writes_the_same_bytes(cluster: str, tmp_path: Path, monke
     options = ["--max-shard-size", "1GiB", "--engine", "ray", "--address", cluster]
     subprocess.run([*command, *options], check=True, capture_output=True)
     assert read_files(tmp_path / "3") == alone
-
-
-def test_a_directory_of_other_files_suggests_their_suffix(tmp_path: Path) -> None:
-    source = write_files(tmp_path / "sounds", {f"{number}.wav": b"RIFF" for number in range(3)})
-    with pytest.raises(PackError, match=r"To pack other files, .*: --fields wav \(fields=\['wav'\]\)$"):
-        shardio.pack(source, tmp_path / "out")
-    assert shardio.pack(source, tmp_path / "out", fields=["wav"]).num_samples == 3

@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import signal
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,23 +22,23 @@ import shardio
 from shardio.errors import FormatError, PackError
 from shardio.images.jpeg import has_tiles
 from shardio.packing.samples import KeyHashes
-from shardio.shards import open_table
-from tests.files import files_of_at_most, read_files
-from tests.packing.packs import assert_refused, read_packed
+from shardio.shards import UNFINISHED_NAME, open_table
+from shardio.storage import Location, parse_location
+from tests.files import files_of_at_most, read_files, read_objects
+from tests.packing.packs import assert_refused, read_packed, write_all
 from tests.processes import forkserver_context
 from tests.raising import assert_raises
 from tests.sources import encode, write_images
 from tests.tars import read_members, read_with_webdataset
 
 PIXELS = np.arange(24 * 16 * 3, dtype=np.uint8).reshape(24, 16, 3)
+ONE = [{"__key__": "a", "txt": "x"}]
 
 
-def write_all(out: Path, samples: list[dict[str, Any]], **options: Any) -> shardio.Manifest:
-    with shardio.ShardWriter(out, **options) as writer:
-        for sample in samples:
-            writer.write(sample)
-    assert writer.manifest is not None
-    return writer.manifest
+@pytest.fixture(params=["directory", "object store"])
+def out(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
+    """A new directory, or a new folder in an object store."""
+    return parse_location(tmp_path / "out" if request.param == "directory" else f"memory://{uuid.uuid4().hex}/a/train")
 
 
 def test_webdataset_and_shardio_read_back_what_was_written(tmp_path: Path) -> None:
@@ -150,10 +151,8 @@ def test_a_repeated_key_is_refused_with_both_places(tmp_path: Path) -> None:
     with shardio.ShardWriter(tmp_path / "out", max_shard_samples=2) as writer:
         for i in range(5):
             writer.write({"__key__": f"k{i}", "txt": "x"})
-        with pytest.raises(PackError, match=r"'k1' of sample 5 .* sample 1 in .*shard-000000\.tar"):
-            writer.write({"__key__": "k1", "txt": "y"})
-        with pytest.raises(PackError, match=r"'k4' of sample 5 .* sample 0 in .*shard-000002\.tar"):
-            writer.write({"__key__": "k4", "txt": "y"})
+        for key, place in (("k1", r"sample 1 in .*shard-000000\.tar"), ("k4", r"sample 0 in .*shard-000002\.tar")):
+            assert_raises(PackError, rf"'{key}' of sample 5 .* {place}", writer.write, {"__key__": key, "txt": "y"})
     assert shardio.verify(tmp_path / "out") == []
 
 
@@ -167,32 +166,24 @@ def test_sets_of_hashes_equal_pythons() -> None:
     assert len(hashes) == len(expected)
 
 
-def write_and_raise(out: Path, num_samples: int) -> None:
-    with shardio.ShardWriter(out, max_shard_samples=2) as writer:
-        for i in range(num_samples):
-            writer.write({"__key__": str(i), "txt": "x"})
-        raise ZeroDivisionError
+def samples_and_error(num_samples: int) -> Iterator[dict[str, Any]]:
+    yield from ({"__key__": str(i), "txt": "x"} for i in range(num_samples))
+    raise ZeroDivisionError
 
 
-def test_a_block_that_raises_leaves_finished_shards_that_readers_refuse(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert_raises(ZeroDivisionError, None, write_and_raise, out, 5)
-    names = {"shard-000000.tar", "shard-000000.tar.idx", "shard-000001.tar", "shard-000001.tar.idx"}
-    assert {name for name in read_files(out) if not name.startswith(".")} == names
-    assert_raises(FormatError, "unfinished", open_table, out)
-    with pytest.raises(PackError, match=r"unfinished.*--overwrite"), shardio.ShardWriter(out):
-        pass
+def test_a_block_that_raises_leaves_finished_shards_that_readers_refuse(out: Location, tmp_path: Path) -> None:
+    assert_raises(ZeroDivisionError, None, write_all, out, samples_and_error(1), max_shard_samples=2)
+    assert_raises(PackError, "no samples", write_all, out, [])
+    assert not out.is_folder()
+    assert_raises(ZeroDivisionError, None, write_all, out, samples_and_error(5), max_shard_samples=2)
+    shards = [f"shard-00000{number}.tar{suffix}" for number in range(2) for suffix in ("", ".idx")]
+    assert sorted(out.list()) == [UNFINISHED_NAME, *shards]
+    assert_raises(FormatError, "unfinished", open_table, str(out))
+    assert_raises(PackError, r"unfinished.*--overwrite", write_all, out, [])
     write_images(tmp_path / "in", classes=1, per_class=1)
-    assert_refused("unfinished pack of different images", tmp_path / "in", out)
-    write_all(out, [{"__key__": "a", "txt": "x"}], overwrite=True)
-    assert set(read_files(out)) == {"shard-000000.tar", "shard-000000.tar.idx", "shardio.json"}
-
-
-def test_a_block_that_raises_before_a_shard_is_finished_leaves_nothing(tmp_path: Path) -> None:
-    assert_raises(ZeroDivisionError, None, write_and_raise, tmp_path / "out", 1)
-    with pytest.raises(PackError, match="no samples"), shardio.ShardWriter(tmp_path / "out"):
-        pass
-    assert not (tmp_path / "out").exists()
+    assert_refused("unfinished pack of different images", tmp_path / "in", str(out))
+    write_all(out, ONE, overwrite=True)
+    assert sorted(out.list()) == ["shard-000000.tar", "shard-000000.tar.idx", "shardio.json"]
 
 
 def test_a_write_that_fails_ends_the_dataset(tmp_path: Path) -> None:
@@ -215,25 +206,24 @@ def test_a_write_that_fails_ends_the_dataset(tmp_path: Path) -> None:
 
 def test_a_directory_with_anything_in_it_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    write_all(out, [{"__key__": "a", "txt": "x"}])
-    with pytest.raises(PackError, match=r"is not empty.*overwrite=True"), shardio.ShardWriter(out):
-        pass
+    write_all(out, ONE)
+    assert_raises(PackError, r"is not empty.*overwrite=True", write_all, out, [])
     before = read_files(out)
     (out / "notes.txt").write_text("mine")
     for overwrite in False, True:
-        with (
-            pytest.raises(PackError, match=r"notes\.txt, which shardio did not write"),
-            shardio.ShardWriter(out, overwrite=overwrite),
-        ):
-            pass
+        message = r"notes\.txt, which shardio did not write"
+        assert_raises(PackError, message, write_all, out, [], overwrite=overwrite)
     (out / "notes.txt").unlink()
     assert read_files(out) == before
 
 
-def test_two_writers_exclude_each_other(tmp_path: Path) -> None:
-    with shardio.ShardWriter(tmp_path / "out") as writer:
-        with pytest.raises(PackError, match="another process"), shardio.ShardWriter(tmp_path / "out"):
-            pass
+def test_two_writers_exclude_each_other_and_a_program_may_change_its_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with shardio.ShardWriter("out") as writer:
+        assert_raises(PackError, "another process", write_all, Path("out"), ONE)
+        monkeypatch.chdir("/")
         writer.write({"__key__": "a", "txt": "x"})
     assert shardio.verify(tmp_path / "out") == []
 
@@ -244,26 +234,15 @@ def test_webdatasets_arguments_are_accepted(tmp_path: Path) -> None:
     assert_raises(ValueError, "only one of them", shardio.ShardWriter, tmp_path / "b", maxcount=1, max_shard_samples=1)
     assert_raises(ValueError, "must be a directory", shardio.ShardWriter, tmp_path / "b" / "shard-%06d.tar")
     assert_raises(ValueError, "256MiB", shardio.ShardWriter, tmp_path / "b", max_shard_size="big")
-    with pytest.raises(RuntimeError, match="context manager"):
-        shardio.ShardWriter(tmp_path / "b").write({"__key__": "a", "txt": "x"})
-
-
-def test_the_program_may_change_its_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with shardio.ShardWriter("out") as writer:
-        monkeypatch.chdir("/")
-        writer.write({"__key__": "a", "txt": "x"})
-    assert shardio.verify(tmp_path / "out") == []
-
-
-def remove_while_writing(out: Path) -> None:
-    with shardio.ShardWriter(out) as writer:
-        writer.write({"__key__": "a", "txt": "x"})
-        shutil.rmtree(out)
+    assert_raises(RuntimeError, "context manager", shardio.ShardWriter(tmp_path / "b").write, ONE[0])
 
 
 def test_a_directory_that_is_removed_meanwhile_is_an_error(tmp_path: Path) -> None:
-    assert_raises((PackError, OSError), None, remove_while_writing, tmp_path / "out")
+    def write_and_remove() -> Iterator[dict[str, Any]]:
+        yield ONE[0]
+        shutil.rmtree(tmp_path / "out")
+
+    assert_raises((PackError, OSError), None, write_all, tmp_path / "out", write_and_remove())
     assert not (tmp_path / "out" / "shardio.json").exists()
 
 
@@ -282,16 +261,14 @@ class OnlyIndexed:
 
 @pytest.mark.parametrize("make", [lambda: SAMPLES, lambda: iter(SAMPLES), OnlyIndexed], ids=["list", "iterator", "map"])
 def test_an_iterable_is_packed_in_its_order_as_a_writer_would(make: Any, tmp_path: Path) -> None:
-    manifest = shardio.pack(make(), tmp_path / "out", max_shard_samples=7, classes=["ant", "bee"])
-    with shardio.ShardWriter(tmp_path / "written", max_shard_samples=7, classes=["ant", "bee"]) as writer:
-        for sample in SAMPLES:
-            writer.write(sample)
-    tars = {name: content for name, content in read_files(tmp_path / "out").items() if name.startswith("shard-")}
-    written = read_files(tmp_path / "written")
-    assert tars == {name: content for name, content in written.items() if name.startswith("shard-")}
+    options: dict[str, Any] = {"max_shard_samples": 7, "classes": ["ant", "bee"]}
+    manifest = shardio.pack(make(), tmp_path / "out", **options)
+    write_all(tmp_path / "written", SAMPLES, **options)
+    found, written = read_files(tmp_path / "out"), read_files(tmp_path / "written")
+    assert found.keys() == written.keys()
+    assert {name for name in found if found[name] != written[name]} == {"shardio.json"}  # Its settings differ.
     assert manifest.classes == ("ant", "bee")
-    found = [key for key, _ in read_with_webdataset(*sorted((tmp_path / "out").glob("*.tar")))]
-    assert found == [sample["__key__"] for sample in SAMPLES]
+    assert list(read_packed(tmp_path / "out")) == [sample["__key__"] for sample in SAMPLES]
 
 
 def test_samples_are_numbered_checked_and_tiled(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -313,38 +290,37 @@ def test_samples_are_numbered_checked_and_tiled(tmp_path: Path, caplog: pytest.L
 
 
 def test_images_are_converted(tmp_path: Path) -> None:
-    file = io.BytesIO()
-    Image.fromarray(np.zeros((8, 8), np.uint8)).save(file, "GIF")
-    shardio.pack([{"image": file.getvalue()}], tmp_path / "out", convert_to="png")
+    shardio.pack([{"image": encode(1, suffix="bmp")}], tmp_path / "out", convert_to="png")
     (sample,) = read_packed(tmp_path / "out").values()
-    assert Image.open(io.BytesIO(sample["png"])).size == (8, 8)
+    assert Image.open(io.BytesIO(sample["png"])).format == "PNG"
 
 
-def test_an_interrupted_call_starts_again(tmp_path: Path) -> None:
+def test_an_interrupted_call_starts_again(out: Location, tmp_path: Path) -> None:
     def interrupted() -> Iterator[dict[str, Any]]:
         yield from SAMPLES[:15]
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        shardio.pack(interrupted(), tmp_path / "out", max_shard_samples=4, classes=["ant", "bee"])
-    assert_raises((shardio.FormatError, FileNotFoundError), None, shardio.open, tmp_path / "out")
-    shardio.pack(SAMPLES, tmp_path / "out", max_shard_samples=4, classes=["ant", "bee"])
-    shardio.pack(SAMPLES, tmp_path / "whole", max_shard_samples=4, classes=["ant", "bee"])
-    assert read_files(tmp_path / "out") == read_files(tmp_path / "whole")
-    assert_refused("is not empty", SAMPLES, tmp_path / "out", classes=["ant", "bee"])
+    options: dict[str, Any] = {"max_shard_samples": 4, "classes": ["ant", "bee"]}
+    assert_raises(KeyboardInterrupt, None, shardio.pack, interrupted(), str(out), **options)
+    assert UNFINISHED_NAME in out.list()
+    assert_raises((shardio.FormatError, FileNotFoundError), None, shardio.open, str(out))
+    shardio.pack(SAMPLES, str(out), **options)
+    shardio.pack(SAMPLES, tmp_path / "whole", **options)
+    assert read_objects(out) == read_files(tmp_path / "whole")
+    assert_refused("is not empty", SAMPLES, str(out), classes=["ant", "bee"])
 
 
 def test_wrong_samples_and_options_are_refused(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    with pytest.raises(TypeError, match="sample 1 is a tuple: an iterable must yield mappings such as"):
-        shardio.pack([SAMPLES[0] | {"cls": 0}, (1, 2)], out)  # type: ignore[list-item]
-    assert_refused("the key 'x/00' of sample 1 is also the key of sample 0", [SAMPLES[0] | {"cls": 0}] * 2)
+    one, out = SAMPLES[0] | {"cls": 0}, tmp_path / "out"
+    assert_raises(TypeError, "sample 1 is a tuple: an iterable must yield mappings such", shardio.pack, [one, ()], out)
+    assert_refused("the key 'x/00' of sample 1 is also the key of sample 0", [one, one])
     assert_refused(r"no sample can be packed: 00000000\.jpg is not an image", [{"jpg": b"none"}])
     assert_refused("no samples were written", [])
     options = {"layout": "flat", "num_workers": 2, "on_changed": "skip", "labels": "x.csv", "key_column": "key"}
+    options |= {"source_kind": "files", "prefix_keys": True, "tokenizer": "x.py:encode"}
     for name, value in options.items():
-        with pytest.raises(ValueError, match=f"{name} does not apply to an iterable of samples: omit it"):
-            shardio.pack(SAMPLES, out, **{name: value})  # type: ignore[arg-type]
+        message = f"{name} does not apply to an iterable of samples: omit it"
+        assert_raises(ValueError, message, shardio.pack, SAMPLES, out, **{name: value})
     assert not out.exists()
 
 
@@ -355,14 +331,15 @@ def key_of(worker: int, number: int) -> str:
     return f"w{worker}/{number}"
 
 
-def write_part(out: Path, worker: int, num_samples: int = 5, kill: bool = False, overwrite: bool = False) -> None:
-    with shardio.ShardWriter(
-        out, worker=worker, num_workers=NUM_WORKERS, max_shard_samples=2, classes=["a", "b"], overwrite=overwrite
-    ) as writer:
-        for number in range(num_samples):
-            writer.write({"__key__": key_of(worker, number), "cls": number % 2, "txt": f"{worker} {number}"})
+def write_part(out: Path | Location, worker: int, num: int = 5, *, kill: bool = False, overwrite: bool = False) -> None:
+    def samples() -> Iterator[dict[str, Any]]:
+        for number in range(num):
+            yield {"__key__": key_of(worker, number), "cls": number % 2, "txt": f"{worker} {number}"}
         if kill:
             os.kill(os.getpid(), signal.SIGKILL)
+
+    options = {"worker": worker, "num_workers": NUM_WORKERS, "overwrite": overwrite}
+    write_all(out, samples(), **options, max_shard_samples=2, classes=["a", "b"])
 
 
 @pytest.fixture
@@ -383,21 +360,33 @@ def test_finalize_joins_the_parts_in_the_order_of_the_workers(parts: Path) -> No
     assert [key for key, _ in found] == [key_of(worker, i) for worker in range(NUM_WORKERS) for i in range(5)]
     assert (shardio.verify(parts), manifest.classes) == ([], ("a", "b"))
     assert shardio.finalize(parts) == manifest  # As after an interruption.
+    assert_raises(PackError, "already holds a packed dataset", write_part, parts, 1)
+
+
+def test_a_part_is_written_again_and_a_missing_one_is_named(parts: Path, out: Location) -> None:
+    for worker in (0, 1):
+        write_part(out, worker, 3 + worker)
+    assert_raises(PackError, r"lacks the parts of 1 of 3 workers \(2\)", shardio.finalize, str(out))
+    assert_raises(PackError, "already holds files of worker 0", write_part, out, 0)
+    write_part(out, 0, overwrite=True)
+    write_part(out, 1, overwrite=True)
+    write_part(out, 2)
+    shardio.finalize(str(out))
+    shardio.finalize(parts)
+    assert read_objects(out) == read_files(parts)
+    assert_raises(PackError, "does not exist", shardio.finalize, str(out / "nothing"))
 
 
 @pytest.mark.slow
 def test_workers_at_the_same_time_write_the_same_and_may_be_killed(parts: Path, tmp_path: Path) -> None:
-    out, context = tmp_path / "out", forkserver_context()
-    processes = [
-        context.Process(target=write_part, args=(out, worker, 5, worker == 1)) for worker in range(NUM_WORKERS)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert [process.exitcode for process in processes] == [0, -signal.SIGKILL, 0]
+    out, process = tmp_path / "out", forkserver_context().Process
+    processes = [process(target=write_part, args=(out, n), kwargs={"kill": n == 1}) for n in range(NUM_WORKERS)]
+    for each in processes:
+        each.start()
+    for each in processes:
+        each.join()
+    assert [each.exitcode for each in processes] == [0, -signal.SIGKILL, 0]
     assert_raises(PackError, r"1 of 3 workers \(1\)", shardio.finalize, out)
-    assert_raises(PackError, "files of worker 1", write_part, out, 1)
     write_part(out, 1, overwrite=True)
     shardio.finalize(out)
     shardio.finalize(parts)
@@ -405,33 +394,23 @@ def test_workers_at_the_same_time_write_the_same_and_may_be_killed(parts: Path, 
 
 
 def test_keys_that_two_workers_wrote_are_refused(parts: Path) -> None:
-    with shardio.ShardWriter(parts, worker=1, num_workers=NUM_WORKERS, classes=["a", "b"], overwrite=True) as writer:
-        writer.write({"__key__": key_of(2, 4), "txt": "x"})
-    with pytest.raises(PackError, match=r"'w2/4', one in .*shard-00001-000000\.tar and one in .*shard-00002-000002"):
-        shardio.finalize(parts)
+    twice, options = {"__key__": key_of(2, 4), "txt": "x"}, {"worker": 1, "num_workers": NUM_WORKERS}
+    write_all(parts, [twice], **options, classes=["a", "b"], overwrite=True)
+    message = r"'w2/4', one in .*shard-00001-000000\.tar and one in .*shard-00002-000002"
+    assert_raises(PackError, message, shardio.finalize, parts)
     assert not (parts / "shardio.json").exists()
 
 
-def test_a_changed_or_foreign_shard_is_refused(parts: Path) -> None:
+def test_a_changed_or_foreign_shard_and_parts_of_other_runs_are_refused(parts: Path, tmp_path: Path) -> None:
     shutil.copy(parts / "shard-00000-000000.tar", parts / "shard-00007-000000.tar")
     assert_raises(PackError, "belongs to no worker", shardio.finalize, parts)
     (parts / "shard-00007-000000.tar").unlink()
     (parts / "shard-00000-000001.tar").unlink()
     assert_raises(PackError, r"shard-00000-000001\.tar cannot be read", shardio.finalize, parts)
-
-
-def test_parts_of_other_runs_are_refused(parts: Path, tmp_path: Path) -> None:
-    with (
-        pytest.raises(PackError, match="not written by 4 workers"),
-        shardio.ShardWriter(parts, worker=3, num_workers=4),
-    ):
-        pass
+    assert_raises(PackError, "not written by 4 workers", write_all, parts, [], worker=3, num_workers=4)
     assert_raises(PackError, "no finished part", shardio.finalize, tmp_path)
     (tmp_path / "notes").write_text("")
-    with pytest.raises(PackError, match="no worker wrote"), shardio.ShardWriter(tmp_path, worker=0, num_workers=1):
-        pass
-    shardio.finalize(parts)
-    assert_raises(PackError, "already holds a packed dataset", write_part, parts, 1)
+    assert_raises(PackError, "no worker wrote", write_all, tmp_path, [], worker=0, num_workers=1)
     assert_raises(ValueError, "belong together", shardio.ShardWriter, parts, worker=3)
 
 
