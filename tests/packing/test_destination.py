@@ -108,13 +108,11 @@ def test_only_one_process_writes_at_a_time_and_its_lock_is_removed(source: Path,
     assert sorted(read_files(out)) == ["shard-000000.tar", "shard-000000.tar.idx", "shardio.json"]
 
 
-@pytest.mark.parametrize("names", [("", "out"), ("in", "")])
-def test_an_empty_name_is_not_the_working_directory(
-    source: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, str]
-) -> None:
+def test_an_empty_name_is_not_the_working_directory(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(source.parent)
     before = snapshot(source.parent)
-    assert_raises(ValueError, "the path is empty", shardio.pack, *names)
+    for names in ("", "out"), ("in", ""):
+        assert_raises(ValueError, "the path is empty", shardio.pack, *names)
     assert snapshot(source.parent) == before
 
 

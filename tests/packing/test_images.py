@@ -60,9 +60,7 @@ def read_images(out: Path) -> dict[str, bytes]:
     return members
 
 
-def test_tiling_rewrites_eligible_jpegs_and_copying_none(
-    source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_tiling_rewrites_eligible_jpegs(source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     result = pack_jpegs(source, tmp_path / "out", jpeg="tile")
     stored = read_images(tmp_path / "out")
     assert stored.keys() == FILES.keys()
@@ -130,9 +128,7 @@ def test_a_resumed_pack_reports_the_same_as_a_whole_one(source: Path, tmp_path: 
     assert read_files(tmp_path / "out") == read_files(tmp_path / "whole")
 
 
-def test_strict_refuses_a_damaged_jpeg_and_a_resumed_pack_reports_it_again(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_strict_refuses_a_damaged_jpeg(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*_: object) -> None:
         raise OSError("stopped before the end")
 
@@ -150,9 +146,7 @@ def test_strict_refuses_a_damaged_jpeg_and_a_resumed_pack_reports_it_again(
 
 
 @pytest.mark.parametrize("jpeg", ["tile", "reencode"])
-def test_without_the_kernel_the_error_says_what_to_install_and_nothing_is_written(
-    source: Path, jpeg: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rewriting_jpegs_needs_the_kernel(source: Path, jpeg: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardio.kernel.load_functions", lambda: (None, "it cannot be loaded"))
     assert_refused("kernel: it cannot be loaded: install a wheel that has it", source, jpeg=jpeg, check=False)
 
@@ -177,9 +171,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("settings", "message"), INVALID)
-def test_invalid_options_are_refused_first(
-    source: Path, tmp_path: Path, settings: dict[str, Any], message: str
-) -> None:
+def test_invalid_options_are_refused(source: Path, tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     assert_raises((TypeError, ValueError), message, shardio.pack, source, tmp_path / "out", **settings)
     assert not (tmp_path / "out").exists()
 

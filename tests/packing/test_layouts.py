@@ -119,9 +119,7 @@ SPLIT_SOURCES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("keys", "options"), SPLIT_SOURCES.values(), ids=SPLIT_SOURCES)
 @pytest.mark.parametrize("labeled", [False, True])
-def test_splits_are_packed_apart_unless_chosen(
-    tmp_path: Path, keys: str, options: dict[str, Any], labeled: bool
-) -> None:
+def test_splits_are_packed_apart(tmp_path: Path, keys: str, options: dict[str, Any], labeled: bool) -> None:
     out, all_keys = tmp_path / "out it", keys.split()
     names = [f"{key}.jpg" for key in all_keys]
     if options.get("layout") == "pairs":

@@ -33,6 +33,8 @@ from tests.raising import assert_raises
 from tests.servers.server import Server
 from tests.sources import write_images
 
+Files = dict[str, bytes]
+
 THREE: dict[str, Any] = {"max_shard_samples": 3}
 
 
@@ -46,7 +48,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def expected(source: Path) -> dict[str, bytes]:
+def expected(source: Path) -> Files:
     """The files of a local pack."""
     shardio.pack(source, source.parent / "out", **THREE)
     return read_files(source.parent / "out")
@@ -93,9 +95,7 @@ def interrupted(source: Path, out: Location) -> Location:
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_the_bytes_are_those_of_a_local_pack(
-    source: Path, expected: dict[str, bytes], out: Location, num_workers: int
-) -> None:
+def test_the_bytes_are_those_of_a_local_pack(source: Path, expected: Files, out: Location, num_workers: int) -> None:
     manifest = shardio.pack(source, str(out), **THREE, num_workers=num_workers)
     assert read_objects(out) == expected
     assert "rejected.jsonl" in expected
@@ -123,8 +123,8 @@ def test_the_manifest_is_written_last(source: Path, out: Location, changes: list
         assert written == [tar, f"{tar}.idx", f"{RECORD_PREFIX}{tar}.json"]
 
 
-def test_an_interrupted_pack_is_resumed_and_keeps_finished_shards(
-    source: Path, expected: dict[str, bytes], interrupted: Location, changes: list[tuple[str, str]]
+def test_an_interrupted_pack_is_resumed(
+    source: Path, expected: Files, interrupted: Location, changes: list[tuple[str, str]]
 ) -> None:
     out = interrupted
     assert_raises(FormatError, "holds an unfinished pack", open_table, str(out))
@@ -139,7 +139,7 @@ def test_an_interrupted_pack_is_resumed_and_keeps_finished_shards(
 
 @pytest.mark.parametrize("name", ["shard-000001.tar", "shard-000001.tar.idx"])
 def test_a_shard_that_was_replaced_is_packed_again(
-    source: Path, expected: dict[str, bytes], interrupted: Location, name: str
+    source: Path, expected: Files, interrupted: Location, name: str
 ) -> None:
     out = interrupted
     put(out / name, (out / name).read_whole())
@@ -152,9 +152,7 @@ def test_a_shard_that_was_replaced_is_packed_again(
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"entry": 1}', b"\x00"])
-def test_a_damaged_record_is_not_used(
-    source: Path, expected: dict[str, bytes], interrupted: Location, content: bytes
-) -> None:
+def test_a_damaged_record_is_not_used(source: Path, expected: Files, interrupted: Location, content: bytes) -> None:
     put(interrupted / f"{RECORD_PREFIX}shard-000001.tar.json", content)
     result = pack_again(source, interrupted)
     assert (result.num_kept, read_objects(interrupted)) == (result.manifest.shards[0].num_samples, expected)
@@ -170,9 +168,7 @@ def test_a_tar_that_is_not_part_of_the_pack_is_refused(source: Path, interrupted
     assert (interrupted / name).read_whole() == precious
 
 
-def test_a_destination_that_is_not_empty_is_refused_and_a_pack_without_shards_leaves_nothing(
-    source: Path, out: Location
-) -> None:
+def test_a_pack_without_shards_and_a_refused_one_leave_all_as_it_is(source: Path, out: Location) -> None:
     assert_refused("is not an image", source, str(out), strict=True)
     assert out.list() == []
     for name, message in (("thesis.tex", "is not empty"), (MANIFEST_NAME, "already holds a packed dataset")):
@@ -188,7 +184,7 @@ def test_of_two_writers_that_begin_at_the_same_time_one_is_refused(out: Location
     assert (out / UNFINISHED_NAME).read_whole() == b"one"
 
 
-def test_a_full_disk_is_that_of_the_temporary_file(source: Path, expected: dict[str, bytes], out: Location) -> None:
+def test_a_full_disk_is_that_of_the_temporary_file(source: Path, expected: Files, out: Location) -> None:
     out.list()  # Listing starts the storage process, to which the limit does not apply.
     message = r"packing into memory:.* failed: .*: '/.*/shardio-.*'\. Finished and kept 0"
     with files_of_at_most(3000):
@@ -197,7 +193,7 @@ def test_a_full_disk_is_that_of_the_temporary_file(source: Path, expected: dict[
     assert read_objects(out) == expected
 
 
-def test_two_runs_of_one_pack_write_one_dataset(source: Path, expected: dict[str, bytes], out: Location) -> None:
+def test_two_runs_of_one_pack_write_one_dataset(source: Path, expected: Files, out: Location) -> None:
     class Running(WorkProgress):
         num_packed = 0
 
@@ -319,7 +315,7 @@ def exit_code_of_pack(source: Path, out: Location, n: int) -> int | None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n", range(1, NUM_CHANGES + 2))
-def test_a_pack_killed_at_any_change_resumes(source: Path, expected: dict[str, bytes], out: Location, n: int) -> None:
+def test_a_pack_killed_at_any_change_resumes(source: Path, expected: Files, out: Location, n: int) -> None:
     assert exit_code_of_pack(source, out, n) == (-signal.SIGKILL if n <= NUM_CHANGES else 0)
     found = read_objects(out)
     assert {name: content for name, content in found.items() if not name.startswith(".")}.items() <= expected.items()

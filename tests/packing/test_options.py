@@ -78,7 +78,7 @@ def test_each_option_is_on_the_command_line(name: str) -> None:
 
 @pytest.mark.parametrize("is_resharded", [False, True])
 @pytest.mark.parametrize("name", [name for name in deciding_options() if name != "tokenizer"])
-def test_samples_are_appended_with_the_options_that_decide_the_output(
+def test_append_uses_the_deciding_options(
     tmp_path: Path, name: str, is_resharded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used = list[PackOptions]()

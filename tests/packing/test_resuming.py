@@ -48,6 +48,9 @@ def test_an_option_at_its_default_leaves_packs_of_earlier_versions_resumable(mon
     assert PackOptions(jpeg="reencode", quality=9).identify([]) == identity
 
 
+Files = dict[str, bytes]
+
+
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("kill") / "in"
@@ -56,7 +59,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(source: Path) -> dict[str, bytes]:
+def uninterrupted(source: Path) -> Files:
     shardio.pack(source, source.parent / "uninterrupted", max_shard_samples=3)
     return read_files(source.parent / "uninterrupted")
 
@@ -80,7 +83,7 @@ Resume = Callable[[Path], str]
 
 
 @pytest.fixture
-def resume(source: Path, uninterrupted: dict[str, bytes]) -> Resume:
+def resume(source: Path, uninterrupted: Files) -> Resume:
     """Return a function that completes a pack on the command line, checks the files, and returns the output."""
 
     def complete(out: Path) -> str:
@@ -150,7 +153,7 @@ NUM_RENAMES = 8
 """The number of renames in a pack into three shards: the plan's digest, three tars, their indexes, and the manifest."""
 
 
-def assert_only_whole_files(out: Path, uninterrupted: dict[str, bytes]) -> None:
+def assert_only_whole_files(out: Path, uninterrupted: Files) -> None:
     """Assert that each file with a final name equals that of an uninterrupted pack, and that tars end properly."""
     for name, content in read_files(out).items():
         if not name.startswith("."):
@@ -163,9 +166,7 @@ def assert_only_whole_files(out: Path, uninterrupted: dict[str, bytes]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("n", range(1, NUM_RENAMES + 2))
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_killed_pack_resumes(
-    source: Path, uninterrupted: dict[str, bytes], tmp_path: Path, n: int, moment: str
-) -> None:
+def test_a_killed_pack_resumes(source: Path, uninterrupted: Files, tmp_path: Path, n: int, moment: str) -> None:
     out, options = tmp_path / "out", {"max_shard_samples": 3, "num_workers": 1}
     code = exit_code_if_killed(n, moment, shardio.pack, source, out, **options)
     assert code == (-signal.SIGKILL if n <= NUM_RENAMES else 0)
@@ -205,7 +206,7 @@ def test_a_pack_that_is_interrupted_or_killed_from_outside_leaves_only_whole_sha
 
 @pytest.mark.slow
 def test_a_worker_process_that_is_suspended_ends_the_pack(
-    source: Path, uninterrupted: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path, uninterrupted: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start_worker, process_ids = executors._start_worker, list[int]()
 

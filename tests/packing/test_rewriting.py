@@ -193,7 +193,7 @@ def test_an_interrupted_pack_resumes_in_all_parts(source: Path, in_parts: Path, 
 
 
 @pytest.mark.parametrize("num_unmarked", [1, 2])
-def test_a_pack_that_was_killed_at_its_very_end_is_ended(
+def test_a_pack_that_was_killed_at_its_end_is_ended(
     source: Path, in_parts: Path, tmp_path: Path, num_unmarked: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unlink, marks = Path.unlink, list[Path]()

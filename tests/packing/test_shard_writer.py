@@ -137,7 +137,7 @@ def test_values_are_encoded_by_the_last_suffix(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_sample_that_readers_would_change_is_refused_and_the_writer_goes_on(
+def test_a_sample_that_readers_would_change_is_refused(
     tmp_path: Path, fields: dict[Any, Any], kind: type[Exception], message: str
 ) -> None:
     with shardio.ShardWriter(tmp_path / "out") as writer:
@@ -217,7 +217,7 @@ def test_a_directory_with_anything_in_it_is_refused(tmp_path: Path) -> None:
     assert read_files(out) == before
 
 
-def test_two_writers_exclude_each_other_and_a_program_may_change_its_working_directory(
+def test_two_writers_exclude_each_other_in_any_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -8,11 +8,10 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from decimal import Decimal
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -50,9 +49,8 @@ def write_litdata(folder: Path, samples: Iterable[Any], **options: Any) -> Path:
     return folder
 
 
-LITDATA_COMPRESSIONS: dict[str, dict[str, Any]] = {
-    "none": {},
-    **{level: {"compression": "zstd", "compression_level": level} for level in ("batch", "chunk", "sample")},
+LITDATA_COMPRESSIONS: dict[str, dict[str, Any]] = {"none": {}} | {
+    level: {"compression": "zstd", "compression_level": level} for level in ("batch", "chunk", "sample")
 }
 
 
@@ -67,8 +65,7 @@ def write_simple_litdata(folder: Path, num: int = 12, *, compressed: bool = Fals
     return write_litdata(folder, samples, chunk_size=3, **LITDATA_COMPRESSIONS["chunk" if compressed else "none"])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kind:
+class Kind(NamedTuple):
     """A kind of dataset: a function that writes one, its second file, and the package that reads it."""
 
     write: Callable[..., Path]
@@ -78,20 +75,8 @@ class Kind:
     install: str
 
 
-MDS = Kind(
-    write=write_simple_mds,
-    second="shard.00001.mds",
-    compressed="shard.00001.mds.gz",
-    package="streaming.base.format",
-    install="mosaicml-streaming",
-)
-LITDATA = Kind(
-    write=write_simple_litdata,
-    second="chunk-0-1.bin",
-    compressed="chunk-0-1.zstd.bin",
-    package="litdata.streaming.config",
-    install="litdata",
-)
+MDS = Kind(write_simple_mds, "shard.00001.mds", "shard.00001.mds.gz", "streaming.base.format", "mosaicml-streaming")
+LITDATA = Kind(write_simple_litdata, "chunk-0-1.bin", "chunk-0-1.zstd.bin", "litdata.streaming.config", "litdata")
 KINDS = pytest.mark.parametrize("kind", [MDS, LITDATA], ids=["mds", "litdata"])
 
 
@@ -105,23 +90,9 @@ def read_pixels(content: bytes) -> tuple[str | None, str, bytes]:
 
 
 NUM = 20
-COMMON: dict[str, str] = {
-    "image": "jpeg",
-    "label": "int",
-    "caption": "str",
-    "depth": "png",
-    "raw": "bytes",
-    "pixels": "pil",
-}
-ONLY_MDS = {
-    "array": "ndarray",
-    "fixed": "ndarray:float32:2,2",
-    "score": "float32",
-    "price": "str_decimal",
-    "meta": "json",
-    "views": "list[png]",
-    "frames": "jpeg_array",
-}
+COMMON = {"image": "jpeg", "label": "int", "caption": "str", "depth": "png", "raw": "bytes", "pixels": "pil"}
+ONLY_MDS = {"array": "ndarray", "fixed": "ndarray:float32:2,2", "score": "float32", "price": "str_decimal"}
+ONLY_MDS |= {"meta": "json", "views": "list[png]", "frames": "jpeg_array"}
 
 
 def make_common(seed: int) -> dict[str, Any]:
@@ -162,12 +133,8 @@ def test_every_sample_of_mds_is_packed_with_its_bytes(compression: str | None, t
     samples = [
         make_common(seed)
         | {"array": np.arange(seed + 1), "fixed": np.full((2, 2), seed, np.float32), "score": seed / 2}
-        | {
-            "price": Decimal("1.10"),
-            "meta": {"box": [seed, 2], "name": None},
-            "frames": [encode(seed), encode(seed + 1)],
-        }
-        | {"views": [make_pixels(seed + i) for i in range(seed % 3)]}
+        | {"price": Decimal("1.10"), "meta": {"box": [seed, 2], "name": None}}
+        | {"frames": [encode(seed), encode(seed + 1)], "views": [make_pixels(seed + i) for i in range(seed % 3)]}
         for seed in range(NUM)
     ]
     source = write_mds(tmp_path / "in", COMMON | ONLY_MDS, samples, compression=compression)
@@ -189,17 +156,12 @@ def test_every_sample_of_litdata_is_packed_with_its_bytes(compression: str, tmp_
     (tmp_path / "notes.json").write_text('{"q":  1}')
     samples = [
         make_common(seed)
-        | {
-            "image": litdata.Jpeg(bytes=encode(seed)),
-            "depth": litdata.Image(bytes=encode(seed, suffix="png"), path="x.png"),
-        }
+        | {"image": litdata.Jpeg(bytes=encode(seed))}
+        | {"depth": litdata.Image(bytes=encode(seed, suffix="png"), path="x.png")}
         | {"frames": litdata.JpegArray(images=[litdata.Jpeg(bytes=encode(seed + i)) for i in range(2)])}
         | {"notes": litdata.File(path=str(tmp_path / "notes.json")), "good": True, "score": seed / 2}
-        | {
-            "array": np.arange(6).reshape(2, 3) + seed,
-            "vector": torch.arange(3) + seed,
-            "matrix": torch.full((2, 2), seed / 2),
-        }
+        | {"array": np.arange(6).reshape(2, 3) + seed, "vector": torch.arange(3) + seed}
+        | {"matrix": torch.full((2, 2), seed / 2)}
         | {"meta": {"camera": seed, "boxes": [1, 2.5], "thumb": encode(seed + 50)}, "pair": [seed, "x"]}
         for seed in range(NUM)
     ]
@@ -239,17 +201,13 @@ def test_files_that_a_loader_decompressed_are_read_in_place(kind: Kind, tmp_path
 
 
 @KINDS
-def test_several_splits_are_refused_with_what_to_pack(kind: Kind, tmp_path: Path) -> None:
+def test_the_error_says_what_to_pack_or_to_install(kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("train", "val"):
         kind.write(tmp_path / "in" / name, 2)
     assert_refused(r"holds the splits train, val: pack each one, such as .*in/train", tmp_path / "in")
-
-
-@KINDS
-def test_the_error_says_which_package_to_install(kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = kind.write(tmp_path / "in", 1)
     monkeypatch.setitem(sys.modules, kind.package, None)
-    assert_refused(rf"{kind.install} .*: install it with --no-deps, as docs/packing\.md describes", source)
+    message = rf"{kind.install} .*: install it with --no-deps, as docs/packing\.md describes"
+    assert_refused(message, tmp_path / "in" / "train")
 
 
 def test_the_disk_must_hold_the_decompressed_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,15 +263,11 @@ def test_labels_and_keys_come_from_values_of_litdata(tmp_path: Path) -> None:
 
 
 def test_samples_of_litdata_may_be_tuples_or_single_images(tmp_path: Path) -> None:
-    triples = ([encode(i), 7, encode(i + 9)] for i in range(9))
+    triples = write_litdata(tmp_path / "triples", ([encode(i), 7, encode(i + 9)] for i in range(9)))
     for source, column, expected in (
         (write_simple_litdata(tmp_path / "pairs"), None, {"jpg": encode(4), "cls": b"1"}),
         (write_litdata(tmp_path / "images", map(encode, range(9))), None, {"jpg": encode(4)}),
-        (
-            write_litdata(tmp_path / "triples", triples),
-            "2",
-            {"jpg": encode(13), "0.jpg": encode(4), "json": b'{"1": 7}'},
-        ),
+        (triples, "2", {"jpg": encode(13), "0.jpg": encode(4), "json": b'{"1": 7}'}),
     ):
         shardio.pack(source, tmp_path / f"{source.name}-out", num_workers=1, image_column=column)
         assert read_packed(tmp_path / f"{source.name}-out")["00000004"] == expected
@@ -333,11 +287,10 @@ def test_columns_of_mds_that_cannot_be_fields_are_refused(tmp_path: Path) -> Non
     with streaming.JSONWriter(out=str(tmp_path / "json"), columns={"text": "str"}) as writer:
         writer.write({"text": "x"})
     edit("shards", 0, column_encodings=["str"])(tmp_path / "json")
-    image = encode(1)
-    both, slash = {"a": "bytes", "A": "bytes"}, {"image": "jpeg", "a/b": "bytes"}
-    write_mds(tmp_path / "pickles", {"image": "jpeg", "extra": "pkl"}, [{"image": image, "extra": {1, 2}}])
-    write_mds(tmp_path / "case", both, [{"a": b"1", "A": b"2"}])
-    write_mds(tmp_path / "slash", slash, [{"image": image, "a/b": image}])
+    image, pickled = encode(1), {"image": encode(1), "extra": {1, 2}}
+    write_mds(tmp_path / "pickles", {"image": "jpeg", "extra": "pkl"}, [pickled])
+    write_mds(tmp_path / "case", {"a": "bytes", "A": "bytes"}, [{"a": b"1", "A": b"2"}])
+    write_mds(tmp_path / "slash", {"image": "jpeg", "a/b": "bytes"}, [{"image": image, "a/b": image}])
     for name, column, message in (
         ("json", None, r"shard 0 in .*index\.json has the format 'json', version 2: only MDS"),
         ("pickles", None, r"the column 'extra' of .* holds pickles, which can run any code"),
@@ -345,13 +298,11 @@ def test_columns_of_mds_that_cannot_be_fields_are_refused(tmp_path: Path) -> Non
         ("slash", None, r"sample 0 of shard.00000.mds .* the field name 'a/b\.jpg' .* contains a slash"),
     ):
         assert_refused(message, tmp_path / name, image_column=column, num_workers=1)
-        assert not (tmp_path / f"{name}-out" / "shardio.json").exists()
 
 
 def test_pickles_of_litdata_are_refused_or_not_loaded(tmp_path: Path) -> None:
     source = write_litdata(tmp_path / "in", [{"image": encode(1), "extra": {1, 2}}])
     assert_refused(r"the value 'extra' of each sample .* it is a pickle, which can run any code", source)
-    assert not (tmp_path / "out").exists()
     edit("config", data_format=["bytes", "file:pickle"])(source)  # The second part is the serializer's name.
     shardio.pack(source, tmp_path / "out", num_workers=1)
     assert set(read_packed(tmp_path / "out")["00000000"]) == {"jpg", "extra.pickle"}
@@ -421,11 +372,7 @@ DAMAGES: dict[str, tuple[Kind, Callable[[Path], Any], str]] = {
     "no shard": (MDS, lambda source: (source / MDS.second).unlink(), r"00001\.mds, which .* cannot be read"),
     "a cut compressed shard": (MDS, cut_compressed_mds, r"shard\.00001\.mds\.gz cannot be decompressed: .*Download"),
     "a size": (MDS, change(MDS.second, -1, 8), r"00001\.mds cannot be read: .*columns of sample 0 do not have \d+ b"),
-    "a size, labeled": (
-        MDS,
-        change(MDS.second, -1, 8),
-        r"sample 0 of shard\.00001\.mds of .* cannot be read: .*do no",
-    ),
+    "a size, labeled": (MDS, change(MDS.second, -1, 8), r"sample 0 of shard\.00001\.mds of .* cannot be read: .*do no"),
     "an offset": (MDS, change(MDS.second, 11, 128), r"00001\.mds cannot be read: .*positions of its samples are inval"),
     "a cut index": (MDS, cut("index.json"), r"index\.json cannot be read: .*Download or create it again"),
     "no raw_data": (MDS, edit("shards", 1, raw_data=None), r"index\.json is invalid: it has no 'raw_data'"),
@@ -437,11 +384,7 @@ DAMAGES: dict[str, tuple[Kind, Callable[[Path], Any], str]] = {
         edit("shards", 1, raw_data={"basename": "../secret", "bytes": 1, "hashes": {}}),
         r"names the file '\.\./secret', which is not below",
     ),
-    "a cut chunk": (
-        LITDATA,
-        cut(LITDATA.second),
-        r"1\.bin has \d+ bytes, but \d+ according to .*index\.json: download",
-    ),
+    "a cut chunk": (LITDATA, cut(LITDATA.second), r"1\.bin has \d+ bytes, but \d+ according to .*index\.json: down"),
     "no chunk": (LITDATA, lambda source: (source / LITDATA.second).unlink(), r"-0-1\.bin, which .* cannot be read"),
     "a cut compressed chunk": (LITDATA, cut_compressed_litdata, r"-1\.zstd\.bin cannot be decompressed: .*Download"),
     "a chunk's size": (LITDATA, change(LITDATA.second, -1, 8), r"sample 0 of chunk-0-1\.bin of .*values do not have"),
@@ -453,11 +396,7 @@ DAMAGES: dict[str, tuple[Kind, Callable[[Path], Any], str]] = {
     "an unknown format": (LITDATA, edit("config", data_format=["own", "int"]), r"'0' of each .* format 'own', which"),
     "a chunk elsewhere": (LITDATA, edit("chunks", 1, filename="../secret"), r"the file '\.\./secret', which is not b"),
     "tokens": (LITDATA, edit("config", item_loader="TokensLoader"), r"LitData's TokensLoader: only samples of the def"),
-    "encryption": (
-        LITDATA,
-        edit("config", encryption={"algorithm": "fernet", "level": "sample"}),
-        r"is encrypted: decrypt the samples with LitData",
-    ),
+    "encryption": (LITDATA, edit("config", encryption={"algorithm": "x"}), r"is encrypted: decrypt the samples with"),
 }
 
 
@@ -465,10 +404,7 @@ DAMAGES: dict[str, tuple[Kind, Callable[[Path], Any], str]] = {
 def test_a_damaged_dataset_is_an_error_that_says_where(
     kind: Kind, damage: Callable[[Path], object], message: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    source = kind.write(tmp_path / "in")
+    source, labels = kind.write(tmp_path / "in"), tmp_path / "labels.csv"
     damage(source)
-    options: dict[str, Any] = {}
-    if "labeled" in request.node.name:
-        (tmp_path / "labels.csv").write_text("key,label\n" + "".join(f"{row:08d},1\n" for row in range(12)))
-        options["labels"] = tmp_path / "labels.csv"
-    assert_refused(message, source, num_workers=1, **options)
+    labels.write_text("key,label\n" + "".join(f"{row:08d},1\n" for row in range(12)))
+    assert_refused(message, source, num_workers=1, labels=labels if "labeled" in request.node.name else None)
