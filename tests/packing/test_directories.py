@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import inspect
 import logging
 import os
 import re
@@ -12,20 +11,17 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
-from dataclasses import fields
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 import shardio
 from shardio.errors import PackError
 from shardio.libraries import import_torchvision
-from shardio.packing import PackOptions, PackResult
-from shardio.shards import Manifest, open_table
+from shardio.packing import PackResult
 from shardio.storage import read_and_stat
 from tests.files import read_files
 from tests.packing.packs import Change, assert_refused, pack, read_packed, write, write_files
@@ -340,36 +336,6 @@ def test_seeds_change_the_order_of_samples_and_mix_classes(tmp_path: Path) -> No
         assert sum(a.split("/")[0] != b.split("/")[0] for a, b in pairwise(orders[-1])) > 50
     assert sorted(orders[0]) == sorted(orders[1]) == sorted(orders[2])
     assert orders[0] != orders[1] != orders[2] != orders[0]
-
-
-def test_pack_returns_the_manifest_that_it_writes_with_the_settings(images: Path, tmp_path: Path) -> None:
-    options = {"max_shard_size": 20_000, "max_shard_samples": 6, "shuffle_seed": 5}
-    manifest = shardio.pack(images, tmp_path / "out", **options)  # type: ignore[arg-type]
-    assert isinstance(manifest, Manifest)
-    assert manifest == open_table(tmp_path / "out").manifest
-    sizes = [(tmp_path / "out" / shard.name).stat().st_size for shard in manifest.shards]
-    assert [shard.num_bytes for shard in manifest.shards] == sizes
-    assert {name: manifest.pack[name] for name in options} == options
-    assert (manifest.classes, manifest.fields) == (("class-0", "class-1", "class-2"), ("cls", "jpg"))
-
-
-def test_settings_may_be_numpy_integers(images: Path, tmp_path: Path) -> None:
-    values = {"max_shard_size": 9000, "max_shard_samples": 4, "shuffle_seed": 3, "max_side": 8, "quality": 70}
-    values |= {"max_pixels": 10**6, "num_workers": 1}
-    shardio.pack(images, tmp_path / "one", jpeg="reencode", **values)  # type: ignore[arg-type]
-    integers = {name: np.int64(value) for name, value in values.items()}
-    shardio.pack(images, tmp_path / "two", jpeg="reencode", **integers)  # type: ignore[arg-type]
-    assert read_files(tmp_path / "one") == read_files(tmp_path / "two")
-
-
-def test_each_option_is_in_the_signature_and_the_docstring() -> None:
-    parameters = dict(list(inspect.signature(shardio.pack).parameters.items())[2:])
-    options = {each.name: each.default for each in fields(PackOptions)}
-    assert {name: each.default for name, each in parameters.items()} == options
-    documented = re.findall(
-        r"^    (\w+): ", (inspect.getdoc(shardio.pack) or "").partition("Returns:")[0], re.MULTILINE
-    )
-    assert documented == ["src", "dst", *options]
 
 
 @pytest.fixture(scope="module")

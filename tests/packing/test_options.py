@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+import numpy as np
 import pytest
 
 import shardio
@@ -65,15 +69,21 @@ def test_a_manifest_records_few_options_at_their_defaults() -> None:
 
 @pytest.mark.parametrize("name", kinds_of_options())
 def test_an_option_identifies_a_pack_if_it_decides_the_output(name: str) -> None:
-    identity = PackOptions(**options_with(name)).identify([])
+    options = options_with(name)
+    identity = PackOptions(**options).identify([])
+    if type(options[name]) is int:
+        assert PackOptions(**options | {name: np.int64(options[name])}).identify([]) == identity
     assert (identity != PackOptions(**NEEDED.get(name, {})).identify([])) == (name in deciding_options())
 
 
-@pytest.mark.parametrize("name", kinds_of_options())
-def test_each_option_is_on_the_command_line(name: str) -> None:
-    options: dict[str | None, Any] = {each.name: each for each in load_command("pack").params}
-    assert options[name].opts[0].startswith("--")
-    assert options[name].help
+def test_each_option_is_in_the_signature_the_docstring_and_the_command() -> None:
+    parameters = dict(list(inspect.signature(shardio.pack).parameters.items())[2:])
+    options = {each.name: each.default for each in fields(PackOptions)}
+    assert {name: each.default for name, each in parameters.items()} == options
+    text = (inspect.getdoc(shardio.pack) or "").partition("Returns:")[0]
+    assert re.findall(r"^    (\w+): ", text, re.MULTILINE) == ["src", "dst", *options]
+    of_command: dict[str | None, Any] = {each.name: each for each in load_command("pack").params}
+    assert all(of_command[name].opts[0].startswith("--") and of_command[name].help for name in options)
 
 
 @pytest.mark.parametrize("is_resharded", [False, True])

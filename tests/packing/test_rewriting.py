@@ -43,7 +43,7 @@ def foreign(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "limits", [{"max_shard_samples": 4}, {"max_shard_size": 20000}, {"max_shard_size": "1MiB"}, {"max_shard_size": 1}]
+    "limits", [{"max_shard_samples": 5}, {"max_shard_size": 20000}, {"max_shard_size": "1MiB"}, {"max_shard_size": 1}]
 )
 def test_resharding_keeps_the_samples_and_their_order(packed: Path, tmp_path: Path, limits: dict[str, Any]) -> None:
     before = open_table(packed).manifest
@@ -53,14 +53,10 @@ def test_resharding_keeps_the_samples_and_their_order(packed: Path, tmp_path: Pa
     assert (manifest.pack["jpeg"], manifest.pack["num_tiled"]) == ("copy", 0)
     assert max(entry.num_samples for entry in manifest.shards) <= limits.get("max_shard_samples", 21)
     assert shardio.verify(tmp_path / "out", deep=True) == []
-
-
-def test_resharding_with_the_settings_of_the_pack_gives_its_shards(packed: Path, tmp_path: Path) -> None:
-    manifest = shardio.reshard(packed, tmp_path / "out", max_shard_samples=5)
-    before, after = read_files(packed), read_files(tmp_path / "out")
-    assert before.keys() == after.keys()
-    assert {name for name in before if before[name] != after[name]} <= {"shardio.json"}
-    assert manifest.shards == open_table(packed).manifest.shards
+    if limits == {"max_shard_samples": 5}:  # As in the pack.
+        before_files, after = read_files(packed), read_files(tmp_path / "out")
+        assert before_files.keys() == after.keys()
+        assert {name for name in after if before_files[name] != after[name]} <= {"shardio.json"}
 
 
 def test_shuffling_does_not_depend_on_buffers(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,12 +68,6 @@ def test_shuffling_does_not_depend_on_buffers(packed: Path, tmp_path: Path, monk
     assert read_files(tmp_path / "0") == read_files(tmp_path / "1")
     assert samples_of(tmp_path / "0") != samples_of(packed)
     assert sorted(samples_of(tmp_path / "0")) == sorted(samples_of(packed))
-
-
-def test_foreign_tars_become_a_packed_dataset(foreign: Path, tmp_path: Path) -> None:
-    manifest = shardio.reshard(foreign, tmp_path / "out")
-    assert samples_of(tmp_path / "out") == samples_of(foreign)
-    assert (manifest.fields, shardio.verify(tmp_path / "out")) == (("cls", "jpg", "seg.png"), [])
 
 
 def test_merging_puts_one_dataset_after_another(packed: Path, foreign: Path, tmp_path: Path) -> None:

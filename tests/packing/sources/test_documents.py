@@ -155,14 +155,8 @@ def test_any_number_of_workers_and_a_resumed_pack_give_the_same_bytes(form: str,
         assert exit_code_if_killed(5, "after", pack, source, tmp_path / "2", **options) == -signal.SIGKILL
     else:
         assert_raises(KeyboardInterrupt, None, pack, source, tmp_path / "2", Interrupt(13), **options)
-    assert_raises(
-        PackError,
-        "unfinished pack of different images or with different settings",
-        pack,
-        source,
-        tmp_path / "2",
-        **options | {"token_dtype": "int32"},
-    )
+    message, other = "unfinished pack of different images or with different settings", {"token_dtype": "int32"}
+    assert_raises(PackError, message, pack, source, tmp_path / "2", **options | other)
     assert 0 < pack(source, tmp_path / "2", **options, num_workers=2).num_kept < len(TOKENS)
     assert read_files(tmp_path / "1") == read_files(tmp_path / "2")
     assert sorted(read_documents(tmp_path / "1")) == sorted(filter(None, TOKENS))
@@ -318,11 +312,7 @@ ERRORS: list[tuple[Callable[[Path], object], dict[str, Any], str]] = [
     (write_line({"text": [1]}), ENCODE, r"line 2 of .*a\.jsonl\) .*it holds tokens instead of text: omit --tokenizer"),
     (write_line({"other": 1}), ROWS, r"line 2 of .*a\.jsonl\) .*it has no 'ids': it has other"),
     (write_line([1]), ROWS, r"line 2 of .*a\.jsonl cannot be read: it must be a JSON object"),
-    (
-        write_line({}),
-        {"token_column": "x"},
-        r"no column 'x', which --token-column \(token_column\) names",
-    ),
+    (write_line({}), {"token_column": "x"}, r"no column 'x', which --token-column \(token_column\) names"),
     (write_line({}), ROWS | {"key_column": "x"}, r"no column 'x', which --key-column \(key_column\) names"),
     (write_line({}), ROWS | {"key_column": "text"}, r"line 2 of .*a\.jsonl has None in the key column"),
     (write_text("a.json", b"[\n1]"), ROWS, r"line 2 of .*a\.json cannot be read|line 1 of .*a\.json cannot be read"),
@@ -346,4 +336,4 @@ def test_errors_name_the_document_and_the_remedy(
 ) -> None:
     (tmp_path / "in").mkdir()
     function(tmp_path / "in")
-    assert_raises(PackError, message, pack, tmp_path / "in", tmp_path / "out", **options)
+    assert_refused(message, tmp_path / "in", **options, num_workers=1)
