@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -70,11 +71,6 @@ def _find_finished(
             return replace(earlier, was_kept=True)
     _refuse_foreign(tar, samples, is_recorded=damage is not None)
     return damage
-
-
-def _remove_shard(tar: Location) -> None:
-    for each in tar, index_location(tar):
-        each.remove()
 
 
 def _refuse_foreign(tar: Location, samples: Sequence[SourceSample], *, is_recorded: bool) -> None:
@@ -143,7 +139,8 @@ def pack_shard(job: ShardJob, report: Report) -> PackedShard:
     preparation = Preparation(job.options, job.root)
     entry, fields = write_shard(tar, _make_samples(job, preparation, report))
     if not entry.num_samples:
-        _remove_shard(tar)
+        for each in tar, index_location(tar):
+            each.remove()
     return PackedShard(
         entry=entry,
         fields=fields,
@@ -193,48 +190,36 @@ def choose_executor(options: PackOptions, num_shards: int, num_bytes: int) -> Pa
     num_workers = options.num_workers
     if options.engine == "ray":
         _import_ray()
-        return _OnRay(address=options.ray_address, num_workers=num_workers)
+        return partial(_pack_on_ray, options.ray_address, num_workers)
     if num_workers is None:
         does_decode = options.check or options.jpeg != "copy" or options.convert_to is not None
         worth = num_bytes // BYTES_PER_WORKER["decoded" if does_decode else "copied"]
         num_workers = min(MAX_WORKERS, count_processors(), worth)
     num_workers = min(num_workers, num_shards)
-    if num_workers <= 1:
-        return _pack_here
-    return _InProcesses(num_workers=num_workers)
+    return _pack_here if num_workers <= 1 else partial(_pack_in_processes, num_workers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Worker:
-    """A worker process, and the connection that sends it jobs and receives its reports and shards."""
-
     process: subprocess.Popen[bytes]
     connection: Connection
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _InProcesses:
-    """The executor that packs in worker processes: see :class:`~shardio.packing.executors.PackExecutor`."""
-
-    num_workers: int
-
-    def __call__(self, jobs: Iterator[ShardJob], progress: WorkProgress) -> Generator[tuple[int, PackedShard]]:
-        workers = list[_Worker]()
-        try:
-            for job in jobs:
-                if len(workers) == self.num_workers:
-                    break
-                workers.append(_start_worker())
-                workers[-1].connection.send(job)
-            else:
-                job = None
-            yield from _run_in_processes(workers, job, jobs, progress)
-        finally:
-            _end(workers)
+def _pack_in_processes(
+    num_workers: int, jobs: Iterator[ShardJob], progress: WorkProgress
+) -> Generator[tuple[int, PackedShard]]:
+    workers = list[_Worker]()
+    try:
+        for job in islice(jobs, num_workers):
+            workers.append(_start_worker())
+            workers[-1].connection.send(job)
+        yield from _run_in_processes(workers, jobs, progress)
+    finally:
+        _end(workers)
 
 
 def _run_in_processes(
-    workers: list[_Worker], next_job: ShardJob | None, jobs: Iterator[ShardJob], progress: WorkProgress
+    workers: list[_Worker], jobs: Iterator[ShardJob], progress: WorkProgress
 ) -> Generator[tuple[int, PackedShard]]:
     """Send each worker its next job when it finishes one, until all jobs are done."""
     from multiprocessing.connection import wait
@@ -250,9 +235,8 @@ def _run_in_processes(
                 continue
             if kind == "error":
                 raise values[0]
-            if next_job is not None:
-                worker.connection.send(next_job)
-                next_job = next(jobs, None)
+            if (job := next(jobs, None)) is not None:
+                worker.connection.send(job)
             else:
                 del busy[connection]
             yield values[0], values[1]
@@ -300,43 +284,34 @@ def _end(workers: list[_Worker]) -> None:
             worker.process.wait()
 
 
-class _Sender:
-    """Sends messages to the parent process, from several threads."""
+class _Parent:
+    """The connection to the parent process, which several threads use. Reports are added up before they are sent."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._lock = threading.Lock()
+        self._connection, self._lock = connection, threading.Lock()
+        self._num_samples = self._num_bytes = 0
+        self._last = time.monotonic()
 
     def send(self, message: tuple[object, ...]) -> None:
         with self._lock:
             self._connection.send(message)
 
     def show_life(self) -> None:
-        """Send empty reports until the connection is closed."""
         with suppress(OSError):
             while True:
                 self.send(("report", 0, 0))
                 time.sleep(ALIVE_EVERY_S)  # A silent worker counts as suspended: see SILENT_S.
 
-
-class _Reporter:
-    """Adds up reports, and sends the sums every ``REPORT_EVERY_S``."""
-
-    def __init__(self, sender: _Sender) -> None:
-        self._sender = sender
-        self._num_samples = self._num_bytes = 0
-        self._last = time.monotonic()
-
-    def add(self, num_samples: int, num_bytes: int) -> None:
+    def report(self, num_samples: int, num_bytes: int) -> None:
         self._num_samples += num_samples
         self._num_bytes += num_bytes
         if time.monotonic() - self._last >= REPORT_EVERY_S:
-            self.send()
+            self.send_report()
 
-    def send(self) -> None:
+    def send_report(self) -> None:
         """Send the sums. Exit if the parent process has ended or has closed the connection."""
         try:
-            self._sender.send(("report", self._num_samples, self._num_bytes))
+            self.send(("report", self._num_samples, self._num_bytes))
         except OSError:
             sys.exit()
         self._num_samples = self._num_bytes = 0
@@ -349,19 +324,18 @@ def main() -> None:
 
     ignore_pillows_warnings()
     with Connection(int(sys.argv[1])) as connection, suppress(EOFError, ConnectionError):
-        sender = _Sender(connection)
-        threading.Thread(target=sender.show_life, daemon=True).start()
+        parent = _Parent(connection)
+        threading.Thread(target=parent.show_life, daemon=True).start()
         while True:
-            sender.send(_pack_in_process(connection.recv(), sender))
+            parent.send(_pack_and_report(connection.recv(), parent))
 
 
-def _pack_in_process(job: ShardJob, sender: _Sender) -> tuple[object, ...]:
-    reporter = _Reporter(sender)
+def _pack_and_report(job: ShardJob, parent: _Parent) -> tuple[object, ...]:
     try:
-        shard = pack_shard(job, reporter.add)
+        shard = pack_shard(job, parent.report)
     except Exception as error:  # The parent process raises this error.
         return "error", _picklable(error)
-    reporter.send()
+    parent.send_report()
     return "packed", job.number, shard
 
 
@@ -373,28 +347,24 @@ def _picklable(error: Exception) -> Exception:
     return error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _OnRay:
-    """The executor that packs on a Ray cluster: see :class:`~shardio.packing.executors.PackExecutor`.
+def _pack_on_ray(
+    address: str | None, num_workers: int | None, jobs: Iterator[ShardJob], progress: WorkProgress
+) -> Generator[tuple[int, PackedShard]]:
+    """Pack on the cluster to which this process is connected, or connect to one.
 
     All machines of the cluster must see the source and the destination under the same paths, and have the same version
-    of shardio. If this process is already connected to a cluster, the executor uses that cluster.
+    of shardio.
     """
-
-    address: str | None
-    num_workers: int | None
-
-    def __call__(self, jobs: Iterator[ShardJob], progress: WorkProgress) -> Generator[tuple[int, PackedShard]]:
-        ray = _import_ray()
-        is_ours = not ray.is_initialized()
+    ray = _import_ray()
+    is_ours = not ray.is_initialized()
+    if is_ours:
+        _connect(ray, address)
+    try:
+        num_at_once = num_workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        yield from _run_on_ray(ray, num_at_once, jobs, progress)
+    finally:
         if is_ours:
-            _connect(ray, self.address)
-        try:
-            num_at_once = self.num_workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
-            yield from _run_on_ray(ray, num_at_once, jobs, progress)
-        finally:
-            if is_ours:
-                ray.shutdown()
+            ray.shutdown()
 
 
 def _import_ray() -> Any:
@@ -419,7 +389,7 @@ def _run_on_ray(
     ray: Any, num_at_once: int, jobs: Iterator[ShardJob], progress: WorkProgress
 ) -> Generator[tuple[int, PackedShard]]:
     """Keep ``num_at_once`` tasks in flight until all jobs are done."""
-    task = ray.remote(num_cpus=1)(_pack_on_ray)
+    task = ray.remote(num_cpus=1)(_run_task)
     in_flight = {task.remote(job): job for job in islice(jobs, num_at_once)}
     try:
         while in_flight:
@@ -435,17 +405,16 @@ def _run_on_ray(
             ray.cancel(each, force=True)
 
 
-def _pack_on_ray(job: ShardJob) -> PackedShard:
+def _run_task(job: ShardJob) -> PackedShard:
     return pack_shard(job, lambda num_samples, num_bytes: None)
 
 
 def _get(ray: Any, done: Any) -> PackedShard:
     try:
-        shard: PackedShard = ray.get(done)
+        return ray.get(done)  # type: ignore[no-any-return]  # Ray has no types.
     except ray.exceptions.RayTaskError as error:
         raise error.cause from None
     except ray.exceptions.RayError as error:
         raise PackError(
             f"a Ray task failed: {error}. Rerun the same command to resume: finished shards are kept"
         ) from error
-    return shard

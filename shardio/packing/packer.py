@@ -47,7 +47,6 @@ from shardio.packing.sources.directory import find_main_file, quote, refuse_url,
 from shardio.packing.sources.source import (
     OPTIONS_OF_DOCUMENTS,
     OPTIONS_OF_KINDS,
-    SHOWN,
     SOURCES,
     FileChangedError,
     FileProblem,
@@ -59,6 +58,7 @@ from shardio.packing.sources.source import (
     describe_option,
     divide,
     explain_changes,
+    list_some,
 )
 from shardio.progress import WorkProgress
 from shardio.sample import Sample
@@ -118,7 +118,6 @@ class PackResult(Findings):
 
 
 def _write_rejected(folder: Location, rejected: Sequence[RejectedSample]) -> None:
-    """Write the list of rejected samples, or remove the list if there are none."""
     location = folder / REJECTED_NAME
     if not rejected:
         location.remove()
@@ -162,10 +161,8 @@ def _refuse_outer_folder(src: Path, dst: Location) -> None:
         and any((found := source.find(folder)) and found.holds_samples for source in _others().values())
     ]
     if lines:
-        more = [f"  (and {len(lines) - SHOWN} more)"] if len(lines) > SHOWN else []
-        raise PackError(
-            "\n".join([f"{src} holds no samples itself, but its folders do. Pack each one:", *lines[:SHOWN], *more])
-        )
+        first = f"{src} holds no samples itself, but its folders do. Pack each one:"
+        raise PackError("\n".join([first, *list_some(lines, "  (and {} more)")]))
 
 
 def _choose_kind(src: Path, options: PackOptions) -> SourceKind:
@@ -207,14 +204,6 @@ def _find_other_option(kind: SourceKind, options: PackOptions) -> str | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _ShardPlan:
-    """One shard to write: its file name, and the rows of its samples in order, int64 [n]."""
-
-    name: str
-    rows: NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PackPlan:
     """All shards to write, in manifest order.
 
@@ -232,16 +221,15 @@ class PackPlan:
     def __len__(self) -> int:
         return len(self.stops)
 
-    def __iter__(self) -> Iterator[_ShardPlan]:
-        start = 0
-        for number, stop in enumerate(self.stops.tolist()):
-            yield _ShardPlan(name=name_shard(number), rows=self.order[start:stop])
-            start = stop
+    @property
+    def names(self) -> list[str]:
+        """The file names of the shards."""
+        return list(map(name_shard, range(len(self))))
 
     @property
-    def names(self) -> set[str]:
-        """The file names of all shards."""
-        return set(map(name_shard, range(len(self))))
+    def rows(self) -> list[NDArray[np.int64]]:
+        """The rows of the samples of each shard, int64 [k]."""
+        return np.split(self.order, self.stops[:-1])
 
 
 def make_plan(samples: SourceTable, classes: Sequence[str], options: PackOptions) -> PackPlan:
@@ -324,8 +312,9 @@ def _pack(
         src = absolute_path(src)
     folders = [choose_folder(dst) for dst in dsts]
     is_ending = are_ending(folders)
-    for folder in () if is_ending else folders:
-        check_destination(src, folder)
+    if not is_ending:
+        for folder in folders:
+            check_destination(src, folder)
     scans = divide_scan(scan_source(src, out, options))
     plans = [make_plan(scan.samples, scan.classes, options) for scan in scans]
     if is_ending:
@@ -338,7 +327,7 @@ def _pack(
         unfinished = list[UnfinishedDataset]()
         for folder, plan in zip(folders, plans, strict=True):
             stack.enter_context(locked(src, folder))
-            unfinished.append(stack.enter_context(begun(folder, plan.digest, plan.names)))
+            unfinished.append(stack.enter_context(begun(folder, plan.digest, set(plan.names))))
         progress.start(sum(len(scan.samples) for scan in scans), sum(scan.samples.num_bytes for scan in scans))
         results = [
             _write_dataset(src, folder, scan, plan, options, progress)
@@ -385,17 +374,12 @@ def _write_shards(
     execute: PackExecutor,
     progress: WorkProgress,
 ) -> list[PackedShard]:
-    """Write the shards of a plan, record each finished shard, and return the shards in manifest order."""
     with folder.open_journal() as journal:
         jobs = (
             make_job(
-                number=number,
-                folder=folder,
-                name=shard.name,
-                samples=samples.take(shard.rows),
-                earlier=journal.finished.get(shard.name),
+                number=number, folder=folder, name=name, samples=samples.take(rows), earlier=journal.finished.get(name)
             )
-            for number, shard in enumerate(plan)
+            for number, (name, rows) in enumerate(zip(plan.names, plan.rows, strict=True))
         )
         shards = dict[int, PackedShard]()
         try:

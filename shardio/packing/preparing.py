@@ -284,7 +284,6 @@ def _find_mislabelled(field: str, content: bytes) -> str | None:
 
 
 def _why_rejected(field: str, content: bytes, max_pixels: int | None) -> str | None:
-    """Return the reason why an image cannot be decoded, or None if it can be decoded."""
     from shardio.images import decode_image, decode_unconverted  # Packing without a check does not need this module.
 
     if find_format(content) is None:
@@ -310,8 +309,6 @@ class _RejectedError(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class _PreparedImage:
-    """An image that is ready to be stored, and the findings about it."""
-
     source_field: str
     field: str
     content: bytes

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 from shardio.errors import FormatError, PackError
@@ -262,9 +261,7 @@ class ShardWriter:
         self._sequence = ShardSequence(self._out, self._limits, make_name)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         sequence, self._sequence = self._sequence, None
         assert sequence is not None, "__enter__ creates it"
         with self._resources:
@@ -334,8 +331,6 @@ def _choose(name: str, value: Any, alias: str, of_alias: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _WorkerRecord:
-    """A record of the shards that a worker has written."""
-
     worker: int
     num_workers: int
     shards: tuple[ShardEntry, ...]

@@ -352,8 +352,8 @@ def test_a_server_has_the_bytes_of_a_local_pack(seaweedfs_server: Server, files:
     assert read_objects(parse_location(url, make_direct_access(options))) == read_files(tmp_path / "out")
     write_all(url, [{"__key__": "a", "txt": "text"}], overwrite=True, storage_options=options)
     assert len(shardio.ShardDataset(url, fields="key", storage_options=options)) == 1
-    message, wrong = r"cannot list s3://.*: the server answered 403 .*Check the credentials", options.copy()
-    wrong["secret_access_key"] = "wrong"
+    wrong = {**options, "secret_access_key": "wrong"}
+    message = r"cannot list s3://.*: the server answered 403 .*Check the credentials"
     assert_raises(PermissionError, message, shardio.pack, files, f"{seaweedfs_server.url}/x", storage_options=wrong)
     message = r"cannot list s3://missing/x: .*NoSuchBucket"
     assert_raises(StoreError, message, shardio.pack, files, "s3://missing/x", storage_options=options)

@@ -187,7 +187,7 @@ def test_a_pack_that_is_interrupted_or_killed_from_outside_leaves_only_whole_sha
     shardio.pack(source, tmp_path / "whole", max_shard_samples=2)
     whole = read_files(tmp_path / "whole")
     assert len(whole) == 401
-    command = [sys.executable, "-m", "shardio", "pack", source, out, "--max-shard-samples", "2", "--quiet"]
+    command = [sys.executable, "-m", "shardio", "pack", str(source), str(out), "--max-shard-samples", "2", "--quiet"]
     command += ["--num-workers", "2"]
     for number, num_shards in ((signal.SIGKILL, 0), (signal.SIGINT, 10), (signal.SIGKILL, 100)):
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

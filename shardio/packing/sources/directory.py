@@ -26,7 +26,7 @@ from shardio.packing.sources.files import (
     split_suffix,
 )
 from shardio.packing.sources.labels import ALL_SPLITS, find_labels
-from shardio.packing.sources.source import SHOWN, Evidence, PackSource, SourceScan
+from shardio.packing.sources.source import Evidence, PackSource, SourceScan, list_some
 from shardio.sample import number_classes
 from shardio.shards import LABEL_FIELD, MAX_MEMBER, TOO_LARGE, is_split, words_of
 from shardio.storage import FolderFiles, Location, find_url, parse_location, read_as_utf8, walk_folders
@@ -154,11 +154,8 @@ def _refuse_splits(
     if name is None:
         given: dict[str, str | None] = {"--layout": options.layout if options.layout != "auto" else None}
         if file is not None:
-            given |= {
-                "--labels": str(file.path),
-                "--key-column": file.key_column,
-                "--label-column": file.label_column,
-            }
+            given["--labels"] = str(file.path)
+            given |= {"--key-column": file.key_column, "--label-column": file.label_column}
         text = " ".join(f"{option} {quote(value)}" for option, value in given.items() if value is not None)
         _refuse_merged_splits(src, dst, folders, options.main_fields, text, has_classes=has_classes)
     elif has_classes and all(folder.path.partition("/")[0] == name for folder in folders):
@@ -389,19 +386,11 @@ def _check_pairs(
     names = {name for kind in samples.kinds for name in kind if "." in name.field}
     orphans = [path for path in ignored if _is_companion(PurePosixPath(path), images, names, main)]
     if orphans:
-        more = [f"and {len(orphans) - SHOWN} more"] if len(orphans) > SHOWN else []
         found = count(len(orphans), "file belongs to an image that is", "files belong to images that are")
-        raise PackError(
-            "\n".join(
-                [
-                    f"{found} missing:",
-                    *(str(src / path) for path in orphans[:SHOWN]),
-                    *more,
-                    "Add the images or remove these files. To ignore them, pass --on-incomplete skip "
-                    "(on_incomplete='skip')",
-                ]
-            )
+        remedy = (
+            "Add the images or remove these files. To ignore them, pass --on-incomplete skip (on_incomplete='skip')"
         )
+        raise PackError("\n".join([f"{found} missing:", *list_some([str(src / path) for path in orphans]), remedy]))
     return samples
 
 

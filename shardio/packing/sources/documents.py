@@ -235,9 +235,7 @@ class _DocumentTable:
         ]
 
     def find_changes(self) -> Iterator[FileProblem]:
-        for file in dict.fromkeys(part.file for part in self.parts):
-            if (problem := find_change(file)) is not None:
-                yield problem
+        yield from filter(None, map(find_change, dict.fromkeys(part.file for part in self.parts)))
 
     def describe(self, row: int) -> str:
         return _describe(self.parts[self.part_ids[row]], _Place(*self.places[row].tolist()))
@@ -342,7 +340,6 @@ def _parse_line(part: _Part, place: _Place) -> dict[str, Any]:
 
 
 def _find_columns_of_lines(files: _Files) -> _ColumnTypes:
-    """Return the columns of the first line."""
     for file in files:
         for place in chain.from_iterable(places.tolist() for places in _find_lines(file)):
             row = _parse_line(_Part(file, _suffix_of(file)), _Place(*place))
@@ -381,7 +378,6 @@ def _scan_rows(files: _Files, settings: _Settings) -> Iterator[_Batch]:
 
 
 def _find_columns_of_rows(files: _Files) -> _ColumnTypes:
-    """Return the columns of the first Parquet file."""
     file = next(iter(files))
     try:
         import pyarrow.parquet as pq
@@ -543,7 +539,6 @@ def _find_root(src: Path) -> Path:
 
 
 def _list_files(src: Path, root: Path) -> Iterator[Path]:
-    """Yield the files of a source in the order of their names."""
     if src.is_dir():
         return walk_files(src)
     if not src.exists():

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from shardio.errors import PackError
 from shardio.images import IMAGE_FORMATS
 from shardio.packing.pack_call import Layout, PackOptions
-from shardio.packing.sources.source import SHOWN, FileProblem, SourceFile, find_change, read_unchanged
+from shardio.packing.sources.source import FileProblem, SourceFile, find_change, list_some, read_unchanged
 from shardio.sample import Sample
 from shardio.shards import BLOCK, LABEL_FIELD, fits_plain_header, join_name, make_header, split_name
 from shardio.storage import FolderFiles, read_as_utf8
@@ -124,9 +124,7 @@ class FileTable:
 
     def find_changes(self) -> Iterator[FileProblem]:
         for row in range(len(self)):
-            for file in self.sample(row).files.values():
-                if (problem := find_change(file)) is not None:
-                    yield problem
+            yield from filter(None, map(find_change, self.sample(row).files.values()))
 
     def sample(self, row: int) -> FileSample:
         """Return one sample."""
@@ -368,9 +366,8 @@ class _Grouping:
         keys = [self._keys[row] for row in order.tolist()]
         self._refuse_equal(keys, order.tolist())
         if self._errors:
-            more = [f"and {len(self._errors) - SHOWN} more"] if len(self._errors) > SHOWN else []
             remedies = dict.fromkeys(error.remedy for error in self._errors)
-            raise PackError("\n".join([*map(str, self._errors[:SHOWN]), *more, *remedies]))
+            raise PackError("\n".join([*list_some(list(map(str, self._errors))), *remedies]))
         counts = np.array(self._counts, np.int64)
         begins, first_files = np.cumsum(counts) - counts, np.concatenate([[0], np.cumsum(counts[order])])
         within = np.arange(first_files[-1]) - np.repeat(first_files[:-1], counts[order])

@@ -32,15 +32,9 @@ from shardio.packing.sources.source import Evidence, PackSource, SourceFile, Sou
 from shardio.process import describe_error, let_through
 from shardio.values import parse_json
 
-CONTENTS = dict.fromkeys(("bytes", "file", "image", "mesh", "pil"), "") | {
-    "audio": "wav",
-    "jpeg": "jpg",
-    "nifti": "nii",
-    "pdf": "pdf",
-    "tiff": "tif",
-    "tifffile": "tif",
-    "video": "mp4",
-}
+CONTENTS = dict.fromkeys(("bytes", "file", "image", "mesh", "pil"), "")
+CONTENTS |= {"audio": "wav", "jpeg": "jpg", "nifti": "nii", "pdf": "pdf", "tiff": "tif", "tifffile": "tif"}
+CONTENTS |= {"video": "mp4"}
 """The formats of file contents, and their default suffixes. A format such as ``image:png`` names another suffix."""
 
 LISTS = ("jpeg_array",)

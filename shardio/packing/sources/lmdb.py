@@ -6,7 +6,7 @@ import re
 from array import array
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -21,13 +21,13 @@ from shardio.packing.pack_call import PackOptions
 from shardio.packing.samples import check_key, check_name
 from shardio.packing.sources.records import IMAGE, RecordScan, scan_records
 from shardio.packing.sources.source import (
-    SHOWN,
     Evidence,
     FileChangedError,
     PackSource,
     SourceFile,
     SourceScan,
     check_unchanged,
+    list_some,
     stat_file,
 )
 from shardio.storage import parse_location
@@ -136,8 +136,7 @@ class _EntryNames:
         self._end_group()
         self._refuse_equal_keys()
         if self._errors:
-            more = [f"and {len(self._errors) - SHOWN} more"] if len(self._errors) > SHOWN else []
-            raise PackError("\n".join([f"{self._path} cannot be packed:", *self._errors[:SHOWN], *more]))
+            raise PackError("\n".join([f"{self._path} cannot be packed:", *list_some(self._errors)]))
         return _Entries(
             keys=self._keys,
             sizes=np.array(self._sizes, np.int64),
@@ -223,8 +222,6 @@ class _EntryNames:
         self._add(key, [(entry.name, field, entry.size) for entry, field in entries])
 
     def _refuse_equal_keys(self) -> None:
-        if len(set(self._keys)) == len(self._keys):
-            return
         seen = set[str]()
         for key in self._keys:
             if key in seen:
@@ -301,11 +298,8 @@ class LmdbEnvironment(PackSource):
             PackError: If the environment cannot be read, or holds values that are not files.
         """
         file = stat_file(str(src / "data.mdb" if src.is_dir() else src))
-        environment = _open(src)
-        try:
+        with _open(src) as environment:
             transaction = environment.info()["last_txnid"]
-        finally:
-            environment.close()
         records = _Environment(
             path=src,
             files=(file,),
@@ -392,20 +386,14 @@ def _explaining(path: Path) -> Iterator[None]:
     try:
         yield
     except lmdb.Error as error:
-        hint = (
-            "Close it first"
-            if "already open" in str(error)
-            else "If a copy is unfinished or damaged, copy or download it again"
-        )
+        is_open = "already open" in str(error)
+        hint = "Close it first" if is_open else "If a copy is unfinished or damaged, copy or download it again"
         raise PackError(f"{path} cannot be read by the package lmdb: {error}. {hint}") from error
 
 
 def _read_start(path: Path) -> bytes:
-    file = parse_location(path).open()
-    try:
+    with closing(parse_location(path).open()) as file:
         return file.read(0, 20)
-    finally:
-        file.close()
 
 
 def _parse_count(path: Path, value: bytes) -> int:

@@ -167,9 +167,7 @@ class RecordTable:
         ]
 
     def find_changes(self) -> Iterator[FileProblem]:
-        for file in self.records.files:
-            if (problem := find_change(file)) is not None:
-                yield problem
+        yield from filter(None, map(find_change, self.records.files))
 
 
 def scan_records(found: RecordScan, options: PackOptions) -> SourceScan:

@@ -323,6 +323,11 @@ class FileChangedError(Exception):
         return f"{self.problem.path} {self.problem.what}"
 
 
+def list_some(lines: Sequence[str], rest: str = "and {} more") -> list[str]:
+    """Return at most SHOWN lines of an error message, followed by a line with the number of the others."""
+    return [*lines[:SHOWN], *([rest.format(len(lines) - SHOWN)] if len(lines) > SHOWN else [])]
+
+
 def stat_file(path: str) -> SourceFile:
     """Return a file with its current size and modification time.
 
@@ -365,20 +370,14 @@ def explain_changes(first: FileChangedError, changes: Iterable[FileProblem], dst
     problems = {first.problem.path: first.problem}
     for problem in changes:
         problems.setdefault(problem.path, problem)
-    lines = [f"{problem.path} {problem.what}" for problem in problems.values()]
-    more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
-    return PackError(
-        "\n".join(
-            [
-                "files of the source changed or became unreadable during the pack:",
-                *lines[:SHOWN],
-                *more,
-                "Rerun the same command when nothing is writing to the source. If the command then reports an "
-                f"unfinished pack, delete {dst} and run it again. To leave out the samples of such files, pass "
-                "--on-changed skip (on_changed='skip')",
-            ]
-        )
+    remedy = (
+        "Rerun the same command when nothing is writing to the source. If the command then reports an unfinished pack, "
+        f"delete {dst} and run it again. To leave out the samples of such files, pass --on-changed skip "
+        "(on_changed='skip')"
     )
+    first_line = "files of the source changed or became unreadable during the pack:"
+    lines = [f"{problem.path} {problem.what}" for problem in problems.values()]
+    return PackError("\n".join([first_line, *list_some(lines), remedy]))
 
 
 def find_change(file: SourceFile) -> FileProblem | None:

@@ -140,18 +140,11 @@ class _Rows:
 
     def finish(self, columns: Columns, *, rename_dots: bool) -> FileTable:
         if self._errors:
+            num_rows = count(self._num_errors + len(self._numbers), "row")
+            first = f"{self._num_errors} of {num_rows} of {self._path} cannot be packed:"
             more = [f"and {self._num_errors - SHOWN} more"] if self._num_errors > SHOWN else []
-            raise PackError(
-                "\n".join(
-                    [
-                        f"{self._num_errors} of {count(self._num_errors + len(self._numbers), 'row')} of {self._path} "
-                        "cannot be packed:",
-                        *self._errors,
-                        *more,
-                        f"Paths are relative to {self._root}, or absolute. Correct or remove these rows",
-                    ]
-                )
-            )
+            last = f"Paths are relative to {self._root}, or absolute. Correct or remove these rows"
+            raise PackError("\n".join([first, *self._errors, *more, last]))
         separated = separate_equal_stems(self._keys) if columns.key is None else {}
         self.suffixed = list(separated.values())
         keys = make_keys(

@@ -11,7 +11,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import xxhash
@@ -145,9 +144,7 @@ class CopySource:
     def __enter__(self) -> CopySource:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for shard in self._open.values():
             shard.close()
         self._open.clear()

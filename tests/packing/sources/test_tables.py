@@ -67,7 +67,8 @@ def test_the_first_kind_that_recognizes_a_file_is_chosen(tmp_path: Path, monkeyp
             raise PackError("it is encoded")
 
     monkeypatch.setitem(sys.modules, "shardio.packing.sources.encoded", SimpleNamespace(Encoded=Encoded))
-    monkeypatch.setattr(packer, "SOURCES", {"encoded": "encoded:Encoded", **SOURCES})
+    sources: dict[Any, str] = {"encoded": "encoded:Encoded", **SOURCES}
+    monkeypatch.setattr(packer, "SOURCES", sources)
     table = write_table(tmp_path, [{"image": "aGFsbG8="}])
     assert_refused("it is encoded", table)
     assert_refused("does not exist", table, source_kind="table")
