@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -129,14 +129,8 @@ class _LocalJournal:
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self._path, self._descriptor = path, descriptor
-        self.finished = dict[str, PackedShard]()
         content = parse_location(path).read_whole()
-        for line in content.splitlines():
-            try:
-                shard = PackedShard.load(parse_json(line))
-            except (ValueError, TypeError, KeyError):
-                continue
-            self.finished[shard.entry.name] = shard
+        self.finished = _find_shards(content.splitlines())
         if content and not content.endswith(b"\n"):
             self._append(b"\n")
 
@@ -261,8 +255,7 @@ class _RemoteJournal:
     def __init__(self, folder: Location, names: Sequence[str]) -> None:
         self._folder = folder
         with ThreadPoolExecutor(MAX_REQUESTS) as pool:
-            found = pool.map(_read_record, [folder / name for name in names])
-            self.finished = {shard.entry.name: shard for shard in found if shard is not None}
+            self.finished = _find_shards(pool.map(Location.read_whole, [folder / name for name in names]))
 
     def add(self, shard: PackedShard) -> None:
         with (self._folder / f"{RECORD_PREFIX}{shard.entry.name}.json").write_whole() as file:
@@ -340,11 +333,14 @@ class _RemoteFolder:
         return [name for name in self.list_names() if name.startswith(RECORD_PREFIX)]
 
 
-def _read_record(location: Location) -> PackedShard | None:
-    try:
-        return PackedShard.load(parse_json(location.read_whole()))
-    except (ValueError, TypeError, KeyError):
-        return None
+def _find_shards(records: Iterable[bytes]) -> dict[str, PackedShard]:
+    """Return the shards that records describe, by name. Damaged records are skipped."""
+    found = dict[str, PackedShard]()
+    for record in records:
+        with suppress(ValueError, TypeError, KeyError):
+            shard = PackedShard.load(parse_json(record))
+            found[shard.entry.name] = shard
+    return found
 
 
 def choose_folder(location: Location) -> DatasetFolder:
@@ -469,7 +465,7 @@ def end(digests: Mapping[DatasetFolder, str]) -> list[Manifest]:
 
 def _write_manifest(unfinished: UnfinishedDataset, manifest: Manifest) -> None:
     where, mark = unfinished.folder.location, _read_mark(unfinished.folder)
-    if mark is None and _has_manifest(where, manifest):
+    if mark is None and (where / MANIFEST_NAME).exists() and read_manifest(where / MANIFEST_NAME) == manifest:
         return  # Object stores have no locks: another run of the same pack may have finished first.
     if mark is None:
         raise PackError(f"{where} was removed during the pack: delete any directory of that name, and pack again")
@@ -479,11 +475,6 @@ def _write_manifest(unfinished: UnfinishedDataset, manifest: Manifest) -> None:
             "destination, and pack again"
         )
     write_manifest(where / MANIFEST_NAME, manifest)
-
-
-def _has_manifest(where: Location, manifest: Manifest) -> bool:
-    location = where / MANIFEST_NAME
-    return location.exists() and read_manifest(location) == manifest
 
 
 def _unmark(folder: DatasetFolder) -> None:
@@ -589,8 +580,7 @@ def _clear(folder: DatasetFolder) -> None:
 def _refuse_unplanned(folder: DatasetFolder, names: Collection[str]) -> None:
     for name in folder.list_names():
         if name.endswith(".tar") and name not in names and not name.startswith("."):
-            why = "no shard of the pack has that name"
-            raise PackError(explain_foreign(folder.location / name, why))
+            raise PackError(explain_foreign(folder.location / name, "no shard of the pack has that name"))
 
 
 def explain_foreign(tar: Location, why: str) -> str:

@@ -9,7 +9,7 @@ import shutil
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -435,7 +435,7 @@ def _link_all(
                 raise PackError(f"{each} exists but is not in the manifest: move it elsewhere or delete it")
     record = _Record(sources=requested, names=[entry.name for entry in entries], digest=manifest.digest)
     with parse_location(folder / RECORD_NAME).write_whole() as file:
-        file.write(json.dumps({name: getattr(record, name) for name in record.__slots__}).encode())
+        file.write(json.dumps(asdict(record)).encode())
     try:
         for (tar, index), target in zip(shards, targets, strict=True):
             link_or_copy(tar, target, copy=copy)
@@ -473,15 +473,13 @@ def _end_earlier(folder: Path, manifest: Manifest, requested: list[str]) -> bool
 
 def _roll_back(folder: Path, names: Sequence[str]) -> None:
     """Remove the shards of an unfinished append, then its record. Keep the packed images."""
-    for name in names:
-        tar = parse_location(folder / name)
+    for tar in (parse_location(folder / name) for name in names):
         index_location(tar).remove()
         tar.remove()
     (folder / RECORD_NAME).unlink(missing_ok=True)
 
 
 def _remove_record(folder: Path) -> None:
-    """Remove the packed images of a finished append, then its record."""
     _remove_packed(folder)
     (folder / RECORD_NAME).unlink(missing_ok=True)
 

@@ -314,7 +314,8 @@ class ShardWriter:
                 classes=self._classes,
                 pack=pack,
             )
-            _write_record(self._out, record)
+            with (self._out / _record_name(self._worker)).write_whole() as file:
+                file.write(json.dumps(asdict(record), sort_keys=True).encode())
             return
         if not entries:
             raise PackError(f"no samples were written to {self._out}: write at least one")
@@ -360,11 +361,6 @@ def _worker_part(folder: DatasetFolder, worker: int, num_workers: int, *, overwr
         folder.remove([*own, *partial])
         folder.mark(_mark(num_workers))
         yield
-
-
-def _write_record(out: Location, record: _WorkerRecord) -> None:
-    with (out / _record_name(record.worker)).write_whole() as file:
-        file.write(json.dumps(asdict(record), sort_keys=True).encode())
 
 
 def finalize(out: str | os.PathLike[str], *, storage_options: StorageOptions | None = None) -> Manifest:

@@ -35,6 +35,7 @@ from shardio.packing.sources.source import (
     describe_option,
     find_change,
     read_unchanged,
+    requiring,
     stat_file,
 )
 from shardio.packing.sources.tables import load_rows
@@ -379,13 +380,9 @@ def _scan_rows(files: _Files, settings: _Settings) -> Iterator[_Batch]:
 
 def _find_columns_of_rows(files: _Files) -> _ColumnTypes:
     file = next(iter(files))
-    try:
+    with requiring("datasets", Path(file.path), "pip install 'shardio-loader[parquet]'"):
         import pyarrow.parquet as pq
         from pyarrow import types
-    except ImportError as error:
-        raise PackError(
-            f"reading {file.path} requires the package datasets ({error}): pip install 'shardio-loader[parquet]'"
-        ) from error
     found = dict[str, bool | None]()
     for column in pq.read_schema(file.path):
         is_list = any(check(column.type) for check in (types.is_list, types.is_large_list, types.is_fixed_size_list))

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from shardio.errors import PackError
 from shardio.images import IMAGE_FORMATS
 from shardio.packing.samples import check_key
-from shardio.packing.sources.source import SHOWN
+from shardio.packing.sources.source import SHOWN, requiring
 from shardio.process import hold_during_forks
 from shardio.sample import number_classes
 from shardio.shards import group_by_split, is_split, words_of
@@ -299,10 +299,8 @@ def _read_json_lines(path: Path, columns: Sequence[str] | None) -> Iterator[Row]
 
 
 def _read_parquet(path: Path, columns: Sequence[str] | None) -> Iterator[Row]:
-    try:
+    with requiring("pyarrow", path, "pip install pyarrow"):
         import pyarrow.parquet
-    except ImportError as error:
-        raise PackError(f"reading {path} requires the package pyarrow ({error}): pip install pyarrow") from error
     content = parse_location(path).read_whole()
     table = pyarrow.parquet.read_table(io.BytesIO(content), columns=columns)
     for batch in table.to_batches():

@@ -28,7 +28,7 @@ from shardio.packing.sources.mds import (
     split_contents,
 )
 from shardio.packing.sources.records import Columns, FileSeries, RecordScan, choose_columns, name_field, scan_records
-from shardio.packing.sources.source import Evidence, PackSource, SourceFile, SourceScan
+from shardio.packing.sources.source import Evidence, PackSource, SourceFile, SourceScan, requiring
 from shardio.process import describe_error, let_through
 from shardio.values import parse_json
 
@@ -335,15 +335,10 @@ class _LitData(NamedTuple):
 
 
 def _import_litdata(src: Path) -> _LitData:
-    try:
+    with requiring("litdata", src, "install it with --no-deps, as docs/packing.md describes"):
         from litdata.streaming.compression import _COMPRESSORS
         from litdata.streaming.config import ChunksConfig
         from litdata.streaming.framed_zstd import is_in_file_compression
         from litdata.streaming.item_loader import PyTreeLoader
         from litdata.streaming.serializers import _get_serializers
-    except ImportError as error:
-        raise PackError(
-            f"reading {src} requires the package litdata ({error}): install it with --no-deps, as "
-            "docs/packing.md describes"
-        ) from error
     return _LitData(PyTreeLoader, ChunksConfig, _get_serializers, is_in_file_compression, _COMPRESSORS)

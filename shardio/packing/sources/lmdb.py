@@ -28,6 +28,7 @@ from shardio.packing.sources.source import (
     SourceScan,
     check_unchanged,
     list_some,
+    requiring,
     stat_file,
 )
 from shardio.storage import parse_location
@@ -358,12 +359,8 @@ def _find_entries(source: _Environment) -> _Entries:
 
 
 def _open(path: Path) -> Any:
-    try:
+    with requiring("lmdb", path, "pip install 'shardio-loader[lmdb]'"):
         import lmdb
-    except ImportError as error:
-        raise PackError(
-            f"reading {path} requires the package lmdb ({error}): pip install 'shardio-loader[lmdb]'"
-        ) from error
     with _explaining(path):
         environment = lmdb.open(
             str(path), subdir=path.is_dir(), readonly=True, lock=False, readahead=False, create=False

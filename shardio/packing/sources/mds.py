@@ -22,7 +22,7 @@ from shardio.libraries import import_torchvision
 from shardio.packing.pack_call import PackOptions
 from shardio.packing.samples import dump_json, encode_array, encode_pixels
 from shardio.packing.sources.records import Columns, FileSeries, RecordScan, choose_columns, name_field, scan_records
-from shardio.packing.sources.source import Evidence, PackSource, SourceFile, SourceScan, stat_file
+from shardio.packing.sources.source import Evidence, PackSource, SourceFile, SourceScan, requiring, stat_file
 from shardio.process import describe_error, let_through
 from shardio.storage import StoredFile, parse_location
 from shardio.values import format_bytes, parse_json
@@ -502,14 +502,9 @@ def _is_array(value: Any) -> bool:
 
 
 def _import_streaming(src: Path) -> _Streaming:
-    try:
+    with requiring("mosaicml-streaming", src, "install it with --no-deps, as docs/packing.md describes"):
         import_torchvision()  # Streaming imports it.
         from streaming.base.compression import decompress
         from streaming.base.format import reader_from_json
         from streaming.base.format.mds.encodings import mds_decode
-    except (ImportError, RuntimeError) as error:
-        raise PackError(
-            f"reading {src} requires the package mosaicml-streaming ({error}): install it with --no-deps, as "
-            "docs/packing.md describes"
-        ) from error
     return _Streaming(reader_from_json, mds_decode, decompress)

@@ -7,6 +7,7 @@ import os
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path, PurePath
@@ -290,6 +291,15 @@ def make_parts(fractions: Sequence[float | str], names: Sequence[str]) -> Parts:
         raise ValueError(f"the fractions must be positive and sum to 1, got {', '.join(map(str, fractions))}")
     ends = np.cumsum(np.array(exact, object)).tolist()
     return Parts(names=tuple(names), thresholds=tuple(int(end / total * 2**64) for end in ends[:-1]))
+
+
+@contextmanager
+def requiring(package: str, src: Path, remedy: str) -> Iterator[None]:
+    """Raise PackError if the block cannot import a package that reads a source."""
+    try:
+        yield
+    except (ImportError, RuntimeError) as error:  # Packages raise RuntimeError for a dependency of the wrong version.
+        raise PackError(f"reading {src} requires the package {package} ({error}): {remedy}") from error
 
 
 SHOWN = 20

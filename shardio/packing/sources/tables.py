@@ -40,7 +40,16 @@ from shardio.packing.sources.records import (
     number_labels_of_records,
     scan_records,
 )
-from shardio.packing.sources.source import COLUMNS, SHOWN, Evidence, PackSource, SourceFile, SourceScan, stat_file
+from shardio.packing.sources.source import (
+    COLUMNS,
+    SHOWN,
+    Evidence,
+    PackSource,
+    SourceFile,
+    SourceScan,
+    requiring,
+    stat_file,
+)
 from shardio.shards import MAX_MEMBER, TOO_LARGE, find_gaps
 from shardio.storage import absolute_path, parse_location
 from shardio.values import count
@@ -417,12 +426,8 @@ def load_rows(
     Raises:
         PackError: If the files cannot be read, or the package is missing.
     """
-    try:
+    with requiring("datasets", src, "pip install 'shardio-loader[parquet]'"):
         import datasets
-    except ImportError as error:
-        raise PackError(
-            f"reading {src} requires the package datasets ({error}): pip install 'shardio-loader[parquet]'"
-        ) from error
     with _without_progress_bars(datasets):
         try:
             if kind == "saved":
