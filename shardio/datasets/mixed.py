@@ -322,11 +322,7 @@ class MixedDataset(Ordered, Iterated):
         else:
             part = unwrap(ordered.dataset)  # type: ignore[attr-defined]  # an EpochSampler
         order = SourceOrder(
-            name=name,
-            shard_sizes=ordered.shard_sizes,
-            settings=ordered.settings,
-            digest=ordered.digest,
-            repeat=repeat,
+            name=name, shard_sizes=ordered.shard_sizes, settings=ordered.settings, digest=ordered.digest, repeat=repeat
         )
         return Source(given=given, part=part, order=order)
 

@@ -415,11 +415,7 @@ class SampleIterator(TolerantIterator[Value]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in this share: a small JSON-serializable dict."""
-        return {
-            **self._order.dump_cursor(self._cursor),
-            "share": self._share(),
-            "yielded": self._num_samples,
-        }
+        return {**self._order.dump_cursor(self._cursor), "share": self._share(), "yielded": self._num_samples}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a state.

@@ -581,9 +581,7 @@ class RemoteParts:
     """
 
     def __init__(
-        self,
-        parts: Sequence[RemoteSamples | None],
-        divide: Callable[[Ints], Iterator[tuple[int, Ints]]],
+        self, parts: Sequence[RemoteSamples | None], divide: Callable[[Ints], Iterator[tuple[int, Ints]]]
     ) -> None:
         self._parts, self._divide = parts, divide
 

@@ -14,14 +14,7 @@ from typing import Any
 from shardio.errors import FormatError
 from shardio.shards.index import IndexColumns, index_location, read_columns
 from shardio.shards.indexing import TarContents, scan_contents
-from shardio.shards.manifest import (
-    MANIFEST_NAME,
-    UNFINISHED_NAME,
-    Manifest,
-    ShardEntry,
-    read_manifest,
-    write_manifest,
-)
+from shardio.shards.manifest import MANIFEST_NAME, UNFINISHED_NAME, Manifest, ShardEntry, read_manifest, write_manifest
 from shardio.shards.shard import PACKED_NAME, write_index
 from shardio.shards.sources import find_indexed, find_tars
 from shardio.shards.tar import BLOCK, END, LABEL_FIELD, StoredField, is_added_by_macos, make_padding, split_name

@@ -10,11 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from shardio.errors import FormatError, find_user_level
-from shardio.shards.index import (
-    INDEX_SUFFIX,
-    IndexHeader,
-    index_location,
-)
+from shardio.shards.index import INDEX_SUFFIX, IndexHeader, index_location
 from shardio.shards.indexing import TAR_LIST_NAME, find_known, find_or_make_index, read_tar_list, write_tar_list
 from shardio.shards.manifest import (
     MANIFEST_NAME,
@@ -28,14 +24,8 @@ from shardio.shards.manifest import (
     make_pattern,
     read_manifest,
 )
-from shardio.shards.shard import (
-    Shard,
-    was_packed,
-)
-from shardio.shards.tar import (
-    BLOCK,
-    is_added_by_macos,
-)
+from shardio.shards.shard import Shard, was_packed
+from shardio.shards.tar import BLOCK, is_added_by_macos
 from shardio.storage import Location, RemoteAccess, map_locations, parse_location
 from shardio.values import count
 

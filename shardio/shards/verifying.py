@@ -203,10 +203,7 @@ def _find_in_folder(folder: Location, manifest: Location) -> tuple[list[NamedSha
 
 
 def _name_shard(
-    tar: Location,
-    manifest: Location | None = None,
-    entry: ShardEntry | None = None,
-    fields: tuple[str, ...] = (),
+    tar: Location, manifest: Location | None = None, entry: ShardEntry | None = None, fields: tuple[str, ...] = ()
 ) -> NamedShard:
     index = find_index(tar)
     if manifest is not None and index != index_location(tar):  # Readers of packed shards use no other index.

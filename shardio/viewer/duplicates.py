@@ -324,11 +324,7 @@ def _find_repeated(groups: Indices) -> list[Indices]:
 
 
 def _make_group(
-    table: _Table,
-    rows: Indices,
-    content_ids: Indices,
-    sources: Sequence[ImageSource],
-    columns: Sequence[ImageColumns],
+    table: _Table, rows: Indices, content_ids: Indices, sources: Sequence[ImageSource], columns: Sequence[ImageColumns]
 ) -> DuplicateGroup:
     distances = count_bits(table.perceptual[rows] ^ table.perceptual[rows[0]]).tolist()
     is_equal = (content_ids[rows] == content_ids[rows[0]]).tolist()

@@ -195,13 +195,7 @@ def write_shards(folder: Path, name: str, width: int, *, num_damaged: int = 0) -
 
 
 @pytest.mark.filterwarnings("ignore:unreadable samples:RuntimeWarning")
-@pytest.mark.parametrize(
-    ("shares", "options"),
-    [
-        ((1, 1), PURE),
-        ((1, 0), {}),
-    ],
-)
+@pytest.mark.parametrize(("shares", "options"), [((1, 1), PURE), ((1, 0), {})])
 def test_a_replacement_comes_from_a_source_of_its_batch(
     tmp_path: Path, shares: tuple[int, int], options: dict[str, Any]
 ) -> None:

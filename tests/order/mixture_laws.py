@@ -79,10 +79,7 @@ def _draw_source(rng: random.Random, name: int) -> SourceOrder:
     shuffle, strata = rng.random() < 0.7, rng.choice((1, 1, 2, 8) if sizes.sum() > 150 else (1,))
     window = -(-rng.randint(int(sizes.sum()) // 2 + 1, int(sizes.sum())) // strata) * strata
     settings = OrderSettings(
-        shuffle=shuffle,
-        seed=rng.randrange(3),
-        window=window if shuffle else 1,
-        strata=strata if shuffle else 1,
+        shuffle=shuffle, seed=rng.randrange(3), window=window if shuffle else 1, strata=strata if shuffle else 1
     )
     return SourceOrder(
         name=f"source {name}", shard_sizes=sizes, settings=settings, digest=str(name), repeat=rng.choice((1, 1, 3))
