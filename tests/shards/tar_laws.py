@@ -42,14 +42,9 @@ class LawBrokenError(AssertionError):
 
 
 class Laws:
-    """A reader of hostile files that reads them in every way and checks the laws.
+    """A reader of hostile files that reads them in every way, checks the laws and counts the outcomes.
 
-    Attributes:
-        outcomes: The number of occurrences of each outcome, for each way of reading.
-
-    Args:
-        before: Called with the size of all files before each way of reading, to limit its time.
-        after: Called after each way of reading.
+    To limit the time of each way of reading, ``before`` is called with the size of all files, and ``after`` after it.
     """
 
     def __init__(
@@ -59,11 +54,7 @@ class Laws:
         self._before, self._after = before, after
 
     def check(self, shard: HostileShard, rng: random.Random) -> None:
-        """Read a shard from memory.
-
-        Raises:
-            LawBrokenError: If a law does not hold.
-        """
+        """Read a shard from memory, and raise LawBrokenError if a law does not hold."""
         name = "a.tar.gz" if shard.is_compressed else "a.tar"
         store = MemoryStore({name: shard.tar})
         if shard.is_compressed:
@@ -214,19 +205,14 @@ class Laws:
                     if xxhash.xxh3_64_intdigest(content) != int(hashes[row, i]):
                         raise LawBrokenError(f"bytes {start} to {stop} were read, but do not have the index's hash")
                     found.append((keys[row], field, start, stop - start))
-        if files.index is not None:
-            self._compare_with_tarfile(found, files.tar)
+        if files.index is not None:  # Compare with the tar's members, if plain headers hold the names.
+            members = {offset: (name, size) for name, offset, size in read_by_tarfile(files.tar) or ()}
+            for key, field, start, size in found:
+                name, num_bytes = members.get(start, ("\xff", 0))
+                is_plain = fits_plain_header(f"{key}.{field}", size) and name.isascii()
+                if is_plain and (split_name(name), num_bytes) != ((key, field), size):
+                    raise LawBrokenError(f"{name} was read as field {field} of {key} with {size} bytes")
         return found
-
-    def _compare_with_tarfile(self, found: list[tuple[str, str, int, int]], tar: bytes) -> None:
-        """Compare the contents that a hostile index locates with the tar's members, if plain headers hold the names."""
-        members = {offset: (name, size) for name, offset, size in read_by_tarfile(tar) or ()}
-        for key, field, start, size in found:
-            member = members.get(start)
-            if member is None or not fits_plain_header(f"{key}.{field}", size) or not member[0].isascii():
-                continue
-            if (split_name(member[0]), member[1]) != ((key, field), size):
-                raise LawBrokenError(f"{member} was read as field {field} of {key} with {size} bytes")
 
     def _check_compressed(self, store: MemoryStore, shard: HostileShard) -> None:
         tar = store.at("a.tar.gz")

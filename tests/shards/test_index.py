@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
+import os
 import sys
 import tarfile
 from collections.abc import Callable, Iterator
@@ -61,20 +61,6 @@ def test_what_was_written_is_read_in_the_requested_order(tmp_path: Path, samples
         assert (starts >= 0).tolist() == (stops >= 0).tolist() == expected
 
 
-def test_offsets_sizes_and_hashes_are_those_of_the_tar(packed: Path) -> None:
-    for path in sorted(packed.glob("*.tar")):
-        with tarfile.open(path) as tar:
-            places = {info.name: (info.offset_data, info.offset_data + info.size) for info in tar}
-        expected = {name: (*places[name], xxhash.xxh3_64_intdigest(content)) for name, content in read_members(path)}
-        with open_shard(path) as shard:
-            header, samples = shard.index.header, np.arange(shard.index.header.num_samples)
-            names = [f"{key}.{field}" for key in shard.index.keys(samples) for field in header.fields]
-            found = [array.ravel().tolist() for array in shard.index.locate(samples, header.fields)]
-        assert dict(zip(names, zip(*found, strict=True), strict=True)) == expected
-        digest = xxhash.xxh3_128_hexdigest(path.read_bytes())
-        assert (header.num_bytes, header.digest) == (path.stat().st_size, digest)
-
-
 def test_an_index_is_a_plain_safetensors_file(packed: Path) -> None:
     path = packed / "shard-000000.tar"
     members = read_members(path)
@@ -82,16 +68,18 @@ def test_an_index_is_a_plain_safetensors_file(packed: Path) -> None:
         header = json.loads(file.metadata()["shardio"])
         offset, size, key_stop = (file.get_tensor(name) for name in ("offset", "size", "key_stop"))
         keys = file.get_tensor("key_bytes").tobytes()
+        hashes = file.get_tensor("hash").T.ravel().tolist()
         assert set(file.keys()) == {"offset", "size", "hash", "key_stop", "key_bytes"}
         assert list(file.metadata()) == ["shardio"]
-    assert header["fields"] == ["cls", "jpg"]
-    assert header["num_samples"] == len(members) // 2 == len(key_stop)
+    assert (header["fields"], header["num_samples"], len(key_stop)) == (["cls", "jpg"], len(members) // 2, 5)
     names = [f"{keys[start:stop].decode()}.{field}" for start, stop in zip([0, *key_stop], key_stop, strict=False)
              for field in header["fields"]]  # fmt: skip
     assert names == [name for name, _ in members]
     whole = path.read_bytes()
     ranges = zip(offset.T.ravel(), size.T.ravel(), strict=True)
     assert [whole[start : start + length] for start, length in ranges] == [content for _, content in members]
+    assert hashes == [xxhash.xxh3_64_intdigest(content) for _, content in members]
+    assert (header["num_bytes"], header["digest"]) == (len(whole), xxhash.xxh3_128_hexdigest(whole))
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -116,7 +104,7 @@ def test_an_open_shard_holds_descriptors_and_a_closed_one_none(packed: Path) -> 
     assert count_open_files() == before
 
 
-@pytest.mark.parametrize("change", ["appended", "truncated", "another first member", "another last member"])
+@pytest.mark.parametrize("change", ["appended", "truncated", "zbc", "abz"])
 def test_the_index_of_a_changed_tar_is_stale(tmp_path: Path, change: str) -> None:
     path = tmp_path / "a.tar"
     write(path, {key: {"jpg": b"1" * 600} for key in "abc"})
@@ -125,16 +113,13 @@ def test_the_index_of_a_changed_tar_is_stale(tmp_path: Path, change: str) -> Non
         with tarfile.open(path, "a") as tar:
             tar.addfile(tarfile.TarInfo("d.jpg"))
     elif change == "truncated":
-        with path.open("r+b") as file:
-            file.truncate(1024)
+        os.truncate(path, 1024)
     else:
-        write(tmp_path / "b.tar", {key: {"jpg": b"1" * 600} for key in ("zbc" if "first" in change else "abz")})
+        write(tmp_path / "b.tar", {key: {"jpg": b"1" * 600} for key in change})
         (tmp_path / "b.tar").replace(path)
         assert path.stat().st_size == size
-    with pytest.raises(
-        StaleIndexError, match=r"a\.tar\.idx.*a\.tar has changed.*rebuild the index \(shardio repair .*delete"
-    ):
-        open_shard(path)
+    message = r"a\.tar\.idx.*a\.tar has changed.*rebuild the index \(shardio repair .*delete"
+    assert_raises(StaleIndexError, message, open_shard, path)
 
 
 Tensors = dict[str, NDArray[Any]]
@@ -144,8 +129,7 @@ Damage = Callable[[Tensors, Header], object]
 
 @pytest.fixture
 def shard(tmp_path: Path) -> Path:
-    samples = [Sample(key=key, fields={"jpg": key.encode() * 700, "cls": b"1"}, origin=key) for key in ("a", "bé")]
-    write_shard(parse_location(tmp_path / "a.tar"), samples)
+    write(tmp_path / "a.tar", {key: {"jpg": key.encode() * 700, "cls": b"1"} for key in ("a", "bé")})
     return tmp_path / "a.tar"
 
 
@@ -154,7 +138,7 @@ def assert_refused(tar: Path) -> None:
 
 
 def rewrite(tar: Path, damage: Damage) -> None:
-    index = tar.with_name("a.tar.idx")
+    index = index_of(tar)
     tensors = {name: np.array(tensor) for name, tensor in safetensors.numpy.load_file(index).items()}
     header = read_metadata(tar)
     damage(tensors, header)
@@ -213,17 +197,14 @@ def test_an_index_with_wrong_values_is_refused(shard: Path, damage: Damage) -> N
     assert_refused(shard)
 
 
-def test_another_format_is_named_whatever_else_differs(shard: Path) -> None:
-    rewrite(shard, lambda _, header: header.update({"format": 3, "color": "red"}))
-    with pytest.raises(FormatError, match="has format 3, but this version of shardio reads 1 and 2: use the version"):
-        open_shard(shard)
-
-
-def test_an_index_that_was_written_again_unchanged_is_read(shard: Path) -> None:
+def test_another_format_is_named_and_an_index_that_was_written_again_unchanged_is_read(shard: Path) -> None:
     """Rewriting an index unchanged is not an error, so the changes cause the errors in the tests above."""
     rewrite(shard, lambda *_: None)
     with open_shard(shard) as opened:
         assert [opened.index.key(i) for i in range(2)] == ["a", "bé"]
+    rewrite(shard, lambda _, header: header.update({"format": 3, "color": "red"}))
+    message = "has format 3, but this version of shardio reads 1 and 2: use the version"
+    assert_raises(FormatError, message, open_shard, shard)
 
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
@@ -260,11 +241,10 @@ def test_another_file_than_an_index_is_refused_and_closed(shard: Path, content: 
 
 def test_keys_whose_lengths_overflow_are_refused(shard: Path) -> None:
     """In int64, the differences between 0, 3, -2**63, -1 and 6 may overflow to positive lengths."""
-    samples = [Sample(key=key, fields={"txt": b"1"}, origin=key) for key in ("abc", "d", "e", "f")]
-    write_shard(parse_location(shard), samples)
+    write(shard, {key: {"txt": b"1"} for key in ("abc", "d", "e", "f")})
     rewrite(shard, lambda tensors, _: tensors["key_stop"].__setitem__(slice(None), [3, -(2**63), -1, 6]))
     assert_refused(shard)
-    assert_raises(FormatError, "keys have negative lengths", read_columns, parse_location(shard.with_name("a.tar.idx")))
+    assert_raises(FormatError, "keys have negative lengths", read_columns, parse_location(index_of(shard)))
 
 
 SHAPES: list[Header] = [{"shape": [], "data_offsets": [0, 1]}, {"shape": {}}, {"shape": [[]]}]
@@ -315,13 +295,13 @@ def test_an_index_of_more_samples_than_fit_the_tar_is_refused(two_shards: Path) 
     with path.open("wb") as out:
         out.write(len(content).to_bytes(8, "little") + content)
         out.truncate(out.tell() + begin)
-    with pytest.raises(FormatError, match=rf"index .*a\.tar\.idx has {number:,} samples .* more than .*a\.tar can"):
-        open_shard(two_shards / "a.tar")
+    message = rf"index .*a\.tar\.idx has {number:,} samples .* more than .*a\.tar can"
+    assert_raises(FormatError, message, open_shard, two_shards / "a.tar")
 
 
 def test_no_flipped_bit_of_an_index_silently_changes_what_is_read(two_shards: Path) -> None:
     """The keys are short and in ASCII, because a plain tar header does not hold other keys completely."""
-    path, expected = two_shards / "a.tar.idx", read_all(two_shards)
+    path, expected = index_of(two_shards / "a.tar"), read_all(two_shards)
     content, changed = path.read_bytes(), list[int]()
     for offset in range(len(content)):
         flipped = bytearray(content)
@@ -338,12 +318,9 @@ def test_no_flipped_bit_of_an_index_silently_changes_what_is_read(two_shards: Pa
     assert read_all(two_shards) == expected
 
 
-def test_a_missing_index_of_a_packed_dataset_is_an_error_that_names_the_command_that_rebuilds_it(
-    packed: Path, tmp_path: Path
-) -> None:
-    copy = shutil.copytree(packed, tmp_path / "copy")
-    (copy / "shard-000000.tar.idx").unlink()
-    with pytest.raises(FormatError, match=r"\.idx cannot be opened: .* rebuild it from its tar \(shardio repair\)"):
-        SampleReader(open_table(copy)).describe(0, ())
-    repair(parse_location(copy))
-    SampleReader(open_table(copy)).describe(0, ())
+def test_the_error_of_a_missing_index_names_the_command_that_rebuilds_it(out: Path) -> None:
+    index_of(out / "shard-000000.tar").unlink()
+    message = r"\.idx cannot be opened: .* rebuild it from its tar \(shardio repair\)"
+    assert_raises(FormatError, message, SampleReader(open_table(out)).describe, 0, ())
+    repair(parse_location(out))
+    SampleReader(open_table(out)).describe(0, ())
