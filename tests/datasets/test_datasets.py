@@ -188,8 +188,7 @@ def test_the_error_of_an_empty_or_missing_field_names_sample_and_shard(packed: P
         (1, "image", r"sample y in .*a\.tar.* has no image"),
         (0, "json", r"sample x in .*a\.tar.* has no field 'json'"),
     ):
-        with pytest.raises(SampleError, match=words):
-            ShardMapDataset(tmp_path / "a.tar", fields=fields)[index]
+        assert_raises(SampleError, words, ShardMapDataset(tmp_path / "a.tar", fields=fields).__getitem__, index)
     choices = r"no sample of .* has the field 'json': choose fields=\.\.\. from image, key, label, cls, jpg"
     assert_raises(ValueError, choices, ShardDataset, packed, fields=("image", "json"))
     write_tar(tmp_path / "b.tar", [("x.jpg", encode(0))])
@@ -233,8 +232,7 @@ def test_an_item_is_the_picture_as_a_tensor_and_its_label(images: Path) -> None:
         assert torch.equal(image, torch.from_numpy(pixels.copy()).permute(2, 0, 1))
     assert ImageFolder(images, transform=lambda image: image.size, decode="pil")[0][0] == (48, 32)
     for index in (21, -22):
-        with pytest.raises(IndexError, match=f"index {index} is out of range for a dataset of 21"):
-            folder[index]
+        assert_raises(IndexError, f"index {index} is out of range for a dataset of 21", folder.__getitem__, index)
 
 
 def test_orientation_is_honored_by_choice(tmp_path: Path) -> None:
@@ -263,8 +261,7 @@ def test_a_damaged_or_vanished_image_is_named(tmp_path: Path) -> None:
     first, second = (Path(path) for path, _ in folder.samples)
     for content, words in ((first.read_bytes()[:-100], "Premature end"), (b"", "it is empty")):
         first.write_bytes(content)
-        with pytest.raises(SampleError, match=rf"name-000\.jpg in .* cannot be decoded: {words}"):
-            folder[0]
+        assert_raises(SampleError, rf"name-000\.jpg in .* cannot be decoded: {words}", lambda: folder[0])
     second.unlink()
     assert_raises(SampleError, r"name-001\.jpg cannot be read", lambda: folder[1])
 
@@ -282,8 +279,7 @@ def test_labels_that_are_set_are_integers(images: Path) -> None:
         ):
             folder[0]
         for loader in loaders:
-            with pytest.raises(TypeError, match=r"ImageFolder\.samples must be integers"):
-                next(iter(loader))
+            assert_raises(TypeError, r"ImageFolder\.samples must be integers", list, loader)
 
 
 def test_pictures_that_are_left_out_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

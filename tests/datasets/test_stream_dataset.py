@@ -409,8 +409,7 @@ def test_what_is_no_state_of_this_order_is_refused(packed: Path) -> None:
         ({"rank": 1, "world_size": 2}, r"share.rank is 0 in the state and 1 here; share.world_size"),
     ]
     for options, message in others:
-        with pytest.raises(StateError, match=message):
-            iter(make_dataset(packed, **options)).load_state_dict(state)
+        assert_raises(StateError, message, iter(make_dataset(packed, **options)).load_state_dict, state)
     iterator.load_state_dict(state)
     assert len(list(iterator)) == 21
 

@@ -22,6 +22,7 @@ from shardio import (
     StateError,
 )
 from tests.files import flip
+from tests.raising import assert_raises
 
 BLOCK = 33
 EOS = 7
@@ -161,27 +162,23 @@ def test_what_cannot_be_tokens_is_named(packed: Path, tmp_path: Path) -> None:
         "same dtype": [tokens, tokens[:3].astype(np.uint8)],
     }
     for message, documents in unfit.items():
-        with pytest.raises(FormatError, match=message):
-            PackedTokens(write_documents(tmp_path / message, documents), 4)
+        assert_raises(FormatError, message, PackedTokens, write_documents(tmp_path / message, documents), 4)
     found_later: dict[str, list[NDArray[Any]]] = {
         "array of int32, like the first": [tokens, tokens.astype(np.float32)],
         "does not fit in int32": [tokens.astype(np.int64), np.array([2**40])],
     }
     for message, documents in found_later.items():
         dataset = PackedTokens(write_documents(tmp_path / message, documents), 4)
-        with pytest.raises(SampleError, match=message) as failure:
-            dataset.__getitems__(list(range(len(dataset))))
-        assert failure.value.key == "0001"
+        failure = assert_raises(SampleError, message, dataset.__getitems__, list(range(len(dataset))))
+        assert failure.key == "0001"
     with pytest.raises(ValueError, match="fields must be"):
         PackedTokens(packed, BLOCK, fields=("token",))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="block"):
-        PackedTokens(packed, 0)
+    assert_raises(ValueError, "block", PackedTokens, packed, 0)
     with pytest.raises(ValueError, match="packing"):
         PackedTokens(packed, BLOCK, packing="fit")  # type: ignore[arg-type]
     with ShardWriter(tmp_path / "texts") as writer:
         writer.write({"__key__": "0", "txt": "text"})
-    with pytest.raises(ValueError, match=r"no sample .* has the field 'npy'"):
-        PackedTokens(tmp_path / "texts", BLOCK)
+    assert_raises(ValueError, r"no sample .* has the field 'npy'", PackedTokens, tmp_path / "texts", BLOCK)
 
 
 def test_a_damaged_document_fails_the_blocks_that_it_is_in(tmp_path: Path) -> None:
@@ -191,6 +188,5 @@ def test_a_damaged_document_fails_the_blocks_that_it_is_in(tmp_path: Path) -> No
     flip(tar, tar.read_bytes().index(documents[2].tobytes()) + 5)
     dataset = PackedTokens(folder, 10)
     assert torch.equal(dataset[1][0], torch.zeros(10, dtype=torch.int32))
-    with pytest.raises(SampleError, match="0002") as failure:
-        dataset.__getitems__([0, 1, 5, 2])
-    assert failure.value.row == 2
+    failure = assert_raises(SampleError, "0002", dataset.__getitems__, [0, 1, 5, 2])
+    assert failure.row == 2

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
 from shardio.errors import StateError
@@ -26,6 +25,7 @@ from shardio.order import (
     decode_picks,
     reverse_bits,
 )
+from tests.raising import assert_raises
 
 Ints = NDArray[np.int64]
 
@@ -105,8 +105,7 @@ def check_mixture(case: MixtureCase) -> None:
     if case.stop == "first" and any(
         weight > goal * sum(case.weights) for weight, goal in zip(case.weights, goals, strict=True)
     ):
-        with pytest.raises(ValueError, match="no samples"):
-            _make_order(case)
+        assert_raises(ValueError, "no samples", _make_order, case)
         return
     order = _make_order(case)
     _check_proportions(case, order)
@@ -247,5 +246,4 @@ def _check_state(case: MixtureCase, order: MixedOrder) -> None:
     later = (max(draw, 1 if not begun else begun[-1][0] + 1), tuple(reversed(case.weights)))
     assert _make_order(case, (*begun, later)).read(state) == cursor
     if draw > 1 and not begun and later[1] != case.weights:
-        with pytest.raises(StateError):
-            _make_order(case, ((draw - 1, later[1]),)).read(state)
+        assert_raises(StateError, None, lambda: _make_order(case, ((draw - 1, later[1]),)).read(state))

@@ -13,6 +13,7 @@ from shardio.errors import StateError
 from shardio.order import Cursor, MixedOrder, OrderSettings, SourceOrder, count_weights
 from shardio.order.schedule import Schedule
 from tests.order.mixture_laws import check_mixture, draw_mixture
+from tests.raising import assert_raises
 
 
 @given(integers(0, 2**40))
@@ -81,19 +82,15 @@ def test_weights_keep_their_proportions(weights: tuple[float, ...], counts: tupl
     ],
 )
 def test_impossible_weights_are_refused(weights: tuple[float, ...], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        count_weights(weights)
+    assert_raises(ValueError, message, count_weights, weights)
 
 
 def test_an_epoch_without_an_end_is_refused() -> None:
-    with pytest.raises(ValueError, match="never reached"):
-        make_order(10, 10, weights=(1, 0), stop="longest")
-    with pytest.raises(ValueError, match="no samples"):
-        make_order(10, 10, weights=(1, 1), unit=32)
+    assert_raises(ValueError, "never reached", make_order, 10, 10, weights=(1, 0), stop="longest")
+    assert_raises(ValueError, "no samples", make_order, 10, 10, weights=(1, 1), unit=32)
     with pytest.raises(ValueError, match="multiple of the global batch size"):
         make_order(10, 10, weights=(1, 1), unit=32, stop=100)
-    with pytest.raises(ValueError, match="positive weight"):
-        make_order(10, 10, weights=(1, 0), stop="all-once")
+    assert_raises(ValueError, "positive weight", make_order, 10, 10, weights=(1, 0), stop="all-once")
 
 
 def test_a_state_refuses_another_mixture_and_accepts_a_new_source_from_here_on() -> None:
@@ -106,8 +103,7 @@ def test_a_state_refuses_another_mixture_and_accepts_a_new_source_from_here_on()
         "unit is": make_order(100, 50, weights=(2, 1), stop=600, unit=2),
     }
     for message, other in others.items():
-        with pytest.raises(StateError, match=message):
-            other.read(state)
+        assert_raises(StateError, message, other.read, state)
     with pytest.raises(StateError, match="sources is None"):
         order.read({"version": state["version"], "epoch": 0, "position": 0})
     longer = make_order(100, 50, 20, weights=(2, 1, 0), stop=900, changes=[(300, (1, 1, 1))])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import random
 import subprocess
 import tarfile
@@ -24,7 +25,6 @@ import pytest
 import safetensors.numpy
 import xxhash
 from hypothesis import HealthCheck, given, settings, strategies as st
-from numpy.typing import NDArray
 
 import shardio
 from shardio.errors import FormatError, SampleError, StaleIndexError
@@ -146,10 +146,9 @@ def test_a_member_that_is_too_large_is_refused_at_indexing(tmp_path: Path) -> No
     """The tar is a sparse file, so its content is neither written nor read."""
     path = tmp_path / "a.tar"
     path.write_bytes(header_of(MAX_MEMBER + 1))
-    with path.open("r+b") as file:
-        file.truncate(512 + MAX_MEMBER + 512 + len(END))
-    with pytest.raises(FormatError, match=rf"a\.tar holds a\.txt at byte 512 with {MAX_MEMBER + 1} bytes, more than"):
-        open_table(path)
+    os.truncate(path, 512 + MAX_MEMBER + 512 + len(END))
+    message = rf"a\.tar holds a\.txt at byte 512 with {MAX_MEMBER + 1} bytes, more than"
+    assert_raises(FormatError, message, open_table, path)
 
 
 def test_a_field_that_is_too_large_is_refused_at_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,8 +197,7 @@ def test_a_tar_of_many_fields_that_hardly_any_sample_has_is_refused(tmp_path: Pa
     """The index would have an entry for each pair of a sample and a field."""
     path = tmp_path / "a.tar"
     path.write_bytes(b"".join(header_of(0, name=f"{i}.{i}") for i in range(1000)) + END)
-    with pytest.raises(FormatError, match=r"a\.tar has 1000 different fields, but a sample has only 1\.0 of them"):
-        open_table(path)
+    assert_raises(FormatError, r"a\.tar has 1000 different fields, but a sample has only 1\.0 of", open_table, path)
     path.write_bytes(b"".join(header_of(0, name=f"photo.{i}") for i in range(1025)) + END)
     assert_raises(FormatError, r"a\.tar has 1025 different fields, but an index holds at most 1024", open_table, path)
     path.write_bytes(b"".join(header_of(0, name=f"{i}.{i}") for i in range(100)) + END)
@@ -257,17 +255,14 @@ def test_shards_are_those_of_their_seeds_and_neither_all_refused_nor_all_read() 
         assert laws.outcomes[f"{what}: FormatError"] > 20
 
 
-def test_a_wrong_result_breaks_a_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    tar = MEMBER + END
-    Laws().check(HostileShard(tar=tar), random.Random(0))
+def test_a_wrong_result_and_another_error_break_a_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = HostileShard(tar=MEMBER + END)
+    Laws().check(shard, random.Random(0))
     for wrong in (lambda content: None, lambda content: [], lambda content: [("a.txt", 512, 2)]):
         monkeypatch.setattr("tests.shards.tar_laws.read_by_tarfile", wrong)
-        assert_raises(LawBrokenError, "tarfile re", Laws().check, HostileShard(tar=tar), random.Random(0))
-
-
-def test_an_error_that_is_not_shardios_own_breaks_a_law(monkeypatch: pytest.MonkeyPatch) -> None:
+        assert_raises(LawBrokenError, "tarfile re", Laws().check, shard, random.Random(0))
     monkeypatch.setattr("tests.shards.tar_laws.write_index_of", {}.__getitem__)
-    assert_raises(LawBrokenError, "index: KeyError", Laws().check, HostileShard(tar=b""), random.Random(0))
+    assert_raises(LawBrokenError, "index: KeyError", Laws().check, shard, random.Random(0))
 
 
 NAMES = st.text(st.characters(exclude_categories=["C"], exclude_characters="/."), min_size=1, max_size=120)
@@ -279,30 +274,17 @@ def scan(path: Path) -> tuple[dict[str, StoredField], str]:
         return dict(scanned.members()), scanned.digest
 
 
-def make_sample(key: str, **fields: bytes) -> Sample:
-    return Sample(key=key, fields=fields, origin=key)
-
-
-@given(name=NAMES, content=st.binary(max_size=2000))
-def test_a_members_size_in_the_tar_is_what_tarfile_writes(name: str, content: bytes) -> None:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        info = tarfile.TarInfo(name)
-        info.size = len(content)
-        tar.addfile(info, io.BytesIO(content))
-        assert tar.offset == size_in_tar(name, len(content))
-
-
-@pytest.mark.parametrize("num_bytes", [8**11 - 1, 8**11, 2**40])
-def test_a_members_size_in_the_tar_is_right_for_huge_files(num_bytes: int) -> None:
-    info = tarfile.TarInfo("a.bin")
+@given(name=NAMES, num_bytes=st.integers(0, 3000) | st.sampled_from([8**11 - 1, 8**11, 2**40]))
+def test_a_members_size_in_the_tar_is_what_tarfile_writes(name: str, num_bytes: int) -> None:
+    info = tarfile.TarInfo(name)
     info.size = num_bytes
     header = len(info.tobuf(format=tarfile.PAX_FORMAT))
-    assert size_in_tar("a.bin", num_bytes) == header + -(-num_bytes // 512) * 512
+    assert size_in_tar(name, num_bytes) == header + -(-num_bytes // 512) * 512
 
 
 def test_a_shard_is_as_long_as_its_members_and_its_end_and_holds_no_time_and_no_owner(tmp_path: Path) -> None:
-    samples = [make_sample("é" * 60, jpg=b"x" * 513, cls=b"7"), make_sample("n" * 130, jpg=b"")]
+    fields = {"é" * 60: {"jpg": b"x" * 513, "cls": b"7"}, "n" * 130: {"jpg": b""}}
+    samples = [Sample(key=key, fields=contents, origin=key) for key, contents in fields.items()]
     write_shard(parse_location(tmp_path / "a.tar"), samples)
     expected = sum(size_in_tar(f"{s.key}.{field}", len(c)) for s in samples for field, c in s.fields.items())
     assert (tmp_path / "a.tar").stat().st_size == expected + len(END)
@@ -314,23 +296,10 @@ def test_a_shard_is_as_long_as_its_members_and_its_end_and_holds_no_time_and_no_
 
 @pytest.mark.parametrize("num_zeros", [1, 511, 10240, 3 << 20])
 def test_a_scan_hashes_the_zeros_after_the_end_as_well(tmp_path: Path, num_zeros: int) -> None:
-    path = tmp_path / "a.tar"
-    write_tar(path, [("a.txt", b"abc")])
-    with path.open("ab") as file:
-        file.write(bytes(num_zeros))
-    found, digest = scan(path)
-    assert [*found] == ["a.txt"]
-    assert digest == xxhash.xxh3_128_hexdigest(path.read_bytes())
-
-
-# The second member's header lies at byte 1536.
-@pytest.mark.parametrize("header", [0, 1536])
-def test_a_tar_with_a_damaged_header_is_refused(tmp_path: Path, header: int) -> None:
-    path = tmp_path / "bad.tar"
-    write_tar(path, [("a.txt", b"a" * 1000), ("b.txt", b"b" * 1000)])
-    content = path.read_bytes()
-    path.write_bytes(content[: header + 100] + b"?" * 300 + content[header + 400 :])
-    assert_raises(FormatError, r"bad\.tar", scan, path)
+    content = MEMBER + END + bytes(num_zeros)
+    (tmp_path / "a.tar").write_bytes(content)
+    found, digest = scan(tmp_path / "a.tar")
+    assert ([*found], digest) == (["a.txt"], xxhash.xxh3_128_hexdigest(content))
 
 
 @pytest.mark.parametrize("mode", ["w:gz", "w:bz2", "w:xz"])
@@ -344,12 +313,10 @@ def test_a_compressed_tar_is_refused(tmp_path: Path, mode: str) -> None:
 @pytest.mark.parametrize("num_zeros", [0, 9216, 2 << 20])
 def test_a_tar_that_continues_after_its_end_is_refused(tmp_path: Path, num_zeros: int) -> None:
     """In the output of ``cat a.tar b.tar``, readers stop at the first end mark and lose the second tar's samples."""
-    path, second = tmp_path / "both.tar", tmp_path / "second.tar"
-    write_tar(path, [("a.txt", b"a")])
-    write_tar(second, [("b.txt", b"b")])
-    first = path.read_bytes() + bytes(num_zeros)
-    path.write_bytes(first + second.read_bytes())
-    assert_raises(FormatError, rf"both\.tar has data after its end mark, at byte {len(first)}, .*--ignore", scan, path)
+    first = MEMBER + END + bytes(num_zeros)
+    (tmp_path / "both.tar").write_bytes(first + MEMBER + END)
+    message = rf"both\.tar has data after its end mark, at byte {len(first)}, .*--ignore"
+    assert_raises(FormatError, message, scan, tmp_path / "both.tar")
 
 
 def test_tars_that_gnu_tar_joined_are_read_whole(tmp_path: Path) -> None:
@@ -382,15 +349,13 @@ def test_a_field_that_has_no_content_of_its_own_is_refused(tmp_path: Path, kind:
 
 
 def test_a_header_with_another_folder_does_not_fit() -> None:
-    folder, name = "f" * 90, "n" * 20 + ".JPG"
-    info = tarfile.TarInfo(f"{folder}/{name}")
+    folder, key = "f" * 90, "n" * 20
+    info = tarfile.TarInfo(f"{folder}/{key}.JPG")
     info.size = 35
     header = info.tobuf(tarfile.USTAR_FORMAT)
-    assert header.startswith(name.encode() + b"\0")
-    key = "n" * 20
-    assert header_fits(header, f"{folder}/{key}".encode(), b".jpg", 35)
-    assert not header_fits(header, key.encode(), b".jpg", 35)
-    assert not header_fits(header, f"other/{key}".encode(), b".jpg", 35)
+    assert header.startswith(f"{key}.JPG\0".encode())
+    fits = [header_fits(header, name.encode(), b".jpg", 35) for name in (f"{folder}/{key}", key, f"other/{key}")]
+    assert fits == [True, False, False]
 
 
 UTF8_NAMES = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=130)
@@ -399,12 +364,9 @@ Format = Literal[0, 1, 2]
 FORMATS = st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 
 
-def as_blocks(headers: list[bytes]) -> NDArray[np.uint8]:
-    return np.frombuffer(b"".join(header[-BLOCK:] for header in headers), np.uint8).reshape(-1, BLOCK)
-
-
 def compare(headers: list[bytes], names: list[bytes], sizes: list[int]) -> list[bool]:
-    found: list[bool] = are_plain_headers(as_blocks(headers), names, np.array(sizes, np.int64)).tolist()
+    blocks = np.frombuffer(b"".join(header[-BLOCK:] for header in headers), np.uint8).reshape(-1, BLOCK)
+    found: list[bool] = are_plain_headers(blocks, names, np.array(sizes, np.int64)).tolist()
     return found
 
 
@@ -432,29 +394,17 @@ def test_tarfile_agrees_with_headers_that_fit(members: list[tuple[str, int, Form
                 assert header_fits(header[-BLOCK:], name, b"", size)
 
 
-def test_the_headers_that_shardio_writes_are_plain_up_to_99_bytes() -> None:
+def test_only_equal_names_of_up_to_99_bytes_and_equal_sizes_are_plain() -> None:
     names = ["a", "b/c.jpg", *("n" * length for length in range(95, 104))]
-    sizes = list(range(len(names)))
-    found = compare(
-        [make_header(name, size) for name, size in zip(names, sizes, strict=True)], [*map(str.encode, names)], sizes
-    )
+    headers = [make_header(name, size) for size, name in enumerate(names)]
+    found = compare(headers, [*map(str.encode, names)], [*range(len(names))])
     assert found == [len(name) < 100 for name in names]
-
-
-@pytest.mark.parametrize("size", [0, 1, 511, 2**31, 8**11 - 1])
-def test_all_sizes_of_11_digits_are_compared(size: int) -> None:
-    header = make_header("a.bin", size)
-    assert compare([header, header, header], [b"a.bin"] * 3, [size, size + 1, size + 8**11]) == [True, False, False]
-
-
-@pytest.mark.parametrize("name", [b"a.jp", b"a.jpg.", b"b.jpg", b"A.jpg", b"", b"a.jpg" + b"x" * 200])
-def test_another_name_does_not_fit(name: bytes) -> None:
-    header = make_header("a.jpg", 5)
-    assert compare([header, header], [b"a.jpg", name], [5, 5]) == [True, False]
-
-
-def test_no_headers_are_no_answer() -> None:
-    assert are_plain_headers(np.empty((0, BLOCK), np.uint8), [], np.empty(0, np.int64)).tolist() == []
+    for size in (0, 1, 511, 2**31, 8**11 - 1):
+        others = [size, size + 1, size + 8**11]
+        assert compare([make_header("a.bin", size)] * 3, [b"a.bin"] * 3, others) == [True, False, False]
+    other_names = [b"a.jp", b"a.jpg.", b"b.jpg", b"A.jpg", b"", b"a.jpg" + b"x" * 200]
+    assert compare([make_header("a.jpg", 5)] * 7, [b"a.jpg", *other_names], [5] * 7) == [True, *[False] * 6]
+    assert compare([], [], []) == []
 
 
 FIELDS = ("txt", "cls", "seg.png", "")
@@ -506,20 +456,16 @@ def test_a_tar_that_is_cut_anywhere_is_refused_and_a_stream_ends_after_complete_
     content = tar.read_bytes()
     whole = stream(content)
     end = len(content.rstrip(b"\0")) // 512 * 512 + 1024  # The end of the first block of the end mark.
-    for block in range(0, len(content), 512):
-        for cut in (block - 1, block, block + 100):
-            file, seen = io.BytesIO(content[: max(cut, 0)]), list[tuple[str, dict[str, bytes]]]()
-            samples = StreamedTar("a.tar", partial(file.read, 700), FIELDS).samples()
-            with pytest.raises(IncompleteTarError) if cut < end else nullcontext():
-                seen += [(sample.key, sample.contents) for sample in samples]
-            assert seen == whole[: len(seen)]
-            assert (unless_refused(partial(index, file.getvalue())) is None) == (cut < end), cut
-
-
-def test_a_compressed_tar_that_is_cut_is_refused(tar: Path) -> None:
-    content = gzip.compress(tar.read_bytes())
-    for cut in (1, 9, len(content) // 2, len(content) - 5, len(content) - 1):
-        assert_raises(IncompleteTarError, None, stream, content[:cut])
+    for cut in (block + offset for block in range(512, len(content), 512) for offset in (-1, 0, 100)):
+        file, seen = io.BytesIO(content[:cut]), list[tuple[str, dict[str, bytes]]]()
+        samples = StreamedTar("a.tar", partial(file.read, 700), FIELDS).samples()
+        with pytest.raises(IncompleteTarError) if cut < end else nullcontext():
+            seen += [(sample.key, sample.contents) for sample in samples]
+        assert seen == whole[: len(seen)]
+        assert (unless_refused(partial(index, file.getvalue())) is None) == (cut < end), cut
+    compressed = gzip.compress(content)
+    for cut in (1, 9, len(compressed) // 2, len(compressed) - 5, len(compressed) - 1):
+        assert_raises(IncompleteTarError, None, stream, compressed[:cut])
 
 
 @given(st.integers(0, 2**32), st.integers(1, 3000))
