@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import gc
-import io
 import os
 import pickle
 import re
 import shutil
-import subprocess
-import sys
 import tarfile
 from collections.abc import Sequence
 from contextlib import closing
@@ -34,6 +31,11 @@ from tests.shards.conftest import tars as tars  # A fixture.
 from tests.tars import index_of, paths_of, read_members, read_with_webdataset, write_tar
 
 
+@pytest.fixture
+def copy(packed: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(packed, tmp_path / "copy")
+
+
 @given(st.lists(st.integers(0, 20), max_size=40), st.permutations(["jpg", "cls", "png"]), st.integers(0, 3))
 def test_samples_and_fields_come_in_the_requested_order(
     packed: Path, asked: list[int], fields: list[str], num_fields: int
@@ -49,44 +51,34 @@ def test_samples_and_fields_come_in_the_requested_order(
     ]
 
 
+def read_keys(table: ShardTable, *indices: int) -> list[str]:
+    with closing(SampleReader(table)) as reader:
+        return [sample.key for sample in reader.read(np.array(indices), table.manifest.fields)]
+
+
 def test_shards_without_samples_are_skipped(tmp_path: Path) -> None:
     for i, keys in enumerate(["", "a", "", "", "bc", ""]):
         write_tar(tmp_path / f"{i}.tar", [("README", b"")] + [(f"{key}.txt", key.encode()) for key in keys])
-    reader = SampleReader(open_table(tmp_path))
-    assert [sample.key for sample in reader.read(np.array([2, 0, 1]), ["txt"])] == ["c", "a", "b"]
-    reader.close()
-
-
-@pytest.fixture(scope="module")
-def many_shards(tmp_path_factory: pytest.TempPathFactory) -> ShardTable:
-    """A dataset with more shards than the limit of open files. Each shard has one or two samples."""
-    folder = tmp_path_factory.mktemp("many")
-    for i in range(MAX_DESCRIPTORS + 40):
-        write_tar(folder / f"{i:03d}.tar", [(f"{i}-{j}.txt", b"%d %d" % (i, j)) for j in range(1 + i % 2)])
-    return open_table(folder)
+    assert read_keys(open_table(tmp_path), 2, 0, 1) == ["c", "a", "b"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("max_open", [10, 1024])
-def test_few_files_are_open_for_many_shards(
-    many_shards: ShardTable, max_open: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_files_are_open_for_many_shards(tmp_path: Path, max_open: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [f"{i}-{j}" for i in range(MAX_DESCRIPTORS + 40) for j in range(1 + i % 2)]
+    for i in range(MAX_DESCRIPTORS + 40):
+        write_tar(tmp_path / f"{i:03d}.tar", [(f"{i}-{j}.txt", b"%d-%d" % (i, j)) for j in range(1 + i % 2)])
+    table = open_table(tmp_path)
     monkeypatch.setattr("shardio.reading.reader.MAX_OPEN_SHARDS", max_open)
     gc.collect()  # A garbage collection during the test would close files of other tests.
-    before = count_open_files()
-    reader = SampleReader(many_shards)
-    random = np.random.default_rng(0)
-    total = many_shards.manifest.num_samples
-    most = 0
-    for _ in range(30):
-        asked = random.integers(0, total, 20)
+    before, most = count_open_files(), 0
+    reader = SampleReader(table)
+    for asked in np.random.default_rng(0).integers(0, len(keys), (30, 20)):
         read = reader.read(asked, ["txt"])
-        assert [sample.fields["txt"].decode().replace(" ", "-") for sample in read] == [sample.key for sample in read]
+        assert [sample.fields["txt"].decode() for sample in read] == [sample.key for sample in read]
         most = max(most, count_open_files() - before)
     assert min(20, max_open) <= most <= min(MAX_DESCRIPTORS, 2 * max_open)
-    assert [sample.key for sample in reader.read(np.arange(total), ["txt"])] == [
-        f"{i}-{j}" for i in range(len(many_shards.tars)) for j in range(1 + i % 2)
-    ]
+    assert [sample.key for sample in reader.read(np.arange(len(keys)), ["txt"])] == keys
     assert count_open_files() - before <= MAX_DESCRIPTORS
     reader.close()
     assert count_open_files() <= before  # The shared budget may have closed files of other tests.
@@ -107,64 +99,43 @@ def test_a_reader_frees_its_descriptors_and_opens_again_also_after_pickling(pack
     assert count_open_files() == before, "nothing refers to the open files"
 
 
-FORK = """
-import os, sys
-import numpy as np
-from shardio.reading import SampleReader
-from shardio.shards import open_table
-reader, samples = SampleReader(open_table(sys.argv[1])), np.arange(21)
-expected = list(reader.read(samples, ["jpg"]))
-child = os.fork()
-is_equal = all(list(reader.read(samples, ["jpg"])) == expected for _ in range(50))
-if child == 0:
-    os._exit(0 if is_equal else 1)
-assert is_equal
-assert os.waitpid(child, 0)[1] == 0
-"""
-
-
-@pytest.mark.slow
 def test_a_forked_process_reads_at_its_own_offsets(packed: Path) -> None:
-    subprocess.run([sys.executable, "-c", FORK, packed], check=True)
+    reader, samples = SampleReader(open_table(packed)), np.arange(21)
+    expected = list(reader.read(samples, ["jpg"]))
+    child = os.fork()
+    is_equal = all(list(reader.read(samples, ["jpg"])) == expected for _ in range(50))
+    if child == 0:
+        os._exit(0 if is_equal else 1)
+    assert (is_equal, os.waitpid(child, 0)[1]) == (True, 0)
 
 
-def test_a_tar_truncated_before_or_during_reading_is_named(packed: Path, tmp_path: Path) -> None:
-    table = open_table(shutil.copytree(packed, tmp_path / "copy"))
+def test_a_tar_that_is_truncated_or_missing_is_named(copy: Path) -> None:
+    table = open_table(copy)
     reader = SampleReader(table)
-    reader.read(np.array([0]), ["jpg"])
-    first, second, *_ = paths_of(table.tars)
-    for tar in (first, second):
-        with tar.open("r+b") as file:
-            file.truncate(tar.stat().st_size // 2)
-    key = read_with_webdataset(*paths_of(open_table(packed).tars))[4][0]
-    with pytest.raises(SampleError, match=rf"sample {key} cannot be read from .*shard-000000\.tar at byte \d+"):
-        reader.read(np.array([4]), ["jpg"])
+    key = reader.read(np.arange(5), ["jpg"])[4].key
+    tars = paths_of(table.tars)
+    for tar in tars[:2]:
+        os.truncate(tar, tar.stat().st_size // 2)
+    message = rf"sample {key} cannot be read from .*shard-000000\.tar at byte \d+"
+    assert_raises(SampleError, message, reader.read, np.array([4]), ["jpg"])
     assert_raises(StaleIndexError, r"shard-000001\.tar has changed", reader.read, np.array([5]), ["jpg"])
-    reader.close()
+    tars[1].unlink()
+    assert_raises(FileNotFoundError, r"shard-000001\.tar", reader.read, np.array([5]), ["jpg"])
 
 
-def test_a_missing_tar_is_named(packed: Path, tmp_path: Path) -> None:
-    table = open_table(shutil.copytree(packed, tmp_path / "copy"))
-    paths_of(table.tars)[1].unlink()
-    with closing(SampleReader(table)) as reader:
-        assert_raises(FileNotFoundError, r"shard-000001\.tar", reader.read, np.array([5]), ["jpg"])
-
-
-def test_a_shard_of_another_pack_is_refused(packed: Path, images: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(packed, tmp_path / "copy")
+def test_a_shard_or_an_index_of_another_pack_is_refused(copy: Path, images: Path, tmp_path: Path) -> None:
+    shutil.copy(index_of(copy / "shard-000000.tar"), index_of(copy / "shard-000004.tar"))
+    message = r"shard-000004.tar.idx has 5 samples, but the manifest says 1"
+    assert_raises(FormatError, message, read_keys, open_table(copy), 20)
     shardio.pack(images, tmp_path / "other", max_shard_samples=4)
     for name in "shard-000001.tar", "shard-000001.tar.idx":
         shutil.copy(tmp_path / "other" / name, copy / name)
-    reader = SampleReader(open_table(copy))
-    assert_raises(FormatError, r"shard-000001\.tar", reader.read, np.arange(21), ["jpg"])
-    reader.close()
+    assert_raises(FormatError, r"shard-000001\.tar", read_keys, open_table(copy), *range(10))
 
 
 @pytest.mark.parametrize("sample", [-1, -21, 21, 10**6])
 def test_an_index_that_no_sample_has_is_refused(packed: Path, sample: int) -> None:
-    reader = SampleReader(open_table(packed))
-    assert_raises(IndexError, None, reader.read, np.array([0, sample]), ["jpg"])
-    reader.close()
+    assert_raises(IndexError, None, read_keys, open_table(packed), 0, sample)
 
 
 # Samples by key
@@ -191,6 +162,19 @@ def test_samples_are_those_that_tarfile_reads(packed: Path) -> None:
         assert "class-0/name-000" in samples, "the reader opens the shards again"
 
 
+class Reads:
+    """A spy that records the name of the file and the size of each read."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reads, original = list[tuple[str, int]](), LocalFile._read_all
+
+        def spy(file: LocalFile, starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
+            self.reads.extend((file.location.name, stop - start) for start, stop in zip(starts, stops, strict=True))
+            return original(file, starts, stops)
+
+        monkeypatch.setattr(LocalFile, "_read_all", spy)
+
+
 def test_lookups_read_no_tar(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = list[tuple[str, int]]()
     original = LocalFile.read_apart
@@ -201,12 +185,11 @@ def test_lookups_read_no_tar(packed: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(LocalFile, "read_apart", spy)
     samples = shardio.open(packed)
-    assert read == []
+    assert spy.reads == []
     assert "class-1/name-001" in samples
+    in_tars = [(name, num_bytes) for name, num_bytes in spy.reads if name.endswith(".tar")]
     # One read includes the content between the two headers.
-    assert {num_bytes for name, num_bytes in read if name.endswith(".tar")} == {1536}
-    opened = {name for name, _ in read if name.endswith(".tar")}
-    assert len(opened) == 1
+    assert ({num_bytes for _, num_bytes in in_tars}, len({name for name, _ in in_tars})) == ({1536}, 1)
 
 
 def test_samples_may_lack_fields_and_keys_may_be_any_text(tmp_path: Path) -> None:
@@ -233,39 +216,21 @@ def test_a_key_that_occurs_twice_is_an_error_with_both_places(tars: Path) -> Non
     write_tar(tars / "x-000004.tar", [("new.txt", b"0"), ("2-1.txt", b"9")])
     samples = shardio.open(tars)
     assert len(samples) == 12
-    with pytest.raises(
-        FormatError, match=r"key '2-1', in .*x-000002.tar at byte 1536 and in .*x-000004.tar at byte 15"
-    ):
-        samples["0-0"]
+    message = r"key '2-1', in .*x-000002.tar at byte 1536 and in .*x-000004.tar at byte 15"
+    assert_raises(FormatError, message, samples.__getitem__, "0-0")
 
 
 def test_a_damaged_sample_is_an_error(tmp_path: Path) -> None:
     tar = tmp_path / "shard-000000.tar"
     write_tar(tar, [("a.txt", b"abc"), ("b.txt", b"abc")])
     samples = shardio.open(tar)
-    with tar.open("r+b") as file:
-        file.seek(1536)
-        file.write(b"x")
+    flip(tar, 1536)
     assert samples["a"]["txt"] == b"abc"
-    assert_raises(SampleError, "sample b", lambda: samples["b"])
-    assert shardio.open(tar, verify="off")["b"]["txt"] == b"xbc"
-
-
-def test_an_index_of_another_manifest_is_refused(tmp_path: Path, packed: Path) -> None:
-    for path in packed.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    other = index_of(tmp_path / "shard-000004.tar")
-    other.write_bytes(index_of(packed / "shard-000000.tar").read_bytes())
-    with pytest.raises(FormatError, match=r"shard-000004.tar.idx has 5 samples, but the manifest says 1"):
-        shardio.open(tmp_path)["x"]
+    assert_raises(SampleError, "sample b", samples.__getitem__, "b")
+    assert shardio.open(tar, verify="off")["b"]["txt"] == b"`bc"
 
 
 CROP = shardio.transforms.RandomResizedCrop(32)
-
-
-@pytest.fixture
-def copy(packed: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(packed, tmp_path / "copy")
 
 
 def find(tar: Path, name: str) -> int:
@@ -296,8 +261,8 @@ def test_a_flipped_bit_in_a_label_is_an_error_that_names_it(copy: Path, damaged:
         assert (error_info.row, error_info.key) == (2, damaged[0])
     reader = SampleReader(open_table(copy))
     reader.read(np.arange(21), ["jpg"])
-    with pytest.raises(SampleError, match=damaged[1]):  # Fields that are read later are also compared.
-        reader.read(np.arange(21), ["cls"])
+    # Fields that are read later are also compared.
+    assert_raises(SampleError, damaged[1], reader.read, np.arange(21), ["cls"])
 
 
 def make_loader(kind: str, source: Path, num_workers: int, **options: Any) -> DataLoader:
@@ -343,11 +308,9 @@ CHANGED = [TEXTS[0], *[(name, b"TEXT" + content[4:]) for name, content in TEXTS[
 def write_again(tar: Path, *, is_replaced: bool) -> None:
     """Change a tar in place, with a later modification time, or replace it with a file that has the same time."""
     before = tar.stat()
-    if is_replaced:
-        write_tar(tar.with_name("new"), CHANGED)
-        tar.with_name("new").replace(tar)
-    else:
-        write_tar(tar, CHANGED)
+    new = tar.with_name("new") if is_replaced else tar
+    write_tar(new, CHANGED)
+    new.replace(tar)
     os.utime(tar, ns=(before.st_atime_ns, before.st_mtime_ns + (0 if is_replaced else 10**9)))
 
 
@@ -373,11 +336,8 @@ def test_a_damaged_tar_header_is_an_error_that_names_the_sample(copy: Path) -> N
 
 @pytest.mark.parametrize("lacks", [None, 6])
 def test_comparing_costs_no_more_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacks: int | None) -> None:
-    members = [(f"{number}.{field}", b"1") for number in range(5) for field in ("cls", "json")]
-    members = [*members, *((f"{number}.jpg", bytes(100_000)) for number in range(5))]
-    members.sort(
-        key=lambda member: member[0].partition(".")[0]
-    )  # A stable sort orders each sample's fields as cls, json, jpg.
+    contents = {"cls": b"1", "json": b"1", "jpg": bytes(100_000)}
+    members = [(f"{number}.{field}", content) for number in range(5) for field, content in contents.items()]
     write_tar(tmp_path / "a.tar", [member for row, member in enumerate(members) if row != lacks])
     table = open_table(tmp_path)
     num_reads = list[int]()
@@ -390,20 +350,10 @@ def test_comparing_costs_no_more_reads(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(LocalFile, "read_apart", count_and_read)
     choices: list[Verify] = ["off", "first"]
     for verify in choices:
-        reader = SampleReader(table, verify)
-        num_reads.append(0)
-        reader.read(np.arange(5), ["cls", "json", "jpg"])
+        spy.reads.clear()
+        SampleReader(table, verify).read(np.arange(5), [*contents])
+        num_reads.append(len(spy.reads))
     assert num_reads[0] == num_reads[1] >= 10  # Each sample needs two reads, for the small fields and the image.
-
-
-def test_names_in_extended_headers_win(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as tar:
-        for number in range(5):
-            info = tarfile.TarInfo(f"@PaxHeader-{number}")
-            info.size, info.pax_headers = 3, {"path": f"{number}.txt"}
-            tar.addfile(info, io.BytesIO(b"%03d" % number))
-    samples = SampleReader(open_table(tmp_path)).read(np.arange(5), ["txt"])
-    assert [(sample.key, sample.fields["txt"]) for sample in samples] == [(str(i), b"%03d" % i) for i in range(5)]
 
 
 @pytest.mark.parametrize("verify", ["always", True, None, ""])
