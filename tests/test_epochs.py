@@ -18,31 +18,27 @@ from shardio.epochs import set_epoch
 NUM_SAMPLES = 12
 
 
-class Indices(torch_data.Dataset[int]):
-    """A dataset whose samples are their indices. It records the epochs that are set."""
+class Recording:
+    """A mixin that records the epochs that are set."""
 
     def __init__(self, epochs: list[int]) -> None:
         self.epochs = epochs
 
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+
+class Indices(Recording, torch_data.Dataset[int]):
     def __len__(self) -> int:
         return NUM_SAMPLES
 
     def __getitem__(self, index: int) -> int:
         return index
 
-    def set_epoch(self, epoch: int) -> None:
-        self.epochs.append(epoch)
 
-
-class IndexStream(torch_data.IterableDataset[int]):
-    def __init__(self, epochs: list[int]) -> None:
-        self.epochs = epochs
-
+class IndexStream(Recording, torch_data.IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(range(NUM_SAMPLES))
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epochs.append(epoch)
 
 
 class Renamed(torch_data.IterableDataset[Any]):
@@ -75,13 +71,13 @@ class Wrapper:
         return iter(self.loader)
 
 
-def batched(sampler: Any) -> Any:
-    return torch_data.BatchSampler(sampler, 4, drop_last=False)
+def batch_sampler(epochs: list[int]) -> Any:
+    return torch_data.BatchSampler(RecordingSampler(epochs), 4, drop_last=False)
 
 
 PARTS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
     "sampler": lambda epochs: {"dataset": range(12), "sampler": RecordingSampler(epochs)},
-    "batch sampler": lambda epochs: {"dataset": range(12), "batch_sampler": batched(RecordingSampler(epochs))},
+    "batch sampler": lambda epochs: {"dataset": range(12), "batch_sampler": batch_sampler(epochs)},
     "dataset": lambda epochs: {"dataset": Indices(epochs)},
     "Subset": lambda epochs: {"dataset": torch_data.Subset(Indices(epochs), range(12))},
     "ConcatDataset": lambda epochs: {"dataset": torch_data.ConcatDataset([Indices(epochs)] * 2)},
@@ -99,23 +95,12 @@ LOADERS: dict[str, Callable[..., Any]] = {
 }
 
 
+loader_under_test: Any = None
+
+
 def build_loader() -> Any:
     """Return the loader under test, as a checked script does."""
     return loader_under_test
-
-
-def check(loader: Any, epoch: int, folder: Path) -> None:
-    global loader_under_test
-    loader_under_test = loader
-    run_rank("tests.test_epochs:build_loader", str(folder), epoch + 1, None)
-
-
-loader_under_test: Any = None
-CALLERS: dict[str, Callable[[Any, int, Path], None]] = {
-    "set_epoch": lambda loader, epoch, _: set_epoch(loader, epoch),
-    "DevicePrefetcher": lambda loader, epoch, _: DevicePrefetcher(loader, "cpu").set_epoch(epoch),
-    "shardio check": check,
-}
 
 
 @pytest.mark.parametrize("parts", PARTS)
@@ -132,14 +117,17 @@ CALLERS: dict[str, Callable[[Any, int, Path], None]] = {
 def test_each_part_of_a_loader_gets_the_epoch_once(
     parts: str, caller: str, loader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "1")
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1")):
+        monkeypatch.setenv(name, value)
     epochs: list[int] = []
     made = LOADERS[loader](**PARTS[parts](epochs))
-    if caller == "shardio.DataLoader":
-        made.set_epoch(1)
+    if caller == "set_epoch":
+        set_epoch(made, 1)
+    elif caller == "shardio check":
+        monkeypatch.setattr(f"{__name__}.loader_under_test", made)
+        run_rank("tests.test_epochs:build_loader", str(tmp_path), 2, None)
     else:
-        CALLERS[caller](made, 1, tmp_path)
+        (made if caller == "shardio.DataLoader" else DevicePrefetcher(made, "cpu")).set_epoch(1)
     assert epochs == ([0, 1] if caller == "shardio check" else [1])
 
 
