@@ -104,11 +104,8 @@ def check_order(case: Case, order: EpochOrder, samples: list[int]) -> None:
         check_strata(case, samples)
     positions = [(case.probe * factor) % (2 * size) for factor in (1, 3, 7, 13)]
     alone = order.samples_at(np.array(positions, dtype=np.int64)).tolist()
-    _hold(
-        "a single position has the same sample, and positions past the end repeat",
-        alone,
-        [samples[p % size] for p in positions],
-    )
+    law = "a single position has the same sample, and positions past the end repeat"
+    _hold(law, alone, [samples[p % size] for p in positions])
 
 
 def check_windows(case: Case, samples: list[int]) -> None:
@@ -125,11 +122,8 @@ def check_windows(case: Case, samples: list[int]) -> None:
         broken = []
         for shard, run in by_shard.items():
             expected = next_sample if shard == unfinished else starts[shard]
-            _hold(
-                "a window has consecutive samples of each of its shards",
-                run,
-                list(range(expected, expected + len(run))),
-            )
+            whole = list(range(expected, expected + len(run)))
+            _hold("a window has consecutive samples of each of its shards", run, whole)
             if run[-1] + 1 < stops[shard]:
                 broken.append(shard)
         _hold("a window ends in the middle of at most one shard", len(broken) <= 1, True)
