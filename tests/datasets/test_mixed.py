@@ -83,7 +83,6 @@ def open_any(folder: Path) -> dict[str, Any]:
 
 
 KINDS = {"shards": open_shards, "any": open_any}
-each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def mix(sources: dict[str, Any], shares: dict[str, float] = SHARES, **options: Any) -> MixedDataset:
@@ -145,7 +144,7 @@ def run_steps(loaders: Sequence[Any]) -> list[list[str]]:
     return [sorted(key for batch in step for key in batch) for step in zip_longest(*loaders, fillvalue=[])]
 
 
-@each_kind
+@pytest.mark.parametrize("kind", KINDS)
 def test_each_source_has_its_share_and_its_own_order_through_all_epochs(folder: Path, kind: str) -> None:
     sources = KINDS[kind](folder)
     expected = run(DataLoader(mix(sources), batch_size=4), 5)
@@ -155,39 +154,25 @@ def test_each_source_has_its_share_and_its_own_order_through_all_epochs(folder: 
     assert loader.calls_dataset == (kind == "any")
     assert run(loader, 5) == expected
     assert [len(epoch) for epoch in expected] == [len(loader)] * 5
-
-
-@pytest.mark.parametrize("kind", ["shards", "any"])
-def test_torchs_loader_makes_the_same_batches(folder: Path, kind: str) -> None:
-    sources = KINDS[kind](folder)
-    expected = run(DataLoader(mix(sources), batch_size=5), 3)
     for num_workers in (0, 2):
-        loader = TorchLoader(mix(sources, batch_size=5), 5, num_workers=num_workers, persistent_workers=num_workers > 0)
-        assert run(loader, 3) == expected
+        mixed = mix(sources, batch_size=4)
+        assert (
+            run(TorchLoader(mixed, 4, num_workers=num_workers, persistent_workers=num_workers > 0), 3) == expected[:3]
+        )
 
 
-@each_kind
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("batches", ["mixed", "pure"])
 def test_ranks_share_the_same_steps(folder: Path, kind: str, batches: Any) -> None:
     options: dict[str, Any] = {"batches": batches, "global_batch_size": 6, "remainder": "drop", "stop": 60}
     found = list[list[list[str]]]()
-    for world_size in (1, 2, 3):
-        ranks = [
-            DataLoader(mix(KINDS[kind](folder), rank=rank, world_size=world_size, **options), 6 // world_size)
-            for rank in range(world_size)
-        ]
+    for size in (1, 2, 3):
+        mixed = [mix(KINDS[kind](folder), rank=rank, world_size=size, **options) for rank in range(size)]
+        ranks = [DataLoader(each, 6 // size) for each in mixed]
         assert {len(rank) for rank in ranks} == {10}
         found.append([step for _ in range(2) for step in run_steps(ranks)])
-    assert all(each == found[0] for each in found)
+    assert found[0] == found[1] == found[2]
     assert len(found[0]) == 20
-
-
-def test_every_rank_has_its_part_of_each_source(folder: Path) -> None:
-    options: dict[str, Any] = {"world_size": 2, "stop": 400, "remainder": "drop"}
-    ranks = [run(DataLoader(mix(open_shards(folder), rank=rank, **options), 20)) for rank in range(2)]
-    for name, share in SHARES.items():
-        for batch in (batch for rank in ranks for batch in rank[0]):
-            assert abs(sum(source_of(key) == name for key in batch) - 20 * share) < 3
 
 
 def make_changing(folder: Path, *, until: int = 2, **options: Any) -> MixedDataset:
@@ -200,10 +185,20 @@ def make_changing(folder: Path, *, until: int = 2, **options: Any) -> MixedDatas
     return mixed.at(6, {"web": 0, "code": 1, "books": (books, 1)}) if until > 1 else mixed
 
 
-STOPS = ["first", "longest", "all-once", 50]
+def test_weights_that_change_begin_a_new_count_and_continue_the_sources(folder: Path) -> None:
+    mixed = make_changing(folder, stop=100)
+    keys = flatten(run(DataLoader(mixed, 6), 2))
+    check_sources(keys, open_shards(folder))
+    names, shares = (
+        list(map(source_of, keys)),
+        ({"web": 0.5, "code": 0.3}, {"web": 1, "code": 2}, {"code": 1, "books": 1}),
+    )
+    for start, stop, each in zip((0, 18, 36), (18, 36, None), shares, strict=True):
+        check_shares(names[start:stop], exact(each))
+    assert mixed.names == ("web", "code", "books")
 
 
-@pytest.mark.parametrize("stop", [*STOPS, "changing"])
+@pytest.mark.parametrize("stop", ["first", "longest", "all-once", 50, "changing"])
 def test_a_resumed_run_equals_the_uninterrupted_one(folder: Path, stop: Any) -> None:
     """The run begins on two ranks, continues on three, and is resumed once more on one rank in its second epoch."""
 
@@ -216,14 +211,11 @@ def test_a_resumed_run_equals_the_uninterrupted_one(folder: Path, stop: Any) -> 
     expected = [run_steps(whole) for _ in range(2)]
     # The change of weights that follows the interruption is not known before.
     ranks = [DataLoader(make(until=1, rank=rank, world_size=2), 3, num_workers=1 - rank) for rank in range(2)]
-    iterators = [islice(rank, 4) for rank in ranks]
-    found = run_steps(iterators)
+    found = run_steps([islice(rank, 4) for rank in ranks])
     state = json.loads(json.dumps(ranks[0].state_dict()))
     assert ranks[1].state_dict() == state
-    ranks = [
-        DataLoader(make(rank=rank, world_size=3), 2, num_workers=2 * (rank == 1), persistent_workers=rank == 1)
-        for rank in range(3)
-    ]
+    workers: list[dict[str, Any]] = [{}, {"num_workers": 2, "persistent_workers": True}, {}]
+    ranks = [DataLoader(make(rank=rank, world_size=3), 2, **options) for rank, options in enumerate(workers)]
     for rank in ranks:
         rank.load_state_dict(state)
     assert found + run_steps(ranks) == expected[0]
@@ -231,17 +223,6 @@ def test_a_resumed_run_equals_the_uninterrupted_one(folder: Path, stop: Any) -> 
     resumed = DataLoader(make(rank=0, world_size=1), 6)
     resumed.load_state_dict(json.loads(json.dumps(ranks[2].state_dict())))
     assert found + run_steps([resumed]) == expected[1]
-
-
-def test_weights_that_change_begin_a_new_count_and_continue_the_sources(folder: Path) -> None:
-    mixed = make_changing(folder, stop=100)
-    keys = flatten(run(DataLoader(mixed, 6), 2))
-    check_sources(keys, open_shards(folder))
-    names = list(map(source_of, keys))
-    check_shares(names[:18], exact({"web": 0.5, "code": 0.3}))
-    check_shares(names[18:36], exact({"web": 1, "code": 2}))
-    check_shares(names[36:], exact({"web": 0, "code": 1, "books": 1}))
-    assert mixed.names == ("web", "code", "books")
 
 
 def test_a_state_of_another_past_is_refused(folder: Path) -> None:
@@ -259,28 +240,6 @@ def test_a_state_of_another_past_is_refused(folder: Path) -> None:
         assert_raises(StateError, "belongs to another mixture", DataLoader(other, 6).load_state_dict, state)
 
 
-@pytest.mark.parametrize("stop", STOPS)
-def test_an_epoch_ends_where_stop_says(folder: Path, stop: Any) -> None:
-    mixed = mix(open_shards(folder), stop=stop, repeat={"books": 2})
-    goals = {**SIZES, "books": 2 * SIZES["books"]}
-    first, second = (Counter(key for batch in epoch for key in batch) for epoch in run(DataLoader(mixed, 7), 2))
-    counts = Counter(source_of(key) for key in first.elements())
-    assert len(mixed) == mixed.num_all_samples == first.total()
-    if stop == "first":
-        assert all(counts[name] <= goals[name] for name in SIZES)
-        assert any(counts[name] + 1 > goals[name] for name in SIZES)
-    elif stop == "longest":
-        assert all(counts[name] >= goals[name] for name in SIZES)
-        assert set(first) == {f"{name}-{number:02d}" for name in SIZES for number in range(SIZES[name])}
-    elif stop == "all-once":
-        assert first == second
-        assert first == {
-            f"{name}-{number:02d}": goals[name] // SIZES[name] for name in SIZES for number in range(SIZES[name])
-        }
-    else:
-        assert first.total() == second.total() == stop
-
-
 def test_a_step_of_pure_batches_has_one_source_of_any_fields_and_shapes(folder: Path) -> None:
     def make(**options: Any) -> MixedDataset:
         sources = {
@@ -290,20 +249,24 @@ def test_a_step_of_pure_batches_has_one_source_of_any_fields_and_shapes(folder: 
         }
         return mix(sources, batches="pure", global_batch_size=6, stop=60, source_field=True, **options)
 
-    epochs = [list(DataLoader(make(rank=rank, world_size=2), 3, num_workers=2 * rank)) for rank in range(2)]
-    names = list[str]()
-    for ranks in zip(*epochs, strict=True):
+    steps = list(
+        zip(*(DataLoader(make(rank=rank, world_size=2), 3, num_workers=2 * rank) for rank in range(2)), strict=True)
+    )
+    names, keys = list[str](), dict[str, list[str]](web=[], code=[], books=[])
+    expected = {"web": [(3, 3, 32, 48), (3,)], "code": [(3, 3, 32, 64)], "books": []}
+    for ranks in steps:
         (number,) = {int(number) for batch in ranks for number in batch[-1]}
         names.append(list(SIZES)[number])
         for batch in ranks:
             shapes = [tuple(value.shape) for value in batch[:-1] if isinstance(value, torch.Tensor)]
-            assert shapes == {"web": [(3, 3, 32, 48), (3,)], "code": [(3, 3, 32, 64)], "books": []}[names[-1]]
+            assert shapes == expected[names[-1]]
+            keys[names[-1]] += batch[0]
     check_shares(names, exact(SHARES))
-    for name in ("code", "books"):
-        own = [key for ranks in zip(*epochs, strict=True) for batch in ranks for key in batch[0] if batch[-1][0] != 0]
-        own = [key for key in own if source_of(key) == name]
-        alone = ShardMapDataset(folder / name, fields="key") if name == "code" else Own(name, SIZES[name])
-        assert own == list(islice(read_alone(alone), len(own)))
+    for name, alone in (
+        ("code", ShardMapDataset(folder / "code", fields="key")),
+        ("books", Own("books", SIZES["books"])),
+    ):
+        assert keys[name] == list(islice(read_alone(alone), len(keys[name])))
 
 
 def as_dict(sample: dict[str, Any]) -> dict[str, Any]:
@@ -321,6 +284,7 @@ SAMPLES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("is_called", [False, True])
 def test_the_number_of_the_source_comes_last_but_for_the_mark(folder: Path, sample: str, is_called: bool) -> None:
     sources = open_shards(folder, **SAMPLES[sample])
+    key, source = ("key", "source") if sample == "dict" else (0, 1 if sample == "bare value" else 2)
     if is_called:
         sources["code"] = Subset(Listed(sources["code"]), range(13))
     for remainder in ("pad", "mask"):
@@ -328,15 +292,9 @@ def test_the_number_of_the_source_comes_last_but_for_the_mark(folder: Path, samp
         loader = DataLoader(mixed, 4, num_workers=2 * (remainder == "mask"))
         assert loader.calls_dataset == (is_called or sample == "dict")
         for batch in loader:
-            keys, numbers = (
-                (batch["key"], batch["source"])
-                if sample == "dict"
-                else (batch[0], batch[1 + ("txt" in str(SAMPLES[sample]))])
-            )
-            assert [list(SIZES)[number] for number in numbers.tolist()] == list(map(source_of, keys))
+            assert [list(SIZES)[number] for number in batch[source].tolist()] == list(map(source_of, batch[key]))
             assert len(batch) == 2 + (sample != "bare value") + (remainder == "mask")
-    names = [(each["source"] if sample == "dict" else each[-1]) for each in map(mixed.__getitem__, range(15))]
-    check_shares([list(SIZES)[number] for number in names], exact(SHARES))
+    check_shares([list(SIZES)[mixed[row][source]] for row in range(15)], exact(SHARES))
 
 
 class Listed(Dataset[Any]):
@@ -489,37 +447,23 @@ def test_a_damaged_sample_is_left_out_or_replaced(folder: Path, tmp_path: Path, 
     assert all(["web", "books"][number] == source_of(key) for key, number in [*skipped, *replaced])
 
 
-@each_kind
+@pytest.mark.parametrize("kind", KINDS)
 def test_repeats_that_fill_the_last_step_are_marked(folder: Path, kind: str) -> None:
-    ranks = [
-        DataLoader(mix(KINDS[kind](folder), stop=44, remainder="mask", rank=rank, world_size=3), 4, num_workers=rank)
-        for rank in range(3)
-    ]
-    (whole,) = run(DataLoader(mix(KINDS[kind](folder), stop=44), 44))
-    batches = [batch for rank in ranks for batch in rank]
-    pairs = [pair for keys, valid in batches for pair in zip(keys, valid.tolist(), strict=True)]
-    assert sorted(key for key, is_valid in pairs if is_valid) == sorted(whole[0])
-    assert sum(not is_valid for _, is_valid in pairs) == 1
-    assert {len(list(rank)) for rank in ranks} == {4}
+    mixed = [mix(KINDS[kind](folder), stop=44, remainder="mask", rank=rank, world_size=3) for rank in range(3)]
+    ranks = [list(DataLoader(each, 4, num_workers=rank)) for rank, each in enumerate(mixed)]
+    pairs = [pair for rank in ranks for keys, valid in rank for pair in zip(keys, valid.tolist(), strict=True)]
+    assert sorted(key for key, is_valid in pairs if is_valid) == sorted(mix(KINDS[kind](folder), stop=44))
+    assert (sum(not is_valid for _, is_valid in pairs), {len(rank) for rank in ranks}) == (1, {4})
 
 
 @pytest.mark.parametrize("temperature", [1, 0.5, 0])
 def test_proportional_weights_follow_sizes_and_repetitions(folder: Path, temperature: float) -> None:
-    repeat = {"books": 3}
-    mixed = MixedDataset(
-        open_shards(folder), weights="proportional", temperature=temperature, repeat=repeat, stop="all-once"
-    )
-    names = [source_of(key) for key in mixed]
-    sizes = {name: size * repeat.get(name, 1) for name, size in SIZES.items()}
+    repeat, sizes = {"books": 3}, {**SIZES, "books": 3 * SIZES["books"]}
+    options: dict[str, Any] = {"weights": "proportional", "temperature": temperature, "repeat": repeat}
+    names = [source_of(key) for key in MixedDataset(open_shards(folder), **options, stop="all-once")]
     assert Counter(names) == sizes
     total = sum(size**temperature for size in sizes.values())
-    num_common = next(
-        row
-        for row in range(len(names))
-        if 0 in (Counter(names) - Counter(names[: row + 1])).values()
-        or any(Counter(names[: row + 1])[name] == size for name, size in sizes.items())
-    )
-    for number in range(1, num_common):
+    for number in range(1, min(len(names) - names[::-1].index(name) for name in sizes)):  # Until a source is used up.
         for name, size in sizes.items():
             assert abs(names[:number].count(name) - number * size**temperature / total) < 1 + 1e-6
 
@@ -552,19 +496,14 @@ def listed(batches: Any) -> list[list[Any]]:
     return [list(zip(keys, texts, numbers.tolist(), strict=True)) for keys, texts, numbers in batches]
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata triggers torch's warning.
-def test_a_stateful_loader_of_torchdata_resumes(folder: Path) -> None:
+def test_a_stateful_loader_of_torchdata_resumes(folder: Path, num_workers: int) -> None:
     stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
     expected = run(DataLoader(mix(open_shards(folder)), 4), 2)[1]
-    for num_workers in (0, 2):
-
-        def make(num_workers: int = num_workers) -> Any:
-            mixed = mix(open_shards(folder), batch_size=4)
-            mixed.set_epoch(1)
-            return stateful(mixed, 4, num_workers=num_workers)
-
-        loader = make()
-        found = list(islice(loader, 3))
-        state, resumed = loader.state_dict(), make()
-        resumed.load_state_dict(state)
-        assert found + list(resumed) == expected
+    loader, resumed = (stateful(mix(open_shards(folder), batch_size=4), 4, num_workers=num_workers) for _ in range(2))
+    for each in (loader, resumed):
+        each.dataset.set_epoch(1)
+    found = list(islice(loader, 3))
+    resumed.load_state_dict(loader.state_dict())
+    assert found + list(resumed) == expected
