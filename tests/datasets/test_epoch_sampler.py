@@ -8,7 +8,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +44,10 @@ def test_ranks_cover_the_dataset(
     num_samples: int, world_size: int, batch_size: int, shuffle: bool, remainder: Remainder
 ) -> None:
     options: dict[str, Any] = {"batch_size": batch_size, "shuffle": shuffle, "remainder": remainder}
-    ranks = [
-        EpochSampler(range(num_samples), rank=rank, world_size=world_size, **options) for rank in range(world_size)
-    ]
+    samples = range(num_samples)
+    ranks = [EpochSampler(samples, rank=rank, world_size=world_size, **options) for rank in range(world_size)]
     indices = [list(rank) for rank in ranks]
-    assert [len(rank) for rank in ranks] == [len(rank) for rank in indices]
+    assert [(len(rank), list(rank)) for rank in ranks] == [(len(each), each) for each in indices]
     counts = Counter(index for rank in indices for index in rank)
     if remainder == "drop":
         assert counts.total() == num_samples - num_samples % (world_size * batch_size)
@@ -58,11 +57,13 @@ def test_ranks_cover_the_dataset(
         assert counts.total() == num_samples + (-num_samples % world_size if remainder == "pad" else 0)
 
 
-def test_frameworks_recognize_it() -> None:
+def test_frameworks_recognize_it_and_errors_say_what_it_cannot_do() -> None:
     sampler = EpochSampler(range(10), rank=1, world_size=3)
     assert isinstance(sampler, DistributedSampler)
     assert (sampler.rank, sampler.num_replicas, sampler.num_samples, sampler.total_size) == (1, 3, 4, 12)
     assert (sampler.seed, sampler.shuffle, sampler.drop_last, sampler.epoch) == (0, True, False, 0)
+    assert_raises(ValueError, "empty", EpochSampler, [])
+    assert_raises(ValueError, r"requires shardio\.DataLoader", lambda: iter(EpochSampler(range(5), remainder="mask")))
 
 
 def test_over_shards_it_gives_the_order_of_a_shard_dataset(packed: Path) -> None:
@@ -77,15 +78,6 @@ def test_over_shards_it_gives_the_order_of_a_shard_dataset(packed: Path) -> None
             assert [dataset[index] for index in sampler] == list(streamed)
 
 
-def test_without_set_epoch_an_epoch_is_repeated_as_in_torch() -> None:
-    sampler = EpochSampler(range(50))
-    first = list(sampler)
-    assert list(sampler) == first
-    sampler.set_epoch(1)
-    assert sorted(first) == sorted(second := list(sampler))
-    assert second != first
-
-
 def test_a_dataset_without_shards_is_shuffled_as_a_whole() -> None:
     firsts = [next(iter(EpochSampler(range(1000), seed=seed))) for seed in range(40)]
     assert min(firsts) < 250
@@ -93,21 +85,16 @@ def test_a_dataset_without_shards_is_shuffled_as_a_whole() -> None:
 
 
 def test_its_state_resumes_after_the_samples_that_it_yielded() -> None:
-    def make(**options: Any) -> EpochSampler:
-        return EpochSampler(range(40), batch_size=4, seed=2, rank=0, world_size=1, **options)
-
-    sampler = make()
+    sampler, resumed = (EpochSampler(range(40), batch_size=4, seed=2, rank=0, world_size=1) for _ in range(2))
     sampler.set_epoch(3)
-    iterator = iter(sampler)
-    before = [next(iterator) for _ in range(12)]
+    before = list(islice(sampler, 12))
     state = sampler.state_dict()
     assert (state["epoch"], state["position"]) == (3, 12)
-    resumed = make()
     resumed.load_state_dict(state)
     resumed.set_epoch(3)
     assert (sorted(before + list(resumed)), resumed.state_dict()["position"]) == (list(range(40)), 40)
-    with pytest.raises(StateError, match="samples is 40 in the state and 41 here"):
-        EpochSampler(range(41), seed=2).load_state_dict(state)
+    message = "samples is 40 in the state and 41 here"
+    assert_raises(StateError, message, EpochSampler(range(41), seed=2).load_state_dict, state)
 
 
 class Named(Dataset[int]):
@@ -120,32 +107,19 @@ class Named(Dataset[int]):
 
 def test_a_state_belongs_to_one_concatenation_of_datasets() -> None:
     one, other = Named("one", 20), Named("other", 20)
-    choices: list[Any] = [
-        ConcatDataset([one, other]),
-        ConcatDataset([other, one]),
-        ConcatDataset([one, one]),
-        ConcatDataset([Named("one", 19), Named("other", 21)]),
-        ConcatDataset([ConcatDataset([one, other])]),
-        Subset(ConcatDataset([other, one]), range(40)),
-        Subset(ConcatDataset([one, other]), range(40)),
-        StackDataset(ConcatDataset([one, other])),
-        StackDataset(a=ConcatDataset([one, other])),
-        StackDataset(b=ConcatDataset([one, other])),
-    ]
+    both, reversed_ = ConcatDataset([one, other]), ConcatDataset([other, one])
+    choices: list[Any] = [both, reversed_, ConcatDataset([one, one]), ConcatDataset([both])]
+    choices += [ConcatDataset([Named("one", 19), Named("other", 21)])]
+    choices += [Subset(reversed_, range(40)), Subset(both, range(40))]
+    choices += [StackDataset(both), StackDataset(a=both), StackDataset(b=both)]
     samplers = [EpochSampler(dataset) for dataset in choices]
-    for writer in samplers:
-        for reader in samplers:
-            loader = shardio.DataLoader(reader.dataset, 4, sampler=reader)
-            for load in (reader.load_state_dict, loader.load_state_dict):
-                if reader is writer:
-                    load(writer.state_dict())
-                else:
-                    assert_raises(StateError, r"dataset\.digest is", load, writer.state_dict())
-
-
-def test_what_it_cannot_do_is_refused() -> None:
-    assert_raises(ValueError, "empty", EpochSampler, [])
-    assert_raises(ValueError, r"requires shardio\.DataLoader", lambda: iter(EpochSampler(range(5), remainder="mask")))
+    for writer, reader in product(samplers, samplers):
+        loader = shardio.DataLoader(reader.dataset, 4, sampler=reader)
+        for load in (reader.load_state_dict, loader.load_state_dict):
+            if reader is writer:
+                load(writer.state_dict())
+            else:
+                assert_raises(StateError, r"dataset\.digest is", load, writer.state_dict())
 
 
 def wait_for(path: Path) -> None:
@@ -162,9 +136,8 @@ def delay(path: Path, worker_id: int) -> None:
 class LateDataset(ShardDataset):
     """A dataset that, in worker 1, begins its second iteration only when a file exists."""
 
-    def __init__(self, *arguments: Any, path: Path, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.path, self.num_iterations = path, 0
+    path: Path
+    num_iterations = 0
 
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
@@ -174,8 +147,15 @@ class LateDataset(ShardDataset):
         return super().__iter__()
 
 
+FORKED: dict[str, Any] = {"batch_size": 4, "num_workers": 2, "multiprocessing_context": "fork"}
+
+
+def make_dataset(packed: Path, kind: type[ShardDataset] = ShardDataset) -> Any:
+    return kind(packed, fields="key", shuffle=True, batch_size=4)
+
+
 def epochs_of(packed: Path, num_epochs: int) -> list[list[str]]:
-    loader = shardio.DataLoader(ShardDataset(packed, fields="key", shuffle=True), batch_size=4)
+    loader = shardio.DataLoader(make_dataset(packed), batch_size=4)
     return [list(loader) for _ in range(num_epochs)]
 
 
@@ -183,10 +163,8 @@ def epochs_of(packed: Path, num_epochs: int) -> list[list[str]]:
 def test_an_epoch_set_while_workers_start_is_that_of_the_next_iteration(
     packed: Path, tmp_path: Path, is_persistent: bool
 ) -> None:
-    begun = tmp_path / "begun"
-    dataset = ShardDataset(packed, fields="key", shuffle=True, batch_size=4)
-    options: dict[str, Any] = {"worker_init_fn": partial(delay, begun), "persistent_workers": is_persistent}
-    loader = TorchLoader(dataset, batch_size=4, num_workers=2, multiprocessing_context="fork", **options)
+    begun, dataset = tmp_path / "begun", make_dataset(packed)
+    loader = TorchLoader(dataset, worker_init_fn=partial(delay, begun), persistent_workers=is_persistent, **FORKED)
     batches = iter(loader)
     dataset.set_epoch(1)
     begun.touch()
@@ -194,8 +172,9 @@ def test_an_epoch_set_while_workers_start_is_that_of_the_next_iteration(
 
 
 def test_persistent_workers_follow_the_first_of_them(packed: Path, tmp_path: Path) -> None:
-    dataset = LateDataset(packed, fields="key", shuffle=True, batch_size=4, path=tmp_path / "begun")
-    loader = TorchLoader(dataset, batch_size=4, num_workers=2, multiprocessing_context="fork", persistent_workers=True)
+    dataset = make_dataset(packed, LateDataset)
+    dataset.path = tmp_path / "begun"
+    loader = TorchLoader(dataset, persistent_workers=True, **FORKED)
     epochs = [list(loader)]
     dataset.set_epoch(1)
     batches = iter(loader)
@@ -207,12 +186,10 @@ def test_persistent_workers_follow_the_first_of_them(packed: Path, tmp_path: Pat
 
 
 def test_a_loader_with_the_seed_of_an_earlier_one_has_its_own_epochs(packed: Path) -> None:
-    dataset = ShardDataset(packed, fields="key", shuffle=True, batch_size=4)
-    found = []
+    dataset, found = make_dataset(packed), []
     for epoch in range(0, 4, 2):
         generator = torch.Generator().manual_seed(0)
-        options: dict[str, Any] = {"multiprocessing_context": "fork", "persistent_workers": True}
-        loader = TorchLoader(dataset, batch_size=4, num_workers=2, generator=generator, **options)
+        loader = TorchLoader(dataset, generator=generator, persistent_workers=True, **FORKED)
         for number in (epoch, epoch + 1):
             dataset.set_epoch(number)
             found.append(list(loader))
@@ -241,8 +218,7 @@ class Clips(IterableDataset[str]):
     """A user's dataset that passes its rank to the ShardDataset inside it."""
 
     def __init__(self, packed: Path, rank: int, num_replicas: int) -> None:
-        self.rank, self.num_replicas = rank, num_replicas
-        self.num_processes, self.process_index = num_replicas, rank
+        self.rank, self.num_replicas = self.process_index, self.num_processes = rank, num_replicas
         self.inner = ShardDataset(packed, fields="key", rank=rank, world_size=num_replicas, remainder="keep")
 
     def __iter__(self) -> Iterator[str]:

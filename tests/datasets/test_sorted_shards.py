@@ -24,11 +24,11 @@ NUM_CLASSES, NUM_SHARDS, SHARD_SAMPLES = 12, 24, 10
 def write_tars(folder: Path, labels: Sequence[int | None]) -> Path:
     folder.mkdir()
     for shard in range(NUM_SHARDS):
-        members = []
+        members = list[tuple[str, bytes]]()
         for number in range(shard * SHARD_SAMPLES, (shard + 1) * SHARD_SAMPLES):
-            members.append((f"{number:04d}.txt", b"%d" % number))
-            if (label := labels[number]) is not None:
-                members.append((f"{number:04d}.cls", b"%d" % label))
+            label = labels[number]
+            members += [(f"{number:04d}.txt", b"%d" % number)]
+            members += [] if label is None else [(f"{number:04d}.cls", b"%d" % label)]
         write_tar(folder / f"{shard:02d}.tar", members)
     return folder
 
@@ -37,31 +37,20 @@ def sorted_labels(num_classes: int = NUM_CLASSES) -> list[int]:
     return [number * num_classes // (NUM_SHARDS * SHARD_SAMPLES) for number in range(NUM_SHARDS * SHARD_SAMPLES)]
 
 
-@pytest.mark.parametrize(
-    ("labels", "expected"),
-    [
-        (sorted_labels(), True),
-        (sorted_labels(2), True),
-        ([0] * 150 + [1] * 90, True),
-        ([0] * 190 + [1] * 30 + [2] * 20, True),
-        (sorted_labels(1), False),
-        (random.Random(0).sample(sorted_labels(), len(sorted_labels())), False),
-        ([number % NUM_CLASSES for number in range(len(sorted_labels()))], False),
-        ([None] * len(sorted_labels()), False),
-        ([label if label < 3 else None for label in sorted_labels()], True),
-    ],
-    ids=[
-        "sorted",
-        "two classes",
-        "unequal classes",
-        "a large class",
-        "one class",
-        "shuffled",
-        "in turn",
-        "no labels",
-        "few labels",
-    ],
-)
+LABELS: dict[str, tuple[Sequence[int | None], bool]] = {
+    "sorted": (sorted_labels(), True),
+    "two classes": (sorted_labels(2), True),
+    "unequal classes": ([0] * 150 + [1] * 90, True),
+    "a large class": ([0] * 190 + [1] * 30 + [2] * 20, True),
+    "one class": (sorted_labels(1), False),
+    "shuffled": (random.Random(0).sample(sorted_labels(), len(sorted_labels())), False),
+    "in turn": ([number % NUM_CLASSES for number in range(len(sorted_labels()))], False),
+    "no labels": ([None] * len(sorted_labels()), False),
+    "few labels": ([label if label < 3 else None for label in sorted_labels()], True),
+}
+
+
+@pytest.mark.parametrize(("labels", "expected"), LABELS.values(), ids=LABELS)
 def test_sorted_tars_are_found_by_their_labels(tmp_path: Path, labels: Sequence[int | None], expected: bool) -> None:
     table = open_table(write_tars(tmp_path / "tars", labels))
     assert is_sorted_by_class(table) == expected
@@ -97,7 +86,5 @@ def test_a_batch_of_a_rank_has_many_classes() -> None:
     sizes = np.full(1000, 1000)
     settings = choose_settings(sizes, shuffle=True, seed=0, is_sorted=True)
     ranks = divide_among_ranks(EpochOrder(sizes, settings, 0), 8, 256)
-    classes = [
-        len(np.unique(ranks[rank][first : first + 256] // 1000)) for rank in (0, 5) for first in range(0, 9216, 256)
-    ]
-    assert np.mean(classes) > 100
+    batches = [ranks[rank][first : first + 256] for rank in (0, 5) for first in range(0, 9216, 256)]
+    assert np.mean([len(np.unique(batch // 1000)) for batch in batches]) > 100
