@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +56,8 @@ def packed(documents: list[NDArray[Any]], tmp_path_factory: pytest.TempPathFacto
 def gather(blocks: Iterable[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> dict[tuple[int, int], int]:
     """Return each token by its document and position. No token may come twice."""
     found: dict[tuple[int, int], int] = {}
-    for tokens, documents, positions in blocks:
-        for token, document, position in zip(
-            tokens.flatten().tolist(), documents.flatten().tolist(), positions.flatten().tolist(), strict=True
-        ):
+    for block in blocks:
+        for token, document, position in zip(*(each.flatten().tolist() for each in block), strict=True):
             if document >= 0:
                 assert (document, position) not in found
                 found[document, position] = token
@@ -69,11 +68,8 @@ def gather(blocks: Iterable[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) ->
 
 def expect(documents: list[NDArray[Any]], eos: int | None) -> dict[tuple[int, int], int]:
     ends = [] if eos is None else [eos]
-    return {
-        (number, position): token
-        for number, document in enumerate(documents)
-        for position, token in enumerate([*document.tolist(), *ends])
-    }
+    lists = [[*document.tolist(), *ends] for document in documents]
+    return {(number, at): token for number, tokens in enumerate(lists) for at, token in enumerate(tokens)}
 
 
 @pytest.mark.parametrize("options", [{}, {"eos": EOS}, {"eos": EOS, "packing": "best-fit", "window": 16}])
@@ -97,48 +93,38 @@ def test_each_token_comes_once_from_any_number_of_workers(
 @pytest.mark.parametrize("dtype", ["int64", "uint32", "int32", "uint8"])
 def test_documents_may_have_any_integer_type(dtype: str, tmp_path: Path) -> None:
     documents = [document.astype("uint8").astype(dtype) for document in draw_documents(20, "uint16")]
-    dataset = PackedTokens(
-        write_documents(tmp_path / "packed", documents), BLOCK, fields=("tokens", "documents", "positions")
-    )
-    assert gather(dataset[index] for index in range(len(dataset))) == expect(documents, None)
+    dataset = PackedTokens(write_documents(tmp_path / "packed", documents), BLOCK)
+    assert gather(map(dataset.__getitem__, range(len(dataset)))) == expect(documents, None)
 
 
 def test_a_single_field_is_bare(packed: Path) -> None:
-    tokens = PackedTokens(packed, BLOCK, fields="tokens")
-    whole = PackedTokens(packed, BLOCK)
-    assert torch.equal(tokens[3], whole[3][0])
+    whole = PackedTokens(packed, BLOCK)[3]
+    assert torch.equal(PackedTokens(packed, BLOCK, fields="tokens")[3], whole[0])
     both = PackedTokens(packed, BLOCK, fields=("positions", "tokens"))
-    assert all(map(torch.equal, both[3], (whole[3][2], whole[3][0])))
+    assert all(map(torch.equal, both[3], (whole[2], whole[0])))
 
 
 def test_a_run_resumes_on_other_ranks_with_the_same_blocks(packed: Path) -> None:
-    def make(rank: int, world_size: int, batch_size: int) -> DataLoader[Any]:
+    def make(num_ranks: int) -> list[DataLoader[Any]]:
         dataset = PackedTokens(packed, BLOCK, eos=EOS)
-        sampler = EpochSampler(dataset, rank=rank, world_size=world_size, remainder="drop")
-        return DataLoader(dataset, batch_size=batch_size, sampler=sampler)
+        samplers = [
+            EpochSampler(dataset, rank=rank, world_size=num_ranks, remainder="drop") for rank in range(num_ranks)
+        ]
+        return [DataLoader(dataset, batch_size=12 // num_ranks, sampler=sampler) for sampler in samplers]
 
     def steps(loaders: list[DataLoader[Any]], stop: int | None = None) -> list[list[list[int]]]:
-        iterators = [iter(loader) for loader in loaders]
-        found = list[list[list[int]]]()
-        while stop is None or len(found) < stop:
-            try:
-                batches = [next(iterator)[0] for iterator in iterators]
-            except StopIteration:
-                break
-            found.append(sorted(torch.cat(batches).tolist()))
-        return found
+        found = zip(*(islice(loader, stop) for loader in loaders), strict=True)
+        return [sorted(torch.cat([batch[0] for batch in batches]).tolist()) for batches in found]
 
-    whole = steps([make(0, 1, 12)])
-    two = [make(rank, 2, 6) for rank in range(2)]
+    whole, two, four = steps(make(1)), make(2), make(4)
     begun = steps(two, 5)
     state = two[0].state_dict()
-    four = [make(rank, 4, 3) for rank in range(4)]
     for loader in four:
         loader.load_state_dict(state)
     assert begun + steps(four) == whole
     other = PackedTokens(packed, BLOCK + 1, eos=EOS)
-    with pytest.raises(StateError, match="digest"):
-        DataLoader(other, sampler=EpochSampler(other, remainder="drop")).load_state_dict(state)
+    loader = DataLoader(other, sampler=EpochSampler(other, remainder="drop"))
+    assert_raises(StateError, "digest", loader.load_state_dict, state)
 
 
 def test_blocks_are_mixed_with_other_datasets(packed: Path, documents: list[NDArray[Any]], tmp_path: Path) -> None:
