@@ -7,8 +7,7 @@ import inspect
 import pickle
 import re
 import shutil
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -28,71 +27,48 @@ from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop,
 from tests.raising import assert_raises
 from tests.sources import encode, write_images
 
-OF_ORDERS = {"seed": 7, "shuffle": True, "window": 6, "strata": 2, "rank": 1, "world_size": 3}
-
-OF_DATASETS: dict[str, Any] = {
-    "fields": ("image", "key"),
-    "decode": "pil",
-    "orientation": "apply",
-    "max_pixels": 5000,
-    "trusted": True,
-}
-
-
-def make_all(packed: Path, images: Path) -> list[tuple[Any, dict[str, Any]]]:
-    of_folder = {name: OF_DATASETS[name] for name in ("decode", "orientation", "max_pixels")}
-    of_map = {name: value for name, value in OF_DATASETS.items() if name != "max_pixels"}
-    dataset = ShardMapDataset(packed)
-    order: dict[str, Any] = {**OF_ORDERS}
-    return [
-        (ShardDataset(packed, verify="off", **order, **OF_DATASETS), {"verify": "off", **order, **OF_DATASETS}),
-        (ShardMapDataset(packed, **of_map), of_map),
-        (ImageFolder(images, **of_folder), of_folder),
-        (EpochSampler(dataset, **order), order),
-    ]
-
 
 def test_fixed_settings_can_be_read_and_copied_and_not_set(packed: Path, images: Path) -> None:
-    for subject, settings in make_all(packed, images):
-        for other in (copy.copy(subject), pickle.loads(pickle.dumps(subject))):
+    order: dict[str, Any] = {"seed": 7, "shuffle": True, "window": 6, "strata": 2, "rank": 1, "world_size": 3}
+    of_folder: dict[str, Any] = {"decode": "pil", "orientation": "apply", "max_pixels": 5000}
+    of_map: dict[str, Any] = {"fields": ("image", "key"), "decode": "pil", "orientation": "apply", "trusted": True}
+    of_shards: dict[str, Any] = {"verify": "off", "max_pixels": 5000, **order, **of_map}
+    for subject, settings in (
+        (ShardDataset(packed, **of_shards), of_shards),
+        (ShardMapDataset(packed, **of_map), of_map),
+        (ImageFolder(images, **of_folder), of_folder),
+        (EpochSampler(ShardMapDataset(packed), **order), order),
+    ):
+        for other in (subject, copy.copy(subject), pickle.loads(pickle.dumps(subject))):
             assert {name: getattr(other, name) for name in settings} == settings
-        for name, value in settings.items():
-            assert getattr(subject, name) == value
+        for name, value in [*settings.items(), *([] if settings is order else [("target_transform", int)])]:
             assert_raises(AttributeError, r"no setter|can't set", setattr, subject, name, value)
-    datasets: list[Any] = [ShardDataset(packed), ShardMapDataset(packed), ImageFolder(images)]
-    for dataset in datasets:
-        with pytest.raises(AttributeError, match=r"no setter|can't set"):
-            dataset.target_transform = int
 
 
 @pytest.mark.parametrize("kind", [ShardDataset, ShardMapDataset, ImageFolder, EpochSampler, StreamDataset])
 def test_every_argument_is_documented_and_errors_name_the_class(kind: type) -> None:
-    described = inspect.getdoc(vars(kind)["__init__"]) or ""
+    described = re.sub(r"\n {8}", " ", inspect.getdoc(vars(kind)["__init__"]) or "")
     for name in inspect.signature(kind).parameters:
-        assert re.search(rf"^ {{4}}{name}: [A-Z`].+[.]$", re.sub(r"\n {8}", " ", described), re.MULTILINE), name
-    with pytest.raises(TypeError, match=rf"^{kind.__name__}\.__init__\(\) got an unexpected keyword argument 'color'"):
-        kind("source", color="blue")
+        assert re.search(rf"^ {{4}}{name}: [A-Z`].+[.]$", described, re.MULTILINE), name
+    message = rf"^{kind.__name__}\.__init__\(\) got an unexpected keyword argument 'color'"
+    assert_raises(TypeError, message, kind, "source", color="blue")
 
 
 @pytest.mark.parametrize("flag", ["False", "", 2, None, 0.0, [], np.array([True, False])], ids=repr)
 def test_a_flag_is_not_a_string(packed: Path, flag: Any) -> None:
-    dataset = ShardMapDataset(packed)
-    no_flag: Any = [] if flag is None else flag  # A loader accepts None.
-    makes: list[tuple[str, Callable[[], Any]]] = [
-        ("shuffle", lambda: ShardDataset(packed, shuffle=flag)),
-        ("shuffle", lambda: EpochSampler(dataset, shuffle=flag)),
-        ("shuffle", lambda: DataLoader(dataset, shuffle=no_flag)),
-        ("drop_last", lambda: DataLoader(dataset, drop_last=flag)),
-        ("trusted", lambda: ShardDataset(packed, trusted=flag)),
-    ]
-    for name, make in makes:
-        assert_raises(TypeError, f"{name} must be True or False, got", make)
-
-
-@pytest.mark.parametrize("flag", [True, 1, np.True_, torch.tensor(True)], ids=repr)
-def test_any_librarys_truth_value_becomes_a_bool(packed: Path, flag: Any) -> None:
-    assert ShardDataset(packed, shuffle=flag).shuffle is True
-    assert EpochSampler(range(3), shuffle=flag).state_dict()["order"]["shuffle"] is True
+    dataset: Any = ShardMapDataset(packed)
+    for name, make, source in (
+        ("shuffle", ShardDataset, packed),
+        ("trusted", ShardDataset, packed),
+        ("shuffle", EpochSampler, dataset),
+        ("drop_last", DataLoader, dataset),
+        ("shuffle", DataLoader, dataset),
+    ):
+        value = [] if make is DataLoader and flag is None else flag  # A loader accepts shuffle=None.
+        assert_raises(TypeError, f"{name} must be True or False, got", make, source, **{name: value})
+    for truth in (True, 1, np.True_, torch.tensor(True)):
+        assert ShardDataset(packed, shuffle=truth).shuffle is True  # type: ignore[arg-type]  # any library's value
+        assert EpochSampler(range(3), shuffle=truth).state_dict()["order"]["shuffle"] is True  # type: ignore[arg-type]
 
 
 NO_INTEGERS: list[Any] = [1.7, 1.0, "3", None, np.float64(2), torch.tensor(1.0), slice(1, 3), [1, 2], np.arange(2)]
@@ -101,20 +77,19 @@ NO_INTEGERS: list[Any] = [1.7, 1.0, "3", None, np.float64(2), torch.tensor(1.0),
 @pytest.mark.parametrize("index", NO_INTEGERS, ids=repr)
 def test_an_index_that_is_not_an_integer_is_refused(packed: Path, images: Path, index: Any) -> None:
     dataset = ShardMapDataset(packed, fields="key")
-    takes: list[Callable[[], Any]] = [
-        lambda: dataset[index],
-        lambda: dataset.__getitems__([0, index]),
-        lambda: ImageFolder(images)[index],
-        lambda: list(DataLoader(dataset, batch_size=2, sampler=[0, index])),
-        lambda: list(DataLoader(dataset, batch_sampler=[[0, index]])),
-        lambda: list(DataLoader(Subset(dataset, [0, index]), batch_size=2)),
-        lambda: list(DataLoader(Subset(Subset(dataset, [0, index]), [1]), batch_size=2)),
-        lambda: list(DataLoader(dataset, batch_size=2, sampler=[0, index], worker_init_fn=print)),
-        lambda: list(TorchLoader(dataset, batch_size=2, sampler=[0, index])),
-        lambda: EpochSampler(Subset(dataset, [0, index])),
-    ]
-    for take in takes:
-        assert_raises(TypeError, "index must be an integer, got", take)
+    for get, given in (
+        (dataset.__getitem__, index),
+        (dataset.__getitems__, [0, index]),
+        (ImageFolder(images).__getitem__, index),
+        (EpochSampler, Subset(dataset, [0, index])),
+        (list, DataLoader(dataset, batch_size=2, sampler=[0, index])),
+        (list, DataLoader(dataset, batch_sampler=[[0, index]])),
+        (list, DataLoader(Subset(dataset, [0, index]), batch_size=2)),
+        (list, DataLoader(Subset(Subset(dataset, [0, index]), [1]), batch_size=2)),
+        (list, DataLoader(dataset, batch_size=2, sampler=[0, index], worker_init_fn=print)),
+        (list, TorchLoader(dataset, batch_size=2, sampler=[0, index])),
+    ):
+        assert_raises(TypeError, "index must be an integer, got", get, given)
 
 
 def test_any_librarys_integers_and_arrays_of_any_width_are_indices(packed: Path) -> None:
@@ -137,8 +112,7 @@ def test_huge_integers_are_out_of_range_and_truth_values_are_not_indices(packed:
     for index in (2**63, 2**64 + 1, -(2**70)):
         assert_raises(IndexError, "is out of range for a dataset of 21 samples", dataset.__getitem__, index)
     for mask in ([True], [True, False], np.array([True, False]), torch.tensor([True, False])):
-        with pytest.raises(TypeError, match="an index must be an integer, got"):
-            list(DataLoader(dataset, batch_sampler=[mask]))
+        assert_raises(TypeError, "an index must be an integer, got", list, DataLoader(dataset, batch_sampler=[mask]))
 
 
 CLASSES = ["ant", "class-2", "class-1", "class-0"]
@@ -149,9 +123,7 @@ KINDS: dict[str, Any] = {"folder": ImageFolder, "shards": ShardDataset, "map": S
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("classes")
     write_images(root / "in", classes=3, per_class=4)
-    for path in (root / "in" / "class-1").iterdir():
-        path.unlink()
-    (root / "in" / "class-1").rmdir()
+    shutil.rmtree(root / "in" / "class-1")
     shardio.pack(root / "in", root / "out", max_shard_samples=3)
     return {"folder": root / "in", "shards": root / "out", "map": root / "out"}
 
@@ -176,6 +148,11 @@ def test_labels_alone_follow_the_list(sources: dict[str, Path], kind: str, optio
     assert (plain.classes, dataset.classes, dataset.digest) == (["class-0", "class-2"], CLASSES, plain.digest)
     number = {"0": "3", "1": "1"}  # Old labels → new labels.
     assert read(dataset, **options) == [(pixels, number[label]) for pixels, label in read(plain)]
+    if kind != "folder":  # The error of a stored label outside the classes names the sample.
+        decode = choose_decoder("cls", dataset.decoder)
+        assert decode is not None
+        for content in (b"2", b"-1"):
+            assert_raises(ValueError, "outside the dataset's 2 classes", decode, content)
 
 
 def test_a_shuffled_order_stays_and_so_do_the_fields_as_they_are_stored(sources: dict[str, Path]) -> None:
@@ -222,13 +199,6 @@ def test_a_dataset_without_class_names_cannot_follow_any(tmp_path: Path) -> None
     assert_raises(ValueError, r"out has no class names", ShardDataset, tmp_path / "out", classes=CLASSES)
 
 
-def test_the_error_of_a_stored_label_outside_the_classes_names_the_sample(sources: dict[str, Path]) -> None:
-    decode = choose_decoder("cls", ShardMapDataset(sources["map"], classes=CLASSES).decoder)
-    assert decode is not None
-    for content in (b"2", b"-1"):
-        assert_raises(ValueError, "outside the dataset's 2 classes", decode, content)
-
-
 def test_datasets_that_disagree_are_warned_of_where_they_meet(sources: dict[str, Path], images: Path) -> None:
     whole = ImageFolder(images, transform=Resize((8, 8)))
     part = ShardMapDataset(sources["map"], transform=Resize((8, 8)))
@@ -261,29 +231,15 @@ class Unnamed(Dataset[int]):
         return index
 
 
-def test_attributes_of_datasets_that_are_not_shardios_mean_nothing() -> None:
-    dataset = Unnamed()
-    assert list(shardio.DataLoader(dataset, sampler=shardio.EpochSampler(dataset, shuffle=False))) == [0, 1]
-
-
-def test_datasets_that_agree_are_not_warned_of(sources: dict[str, Path], images: Path) -> None:
-    whole = ImageFolder(images)
-    follows = ImageFolder(sources["folder"], classes=whole)
-    first_only = Subset(ImageFolder(images), [0])
-    unknown = [object(), MagicMock(), [1, 2], Subset([1], [0]), Unnamed()]  # type: ignore[arg-type]  # Subset accepts a list
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        warn_of_other_classes(whole, follows, first_only, *unknown)
-        shardio.DataLoader(ConcatDataset([whole, follows]))
-    assert caught == []
-
-
-def test_classes_are_counted_in_datasets_and_loaders(images: Path) -> None:
-    dataset = ImageFolder(images)
-    subset: Dataset[Any] = Subset(dataset, [0, 1])
-    for loaded in (dataset, subset, ConcatDataset([subset, dataset]), shardio.DataLoader(subset, 2)):
+def test_classes_are_counted_and_datasets_that_agree_are_not_warned_of(sources: dict[str, Path], images: Path) -> None:
+    whole, unnamed = ImageFolder(images), Unnamed()
+    follows, part = ImageFolder(sources["folder"], classes=whole), Subset(whole, [0])
+    unknown = [object(), MagicMock(), [1, 2], Subset([1], [0]), unnamed]  # type: ignore[arg-type]  # Subset accepts a list
+    warn_of_other_classes(whole, follows, part, *unknown)  # A warning would be an error in these tests.
+    for loaded in (whole, part, ConcatDataset([whole, follows]), shardio.DataLoader(ConcatDataset([part, whole]), 2)):
         assert count_classes(loaded) == 3
     assert count_classes([1, 2]) is None
+    assert list(shardio.DataLoader(unnamed, sampler=shardio.EpochSampler(unnamed, shuffle=False))) == [0, 1]
 
 
 class Marked(ShardMapDataset):
@@ -296,20 +252,12 @@ class MarkedInBatches(ShardMapDataset):
         return [key + "!" for key in super().__getitems__(indices)]
 
 
-class MarkedOneByOne(ShardMapDataset):
-    def __getitem__(self, index: int) -> Any:
-        return super().__getitem__(index) + "!"
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        return [self[index] for index in indices]
-
-
-class MarkedAbove(Marked):
+class MarkedInBoth(Marked):
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         return list(super().__getitems__(indices))
 
 
-@pytest.mark.parametrize("kind", [Marked, MarkedInBatches, MarkedOneByOne, MarkedAbove])
+@pytest.mark.parametrize("kind", [Marked, MarkedInBatches, MarkedInBoth])
 def test_an_overridden_method_makes_all_samples(packed: Path, kind: type[ShardMapDataset]) -> None:
     plain = ShardMapDataset(packed, fields="key")
     expected = [plain[number] + "!" for number in range(4)]
@@ -331,7 +279,7 @@ class Inverted(ImageFolder):
         return 255 - image, label
 
 
-def test_in_worker_processes_with_the_crops_of_the_order(images: Path) -> None:
+def test_in_worker_processes_with_the_crops_of_the_order(images: Path, tmp_path: Path) -> None:
     crops = []
     for kind in (ImageFolder, Inverted):
         dataset = kind(images, transform=RandomResizedCrop(16))
@@ -340,14 +288,9 @@ def test_in_worker_processes_with_the_crops_of_the_order(images: Path) -> None:
         assert loader.calls_dataset == (kind is Inverted)
         crops.append(cropped)
     assert torch.equal(crops[1], 255 - crops[0])
-
-
-def test_a_bad_sample_is_still_found_among_those_made_one_by_one(images: Path, tmp_path: Path) -> None:
-    root = shutil.copytree(images, tmp_path / "images")
-    dataset = Inverted(root)
+    dataset = Inverted(shutil.copytree(images, tmp_path / "images"))
     Path(dataset.samples[3][0]).unlink()
-    raised = assert_raises(SampleError, None, dataset.__getitems__, range(5))
-    assert raised.row == 3
+    assert assert_raises(SampleError, None, dataset.__getitems__, range(5)).row == 3
 
 
 class Darkened(RandomHorizontalFlip):
