@@ -6,6 +6,7 @@ import os
 import re
 import select
 import shlex
+import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,44 +42,34 @@ def stream(command: str, **options: Any) -> StreamDataset:
 
 
 def read_until_error(dataset: StreamDataset) -> tuple[list[str], ShardioError]:
-    """Return the samples that are delivered before an error, and the error."""
+    """Return the samples that are delivered before an error, and the error. The next call raises no StopIteration."""
     found, samples = list[str](), iter(dataset)
     caught = assert_raises(ShardioError, None, found.extend, samples)
-    with pytest.raises(
-        RuntimeError, match="ended before its last batch"
-    ):  # The next call does not raise StopIteration.
-        next(samples)
+    assert_raises(RuntimeError, "ended before its last batch", next, samples)
     return found, caught
 
 
-@pytest.mark.parametrize(
-    ("command", "kind", "message"),
-    [
-        (
-            "false",
-            StoreError,
-            r"from its beginning .*at attempt 3\): the command ended with exit status 1 and printed no err",
-        ),
-        ("cat {tar}; echo lost >&2; exit 3", StoreError, r"first 19 samples.* sample-18 .*status 3 and printed: lost"),
-        ("cat {tar} | (cat; kill -PIPE $$)", StoreError, r"ended by signal 13"),
-        ("cat {tar}; exit 141", StoreError, r"exit status 141"),
-        (
-            "no-such-program {tar}",
-            StoreError,
-            r"at attempt 1\): the command ended with exit status 127 and printed.*found",
-        ),
-        ("head -c 9000 {tar}", FormatError, r"first 4 samples.*\(near byte 9000, at attempt 3\): it is not a complete"),
-        ("head -c 8192 {tar}", FormatError, r"not a complete tar"),
-        ("head -c 9000 {tar}; exit 5", StoreError, r"exit status 5"),
-        (
-            "TOKEN=secret true --header secret {tar}",
-            FormatError,
-            r"pipe:true … a\.tar.* from its beginning.*empty file",
-        ),
-        ("cat {tar}; exec >&-; sleep 1000", StoreError, r"closed its output, but did not end within 0.3 s"),
-        ("head -c 9000 {tar}; sleep 1000", StoreError, r"no bytes arrived for 0.3 s"),
-    ],
-)
+CUT = "head -c 9000 {tar}"
+FAILURES = [
+    (
+        "false",
+        StoreError,
+        r"from its beginning .*at attempt 3\): the command ended with exit status 1 and printed no err",
+    ),
+    ("cat {tar}; echo lost >&2; exit 3", StoreError, r"first 19 samples.* sample-18 .*status 3 and printed: lost"),
+    ("cat {tar} | (cat; kill -PIPE $$)", StoreError, r"ended by signal 13"),
+    ("cat {tar}; exit 141", StoreError, r"exit status 141"),
+    ("no-program {tar}", StoreError, r"at attempt 1\): the command ended with exit status 127 and printed.*found"),
+    (CUT, FormatError, r"first 4 samples.*\(near byte 9000, at attempt 3\): it is not a complete"),
+    ("head -c 8192 {tar}", FormatError, r"not a complete tar"),
+    (f"{CUT}; exit 5", StoreError, r"exit status 5"),
+    ("TOKEN=secret true --header secret {tar}", FormatError, r"pipe:true … a\.tar.* from its beginning.*empty file"),
+    ("cat {tar}; exec >&-; sleep 1000", StoreError, r"closed its output, but did not end within 0.3 s"),
+    (f"{CUT}; sleep 1000", StoreError, r"no bytes arrived for 0.3 s"),
+]
+
+
+@pytest.mark.parametrize(("command", "kind", "message"), FAILURES, ids=range(len(FAILURES)))
 def test_a_failing_command_is_an_error(tar: Path, command: str, kind: type[Exception], message: str) -> None:
     source = command.replace("{tar}", shlex.quote(str(tar)))
     found, error = read_until_error(stream(source, timeout_s=0.3 if "sleep" in command else 300))
@@ -96,11 +87,7 @@ def fail_twice(tar: Path, counter: Path, *, first: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("first", "shuffle"),
-    [
-        *((first, False) for first in ("head -c 9000 {tar}", "cat {tar}; exit 1", "exit 1")),
-        ("head -c 9000 {tar}; exit 1", True),
-    ],
+    ("first", "shuffle"), [(CUT, False), ("cat {tar}; exit 1", False), ("exit 1", False), (f"{CUT}; exit 1", True)]
 )
 def test_a_third_attempt_that_works_delivers_each_sample_once(
     tar: Path, tmp_path: Path, first: str, shuffle: bool
@@ -192,8 +179,7 @@ def test_workers_that_stop_early_end_their_commands(tar: Path, living: tuple[str
     before, assert_all_ended = living
     commands = [f"pipe:{before} : {number}; cat {tar}; sleep 1000" for number in range(2)]
     dataset = StreamDataset(commands, fields="key", shuffle=True, buffer=2)
-    loader = DataLoader(dataset, batch_size=2, num_workers=2, worker_method=method)
-    batches = iter(loader)
+    batches = iter(DataLoader(dataset, batch_size=2, num_workers=2, worker_method=method))
     next(batches)
     del batches
     assert_all_ended()
@@ -220,21 +206,17 @@ def test_a_finished_epoch_leaves_nothing_open_and_a_command_has_no_input(tar: Pa
     before, assert_all_ended = living
     num_descriptors = count_open_files()
     dataset = stream(f"{before} cat; cat {tar}")
-    for _ in range(2):
-        assert list(dataset) == KEYS
+    assert list(dataset) == list(dataset) == KEYS
     assert_all_ended()
     assert count_open_files() == num_descriptors
 
 
-def test_a_web_server_is_read_by_curl(nginx_server: WebServer, tar: Path, packed: Path) -> None:
-    folder = nginx_server.files / uuid.uuid4().hex
-    folder.mkdir()
-    for path in packed.glob("*.tar"):
-        (folder / path.name).write_bytes(path.read_bytes())
+def test_a_web_server_is_read_by_curl(nginx_server: WebServer, packed: Path) -> None:
+    folder = Path(shutil.copytree(packed, nginx_server.files / uuid.uuid4().hex))
     url = f"{nginx_server.server.url}/{folder.name}"
     expected = list(by_key(*sorted(packed.glob("*.tar"))))
-    assert list(StreamDataset(f"{url}/shard-{{000000..000004}}.tar", fields="key")) == expected
-    assert list(StreamDataset(f"pipe:curl -sf {url}/shard-{{000000..000004}}.tar", fields="key")) == expected
+    for source in (f"{url}/shard-{{000000..000004}}.tar", f"pipe:curl -sf {url}/shard-{{000000..000004}}.tar"):
+        assert list(StreamDataset(source, fields="key")) == expected
     _, error = read_until_error(StreamDataset(f"{url}/none.tar?token=secret", fields="key", retries=1))
     assert re.search(r"none\.tar from its beginning .* the command ended with exit status 22", str(error))
     assert "secret" not in str(error)
