@@ -140,7 +140,9 @@ class MixedDataset(Ordered, Iterated):
             batches=check_choice("batches", options.batches, Batches),
             global_batch_size=check_optional_integer("global_batch_size", options.global_batch_size, at_least=1),
             source_field=check_flag("source_field", options.source_field),
-            stop=_check_stop(options.stop),
+            stop=check_choice("stop", options.stop, Stop)
+            if isinstance(options.stop, str)
+            else check_integer("stop", options.stop, at_least=1),
         )
         self.settings = OrderSettings(
             shuffle=check_flag("shuffle", options.shuffle),
@@ -155,7 +157,7 @@ class MixedDataset(Ordered, Iterated):
             dataset = source
             if isinstance(source, tuple):
                 dataset, weight = _split_pair(name, source)
-                given[name] = _check_weight(name, weight)
+                given[name] = _check_number(f"the weight of the source {name!r}", weight)
             sources.append(self._open_source(name, dataset))
         self._weights = self._find_weights(sources, given)
         self._joined: tuple[list[Any], MixedSamples] | None = None
@@ -223,7 +225,7 @@ class MixedDataset(Ordered, Iterated):
                     f"the mixture has no source {name!r}, only {', '.join(self.names)}: to add one, pass a pair of a "
                     "dataset and its weight"
                 )
-            numbers[name] = _check_weight(name, weight)
+            numbers[name] = _check_number(f"the weight of the source {name!r}", weight)
         # Nothing changes unless the order can be made.
         self._set_order([*self._sources, *added], [*self._changes, (step, numbers)])
         return self
@@ -388,10 +390,6 @@ def _split_pair(name: str, pair: tuple[Any, ...]) -> tuple[Any, Any]:
     return pair
 
 
-def _check_weight(source: str, weight: Any) -> float:
-    return _check_number(f"the weight of the source {source!r}", weight)
-
-
 def _check_number(name: str, value: Any) -> float:
     if isinstance(value, np.generic):
         value = value.item()
@@ -409,18 +407,8 @@ def _join_tables(datasets: Sequence[ShardMapDataset]) -> ShardTable | None:
     return join_tables([dataset.table for dataset in datasets])
 
 
-def _check_stop(stop: Stop | int) -> Stop | int:
-    return check_choice("stop", stop, Stop) if isinstance(stop, str) else check_integer("stop", stop, at_least=1)
-
-
 class MixedSamples(JoinedDataset):
     """The samples of the sources of a mixture, by the indices of :meth:`MixedOrder.samples_at`.
-
-    Args:
-        mix: The mixture.
-        order: The order of the mixture, which divides indices among the sources.
-        parts: The unwrapped datasets of the sources.
-        has_source: Whether samples have the number of their source.
 
     Attributes:
         obstacle: The reason why shardio's own code cannot read the samples, and the sources' own methods do; None if it

@@ -217,15 +217,7 @@ def warn_of_other_length(dataset: Any, split: Split) -> None:
 def own_chunks(
     order: Ordered, dataset: Transformed, cursor: Cursor, split: Split, num_left_out: int, chunk_size: int
 ) -> Generator[tuple[NDArray[np.int64], NDArray[np.bool_] | None]]:
-    """Yield this worker's samples in a rank's share of an epoch, some at a time, and read them ahead.
-
-    Args:
-        order: The order.
-        dataset: The dataset that reads the samples.
-        cursor: The start of the epoch.
-        split: The rank's share.
-        num_left_out: The number of this worker's samples to leave out.
-        chunk_size: The maximum number of samples to yield at a time.
+    """Yield this worker's samples in a rank's share of an epoch, up to ``chunk_size`` at a time, and read them ahead.
 
     Yields:
         The samples' indices, int64 [n], and their marks of the remainder policy, bool [n], or None.
@@ -253,14 +245,8 @@ def read_ahead(
 ) -> AbstractContextManager[Callable[[int], object]]:
     """Return a context in which a rank's samples are read ahead if they are remote.
 
-    The context's value is a function to call with the number of samples that the rank is about to read.
-
-    Args:
-        order: The order.
-        dataset: The dataset.
-        cursor: The start of the epoch.
-        split: The rank's share.
-        inner_indices: Maps the order's indices to those of samples in the dataset; None if they are the same.
+    The context's value is a function to call with the number of samples that the rank is about to read. If the order's
+    indices are not those of samples in the dataset, ``inner_indices`` maps them.
     """
     if (samples := dataset.remote_samples()) is None:
         return read_nothing_ahead()

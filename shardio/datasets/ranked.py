@@ -329,13 +329,7 @@ class Ordered(Ranked):
     def steps(
         self, cursor: Cursor, split: Split, steps: range | None = None
     ) -> Iterator[tuple[list[NDArray[np.int64]], NDArray[np.int64]]]:
-        """Yield several batches at a time: the positions of each batch, and the concatenated indices of all batches.
-
-        Args:
-            cursor: The start of the epoch.
-            split: This rank's share, from the cursor to the end.
-            steps: The steps to yield; by default, all.
-        """
+        """Yield several batches at a time: the positions of each batch, and the concatenated indices of all batches."""
         return iterate_steps(self.find_order(cursor.epoch), split, range(split.num_batches) if steps is None else steps)
 
     def find_windows(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -389,11 +383,6 @@ class SampleIterator(TolerantIterator[Value]):
     StatefulDataLoader saves the state of each worker's iterator after every batch and sends it with the batch. So a
     state counts the samples that were received, not those that were prefetched. Only the same rank and worker can load
     the state.
-
-    Args:
-        order: The order, which defines the share.
-        cursor: The place in the epoch where the share begins.
-        start: A function that iterates over the share.
     """
 
     _num_to_drop: int
@@ -443,14 +432,8 @@ class SampleIterator(TolerantIterator[Value]):
 
     def _share(self) -> dict[str, Any]:
         split, worker = self._split, find_worker()
-        return {
-            "rank": split.rank,
-            "world_size": split.world_size,
-            "batch_size": split.batch_size,
-            "remainder": split.remainder,
-            "worker_id": worker.worker_id,
-            "num_workers": worker.num_workers,
-        }
+        share = {name: getattr(split, name) for name in ("rank", "world_size", "batch_size", "remainder")}
+        return {**share, "worker_id": worker.worker_id, "num_workers": worker.num_workers}
 
 
 def find_callers() -> Iterator[Any]:

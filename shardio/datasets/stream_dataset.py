@@ -206,12 +206,7 @@ class StreamPosition:
 
 
 class StreamIterator(TolerantIterator[Any]):
-    """An iterator that yields the samples of a worker's streams.
-
-    Args:
-        dataset: The dataset.
-        epoch: The epoch.
-    """
+    """An iterator that yields the samples of a worker's streams in an epoch."""
 
     _position: StreamPosition
     _values: Generator[tuple[Any, StreamPosition], None, None]
@@ -286,6 +281,7 @@ class _Share:
     def identity(self) -> dict[str, dict[str, Any]]:
         """Return the values that a state must have in common with this share."""
         dataset, order = self._dataset, self._order
+        buffer = dataset.buffer if order.shuffle else None
         return {
             "dataset": {"digest": dataset.digest, "streams": order.num_shards},
             "order": {
@@ -293,12 +289,7 @@ class _Share:
                 "shuffle": order.shuffle,
                 "buffer": dataset.buffer if order.shuffle else None,
             },
-            "share": {
-                "rank": order.rank,
-                "world_size": order.world_size,
-                "worker_id": order.worker_id,
-                "num_workers": order.num_workers,
-            },
+            "share": {name: getattr(order, name) for name in ("rank", "world_size", "worker_id", "num_workers")},
         }
 
     def values(self, start: StreamPosition) -> Generator[tuple[Any, StreamPosition], None, None]:

@@ -146,10 +146,7 @@ def _take(subset_indices: Any, indices: NDArray[Any]) -> NDArray[Any]:
 class JoinedDataset(MapDataset):
     """The base class of datasets that consist of several datasets.
 
-    Args:
-        parts: The unwrapped datasets.
-        decoder: The decoder of all samples, if shardio's own code can read them.
-        reader: The reader of all samples, if shardio's own code can read them.
+    The decoder and the reader of all samples are used only if shardio's own code can read them.
     """
 
     def __init__(self, parts: Sequence[Unwrapped], decoder: FieldDecoder, reader: Reader) -> None:
@@ -206,10 +203,6 @@ class Concatenated(JoinedDataset):
 
     Random transforms depend on a sample's index in the ConcatDataset, so a dataset that is concatenated with itself
     looks different each time.
-
-    Args:
-        concat: The ConcatDataset.
-        parts: The unwrapped datasets of ``concat``, for which :func:`why_not_concatenated` returns None.
     """
 
     def __init__(self, concat: ConcatDataset[Any], parts: Sequence[Unwrapped]) -> None:

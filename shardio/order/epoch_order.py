@@ -355,13 +355,7 @@ class StreamOrder:
         return shards[self.rank :: self.world_size][self.worker_id :: self.num_workers]
 
     def order_window(self, epoch: int, window: int, num_samples: int) -> NDArray[np.int64]:
-        """Return the order of the samples that are shuffled together, int64 [n].
-
-        Args:
-            epoch: The epoch.
-            window: The window's number in the worker's epoch.
-            num_samples: The number of samples in the window.
-        """
+        """Return the order of the samples of a window of the worker's epoch, which are shuffled together, int64 [n]."""
         rows = np.arange(num_samples, dtype=np.int64)
         if not self.shuffle:
             return rows

@@ -88,11 +88,6 @@ def _round_counts(position: int, weights: Sequence[int], total: int) -> list[int
     fit before the position: of any number of sources whose windows began last, at most ceil(sum of f) are rounded up.
     Both conditions can be satisfied at once, because two nested families of sets form a totally unimodular matrix. The
     greedy choice satisfies the first condition as late as possible with the sources whose windows began first.
-
-    Args:
-        position: The position.
-        weights: The sources' weights, as integers.
-        total: The sum of the weights.
     """
     shares = [divmod(position * weight, total) for weight in weights]
     counts = [count for count, _ in shares]

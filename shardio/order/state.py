@@ -127,14 +127,7 @@ class EpochCounter:
 
 
 def dump_state(cursor: Cursor, settings: OrderSettings, digest: str, num_samples: int) -> dict[str, Any]:
-    """Return the state of a run that has reached ``cursor``.
-
-    Args:
-        cursor: The cursor.
-        settings: The order's settings.
-        digest: The dataset's digest.
-        num_samples: The dataset's number of samples.
-    """
+    """Return the state of a run that has reached ``cursor``, given the dataset's digest and number of samples."""
     return {
         "version": STATE_VERSION,
         "epoch": cursor.epoch,

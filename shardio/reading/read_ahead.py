@@ -96,12 +96,7 @@ class FileReader:
     def read(
         self, samples: Sequence[LabeledFile], fields: Sequence[str], deferred: Container[str] = ()
     ) -> StoredSamples:
-        """Read some files.
-
-        Args:
-            samples: n files.
-            fields: Ignored, because every sample has an image and a label.
-            deferred: Ignored, because files are read whole.
+        """Read some files. Each sample has an image and a label, and is read whole, whatever the other arguments are.
 
         Raises:
             SampleError: If a file cannot be read.
@@ -179,11 +174,7 @@ def _write_label(path: str, label: int) -> bytes:
 
 
 class JoinedReader:
-    """A reader of samples from several readers.
-
-    Args:
-        readers: The readers.
-    """
+    """A reader of samples from several readers."""
 
     def __init__(self, readers: Sequence[Reader]) -> None:
         self._readers = readers
@@ -191,23 +182,17 @@ class JoinedReader:
     def read(
         self, samples: Sequence[LocatedSample], fields: Sequence[str], deferred: Container[str] = ()
     ) -> StoredSamples:
-        """Read fields of samples.
-
-        Args:
-            samples: n samples of any of the readers.
-            fields: The names of the fields to read. The result omits fields that a sample lacks.
-            deferred: The fields for which the result may have a FileRange instead of the content.
-
-        Raises:
-            SampleError: If a sample cannot be read.
-        """
+        """Read fields of samples: see :meth:`SampleReader.read`."""
         columns: dict[str, list[Any]] = {}
         found: list[tuple[list[int], StoredSamples]] = []
         parts = np.array([part for part, _ in samples], np.int64)
         for part in np.unique(parts).tolist():
             rows = np.flatnonzero(parts == part).tolist()
             try:
-                stored = self._readers[part].read(self._take(part, [samples[row][1] for row in rows]), fields, deferred)
+                inner: Any = [samples[row][1] for row in rows]
+                if isinstance(self._readers[part], SampleReader):  # It accepts an array, and any other reader a list.
+                    inner = np.array(inner, np.int64)
+                stored = self._readers[part].read(inner, fields, deferred)
             except SampleError as error:
                 raise error.at_row(rows[error.row]) from error
             found.append((rows, stored))
@@ -230,10 +215,6 @@ class JoinedReader:
         for reader in self._readers:
             reader.close()
 
-    def _take(self, part: int, samples: list[Any]) -> Any:
-        # A SampleReader accepts an array of indices, and any other reader a list.
-        return np.array(samples, np.int64) if isinstance(self._readers[part], SampleReader) else samples
-
 
 SOURCE_FIELD = "source.cls"
 """The field of a mixture's samples that holds the number of their source, as digits."""
@@ -254,8 +235,10 @@ class SourceReader:
         """Read fields of samples: see :class:`SampleReader` and :class:`JoinedReader`."""
         stored = self._reader.read(samples, [field for field in fields if field != SOURCE_FIELD], deferred)
         if SOURCE_FIELD in fields:
-            is_joined = isinstance(self._reader, JoinedReader)
-            sources = [part for part, _ in samples] if is_joined else self._find_sources(samples)
+            if isinstance(self._reader, JoinedReader):
+                sources = [part for part, _ in samples]
+            else:
+                sources = (np.searchsorted(self._starts, samples, side="right") - 1).tolist()
             stored.columns = {**stored.columns, SOURCE_FIELD: [b"%d" % source for source in sources]}
         return stored
 
@@ -266,10 +249,6 @@ class SourceReader:
     def close(self) -> None:
         """Close all files until the next read."""
         self._reader.close()
-
-    def _find_sources(self, indices: Ints) -> list[int]:
-        sources: list[int] = (np.searchsorted(self._starts, indices, side="right") - 1).tolist()
-        return sources
 
 
 def _list_keys(found: Sequence[tuple[list[int], StoredSamples]], num_samples: int) -> list[str]:
@@ -427,13 +406,7 @@ def find_remote_shards(table: ShardTable, fields: Sequence[str]) -> RemoteShards
 
 
 class RemoteShards:
-    """The samples of remote shards: see :class:`RemoteSamples`.
-
-    Args:
-        table: The dataset's shards.
-        fields: The names of the fields that are read.
-        cache_bytes: The size of the cache in bytes.
-    """
+    """The samples of remote shards: see :class:`RemoteSamples`. ``cache_bytes`` is the size of the cache."""
 
     def __init__(self, table: ShardTable, fields: Sequence[str], cache_bytes: int) -> None:
         self._reader, self._fields = SampleReader(table, "off"), tuple(fields)

@@ -188,26 +188,19 @@ class IndexFile:
             + [(keys + int(mean * first), keys + int(mean * stop)) for first, stop in bounds]
         )
 
-    def read_key_bounds(self, remedy: str) -> Ints:
-        """Return the offsets in the keys' bytes at which keys start and stop, int64 [num_samples + 1]."""
+    def read_all_keys(self, remedy: str = _REBUILD) -> KeyColumn:
         bounds = np.zeros(self.header.num_samples + 1, np.int64)
         bounds[1:] = self.read_integers("key_stop", 0, self.header.num_samples)
         if (bounds[1:] < bounds[:-1]).any() or bounds[-1] != self.num_key_bytes:
             raise self._damaged_keys(remedy)
-        return bounds
-
-    def read_keys(self, start: int, stop: int) -> bytes:
-        return self._read(self._begins["key_bytes"] + start, self._begins["key_bytes"] + stop)
+        begin = self._begins["key_bytes"]
+        return KeyColumn(bounds=bounds, content=self._read(begin, begin + self.num_key_bytes))
 
     def read_all_entries(self) -> Ints:
         """Return the offset, the size and the hash of all fields of all samples, int64 [3, F, n]."""
         shape = len(self.header.fields), self.header.num_samples
         columns = [self.read_integers(name, 0, shape[0] * shape[1]) for name in ("offset", "size", "hash")]
         return np.stack(columns).reshape(3, *shape)
-
-    def read_all_keys(self, remedy: str = _REBUILD) -> KeyColumn:
-        bounds = self.read_key_bounds(remedy)
-        return KeyColumn(bounds=bounds, content=self.read_keys(0, self.num_key_bytes))
 
     def check_size(self) -> None:
         header = self.header

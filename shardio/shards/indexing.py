@@ -30,7 +30,7 @@ from shardio.shards.index import (
     read_columns,
     read_header,
 )
-from shardio.shards.manifest import Manifest, ShardEntry, ShardTable, make_entry
+from shardio.shards.manifest import Manifest, ShardTable, make_entry
 from shardio.shards.shard import GZIP, DecompressedFile, cached_index_location, is_compressed, was_packed, write_index
 from shardio.shards.tar import (
     BLOCK,
@@ -185,12 +185,7 @@ def _is_current(index: Location, tar: Location) -> bool:
 
 
 def has_split_samples(index: Location, header: IndexHeader) -> bool:
-    """Return whether an index from an early version of shardio lists the parts of scattered samples as samples.
-
-    Args:
-        index: The location of the index.
-        header: The index's metadata.
-    """
+    """Return whether an index from an early version of shardio lists the parts of scattered samples as samples."""
     if header.format != INDEX_FORMAT or header.version is None:  # Packed tars have no scattered samples.
         return False
     columns = read_columns(index)
@@ -220,8 +215,8 @@ def open_compressed(tar: Location) -> ShardTable:
     if index is None:
         raise FormatError(f"{tar} has no current index: create one with shardio index {tar}")
     header = read_header(index)
-    entry = ShardEntry(name=tar.name, num_bytes=header.num_bytes, num_samples=header.num_samples, digest=header.digest)
-    return ShardTable(manifest=Manifest(shards=(entry,), fields=header.fields), tars=(tar,), indexes=(index,))
+    manifest = Manifest(shards=(make_entry(tar.name, header),), fields=header.fields)
+    return ShardTable(manifest=manifest, tars=(tar,), indexes=(index,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

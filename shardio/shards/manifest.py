@@ -29,13 +29,10 @@ if TYPE_CHECKING:
 
 MANIFEST_FORMAT = 1
 
-
 MANIFEST_NAME = "shardio.json"
-
 
 UNFINISHED_NAME = f".shardio-pack{PARTIAL_SUFFIX}"
 """The name of the file in an unfinished pack's directory that holds the digest of the plan."""
-
 
 NUM_EXAMINED = 8
 """The number of shards whose labels are compared to find out whether a dataset is sorted by class."""
@@ -51,10 +48,8 @@ _SPLITS = frozenset(
 )
 """The usual names of splits, in lower case."""
 
-
 _WITH_SPLITS = {"set", "data", "image", "images", "img", "split", "a", "b"}
 """Words that may accompany one of ``_SPLITS`` in the name of a split."""
-
 
 _SPLIT = re.compile(rf"(?<![a-z])({'|'.join(sorted(_SPLITS))})(?![a-z])", re.IGNORECASE)
 

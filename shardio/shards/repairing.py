@@ -299,9 +299,7 @@ class _Repair:
                 version = None if columns is None or columns.header.version is None else file.version
                 samples, digest = contents.samples, contents.digest
                 self._write(index, lambda where: write_index(where, file, samples, digest, version), "the index")
-                entry = ShardEntry(
-                    name=tar.name, num_bytes=file.size, num_samples=len(contents.samples), digest=contents.digest
-                )
+                entry = ShardEntry(name=tar.name, num_bytes=file.size, num_samples=len(samples), digest=digest)
         except FileNotFoundError:
             self._add_problem("missing", tar, "the tar does not exist: download it, or pack the dataset again")
             return old, known_fields

@@ -68,10 +68,8 @@ def find_indexed(folder: Location) -> list[Location]:
 DatasetSource = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """A directory, a manifest, a tar, a pattern of tars, or a list of tars and patterns."""
 
-
 MAX_BYTES = 2**63 - 1
 """The maximum size of a dataset in bytes, because bytes and samples are counted in int64."""
-
 
 MIN_LISTED = 100
 """The number of newly opened tars of a folder from which a list of the folder's tars is written."""

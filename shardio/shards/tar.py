@@ -46,7 +46,6 @@ MAX_MEMBER = 2**31
 TOO_LARGE = f"more than {MAX_MEMBER}, the largest size of a field: split it, or keep it outside the tars"
 """The end of an error message about a member that is too large."""
 
-
 LABEL_FIELD = "cls"
 """The field that holds a sample's label, in ASCII digits."""
 

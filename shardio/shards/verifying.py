@@ -41,20 +41,16 @@ from shardio.values import count
 ContentCheck = Callable[[str, bytes], str | None]
 """A function that takes a field's name and content, and returns a description of the problem, if any."""
 
-
 MEMBERS_AT_ONCE = 512
 """The approximate number of headers to compare at once. With fewer headers, the overhead of numpy's calls is larger.
 More headers would not stay in the processor's cache."""
 
-
 MAX_WORKERS = 4
 """The maximum number of threads that read shards, unless the caller chooses a number."""
-
 
 MAX_DUPLICATES = 100_000
 """The maximum number of samples whose keys are compared because their hashes are equal. This limit bounds
 memory."""
-
 
 _EMPTY = np.zeros(0, np.uint64)
 
@@ -163,40 +159,43 @@ def _name_tars(tars: list[Location]) -> tuple[list[NamedShard], list[Problem]]:
 
 
 def _find_in_folder(folder: Location, manifest: Location) -> tuple[list[NamedShard], list[Problem]]:
-    names = [name for name in folder.list() if not name.endswith("/")]
-    problems = list[Problem]()
+    names, problems = [name for name in folder.list() if not name.endswith("/")], list[Problem]()
+
+    def add(kind: ProblemKind, where: Location, message: str) -> None:
+        problems.append(Problem(kind=kind, where=str(where), message=message))
+
     if (folder / UNFINISHED_NAME).exists():
-        message = "the pack into this directory is unfinished: rerun the same pack command to resume it"
-        problems.append(Problem(kind="unfinished", where=str(folder), message=message))
+        add(
+            "unfinished", folder, "the pack into this directory is unfinished: rerun the same pack command to resume it"
+        )
     try:
         tars = [tar for tar in find_tars(folder) if not is_added_by_macos(tar.name)]
     except FormatError as error:
-        problems.append(Problem(kind="unlisted", where=str(folder), message=str(error)))
+        add("unlisted", folder, str(error))
         tars = [folder / name for name in names if name.lower().endswith(".tar") and not name.startswith(".")]
     entries, fields, unlisted = dict[str, ShardEntry](), tuple[str, ...](), tars
     if manifest.exists():
         try:
             found = read_manifest(manifest)
         except FormatError as error:
-            message = str(error).replace(str(manifest), "it", 1).removeprefix("the manifest ")
-            problems.append(Problem(kind="manifest", where=str(manifest), message=message))
+            add("manifest", manifest, str(error).replace(str(manifest), "it", 1).removeprefix("the manifest "))
         else:
             counts = Counter(entry.name for entry in found.shards)
-            twice = [f"it lists {name} {num_times} times" for name, num_times in counts.items() if num_times > 1]
-            problems += [Problem(kind="manifest", where=str(manifest), message=message) for message in twice]
-            message = f"the tar is not in {manifest.name}, so shardio does not read it"
-            others = [str(tar) for tar in tars if tar.name not in counts]
-            problems += [Problem(kind="unlisted", where=where, message=message) for where in others]
+            for name, num_times in counts.items():
+                if num_times > 1:
+                    add("manifest", manifest, f"it lists {name} {num_times} times")
+            for tar in tars:
+                if tar.name not in counts:
+                    add("unlisted", tar, f"the tar is not in {manifest.name}, so shardio does not read it")
             entries, fields, unlisted = {entry.name: entry for entry in found.shards}, found.fields, []
     elif any(map(_was_packed, tars)):
         message = "the manifest does not exist, but shardio packed the tars: rebuild it with shardio repair"
-        problems.append(Problem(kind="manifest", where=str(manifest), message=message))
+        add("manifest", manifest, message)
     shards = [_name_shard(folder / entry.name, manifest, entry, fields) for entry in entries.values()]
     shards += [_name_shard(tar) for tar in unlisted]
     for tar in find_indexed(folder):
         if tar not in tars and tar.name not in entries:
-            message = f"the index {tar.name}{INDEX_SUFFIX} exists, but the tar does not"
-            problems.append(Problem(kind="missing", where=str(tar), message=message))
+            add("missing", tar, f"the index {tar.name}{INDEX_SUFFIX} exists, but the tar does not")
     if not shards and not problems:
         raise FileNotFoundError(f"the directory {folder} holds neither {MANIFEST_NAME} nor any *.tar")
     return shards, problems
@@ -225,24 +224,18 @@ def _find_entry_problems(
     manifest: Location, entry: ShardEntry, fields: tuple[str, ...], index: Location, columns: IndexColumns
 ) -> list[Problem]:
     header = columns.header
-    pairs = {
-        "bytes": (entry.num_bytes, header.num_bytes),
-        "samples": (entry.num_samples, header.num_samples),
-        "digest": (entry.digest, header.digest),
-    }
-    found = [
-        Problem(
-            kind="manifest",
-            where=str(manifest),
-            message=f"{entry.name} has {name} {of_manifest}, but {index.name} says {of_index}",
+    messages = [
+        f"{entry.name} has {name} {of_manifest}, but {index.name} says {of_index}"
+        for name, of_manifest, of_index in (
+            ("bytes", entry.num_bytes, header.num_bytes),
+            ("samples", entry.num_samples, header.num_samples),
+            ("digest", entry.digest, header.digest),
         )
-        for name, (of_manifest, of_index) in pairs.items()
         if of_manifest != of_index
     ]
     if other := sorted(set(header.fields).difference(fields)):
-        message = f"it lacks the fields {', '.join(other)}, which {index.name} has"
-        found.append(Problem(kind="manifest", where=str(manifest), message=message))
-    return found
+        messages.append(f"it lacks the fields {', '.join(other)}, which {index.name} has")
+    return [Problem(kind="manifest", where=str(manifest), message=message) for message in messages]
 
 
 class ShardVerification:
@@ -467,12 +460,6 @@ def _take_blocks(piece: memoryview, offsets: Ints) -> NDArray[np.uint8]:
     return at_each_byte[offsets]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Verified:
-    problems: list[Problem]
-    key_hashes: NDArray[np.uint64]
-
-
 def find_problems(
     source: DatasetSource,
     access: RemoteAccess | None = None,
@@ -506,30 +493,28 @@ def find_problems(
     hashes = list[NDArray[np.uint64]]()
     with ThreadPoolExecutor(num_threads, thread_name_prefix="shardio-verify") as pool:
         try:
-            for shard, verified in zip(
-                shards, pool.map(partial(_verify, check_content=check_content), shards), strict=True
-            ):
-                yield from verified.problems
-                hashes.append(verified.key_hashes)
+            verified = pool.map(partial(_verify, check_content=check_content), shards)
+            for shard, (problems, key_hashes) in zip(shards, verified, strict=True):
+                yield from problems
+                hashes.append(key_hashes)
                 if progress is not None:
-                    progress.advance(1, shard.num_bytes, len(verified.key_hashes))
+                    progress.advance(1, shard.num_bytes, len(key_hashes))
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
     yield from _find_duplicates(shards, hashes)
 
 
-def _verify(shard: NamedShard, check_content: ContentCheck | None) -> _Verified:
+def _verify(shard: NamedShard, check_content: ContentCheck | None) -> tuple[list[Problem], NDArray[np.uint64]]:
     where = str(shard.tar)
     if shard.index is None:
         message = "it has no index, so it cannot be verified: create one with shardio index or shardio repair"
-        return _Verified(problems=[Problem(kind="missing", where=where, message=message)], key_hashes=_EMPTY)
+        return [Problem(kind="missing", where=where, message=message)], _EMPTY
     try:
         columns = read_columns(shard.index)
     except FormatError as error:
-        return _Verified(problems=[_as_problem("index", shard.index, error)], key_hashes=_EMPTY)
+        return [_as_problem("index", shard.index, error)], _EMPTY
     except OSError as error:
-        problem = Problem(kind="missing", where=str(shard.index), message=f"it cannot be read: {error}")
-        return _Verified(problems=[problem], key_hashes=_EMPTY)
+        return [Problem(kind="missing", where=str(shard.index), message=f"it cannot be read: {error}")], _EMPTY
     problems = list[Problem]()
     if shard.manifest is not None and shard.entry is not None:
         problems += _find_entry_problems(shard.manifest, shard.entry, shard.fields, shard.index, columns)
@@ -552,7 +537,7 @@ def _verify(shard: NamedShard, check_content: ContentCheck | None) -> _Verified:
     except (OSError, EOFError) as error:
         let_through(error)
         problems.append(Problem(kind="missing", where=where, message=f"it cannot be read: {error}"))
-    return _Verified(problems=problems, key_hashes=columns.keys.hash_all())
+    return problems, columns.keys.hash_all()
 
 
 def _as_problem(kind: ProblemKind, location: Location, error: FormatError) -> Problem:

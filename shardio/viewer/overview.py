@@ -327,18 +327,8 @@ def describe_imbalance(counts: Sequence[int]) -> str:
 
 def make_overview_page(overview: Overview) -> bytes:
     """Return an HTML page that shows the contents of a source."""
-    parts = [
-        _make_overview_tiles(overview),
-        element(
-            "div",
-            _show_classes(overview),
-            _show_file_sizes(overview),
-            _show_sizes(overview),
-            _show_facts(overview),
-            class_="flow",
-        ),
-        _show_thumbnails(overview),
-    ]
+    sections = [show(overview) for show in (_show_classes, _show_file_sizes, _show_sizes, _show_facts)]
+    parts = [_make_overview_tiles(overview), element("div", *sections, class_="flow"), _show_thumbnails(overview)]
     return make_page(f"shardio view {overview.name}", parts)
 
 
@@ -473,15 +463,12 @@ def scatter_plot(points: Sequence[tuple[tuple[int, int], int]]) -> Markup:
 def figure(thumbnail: Thumbnail, label: str | None, *lines: str) -> Markup:
     """Return a thumbnail, its label in bold, and further lines. A placeholder replaces an undecodable image."""
     if thumbnail.jpeg is None:
-        inner = element(
-            "p", element("span", "cannot be decoded", class_="warn"), Markup("<br>"), thumbnail.reason[:120]
-        )
+        warning = element("span", "cannot be decoded", class_="warn")
+        inner = element("p", warning, Markup("<br>"), thumbnail.reason[:120])
     else:
-        size = thumbnail.size or (0, 0)
-        text = f"image of sample {thumbnail.key}"
-        inner = Markup(
-            f'<img src="{thumbnail.url}" alt="{escape(text)}" title="{size[1]}×{size[0]} pixels" loading="lazy">'
-        )
+        height, width = thumbnail.size or (0, 0)
+        alt = escape(f"image of sample {thumbnail.key}")
+        inner = Markup(f'<img src="{thumbnail.url}" alt="{alt}" title="{width}×{height} pixels" loading="lazy">')
     bold = [] if label is None else [element("b", label)]
     caption = element("figcaption", *bold, *[element("span", line) for line in lines])
     return element("figure", element("div", inner, class_="frame"), caption, data_class=label or "")

@@ -44,7 +44,6 @@ MAX_LABELS = 100_000
 MAX_LABEL_LENGTH = 80
 """The maximum length of a label's name in characters. In other tools' tars, the field may hold anything."""
 
-
 OTHER_LABEL, UNREADABLE_LABEL = "other", "unreadable"
 """The names of rare labels and of unreadable ones."""
 
@@ -204,10 +203,6 @@ def holds_shards(folder: Location) -> bool:
 class FolderImages(ImageSource):
     """The images in a directory and in all folders below it. An image's class is its first folder below the directory.
 
-    Args:
-        name: The name that the user gave.
-        root: The directory.
-
     Raises:
         FileNotFoundError: If there are no images.
     """
@@ -291,11 +286,9 @@ def _suffix_of(path: str) -> str:
 
 
 class ShardImages(ImageSource):
-    """The images of a dataset in shards. The columns come from the indexes alone.
+    """The images of a dataset in shards, which :func:`shardio.shards.open_table` finds by their name.
 
-    Args:
-        name: A name that :func:`shardio.shards.open_table` accepts.
-        access: The access to remote shards.
+    The columns come from the indexes alone.
     """
 
     def __init__(self, name: str, access: RemoteAccess | None = None) -> None:
