@@ -284,11 +284,7 @@ class _Share:
         buffer = dataset.buffer if order.shuffle else None
         return {
             "dataset": {"digest": dataset.digest, "streams": order.num_shards},
-            "order": {
-                "seed": order.seed,
-                "shuffle": order.shuffle,
-                "buffer": dataset.buffer if order.shuffle else None,
-            },
+            "order": {"seed": order.seed, "shuffle": order.shuffle, "buffer": buffer},
             "share": {name: getattr(order, name) for name in ("rank", "world_size", "worker_id", "num_workers")},
         }
 
