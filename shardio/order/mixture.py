@@ -298,7 +298,7 @@ class MixedOrder:
         return np.concatenate(found)
 
     def dump(self, cursor: Cursor) -> dict[str, Any]:
-        """Return the state of a run that has reached ``cursor``: what determined the samples up to it."""
+        """Return the state of a run that has reached ``cursor``: the values that determined its samples."""
         now = self._start(cursor.epoch) + cursor.position
         # With "all-once", the first weights determine the others.
         phases = self.phases[:1] if self._restarts else self.phases

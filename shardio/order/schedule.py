@@ -15,7 +15,7 @@ whose windows lie between x and y fit if the block neither begins at x nor ends 
 is at most the sum of floor(y * w) - ceil(x * w). For intervals at the beginning or at the end of a block, the rounding
 ensures that they fit: see :func:`_round_counts`. And a block is so long that every source is picked in it.
 
-With a seed, neighboring positions of a block are then swapped at random as far as the windows allow, so that the
+With a seed, neighboring positions of a block are then swapped at random as far as the windows allow, so the
 sources do not alternate regularly.
 """
 

@@ -1,4 +1,4 @@
-"""Shards that are sorted by class, as people have them before they pack, are mixed more widely."""
+"""Shards that are sorted by class, as users often have them before packing, are mixed more widely."""
 
 from __future__ import annotations
 
