@@ -255,7 +255,7 @@ def test_labels_that_are_set_are_integers(images: Path) -> None:
     found = folder.samples
     folder.samples = [(path, np.int16(3 + label)) for path, label in found]
     assert folder[8][1] == folder.targets[8] == 4
-    loaders = [DataLoader(folder, batch_size=4), DataLoader(folder, batch_size=4, worker_init_fn=id)]
+    loaders = [DataLoader(folder, batch_size=4), DataLoader(folder, batch_size=4, worker_init_fn=lambda _: None)]
     message = r"the labels in ImageFolder.samples must be integers, got .* for /.*name-000\.jpg"
     for label in (0.5, 1.0, "1", None, [0, 1]):
         folder.samples = [(path, label) for path, _ in found]

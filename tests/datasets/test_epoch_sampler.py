@@ -107,7 +107,8 @@ class Named(Dataset[int]):
 
 def test_a_state_belongs_to_one_concatenation_of_datasets() -> None:
     one, other = Named("one", 20), Named("other", 20)
-    both, reversed_ = ConcatDataset([one, other]), ConcatDataset([other, one])
+    both: Dataset[Any] = ConcatDataset([one, other])
+    reversed_: Dataset[Any] = ConcatDataset([other, one])
     choices: list[Any] = [both, reversed_, ConcatDataset([one, one]), ConcatDataset([both])]
     choices += [ConcatDataset([Named("one", 19), Named("other", 21)])]
     choices += [Subset(reversed_, range(40)), Subset(both, range(40))]
