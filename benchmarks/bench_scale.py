@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,7 +38,7 @@ from shardio.storage import parse_location
 ROUNDS = 5
 
 
-def take_turns(candidates: dict[str, Callable[[], Any]], count: int, unit: str) -> None:
+def take_turns(candidates: Mapping[str, Callable[[], Any]], count: int, unit: str) -> None:
     """Print the CPU time of each candidate, in µs divided by ``count``, and the ratios to shardio's."""
     runs = {name: (lambda _, run=run: run()) for name, run in candidates.items()}
     times = alternate(runs, chunks=[count], rounds=ROUNDS)

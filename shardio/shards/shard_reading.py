@@ -95,8 +95,8 @@ class _Request:
         present, num_fields = self.starts >= 0, len(self.fields)
         if unseen is None and present.all():
             bounds = [num_fields * bound for bound in self.bounds]
-            pieces = self._read_ranges(self.starts.T.ravel(), ends.T.ravel(), bounds)
-            return [pieces[column::num_fields] for column in range(num_fields)]
+            contents = self._read_ranges(self.starts.T.ravel(), ends.T.ravel(), bounds)
+            return [contents[column::num_fields] for column in range(num_fields)]
         # Two ranges for each content, its header and itself, as they are stored: [n, F, 2]. Most headers precede a
         # small file, and are read with it.
         wanted = np.zeros((*present.T.shape, 2), np.bool_)
@@ -106,7 +106,8 @@ class _Request:
         starts = np.stack([self.starts - BLOCK, self.starts], axis=-1).transpose(1, 0, 2)[wanted]
         stops = np.stack([self.starts, ends], axis=-1).transpose(1, 0, 2)[wanted]
         num_before = np.append(0, wanted.sum(axis=(1, 2)).cumsum())
-        pieces = [*self._read_ranges(starts, stops, num_before[self.bounds].tolist()), None]
+        pieces: list[Any] = self._read_ranges(starts, stops, num_before[self.bounds].tolist())
+        pieces.append(None)  # A sample that lacks a field has the place -1.
         places = np.where(wanted, (wanted.cumsum() - 1).reshape(wanted.shape), -1)
         columns = [[pieces[place] for place in places[:, column, 1].tolist()] for column in range(num_fields)]
         if unseen is not None:

@@ -166,24 +166,17 @@ class Reads:
     """A spy that records the name of the file and the size of each read."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.reads, original = list[tuple[str, int]](), LocalFile._read_all
+        self.reads, original = list[tuple[str, int]](), LocalFile.read_apart
 
         def spy(file: LocalFile, starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
             self.reads.extend((file.location.name, stop - start) for start, stop in zip(starts, stops, strict=True))
             return original(file, starts, stops)
 
-        monkeypatch.setattr(LocalFile, "_read_all", spy)
+        monkeypatch.setattr(LocalFile, "read_apart", spy)
 
 
 def test_lookups_read_no_tar(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = list[tuple[str, int]]()
-    original = LocalFile.read_apart
-
-    def spy(self: LocalFile, starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
-        read.extend((self.location.name, stop - start) for start, stop in zip(starts, stops, strict=True))
-        return original(self, starts, stops)
-
-    monkeypatch.setattr(LocalFile, "read_apart", spy)
+    spy = Reads(monkeypatch)
     samples = shardio.open(packed)
     assert spy.reads == []
     assert "class-1/name-001" in samples
@@ -339,15 +332,7 @@ def test_comparing_costs_no_more_reads(tmp_path: Path, monkeypatch: pytest.Monke
     contents = {"cls": b"1", "json": b"1", "jpg": bytes(100_000)}
     members = [(f"{number}.{field}", content) for number in range(5) for field, content in contents.items()]
     write_tar(tmp_path / "a.tar", [member for row, member in enumerate(members) if row != lacks])
-    table = open_table(tmp_path)
-    num_reads = list[int]()
-    read = LocalFile.read_apart
-
-    def count_and_read(file: LocalFile, starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
-        num_reads[-1] += len(starts)
-        return read(file, starts, stops)
-
-    monkeypatch.setattr(LocalFile, "read_apart", count_and_read)
+    table, spy, num_reads = open_table(tmp_path), Reads(monkeypatch), list[int]()
     choices: list[Verify] = ["off", "first"]
     for verify in choices:
         spy.reads.clear()
@@ -379,35 +364,22 @@ def test_samples_are_unseen_until_they_are_seen(num_samples: int, data: st.DataO
     assert Unseen([seen], [np.arange(num_samples)]).mask is None
 
 
-COMPARED_BY_CHILD = """
-import os, sys
-import numpy as np
-from shardio.reading import SampleReader
-from shardio.shards import open_table, shard_reading
-
-table = open_table(sys.argv[1])
-reader = SampleReader(table)
-samples = np.arange(table.manifest.num_samples)
-reader.read(samples[:1], ("jpg", "cls"))
-compared = []
-def compare(request, pieces, headers, columns):
-    compared.extend(np.flatnonzero((headers >= 0).any(axis=1)))
-
-shard_reading._Request._compare = compare
-for fields in (("jpg", "cls"), ("cls",), ("jpg", "cls")):
-    if os.fork() == 0:
-        reader.read(samples[::2], fields)
-        os._exit(0)
-    os.wait()
-for fields in (("jpg", "cls"), ("jpg",)):
-    reader.read(samples, fields)
-    print(len(compared))
-"""
-
-
-def test_forked_processes_share_what_has_been_compared(packed: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", COMPARED_BY_CHILD, packed], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["10", "31"]  # Half of the 21 samples, and then all of them for other fields.
+def test_forked_processes_share_what_has_been_compared(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, samples, compared = SampleReader(open_table(packed)), np.arange(21), list[int]()
+    reader.read(samples[:1], ("jpg", "cls"))
+    monkeypatch.setattr(
+        "shardio.shards.shard_reading._Request._compare",
+        lambda request, pieces, headers, columns: compared.extend(np.flatnonzero((headers >= 0).any(axis=1))),
+    )
+    for fields in (("jpg", "cls"), ("cls",), ("jpg", "cls")):
+        if os.fork() == 0:
+            reader.read(samples[::2], fields)
+            os._exit(0)
+        os.wait()
+    reader.read(samples, ("jpg", "cls"))
+    assert len(compared) == 10  # The children compared the other 11 of 21 samples.
+    reader.read(samples, ("jpg",))  # These fields were never compared alone.
+    assert len(compared) == 31
 
 
 class DroppedAfterReading(SeenSamples):
