@@ -147,7 +147,7 @@ class BadSamples:
             raise error
         if num_tries == MAX_REPLACEMENTS:
             raise SampleError(
-                f"{error} (all {num_tries} attempts to replace the sample failed: check the files and the storage)",
+                f"{error} (all {num_tries} attempts to replace the sample failed: check the files and the storage)"
             ) from error
         entry = {"key": error.key, "where": error.where, "error": str(error), "sample": index, "epoch": epoch}
         if self.on_error == "skip":

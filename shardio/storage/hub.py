@@ -424,10 +424,4 @@ class HubResult:
 
 
 def _describe(path: str, file: HubFile) -> ObjectMeta:
-    return {
-        "path": path,
-        "last_modified": NO_TIME,
-        "size": file.size,
-        "e_tag": f'"{file.digest}"',
-        "version": None,
-    }
+    return {"path": path, "last_modified": NO_TIME, "size": file.size, "e_tag": f'"{file.digest}"', "version": None}

@@ -20,16 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.files import Descriptor, create_whole, find_target, read_range, write_whole
-from shardio.storage.store import (
-    FileStat,
-    Location,
-    ReplacedError,
-    RunLimits,
-    Store,
-    StoredFile,
-    ends_early,
-    read_runs,
-)
+from shardio.storage.store import FileStat, Location, ReplacedError, RunLimits, Store, StoredFile, ends_early, read_runs
 
 MAX_DESCRIPTORS = 128
 """The maximum number of descriptors to keep open."""

@@ -254,13 +254,7 @@ class Filler:
         self._map(attempts, fill, files, "urgent" if is_urgent else "small")
 
     def _fill_piece(
-        self,
-        copy: CachedCopy,
-        start: int,
-        stop: int,
-        fetch: Callable[[int, int], None],
-        *,
-        is_divisible: bool,
+        self, copy: CachedCopy, start: int, stop: int, fetch: Callable[[int, int], None], *, is_divisible: bool
     ) -> None:
         """Fetch the missing parts of a range that no other thread is fetching. Return when the range is present."""
         with self._lock:
