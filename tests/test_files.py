@@ -17,26 +17,8 @@ from tests.files import files_of_at_most, mode_of, read_files, suspended_holder,
 from tests.raising import assert_raises
 
 
-def test_a_file_does_not_appear_and_replaces_none_before_it_is_whole(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    for old, new in ((None, b"old and long"), (b"old and long", b"new")):
-        with write_whole(path) as file:
-            file.write(new)
-            file.flush()
-            assert (path.read_bytes() if path.exists() else None) == old
-            assert all(each.name.startswith(".") for each in tmp_path.iterdir() if each != path)
-        assert read_files(tmp_path) == {"file": new}
-
-
-@pytest.mark.parametrize("old", [{}, {"file": b"old"}])
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_a_failed_write_changes_nothing(tmp_path: Path, old: dict[str, bytes], error: type[BaseException]) -> None:
-    for name, content in old.items():
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(error), write_whole(tmp_path / "file") as file:  # noqa: PT012  # The write must fail midway.
-        file.write(b"new")
-        raise error
-    assert read_files(tmp_path) == old
+def test_a_missing_folder_is_not_created(tmp_path: Path) -> None:
+    assert_raises(FileNotFoundError, None, create_whole, tmp_path / "missing" / "a", b"")
 
 
 def test_a_full_disk_names_the_file_and_leaves_what_was_there(tmp_path: Path) -> None:
@@ -45,13 +27,6 @@ def test_a_full_disk_names_the_file_and_leaves_what_was_there(tmp_path: Path) ->
     with files_of_at_most(1000), named, write_whole(tmp_path / "file") as file:
         file.write(bytes(100_000))
     assert read_files(tmp_path) == {"file": b"old"}
-
-
-def test_two_writers_of_one_path_do_not_mix(tmp_path: Path) -> None:
-    with write_whole(tmp_path / "file") as first, write_whole(tmp_path / "file") as second:
-        first.write(b"first" * 1000)
-        second.write(b"second")
-    assert read_files(tmp_path) == {"file": b"first" * 1000}
 
 
 def test_a_file_is_synced_before_its_renaming_and_its_directory_after(
@@ -110,13 +85,6 @@ def test_only_unfinished_files_are_removed(tmp_path: Path) -> None:
         assert {path.name for path in tmp_path.iterdir()} == {*kept}
         for name in "a", "b":
             (tmp_path / names[name]).touch()  # The pending writes need their temporary files.
-
-
-def test_a_file_is_created_whole_and_only_if_there_is_none(tmp_path: Path) -> None:
-    assert create_whole(tmp_path / "a", b"first")
-    assert not create_whole(tmp_path / "a", b"second")
-    assert read_files(tmp_path) == {"a": b"first"}
-    assert_raises(FileNotFoundError, None, create_whole, tmp_path / "missing" / "a", b"")
 
 
 def test_a_suspended_holder_is_named_and_gone_around(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -22,7 +22,9 @@ forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not
 
 def run(script: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", script, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=PACKAGE.parent, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=PACKAGE.parent, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 REPORTING = """
@@ -71,8 +73,7 @@ sys.exit(start_process("shardio.process:count_processors", cwd="/").wait())
 
 
 def test_a_process_starts_where_the_working_directory_is_gone(tmp_path: Path) -> None:
-    done = run(f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r})\n{GONE}", tmp_path / "gone")
-    assert done.returncode == 0, done.stderr
+    run(f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r})\n{GONE}", tmp_path / "gone")
 
 
 FORK = """
@@ -191,7 +192,6 @@ thread.join()
 @forks
 def test_objects_are_called_at_forks_while_they_live() -> None:
     done = run(FORK)
-    assert done.returncode == 0, done.stderr
     before, child, parent = ["before c", "before a"], ["child a", "child c", "child again"], ["parent a", "parent c"]
     assert done.stdout.splitlines() == [*before, *child, *parent]
 
@@ -199,7 +199,6 @@ def test_objects_are_called_at_forks_while_they_live() -> None:
 @forks
 def test_an_error_of_one_object_is_reported_and_skips_no_other_object() -> None:
     done = run(FAILING)
-    assert done.returncode == 0
     assert sorted(done.stdout.split()[0]) == sorted(done.stdout.split()[1]) == sorted(3 * "abcd")
     assert done.stderr == 2 * 3 * "KeyboardInterrupt('c')ValueError('b')"
 
@@ -207,14 +206,12 @@ def test_an_error_of_one_object_is_reported_and_skips_no_other_object() -> None:
 @forks
 def test_ctrl_c_during_a_fork_leaves_a_lock_free() -> None:
     done = run(INTERRUPTED)
-    assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [*4 * ["free"], *2 * ["interrupted"]]
 
 
 @forks
 def test_ctrl_c_while_a_fork_waits_for_a_lock_does_not_take_it_from_its_owner() -> None:
     done = run(WAITING)
-    assert done.returncode == 0, done.stderr
     found = ["free in the child: True", "free in the parent: False KeyboardInterrupt RuntimeError"]
     assert done.stdout.splitlines() == [*found, "released by its owner"]
 

@@ -23,11 +23,13 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.connection import Connection as Control
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parents[2]
 END_TIMEOUT_S = 10.0
@@ -66,7 +68,7 @@ class Script:
         assert sum(self.faults.values()) <= 1 + 1e-9
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class LoggedRequest:
     method: str
     path: str
@@ -106,13 +108,13 @@ class FaultProxy:
                 start_new_session=True,  # Ctrl-C ends the tests, which then end the proxy.
             )
         self._control = Control(ours.detach())
-        self._control.send(self._script)
+        self.set(self._script)
         self.port = self._control.recv()
         return self
 
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(OSError):  # A fork may keep a copy of the socket open, so closing it is not enough.
-            self._control.send(("end", None))
+            self._control.send("end")
         self._control.close()
         try:
             self._process.wait(END_TIMEOUT_S)
@@ -120,124 +122,36 @@ class FaultProxy:
             self._process.kill()
             self._process.wait()
 
-    def _call(self, command: str, script: Script | None = None) -> Any:
-        self._control.send((command, script))
-        return self._control.recv()
+    def _call(self, command: Script | str) -> list[LoggedRequest]:
+        self._control.send(command)
+        return self._control.recv()  # type: ignore[no-any-return]  # It came through a socket.
 
     def set(self, script: Script) -> None:
-        self._call("set", script)
-
-    def counts(self) -> Counts:
-        return self._call("counts")  # type: ignore[no-any-return]  # it came through a socket
+        self._call(script)
 
     def requests(self) -> list[LoggedRequest]:
-        return self._call("requests")  # type: ignore[no-any-return]  # as above
+        return self._call("requests")
 
     def reset(self) -> None:
         self._call("reset")
 
+    def counts(self) -> Counts:
+        requests = self.requests()
+        faults = Counter(each.fault for each in requests if each.fault is not None)
+        return Counts(len(requests), sum(each.num_bytes for each in requests), faults)
 
-PIECE_BYTES = 256 << 10
+
+PIECE_BYTES = 64 << 10
 MAX_LATE_S = 0.01
-STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
-CLOSED_RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 
 ERRORS = {
-    "status_500": ("500 Internal Server Error", "InternalError"),
-    "status_503": ("503 Slow Down", "SlowDown"),
-    "status_429": ("429 Too Many Requests", "TooManyRequests"),
-    "expired_token": ("403 Forbidden", "ExpiredToken"),
-    "changed_object": ("412 Precondition Failed", "PreconditionFailed"),
-    "no_server": ("502 Bad Gateway", "BadGateway"),
+    "status_500": (500, "InternalError"),
+    "status_503": (503, "SlowDown"),
+    "status_429": (429, "TooManyRequests"),
+    "expired_token": (403, "ExpiredToken"),
+    "changed_object": (412, "PreconditionFailed"),
+    "no_server": (502, "BadGateway"),
 }
-
-Pieces = Iterator[tuple[bytes, bytes]]
-"""The pieces of a body, each as the bytes to pass on and the content in these bytes."""
-
-
-# The parts of HTTP/1.1 (RFC 9112) that a proxy needs: heads and the ends of bodies
-
-
-def _header(name: str) -> re.Pattern[bytes]:
-    return re.compile(rb"\r\n" + name.encode() + rb":[ \t]*([^\r\n]*?)[ \t]*(?=\r\n)", re.IGNORECASE)
-
-
-def find_header(head: bytes, name: str) -> str | None:
-    found = _header(name).search(head)
-    return found[1].decode("latin-1") if found else None
-
-
-def set_header(head: bytes, name: str, value: str | None) -> bytes:
-    rest = _header(name).sub(b"", head)
-    return rest if value is None else rest[:-2] + f"{name}: {value}\r\n\r\n".encode("latin-1")
-
-
-def find_length(head: bytes) -> int | None:
-    found = find_header(head, "content-length")
-    return None if found is None else int(found)
-
-
-def is_chunked(head: bytes) -> bool:
-    return "chunked" in (find_header(head, "transfer-encoding") or "").lower()
-
-
-def wants_close(head: bytes) -> bool:
-    return "close" in (find_header(head, "connection") or "").lower() or head.startswith(b"HTTP/1.0")
-
-
-class Stream:
-    def __init__(self, connection: socket.socket) -> None:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket, self._file = connection, connection.makefile("rb")
-        self.send = connection.sendall
-
-    def read_line(self) -> bytes:
-        line = self._file.readline()
-        if not line.endswith(b"\r\n"):
-            raise EOFError("the connection ended within a head or a line")
-        return line
-
-    def read_head(self) -> bytes:
-        if not self._file.peek(1):
-            return b""
-        head = b""
-        while not head.endswith(b"\r\n\r\n"):
-            head += self.read_line()
-        return head
-
-    def read_body(self, length: int | None, chunked: bool) -> Pieces:
-        if length is not None:
-            while length:
-                piece = self._file.read1(min(length, PIECE_BYTES))
-                if not piece:
-                    raise EOFError(f"the connection ended {length} bytes before the end of the body")
-                length -= len(piece)
-                yield piece, piece
-        elif chunked:
-            while num_bytes := int((line := self.read_line()).split(b";")[0], 16):
-                yield line, b""
-                yield from self.read_body(num_bytes, False)
-                yield self.read_line(), b""
-            yield line, b""
-            while line != b"\r\n":  # The trailer.
-                line = self.read_line()
-                yield line, b""
-        else:
-            while piece := self._file.read1(PIECE_BYTES):
-                yield piece, piece
-
-    def has_ended(self) -> bool:
-        return bool(select.select([self._socket], [], [], 0)[0])
-
-    def wait_until_closed(self) -> None:
-        while self._socket.recv(PIECE_BYTES):
-            pass
-
-    def close(self, *, by_reset: bool = False) -> None:
-        if by_reset:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self._file.close()
-        self._socket.close()
 
 
 class Turn:
@@ -257,6 +171,7 @@ class Turn:
         if rate is not None:
             self._free_at += num_bytes / rate
         sleep_until(self._free_at)
+        self.log.num_bytes += num_bytes
 
 
 def sleep_until(when: float) -> None:
@@ -264,167 +179,30 @@ def sleep_until(when: float) -> None:
         time.sleep(delay_s)
 
 
-class Connection:
-    def __init__(self, client: socket.socket, owner: Proxy) -> None:
-        self._client, self._owner = Stream(client), owner
-        self._server: Stream | None = None
+class Proxy(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 1024
 
-    def serve(self) -> None:
-        with contextlib.suppress(OSError, EOFError, ValueError):  # Closed files raise ValueError.
-            while head := self._client.read_head():
-                if not self._answer(head, self._owner.admit(head)) or wants_close(head):
-                    break
-        self._client.close()
-        self._leave_server()
+    def __init__(self, upstream: tuple[str, int]) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.upstream, self._lock = upstream, threading.Lock()
+        self.set_script(Script())
+        self.log = deque[LoggedRequest](maxlen=100_000)
 
-    def _answer(self, head: bytes, turn: Turn) -> bool:
-        if turn.fault in OWN_ANSWERS:
-            self._owner.note_fault(turn)
-            return self._answer_error(head, turn, turn.fault)
-        if turn.fault == "stall_before":
-            self._owner.note_fault(turn)
-            self._client.wait_until_closed()
-        if turn.fault in OTHER_RANGES and (response := self._ask_other(head, turn)):
-            self._owner.note_fault(turn)
-            return self._pass_on(response, turn, self._read_response(head, response))
-        try:
-            response = self._ask(head)
-        except ConnectionRefusedError:
-            return self._answer_error(head, turn, "no_server")
-        if turn.fault == "reset_before":
-            self._owner.note_fault(turn)
-            sleep_until(turn.ready_at)
-            self._client.close(by_reset=True)
-            return False
-        pass_on = self._spoil if turn.fault in IN_BODY else self._pass_on
-        return pass_on(response, turn, self._read_response(head, response))
+    def shutdown_request(self, request: object) -> None:
+        request.close()  # type: ignore[attr-defined]  # A socket. Shutting it down first would send an end, not a reset.
 
-    def _answer_error(self, head: bytes, turn: Turn, kind: str) -> bool:
-        """Read the whole request, and answer it with an error in S3's format."""
-        for _ in self._read_request(head):
-            pass
-        line, code = ERRORS[kind]
-        body = (
-            '<?xml version="1.0" encoding="UTF-8"?>\n'
-            f"<Error><Code>{code}</Code><Message>The fault proxy says so.</Message><RequestId>0</RequestId></Error>"
-        ).encode()
-        wait = "Retry-After: 1\r\n" if kind == "status_429" else ""
-        answer = f"HTTP/1.1 {line}\r\nContent-Type: application/xml\r\n{wait}Content-Length: {len(body)}\r\n\r\n"
-        turn.log.status = int(line[:3])
-        content = b"" if head.startswith(b"HEAD ") else body
-        self._owner.note_bytes(turn, len(content))
-        sleep_until(turn.ready_at)
-        self._client.send(answer.encode() + content)
-        return True
-
-    def _read_request(self, head: bytes) -> Iterator[bytes]:
-        if find_header(head, "expect"):
-            self._client.send(b"HTTP/1.1 100 Continue\r\n\r\n")
-        chunked = is_chunked(head)
-        for raw, _ in self._client.read_body(find_length(head) if chunked else find_length(head) or 0, chunked):
-            yield raw
-
-    def _ask(self, head: bytes) -> bytes:
-        if self._server is None or self._server.has_ended():
-            self._leave_server()
-            self._server = Stream(socket.create_connection(self._owner.server))
-        self._server.send(head)
-        if not head.startswith(b"GET "):
-            for raw in self._read_request(head):
-                self._server.send(raw)
-        status = 0
-        while status < 200:  # These are interim.
-            found = STATUS.match(answer := self._server.read_head())
-            if found is None:
-                raise EOFError("the server ended the connection without a response")
-            status = int(found[1])
-        return answer
-
-    def _ask_other(self, head: bytes, turn: Turn) -> bytes | None:
-        """Request a different range than the client did; return None if the server refuses.
-
-        The change invalidates the request's signature.
-        """
-        asked = CLOSED_RANGE.fullmatch(find_header(head, "range") or "")
-        if asked is None:
-            return None
-        start, last = int(asked[1]), int(asked[2])
-        other, length = int(turn.place * start) if start else 1, last + 1 - start
-        is_whole = turn.fault == "too_long"
-        changed = set_header(head, "Range", None if is_whole else f"bytes={other}-{other + length - 1}")
-        for request in (changed, set_header(changed, "Authorization", None)):
-            response = self._ask(request)
-            if response[9:12] == (b"200" if is_whole else b"206") and (is_whole or find_length(response) == length):
-                return response
-            self._leave_server()
-        return None
-
-    def _read_response(self, head: bytes, response: bytes) -> Pieces:
-        assert self._server is not None
-        has_body = not head.startswith(b"HEAD ") and response[9:12] not in (b"204", b"304")
-        length = find_length(response) if has_body else 0
-        return self._server.read_body(length, has_body and is_chunked(response))
-
-    def _pass_on(self, response: bytes, turn: Turn, pieces: Pieces) -> bool:
-        turn.log.status = int(response[9:12])
-        sleep_until(turn.ready_at)
-        self._client.send(response)
-        for raw, content in pieces:
-            turn.carry(len(content))
-            self._owner.note_bytes(turn, len(content))
-            self._client.send(raw)
-        if wants_close(response):
-            self._leave_server()
-        return not wants_close(response)
-
-    def _spoil(self, response: bytes, turn: Turn, pieces: Pieces) -> bool:
-        body, fault = b"".join(content for _, content in pieces), turn.fault
-        if find_length(response) is None:
-            response = set_header(set_header(response, "Transfer-Encoding", None), "Content-Length", str(len(body)))
-        if len(body) < 2:
-            return self._pass_on(response, turn, iter([(body, body)]))
-        self._owner.note_fault(turn)
-        end = 1 + int(turn.place * (len(body) - 1))
-        if fault == "corrupt":
-            body = body[: end - 1] + bytes([body[end - 1] ^ 1 << end % 8]) + body[end:]
-            return self._pass_on(response, turn, iter([(body, body)]))
-        body = body[:end]
-        if fault == "wrong_length":
-            response = set_header(response, "Content-Length", str(end))
-        may_continue = self._pass_on(response, turn, iter([(body, body)]))
-        if fault == "stall_in_body":
-            self._client.wait_until_closed()
-        elif fault == "reset_in_body":
-            self._client.close(by_reset=True)
-        return may_continue and fault == "wrong_length"
-
-    def _leave_server(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-
-
-class Proxy:
-    def __init__(self, server: tuple[str, int], script: Script) -> None:
-        self.server, self._lock = server, threading.Lock()
-        self.reset()
-        self.set_script(script)
-
-    def reset(self) -> None:
-        self._num_requests = self._num_bytes = 0
-        self._faults_seen = Counter[str]()
-        self._log = deque[LoggedRequest](maxlen=100_000)
+    def handle_error(self, request: object, client_address: object) -> None:
+        if not isinstance(sys.exc_info()[1], OSError | HTTPException):  # Either side may end a connection.
+            super().handle_error(request, client_address)  # type: ignore[arg-type]  # a socket
 
     def set_script(self, script: Script) -> None:
         self._script, self._random, self._num_chosen = script, random.Random(f"faults {script.seed}"), 0
 
-    def admit(self, head: bytes) -> Turn:
-        method, path, *_ = head[: head.index(b"\r\n")].decode("latin-1").split(" ")
+    def admit(self, log: LoggedRequest) -> Turn:
         with self._lock:
-            fault, place = self._choose_fault(method)
-            self._num_requests += 1
-            self._log.append(LoggedRequest(method=method, path=path, range=find_header(head, "range")))
-            return Turn(self._log[-1], self._script, fault, place)
+            self.log.append(log)
+            return Turn(log, self._script, *self._choose_fault(log.method))
 
     def _choose_fault(self, method: str) -> tuple[str | None, float]:
         script = self._script
@@ -440,39 +218,170 @@ class Proxy:
                 return kind, place
         return None, 0.0
 
-    def note_fault(self, turn: Turn) -> None:
-        assert turn.fault is not None
+    def obey(self, command: Script | str) -> list[LoggedRequest]:
         with self._lock:
-            turn.log.fault = turn.fault
-            self._faults_seen[turn.fault] += 1
-
-    def note_bytes(self, turn: Turn, num_bytes: int) -> None:
-        with self._lock:
-            turn.log.num_bytes += num_bytes
-            self._num_bytes += num_bytes
-
-    def accept(self, listener: socket.socket) -> None:
-        while True:
-            threading.Thread(target=Connection(listener.accept()[0], self).serve, daemon=True).start()
-
-    def obey(self, command: str, script: Script) -> object:
-        with self._lock:
-            if command == "set":
-                self.set_script(script)
+            if isinstance(command, Script):
+                self.set_script(command)
             elif command == "reset":
-                self.reset()
-            elif command == "counts":
-                return Counts(self._num_requests, self._num_bytes, dict(self._faults_seen))
-            return list(self._log) if command == "requests" else None
+                self.log.clear()
+            return list(self.log) if command == "requests" else []
 
 
-def main(control_fd: int, server: tuple[str, int]) -> None:
-    control = Control(control_fd)
-    proxy = Proxy(server, control.recv())
-    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
-    threading.Thread(target=proxy.accept, args=(listener,), daemon=True).start()
-    control.send(listener.getsockname()[1])
+class Handler(BaseHTTPRequestHandler):
+    """One connection of a client, with its own connection to the server."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: Proxy
+
+    def setup(self) -> None:
+        super().setup()
+        self._upstream = HTTPConnection(*self.server.upstream)
+
+    def finish(self) -> None:
+        self._upstream.close()
+        super().finish()
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self._turn = turn = self.server.admit(LoggedRequest(self.command, self.path, self.headers.get("Range")))
+        body, fault = self._read_body(), turn.fault
+        if fault in OWN_ANSWERS:
+            turn.log.fault = fault
+            self._answer_error(fault)
+        elif fault == "stall_before":
+            turn.log.fault = fault
+            self._wait_until_closed()
+        elif fault in OTHER_RANGES and (response := self._ask_other()):
+            turn.log.fault = fault
+            self._pass_on(response)
+        else:
+            try:
+                response = self._ask(self.headers.items(), body)
+            except ConnectionRefusedError:
+                return self._answer_error("no_server")
+            if fault == "reset_before":
+                turn.log.fault = fault
+                sleep_until(turn.ready_at)
+                self._reset()
+            elif fault in IN_BODY:
+                self._spoil(response, fault)
+            else:
+                self._pass_on(response)
+        return None
+
+    do_HEAD = do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815
+
+    def _read_body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") is None:
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = b""
+        while num_bytes := int(self.rfile.readline(), 16):
+            body += self.rfile.read(num_bytes)
+            self.rfile.readline()
+        self.rfile.readline()  # No client sends a trailer.
+        return body
+
+    def _answer_error(self, kind: str) -> None:
+        """Answer with an error in S3's format."""
+        status, code = ERRORS[kind]
+        body = (
+            '<?xml version="1.0" encoding="UTF-8"?>\n'
+            f"<Error><Code>{code}</Code><Message>The fault proxy says so.</Message><RequestId>0</RequestId></Error>"
+        ).encode()
+        headers = [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))]
+        headers += [("Retry-After", "1")] if kind == "status_429" else []
+        self._send(status, headers, [] if self.command == "HEAD" else [body])
+
+    def _ask(self, headers: Iterable[tuple[str, str]], body: bytes = b"") -> HTTPResponse:
+        if self._upstream.sock and select.select([self._upstream.sock], [], [], 0)[0]:
+            self._upstream.close()  # The server has ended the connection.
+        self._upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+        for name, value in headers:
+            is_chunked = name.lower() == "transfer-encoding"
+            self._upstream.putheader(*(("Content-Length", str(len(body))) if is_chunked else (name, value)))
+        self._upstream.endheaders(body)
+        return self._upstream.getresponse()
+
+    def _ask_other(self) -> HTTPResponse | None:
+        """Request a different range than the client did; return None if the server refuses.
+
+        The change invalidates the request's signature.
+        """
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if asked is None:
+            return None
+        start, last, is_whole = int(asked[1]), int(asked[2]), self._turn.fault == "too_long"
+        other, length = int(self._turn.place * start) if start else 1, last + 1 - start
+        changed = [(name, value) for name, value in self.headers.items() if name.lower() != "range"]
+        changed += [] if is_whole else [("Range", f"bytes={other}-{other + length - 1}")]
+        for headers in (changed, [each for each in changed if each[0].lower() != "authorization"]):
+            response = self._ask(headers)
+            if response.status == (200 if is_whole else 206) and (is_whole or response.length == length):
+                return response
+            self._upstream.close()
+        return None
+
+    def _pass_on(self, response: HTTPResponse) -> None:
+        if response.length is None:  # It has chunks, or ends with the connection.
+            body = response.read()
+            self._send(response.status, with_length(response, len(body)), [body])
+        else:
+            self._send(response.status, response.getheaders(), iter(partial(response.read, PIECE_BYTES), b""))
+
+    def _send(self, status: int, headers: Iterable[tuple[str, str]], pieces: Iterable[bytes]) -> None:
+        sleep_until(self._turn.ready_at)
+        self._turn.log.status = status
+        self.send_response_only(status)
+        for name, value in headers:
+            self.send_header(name, value)
+        self.end_headers()
+        for piece in pieces:
+            self._turn.carry(len(piece))
+            self.wfile.write(piece)
+
+    def _spoil(self, response: HTTPResponse, fault: str) -> None:
+        body = response.read()
+        if len(body) < 2:
+            self._send(response.status, response.getheaders(), [body])
+            return
+        self._turn.log.fault = fault
+        end = 1 + int(self._turn.place * (len(body) - 1))
+        spoiled = body[:end]
+        if fault == "corrupt":
+            spoiled = body[: end - 1] + bytes([body[end - 1] ^ 1 << end % 8]) + body[end:]
+        headers = with_length(response, end if fault == "wrong_length" else len(body))
+        self._send(response.status, headers, [spoiled])
+        self.close_connection |= fault not in ("corrupt", "wrong_length")
+        if fault == "stall_in_body":
+            self._wait_until_closed()
+        elif fault == "reset_in_body":
+            self._reset()
+
+    def _wait_until_closed(self) -> None:
+        self.close_connection = True
+        while self.connection.recv(PIECE_BYTES):
+            pass
+
+    def _reset(self) -> None:
+        self.close_connection = True
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def with_length(response: HTTPResponse, length: int) -> list[tuple[str, str]]:
+    others = ("content-length", "transfer-encoding")
+    headers = [(name, value) for name, value in response.getheaders() if name.lower() not in others]
+    return [*headers, ("Content-Length", str(length))]
+
+
+def main(control_fd: int, upstream: tuple[str, int]) -> None:
+    control, proxy = Control(control_fd), Proxy(upstream)
+    control.send(proxy.obey(control.recv()))
+    control.send(proxy.server_address[1])
+    threading.Thread(target=proxy.serve_forever, daemon=True).start()
     with contextlib.suppress(EOFError):
-        while (command := control.recv())[0] != "end":
-            control.send(proxy.obey(*command))
+        while (command := control.recv()) != "end":
+            control.send(proxy.obey(command))
     os._exit(0)  # Threads may wait forever.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import os
 import pickle
 import signal
@@ -13,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,12 @@ import pytest
 from shardio import DataLoader
 from shardio.loader import fork_server
 from shardio.loader.wire import make_pair
-from shardio.reading import SampleReader
-from tests.buffers import find_buffers, find_fork_servers
+from tests.buffers import find_buffers, find_fork_servers, list_processes
 from tests.faults.worker_processes import (
     DEADLINE_S,
     Batches,
     Data,
     batches_of,
-    find_marked,
     find_worker_processes,
     is_alive,
     make_loader,
@@ -38,6 +36,21 @@ from tests.faults.worker_processes import (
 )
 from tests.files import count_open_files
 from tests.processes import assert_passes_in_fresh_process, forkserver_context, run_python
+
+
+def marked(mark: Path) -> dict[str, str]:
+    """Return an environment that marks a process and all processes that inherit it."""
+    return {**os.environ, "SHARDIO_TEST_MARK": str(mark)}
+
+
+def find_marked(mark: Path) -> list[int]:
+    found = []
+    for process_id, _, _ in list_processes():
+        with suppress(OSError):
+            if f"SHARDIO_TEST_MARK={mark}".encode() in Path(f"/proc/{process_id}/environ").read_bytes():
+                found.append(process_id)
+    return found
+
 
 SCRIPT = """
 import ctypes, os, sys, time
@@ -58,9 +71,6 @@ never_advanced = iter(make())
 iterator = iter(loader)
 if not ending.endswith("early"):
     batch = next(iterator)
-if ending.startswith("exit"):
-    temporary = iter(make())
-    next(temporary)
 others = iter(DataLoader(range(1000), num_workers=2))  # They end within seconds.
 next(others)
 child = 0
@@ -71,45 +81,31 @@ if ending.startswith("fork"):
         ctypes.PyDLL(None).pause()
 Path(report + ".partial").write_text(" ".join(map(str, [os.getpid(), child, *(each.pid for each in others._workers)])))
 Path(report + ".partial").rename(report)
-if ending.startswith("exit"):
-    for batch in iterator:
-        sys.exit(3)
-if ending.startswith("raise"):
-    for batch in iterator:
-        raise ZeroDivisionError("in the loop")
-while ending.startswith(("wait", "fork")):
+while True:
     for batch in loader:
         time.sleep(0.002)  # The training, so that Ctrl-C comes in it, too, and not always while it waits for a batch.
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ending", ["exit persistent", "raise persistent", "wait"])
-def test_a_program_ends_with_loaders_in_all_states(data: Data, tmp_path: Path, ending: str) -> None:
-    mark, path, report = f"SHARDIO_TEST_MARK={tmp_path}", tmp_path / "script.py", tmp_path / "report"
+def test_ctrl_c_ends_a_program_with_loaders_in_all_states(data: Data, tmp_path: Path) -> None:
+    path, report = tmp_path / "script.py", tmp_path / "report"
     path.write_text(SCRIPT)
     process = subprocess.Popen(
-        [sys.executable, "-W", "error", "-X", "dev", path, data.images, data.shards, report, ending],
-        env={**os.environ, "SHARDIO_TEST_MARK": str(tmp_path)},  # All processes of the script inherit this mark.
+        [sys.executable, "-W", "error", "-X", "dev", path, data.images, data.shards, report, "wait"],
+        env=marked(tmp_path),
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
     wait_until(lambda: report.exists() or process.poll() is not None, "the script iterates")
-    if ending == "wait":
-        time.sleep(0.2)  # The signal should arrive anywhere in the loop, not always at its start.
-        os.killpg(process.pid, signal.SIGINT)  # Signal the whole process group, as a terminal does.
+    time.sleep(0.2)  # The signal should arrive anywhere in the loop, not always at its start.
+    os.killpg(process.pid, signal.SIGINT)  # Signal the whole process group, as a terminal does.
     _, said = process.communicate(timeout=DEADLINE_S)
-    wait_until(lambda: find_marked(mark) == [], "all has ended")
-    if ending == "exit persistent":
-        assert (process.returncode, said) == (3, "")
-    elif ending == "wait":
-        assert process.returncode == -signal.SIGINT
-        assert said.endswith("KeyboardInterrupt\n")
-        assert "_process.py" not in said
-    else:
-        assert (process.returncode, said.count("Traceback")) == (1, 1)
-        assert said.endswith("ZeroDivisionError: in the loop\n")
+    wait_until(lambda: find_marked(tmp_path) == [], "all has ended")
+    assert process.returncode == -signal.SIGINT
+    assert said.endswith("KeyboardInterrupt\n")
+    assert "_process.py" not in said
     assert "Exception ignored" not in said
 
 
@@ -117,22 +113,21 @@ def test_a_program_ends_with_loaders_in_all_states(data: Data, tmp_path: Path, e
 @pytest.mark.parametrize("ending", ["wait", "fork persistent", "fork early"])
 def test_worker_processes_end_when_the_training_process_is_killed(data: Data, tmp_path: Path, ending: str) -> None:
     # The mark identifies only the script's worker processes, because a server without the mark forks the script.
-    name, value = "SHARDIO_TEST_MARK", str(tmp_path)
     path, report = tmp_path / "script.py", tmp_path / "report"
     path.write_text(SCRIPT)
-    environment = {**os.environ, name: value}
+    arguments = path, data.images, data.shards, report, ending
     with ThreadPoolExecutor(1) as runner:
-        ended = runner.submit(run_python, path, data.images, data.shards, report, ending, environment=environment)
+        ended = runner.submit(run_python, *arguments, environment=marked(tmp_path))
         wait_until(lambda: report.exists() or ended.done(), "the script iterates")
         script, child, *others = map(int, report.read_text().split())
         try:
-            assert len(find_marked(f"{name}={value}")) >= 2
+            assert len(find_marked(tmp_path)) >= 2
             send_signal(script, signal.SIGKILL)
-            wait_until(lambda: find_marked(f"{name}={value}") == [], "shardio's own worker processes have ended")
+            wait_until(lambda: find_marked(tmp_path) == [], "shardio's own worker processes have ended")
             wait_until(lambda: not any(map(is_alive, others)), "the workers of any dataset have ended")
             assert not child or is_alive(child)
         finally:
-            for process_id in filter(None, (script, child, *find_marked(f"{name}={value}"))):
+            for process_id in filter(None, (script, child, *find_marked(tmp_path))):
                 send_signal(process_id, signal.SIGKILL)
         assert len(others) == 2
         assert (ended.result().returncode, ended.result().stderr) == (-signal.SIGKILL, "")
@@ -189,8 +184,9 @@ def make_iterables():
     yield remote
     yield StreamDataset(zipped, **fields)
 
-held = []
+held, never_started = [], DataLoader(range(9), num_workers=1)
 for iterable in make_iterables():
+    held.append(iter(iterable))
     for begin in (iter, enumerate):
         held.append(begin(iterable))
         next(held[-1])
@@ -206,8 +202,9 @@ raise ZeroDivisionError("mine")
 def test_iterators_that_are_alive_when_python_exits_say_nothing(tmp_path: Path, ending: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(HOLDER)
-    command = [sys.executable, "-W", "ignore", *map(str, (script, tmp_path, ending))]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    command: list[Any] = [sys.executable, "-W", "ignore", script, tmp_path, ending]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=marked(tmp_path))
+    wait_until(lambda: find_marked(tmp_path) == [], "all has ended")
     if ending == "exit":
         assert (ended.returncode, ended.stderr) == (3, "")
     else:
@@ -356,35 +353,3 @@ def test_a_loader_is_pickled_and_handed_to_another_process_after_use(data: Data)
     assert [first, *map(plain, iterator)] == batches
     loader.set_epoch(0)
     assert_passes_in_fresh_process(delivers, loader, batches)
-
-
-@pytest.mark.parametrize("error", [None, MemoryError("no more")])
-def test_ctrl_c_or_an_error_while_the_training_process_decodes(
-    data: Data, monkeypatch: pytest.MonkeyPatch, error: Exception | None
-) -> None:
-    read, num_reads = SampleReader.read, itertools.count()
-
-    def read_or_not(self: SampleReader, *arguments: Any) -> Any:
-        if next(num_reads) == 3:  # The fourth chunk.
-            if error is None:
-                signal.raise_signal(signal.SIGINT)
-            else:
-                raise error
-        return read(self, *arguments)
-
-    loader = make_loader(data)
-    expected = batches_of(loader)
-    monkeypatch.setattr(SampleReader, "read", read_or_not)
-    iterator = iter(loader)
-    with pytest.raises(KeyboardInterrupt if error is None else MemoryError) as error_info:
-        list(iterator)
-    assert error is None or error_info.value is error
-    assert error_info.value.__cause__ is None
-    assert error is not None or error_info.value.__context__ is None
-    if error is None:
-        with pytest.raises(RuntimeError, match=r"ended before its last batch \(KeyboardInterrupt\)"):
-            next(iterator)
-        loader.set_epoch(0)
-        assert batches_of(loader) == expected
-    else:
-        assert len(batches_of(loader)) == 6

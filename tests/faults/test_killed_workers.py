@@ -24,7 +24,6 @@ from tests.faults.worker_processes import (
     BATCH_SIZE,
     CROP,
     DEADLINE_S,
-    KINDS,
     Batches,
     Data,
     Expected,
@@ -110,21 +109,6 @@ def test_worker_processes_killed_between_epochs(data: Data, expected: Expected) 
 
 
 @pytest.mark.slow
-def test_restarted_worker_processes_find_relative_paths(
-    data: Data, expected: Expected, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(data.shards.parent)
-    here = Data(images=Path(data.images.name), shards=Path(data.shards.name))
-    iterators = [iter(make_loader(here, kind, 1)) for kind in KINDS]
-    batches = [[plain(next(iterator))] for iterator in iterators]
-    monkeypatch.chdir(tmp_path)
-    kill_worker_processes()
-    for kind, begun, iterator in zip(KINDS, batches, iterators, strict=True):
-        with warns_of_deaths():
-            assert [*begun, *map(plain, iterator)] == expected[kind][0]
-
-
-@pytest.mark.slow
 def test_other_processes_and_loaders_are_not_affected(data: Data, expected: Expected) -> None:
     other = iter(make_loader(data, "map", 1))
     wait_until(find_worker_processes, "its worker process has a command line")
@@ -173,16 +157,6 @@ def test_fork_servers_killed_before_their_first_message(
     assert len(started) == 2 + 1
     said = [str(warning.message) for warning in warned]
     assert [text.count("signal: Killed") for text in said] == [1, 1], "both worker processes died for the same reason"
-
-
-@pytest.mark.parametrize("num_workers", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_fork_servers_that_always_die_at_once_are_an_error(
-    data: Data, monkeypatch: pytest.MonkeyPatch, num_workers: int
-) -> None:
-    started = kill_first(monkeypatch, 50)
-    with warns_of_deaths(), pytest.raises(WorkerError, match=r"fork server \d+ is killed by signal: Killed"):
-        next(iter(make_loader(data, "shards", num_workers)))
-    assert len(started) <= 4
 
 
 @pytest.mark.slow

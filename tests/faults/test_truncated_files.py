@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -11,75 +10,47 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import shardio
-from shardio import ShardWriter
-from tests.processes import run_python
+from shardio import FormatError, SampleError, ShardWriter
+from tests.raising import assert_raises
 from tests.sources import write_images
 
 NUM_SAMPLES = 32_000  # Smaller indexes are kept in memory.
 
-SCRIPT = """
-import json
-import os
-import sys
 
-import torch.utils.data
-
-import shardio
-
-
-def read(kind, num_workers, path):
-    content = open(path, "rb").read()
-    keys = []
-    try:
-        for batch in load(kind, num_workers):
-            keys += batch
-            if len(keys) == 16:
-                os.truncate(path, 1000)
-    except shardio.ShardioError as error:
-        return len(keys), type(error).__name__, str(error)
-    finally:
-        with open(path, "r+b") as file:
-            file.write(content)
-
-
-def load(kind, num_workers):
-    dataset = shardio.ShardDataset(tar, fields=("key", "txt"), batch_size=16)
-    return (keys for keys, _ in kind(dataset, batch_size=16, num_workers=num_workers, timeout=60 * num_workers))
-
-
-if __name__ == "__main__":
-    torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.5  # Torch waits so long for workers whose queue is gone.
-    tar = sys.argv[1]
-    found = {
-        f"{path} {kind.__module__} {num_workers}": read(kind, num_workers, path)
-        for path in (tar + ".idx", tar)
-        for kind in (shardio.DataLoader, torch.utils.data.DataLoader)
-        for num_workers in (0, 1)
-    }
-    json.dump(found, sys.stdout)
-"""
+@pytest.fixture(scope="module")
+def long_tar(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("long")
+    with ShardWriter(folder, max_shard_samples=NUM_SAMPLES) as writer:
+        for i in range(NUM_SAMPLES):
+            writer.write({"__key__": f"{i:05d}", "txt": str(i)})
+    return folder / "shard-000000.tar"
 
 
 @pytest.mark.slow
-def test_a_process_outlives_the_truncation_of_what_it_reads(tmp_path: Path) -> None:
-    with ShardWriter(tmp_path / "data", max_shard_samples=NUM_SAMPLES) as writer:
-        for i in range(NUM_SAMPLES):
-            writer.write({"__key__": f"{i:05d}", "txt": str(i)})
-    (tar,) = (tmp_path / "data").glob("*.tar")
-    (tmp_path / "read.py").write_text(SCRIPT)
-    done = run_python(tmp_path / "read.py", tar)
-    assert done.returncode == 0, (done.returncode, done.stderr)
-    found = json.loads(done.stdout)
-    assert len(found) == 8
-    for case, outcome in found.items():
-        assert outcome is not None, case
-        num_read, kind, message = outcome
-        path = case.split()[0]
-        assert 16 <= num_read < NUM_SAMPLES, case
-        assert kind == ("FormatError" if path.endswith(".idx") else "SampleError"), (case, message)
-        assert f"{path} ends at byte 1000" in message, (case, message)
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("kind", [shardio.DataLoader, torch.utils.data.DataLoader])
+@pytest.mark.parametrize(("suffix", "error"), [("", SampleError), (".idx", FormatError)])
+def test_a_process_outlives_the_truncation_of_what_it_reads(
+    long_tar: Path, suffix: str, error: type[Exception], kind: Any, num_workers: int
+) -> None:
+    path = Path(f"{long_tar}{suffix}")
+    content, keys = path.read_bytes(), list[str]()
+    dataset = shardio.ShardDataset(long_tar, fields=("key", "txt"), batch_size=16)
+
+    def read() -> None:
+        for batch, _ in kind(dataset, batch_size=16, num_workers=num_workers, timeout=60 * num_workers):
+            keys.extend(batch)
+            if len(keys) == 16:
+                os.truncate(path, 1000)
+
+    try:
+        assert_raises(error, f"{path} ends at byte 1000", read)
+    finally:
+        path.write_bytes(content)
+    assert 16 <= len(keys) < NUM_SAMPLES
 
 
 WITHOUT_SHM = """

@@ -83,18 +83,6 @@ def find_worker_processes() -> list[int]:
     return sorted(buffers.find_worker_processes())
 
 
-def find_marked(mark: str) -> list[int]:
-    found = []
-    for process_id, _, _ in list_processes():
-        try:
-            environment = Path(f"/proc/{process_id}/environ").read_bytes()
-        except OSError:
-            continue
-        if mark.encode() in environment:
-            found.append(process_id)
-    return found
-
-
 def is_alive(process_id: int) -> bool:
     return process_id in [found for found, _, _ in list_processes()]
 

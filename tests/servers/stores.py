@@ -36,6 +36,7 @@ IDENTITIES = [
 
 PORTS = ("s3", "master", "volume", "filer", "admin")
 PORT_OPTIONS = [f"{name}.port{kind}" for name in PORTS for kind in ("", ".grpc")]
+WITHOUT_OTHERS = "-s3.port.iceberg=0 -s3.port.lance=0 -admin.ui=false -webdav=false -master.telemetry=false"
 SOCKETS = Path("/tmp")  # SeaweedFS always uses this folder.
 
 
@@ -47,22 +48,9 @@ def run_seaweedfs(folder: Path) -> Iterator[Server]:
     identities.write_text(json.dumps({"identities": IDENTITIES}))
     ports = {option: find_free_port() for option in PORT_OPTIONS}
     url = f"http://{HOST}:{ports['s3.port']}"
-    command: list[str | Path] = [
-        WEED,
-        "-logtostderr=true",
-        "mini",
-        f"-dir={data}",
-        f"-ip={HOST}",
-        f"-ip.bind={HOST}",
-        f"-bucket={BUCKET}",
-        f"-s3.config={identities}",
-        "-s3.port.iceberg=0",
-        "-s3.port.lance=0",
-        "-admin.ui=false",
-        "-webdav=false",
-        "-master.telemetry=false",
-        *(f"-{option}={port}" for option, port in ports.items()),
-    ]
+    places = {"dir": data, "ip": HOST, "ip.bind": HOST, "bucket": BUCKET, "s3.config": identities, **ports}
+    command: list[str | Path] = [WEED, "-logtostderr=true", "mini", *WITHOUT_OTHERS.split()]
+    command += [f"-{option}={value}" for option, value in places.items()]
     options = {
         "endpoint": url,
         "access_key_id": ACCESS_KEY_ID,

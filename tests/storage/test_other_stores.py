@@ -26,19 +26,18 @@ DATASETS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+def assert_same_batches(ours: Any, theirs: Any, num_workers: int) -> None:
+    loaders = (DataLoader(each, batch_size=4, num_workers=num_workers) for each in (ours, theirs))
+    for (images, others), (expected, their_others) in zip(*loaders, strict=True):
+        assert torch.equal(images, expected)
+        assert list(others) == list(their_others)
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("make", DATASETS.values(), ids=DATASETS.keys())
 def test_packed_samples_are_the_local_ones(packed: Path, mirrored: Mirrored, make: Any, num_workers: int) -> None:
-    ours, theirs = (
-        DataLoader(make(str(source)), batch_size=4, num_workers=num_workers) for source in (mirrored(packed), packed)
-    )
-    for (images, keys), (expected, their_keys) in zip(ours, theirs, strict=True):
-        assert torch.equal(images, expected)
-        assert keys == their_keys
-
-
-def test_samples_are_found_by_key_and_verified(packed: Path, mirrored: Mirrored) -> None:
     url = str(mirrored(packed))
+    assert_same_batches(make(url), make(packed), num_workers)
     with shardio.open(url) as ours, shardio.open(packed) as theirs:
         assert dict(ours) == dict(theirs)
     assert shardio.verify(url) == []
@@ -52,10 +51,7 @@ def test_class_folders_are_the_local_ones(images: Path, mirrored: Mirrored, num_
     assert list(ours.samples) == [(str(mirrored(Path(path))), label) for path, label in theirs.samples]
     kept = ImageFolder(url, listing=tmp_path / "listing.json")
     for dataset in (ours, kept, pickle.loads(pickle.dumps(ours))):
-        loaders = (DataLoader(each, batch_size=4, num_workers=num_workers) for each in (dataset, theirs))
-        for (pixels, labels), (expected, their_labels) in zip(*loaders, strict=True):
-            assert torch.equal(pixels, expected)
-            assert torch.equal(labels, their_labels)
+        assert_same_batches(dataset, theirs, num_workers)
 
 
 def test_a_lost_image_is_a_bad_sample_but_a_failing_store_is_not(

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import textwrap
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from multiprocessing.connection import Connection
@@ -24,14 +24,7 @@ from hypothesis import example, given
 from hypothesis.strategies import lists, sampled_from
 from torch.utils.data import DataLoader
 
-from shardio.storage import (
-    Location,
-    client as connection_module,
-    copies,
-    listing as listing_module,
-    make_access,
-    parse_location,
-)
+from shardio.storage import Location, copies, listing as listing_module, make_access, parse_location
 from shardio.storage.client import Client, Request, client, read_process_id
 from shardio.storage.listing import list_files, open_listing
 from shardio.storage.locations import CacheSettings, RemoteOptions
@@ -48,7 +41,7 @@ from tests.storage.conftest import at_server, in_memory, put, storage_process_id
 CONTENT = os.urandom(3_000_000)
 STARTS = range(0, 2_000_000, 50_000)
 PARTS = [CONTENT[start : start + 1_000_000] for start in STARTS]
-WITHIN_S = 120.0  # The time limit for a call, or for a process to end.
+WITHIN_S = 120.0  # The time limit for a call.
 
 
 @pytest.fixture
@@ -58,6 +51,12 @@ def root(seaweedfs_server: Server) -> Location:
 
 def request(operation: str, **arguments: object) -> Request:
     return Request(operation=operation, root="memory://x", options=RemoteOptions(), key="a", arguments=arguments)
+
+
+def storage_folder() -> Path:
+    folder = client().folder
+    assert folder is not None
+    return folder
 
 
 def run(program: str, *arguments: str) -> str:
@@ -108,9 +107,7 @@ def test_a_storage_process_that_was_killed_is_replaced(root: Location) -> None:
         reading = [pool.submit(file.read, start, start + 1_000_000) for start in STARTS]
         os.kill(storage_process_id(), signal.SIGKILL)
         assert [each.result() for each in reading] == PARTS
-    assert location.read_whole() == CONTENT
-    folder = client().folder
-    assert folder is not None
+    folder = storage_folder()
     os.kill(storage_process_id(), signal.SIGKILL)
     client().close()
     assert not folder.exists(), "the folder is removed at the end"
@@ -131,8 +128,7 @@ def test_a_private_cache_outlives_a_storage_process_that_cannot_be_replaced() ->
     location = put(parse_location(f"memory://{uuid.uuid4().hex}/a", make_access()), b"1")
     with closing(location.open()) as file:
         assert file.read(0, 1) == b"1"
-    folder = client().folder
-    assert folder is not None
+    folder = storage_folder()
     cached = sorted((folder / "cache").iterdir())
     assert cached
     os.kill(storage_process_id(), signal.SIGKILL)
@@ -161,7 +157,7 @@ def test_the_path_of_temporary_folders_may_exceed_a_sockets(monkeypatch: pytest.
     one, other = Client(), Client()
     try:
         assert one.ask(request("create", content=b"content"))
-        assert one.folder is not None
+        assert one.folder
         assert one.folder.parent == long
         assert one.folder.stat().st_mode & 0o777 == 0o700, "other users cannot connect"
         other.adopt(one.folder)
@@ -191,12 +187,7 @@ def test_stores_that_are_not_used_any_more_cost_neither_connections_nor_threads(
         most = {what: count(what) for what in ("fd", "task")}
         for retries in range(MAX_STORES, 4 * MAX_STORES):
             read_with(retries)
-
-        def are_closed() -> bool:
-            return all(count(what) <= most[what] + 4 for what in most)
-
-        wait_until(are_closed, "the stores are closed")
-        assert are_closed()
+        wait_until(lambda: all(count(what) <= most[what] + 4 for what in most), "the stores are closed")
 
 
 # Start with many ranks
@@ -263,25 +254,19 @@ def test_it_lives_on_for_children_that_use_it() -> None:
 # Suspension
 
 
-def within(call: Callable[[], object]) -> None:
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(call).result(WITHIN_S)
-
-
 def send_content(location: Location, end: Connection) -> None:
     end.recv()
     end.send(location.read_whole())
 
 
 def test_a_storage_process_that_is_suspended_is_replaced(root: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "SILENCE_S", 0.2)
-    monkeypatch.setattr(connection_module, "GREETING_S", 1.0)
+    monkeypatch.setattr("shardio.storage.client.SILENCE_S", 0.2)
+    monkeypatch.setattr("shardio.storage.client.GREETING_S", 1.0)
     location = put(root / "a", CONTENT)
     file = location.open()
     client().close()
     file.read(0, 1)
-    process_id, folder = storage_process_id(), client().folder
-    assert folder is not None
+    process_id, folder = storage_process_id(), storage_folder()
     context = multiprocessing.get_context("fork")
     end, other = context.Pipe()
     child = context.Process(target=send_content, args=(location, other), daemon=True)
@@ -306,7 +291,7 @@ def test_long_answers_are_awaited(
     root: Location, behind: Server, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A storage process with a slow request still answers new connections, so it is not killed."""
-    monkeypatch.setattr(connection_module, "SILENCE_S", 0.2)
+    monkeypatch.setattr("shardio.storage.client.SILENCE_S", 0.2)
     location = put(root / "a", CONTENT)
     proxy.set(Script(latency_s=2.0))
     process_id = storage_process_id()
@@ -319,30 +304,21 @@ def test_locks_of_a_suspended_process_stop_nobody(monkeypatch: pytest.MonkeyPatc
     old = tmp_path / f"old{copies.COPY_SUFFIX}"
     old.write_bytes(bytes(1_000_000))
     with suspended_holder(tmp_path / copies.LOCK_NAME):
-        within(lambda: copies.Budget(CacheSettings(max_bytes=500_000), tmp_path).reserve(100_000, ""))
+        copies.Budget(CacheSettings(max_bytes=500_000), tmp_path).reserve(100_000, "")
     assert not old.exists()
-    folder = in_memory("images")
-    put(folder / "cat/1.jpg", b"1")
-    with suspended_holder(tmp_path / ".listing.json.lock"):
-        within(lambda: open_listing(folder, tmp_path / "listing.json"))
-    found = open_listing(folder, tmp_path / "listing.json")
-    assert list(found.keys) == list(list_files(folder).keys) == ["images/cat/1.jpg"]
-
-
-def test_all_processes_use_the_listing_that_was_kept_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    folder = in_memory("images")
+    folder, listing = in_memory("images"), tmp_path / "listing.json"
     put(folder / "cat/1.jpg", b"1")
 
     def list_late(folder: Location) -> listing_module.Listing:
         monkeypatch.setattr(listing_module, "list_files", list_files)
-        open_listing(folder, tmp_path / "listing.json")  # Simulate another process, which continues without the lock.
+        open_listing(folder, listing)  # Simulate another process, whose listing is kept first.
         put(folder / "cat/2.jpg", b"2")
         return list_files(folder)
 
     monkeypatch.setattr(listing_module, "list_files", list_late)
-    monkeypatch.setattr(listing_module, "PATIENCE_S", 0.1)
-    found = open_listing(folder, tmp_path / "listing.json")
-    assert list(found.keys) == list(open_listing(folder, tmp_path / "listing.json").keys) == ["images/cat/1.jpg"]
+    with suspended_holder(tmp_path / ".listing.json.lock"):
+        for _ in range(2):
+            assert list(open_listing(folder, listing).keys) == ["images/cat/1.jpg"]
 
 
 @given(lists(sampled_from(["present", "missing", "in flight"]), max_size=16))

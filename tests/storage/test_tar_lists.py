@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
+import re
 import uuid
 from pathlib import Path
 from typing import Any
@@ -76,9 +76,7 @@ def test_changes_of_local_tars_are_found(folder: Path, opened: list[str]) -> Non
     open_table(folder)
     assert set(opened) == {"03.tar", "05.tar", "12.tar"}
     found = read(folder)
-    assert len(found) == 3 * NUM_TARS
-    assert found["03-0"] == b"changed"
-    assert found["12-2"] == b"1"
+    assert (len(found), found["03-0"], found["12-2"]) == (3 * NUM_TARS, b"changed", b"1")
 
 
 def test_the_list_of_many_tars_is_written_when_they_are_opened(
@@ -93,45 +91,35 @@ def test_the_list_of_many_tars_is_written_when_they_are_opened(
     assert (folder / TAR_LIST_NAME).read_text() == expected
 
 
-def test_no_list_is_written_if_a_tar_was_not_indexed(folder: Path) -> None:
-    (folder / TAR_LIST_NAME).unlink()
-    assert write_tar_lists([index_tar(parse_location(folder / "00.tar"))]) == []
-
-
 @pytest.mark.parametrize(
-    "content", ["", "[]", '{"format": 2, "tars": {}}', '{"format": 1}', '{"format": 1, "tars": {"a.tar": {}}}']
+    ("old", "new"),
+    [
+        *((".+", content) for content in ("", "[]", '{"format": 2, "tars": {}}', '{"format": 1}')),
+        (r'(?<="00.tar": ){[^}]+}', "{}"),
+        (r'(?<="num_samples": )\d+', "-1"),
+        (r'(?<="num_samples": )\d+', str(2**61)),
+        (r'(?<="version": )"[^"]+"', "null"),
+        (r'(?<="compression": )null', '"gzip"'),
+        ("00.tar", "inner/00.tar"),
+    ],
 )
-def test_a_damaged_list_is_an_error(folder: Path, content: str) -> None:
-    (folder / TAR_LIST_NAME).write_text(content)
+def test_a_damaged_list_is_an_error(folder: Path, old: str, new: str) -> None:
+    path = folder / TAR_LIST_NAME
+    damaged = re.sub(old, new, text := path.read_text(), count=1, flags=re.DOTALL)
+    assert damaged != text
+    path.write_text(damaged)
     assert_raises(FormatError, r"shardio-index\.json cannot be read.*run shardio index", open_table, folder)
 
 
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("00.tar", {"num_samples": -1}),
-        ("00.tar", {"num_samples": 2**61}),
-        ("00.tar", {"version": None}),
-        ("00.tar", {"compression": "gzip"}),
-        ("inner/00.tar", {}),
-    ],
-)
-def test_a_list_with_impossible_values_is_an_error(folder: Path, name: str, changes: dict[str, Any]) -> None:
-    values = json.loads((folder / TAR_LIST_NAME).read_text())
-    values["tars"] = {name: values["tars"]["00.tar"] | changes}
-    (folder / TAR_LIST_NAME).write_text(json.dumps(values))
-    assert_raises(FormatError, r"shardio-index\.json cannot be read", open_table, folder)
-
-
-def test_compressed_and_packed_tars_are_not_listed(folder: Path) -> None:
+def test_compressed_packed_and_already_indexed_tars_are_not_listed(folder: Path) -> None:
     (folder / TAR_LIST_NAME).unlink()
+    assert write_tar_lists([index_tar(parse_location(folder / "00.tar"))]) == []
     (folder / "a.tar.gz").write_bytes(gzip.compress((folder / "00.tar").read_bytes()))
     assert write_tar_lists([index_tar(parse_location(folder / "a.tar.gz"))]) == []
     with shardio.ShardWriter(folder / "packed") as writer:
         writer.write({"__key__": "a", "txt": b"1"})
     (folder / "packed" / "shardio.json").unlink()
-    report = index_tar(parse_location(folder / "packed" / "shard-000000.tar"))
-    assert write_tar_lists([report]) == []
+    assert write_tar_lists([index_tar(parse_location(folder / "packed" / "shard-000000.tar"))]) == []
 
 
 def test_the_list_of_a_local_folder_is_ignored_in_a_store(folder: Path, seaweedfs_server: Server) -> None:

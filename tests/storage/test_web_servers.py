@@ -12,10 +12,10 @@ import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
-from functools import partial
 from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
@@ -26,7 +26,6 @@ from shardio import DataLoader, ShardDataset, ShardWriter
 from shardio.errors import FormatError, LocationError, StoreError
 from shardio.storage import Location, RemoteAccess, ReplacedError, make_access, make_direct_access, parse_location
 from shardio.storage.backends import FailedRequestError, RequestFailure
-from shardio.storage.client import client
 from shardio.storage.locations import RemoteOptions
 from shardio.storage.operations import Attempts
 from tests.raising import assert_raises
@@ -49,10 +48,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def read_all(source: str | Path, num_workers: int = 0, **settings: Any) -> list[tuple[list[str], list[int], list[int]]]:
     dataset = ShardDataset(source, shuffle=True, fields=("key", "label", "image"), **settings)
-    return [
-        (keys, labels.tolist(), images.flatten(1).sum(1).tolist())
-        for keys, labels, images in DataLoader(dataset, batch_size=4, num_workers=num_workers)
-    ]
+    loader = DataLoader(dataset, batch_size=4, num_workers=num_workers)
+    return [(keys, labels.tolist(), images.flatten(1).sum(1).tolist()) for keys, labels, images in loader]
 
 
 def kind(**methods: Any) -> type[WebFolder]:
@@ -62,8 +59,7 @@ def kind(**methods: Any) -> type[WebFolder]:
 def check_that_files_are_read_by_ranges(root: Location, folder: Path) -> None:
     (folder / "a b%20é.tar").write_bytes(CONTENT)
     location = root / "a b%20é.tar"
-    assert location.exists()
-    assert location.read_whole() == CONTENT
+    assert (location.exists(), location.read_whole()) == (True, CONTENT)
     with closing(location.open()) as file:
         assert (file.size, file.version) == (len(CONTENT), location.stat().version)
         for start, stop in [(0, 1), (7, 70_000), (0, len(CONTENT)), (len(CONTENT), len(CONTENT))]:
@@ -76,8 +72,7 @@ def check_that_files_are_read_by_ranges(root: Location, folder: Path) -> None:
     (folder / "f").mkdir()
     (folder / "f" / "a").write_bytes(CONTENT)
     assert not (root / "f").is_folder()
-    with pytest.raises(LocationError, match=r"cannot list .*: a web server does not list its files. Name a manifest"):
-        (root / "f").list()
+    assert_raises(LocationError, r"cannot list .*: a web server does not list its files. Name", (root / "f").list)
 
 
 def test_files_are_read_by_ranges(tmp_path: Path) -> None:
@@ -149,41 +144,13 @@ def test_shards_are_fetched_as_a_whole_once_if_the_server_sends_no_parts(
 
 def test_a_server_that_sends_no_parts_needs_a_cache_that_holds_a_shard(root: Path, tmp_path: Path) -> None:
     with serve_folder(root, PythonsOwn) as (url, _):
+        small = make_access(cache=tmp_path, cache_size=9000)
         for access, message in (
-            (
-                make_access(cache=tmp_path, cache_size=9000),
-                r"more than the cache of 8\.789 KiB\. Set a larger cache_size",
-            ),
+            (small, r"more than the cache of 8\.789 KiB\. Set a larger cache_size"),
             (RemoteAccess(), r"cannot read bytes 0 to 9 .* does not support HTTP range requests .* nginx"),
         ):
             file = parse_location(f"{url}/packed/shard-000000.tar", access).open()
             assert_raises(StoreError, message, file.read, 0, 9)
-
-
-@pytest.mark.parametrize("is_new_run", [True, False])
-def test_without_versions_a_cached_manifest_is_not_believed(tmp_path: Path, is_new_run: bool) -> None:
-    one, two = (pack_images_that_end_with(last, tmp_path / name) for last, name in enumerate(("a", "b")))
-    sizes = [{path.name: path.stat().st_size for path in folder.iterdir()} for folder in (one, two)]
-    assert sizes[0] == sizes[1], "only the contents differ"
-    served = tmp_path / "served"
-    served.mkdir()
-    with serve_folder(served, KINDS["no versions"]) as (url, _):
-        one.rename(served / "packed")
-        read = partial(read_all, f"{url}/packed", cache=tmp_path / "cache", cache_size="100MB")
-        before = read()
-        (served / "packed").rename(one)
-        two.rename(served / "packed")
-        if is_new_run:
-            client().close()
-        assert read() == read_all(served / "packed") != before
-
-
-def pack_images_that_end_with(last: int, folder: Path) -> Path:
-    write_images(folder / "images", classes=1, per_class=4, suffix="bmp")
-    for path in (folder / "images").rglob("*.bmp"):
-        path.write_bytes(path.read_bytes()[:-1] + bytes([last]))
-    shardio.pack(folder / "images", folder / "packed")
-    return folder / "packed"
 
 
 class NoLength(WebFolder):
@@ -207,8 +174,8 @@ def test_a_cache_that_does_not_know_yet_how_long_files_are_is_asked_again(root: 
     with serve_folder(root, FillingCache) as (url, _):
         assert read_all(f"{url}/packed", cache=tmp_path, cache_size="100MB") == read_all(root / "packed")
     with serve_folder(root, FillingCache) as (url, _):
-        content = parse_location(f"{url}/packed/shardio.json").read_whole()
-        assert content == (root / "packed" / "shardio.json").read_bytes()
+        manifest = root / "packed" / "shardio.json"
+        assert parse_location(f"{url}/packed/shardio.json").read_whole() == manifest.read_bytes()
 
 
 def compress(self: WebFolder, content: bytes) -> None:
@@ -220,6 +187,7 @@ def answering(code: int) -> type[WebFolder]:
 
 
 LOGIN = b"<!DOCTYPE html><html>Please log in</html>"
+YESTERDAY = kind(describe=lambda self, content: [("Last-Modified", "yesterday")])
 CIRCLE = kind(answer_path=lambda self, path: self.answer(302, b"", ("Location", path)))
 
 
@@ -230,11 +198,7 @@ CIRCLE = kind(answer_path=lambda self, path: self.answer(302, b"", ("Location", 
         (answering(302), StoreError, r"the server's redirect has no target \(no Location\)\. Check the URL"),
         (NoLength, StoreError, r"not say how long the file is \(no Content-Length\)\. Configure it to send files"),
         (kind(answer_file=compress), StoreError, r"sent 99 bytes, .*, because it compresses .*gzip\)\. Configure"),
-        (
-            kind(describe=lambda self, content: [("Last-Modified", "yesterday")]),
-            StoreError,
-            r"invalid date \(Last-Modified: yesterday\)\. Correct the server's settings",
-        ),
+        (YESTERDAY, StoreError, r"invalid date \(Last-Modified: yesterday\)\. Correct the server's settings"),
         # A network that requires a login answers with a web page.
         (kind(answer_path=lambda self, path: self.answer(200, LOGIN)), FormatError, r"it is a web page.*log in"),
         (answering(400), StoreError, r"the server answered 400 Bad Request\. Check the URL"),
@@ -266,8 +230,7 @@ def test_a_server_without_a_good_certificate_is_an_error_at_once(root: Path, tls
     access = make_direct_access({"retries": 999, "deadline_s": 1e6})
     with serve_folder(root, tls=tls) as (url, _):
         location = parse_location(f"https://{url.partition('://')[2]}/packed/shardio.json", access)
-        caught = assert_raises(StoreError, message, location.stat)
-        assert "attempts" not in str(caught)
+        assert "attempts" not in str(assert_raises(StoreError, message, location.stat))
 
 
 def make_listing(keys: Sequence[str], token: str = "") -> bytes:
@@ -290,9 +253,8 @@ def test_an_object_that_cannot_be_requested_is_named(key: str) -> None:
     shown = re.escape(key.replace("&#10;", "\\n"))
     bucket = kind(answer_path=lambda self, path: self.answer(200, make_listing(["images/good.jpg", key])))
     with serve_folder(Path(), bucket) as (url, _):
-        with pytest.raises(StoreError, match=rf'cannot be requested: "{shown}"\. .*Rename or remove') as caught:
-            in_bucket(url).list()
-        assert "attempts" not in str(caught.value)
+        message = rf'cannot be requested: "{shown}"\. .*Rename or remove'
+        assert "attempts" not in str(assert_raises(StoreError, message, in_bucket(url).list))
         assert_raises(StoreError, "cannot be requested", lambda: list(in_bucket(url).walk()))
 
 
@@ -333,26 +295,16 @@ def test_few_descriptors_suffice(tmp_path: Path) -> None:
         assert int(subprocess.check_output([*command, url], text=True)) == 200
 
 
-@pytest.mark.parametrize(
-    ("problem", "num_calls", "message"),
-    [
-        ("unclear", 8, r"^cannot read memory://x/it after 8 attempts in 0 s: it is odd\. Check the server$"),
-        ("transient", 51, r"^cannot read memory://x/it after 51 attempts"),
-    ],
-)
+@pytest.mark.parametrize(("problem", "num_calls"), [("unclear", 8), ("transient", 51)])
 def test_answers_that_do_not_fit_their_requests_are_given_up_soon(
-    monkeypatch: pytest.MonkeyPatch, problem: Any, num_calls: int, message: str
+    monkeypatch: pytest.MonkeyPatch, problem: Any, num_calls: int
 ) -> None:
-    calls = list[object]()
-
-    def fail(backend: object) -> None:
-        calls.append(backend)
-        raise FailedRequestError(RequestFailure(kind=problem, cause="it is odd"))
-
     monkeypatch.setattr("time.sleep", lambda seconds: None)
+    fail = Mock(side_effect=FailedRequestError(RequestFailure(kind=problem, cause="it is odd")))
+    message = rf"^cannot read memory://x/it after {num_calls} attempts in 0 s: it is odd\. Check the (server$|network)"
     with pytest.raises(StoreError, match=message):
         Attempts("memory://x", RemoteOptions(retries=50)).make("read", "it", fail)
-    assert len(calls) == num_calls
+    assert fail.call_count == num_calls
 
 
 class Overloaded(WebFolder):
