@@ -25,10 +25,8 @@ Owner = TypeVar("Owner")
 @contextmanager
 def keep_generators() -> Iterator[None]:
     """Restore the global generators of torch (on the CPU), numpy and Python at the end of a ``with`` block."""
-    torch = sys.modules.get("torch")
-    torch_state = None if torch is None else torch.get_rng_state()
-    numpy = sys.modules.get("numpy")
-    numpy_state = None if numpy is None else numpy.random.get_state()
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    torch_state, numpy_state = torch and torch.get_rng_state(), numpy and numpy.random.get_state()
     python_state = random.getstate()
     try:
         yield

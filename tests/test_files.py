@@ -29,9 +29,7 @@ def test_a_full_disk_names_the_file_and_leaves_what_was_there(tmp_path: Path) ->
     assert read_files(tmp_path) == {"file": b"old"}
 
 
-def test_a_file_is_synced_before_its_renaming_and_its_directory_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_synced_before_its_renaming_its_folder_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In this order, the old file or the whole new one remains if the machine loses power."""
     steps, fsync, replace = list[tuple[str, str, int]](), os.fsync, Path.replace
 
@@ -53,9 +51,7 @@ def test_a_file_is_synced_before_its_renaming_and_its_directory_after(
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EIO])
-def test_a_file_system_may_refuse_to_sync_directories(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_a_file_system_may_not_sync_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     fsync = os.fsync
 
     def refuse_directories(descriptor: int) -> None:

@@ -81,21 +81,28 @@ import os, sys
 from shardio.process import _watches, call_at_fork
 
 class Owner:
-    def __init__(self, name):
-        self.name = name
+    def __init__(self, name, error=None):
+        self.name, self.error = name, error
         call_at_fork(self, before=Owner.before, after_in_parent=Owner.in_parent, after_in_child=Owner.in_child)
 
-    def before(self):
-        os.write(1, f"before {self.name}\\n".encode())
+    def before(self, moment="before", descriptor=1):
+        os.write(descriptor, f"{moment} {self.name}\\n".encode())
+        if self.error is not None:
+            raise self.error(self.name)
 
     def in_parent(self):
-        os.write(parent, f"parent {self.name}\\n".encode())
+        self.before("parent", parent)
 
     def in_child(self):
-        os.write(1, f"child {self.name}\\n".encode())
+        self.before("child")
+
+def report(found):
+    errors = [found.exc_value, found.exc_value.__context__]
+    os.write(2, "".join(sorted(repr(error) for error in errors)).encode())
 
 here, parent = os.pipe()
-owners = [Owner(name) for name in "abc"]
+sys.unraisablehook = report
+owners = [Owner("a"), Owner("b"), Owner("c", ValueError), Owner("d", KeyboardInterrupt), Owner("e")]
 call_at_fork(owners[0], after_in_child=lambda owner: os.write(1, b"child again\\n"))
 del owners[1]
 if (child := os.fork()) == 0:
@@ -106,32 +113,6 @@ owners.clear()
 assert not _watches
 """
 
-FAILING = """
-import os, sys
-from shardio.process import call_at_fork
-
-def report(found):
-    errors = [found.exc_value, found.exc_value.__context__]
-    os.write(2, "".join(sorted(repr(error) for error in errors)).encode())
-
-class Owner:
-    def __init__(self, name, error=None):
-        self.name, self.error = name, error
-        call_at_fork(self, before=Owner.call, after_in_parent=Owner.call, after_in_child=Owner.call)
-
-    def call(self):
-        os.write(1, self.name.encode())
-        if self.error is not None:
-            raise self.error(self.name)
-
-sys.unraisablehook = report
-owners = [Owner("a"), Owner("b", ValueError), Owner("c", KeyboardInterrupt), Owner("d")]
-for _ in range(2):
-    if (child := os.fork()) == 0:
-        os._exit(0)
-    os.waitpid(child, 0)
-    os.write(1, b" ")
-"""
 
 INTERRUPTED = """
 import _thread, os
@@ -190,17 +171,11 @@ thread.join()
 
 
 @forks
-def test_objects_are_called_at_forks_while_they_live() -> None:
+def test_objects_are_called_at_forks_while_they_live_in_spite_of_the_errors_of_others() -> None:
     done = run(FORK)
-    before, child, parent = ["before c", "before a"], ["child a", "child c", "child again"], ["parent a", "parent c"]
-    assert done.stdout.splitlines() == [*before, *child, *parent]
-
-
-@forks
-def test_an_error_of_one_object_is_reported_and_skips_no_other_object() -> None:
-    done = run(FAILING)
-    assert sorted(done.stdout.split()[0]) == sorted(done.stdout.split()[1]) == sorted(3 * "abcd")
-    assert done.stderr == 2 * 3 * "KeyboardInterrupt('c')ValueError('b')"
+    expected = [*(f"before {name}" for name in "edca"), *(f"child {name}" for name in "acde"), "child again"]
+    assert done.stdout.splitlines() == [*expected, *(f"parent {name}" for name in "acde")]
+    assert done.stderr == 3 * "KeyboardInterrupt('d')ValueError('c')"
 
 
 @forks

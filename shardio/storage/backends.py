@@ -157,11 +157,9 @@ def _find_profile(config: dict[str, str]) -> dict[str, Any]:
 def _has_aws_files() -> bool:
     if os.environ.get("AWS_ACCESS_KEY_ID"):
         return False
-    files = (
-        os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
-        os.environ.get("AWS_CONFIG_FILE", "~/.aws/config"),
-    )
-    return any(os.path.exists(os.path.expanduser(file)) for file in files)  # noqa: PTH110, PTH111  # Paths are strings.
+    places = {"AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials", "AWS_CONFIG_FILE": "~/.aws/config"}
+    paths = (os.environ.get(name, default) for name, default in places.items())
+    return any(os.path.exists(os.path.expanduser(path)) for path in paths)  # noqa: PTH110, PTH111  # Paths are strings.
 
 
 Kind = Literal[

@@ -473,12 +473,9 @@ class Client:
             self._process.returncode = 0  # Nothing waits for the process: it may be waiting for a disk.
         if self._lifeline >= 0:
             os.close(self._lifeline)
-        folder = self.folder if self.folder is not None and self.folder.exists() else None
-        is_new = folder is None
-        if folder is None:
-            folder = Path(tempfile.mkdtemp(prefix="shardio-"))
-        else:
-            (folder / SOCKET).unlink(missing_ok=True)
+        is_new = self.folder is None or not self.folder.exists()
+        folder = Path(tempfile.mkdtemp(prefix="shardio-")) if is_new or self.folder is None else self.folder
+        (folder / SOCKET).unlink(missing_ok=True)
         read_end, self._lifeline = os.pipe()
         try:
             with socket.socket(socket.AF_UNIX) as listener:

@@ -99,20 +99,19 @@ class CachedCopy:
     def read(self, starts: Sequence[int], stops: Sequence[int]) -> list[bytes | None]:
         """Return the contents of ranges; None for ranges that are not completely present."""
         with self._opened(os.O_RDONLY) as descriptor:
-            if descriptor is None:
-                return [b"" if start == stop else None for start, stop in zip(starts, stops, strict=True)]
             return [self._read_range(descriptor, start, stop) for start, stop in zip(starts, stops, strict=True)]
 
     def read_into(self, start: int, buffer: memoryview) -> bool:
         """Fill a buffer with the bytes from ``start`` on. Return False if some of the bytes are missing."""
         with self._opened(os.O_RDONLY) as descriptor:
-            is_present = descriptor is not None and _is_present(descriptor, self.size, start, start + len(buffer))
-            return is_present and descriptor is not None and read_range_into(descriptor, start, buffer)
+            if descriptor is None or not _is_present(descriptor, self.size, start, start + len(buffer)):
+                return False
+            return read_range_into(descriptor, start, buffer)
 
-    def _read_range(self, descriptor: int, start: int, stop: int) -> bytes | None:
+    def _read_range(self, descriptor: int | None, start: int, stop: int) -> bytes | None:
         if start == stop:
             return b""
-        if not _is_present(descriptor, self.size, start, stop):
+        if descriptor is None or not _is_present(descriptor, self.size, start, stop):
             return None
         content = read_range(descriptor, start, stop)
         return content if len(content) == stop - start else None

@@ -289,7 +289,7 @@ class CachedFiles:
     @property
     def cache_bytes(self) -> int:
         """The size of the cache in bytes."""
-        return int(self.store.ask("find_cache", "", cache=self.store.cache)[1])
+        return self.store.cache_bytes or 0
 
     def read_present(self, key: str) -> bytes | None:
         """Return the content of a file; None if the file is not in the cache or not in the listing."""
@@ -307,12 +307,11 @@ class CachedFiles:
         number = self.listing.find(key)
         if number is None:
             return self.store.read_whole(key)
-        for _ in range(MAX_FILLS):
+        for num_fills in range(MAX_FILLS + 1):
+            if num_fills:
+                self._fill([number], is_urgent=True)
             if (content := self._read(number)) is not None:
                 return content
-            self._fill([number], is_urgent=True)
-        if (content := self._read(number)) is not None:
-            return content
         raise StoreError(
             f"the cache is too small, or its disk is damaged: the fetched part of {self.store.prefix}{key} was removed "
             f"or changed before it was read, {MAX_FILLS} times in a row. Set a larger cache_size, or another cache"

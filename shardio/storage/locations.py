@@ -65,16 +65,10 @@ def _make_options(storage_options: StorageOptions | None) -> RemoteOptions:
         return RemoteOptions()
     if not isinstance(storage_options, Mapping):
         raise TypeError(f"storage_options must be a dict, got {type(storage_options).__name__}")
-    checked: dict[str, Any] = {}
-    for name, value in storage_options.items():
-        if name in _CHECKS:
-            checked[name] = _CHECKS[name](f"storage_options[{name!r}]", value)
-    config = {name.lower(): _write_value(name, value) for name, value in storage_options.items() if name not in _CHECKS}
-    return RemoteOptions(config=tuple(sorted(config.items())), **checked)
-
-
-def _check_count(name: str, value: Any, *, at_least: int = 1) -> int:
-    return check_integer(name, value, at_least=at_least, below=1000)
+    options = storage_options.items()
+    own: Any = {name: _CHECKS[name](f"storage_options[{name!r}]", value) for name, value in options if name in _CHECKS}
+    config = {name.lower(): _write_value(name, value) for name, value in options if name not in _CHECKS}
+    return RemoteOptions(config=tuple(sorted(config.items())), **own)
 
 
 def _write_value(name: str, value: object) -> str:
@@ -87,8 +81,8 @@ def _write_value(name: str, value: object) -> str:
 
 
 _CHECKS: dict[str, Callable[[str, Any], int | float]] = {
-    "retries": partial(_check_count, at_least=0),
-    "max_requests": _check_count,
+    "retries": partial(check_integer, at_least=0, below=1000),
+    "max_requests": partial(check_integer, at_least=1, below=1000),
     "timeout_s": check_seconds,
     "deadline_s": check_seconds,
 }

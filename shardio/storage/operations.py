@@ -222,12 +222,10 @@ def is_md5_of(e_tag: str | None, parts: Iterable[bytes | memoryview]) -> bool:
     tag = _MD5.fullmatch(e_tag or "")
     if tag is None:
         return False
-    digests = [hashlib.md5(part, usedforsecurity=False) for part in parts]
+    digests = [hashlib.md5(part, usedforsecurity=False).digest() for part in parts]
     if tag["parts"]:
-        return (
-            tag["digest"] == hashlib.md5(b"".join(each.digest() for each in digests), usedforsecurity=False).hexdigest()
-        )
-    return [tag["digest"]] == [each.hexdigest() for each in digests]
+        digests = [hashlib.md5(b"".join(digests), usedforsecurity=False).digest()]
+    return digests == [bytes.fromhex(tag["digest"])]
 
 
 def compare_upload(backend: Backend, key: str, path: Path, e_tag: str | None, part_size: int | None) -> str | None:
@@ -286,15 +284,10 @@ class Expected:
 
     def replaced(self, found: str) -> ReplacedError:
         """Return the error for an object that has a different version."""
-        hint = ""
-        if self.root.startswith("http"):
-            hint = (
-                ". If it is the same object, several servers give it different ETags or dates: use only one of these "
-                "servers"
-            )
+        hint = ". If it is the same object, several servers give it different ETags or dates: use only one of them"
         return ReplacedError(
             f"{self.root}/{self.key} was replaced while it was in use: expected version {self.version}, got {found}. "
-            f"Restart with the current object{hint}"
+            f"Restart with the current object{hint if self.root.startswith('http') else ''}"
         )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -63,20 +62,25 @@ def test_raise_stops_at_the_samples_batch_and_names_it(subject: Subject, num_wor
         assert "\nValueError: it is " in cause, "the cause has its own cause"
 
 
+ENTRY = "key where error sample epoch action replacement replacement_key"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_replacements_do_not_depend_on_the_workers(subject: Subject) -> None:
     clean = batches_of(subject.loader(0, clean=True, on_error="skip"))
     assert not subject.quarantine.exists()
     found = []
-    for num_workers in (0, 1):
+    for num_workers, options in ((0, {}), (1, {}), (0, CALLING)):
         subject.quarantine.unlink(missing_ok=True)
-        loader = subject.loader(num_workers, on_error="replace", persistent_workers=num_workers > 0)
+        loader = subject.loader(num_workers, on_error="replace", persistent_workers=num_workers > 0, **options)
+        assert loader.calls_dataset == (options is CALLING)
         with warns_of_bad_samples():
             found.append((batches_of(loader), subject.entries()))
-        assert loader.stats().num_replaced == len(subject.entries())
-        assert count_images(loader.stats()) == NUM_SAMPLES
+        if not loader.calls_dataset:
+            assert loader.stats().num_replaced == len(subject.entries())
+            assert count_images(loader.stats()) == NUM_SAMPLES
         assert loader.state_dict()["position"] == NUM_SAMPLES
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
     batches, entries = found[0]
     for numbers, batch, expected in zip(order_of(subject.kind), batches, clean, strict=True):
         for row, number in enumerate(numbers):
@@ -91,8 +95,7 @@ def test_replacements_do_not_depend_on_the_workers(subject: Subject) -> None:
                 assert values[2] in {entry["replacement_key"] for entry in entries}
     assert {entry["sample"] for entry in entries} == set(subject.bad)
     for entry in entries:
-        names = ["key", "where", "error", "sample", "epoch", "action", "replacement", "replacement_key"]
-        assert list(entry) == names
+        assert list(entry) == ENTRY.split()
         assert (entry["epoch"], entry["action"]) == (0, "replaced")
         assert f"{entry['replacement']:03d}" in entry["replacement_key"]
         assert f"{entry['sample']:03d}" in entry["key"]
@@ -125,6 +128,8 @@ def test_skip_leaves_out_those_samples_and_nothing_else(subject: Subject, num_wo
     with warns_of_bad_samples(len(subject.bad), 1):
         collect(loader, Batches())
     assert [plain(batch) for batch in kept] == batches, "smaller batches that were kept do not change"
+    with warns_of_bad_samples(len(subject.bad)):
+        assert batches_of(subject.loader(0, on_error="skip", **CALLING)) == batches
 
 
 @pytest.mark.filterwarnings("ignore:unreadable samples")  # Some ranks have none.
@@ -239,7 +244,7 @@ def test_a_full_disk_names_the_quarantine_file(tmp_path: Path, num_workers: int)
 
 
 CROP = Compose([RandomResizedCrop(48), RandomHorizontalFlip()])
-OPTIONS: dict[str, Any] = {"fields": ("image", "label", "key"), "transform": CROP}
+
 
 KEPT = [*BAD, *range(20, 29), 39, 38]
 """The samples of the damaged dataset that are read: the bad ones and a few good ones. All other samples are held
@@ -247,49 +252,12 @@ out."""
 
 
 def damaged_map(subject: Subject) -> Any:
-    return ShardMapDataset(subject.tars, **OPTIONS)
+    return ShardMapDataset(subject.tars, fields=("image", "label", "key"), transform=CROP)
 
 
 def damaged_subset(subject: Subject) -> Any:
-    return Subset(Subset(damaged_map(subject), range(NUM_SAMPLES)), KEPT)
-
-
-DATASETS: dict[str, Callable[[Subject, Path], Any]] = {
-    "shards": lambda subject, _: ShardDataset(subject.tars, shuffle=True, remainder="mask", **OPTIONS),
-    "map": lambda subject, _: damaged_map(subject),
-    "subset": lambda subject, _: damaged_subset(subject),
-    "concatenated": lambda subject, packed: ConcatDataset([ShardMapDataset(packed, **OPTIONS), damaged_map(subject)]),
-    "folder": lambda subject, _: Subset(ImageFolder(subject.folder / "damaged", transform=CROP), KEPT[:-1]),
-}
-
-
-@pytest.mark.parametrize(
-    ("kind", "policy", "num_workers"),
-    [*((kind, policy, 0) for kind in DATASETS for policy in ("replace", "skip")), ("shards", "replace", 1)],
-)
-def test_both_executors_treat_bad_samples_the_same(
-    tmp_path: Path, packed: Path, kind: str, policy: Any, num_workers: int
-) -> None:
-    bad = {number: BAD[number] for number in list(BAD)[:3]} if kind == "folder" else BAD
-    subject = Subject(tmp_path, "folder" if kind == "folder" else "map", bad)
-    found = []
-    for options in ({}, CALLING):
-        dataset = DATASETS[kind](subject, packed)
-        order = {} if kind == "shards" else {"sampler": EpochSampler(dataset, remainder="mask", seed=2)}
-        options = {"num_workers": num_workers, "quarantine": subject.quarantine, **order, **options}
-        loader = DataLoader(dataset, batch_size=4, on_error=policy, **options)
-        assert loader.calls_dataset == ("worker_init_fn" in options)
-        with warns_of_bad_samples(len(bad) if policy == "skip" else None):
-            found.append((batches_of(loader), sorted(subject.quarantine.read_text().splitlines())))
-        entries = subject.entries()
-        subject.quarantine.unlink()
-    assert found[0] == found[1]
-    assert sum(len(batch[1]) for batch in found[0][0]) == len(dataset) - len(bad) * (policy == "skip")
-    assert {entry["action"] for entry in entries} == {"replaced" if policy == "replace" else "skipped"}
-    if kind != "folder":
-        assert {entry["key"] for entry in entries} == set(map(key_of, bad))
-        assert all(f"{subject.tars[0].parent}/shard-" in entry["where"] for entry in entries)
-        assert not {key for batch in found[0][0] for key in batch[2]} & set(map(key_of, bad))
+    halves = [Subset(damaged_map(subject), range(start, start + NUM_SAMPLES // 2)) for start in (0, NUM_SAMPLES // 2)]
+    return Subset(ConcatDataset(halves), KEPT)
 
 
 @pytest.mark.parametrize(
@@ -374,7 +342,7 @@ class SeveralCalled(Called):
         (Called, "threads", False),
     ],
 )
-def test_of_any_dataset_bad_samples_are_left_out_or_replaced_by_the_same_ones(
+def test_of_any_dataset_bad_samples_are_left_out_or_replaced(
     kind: Any, way: str, is_ordered: bool, tmp_path: Path
 ) -> None:
     dataset, log = kind(get, 20), tmp_path / "log"

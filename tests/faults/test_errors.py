@@ -61,9 +61,21 @@ def good_batches(subject: Subject) -> Batches:
     return [batch for batch, numbers in twins if not set(numbers) & set(subject.bad)]
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-def test_a_batch_that_fails_is_one_batch_and_counts_when_the_next_one_is_requested(
-    tmp_path: Path, executor: str
+WRAPS: dict[str, Callable[[Any], Any]] = {
+    "itself": lambda loader: loader,
+    "prefetcher": lambda loader: DevicePrefetcher(loader, "cpu"),
+    "prefetcher of 1 late batch": lambda loader: prefetch_late(loader, depth=1)[0],
+    "prefetcher of 3 late batches": lambda loader: prefetch_late(loader, depth=3)[0],
+}
+
+
+@pytest.mark.parametrize(
+    ("executor", "wrap"),
+    [*((executor, "itself") for executor in EXECUTORS)]
+    + [(executor, wrap) for executor in ("this process", "called here") for wrap in WRAPS if wrap != "itself"],
+)
+def test_a_failed_batch_is_one_batch_and_counts_when_the_next_one_is_requested(
+    tmp_path: Path, executor: str, wrap: str
 ) -> None:
     subject = Subject(tmp_path, "shards")
     loader, expected = subject.loader(**EXECUTORS[executor]), good_batches(subject)
@@ -71,7 +83,7 @@ def test_a_batch_that_fails_is_one_batch_and_counts_when_the_next_one_is_request
     assert 1 < sum(fails) <= len(BAD)
     for _ in range(2 if "stay" in executor else 1):
         loader.set_epoch(0)
-        batches, received = iter(loader), []
+        batches, received = iter(WRAPS[wrap](loader)), []
         for place, does_fail in enumerate(fails):
             if does_fail:
                 with pytest.raises(SampleError) as caught:
@@ -105,9 +117,7 @@ def test_the_batch_after_an_unreadable_one_is_whole(tmp_path: Path, num_workers:
 
 
 @pytest.mark.parametrize(("num_workers", "number"), [(0, 0), (0, 1), (0, 5), (1, 0), (1, 5)])
-def test_an_error_that_blames_no_sample_ends_no_epoch_wherever_it_comes(
-    tmp_path: Path, num_workers: int, number: int
-) -> None:
+def test_an_error_that_blames_no_sample_does_not_end_the_epoch(tmp_path: Path, num_workers: int, number: int) -> None:
     Subject(tmp_path, "folder", {})
     folder = ImageFolder(tmp_path / "clean", transform=RandomResizedCrop(48))
     good = [labels.tolist() for _, labels in DataLoader(folder, batch_size=4)]
@@ -188,23 +198,6 @@ def test_torchs_own_loader_delivers_the_rest_too(tmp_path: Path, num_workers: in
     several = [keys[at : at + BATCH_SIZE] for at in range(0, NUM_SAMPLES, BATCH_SIZE)]
     assert found == [batch for batch in several if not bad & set(batch)]
     assert len(errors) == len(several) - len(found)
-
-
-@pytest.mark.parametrize("executor", ["this process", "called here"])
-def test_a_prefetcher_delivers_the_rest_too(tmp_path: Path, executor: str) -> None:
-    subject = Subject(tmp_path, "shards")
-    expected = good_batches(subject)
-    wraps: list[Callable[[Any], Any]] = [
-        lambda loader: DevicePrefetcher(loader, "cpu"),
-        lambda loader: prefetch_late(loader, depth=1)[0],
-        lambda loader: prefetch_late(loader, depth=3)[0],
-    ]
-    for wrap in wraps:
-        loader = subject.loader(**EXECUTORS[executor])
-        errors: list[Exception] = []
-        assert [plain(batch) for batch in catching(iter(wrap(loader)), errors)] == expected
-        assert len(errors) == NUM_SAMPLES // BATCH_SIZE - len(expected)
-        assert loader.state_dict()["position"] == NUM_SAMPLES
 
 
 PACKAGE = f"{Path(shardio.__file__).parent}/"
@@ -402,9 +395,7 @@ def test_running_out_of_memory_is_not_a_bad_sample(webps: Path, tmp_path: Path) 
     assert len(batches_of(loader)) == 3
 
 
-def test_after_a_timeout_the_epoch_does_not_end_as_if_it_were_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_timeout_an_epoch_does_not_end_as_if_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loader = Subject(tmp_path, "shards", {}).loader(1, prefetch_factor=1)
     expected = batches_of(loader)
     loader.set_epoch(0)

@@ -297,9 +297,7 @@ def _nothing_is_left(_all_is_started: None) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_worker_processes_end_even_if_another_process_holds_their_sockets(
-    data: Data, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_worker_processes_end_even_if_others_hold_their_sockets(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
     start = fork_server._start_process
     started: list[subprocess.Popen[bytes]] = []
     copies: list[socket.socket] = []

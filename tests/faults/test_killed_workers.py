@@ -30,9 +30,8 @@ from tests.faults.worker_processes import (
     batches_of,
     collect,
     find_worker_processes,
-    install_failure,
+    install,
     install_gate,
-    install_meeting,
     install_poison,
     is_alive,
     make_loader,
@@ -148,9 +147,7 @@ def kill_first(monkeypatch: pytest.MonkeyPatch, most: int) -> list[int]:
     return started
 
 
-def test_fork_servers_killed_before_their_first_message(
-    data: Data, expected: Expected, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fork_servers_killed_before_a_message(data: Data, expected: Expected, monkeypatch: pytest.MonkeyPatch) -> None:
     started = kill_first(monkeypatch, 2)
     with warns_of_deaths() as warned:
         assert batches_of(make_loader(data, "shards", 2)) == expected["shards"][0]
@@ -253,7 +250,7 @@ def sample_of(batches: Batches, number: int) -> str:
     return key
 
 
-def test_two_deaths_over_the_same_batch_are_survived(
+def test_two_deaths_over_one_batch(
     data: Data, expected: Expected, modules: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_module, "divide_threads", lambda num_threads, _: [num_threads])
@@ -325,7 +322,7 @@ DEATHS: dict[str, Callable[[], None]] = {
 @pytest.mark.parametrize(
     "name", ["SIGKILL", *(pytest.param(n, marks=pytest.mark.slow) for n in ("exit code 3", "SIGSTOP"))]
 )
-def test_code_that_ends_its_process_loses_no_batch(
+def test_code_that_ends_a_process_is_survived(
     data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(pool_module, "PATIENCE_S", 1.0)
@@ -412,7 +409,14 @@ def _one_worker_process(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("_one_worker_process")
 def test_all_threads_make_parts_of_the_same_batch_at_a_time(data: Data, modules: Path) -> None:
-    install_meeting(modules, 4, MADE_BEFORE)
+    meet = f"""
+    try:
+        if next(numbers) >= {MADE_BEFORE}:
+            meeting.wait()
+    except threading.BrokenBarrierError:
+        open({str(modules / "missed")!r}, "w").close()
+"""
+    install(modules, meet, f"meeting = threading.Barrier(4, timeout={DEADLINE_S / 4})")
     loader = make_loader(data, "shards", 4, batch_size=32, prefetch_factor=1)
     assert batches_of(loader) == batches_of(make_loader(data, batch_size=32))
     assert not (modules / "missed").exists()
@@ -459,10 +463,26 @@ def test_a_buffer_that_is_still_being_filled_is_not_reused(data: Data, modules: 
     assert [plain(batch) for batch in kept] == batches_of(oracle)
 
 
+FAILURE = """
+import itertools, os
+from shardio.loader.chunk_worker import WorkerProcess
+
+report, numbers = WorkerProcess._report, itertools.count()
+
+def report_or_die(self, outcome):
+    if next(numbers) == 2 and not os.path.exists({0}):  # After the third chunk of the first worker process.
+        open({0}, "x").close()
+        raise SystemExit
+    report(self, outcome)
+
+WorkerProcess._report = report_or_die
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("_one_worker_process")
 def test_a_thread_that_dies_ends_its_worker_process(data: Data, modules: Path) -> None:
-    install_failure(modules)
+    (modules / "sitecustomize.py").write_text(FAILURE.format(repr(str(modules / "failed"))))
     with warns_of_deaths():
         assert batches_of(make_loader(data, "shards", 1)) == batches_of(make_loader(data))
     assert (modules / "failed").exists()

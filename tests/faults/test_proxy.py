@@ -215,9 +215,7 @@ with run_server(command, folder, lambda: answers(f"http://127.0.0.1:{port}/")):
     ("program", "end", "status"),
     [(RUN_PROXY, signal.SIGKILL, 502), (RUN_SERVER, signal.SIGKILL, 200), (RUN_SERVER, signal.SIGINT, 200)],
 )
-def test_the_proxy_and_servers_end_with_the_tests(
-    tmp_path: Path, program: str, end: signal.Signals, status: int
-) -> None:
+def test_proxy_and_servers_end_with_the_tests(tmp_path: Path, program: str, end: signal.Signals, status: int) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen([sys.executable, "-c", program, tmp_path], env=environment, **pipes) as tests:

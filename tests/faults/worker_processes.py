@@ -114,7 +114,7 @@ def install_poison(modules: Path, key: str, max_deaths: int, others_s: float = 0
 
     Each creates a file ``death-<n>``. All other chunks take ``others_s`` longer than usual.
     """
-    _install(
+    install(
         modules,
         f"""
     if {key!r} in self._reader.keys(chunk.samples):
@@ -126,45 +126,6 @@ def install_poison(modules: Path, key: str, max_deaths: int, others_s: float = 0
             os.abort()
     time.sleep({others_s})
 """,
-    )
-
-
-def install_meeting(modules: Path, num_threads: int, num_before: int) -> None:
-    """Make a worker process's threads wait, after ``num_before`` chunks, until ``num_threads`` of them are busy.
-
-    If this does not happen in time, create a file ``missed``.
-    """
-    _install(
-        modules,
-        f"""
-    try:
-        if next(numbers) >= {num_before}:
-            meeting.wait()
-    except threading.BrokenBarrierError:
-        open({str(modules / "missed")!r}, "w").close()
-""",
-        f"meeting = threading.Barrier({num_threads}, timeout={DEADLINE_S / 4})",
-    )
-
-
-def install_failure(modules: Path) -> None:
-    """Make a thread of the first worker process die after its third chunk, and create a file ``failed``."""
-    failed = str(modules / "failed")
-    (modules / "sitecustomize.py").write_text(
-        f"""
-import itertools, os
-from shardio.loader.chunk_worker import WorkerProcess
-
-report, numbers = WorkerProcess._report, itertools.count()
-
-def report_after_all(self, outcome):
-    if next(numbers) == 2 and not os.path.exists({failed!r}):
-        open({failed!r}, "x").close()
-        raise SystemExit
-    report(self, outcome)
-
-WorkerProcess._report = report_after_all
-"""
     )
 
 
@@ -184,7 +145,7 @@ class Gate:
 
 def install_gate(modules: Path, held: range = range(0)) -> Gate:
     folder = str(modules)
-    _install(
+    install(
         modules,
         f"""
     number = chunk.chunk_id
@@ -199,7 +160,7 @@ def install_gate(modules: Path, held: range = range(0)) -> Gate:
     return Gate(modules)
 
 
-def _install(modules: Path, what: str, beforehand: str = "") -> None:
+def install(modules: Path, what: str, beforehand: str = "") -> None:
     """Make worker processes run code before each chunk through sitecustomize, which Python imports at startup."""
     (modules / "sitecustomize.py").write_text(
         f"""

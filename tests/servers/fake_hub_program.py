@@ -1,6 +1,6 @@
 """Serve dataset repositories as the Hugging Face Hub does, and their large files as its storage servers do.
 
-:mod:`tests.servers.fake_hub` writes the repositories into a folder. The interface and the headers are those that
+:mod:`tests.servers.stores` writes the repositories into a folder. The interface and the headers are those that
 huggingface_hub expects. https://huggingface.co/docs/hub/api, https://huggingface.co/spaces/huggingface/openapi
 """
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
 import hmac
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -17,8 +19,7 @@ from typing import Any
 
 import pytest
 
-from tests.servers import fake_gcs_program
-from tests.servers.fake_hub import FakeHub, run_fake_hub
+from tests.servers import fake_gcs_program, fake_hub_program
 from tests.servers.server import BUCKET, HOST, INSTALLED, Server, answers, create, find_free_port, request, run_server
 
 WEED = INSTALLED / "bin" / "weed"
@@ -160,6 +161,63 @@ def run_nginx(folder: Path, files: Path) -> Iterator[Server]:
     command: list[str | Path] = [NGINX or "nginx", "-e", "stderr", "-p", folder, "-c", configuration]
     with run_server(command, folder, lambda: answers(url)):
         yield Server(url=url, options={"allow_http": "true"}, port=port)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeHub:
+    """A running emulation of the Hugging Face Hub, whose server cannot be installed.
+
+    It implements only what reading datasets requires. Tests run huggingface_hub against it.
+
+    Attributes:
+        server: The server.
+        folder: The folder of its repositories.
+        storage_port: The port of its server for large files.
+    """
+
+    server: Server
+    folder: Path
+    storage_port: int
+
+    def commit(
+        self, name: str, files: Path, *, revision: str = "main", is_private: bool = False, is_gated: bool = False
+    ) -> str:
+        """Commit the files of a folder to a branch or a tag. Return the id of the commit.
+
+        If ``is_private``, only certain users can see the repository. If ``is_gated``, only certain users can read the
+        repository's files.
+        """
+        repository = self.folder / "org" / name
+        refs = repository / "refs.json"
+        digest = hashlib.sha1(usedforsecurity=False)
+        for path in sorted(path for path in files.rglob("*") if path.is_file()):
+            digest.update(f"{path.relative_to(files)}\0{path.stat().st_size}\0".encode() + path.read_bytes())
+        commit = digest.hexdigest()
+        shutil.copytree(files, repository / "commits" / commit, dirs_exist_ok=True)
+        commits = json.loads(refs.read_text()) if refs.exists() else {}
+        refs.write_text(json.dumps({**commits, revision: commit}))
+        settings = {"is_private": is_private, "is_gated": is_gated}
+        (repository / "settings.json").write_text(json.dumps(settings))
+        return commit
+
+    def redirect_to(self, host: str, port: int) -> None:
+        """Make the Hub redirect requests for large files to another address, such as that of a proxy."""
+        (self.folder / "storage-address").write_text(f"http://{host}:{port}")
+
+
+@contextlib.contextmanager
+def run_fake_hub(folder: Path) -> Iterator[FakeHub]:
+    hub_port, storage_port = find_free_port(), find_free_port()
+    url = f"http://{HOST}:{hub_port}"
+    repositories = folder / "repositories"
+    repositories.mkdir(parents=True)
+    command: list[str | Path] = [sys.executable, "-I", fake_hub_program.__file__, HOST, str(hub_port)]
+    command += [str(storage_port), repositories]
+    server = Server(url="hf://datasets/org", options={"endpoint": url}, port=hub_port)
+    hub = FakeHub(server=server, folder=repositories, storage_port=storage_port)
+    hub.redirect_to(HOST, storage_port)
+    with run_server(command, folder, lambda: answers(f"{url}/api/datasets/org/none")):
+        yield hub
 
 
 MISSING = "{} is not installed: run bash tools/servers.sh"

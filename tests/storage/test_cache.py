@@ -179,7 +179,7 @@ def read_in_another_process(location: Location, end: Connection) -> None:
 
 
 @pytest.mark.slow
-def test_a_shared_cache_fetches_an_object_once(
+def test_a_shared_cache_fetches_once(
     seaweedfs_server: Server, behind: Server, proxy: FaultProxy, tmp_path: Path
 ) -> None:
     name = uuid.uuid4().hex
@@ -343,9 +343,7 @@ def test_a_listing_finds_its_files_each_with_whole_blocks_of_its_own(sizes: dict
 
 @settings(max_examples=10)
 @given(st.integers(0, 2999), st.sampled_from(["add", "remove", "resize"]))
-def test_a_bundle_has_16_mb_on_average_and_a_changed_file_changes_one_or_joins_or_parts_two(
-    number: int, change: str
-) -> None:
+def test_a_bundle_has_16_mb_on_average_and_a_changed_file_changes_at_most_two(number: int, change: str) -> None:
     sizes = {f"{i:04d}.jpg": 200_000 for i in range(3000)}
     bundles = cut_bundles(listing_of(sizes))
     assert 0.7 * MEAN_BYTES < bundles.sizes.mean() < 1.3 * MEAN_BYTES
@@ -381,9 +379,7 @@ def block_range(first: int, last: int) -> tuple[int, int]:
 
 
 @given(st.lists(st.tuples(st.booleans(), blocks), max_size=12), st.lists(ranges, min_size=1, max_size=20))
-def test_a_range_is_present_if_its_blocks_are(
-    operations: list[tuple[bool, list[int]]], wanted: list[list[int]]
-) -> None:
+def test_a_range_needs_all_its_blocks(operations: list[tuple[bool, list[int]]], wanted: list[list[int]]) -> None:
     present = np.zeros(NUM_BLOCKS, np.bool_)  # The model.
     with tempfile.TemporaryDirectory() as folder:
         copy = CachedCopy(path=f"{folder}/x.copy", size=SIZE)
@@ -464,7 +460,7 @@ def make_fifo(path: Path) -> None:
         make_fifo,
     ],
 )
-def test_a_doubtful_copy_is_replaced(
+def test_a_dubious_copy_is_replaced(
     make_doubtful: Callable[[Path], object], location: Location, tmp_path: Path
 ) -> None:
     path = plant(location, tmp_path / "cache")
@@ -477,9 +473,7 @@ def test_a_doubtful_copy_is_replaced(
 @pytest.mark.parametrize(
     ("owner", "mode"), [pytest.param(OTHER_USER, 0o755, marks=as_root), (None, 0o777), (None, 0o775)]
 )
-def test_a_folder_that_others_write_to_is_refused(
-    owner: int | None, mode: int, location: Location, tmp_path: Path
-) -> None:
+def test_a_folder_others_write_to_is_refused(owner: int | None, mode: int, location: Location, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     cache.mkdir()
     (cache / "notes.txt").touch()  # It has other uses.

@@ -29,8 +29,8 @@ from shardio.storage.locations import RemoteOptions
 from tests.cli.commands import run
 from tests.faults.proxy import FaultProxy, Script
 from tests.raising import assert_raises
-from tests.servers.fake_hub import FakeHub
 from tests.servers.fake_hub_program import READER, STRANGER
+from tests.servers.stores import FakeHub
 from tests.sources import write_images
 from tests.storage.conftest import at_server
 
@@ -187,8 +187,11 @@ def test_without_the_hubs_library_an_error_says_what_to_install(monkeypatch: pyt
 # Faults
 
 
+Proxies = tuple[FaultProxy, FaultProxy]
+
+
 @pytest.fixture
-def proxies(fake_hub: FakeHub) -> Iterator[tuple[FaultProxy, FaultProxy]]:
+def proxies(fake_hub: FakeHub) -> Iterator[Proxies]:
     with (
         FaultProxy(fake_hub.server.host, fake_hub.server.port) as before_hub,
         FaultProxy(fake_hub.server.host, fake_hub.storage_port) as before_storage,
@@ -199,9 +202,7 @@ def proxies(fake_hub: FakeHub) -> Iterator[tuple[FaultProxy, FaultProxy]]:
 
 
 @pytest.mark.slow
-def test_faults_do_not_change_content_and_listings(
-    fake_hub: FakeHub, files: Path, proxies: tuple[FaultProxy, FaultProxy]
-) -> None:
+def test_faults_do_not_change_what_is_read(fake_hub: FakeHub, files: Path, proxies: Proxies) -> None:
     content = os.urandom(2_000_000)
     put(files / "large.tar", content)
     before_hub, before_storage = proxies
@@ -221,9 +222,7 @@ def test_faults_do_not_change_content_and_listings(
     assert before_storage.counts().num_faults
 
 
-def test_a_failing_hub_is_an_error_and_damage_is_repaired(
-    fake_hub: FakeHub, files: Path, proxies: tuple[FaultProxy, FaultProxy]
-) -> None:
+def test_a_failing_hub_raises_and_damage_is_repaired(fake_hub: FakeHub, files: Path, proxies: Proxies) -> None:
     fake_hub.commit("failing", files)
     server = fake_hub.server.behind(proxies[0].host, proxies[0].port)
     for kind in ("status_503", "reset_before"):
@@ -315,7 +314,7 @@ def test_a_dataset_and_class_folders_are_read_like_local_ones(fake_hub: FakeHub,
 
 
 def test_files_that_a_commit_leaves_unchanged_stay_in_the_cache(
-    fake_hub: FakeHub, folder: Path, tmp_path: Path, proxies: tuple[FaultProxy, FaultProxy]
+    fake_hub: FakeHub, folder: Path, tmp_path: Path, proxies: Proxies
 ) -> None:
     name = uuid.uuid4().hex
     fake_hub.commit(name, folder)
@@ -333,9 +332,7 @@ def test_files_that_a_commit_leaves_unchanged_stay_in_the_cache(
     assert proxy.counts().num_requests == 0
 
 
-def test_commands_read_repositories_but_do_not_write(
-    fake_hub: FakeHub, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_read_repositories_only(fake_hub: FakeHub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_hub.commit("commands", folder)
     monkeypatch.setenv("HF_ENDPOINT", fake_hub.server.options["endpoint"])
     client().close()  # The next storage process starts with the new variable.

@@ -82,7 +82,7 @@ LOADERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("make_loader", LOADERS.values(), ids=LOADERS.keys())
-def test_batches_are_the_local_ones_and_images_requested_once(
+def test_batches_are_local_and_images_requested_once(
     remote: Any, local: Path, proxy: FaultProxy, make_loader: Any
 ) -> None:
     url, options = remote
@@ -267,7 +267,7 @@ def test_a_rank_fetches_its_share_once(
         assert not [each for each in proxy.requests() if each.range is not None], "the next epoch fetches nothing"
 
 
-def test_a_rank_fetches_parts_of_a_large_index(
+def test_parts_of_a_large_index_are_fetched(
     seaweedfs_server: Server, behind: Server, proxy: FaultProxy, tmp_path: Path
 ) -> None:
     with ShardWriter(tmp_path) as writer:

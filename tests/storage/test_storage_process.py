@@ -222,32 +222,26 @@ with location.write_whole() as file:
 """
 
 
-@pytest.mark.parametrize("ending", ["pass", "os.kill(os.getpid(), signal.SIGKILL)"])
-def test_it_ends_after_the_process_that_started_it(ending: str) -> None:
-    program = f"{WRITE}\nprint(client().folder, flush=True)\n{ending}"
-    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=False)
-    wait_until(lambda: not Path(done.stdout.strip()).exists(), "it ends")
-
-
 LIVE_ON = """
 if os.fork() == 0:
     sys.stdin.read()  # Until the test has seen that the parent has ended.
     print(location.read_whole().decode(), flush=True)
-    os._exit(0)
-print(client().folder, flush=True)
 os._exit(0)
 """
 
 
-def test_it_lives_on_for_children_that_use_it() -> None:
-    command = [sys.executable, "-c", WRITE + LIVE_ON]
+@pytest.mark.parametrize(
+    ("ending", "said"), [("pass", ""), ("os.kill(os.getpid(), signal.SIGKILL)", ""), (LIVE_ON, "1\n")]
+)
+def test_it_ends_after_the_process_that_started_it_and_its_children(ending: str, said: str) -> None:
+    command = [sys.executable, "-c", f"{WRITE}\nprint(client().folder, flush=True)\n{ending}"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         folder = Path(process.stdout.readline().strip())
         process.wait()
         process.stdin.close()
-        assert process.stdout.read() == "1\n"
+        assert process.stdout.read() == said
     wait_until(lambda: not folder.exists(), "it ends")
 
 
@@ -287,7 +281,7 @@ def test_a_storage_process_that_is_suspended_is_replaced(root: Location, monkeyp
 
 
 @pytest.mark.slow
-def test_long_answers_are_awaited(
+def test_a_slow_answer_is_awaited(
     root: Location, behind: Server, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A storage process with a slow request still answers new connections, so it is not killed."""

@@ -35,8 +35,8 @@ from shardio.testing.store import Fill, MakeRoot, StoreTests
 from tests.files import count_open_files
 from tests.memory_store import MemoryStore
 from tests.raising import assert_raises
-from tests.servers.fake_hub import FakeHub
 from tests.servers.server import Server
+from tests.servers.stores import FakeHub
 from tests.storage.conftest import at_server, in_memory, put
 from tests.tars import write_tar
 
@@ -136,9 +136,7 @@ def test_a_packed_dataset_is_read_from_any_store(place: tuple[str, RemoteAccess]
 
 @pytest.mark.filterwarnings("ignore:the members of some samples")
 @pytest.mark.parametrize("is_adjacent", [True, False])
-def test_foreign_tars_are_indexed_in_any_store(
-    place: tuple[str, RemoteAccess], tmp_path: Path, is_adjacent: bool
-) -> None:
+def test_foreign_tars_are_indexed_anywhere(place: tuple[str, RemoteAccess], tmp_path: Path, is_adjacent: bool) -> None:
     name, access = place
     root = parse_location(name, access)
     members = [(f"{key}.{field}", content) for key, fields in EXPECTED for field, content in fields.items()]
@@ -268,9 +266,7 @@ def test_a_third_slash_is_kept_unless_the_url_needs_a_host(name: str | Path, url
     assert find_url(name) == url
 
 
-def test_paths_are_those_of_their_working_directory_in_any_encoding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_are_those_of_their_directory_in_any_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "folder" / "run:" / "a").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "folder")
     names: list[str | Path] = ["a", "./b//c/", "../d", Path("e")]

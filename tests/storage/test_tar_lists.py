@@ -79,7 +79,7 @@ def test_changes_of_local_tars_are_found(folder: Path, opened: list[str]) -> Non
     assert (len(found), found["03-0"], found["12-2"]) == (3 * NUM_TARS, b"changed", b"1")
 
 
-def test_the_list_of_many_tars_is_written_when_they_are_opened(
+def test_the_list_of_many_tars_is_written_at_opening(
     folder: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = (folder / TAR_LIST_NAME).read_text()
@@ -130,7 +130,7 @@ def test_the_list_of_a_local_folder_is_ignored_in_a_store(folder: Path, seaweedf
     assert_raises(FormatError, "is named twice", open_table, [tar, tar], make_access(options_of(remote)))
 
 
-def test_remote_tars_are_listed_with_few_requests(
+def test_remote_tars_need_few_requests(
     folder: Path, seaweedfs_server: Server, behind: Server, proxy: FaultProxy
 ) -> None:
     key = put_all(folder, at_server(seaweedfs_server, uuid.uuid4().hex)).key

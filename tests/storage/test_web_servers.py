@@ -210,7 +210,7 @@ CIRCLE = kind(answer_path=lambda self, path: self.answer(302, b"", ("Location", 
         (answering(511), StoreError, r"the server answered 511 Network Authentication Required\. Check the URL"),
     ],
 )
-def test_what_cannot_succeed_fails_at_once(
+def test_what_is_hopeless_fails_at_once(
     root: Path, server: type[WebFolder], error: type[Exception], message: str
 ) -> None:
     with serve_folder(root, server) as (url, requests):
@@ -296,7 +296,7 @@ def test_few_descriptors_suffice(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("problem", "num_calls"), [("unclear", 8), ("transient", 51)])
-def test_answers_that_do_not_fit_their_requests_are_given_up_soon(
+def test_answers_that_do_not_fit_are_given_up_soon(
     monkeypatch: pytest.MonkeyPatch, problem: Any, num_calls: int
 ) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: None)
