@@ -17,6 +17,14 @@ from tests.files import files_of_at_most, mode_of, read_files, suspended_holder,
 from tests.raising import assert_raises
 
 
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_failed_write_leaves_no_file(tmp_path: Path, error: type[BaseException]) -> None:
+    with pytest.raises(error), write_whole(tmp_path / "file") as file:  # noqa: PT012  # The write must fail midway.
+        file.write(b"new")
+        raise error
+    assert read_files(tmp_path) == {}
+
+
 def test_a_missing_folder_is_not_created(tmp_path: Path) -> None:
     assert_raises(FileNotFoundError, None, create_whole, tmp_path / "missing" / "a", b"")
 
