@@ -66,7 +66,4 @@ from .rendering import (
     render_crops as render_crops,
     why_not_by_kernel as why_not_by_kernel,
 )
-from .tiled import (
-    TiledChunk as TiledChunk,
-    collect_tiles as collect_tiles,
-)
+from .tiled import TiledChunk as TiledChunk, collect_tiles as collect_tiles

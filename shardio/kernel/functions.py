@@ -225,8 +225,7 @@ class Kernel:
                 *(len(contents), num_crops, images.ctypes.data, plans.ctypes.data, order.ctypes.data),
                 *(destinations.ctypes.data, is_done.ctypes.data, workspace),
                 *next(
-                    ((each.cache, each.cache_file) for each in contents if isinstance(each, Kept) and each.key),
-                    (0, 0),
+                    ((each.cache, each.cache_file) for each in contents if isinstance(each, Kept) and each.key), (0, 0)
                 ),
             )
             self._decode(call.ctypes.data)

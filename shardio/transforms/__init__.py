@@ -3,17 +3,7 @@
 Each image's parameters are a pure function of (seed, epoch, sample), whichever process decodes the image.
 """
 
-from shardio.transforms import (
-    annotations,
-    automatic,
-    compose,
-    geometry,
-    pixels,
-    recipes,
-    recognition,
-    transform,
-    warps,
-)
+from shardio.transforms import annotations, automatic, compose, geometry, pixels, recipes, recognition, transform, warps
 from shardio.transforms.annotations import *
 from shardio.transforms.automatic import *
 from shardio.transforms.compose import *

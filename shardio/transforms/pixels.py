@@ -18,14 +18,7 @@ from numpy.typing import NDArray
 from shardio.images import Operations, Sizes, make_operations, normalize_floats, normalize_image
 from shardio.kernel import operations as codes
 from shardio.order import Words
-from shardio.transforms.geometry import (
-    NUM_TRIES,
-    Fill,
-    check_fill,
-    check_part,
-    draw_sides,
-    take_first,
-)
+from shardio.transforms.geometry import NUM_TRIES, Fill, check_fill, check_part, draw_sides, take_first
 from shardio.transforms.transform import (
     Bounds,
     PixelTransform,

@@ -20,20 +20,8 @@ from numpy.typing import NDArray
 from shardio.images import Operations, Pixels, Sizes, make_operations
 from shardio.kernel import operations as codes
 from shardio.order import Words
-from shardio.transforms.geometry import (
-    INTERPOLATIONS,
-    Color,
-    Fill,
-    check_fill,
-    check_interpolation,
-)
-from shardio.transforms.transform import (
-    PixelTransform,
-    Transform,
-    between,
-    check_probability,
-    draw_units,
-)
+from shardio.transforms.geometry import INTERPOLATIONS, Color, Fill, check_fill, check_interpolation
+from shardio.transforms.transform import PixelTransform, Transform, between, check_probability, draw_units
 
 __all__ = ["RandomAffine", "RandomPerspective", "RandomRotation"]
 

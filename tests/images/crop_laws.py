@@ -97,12 +97,7 @@ def _edges(length: int, unit: int) -> list[int]:
 
 
 def assert_parts(
-    content: bytes,
-    expected: Array,
-    boxes: Iterable[Box],
-    *,
-    orientation: Orientation = "ignore",
-    name: str = "",
+    content: bytes, expected: Array, boxes: Iterable[Box], *, orientation: Orientation = "ignore", name: str = ""
 ) -> None:
     """Check that parts of a file equal the same parts of the expected image, with the kernel and without it."""
     picture = open_image(content, orientation=orientation)

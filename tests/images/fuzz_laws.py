@@ -111,12 +111,7 @@ def _draw_box(size: tuple[int, int], rng: random.Random) -> Box:
 
 
 def _judge(
-    pixels: Array,
-    content: bytes,
-    picture: Picture,
-    made_of: list[Original],
-    orientation: Orientation,
-    box: Box,
+    pixels: Array, content: bytes, picture: Picture, made_of: list[Original], orientation: Orientation, box: Box
 ) -> str:
     """Check pixels. Return the name of the decode with equal pixels, usually a full decode by libjpeg or Pillow.
 

@@ -27,6 +27,7 @@ from tests.images.jpeg_files import (
     make_jpeg,
     noise,
     patch,
+    readers_of,
     scan_start,
     segments_of,
 )
@@ -259,6 +260,11 @@ ODD_FACTORS: dict[str, Factors] = {
     "gray 3x1": ((3, 1),),
 }
 """Sampling factors that few encoders write. A baseline MCU holds at most ten blocks (T.81, B.2.3)."""
+FACTORS = {
+    **SAMPLINGS,
+    **{name: factors for name, factors in ODD_FACTORS.items() if "simplejpeg" in readers_of(factors)},
+}
+"""Sampling factors that simplejpeg reads."""
 
 FLAT_TABLES = dht_segment({(table_class, number): FLAT[table_class] for table_class in (0, 1) for number in (0, 1)})
 UNUSED_TABLES = dqt_segment({3: [255] * 64}) + dht_segment({(0, 1): DEEP[0], (1, 1): DEEP[1]})
