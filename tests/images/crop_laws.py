@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.images import CropPlan, Picture, PlannedCrop, Rows, open_image
+from shardio.images import CropPlan, Picture, PlannedCrop, Resampling, Rows, open_image
 from shardio.images.jpeg import Box
 from shardio.images.pictures import Orientation
 from shardio.images.rendering import render_by_kernel
@@ -122,6 +122,24 @@ def assert_parts_by_kernel(content: bytes, expected: Array, boxes: Sequence[Box]
                 )
             num_drawn += int(is_drawn)
     return num_drawn
+
+
+def draw_plan(
+    sizes: Sequence[tuple[int, int]], window: tuple[int, int], resampling: Resampling, random: np.random.Generator
+) -> CropPlan:
+    """Draw a part of each picture, its new size, and a window, which may extend beyond it or show nothing of it."""
+    boxes = np.array([random_boxes(*size, 1, random)[0] for size in sizes])
+    is_resized, is_shifted, is_flipped = random.random((3, len(sizes))) < [[0.7], [0.6], [0.5]]
+    new_sizes = np.where(is_resized[:, np.newaxis], random.integers(1, 120, (len(sizes), 2)), boxes[:, 2:])
+    corners = random.integers(-20, np.maximum(new_sizes, 1)) * is_shifted[:, np.newaxis]
+    windows = np.concatenate([corners, np.full_like(corners, window)], axis=1)
+    return CropPlan(box=boxes, size=new_sizes, window=windows, flip=is_flipped, resampling=resampling)
+
+
+def shows_picture(plan: CropPlan) -> NDArray[np.bool_]:
+    """Return which windows of a plan show a part of their picture."""
+    corner, size = plan.window[:, :2], plan.window[:, 2:]
+    return ((corner < plan.size) & (corner + size > 0)).all(axis=1)
 
 
 def tile_by_hand(content: bytes) -> bytes:

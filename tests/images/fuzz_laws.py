@@ -87,11 +87,10 @@ def check_tiling(content: bytes) -> str:
         tiled = tile_jpeg(content)
     except NotTileable as error:
         return "tiling: " + _outcome_of(error)
-    before, after = _strictly(content), _strictly(tiled)
+    before, after = _read(content, strict=True), _read(tiled, strict=True)
     if (before is None) != (after is None):
-        raise LawBrokenError(
-            f"of the file and the tiled file, libjpeg reads only the {'first' if after is None else 'second'}"
-        )
+        which = "first" if after is None else "second"
+        raise LawBrokenError(f"of the file and the tiled file, libjpeg reads only the {which}")
     if before is None or after is None:
         return "tiling: done, and libjpeg reads neither"
     if not np.array_equal(before, after):
@@ -168,27 +167,18 @@ def _leniently(content: bytes, orientation: Orientation) -> Array | None:
     """Return the pixels that libjpeg decodes despite errors, or None if it decodes none."""
     # libjpeg only warns of an unknown JFIF version or Adobe transform, but simplejpeg refuses such files.
     content = re.sub(rb"JFIF\0.", b"JFIF\0\1", content, count=1, flags=re.DOTALL)
-    is_cmyk = _count_components(content) == 4  # Their transforms are 0 and 2, not 0 and 1.
-    unknown, known = (rb"[^\0\2]", b"\2") if is_cmyk else (rb"[^\0\1]", b"\1")
-    content = re.sub(rb"(Adobe.{6})" + unknown, rb"\g<1>" + known, content, count=1, flags=re.DOTALL)
+    known = b"\1"
+    with contextlib.suppress(ValueError):
+        known = b"\2" if len(read_head(content).factors) == 4 else b"\1"  # CMYK has the transforms 0 and 2.
+    content = re.sub(rb"(Adobe.{6})[^\0" + known + rb"]", rb"\g<1>" + known, content, count=1, flags=re.DOTALL)
+    pixels = _read(content, strict=False)
+    return None if pixels is None else _turned(pixels, content, orientation)
+
+
+def _read(content: bytes, *, strict: bool) -> Array | None:
     try:
-        pixels = np.asarray(simplejpeg.decode_jpeg(content, strict=False))
+        return np.asarray(simplejpeg.decode_jpeg(content, strict=strict))
     except (ValueError, OSError):
-        return None
-    return _turned(pixels, content, orientation)
-
-
-def _count_components(content: bytes) -> int:
-    try:
-        return len(read_head(content).factors)
-    except ValueError:
-        return 0
-
-
-def _strictly(content: bytes) -> Array | None:
-    try:
-        return np.asarray(simplejpeg.decode_jpeg(content, strict=True))
-    except ValueError:
         return None
 
 

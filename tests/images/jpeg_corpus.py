@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import cv2
@@ -31,176 +31,154 @@ from tests.images.jpeg_files import (
     scan_start,
     segments_of,
 )
-from tests.images.jpeg_writer import DEEP, FLAT, JpegOptions as Options, dht_segment, dqt_segment, segment, write_jpeg
-from tests.images.pictures import Array, make_picture, save
+from tests.images.jpeg_writer import DEEP, FLAT, dht_segment, dqt_segment, segment, write_jpeg
+from tests.images.pictures import make_picture, save
 
 Sizes = list[tuple[int, int]]
 
 
-def other_codings(sizes: Sizes) -> Iterator[JpegFile]:
-    for height, width in sizes:
-        size = f"{width}x{height}"
-        picture = make_picture(height, width)
-        four = np.dstack([picture, picture[..., :1]])
-        own_baseline = write_jpeg(picture, Options())
-        files = {
-            "cmyk by pillow": by_pillow(four),
-            "four components": _own(four, factors=((1, 1),) * 4, header="adobe"),
-            "four components of two sizes": _own(four, factors=((2, 2), (1, 1), (1, 1), (2, 2)), header="none"),
-            "two components": _own(picture[..., :2].copy(), factors=((1, 1),) * 2, header="none"),
-            "12 bits": _own(picture, sof=0xC1, precision=12),
-            "height in dnl": _own(picture, dnl=True),
-            "height in dnl, one scan a component": _own(picture, dnl=True, scans=((0,), (1,), (2,))),
-            "height in dnl, gray": _own(picture[..., 0].copy(), factors=GRAY, dnl=True),
-            "2x2 for all, one scan a component": _own(picture, factors=((2, 2),) * 3, scans=((0,), (1,), (2,))),
+def other_codings(height: int, width: int) -> dict[str, bytes]:
+    picture = make_picture(height, width)
+    four = np.dstack([picture, picture[..., :1]])
+    own_baseline = write_jpeg(picture)
+    files = {
+        "cmyk by pillow": by_pillow(four),
+        "four components": write_jpeg(four, factors=((1, 1),) * 4, header="adobe"),
+        "four components of two sizes": write_jpeg(four, factors=((2, 2), (1, 1), (1, 1), (2, 2)), header="none"),
+        "two components": write_jpeg(picture[..., :2].copy(), factors=((1, 1),) * 2, header="none"),
+        "12 bits": write_jpeg(picture, sof=0xC1, precision=12),
+        "height in dnl": write_jpeg(picture, dnl=True),
+        "height in dnl, one scan a component": write_jpeg(picture, dnl=True, scans=((0,), (1,), (2,))),
+        "height in dnl, gray": write_jpeg(picture[..., 0].copy(), factors=GRAY, dnl=True),
+        "2x2 for all, one scan a component": write_jpeg(picture, factors=((2, 2),) * 3, scans=((0,), (1,), (2,))),
+    }
+    # The data does not match the header's coding, but readers stop at the header.
+    files |= {f"sof{number:x}": patch_sof(own_baseline, 0xC0 | number) for number in (2, 3, 5, 6, 7, 9, 10, 11, 13)}
+    for sampling, factors in SAMPLINGS.items():
+        if len(factors) == 3:
+            write = partial(write_jpeg, picture, factors=factors)
+            files[f"{sampling}, one scan a component"] = write(scans=((0,), (1,), (2,)))
+            files[f"{sampling}, luma and chroma in two scans"] = write(scans=((0,), (1, 2)))
+            files[f"{sampling}, scans with restarts"] = write(scans=((0, 1), (2,)), restart_interval=2)
+    return files
+
+
+def broken_progressives(height: int, width: int) -> dict[str, bytes]:
+    good = by_pillow(make_picture(height, width), progressive=True, restart_marker_blocks=1)
+    last = good.rindex(b"\xff\xc4")  # The last scan refines luma, with a table of its own.
+    quantizers = dqt_segment({0: [200] * 64, 1: [200] * 64})
+    files = {
+        "no eoi": good[:-2],
+        "the last scan is missing": good[:last] + b"\xff\xd9",
+        "the last scan is missing, no eoi": good[:last],
+        "the last scan twice": good[:-2] + good[last:],
+        "a comment between scans": good[:last] + segment(0xFE, b"late") + good[last:],
+        "quantization between scans": good[:last] + quantizers + good[last:],
+        "zeros before eoi": good[:-2] + bytes(40) + b"\xff\xd9",
+        "noise before eoi": good[:-2] + bytes(range(40, 90)) + b"\xff\xd9",
+        "zeros after eoi": good + bytes(10),
+        "the last byte is missing": good[:-3].rstrip(b"\xff") + b"\xff\xd9",
+        "huge": patch(patch(good, 0xC2, 1, 0xFF), 0xC2, 3, 0xFF),
+        "an unused dc symbol of 16 bits": _with_long_code(good, 16),
+    }
+    if b"\xff\xd0" in good:
+        files["no restart markers"] = re.sub(rb"\xff[\xd0-\xd7]", b"", good)
+    return {f"progressive, {name}": content for name, content in files.items()}
+
+
+def other_ends(height: int, width: int) -> dict[str, bytes]:
+    picture = make_picture(height, width)
+    plain = write_jpeg(picture)
+    return {
+        "no eoi": plain[:-2],
+        "no eoi, restarts": write_jpeg(picture, restart_interval=1)[:-2],
+        "half an eoi": plain[:-1],
+        "a line feed after eoi": plain + b"\n",
+        "zeros after eoi": plain + bytes(1000),
+        "ones after eoi": plain + b"\xff",
+        "two eois": plain + b"\xff\xd9",
+        "two files in one": plain + plain,
+        "a video after eoi": plain + b"\0\0\0\x18ftypmp42" + bytes(500),
+        "zeros before eoi": plain[:-2] + bytes(3) + b"\xff\xd9",
+        "ones before eoi": plain[:-2] + b"\xff\x00\xff\x00\xff\xd9",
+        "a restart marker before eoi": plain[:-2] + b"\xff\xd0\xff\xd9",
+        "a comment before eoi": plain[:-2] + segment(0xFE, b"late") + b"\xff\xd9",
+        "the scan twice": plain[:-2] + plain[_scan_header(plain) :],
+    }
+
+
+def broken_headers(height: int, width: int) -> dict[str, bytes]:
+    good = write_jpeg(make_picture(height, width), restart_interval=2)
+    spans = {kind: (start, end) for kind, start, end in segments_of(good)}
+    files = {
+        "no frame": good[: spans[0xC0][0]] + good[spans[0xC0][1] :],
+        "two frames": good[: spans[0xC0][1]] + good[spans[0xC0][0] :],
+        "no tables, by pillow": by_pillow(make_picture(height, width), streamtype=2),
+        "tables only, by pillow": by_pillow(make_picture(height, width), streamtype=1),
+        "width 0": patch(patch(good, 0xC0, 3, 0), 0xC0, 4, 0),
+        "height 0": patch(patch(good, 0xC0, 1, 0), 0xC0, 2, 0),
+        "higher than its data": patch(good, 0xC0, 1, 1),
+        "wider than its data": patch(good, 0xC0, 3, 1),
+        "sampling factor 0": patch(good, 0xC0, 7, 0x01),
+        "sampling factor 5": patch(good, 0xC0, 7, 0x51),
+        "eleven blocks in an mcu": patch(good, 0xC0, 7, 0x33),
+        "unknown component in the scan": patch(good, 0xDA, 1, 99),
+        "one component twice in the scan": patch(good, 0xDA, 3, 1),
+        "unknown huffman table": patch(good, 0xDA, 2, 0x22),
+        "huffman table 15": patch(good, 0xDA, 2, 0xFF),
+        "more codes than bits allow": patch(good, 0xC4, 1, 3),
+        "spectral selection of a progressive scan": patch(good, 0xDA, 8, 5),
+        "segment of length 0": good[:2] + b"\xff\xe1\0\0" + good[2:],
+        "segment of length 1": good[:2] + b"\xff\xe1\0\1" + good[2:],
+        "segment beyond the end": good[:2] + b"\xff\xe1\xff\xff" + good[2:],
+        "stray byte between segments": good[:2] + b"\x00" + good[2:],
+    }
+    if max(height, width) > 8:  # A single MCU is correct with any restart interval.
+        files["restart interval that the data does not keep"] = patch(good, 0xDD, 1, 1)
+    return files
+
+
+def broken_data(height: int, width: int) -> dict[str, bytes]:
+    picture = noise(height, width)
+    restarts = write_jpeg(picture, restart_interval=1)
+    plain = write_jpeg(picture, quality=100)
+    begin = scan_start(plain)
+    middle = begin + (len(plain) - begin) // 2
+    last_marker = max(restarts.rfind(bytes([0xFF, 0xD0 + number])) for number in range(8))
+    files = {
+        "no data": plain[:begin] + b"\xff\xd9",
+        "no data and no eoi": plain[:begin],
+        "half the data": plain[:middle].rstrip(b"\xff") + b"\xff\xd9",
+        "half the data and no eoi": plain[:middle],
+        "codes of ones only": plain[:begin] + b"\xff\x00" * 20 + b"\xff\xd9",
+        "coefficients beyond the last": _overlong_block(),
+        "a marker amid the data": plain[:middle] + segment(0xE5, b"amid") + plain[middle:],
+    }
+    if last_marker > scan_start(restarts):
+        without = restarts[:last_marker] + restarts[last_marker + 2 :]
+        other = (restarts[last_marker + 1] - 0xD0 + 3) % 8 + 0xD0
+        files |= {
+            "a restart marker is missing": without,
+            "a restart marker too much": restarts[:last_marker] + restarts[last_marker : last_marker + 2] * 2,
+            "a restart marker out of turn": restarts[: last_marker + 1] + bytes([other]) + restarts[last_marker + 2 :],
+            "the last interval is missing": restarts[:last_marker] + b"\xff\xd9",
+            "cut after a restart marker": restarts[: last_marker + 2],
         }
-        # The data does not match the header's coding, but readers stop at the header.
-        files |= {f"sof{number:x}": patch_sof(own_baseline, 0xC0 | number) for number in (2, 3, 5, 6, 7, 9, 10, 11, 13)}
-        for sampling, factors in SAMPLINGS.items():
-            if len(factors) == 3:
-                files[f"{sampling}, one scan a component"] = _own(picture, factors=factors, scans=((0,), (1,), (2,)))
-                files[f"{sampling}, luma and chroma in two scans"] = _own(
-                    picture, factors=factors, scans=((0,), (1, 2))
-                )
-                files[f"{sampling}, scans with restarts"] = _own(
-                    picture, factors=factors, scans=((0, 1), (2,)), restart_interval=2
-                )
-        for name, content in files.items():
-            yield JpegFile(name=f"{name} {size}", content=content, tileable=False)
-
-
-def broken_progressives(sizes: Sizes) -> Iterator[JpegFile]:
-    for height, width in sizes:
-        good = by_pillow(make_picture(height, width), progressive=True, restart_marker_blocks=1)
-        last = good.rindex(b"\xff\xc4")  # The last scan refines luma, with a table of its own.
-        quantizers = dqt_segment({0: [200] * 64, 1: [200] * 64})
-        files = {
-            "no eoi": good[:-2],
-            "the last scan is missing": good[:last] + b"\xff\xd9",
-            "the last scan is missing, no eoi": good[:last],
-            "the last scan twice": good[:-2] + good[last:],
-            "a comment between scans": good[:last] + segment(0xFE, b"late") + good[last:],
-            "quantization between scans": good[:last] + quantizers + good[last:],
-            "zeros before eoi": good[:-2] + bytes(40) + b"\xff\xd9",
-            "noise before eoi": good[:-2] + bytes(range(40, 90)) + b"\xff\xd9",
-            "zeros after eoi": good + bytes(10),
-            "the last byte is missing": good[:-3].rstrip(b"\xff") + b"\xff\xd9",
-            "huge": patch(patch(good, 0xC2, 1, 0xFF), 0xC2, 3, 0xFF),
-            "an unused dc symbol of 16 bits": _with_long_code(good, 16),
-        }
-        if b"\xff\xd0" in good:
-            files["no restart markers"] = re.sub(rb"\xff[\xd0-\xd7]", b"", good)
-        for name, content in files.items():
-            yield JpegFile(name=f"progressive, {name} {width}x{height}", content=content, tileable=False)
-
-
-def other_ends(sizes: Sizes) -> Iterator[JpegFile]:
-    for height, width in sizes:
-        picture = make_picture(height, width)
-        content = write_jpeg(picture, Options(restart_interval=1))
-        plain = write_jpeg(picture, Options())
-        files = {
-            "no eoi": plain[:-2],
-            "no eoi, restarts": content[:-2],
-            "half an eoi": plain[:-1],
-            "a line feed after eoi": plain + b"\n",
-            "zeros after eoi": plain + bytes(1000),
-            "ones after eoi": plain + b"\xff",
-            "two eois": plain + b"\xff\xd9",
-            "two files in one": plain + plain,
-            "a video after eoi": plain + b"\0\0\0\x18ftypmp42" + bytes(500),
-            "zeros before eoi": plain[:-2] + bytes(3) + b"\xff\xd9",
-            "ones before eoi": plain[:-2] + b"\xff\x00\xff\x00\xff\xd9",
-            "a restart marker before eoi": plain[:-2] + b"\xff\xd0\xff\xd9",
-            "a comment before eoi": plain[:-2] + segment(0xFE, b"late") + b"\xff\xd9",
-            "the scan twice": plain[:-2] + plain[_scan_header(plain) :],
-        }
-        for name, file in files.items():
-            yield JpegFile(name=f"{name} {width}x{height}", content=file, tileable=False)
-
-
-def broken_headers(sizes: Sizes) -> Iterator[JpegFile]:
-    for height, width in sizes:
-        good = write_jpeg(make_picture(height, width), Options(restart_interval=2))
-        spans = {kind: (start, end) for kind, start, end in segments_of(good)}
-        files = {
-            "no frame": good[: spans[0xC0][0]] + good[spans[0xC0][1] :],
-            "two frames": good[: spans[0xC0][1]] + good[spans[0xC0][0] :],
-            "no tables, by pillow": by_pillow(make_picture(height, width), streamtype=2),
-            "tables only, by pillow": by_pillow(make_picture(height, width), streamtype=1),
-            "width 0": patch(patch(good, 0xC0, 3, 0), 0xC0, 4, 0),
-            "height 0": patch(patch(good, 0xC0, 1, 0), 0xC0, 2, 0),
-            "higher than its data": patch(good, 0xC0, 1, 1),
-            "wider than its data": patch(good, 0xC0, 3, 1),
-            "sampling factor 0": patch(good, 0xC0, 7, 0x01),
-            "sampling factor 5": patch(good, 0xC0, 7, 0x51),
-            "eleven blocks in an mcu": patch(good, 0xC0, 7, 0x33),
-            "unknown component in the scan": patch(good, 0xDA, 1, 99),
-            "one component twice in the scan": patch(good, 0xDA, 3, 1),
-            "unknown huffman table": patch(good, 0xDA, 2, 0x22),
-            "huffman table 15": patch(good, 0xDA, 2, 0xFF),
-            "more codes than bits allow": patch(good, 0xC4, 1, 3),
-            "spectral selection of a progressive scan": patch(good, 0xDA, 8, 5),
-            "segment of length 0": good[:2] + b"\xff\xe1\0\0" + good[2:],
-            "segment of length 1": good[:2] + b"\xff\xe1\0\1" + good[2:],
-            "segment beyond the end": good[:2] + b"\xff\xe1\xff\xff" + good[2:],
-            "stray byte between segments": good[:2] + b"\x00" + good[2:],
-        }
-        if max(height, width) > 8:  # A single MCU is correct with any restart interval.
-            files["restart interval that the data does not keep"] = patch(good, 0xDD, 1, 1)
-        for name, content in files.items():
-            yield JpegFile(name=f"{name} {width}x{height}", content=content, tileable=False)
-
-
-def broken_data(sizes: Sizes) -> Iterator[JpegFile]:
-    for height, width in sizes:
-        size = f"{width}x{height}"
-        picture = noise(height, width)
-        restarts = write_jpeg(picture, Options(restart_interval=1))
-        plain = write_jpeg(picture, Options(quality=100))
-        begin = scan_start(plain)
-        middle = begin + (len(plain) - begin) // 2
-        last_marker = max(restarts.rfind(bytes([0xFF, 0xD0 + number])) for number in range(8))
-        files = {
-            "no data": plain[:begin] + b"\xff\xd9",
-            "no data and no eoi": plain[:begin],
-            "half the data": plain[:middle].rstrip(b"\xff") + b"\xff\xd9",
-            "half the data and no eoi": plain[:middle],
-            "codes of ones only": plain[:begin] + b"\xff\x00" * 20 + b"\xff\xd9",
-            "coefficients beyond the last": _overlong_block(),
-            "a marker amid the data": plain[:middle] + segment(0xE5, b"amid") + plain[middle:],
-        }
-        if last_marker > scan_start(restarts):
-            without = restarts[:last_marker] + restarts[last_marker + 2 :]
-            other = (restarts[last_marker + 1] - 0xD0 + 3) % 8 + 0xD0
-            files |= {
-                "a restart marker is missing": without,
-                "a restart marker too much": restarts[:last_marker] + restarts[last_marker : last_marker + 2] * 2,
-                "a restart marker out of turn": restarts[: last_marker + 1]
-                + bytes([other])
-                + restarts[last_marker + 2 :],
-                "the last interval is missing": restarts[:last_marker] + b"\xff\xd9",
-                "cut after a restart marker": restarts[: last_marker + 2],
-            }
-        files |= {f"cut at {length}": plain[:length] for length in (1, 2, 3, 4, 20, 50, 160, begin - 5, begin + 1)}
-        for name, content in files.items():
-            yield JpegFile(name=f"{name} {size}", content=content, tileable=False)
+    files |= {f"cut at {length}": plain[:length] for length in (1, 2, 3, 4, 20, 50, 160, begin - 5, begin + 1)}
+    return files
 
 
 def not_jpegs() -> Iterator[JpegFile]:
-    yield JpegFile(name="empty file", content=b"", tileable=False)
-    yield JpegFile(name="zeros", content=bytes(500), tileable=False)
-    yield JpegFile(name="soi and eoi", content=b"\xff\xd8\xff\xd9", tileable=False)
-    yield JpegFile(name="soi and fill bytes", content=b"\xff\xd8" + b"\xff" * 300, tileable=False)
-    yield JpegFile(name="png", content=save(flat(20, 20), "PNG"), tileable=False)
+    files = {"empty": b"", "zeros": bytes(500), "soi and eoi": b"\xff\xd8\xff\xd9", "png": save(flat(20, 20), "PNG")}
+    for name, content in {**files, "soi and fill bytes": b"\xff\xd8" + b"\xff" * 300}.items():
+        yield JpegFile(name=name, content=content, tileable=False)
 
 
 def untileable_jpegs(sizes: Sizes) -> Iterator[JpegFile]:
-    yield from other_codings(sizes)
-    yield from broken_progressives(sizes)
-    yield from other_ends(sizes)
-    yield from broken_headers(sizes)
-    yield from broken_data(sizes)
+    for make in (other_codings, broken_progressives, other_ends, broken_headers, broken_data):
+        for height, width in sizes:
+            for name, content in make(height, width).items():
+                yield JpegFile(name=f"{name} {width}x{height}", content=content, tileable=False)
 
 
 def truncations(content: bytes) -> Iterator[bytes]:
@@ -210,10 +188,6 @@ def truncations(content: bytes) -> Iterator[bytes]:
 def patch_sof(content: bytes, marker: int) -> bytes:
     start = next(start for kind, start, _ in segments_of(content) if kind == 0xC0)
     return content[: start + 1] + bytes([marker]) + content[start + 2 :]
-
-
-def _own(picture: Array, **options: Any) -> bytes:
-    return write_jpeg(picture, Options(**options))
 
 
 def _with_long_code(content: bytes, symbol: int) -> bytes:
@@ -231,7 +205,7 @@ def _scan_header(content: bytes) -> int:
 
 def _overlong_block() -> bytes:
     """Return a gray file whose only block has 65 coefficients, because it repeats the code for 16 zeros four times."""
-    header = write_jpeg(flat(8, 8)[..., 0].copy(), Options(factors=GRAY))
+    header = write_jpeg(flat(8, 8)[..., 0].copy(), factors=GRAY)
     bits = "00" + "11111111001" * 4 + "11"
     return header[: scan_start(header)] + int(bits, 2).to_bytes(6, "big").replace(b"\xff", b"\xff\x00") + b"\xff\xd9"
 

@@ -13,7 +13,7 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
-from tests.images.jpeg_writer import JpegOptions, write_jpeg
+from tests.images.jpeg_writer import write_jpeg
 from tests.images.pictures import Array, make_picture
 
 Factors = tuple[tuple[int, int], ...]
@@ -48,15 +48,11 @@ KNOWN_TO_TURBOJPEG = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JpegFile:
-    """A JPEG file, or a file that is almost one.
+    """A file, named after its feature, whether it can be tiled, and the libraries that support its sampling.
 
-    Args:
-        name: The file's special feature, unique in a corpus.
-        content: The file.
-        tileable: Whether the file can be tiled. A tileable file has SOF0, SOF1 or SOF2, 8 bits, and 1 or 3 components,
-            all in one scan or, if the file is progressive, in a complete series of scans. It has no DNL, its
-            entropy-coded data contains every MCU, and EOI ends both the data and the file.
-        readers: The libraries (simplejpeg, Pillow) that support the sampling of a tileable file.
+    A tileable file has SOF0, SOF1 or SOF2, 8 bits, and 1 or 3 components, all in one scan or, if the file is
+    progressive, in a complete series of scans. It has no DNL, its entropy-coded data contains every MCU, and EOI ends
+    both the data and the file.
     """
 
     name: str
@@ -78,10 +74,9 @@ def gray_or_color(factors: Factors, picture: Array) -> Array:
     return np.ascontiguousarray(picture[..., 0] if len(factors) == 1 else picture)
 
 
-def make_jpeg(name: str, picture: Array, *, tileable: bool = True, **options: Any) -> JpegFile:
-    chosen = JpegOptions(**options)
-    content = write_jpeg(gray_or_color(chosen.factors, picture), chosen)
-    return JpegFile(name=name, content=content, tileable=tileable, readers=readers_of(chosen.factors))
+def make_jpeg(name: str, picture: Array, *, factors: Factors = SAMPLINGS["4:4:4"], **options: Any) -> JpegFile:
+    content = write_jpeg(gray_or_color(factors, picture), factors=factors, **options)
+    return JpegFile(name=name, content=content, readers=readers_of(factors))
 
 
 def by_pillow(picture: Array, **options: Any) -> bytes:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,7 +102,6 @@ class JpegOptions:
 
     Args:
         quality: libjpeg's scale of the quantization tables, 1 to 100.
-        quantization: Tables that replace the standard ones, by identifier, each with 64 values in row order.
         wide_quantization: Whether the tables have unclipped 16-bit values, which only SOF1 allows.
         huffman: The tables of Annex K, optimal ones, those with the longest codes or those with codes of equal length.
         restart_interval: Number of MCUs between restart markers; 0 writes a DRI that disables them.
@@ -117,7 +116,6 @@ class JpegOptions:
     component_ids: tuple[int, ...] = (1, 2, 3, 4)
     rgb: bool = False
     quality: int = 90
-    quantization: Mapping[int, Sequence[int]] = field(default_factory=dict)
     wide_quantization: bool = False
     quantization_ids: tuple[int, ...] = (0, 1, 1, 1)
     huffman: Literal["standard", "best", "deep", "flat"] = "standard"
@@ -135,8 +133,6 @@ class JpegOptions:
     fill: int = 0
     fill_in_scan: int = 0
     padding: Literal[0, 1] = 1
-    eoi: bool = True
-    tail: bytes = b""
 
 
 def segment(marker: int, payload: bytes = b"") -> bytes:
@@ -153,8 +149,9 @@ def dqt_segment(tables: Mapping[int, Sequence[int]], *, wide: bool = False) -> b
     return segment(0xDB, b"".join(bytes([wide << 4 | number]) + table.tobytes() for number, table in values.items()))
 
 
-def write_jpeg(picture: Array, options: JpegOptions) -> bytes:
-    """Encode a picture, uint8 [height, width] or [height, width, component]."""
+def write_jpeg(picture: Array, **chosen: Any) -> bytes:
+    """Encode a picture, uint8 [height, width] or [height, width, component], with some :class:`JpegOptions`."""
+    options = JpegOptions(**chosen)
     samples = picture.reshape(*picture.shape[:2], -1)
     quantization = _quantization(options)
     blocks = [
@@ -179,7 +176,7 @@ def write_jpeg(picture: Array, options: JpegOptions) -> bytes:
             file += _entropy_coded(interval, codes, options.padding)
         if options.dnl and number == 0:
             file += fill + segment(0xDC, samples.shape[0].to_bytes(2, "big"))
-    return bytes(file) + (fill + b"\xff\xd9" if options.eoi else b"") + options.tail
+    return bytes(file) + fill + b"\xff\xd9"
 
 
 def _ceil(number: int, divisor: int) -> int:
@@ -219,8 +216,8 @@ def _quantization(options: JpegOptions) -> dict[int, Sequence[int]]:
     tables: dict[int, Sequence[int]] = {}
     for number in options.quantization_ids[: len(options.factors)]:
         base = np.array(QUANTIZATION[number != options.quantization_ids[0]], np.int64)
-        scaled = np.clip((base * scale + 50) // 100, 1, 32767 if options.wide_quantization else 255)
-        tables[number] = options.quantization.get(number, scaled.tolist())
+        largest = 32767 if options.wide_quantization else 255
+        tables[number] = np.clip((base * scale + 50) // 100, 1, largest).tolist()
     return tables
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from shardio.images import Resampling, crop_plan
+from shardio.images import CropPlan, Resampling, crop_plan
 from shardio.images.crop_plan import is_opencv_equal
 from shardio.images.jpeg import Box
 from shardio.order import derive_rng_key
@@ -57,6 +57,14 @@ def resize_bilinear(image: Array, height: int, width: int) -> Array:
     if not is_opencv_equal():
         return crop_plan.resize_bilinear(image, height, width)
     return np.asarray(cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR), dtype=np.uint8)
+
+
+def render(image: Array, plan: CropPlan, row: int) -> Array:
+    """Crop, resize, crop again and perhaps mirror an array, as the row of a plan says."""
+    part = crop(image, Box(*plan.box[row].tolist()))
+    resized = resize(part, *plan.size[row].tolist(), resampling=plan.resampling)
+    window = crop(resized, Box(*plan.window[row].tolist()))
+    return window[:, ::-1] if plan.flip[row] else window
 
 
 def _resampling(step: RandomResizedCrop | Resize) -> Resampling:

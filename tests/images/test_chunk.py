@@ -25,8 +25,8 @@ from shardio.transforms import (
     apply_transform,
 )
 from tests.images import naive
-from tests.images.crop_laws import part, random_boxes
-from tests.images.jpeg_files import by_pillow, noise
+from tests.images.crop_laws import draw_plan, part
+from tests.images.jpeg_files import SAMPLINGS, by_pillow, make_jpeg, noise
 from tests.images.pictures import Array, make_picture, read_by_pillow, save
 from tests.transforms.inputs import make_rng_keys
 
@@ -34,53 +34,30 @@ SIZE = (99, 132)
 
 
 def _plan(
-    boxes: list[Box],
-    sizes: list[tuple[int, int]],
-    *,
-    windows: list[Box] | None = None,
-    flips: list[bool] | None = None,
-    resampling: Resampling = "bilinear",
+    boxes: list[Box], sizes: list[tuple[int, int]], *, windows: Any = (), flips: Any = (), resampling: Any = "bilinear"
 ) -> CropPlan:
-    whole = [Box(0, 0, *size) for size in sizes]
     return CropPlan(
         box=np.array(boxes, dtype=np.int64),
         size=np.array(sizes, dtype=np.int64),
-        window=np.array(windows or whole, dtype=np.int64),
+        window=np.array(windows or [Box(0, 0, *size) for size in sizes], dtype=np.int64),
         flip=np.array(flips or [False] * len(boxes), dtype=np.bool_),
         resampling=resampling,
     )
 
 
-def _draw(random: np.random.Generator, largest: int) -> tuple[Box, tuple[int, int], Box, bool]:
-    """Return a box, its new size, a window that overlaps it, and whether to mirror."""
-    (box,) = random_boxes(*SIZE, 1, random)
-    size = (int(random.integers(1, largest + 1)), int(random.integers(1, largest + 1)))
-    kind = random.random()
-    if kind < 0.3:
-        window = Box(0, 0, *size)
-    elif kind < 0.7:
-        (window,) = random_boxes(*size, 1, random)
-    else:
-        top, left = int(random.integers(-20, size[0])), int(random.integers(-20, size[1]))
-        window = Box(top, left, max(1, 1 - top) + int(random.integers(40)), max(1, 1 - left) + int(random.integers(40)))
-    return box, size, window, bool(random.random() < 0.5)
-
-
 @pytest.mark.parametrize("resampling", get_args(Resampling))
-def test_random_plans_give_the_pixels_of_cropped_resized_and_cropped_arrays(resampling: Resampling) -> None:
-    random = np.random.default_rng(get_args(Resampling).index(resampling))
-    drawn = [_draw(random, 150) for _ in range(100)]
-    boxes, sizes, windows, flips = (list(column) for column in zip(*drawn, strict=True))
-    plan = _plan(boxes, sizes, windows=windows, flips=flips, resampling=resampling)
-    jpeg = by_pillow(noise(*SIZE))
-    files = {"png": save(noise(*SIZE), "PNG"), "jpeg": jpeg, "tiled": tile_jpeg(jpeg)}
-    decoded = {"png": noise(*SIZE), "jpeg": read_by_pillow(jpeg), "tiled": read_by_pillow(jpeg)}
-    for kind, content in files.items():
-        results = render_chunk([open_image(content)] * len(drawn), plan).images
-        for (box, size, window, flip), result in zip(drawn, results, strict=True):
-            resized = naive.resize(part(decoded[kind], box).copy(), *size, resampling=resampling)
-            expected = naive.crop(resized, window)[:, :: -1 if flip else 1]
-            np.testing.assert_array_equal(result, expected, err_msg=f"{kind}: {box}, {size}, {window}, {flip}")
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_random_plans_give_the_pixels_of_cropped_resized_and_cropped_arrays(
+    sampling: str, resampling: Resampling
+) -> None:
+    random = np.random.default_rng([len(sampling), get_args(Resampling).index(resampling)])
+    plan = draw_plan([SIZE] * 40, (45, 70), resampling, random)
+    jpeg = make_jpeg("", noise(*SIZE), factors=SAMPLINGS[sampling], quality=80).content
+    for kind, content in {"jpeg": jpeg, "tiled": tile_jpeg(jpeg), "png": save(noise(*SIZE), "PNG")}.items():
+        rendered, whole = render_chunk([open_image(content)] * 40, plan), read_by_pillow(content)
+        assert set(rendered.decoder_names) == {"pillow" if kind == "png" else "kernel"}
+        for row, result in enumerate(rendered.images):
+            np.testing.assert_array_equal(result, naive.render(whole, plan, row), f"{kind}: row {row} of {plan}")
 
 
 @pytest.mark.parametrize("has_kernel", [True, False])
@@ -193,41 +170,6 @@ def test_fused_transforms_equal_separate_ones(seed: int) -> None:
         assert_equal(
             apply_transform(Compose(steps), [open_image(each) for each in contents], rng_keys), expected, steps
         )
-
-
-SEQUENCES: dict[str, list[Geometry]] = {
-    "train": [RandomResizedCrop(32), RandomHorizontalFlip()],
-    "valid": [Resize(40), CenterCrop(32)],
-    "valid, antialiased": [Resize(40, antialias=True), CenterCrop(32)],
-    "two resizes": [Resize(50), Resize((31, 37))],
-    "two crops and a resize": [CenterCrop((40, 30)), CenterCrop(25), Resize(24)],
-    "padding, then a resize": [CenterCrop(80), Resize(40)],
-    "padding by a window of a resize": [Resize(30), CenterCrop(64)],
-    "padding twice": [CenterCrop(50), CenterCrop(90)],
-    "padding, then a crop inside": [CenterCrop(90), CenterCrop(10)],
-    "a crop of what is not there": [CenterCrop((90, 4)), CenterCrop((4, 90))],
-    "flips before crops": [RandomHorizontalFlip(), CenterCrop((33, 20)), RandomHorizontalFlip(), CenterCrop((32, 9))],
-    "a flip before an uneven crop": [RandomHorizontalFlip(1.0), CenterCrop(2)],
-    "crops after a flipped resize": [Resize(39), RandomHorizontalFlip(), CenterCrop(24), CenterCrop(23)],
-    "two random crops": [RandomResizedCrop(40), RandomHorizontalFlip(), RandomResizedCrop(23)],
-    "nothing": [RandomHorizontalFlip(0.0)],
-}
-
-
-@pytest.mark.parametrize("antialias", [False, True])
-@pytest.mark.parametrize("steps", SEQUENCES.values(), ids=SEQUENCES)
-def test_typical_sequences_equal_separate_transforms(steps: list[Geometry], antialias: bool) -> None:
-    images = [make_picture(*size) for size in [(45, 33), (44, 44), (37, 24), (1, 40), (40, 1), (25, 26)]]
-    for step in steps:
-        if isinstance(step, RandomResizedCrop | Resize):
-            step.antialias = antialias
-    rng_keys, files = make_rng_keys(len(images)), [by_pillow(image) for image in images]
-    for given, decoded in (
-        (images, images),
-        ([open_image(tile_jpeg(file)) for file in files], [read_by_pillow(file) for file in files]),
-    ):
-        expected = naive.transform_all(steps, decoded, rng_keys)
-        assert_equal(apply_transform(Compose(steps), given, rng_keys), expected, steps)
 
 
 def test_plans_of_whole_images_and_of_none() -> None:

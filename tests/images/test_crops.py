@@ -77,7 +77,7 @@ def test_crops_of_all_files_of_the_corpus_that_can_be_decoded() -> None:
                 continue
             assert_parts(content, expected, random_boxes(*picture.size, 5, random), name=file.name)
             num_checked += 1
-    assert num_checked > 450
+    assert num_checked > 440
 
 
 @pytest.mark.parametrize("orientation", TURNS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import subprocess
@@ -17,17 +18,26 @@ import torch
 
 import shardio
 from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
-from shardio.images import CropPlan, DecodedCache, Resampling, TooManyPixels, open_image, render_chunk, sizes_of
+from shardio.images import (
+    CropPlan,
+    DecodedCache,
+    Orientation,
+    RenderedImages,
+    Resampling,
+    TooManyPixels,
+    open_image,
+    render_chunk,
+    sizes_of,
+)
 from shardio.images.decoded_cache import MIN_BYTES, find_key
 from shardio.images.tiling import tile_jpeg
 from shardio.transforms import CenterCrop, ColorJitter, Compose, MultiCrop, RandomHorizontalFlip, RandomResizedCrop
 from tests.faults.test_killed_workers import kill_worker_processes
 from tests.faults.worker_processes import warns_of_deaths
-from tests.images.crop_laws import random_boxes
+from tests.images.crop_laws import draw_plan
 from tests.images.jpeg_files import SAMPLINGS, by_pillow, make_jpeg
 from tests.images.pictures import TURNS, exif_of, make_picture, save
 from tests.raising import assert_raises
-from tests.servers.web_folder import serve_folder
 from tests.sources import write_images, write_mixed
 
 CROP = Compose([RandomResizedCrop(24), RandomHorizontalFlip()])
@@ -35,6 +45,12 @@ CROP = Compose([RandomResizedCrop(24), RandomHorizontalFlip()])
 
 def make_cache(num_bytes: int = 1 << 24) -> DecodedCache:
     return DecodedCache(num_bytes, uuid.uuid4().hex)
+
+
+def render(*contents: bytes, orientation: Orientation = "ignore", cache: DecodedCache | None = None) -> RenderedImages:
+    """Render whole images."""
+    pictures = [open_image(content, orientation=orientation, cache=cache) for content in contents]
+    return render_chunk(pictures, CropPlan.whole(sizes_of(pictures)))
 
 
 def make_files() -> dict[str, bytes]:
@@ -57,11 +73,7 @@ def test_crops_of_kept_images_equal_those_of_the_files(resampling: Resampling) -
     for round_number in range(4):
         plain = [open_image(content) for content in files.values()]
         kept = [open_image(content, cache=cache) for content in files.values()]
-        boxes = np.array([random_boxes(*picture.size, 1, random)[0] for picture in plain])
-        sizes = np.where(random.random((len(plain), 1)) < 0.3, boxes[:, 2:], random.integers(1, 90, (len(plain), 2)))
-        windows = np.concatenate([random.integers(0, np.maximum(sizes // 2, 1)), np.full_like(sizes, 40)], axis=1)
-        flips = random.random(len(plain)) < 0.5
-        plan = CropPlan(box=boxes, size=sizes, window=windows, flip=flips, resampling=resampling)
+        plan = draw_plan([picture.size for picture in plain], (40, 40), resampling, random)
         expected, found = render_chunk(plain, plan), render_chunk(kept, plan)
         for name, one, other in zip(files, found.images, expected.images, strict=True):
             np.testing.assert_array_equal(one, other, err_msg=name)
@@ -72,11 +84,8 @@ def test_crops_of_kept_images_equal_those_of_the_files(resampling: Resampling) -
 def test_kept_images_stay_upright(orientation: int) -> None:
     cache = make_cache()
     content = by_pillow(make_picture(40, 61), exif=exif_of(orientation).tobytes())
-    boxes = np.array(
-        random_boxes(*open_image(content, orientation="apply").size, 2, np.random.default_rng(orientation))
-    )
-    plan = CropPlan.whole(boxes[:, 2:])
-    plan = CropPlan(box=boxes, size=plan.size, window=plan.window, flip=plan.flip)
+    size = open_image(content, orientation="apply").size
+    plan = draw_plan([size] * 2, (30, 30), "bilinear", np.random.default_rng(orientation))
     expected = render_chunk([open_image(content, orientation="apply")] * 2, plan)
     for name in ("kernel", "cache"):
         found = render_chunk([open_image(content, orientation="apply", cache=cache) for _ in range(2)], plan)
@@ -89,47 +98,35 @@ def test_the_memory_is_bounded_and_what_does_not_fit_is_decoded() -> None:
     cache = make_cache(MIN_BYTES)
     files = [by_pillow(make_picture(200, 220, seed=seed)) for seed in range(40)]
     for _ in range(2):
-        pictures = [open_image(content, cache=cache) for content in files]
-        plan = CropPlan.whole(sizes_of(pictures))
-        found = render_chunk(pictures, plan)
-        for one, content in zip(found.images, files, strict=True):
-            np.testing.assert_array_equal(
-                one, render_chunk([open_image(content)], CropPlan.whole(plan.size[:1])).images[0]
-            )
+        found = render(*files, cache=cache)
+        for one, other in zip(found.images, render(*files).images, strict=True):
+            np.testing.assert_array_equal(one, other)
         assert cache.num_used_bytes <= MIN_BYTES
     assert 0 < found.decoder_names.count("cache") < 40
 
 
-def test_only_jpegs_that_the_kernel_decodes_are_kept() -> None:
-    cache = make_cache()
-    picture = make_picture(30, 40)
+def test_only_jpegs_that_the_kernel_decodes_are_kept_and_the_limit_of_pixels_holds_for_these() -> None:
+    cache, picture = make_cache(), make_picture(30, 40)
     used = cache.num_used_bytes
-    for content in (save(picture, "PNG"), save(picture, "PPM"), by_pillow(picture[..., [0, 1, 2, 0]])):
-        for _ in range(2):
-            opened = open_image(content, cache=cache)
-            assert render_chunk([opened], CropPlan.whole(sizes_of([opened]))).decoder_names != ["cache"]
+    for content in (save(picture, "PNG"), save(picture, "PPM"), by_pillow(picture[..., [0, 1, 2, 0]])) * 2:
+        assert render(content, cache=cache).decoder_names != ["cache"]
     assert cache.num_used_bytes == used
-
-
-def test_the_limit_of_pixels_holds_for_kept_images() -> None:
-    cache, content = make_cache(), by_pillow(make_picture(30, 40))
-    opened = open_image(content, cache=cache)
-    render_chunk([opened], CropPlan.whole(sizes_of([opened])))
-    assert cache.find(find_key(content)) is not None
+    kept = by_pillow(picture)
+    render(kept, cache=cache)
+    assert cache.find(find_key(kept)) is not None
     with pytest.raises(TooManyPixels):
-        open_image(content, max_pixels=1199, cache=cache)
+        open_image(kept, max_pixels=1199, cache=cache)
 
 
 def test_a_damaged_image_is_never_kept() -> None:
     cache, content = make_cache(), by_pillow(make_picture(90, 120), quality=95)
     damaged = content[: len(content) // 2] + bytes(50) + content[len(content) // 2 + 50 :]
-    opened = open_image(damaged, cache=cache)
     with pytest.raises(ValueError, match=r".+"):
-        render_chunk([opened], CropPlan.whole(sizes_of([opened])))
+        render(damaged, cache=cache)
     assert cache.find(find_key(damaged)) is None
 
 
-# ----------------------------------------------------------------------------------------------------------- Processes
+# Processes
 
 
 def test_copies_and_processes_share_the_memory_and_nothing_is_left_of_it(tmp_path: Path) -> None:
@@ -166,81 +163,58 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-TRANSFORMS: dict[str, Any] = {
-    "random crop": CROP,
-    "edited": Compose([RandomResizedCrop(24, antialias=True), ColorJitter(0.4, 0.4, 0.4, 0.1)]),
-    "several": MultiCrop([CROP, RandomResizedCrop(16)]),
-    "a function": Compose([lambda image: image[::-1, 5:].copy(), CenterCrop(20)]),
+SETTINGS: dict[str, dict[str, Any]] = {
+    "random crop": {},
+    "edited": {"transform": Compose([RandomResizedCrop(24, antialias=True), ColorJitter(0.4, 0.4, 0.4, 0.1)])},
+    "several": {"transform": MultiCrop([CROP, RandomResizedCrop(16)])},
+    "a function": {"transform": Compose([lambda image: image[::-1, 5:].copy(), CenterCrop(20)])},
+    "upright": {"orientation": "apply"},
+    "Pillow": {"decode": "pil", "transform": lambda image: np.asarray(image.crop((3, 2, 40, 30)))},
+    "unverified": {"verify": "off"},  # A folder has no checksums.
 }
+CASES = [*itertools.product([ShardDataset, ShardMapDataset], SETTINGS)]
+CASES += [(ImageFolder, name) for name in SETTINGS if name != "unverified"]
 
 
 def read_epochs(
-    kind: Any, data: Path, transform: Any, *, cache: str | None, num_workers: int = 0, **options: Any
-) -> tuple[list[torch.Tensor], DataLoader[Any]]:
+    kind: Any, data: Path, *, cache: str | None, num_workers: int = 0, transform: Any = CROP, **options: Any
+) -> tuple[list[Any], DataLoader[Any]]:
     source = data / ("images" if kind is ImageFolder else "packed")
     order = {"shuffle": True} if kind is ShardDataset else {}
     dataset = kind(source, transform=transform, decoded_cache=cache, **order, **options)
     sampler = None if kind is ShardDataset else EpochSampler(dataset)
     loader = DataLoader(dataset, 7, sampler=sampler, num_workers=num_workers, persistent_workers=num_workers > 0)
-    batches = list[torch.Tensor]()
-    for _ in range(3):
-        for images, labels in loader:
-            batches += [*(images if isinstance(images, list) else [images]), labels]
-    return batches, loader
+    return [column for _ in range(3) for batch in loader for column in batch], loader
 
 
-def assert_equal(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
-    for one, other in zip(found, expected, strict=True):
-        assert torch.equal(one, other)
+def assert_equal(found: list[Any], expected: list[Any]) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", TRANSFORMS)
-@pytest.mark.parametrize("kind", [ShardDataset, ShardMapDataset, ImageFolder])
+@pytest.mark.parametrize(("kind", "name"), CASES)
 def test_batches_equal_those_without_a_cache(kind: Any, name: str, data: Path) -> None:
-    expected, _ = read_epochs(kind, data, TRANSFORMS[name], cache=None)
-    found, loader = read_epochs(kind, data, TRANSFORMS[name], cache="16MB")
+    expected, _ = read_epochs(kind, data, cache=None, **SETTINGS[name])
+    found, loader = read_epochs(kind, data, cache="16MB", **SETTINGS[name])
     assert_equal(found, expected)
-    counts = loader.stats().num_images_by_decoder  # Of the last epoch.
-    assert counts == {"kernel": 0, "device": 0, "cache": 55, "libjpeg": 2, "raw": 0, "pillow": 3}
-
-
-@pytest.mark.parametrize("options", [{"orientation": "apply"}, {"decode": "pil"}, {"verify": "off"}])
-def test_batches_equal_those_without_a_cache_with_other_settings(options: Any, data: Path) -> None:
-    transform = None if "decode" in options else CROP
-    batches = []
-    for cache in (None, "16MB"):
-        dataset = ShardDataset(data / "packed", transform=transform, decoded_cache=cache, shuffle=True, **options)
-        batches.append([np.asarray(image).copy() for _ in range(2) for image, _ in dataset])
-    for one, other in zip(*batches, strict=True):
-        np.testing.assert_array_equal(one, other)
+    if "decode" not in SETTINGS[name]:
+        counts = loader.stats().num_images_by_decoder  # Of the last epoch.
+        assert counts == {"kernel": 0, "device": 0, "cache": 55, "libjpeg": 2, "raw": 0, "pillow": 3}
 
 
 @pytest.mark.slow
 def test_worker_processes_share_a_cache_even_if_they_are_killed(data: Path) -> None:
-    expected, _ = read_epochs(ShardDataset, data, CROP, cache=None)
-    found, loader = read_epochs(ShardDataset, data, CROP, cache="16MB", num_workers=2)
+    expected, _ = read_epochs(ShardDataset, data, cache=None)
+    found, loader = read_epochs(ShardDataset, data, cache="16MB", num_workers=2)
     assert_equal(found, expected)
     assert loader.stats().num_images_by_decoder["cache"] == 55
     dataset = ShardDataset(data / "packed", transform=CROP, decoded_cache="17MB", shuffle=True)
-    loader, batches = DataLoader(dataset, 7, num_workers=2, persistent_workers=True), list[torch.Tensor]()
+    loader, found = DataLoader(dataset, 7, num_workers=2, persistent_workers=True), []
     with warns_of_deaths():
-        for _ in range(3):
-            for number, (images, labels) in enumerate(loader):
-                if number % 4 == 1:
-                    kill_worker_processes()
-                batches += [images, labels]
-    assert_equal(batches, expected)
-
-
-@pytest.mark.slow
-def test_images_from_a_web_server_are_kept(data: Path) -> None:
-    expected, _ = read_epochs(ShardDataset, data, CROP, cache=None)
-    with serve_folder(data / "packed") as (url, _):
-        dataset = ShardDataset(url, transform=CROP, shuffle=True, decoded_cache="19MB")
-        loader = DataLoader(dataset, 7)
-        found = [column for _ in range(3) for batch in loader for column in batch]
+        for number, batch in ((number, batch) for _ in range(3) for number, batch in enumerate(loader)):
+            if number % 4 == 1:
+                kill_worker_processes()
+            found += batch
     assert_equal(found, expected)
-    assert loader.stats().num_images_by_decoder["cache"] == 55
 
 
 @pytest.mark.slow
@@ -289,13 +263,12 @@ def test_two_ranks_share_a_cache(data: Path) -> None:
     assert num_decoded == [55 - 2, 0]
 
 
-def test_a_size_out_of_range_is_an_error(data: Path) -> None:
-    for size, message in (
-        ("1kB", f"decoded_cache must be from {MIN_BYTES} bytes"),
-        ("9999TB", "memory of this machine"),
-    ):
-        assert_raises(ValueError, message, ShardDataset, data / "packed", decoded_cache=size)
-    assert_raises(ValueError, "decoded_cache", ImageFolder, data / "images", decoded_cache="much")
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [("1kB", f"decoded_cache must be from {MIN_BYTES} bytes"), ("9999TB", "this machine"), ("much", "decoded_cache")],
+)
+def test_a_size_out_of_range_is_an_error(size: str, message: str, data: Path) -> None:
+    assert_raises(ValueError, message, ShardDataset, data / "packed", decoded_cache=size)
 
 
 def test_without_a_kernel_a_warning_says_why(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

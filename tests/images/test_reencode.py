@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
-import itertools
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image, ImageCms, ImageOps
+from PIL import Image, ImageOps
 
 from shardio.images import decode_image
 from shardio.images.jpeg import has_tiles
@@ -16,8 +14,17 @@ from shardio.images.tiling import reencode_jpeg, tile_jpeg
 from tests.images.icc_profiles import cmyk_profile, gray_profile, wide_rgb_profile
 from tests.images.jpeg_corpus import truncations
 from tests.images.jpeg_files import by_pillow, exif_with_thumbnail, segments_of
-from tests.images.jpeg_writer import JpegOptions, write_jpeg
-from tests.images.pictures import TURNS, Array, exif_of, make_picture, open_by_pillow, psnr_db, read_by_pillow, save
+from tests.images.pictures import (
+    TURNS,
+    Array,
+    convert,
+    exif_of,
+    make_picture,
+    open_by_pillow,
+    psnr_db,
+    read_by_pillow,
+    save,
+)
 from tests.images.tiling_laws import take_apart
 
 MAX_PIXELS = 10**6
@@ -77,20 +84,6 @@ def test_the_image_is_turned_upright_and_has_no_orientation(orientation: int) ->
         np.testing.assert_array_equal(decode_image(content, orientation="apply"), decode_image(content))
 
 
-def test_the_quality_is_that_of_libjpeg_and_chroma_is_halved() -> None:
-    for quality in (1, 50, 90, 100):
-        image = open_by_pillow(_reencode(by_pillow(_smooth(40, 60)), 30, quality))
-        other = open_by_pillow(by_pillow(_smooth(8, 8), quality=quality))
-        assert image.quantization == other.quantization  # type: ignore[attr-defined]  # only of JPEG images
-    frame = take_apart(_reencode(by_pillow(_smooth(40, 60), subsampling=0))).all_of(0xC0)[0]
-    assert frame[9:] == bytes([3, 1, 0x22, 0, 2, 0x11, 1, 3, 0x11, 1])
-    content = by_pillow(_smooth(200, 300), quality=95)
-    written = [read_by_pillow(_reencode(content, 300, quality)) for quality in (5, 50, 95)]
-    similarity = [psnr_db(pixels, read_by_pillow(content)) for pixels in written]
-    assert similarity == sorted(similarity)
-    assert similarity[-1] > 40
-
-
 @pytest.mark.parametrize("max_side", [None, 50])
 def test_gray_stays_gray_and_cmyk_becomes_rgb_and_loses_its_profile(max_side: int | None) -> None:
     gray, four = _smooth(80, 120)[..., 0].copy(), np.dstack([_smooth(80, 120), _smooth(80, 120, seed=1)[..., :1] // 4])
@@ -104,24 +97,26 @@ def test_gray_stays_gray_and_cmyk_becomes_rgb_and_loses_its_profile(max_side: in
     assert "icc_profile" not in written.info
 
 
-def test_the_color_profile_is_kept() -> None:
-    for num_bytes, picture in itertools.product((1, 500, 150_000), (_smooth(40, 60), _smooth(40, 60)[..., 0].copy())):
-        profile = np.random.default_rng(num_bytes).bytes(num_bytes)
-        content = by_pillow(picture, icc_profile=profile)
-        assert open_by_pillow(content).info["icc_profile"] == profile
-        assert open_by_pillow(_reencode(content, 30)).info["icc_profile"] == profile
+def test_the_quality_is_that_of_libjpeg_and_chroma_is_halved() -> None:
+    for quality in (1, 50, 90, 100):
+        image = open_by_pillow(_reencode(by_pillow(_smooth(40, 60)), 30, quality))
+        other = open_by_pillow(by_pillow(_smooth(8, 8), quality=quality))
+        assert image.quantization == other.quantization  # type: ignore[attr-defined]  # only of JPEG images
+    frame = take_apart(_reencode(by_pillow(_smooth(40, 60), subsampling=0))).all_of(0xC0)[0]
+    assert frame[9:] == bytes([3, 1, 0x22, 0, 2, 0x11, 1, 3, 0x11, 1])
 
 
-def test_all_other_metadata_is_dropped() -> None:
-    exif = exif_with_thumbnail(by_pillow(_smooth(40, 60)))
+@pytest.mark.parametrize("num_bytes", [0, 1, 500, 150_000])
+@pytest.mark.parametrize("is_gray", [False, True])
+def test_the_color_profile_is_kept_and_all_other_metadata_is_dropped(is_gray: bool, num_bytes: int) -> None:
+    picture = _smooth(80, 120)[..., 0] if is_gray else _smooth(80, 120)
+    exif, profile = exif_with_thumbnail(by_pillow(_smooth(40, 60))), np.random.default_rng(num_bytes).bytes(num_bytes)
     metadata: dict[str, Any] = {"exif": exif, "comment": b"a comment", "xmp": b"<x/>", "dpi": (300, 300)}
-    for options, profile in (({}, set[int]()), ({"icc_profile": bytes(700)}, {0xE2})):
-        content = by_pillow(_smooth(80, 120), **metadata, **options)
-        written = _reencode(content)
-        assert {marker for marker, _, _ in segments_of(content)} >= {0xE1, 0xFE, *profile}
-        kinds = [marker for marker, _, _ in segments_of(written)]
-        assert set(kinds) == {0xE0, 0xDB, 0xC0, 0xC4, 0xDD, 0xE9, 0xDA, *profile}
-        assert kinds[0] == 0xE0, "JFIF 1.02 requires its header to come first"
+    written = _reencode(by_pillow(picture, icc_profile=profile, **metadata), 30)
+    assert open_by_pillow(written).info.get("icc_profile", b"") == profile
+    kinds = [marker for marker, _, _ in segments_of(written)]
+    assert set(kinds) == {0xE0, 0xDB, 0xC0, 0xC4, 0xDD, 0xE9, 0xDA} | ({0xE2} if profile else set())
+    assert kinds[0] == 0xE0, "JFIF 1.02 requires its header to come first"
 
 
 @pytest.mark.parametrize("max_side", [None, 60])
@@ -132,17 +127,11 @@ def test_to_srgb_converts_the_colors_and_drops_the_profile(mode: str, max_side: 
     picture = {"RGB": four[..., :3].copy(), "L": four[..., 0].copy(), "CMYK": four}[mode]
     content = by_pillow(picture, quality=95, icc_profile=profile, exif=exif_of(6))
     written = reencode_jpeg(content, max_side=max_side, quality=95, max_pixels=MAX_PIXELS, to_srgb=True)
-    with Image.open(io.BytesIO(content)) as image, Image.open(io.BytesIO(written)) as other:
-        assert other.mode == ("L" if mode == "L" else "RGB")
-        source, target = ImageCms.ImageCmsProfile(io.BytesIO(profile)), ImageCms.createProfile("sRGB")
-        upright = ImageOps.exif_transpose(image)
-        expected = ImageCms.profileToProfile(upright, source, target, outputMode="RGB")
-        assert expected is not None
-        found = np.asarray(other.convert("RGB"))
-        assert psnr_db(found, _resized(expected, max_side or 120)) > 33
-        assert psnr_db(found, _resized(image, max_side or 120)) < 25
-    assert "icc_profile" not in open_by_pillow(written).info
-    assert {marker for marker, _, _ in segments_of(written)} == {0xE0, 0xDB, 0xC0, 0xC4, 0xDD, 0xE9, 0xDA}
+    found, converted = open_by_pillow(written), open_by_pillow(convert(content, "png", to_srgb=True))
+    assert found.mode == ("L" if mode == "L" else "RGB")
+    assert psnr_db(found.convert("RGB"), _resized(converted, max_side or 120)) > 33
+    assert psnr_db(found.convert("RGB"), _resized(open_by_pillow(content), max_side or 120)) < 25
+    assert "icc_profile" not in found.info
 
 
 def test_to_srgb_changes_nothing_without_a_profile_and_refuses_a_damaged_one() -> None:
@@ -168,11 +157,3 @@ def test_a_file_truncated_anywhere_is_an_error(progressive: bool, max_side: int 
     for cut in truncations(content):
         with pytest.raises(ValueError, match=r".+"):
             _reencode(cut, max_side)
-
-
-@pytest.mark.parametrize(
-    "factors", [((1, 4), (1, 1), (1, 1)), ((3, 1), (1, 1), (1, 1)), ((2, 2), (2, 1), (1, 2))], ids=str
-)
-def test_rare_samplings_are_read(factors: tuple[tuple[int, int], ...]) -> None:
-    content = write_jpeg(_smooth(48, 64), JpegOptions(factors=factors, quality=95))
-    assert psnr_db(read_by_pillow(_reencode(content, None, 95)), read_by_pillow(content)) > 30

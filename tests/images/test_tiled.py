@@ -6,33 +6,24 @@
 from __future__ import annotations
 
 import itertools
+from typing import get_args
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from shardio.images import CropPlan, PlannedCrop, open_image, render_crops, sizes_of
+from shardio.images import CropPlan, PlannedCrop, Resampling, open_image, render_crops, sizes_of
 from shardio.images.jpeg.head import read_head
+from shardio.images.rendering import as_records
 from shardio.images.tiled import collect_tiles
 from shardio.images.tiling import tile_jpeg
 from shardio.kernel import find_kernel, require_functions
 from shardio.kernel.functions import CHUNK_ALIGNMENT, count_chunk_bytes
-from shardio.kernel.records import PILLOW_BOX, PLAN, TILED_IMAGE
+from shardio.kernel.records import PLAN, TILED_IMAGE
+from tests.images.crop_laws import draw_plan
 from tests.images.jpeg_files import SAMPLINGS, Factors, by_pillow, extremes, make_jpeg, noise, waves
 from tests.images.pictures import Array, make_picture, save
 from tests.images.tiled_laws import decode_tiles, render_by_stages
-
-
-def draw_plans(sizes: list[tuple[int, int]], random: np.random.Generator) -> NDArray[np.void]:
-    """Draw a part of each picture, its new size, and a window of 40 × 50 pixels, which may extend beyond it."""
-    plans = np.zeros(len(sizes), PLAN)
-    for row, size in enumerate(sizes):
-        corner = [int(random.integers(side)) for side in size]
-        box = [int(random.integers(1, side - first + 1)) for side, first in zip(size, corner, strict=True)]
-        new_size = [box, [40, 50], random.integers(1, 90, 2).tolist()][random.integers(3)]
-        window = [int(random.integers(-20, side)) for side in new_size] if random.random() < 0.5 else [0, 0]
-        plans[row] = (*corner, *box, *new_size, *window, random.integers(2), random.integers(PILLOW_BOX + 1))
-    return plans
 
 
 def check_stages(
@@ -53,20 +44,21 @@ def check_stages(
 
 @pytest.mark.parametrize("factors", SAMPLINGS.values(), ids=SAMPLINGS)
 def test_crops_of_every_sampling_and_turn_equal_the_kernels(factors: Factors) -> None:
-    random = np.random.default_rng(0)
+    random, resamplings = np.random.default_rng(0), itertools.cycle(get_args(Resampling))
     for turn, make in itertools.product(range(8), (noise, waves)):
         sizes = [(57, 91), (8, 130), (130, 8), (3, 2), (64, 64)]
         contents = [tile_jpeg(make_jpeg("", make(*size), factors=factors, quality=90).content) for size in sizes]
         upright = [size[::-1] if turn & 4 else size for size in sizes for _ in range(4)]
-        check_stages(contents, draw_plans(upright, random), np.full(len(sizes), turn, np.uint8))
+        plans = as_records(draw_plan(upright, (40, 50), next(resamplings), random))
+        check_stages(contents, plans, np.full(len(sizes), turn, np.uint8))
 
 
 @pytest.mark.parametrize("quality", [5, 50, 98])
 def test_large_coefficients_are_right_or_damage_as_for_the_kernel(quality: int) -> None:
-    random = np.random.default_rng(0)
+    plans = as_records(CropPlan.whole(np.array([[80, 72]])).crop(np.array([[9, 7, 40, 50]])))
     for factors in (SAMPLINGS["4:2:0"], SAMPLINGS["4:4:4"]):
         contents = [tile_jpeg(make_jpeg("", extremes(80, 72), factors=factors, quality=quality).content)]
-        check_stages(contents, draw_plans([(80, 72)], random))
+        check_stages(contents, plans)
 
 
 def test_with_any_byte_of_the_scan_changed_the_stages_find_what_the_kernel_finds() -> None:

@@ -34,7 +34,7 @@ from tests.images.jpeg_files import (
     scan_start,
     segments_of,
 )
-from tests.images.jpeg_writer import HuffmanTable, JpegOptions, dht_segment, segment, write_jpeg
+from tests.images.jpeg_writer import HuffmanTable, dht_segment, segment, write_jpeg
 from tests.images.mutations import write_originals
 from tests.images.pictures import exif_of, make_picture, read_by_pillow
 from tests.images.tiling_laws import LONGEST_REASON, TILED, Parts, check_corpus_file, check_file, take_apart, tile_by
@@ -106,12 +106,12 @@ def small_files() -> dict[str, bytes]:
     """Files of 400 to 2,500 bytes: one and three components, with and without restarts, and tiled."""
     picture = make_picture(40, 48)
     subsampled = SAMPLINGS["4:2:0"]
-    color = write_jpeg(picture, JpegOptions(factors=subsampled, quality=60, huffman="best"))
+    color = write_jpeg(picture, factors=subsampled, quality=60, huffman="best")
     return {
-        "gray": write_jpeg(picture[..., 0].copy(), JpegOptions(factors=SAMPLINGS["gray"], quality=60)),
+        "gray": write_jpeg(picture[..., 0].copy(), factors=SAMPLINGS["gray"], quality=60),
         "color": color,
-        "color with restarts": write_jpeg(picture, JpegOptions(factors=subsampled, quality=60, restart_interval=2)),
-        "one block": write_jpeg(flat(8, 8)[..., 0].copy(), JpegOptions(factors=SAMPLINGS["gray"], huffman="best")),
+        "color with restarts": write_jpeg(picture, factors=subsampled, quality=60, restart_interval=2),
+        "one block": write_jpeg(flat(8, 8)[..., 0].copy(), factors=SAMPLINGS["gray"], huffman="best"),
         "tiled": tile_jpeg(color),
         "progressive": by_pillow(picture, progressive=True, restart_marker_blocks=2, quality=60),
     }
@@ -179,7 +179,7 @@ def _write_block(scans: list[tuple[int, int, int, str]]) -> bytes:
         (0, 0): HuffmanTable(counts=bytes([1, 1]).ljust(16, b"\0"), symbols=b"\x00\x0b"),
         (1, 0): HuffmanTable(counts=bytes([1, 1, 1, 1]).ljust(16, b"\0"), symbols=b"\x00\x09\x0a\x0b"),
     }
-    head = write_jpeg(np.full((8, 8), 128, np.uint8), JpegOptions(factors=SAMPLINGS["gray"]))
+    head = write_jpeg(np.full((8, 8), 128, np.uint8), factors=SAMPLINGS["gray"])
     content = patch_sof(head[: scan_start(head) - 10], 0xC2) + dht_segment(codes)
     for first, high, low, bits in scans:
         content += segment(0xDA, bytes([1, 1, 0, first, 63 if first else 0, high << 4 | low]))
@@ -238,16 +238,16 @@ def test_a_file_with_wrong_bytes_is_refused_or_keeps_its_pixels(small_files: dic
 def test_the_last_byte_of_an_interval_is_filled_with_ones() -> None:
     # A block of middle gray has two codes, a DC difference and an end of block. Both codes are 0, because their tables
     # have no other symbols.
-    options = JpegOptions(factors=SAMPLINGS["gray"], padding=0)
+    options: dict[str, Any] = {"factors": SAMPLINGS["gray"], "padding": 0}
     for width, scan in ((40, b"\x00\x3f"), (24, b"\x03"), (8, b"\x3f")):
-        assert take_apart(tile_jpeg(write_jpeg(np.full((8, width), 128, np.uint8), options))).scan == scan
-    wide = write_jpeg(np.full((8, 88), 128, np.uint8), options)
+        assert take_apart(tile_jpeg(write_jpeg(np.full((8, width), 128, np.uint8), **options))).scan == scan
+    wide = write_jpeg(np.full((8, 88), 128, np.uint8), **options)
     assert take_apart(tile_by(wide, 1)).intervals == [b"\x3f"] * 11
     assert take_apart(untile_jpeg(tile_by(wide, 1))).intervals == [b"\x00\x00\x03"]
 
 
 def test_a_huffman_table_with_a_code_of_all_ones_is_damage() -> None:
-    content = write_jpeg(np.full((8, 8), 128, np.uint8), JpegOptions(factors=SAMPLINGS["gray"]))
+    content = write_jpeg(np.full((8, 8), 128, np.uint8), factors=SAMPLINGS["gray"])
     files = []
     for counts in ([2], [1, 1]):
         table = HuffmanTable(counts=bytes(counts).ljust(16, b"\0"), symbols=b"\x00\x01")
@@ -269,14 +269,14 @@ def test_an_interval_is_about_64_pixels_wide() -> None:
 
 
 def test_heads_that_no_image_has_are_damage() -> None:
-    content = write_jpeg(flat(8, 8), JpegOptions())
+    content = write_jpeg(flat(8, 8))
     narrow = patch(patch(content, 0xC0, 3, 0), 0xC0, 4, 0)
     for rewrite in (tile_jpeg, untile_jpeg):
         with pytest.raises(NotTileable):
             rewrite(narrow[: scan_start(narrow)] + b"\xff\xd9")
     for payload in (b"", b"\0", b"\0\1\0", b"\0\1\0\0"):  # These DRI segments have the wrong length.
         parts = (segment(0xDD, payload), "header", "dqt", "sof", "dht")
-        assert _refusal(write_jpeg(make_picture(8, 8), JpegOptions(parts=parts))).reason == "damaged header"
+        assert _refusal(write_jpeg(make_picture(8, 8), parts=parts)).reason == "damaged header"
 
 
 PICTURE = make_picture(40, 72)
@@ -378,11 +378,11 @@ def test_files_are_those_that_an_encoder_of_t81_writes_with_the_best_tables_for_
     for (name, kind), size in product(kinds.items(), ((19, 33), (40, 300))):
         options = {"factors": SAMPLINGS["4:2:0"], **kind}
         picture = gray_or_color(options["factors"], make_picture(*size))
-        content = write_jpeg(picture, JpegOptions(**options))
+        content = write_jpeg(picture, **options)
         for rewritten in map(take_apart, (tile_jpeg(content), untile_jpeg(content))):
             (dri,) = rewritten.all_of(0xDD) or [None]
             interval = dri and int.from_bytes(dri[4:], "big")
-            by_t81 = take_apart(write_jpeg(picture, JpegOptions(**{**options, **best, "restart_interval": interval})))
+            by_t81 = take_apart(write_jpeg(picture, **{**options, **best, "restart_interval": interval}))
             assert rewritten.scan == by_t81.scan, name
             assert tables_of(rewritten) == tables_of(by_t81), name
 

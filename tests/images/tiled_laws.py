@@ -27,18 +27,9 @@ def render_by_stages(
     turns: NDArray[np.uint8],
     shape: tuple[int, ...],
 ) -> tuple[NDArray[np.bool_], Array, NDArray[np.bool_]]:
-    """Render crops of equal size with the stages.
+    """Render crops of equal size of n images with the stages.
 
-    Args:
-        functions: The functions that run the stages.
-        kernel: The kernel that collects the tiles.
-        images: n images.
-        plans: PLAN [n * crops].
-        turns: uint8 [n], the turn of each image.
-        shape: The shape of the result.
-
-    Returns:
-        Which images have tiles, bool [n]; their crops, uint8 [n * crops, height, width, 3]; and which are damaged.
+    Return which images have tiles, bool [n]; their crops, uint8 [n * crops, height, width, 3]; and which are damaged.
     """
     num_rows, height, width, _ = shape
     sizes = [(height, width)] * (num_rows // len(images))
@@ -58,17 +49,7 @@ def render_by_stages(
 def decode_tiles(
     functions: Functions, memory: NDArray[np.uint8], num_images: int, sizes: Sequence[tuple[int, int]]
 ) -> tuple[list[Array], NDArray[np.bool_]]:
-    """Decode the images of a chunk.
-
-    Args:
-        functions: The kernel's functions.
-        memory: The used bytes of the chunk, aligned.
-        num_images: n.
-        sizes: The height and width of each crop.
-
-    Returns:
-        The crops, each uint8 [n, height, width, 3], and whether each image is damaged, bool [n].
-    """
+    """Decode n images of a chunk. Return the crops, each uint8 [n, height, width, 3], and which images are damaged."""
     images = memory[: num_images * TILED_IMAGE.itemsize].view(TILED_IMAGE)
     layout = lay_out(images[COUNTED], locate([(memory.ctypes.data, len(memory), num_images)]), sizes)
     crops = [np.full((num_images, *size, 3), 77, np.uint8) for size in sizes]

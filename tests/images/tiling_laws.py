@@ -53,13 +53,7 @@ READERS: dict[str, Callable[[bytes], Array]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The parts of a JPEG file.
-
-    Attributes:
-        tables: The DHT and DRI segments, and those of tile tables.
-        others: All other segments before the scan's data, including the scan's header, which is last.
-        scan: The scan's data, up to the EOI marker.
-    """
+    """The DHT and DRI segments, those of tile tables, all others up to the scan's header, and the scan's data."""
 
     tables: list[bytes]
     others: list[bytes]
@@ -151,11 +145,8 @@ def _check_segments(name: str, content: bytes, tiled: bytes, plain: bytes) -> No
     kept = _make_sequential(before) if before.all_of(0xC2) else before.others
     _hold(after.others == kept, name, "all segments except DHT, DRI and tile tables are kept, in order")
     _hold(back.others == kept, name, "untiling keeps all segments except DHT, DRI and tile tables, in order")
-    _hold(
-        not back.tile_table and not back.all_of(0xDD) and not back.restarts,
-        name,
-        "an untiled file has no restart markers",
-    )
+    is_plain = not (back.tile_table or back.all_of(0xDD) or back.restarts)
+    _hold(is_plain, name, "an untiled file has no restart markers")
     for parts, file in ((after, tiled), (back, plain)):
         rest = b"".join([b"\xff\xd8", *sorted(parts.tables + parts.others), parts.scan, b"\xff\xd9"])
         _hold(len(rest) == len(file), name, "there are no bytes between segments or after EOI")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pickle
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,10 @@ from shardio.images import CropPlan, DecodedPicture, Picture, PlanRow, edit_imag
 from shardio.kernel import operations as codes
 from shardio.transforms.annotations import check_field_kinds, move_boxes, move_mask, move_points
 from shardio.transforms.warps import make_affine_matrix
+from tests.images.crop_laws import draw_plan
 from tests.images.pictures import make_picture
 from tests.images.test_editing import make_steps
+from tests.raising import assert_raises
 from tests.transforms.by_torchvision import functional, tv_tensors, v2
 from tests.transforms.inputs import make_rng_keys
 
@@ -28,7 +31,7 @@ WHOLE = CropPlan.whole(np.array([[HEIGHT, WIDTH]]))
 FIELDS = {"image": "image", "boxes": "boxes", "points": "keypoints", "labels": "labels", "mask": "mask"}
 
 
-TURNING = tr.RandomAffine(45, (0.1, 0.1), (0.9, 1.2), 4, interpolation="bilinear")
+FLIP, TURNING = tr.RandomVerticalFlip(), tr.RandomAffine(45, (0.1, 0.1), (0.9, 1.2), 4, interpolation="bilinear")
 
 
 def make_boxes(num_boxes: int, dtype: Any = np.float64) -> NDArray[Any]:
@@ -42,6 +45,15 @@ def make_boxes(num_boxes: int, dtype: Any = np.float64) -> NDArray[Any]:
 def follow(values: dict[str, Any], plan: CropPlan, **kinds: Any) -> dict[str, Any]:
     checked = check_field_kinds({"image": "image", **FIELDS, **kinds})
     return tr.move_annotations(checked, values, (HEIGHT, WIDTH), [PlanRow(plan, 0)])
+
+
+def draw_one(random: np.random.Generator, height: int, width: int) -> CropPlan:
+    window = (int(random.integers(1, 50)), int(random.integers(1, 50)))
+    return draw_plan([(height, width)], window, "antialiased bilinear", random)
+
+
+def turn(plan: CropPlan, matrix: Sequence[float]) -> CropPlan:
+    return plan.edit(make_operations(1, codes.AFFINE, *matrix, 0, 0, 0))
 
 
 def wrap(values: NDArray[Any], box_format: str | None = None) -> Any:
@@ -92,7 +104,7 @@ def test_boxes_and_points_are_torchvisions(name: str) -> None:
 def test_turned_boxes_and_points_are_torchvisions() -> None:
     angle, translate, scale, shear = 25.0, [6, -4], 1.2, [10.0, -5.0]
     matrix = make_affine_matrix((WIDTH / 2, HEIGHT / 2), angle, (6, -4), scale, (10.0, -5.0))
-    plan = WHOLE.edit(make_operations(1, codes.AFFINE, *matrix, 0, 0, 0))
+    plan = turn(WHOLE, matrix)
     boxes, points = make_boxes(30), make_boxes(30)[:, :2]
     moved = follow({"boxes": boxes, "points": points}, plan)
     for own, given in ((moved["boxes"], wrap(boxes, "xyxy")), (moved["points"], wrap(points))):
@@ -107,12 +119,8 @@ def test_small_boxes_are_dropped_as_by_torchvision_with_what_belongs_to_them(set
     sample = {"boxes": by_torchvision(wrap(boxes, "xyxy")), "labels": torch.from_numpy(labels)}
     expected = v2.SanitizeBoundingBoxes(**settings)(sample)
     parts = np.stack([labels, labels, np.zeros(60)], axis=1)[:, np.newaxis]  # Each box has one point.
-    moved = follow(
-        {"labels": labels.tolist(), "boxes": boxes, "points": parts},
-        plan,
-        boxes=tr.BoundingBoxes(**settings),
-        points=tr.KeyPoints(boxes="boxes"),
-    )
+    kinds = {"boxes": tr.BoundingBoxes(**settings), "points": tr.KeyPoints(boxes="boxes")}
+    moved = follow({"labels": labels.tolist(), "boxes": boxes, "points": parts}, plan, **kinds)
     np.testing.assert_allclose(moved["boxes"], expected["boxes"].numpy(), rtol=1e-6, atol=2e-5)
     np.testing.assert_array_equal(moved["labels"], expected["labels"].numpy())
     assert 5 < len(moved["boxes"]) < 50
@@ -160,18 +168,8 @@ def test_a_value_of_another_form_is_an_error(values: dict[str, Any], kinds: dict
     [
         [tr.RandomResizedCrop(40), tr.RandomHorizontalFlip()],
         [TURNING, tr.RandomResizedCrop(30), tr.RandomHorizontalFlip()],
-        [
-            tr.RandomVerticalFlip(),
-            tr.RandomPerspective(0.5, 1),
-            tr.RandomCrop(50, 4),
-            tr.RandomRotation(30),
-            tr.RandomVerticalFlip(),
-        ],
-        [
-            tr.RandomApply([tr.RandomRotation(45), tr.RandomRotation(9)], 0.5),
-            tr.RandomResizedCrop(30),
-            tr.RandomErasing(1),
-        ],
+        [FLIP, tr.RandomPerspective(0.5, 1), tr.RandomCrop(50, 4), tr.RandomRotation(30), FLIP],
+        [tr.RandomApply([tr.RandomRotation(45), TURNING], 0.5), tr.RandomResizedCrop(30), tr.RandomErasing(1)],
         [tr.CenterCrop(50), tr.CenterCrop(70), tr.RandomHorizontalFlip(), TURNING, tr.Resize((30, 40))],
         [tr.Resize(70), tr.RandomResizedCrop(40), tr.CenterCrop((50, 30)), tr.RandomHorizontalFlip()],
     ],
@@ -209,15 +207,9 @@ def test_everything_follows_images_that_are_rendered_between_steps(steps: list[A
 
 
 def test_what_fields_may_be() -> None:
-    transform = tr.Compose(
-        [tr.CenterCrop(3)], fields={"image": "image", "b": "boxes", "l": "labels", "m": tr.Mask(fill=255)}
-    )
-    assert tr.field_kinds_of(transform) == {
-        "image": "image",
-        "b": tr.BoundingBoxes(),
-        "l": tr.Labels(boxes="b"),
-        "m": tr.Mask(fill=255),
-    }
+    fields: dict[str, Any] = {"image": "image", "b": "boxes", "l": "labels", "m": tr.Mask(fill=255)}
+    transform = tr.Compose([tr.CenterCrop(3)], fields=fields)
+    assert tr.field_kinds_of(transform) == {**fields, "b": tr.BoundingBoxes(), "l": tr.Labels(boxes="b")}
     assert tr.is_builtin(transform)
     assert repr(pickle.loads(pickle.dumps(transform))) == repr(transform)
     assert tr.field_kinds_of(tr.CenterCrop(3)) == tr.field_kinds_of(tr.Compose([tr.CenterCrop(3)])) == {}
@@ -228,47 +220,26 @@ def test_what_fields_may_be() -> None:
         ({"image": "image", "p": tr.KeyPoints(boxes="b")}, ValueError, "'p' belongs to the boxes 'b', but"),
         ({"image": "image", "b": "boxes", "c": "boxes", "l": "labels"}, ValueError, r"'l' may belong to any of"),
     ]
-    for fields, error, message in bad:
-        with pytest.raises(error, match=message):
-            tr.Compose([], fields=fields)
-    with pytest.raises(ValueError, match="format must be one of"):
-        tr.BoundingBoxes(format="yxyx")  # type: ignore[arg-type]  # It is none.
-    with pytest.raises(ValueError, match="must not be negative"):
-        tr.BoundingBoxes(min_size=-1)
+    for given, error, message in bad:
+        assert_raises(error, message, tr.Compose, [], fields=given)
+    boxes: Any = tr.BoundingBoxes
+    assert_raises(ValueError, "format must be one of", boxes, format="yxyx")
+    assert_raises(ValueError, "must not be negative", boxes, min_size=-1)
 
 
 def test_a_compose_with_fields_is_a_datasets_whole_transform_and_shardios_own() -> None:
     transform = tr.Compose([tr.CenterCrop(3)], fields={"image": "image"})
     for container in (tr.Compose, tr.MultiCrop):
-        with pytest.raises(TypeError, match="cannot be part of another Compose or of a MultiCrop"):
-            container([transform])
-    with pytest.raises(TypeError, match="pass it to a dataset"):
-        transform(make_picture(9, 9))
-    with pytest.raises(TypeError, match=r"abs.* would transform only the image"):
-        tr.field_kinds_of(tr.Compose([tr.CenterCrop(3), abs], fields={"image": "image"}))
-
-
-AFFINE = Image.Transform.AFFINE
-
-
-def make_plan(random: np.random.Generator, height: int, width: int) -> CropPlan:
-    """Return a plan of one image: a box, resized and perhaps mirrored, and a window that may extend beyond it."""
-    first = [np.sort(random.choice(side + 1, 2, replace=False)) for side in (height, width)]
-    box = np.array([[first[0][0], first[1][0], np.ptp(first[0]), np.ptp(first[1])]])
-    size = random.integers(1, 60, (1, 2)) if random.random() < 0.6 else box[:, 2:]
-    window = np.concatenate([random.integers(-9, 20, (1, 2)), random.integers(1, 50, (1, 2))], axis=1)
-    plan = CropPlan.whole(np.array([[height, width]])).crop(box).resize(size, "antialiased bilinear")
-    return plan.crop(window).mirror(random.random(1) < 0.5)
+        assert_raises(TypeError, "cannot be part of another Compose or of a MultiCrop", container, [transform])
+    assert_raises(TypeError, "pass it to a dataset", transform, make_picture(9, 9))
+    foreign = tr.Compose([tr.CenterCrop(3), abs], fields={"image": "image"})
+    assert_raises(TypeError, r"abs.* would transform only the image", tr.field_kinds_of, foreign)
 
 
 def make_matrix(random: np.random.Generator) -> list[float]:
     turned = np.eye(2) + random.uniform(-0.5, 0.5, (2, 2))
     shift = random.uniform(-9, 9, 2)
     return [*turned[0].tolist(), float(shift[0]), *turned[1].tolist(), float(shift[1])]
-
-
-def edit_affinely(plan: CropPlan, matrix: list[float]) -> CropPlan:
-    return plan.edit(make_operations(1, codes.AFFINE, *matrix, 0, 0, 0))
 
 
 def move_by_pillow(mask: NDArray[Any], plan: CropPlan, fill: int) -> Image.Image:
@@ -314,12 +285,13 @@ def test_masks_are_moved_and_turned_as_by_pillows_nearest(dtype: str) -> None:
         mask = random.integers(0, 256 if dtype == "uint8" else 60_000, (height, width)).astype(dtype)
         form = mask if dtype in ("uint8", "int32", "float32") else mask.astype(np.int32)
         if number % 3 or dtype == "bool":
-            plan, fill = make_plan(random, height, width), int(random.integers(2))
+            plan, fill = draw_one(random, height, width), int(random.integers(2))
             expected = move_by_pillow(form, plan, fill)
         else:
             matrix, fill = make_matrix(random), 255
-            plan = edit_affinely(CropPlan.whole(np.array([[height, width]])), matrix)
-            expected = Image.fromarray(form).transform((width, height), AFFINE, matrix, fillcolor=255)
+            plan = turn(CropPlan.whole(np.array([[height, width]])), matrix)
+            size, affine = (width, height), Image.Transform.AFFINE
+            expected = Image.fromarray(form).transform(size, affine, matrix, fillcolor=255)
         moved = move_mask(mask, PlanRow(plan, 0), fill)
         assert moved.dtype == mask.dtype
         np.testing.assert_array_equal(moved, np.asarray(expected))
@@ -328,7 +300,7 @@ def test_masks_are_moved_and_turned_as_by_pillows_nearest(dtype: str) -> None:
 def test_channels_of_a_mask_move_together() -> None:
     random = np.random.default_rng(2)
     mask = random.integers(0, 60_000, (40, 50, 4)).astype(np.uint16)
-    plan = edit_affinely(make_plan(random, 40, 50), make_matrix(random))
+    plan = turn(draw_one(random, 40, 50), make_matrix(random))
     moved = move_mask(mask, PlanRow(plan, 0), 7)
     for channel in range(4):
         np.testing.assert_array_equal(moved[..., channel], move_mask(mask[..., channel], PlanRow(plan, 0), 7))
@@ -340,9 +312,8 @@ def test_what_the_result_does_not_show_has_no_area() -> None:
     assert move_boxes(boxes, step).tolist() == [[0, 0, 0, 0], [20, 0, 20, 20], [0, 0, 20, 20], [2, 20, 5, 20]]
     assert move_points(boxes[:, :2], step).tolist() == [[-10, -10], [25, -10], [-10, -10], [2, 20]]
     padded = PlanRow(CropPlan.whole(np.array([[10, 20]])).crop(np.array([[-5, -5, 20, 30]])), 0)
-    assert move_boxes(np.array([[-3.0, -3.0, 40.0, 40.0]]), padded).tolist() == [[5, 5, 25, 15]], (
-        "boxes do not extend into the padding"
-    )
-    turned = PlanRow(edit_affinely(make_plan(np.random.default_rng(5), 40, 50), [1, 0.1, 0, 0, 1, 0]), 0)
+    moved = move_boxes(np.array([[-3.0, -3.0, 40.0, 40.0]]), padded)
+    assert moved.tolist() == [[5, 5, 25, 15]], "boxes do not extend into the padding"
+    turned = PlanRow(turn(WHOLE, [1, 0.1, 0, 0, 1, 0]), 0)
     assert move_boxes(np.zeros((0, 4)), turned).shape == (0, 4)
     assert move_points(np.zeros((0, 2)), turned).shape == (0, 2)

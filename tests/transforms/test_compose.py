@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import reduce
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,6 @@ from tests.images.jpeg_files import by_pillow
 from tests.images.pictures import Array, make_picture, read_by_pillow, save
 from tests.transforms.inputs import make_noise, make_rng_keys
 
-RANDOM = tr.Compose([tr.RandomResizedCrop(16), tr.RandomHorizontalFlip()])
-
 
 def apply(transform: Callable[[Any], Any], images: list[Any], seed: int = 0) -> list[Any]:
     return tr.apply_transform(transform, images, make_rng_keys(len(images), seed))
@@ -39,14 +38,11 @@ def are_equal(a: Any, b: Any) -> bool:
 
 
 def test_steps_run_in_their_order_also_nested() -> None:
-    image, crop, resize = make_noise(40, 60), tr.CenterCrop(20), tr.Resize(30)
-    for one, other in ((crop, resize), (resize, crop)):
-        np.testing.assert_array_equal(tr.Compose([one, other])(image), other(one(image)))
-    steps: list[tr.Transform] = [resize, tr.CenterCrop((20, 26)), tr.RandomHorizontalFlip(1.0), tr.Resize((9, 8))]
-    flat = tr.Compose(steps)(image)
-    nestings: list[list[Any]] = [[steps[0], tr.Compose(steps[1:3]), steps[3]], [tr.Compose([tr.Compose(steps)])]]
-    for nested in nestings:
-        np.testing.assert_array_equal(tr.Compose(nested)(image), flat)
+    steps: list[Any] = [tr.Resize(30), tr.CenterCrop((20, 26)), tr.RandomHorizontalFlip(1.0), tr.Resize((9, 8))]
+    image = make_noise(40, 60)
+    expected = reduce(lambda image, step: step(image), steps, image)
+    for nested in (steps, [steps[0], tr.Compose(steps[1:3]), steps[3]], [tr.Compose([tr.Compose(steps)])]):
+        np.testing.assert_array_equal(tr.Compose(nested)(image), expected)
     assert are_equal(apply(tr.Compose([]), [image]), [image])
 
 
@@ -114,32 +110,14 @@ def test_an_image_that_an_earlier_transform_made_unusable_is_named_with_a_remedy
         tr.CenterCrop(8)(Image.fromarray(make_noise(20, 30)))
 
 
-class Separately(tr.ColorJitter):
-    """A transform that applies another transform in Python, to one image at a time."""
-
-    def __init__(self, transform: Any) -> None:
-        self.transform = transform
-
-    def draw(self, sizes: Any, rng_keys: Any) -> Any:
-        return self.transform.draw(sizes, rng_keys)
-
-    def apply(self, image: Any, parameters: Any) -> Any:
-        return self.transform.apply(image, parameters)
-
-
 def test_a_pipeline_equals_its_steps_one_by_one() -> None:
-    crop, *steps = [
-        *(
-            tr.RandomResizedCrop(32),
-            tr.ColorJitter(0.4, 0.4, 0.4, 0.1),
-            tr.RandomGrayscale(0.3),
-            tr.RandomHorizontalFlip(),
-        ),
-        *(tr.RandomSolarize(128), tr.CenterCrop(30), tr.RandomEqualize()),
-    ]
+    steps: list[Any] = [tr.RandomResizedCrop(32), tr.ColorJitter(0.4, 0.4, 0.4, 0.1), tr.RandomGrayscale(0.3)]
+    steps += [tr.RandomHorizontalFlip(), tr.RandomSolarize(128), tr.CenterCrop(30), tr.RandomEqualize()]
     images, keys = [make_noise(40, 30 + i) for i in range(12)], make_rng_keys(12)
-    whole = tr.apply_transform(tr.Compose([crop, *steps]), images, keys)
-    assert are_equal(tr.apply_transform(tr.Compose([crop, *map(Separately, steps)]), images, keys), whole)
+    results: list[Any] = images
+    for index, step in enumerate(steps):
+        results = tr.apply_transform(step, results, derive_rng_key(keys, np.array([index], np.uint64)))
+    assert are_equal(tr.apply_transform(tr.Compose(steps), images, keys), results)
 
 
 # Choices.

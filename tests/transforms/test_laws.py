@@ -60,27 +60,23 @@ def test_every_transform_of_shardio_is_builtin_and_obeys_the_laws_here() -> None
     assert all(map(tr.is_builtin, EACH))
 
 
-@pytest.mark.parametrize(
-    ("transform", "expected"),
-    [
-        (None, True),
-        (tr.CenterCrop(8), True),
-        (tr.Compose([tr.Resize(9), tr.Compose([tr.RandomHorizontalFlip()])]), True),
-        (tr.RandomApply([tr.RandomOrder([tr.RandomInvert()])]), True),
-        (tr.MultiCrop([tr.CenterCrop(8)]), True),
-        (Cropping(8), False),
-        (tr.Compose([tr.Resize(9), Cropping(8)]), False),
-        (tr.Compose([tr.Compose([abs])]), False),
-        (tr.RandomApply([abs]), False),
-        (tr.MultiCrop([tr.CenterCrop(8), abs]), False),
-        (type("Several", (tr.Compose,), {})([tr.CenterCrop(8)]), False),
-        (type("Several", (tr.RandomApply,), {})([tr.RandomInvert()]), False),
-        (abs, False),
-    ],
-    ids=repr,
-)
-def test_a_combination_is_builtin_if_all_its_steps_are(transform: Any, expected: bool) -> None:
-    assert tr.is_builtin(transform) == expected
+BUILTIN: list[Any] = [
+    None,
+    tr.CenterCrop(8),
+    tr.Compose([tr.Resize(9), tr.Compose([tr.RandomHorizontalFlip()])]),
+    tr.RandomApply([tr.RandomOrder([tr.RandomInvert()])]),
+    tr.MultiCrop([tr.CenterCrop(8)]),
+]
+OTHERS: list[Any] = [
+    *(abs, Cropping(8), tr.Compose([tr.Resize(9), Cropping(8)]), tr.Compose([tr.Compose([abs])])),
+    *(tr.RandomApply([abs]), tr.MultiCrop([tr.CenterCrop(8), abs])),
+    type("Several", (tr.Compose,), {})([tr.CenterCrop(8)]),
+    type("Several", (tr.RandomApply,), {})([tr.RandomInvert()]),
+]
+
+
+def test_a_combination_is_builtin_if_all_its_steps_are() -> None:
+    assert list(map(tr.is_builtin, [*BUILTIN, *OTHERS])) == [True] * len(BUILTIN) + [False] * len(OTHERS)
 
 
 class TestEach(TransformTests):
@@ -93,36 +89,21 @@ class TestEach(TransformTests):
         return not isinstance(transform, CERTAIN)
 
 
-def test_images_of_other_libraries_are_refused() -> None:
-    noise = make_noise(20, 30)
-    for transform, image in itertools.product(
-        (tr.RandomResizedCrop(16), EACH[-1]), (Image.fromarray(noise), noise.astype(np.float32), torch.tensor(noise))
-    ):
-        for call in (transform, tr.Compose([tr.Compose([transform])])):
-            with pytest.raises(TypeError, match=f"{type(transform).__name__}.* takes uint8 "):
-                call(image)
-
-
 # Arguments.
 
 OTHER_DEFAULTS = {("RandomResizedCrop", "antialias"), ("Resize", "antialias"), ("ToDtype", "dtype")}
 """Defaults that differ from torchvision's (docs/transforms.md describes antialias). Its ToDtype needs a dtype."""
 
 
-def parameters_of(transform: type) -> dict[str, Any]:
-    _, *parameters = inspect.signature(transform.__init__).parameters.values()  # type: ignore[misc]  # of a class
-    return {
-        parameter.name: getattr(parameter.default, "value", parameter.default)
-        for parameter in parameters
-        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-    }
+def parameters_of(transform: Any) -> dict[str, Any]:
+    """Return the arguments that may be positional, with their defaults."""
+    found = inspect.signature(transform).parameters.values()
+    named = [each for each in found if each.kind is each.POSITIONAL_OR_KEYWORD]
+    return {each.name: getattr(each.default, "value", each.default) for each in named}
 
 
-SHARED = [
-    name
-    for name in shardio.transforms.__all__
-    if name != "Transform" and inspect.isclass(getattr(shardio.transforms, name)) and hasattr(v2, name)
-]
+SHARED = [name for name in sorted({type(each).__name__ for each in EACH}) if hasattr(v2, name)]
+SHARED += ["Compose", "FiveCrop", "RandomApply", "RandomChoice", "RandomOrder"]
 
 
 @pytest.mark.parametrize("name", SHARED)
@@ -137,16 +118,11 @@ def test_constants_of_other_libraries_and_numpys_integers_are_accepted() -> None
     for name in ("NEAREST", "BILINEAR", "BICUBIC"):
         for constant in (v2.InterpolationMode[name], Image.Resampling[name], int(Image.Resampling[name])):
             assert tr.RandomRotation(1, constant).interpolation == name.lower()
-    assert repr(tr.TrivialAugmentWide(interpolation=v2.InterpolationMode.BILINEAR)) == repr(
-        tr.TrivialAugmentWide(interpolation="bilinear")
-    )
     assert tr.AutoAugment(v2.AutoAugmentPolicy.SVHN).policy == "svhn"
-    for kind in (tr.Resize, tr.RandomResizedCrop):
-        eight, both = np.int64(8), [np.int64(8), 9]
-        assert kind(eight).size == (8 if kind is tr.Resize else (8, 8))  # type: ignore[arg-type]  # It works at run time.
-        assert kind(both).size == (8, 9)  # type: ignore[arg-type]  # It works at run time.
-        cubic = v2.InterpolationMode.BICUBIC
-        assert kind(8, interpolation=cubic, antialias=True).interpolation == "bicubic"
+    eight: Any = np.int64(8)
+    for kind, size in ((tr.Resize, 8), (tr.RandomResizedCrop, (8, 8))):
+        assert (kind(eight).size, kind([eight, 9]).size) == (size, (8, 9))
+        assert kind(8, interpolation=v2.InterpolationMode.BICUBIC, antialias=True).interpolation == "bicubic"
 
 
 def test_a_repr_names_the_steps_and_their_settings() -> None:
@@ -294,17 +270,12 @@ def test_a_recipe_gives_images_of_the_asked_size(name: str) -> None:
 
 
 def test_recipes_are_what_they_are_named_for() -> None:
-    named = {name: value for name, value in vars(tr.recipes).items() if name.islower() and name[0] != "_"}
-    assert set(RECIPES) == {name for name, value in named.items() if callable(value)}
     assert [crop.shape[0] for crop in tr.recipes.dino()(make_noise(300, 200))] == [224] * 2 + [96] * 8
     for evaluation, resized in ((tr.recipes.imagenet_eval(224, resize=232), 232), (tr.recipes.imagenet_eval(), 256)):
         assert [getattr(step, "size", 0) for step in evaluation.transforms] == [resized, (224, 224)]
     image, keys = make_noise(60, 60), make_rng_keys(2)
     one, other = (tr.Compose([view]) for view in tr.recipes.simclr(32).transforms)
-    first, second, same = (
-        tr.apply_transform(*each)[0]
-        for each in ((one, [image], keys[:1]), (other, [image], keys[1:]), (other, [image], keys[:1]))
-    )
+    first, (same, second) = tr.apply_transform(one, [image], keys[:1])[0], tr.apply_transform(other, [image] * 2, keys)
     assert (first != second).any()
     np.testing.assert_array_equal(first, same)
 
@@ -337,10 +308,8 @@ def test_every_executor_gives_the_same_images(packed: Path) -> None:
 
     foreign = tr.MultiCrop([*LOADED.transforms[:2], tr.Compose([*tr.recipes.imagenet_eval(24).transforms, unchanged])])
     expected = list(start(DataLoader, LOADED, 0))
-    others = {
-        "torch's workers": list(start(DataLoader, foreign, 1)),
-        "torch's loader": list(start(torch.utils.data.DataLoader, LOADED, 0)),
-    }
+    others = {"torch's workers": list(start(DataLoader, foreign, 1))}
+    others["torch's loader"] = list(start(torch.utils.data.DataLoader, LOADED, 0))
     stopped = start(DataLoader, LOADED, 2)
     first, resumed = next(iter(stopped)), start(DataLoader, LOADED, 1)
     resumed.load_state_dict(stopped.state_dict())
