@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import struct
 from collections.abc import Iterable, Sequence
@@ -43,57 +44,37 @@ def part(pixels: Array, box: Box) -> Array:
     return pixels[box.top : box.top + box.height, box.left : box.left + box.width]
 
 
-def all_boxes(height: int, width: int, first: int = 0, every: int = 1) -> list[Box]:
-    """Return every part of a picture, or, starting at number ``first``, one out of ``every`` parts."""
-    tall = [(top, bottom - top) for top in range(height) for bottom in range(top + 1, height + 1)]
-    wide = [(left, right - left) for left in range(width) for right in range(left + 1, width + 1)]
-    chosen = (
-        (*tall[number // len(wide)], *wide[number % len(wide)]) for number in range(first, len(tall) * len(wide), every)
-    )
-    return [Box(top, left, rows, columns) for top, rows, left, columns in chosen]
-
-
 def some_boxes(height: int, width: int, number: int) -> list[Box]:
     """Return about ``number`` parts of a picture, evenly spaced among all parts."""
-    num_boxes = height * (height + 1) // 2 * (width * (width + 1) // 2)
-    return all_boxes(height, width, every=1 + num_boxes // number)
+    tall, wide = (list(itertools.combinations(range(side + 1), 2)) for side in (height, width))
+    every = 1 + len(tall) * len(wide) // number
+    return [_between(*stretches) for stretches in itertools.islice(itertools.product(tall, wide), 0, None, every)]
+
+
+def _between(rows: tuple[int, int], columns: tuple[int, int]) -> Box:
+    return Box(rows[0], columns[0], rows[1] - rows[0], columns[1] - columns[0])
 
 
 def random_boxes(height: int, width: int, number: int, random: np.random.Generator) -> list[Box]:
-    """Return small and large parts of a picture, some of which touch its borders."""
-    boxes = []
-    for _ in range(number):
-        (top, rows), (left, columns) = _stretch(height, random), _stretch(width, random)
-        boxes.append(Box(top, left, rows, columns))
-    return boxes
+    """Return small and large parts of a picture, many of which touch its borders."""
 
+    def draw(side: int) -> tuple[int, int]:
+        length = int(random.integers(1, (min(4, side) if random.random() < 0.5 else side) + 1))
+        start = [0, side - length, int(random.integers(0, side - length + 1))][random.integers(3)]
+        return start, start + length
 
-def _stretch(length: int, random: np.random.Generator) -> tuple[int, int]:
-    """Return the start and the length of a part of a row. The part often includes an end of the row."""
-    longest = min(4, length) if random.random() < 0.5 else length
-    part_length = int(random.integers(1, longest + 1))
-    start = [0, length - part_length, int(random.integers(0, length - part_length + 1))][random.integers(3)]
-    return start, part_length
+    return [_between(draw(height), draw(width)) for _ in range(number)]
 
 
 @cache
 def edge_boxes(height: int, width: int, unit: int = 8) -> list[Box]:
     """Return parts whose borders are within one pixel of the borders of units and of the picture."""
-    rows, columns = _edges(height, unit), _edges(width, unit)
-    return [
-        Box(top, left, bottom - top, right - left)
-        for top in rows
-        for bottom in rows
-        if top < bottom
-        for left in columns
-        for right in columns
-        if left < right
+    near = [
+        sorted({place + by for place in [*range(0, side + 1, unit), side] for by in (-1, 0, 1)} & {*range(side + 1)})
+        for side in (height, width)
     ]
-
-
-def _edges(length: int, unit: int) -> list[int]:
-    near = {place + by for place in range(0, length + 1, unit) for by in (-1, 0, 1)} | {length - 1, length}
-    return sorted(place for place in near if 0 <= place <= length)
+    tall, wide = (list(itertools.combinations(places, 2)) for places in near)
+    return [_between(*stretches) for stretches in itertools.product(tall, wide)]
 
 
 def assert_parts(
@@ -117,9 +98,7 @@ def assert_parts_by_kernel(content: bytes, expected: Array, boxes: Sequence[Box]
         some = boxes[start : start + 64]
         for box, pixels, is_drawn in zip(some, *render_parts(content, some), strict=True):
             if is_drawn and not np.array_equal(pixels, part(expected, box)):
-                raise AssertionError(
-                    f"{name}: {box} of {expected.shape[:2]} has different pixels when the kernel renders it"
-                )
+                raise AssertionError(f"{name}: the kernel renders {box} of {expected.shape[:2]} with different pixels")
             num_drawn += int(is_drawn)
     return num_drawn
 

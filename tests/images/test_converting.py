@@ -17,6 +17,7 @@ from PIL import Image, ImageCms, ImageOps
 from shardio.images import ConvertedFormat, TooManyPixels
 from tests.images.icc_profiles import cmyk_profile, gray_profile, gray_to_srgb, wide_rgb_profile, wide_rgb_to_srgb
 from tests.images.pictures import TURNS, Array, convert, exif_of, make_picture, open_by_pillow, psnr_db, save
+from tests.raising import assert_raises
 
 HEIGHT, WIDTH = 30, 44
 PIXELS = make_picture(HEIGHT, WIDTH)
@@ -91,8 +92,7 @@ def test_values_are_those_that_pillow_decodes(name: str, source: str) -> None:
         assert found.mode == "I;16"
         assert same(values_of(found), values_of(stored))
         for to in EIGHT_BITS:
-            with pytest.raises(ValueError, match=r"has 16 bits per pixel, which only PNG can store: .* png"):
-                convert(content, to)
+            assert_raises(ValueError, r"has 16 bits per pixel, which only PNG can store: .* png", convert, content, to)
         return
     if stored.mode in KEPT_BY_PNG:
         assert found.mode == stored.mode
@@ -142,8 +142,7 @@ def test_alpha_is_dropped_if_it_is_opaque_and_the_format_can_do_without(to: Conv
     opaque[7, 9] = 254
     content = save(np.dstack([PIXELS, opaque]), "PNG")
     if to in OPAQUE:
-        with pytest.raises(ValueError, match="has transparent pixels"):
-            convert(content, to)
+        assert_raises(ValueError, "has transparent pixels", convert, content, to)
     else:
         assert same(open_by_pillow(convert(content, to)).getchannel("A"), opaque[..., 0])
 
@@ -157,8 +156,7 @@ def test_transparent_colors_indices_beyond_the_palette_and_the_first_picture_are
         assert found.mode == Image.fromarray(pixels).mode
         assert same(found.convert("RGBA"), open_by_pillow(content).convert("RGBA"))
         assert not np.asarray(found.convert("RGBA"))[4:9, :, 3].any()
-        with pytest.raises(ValueError, match="has transparent pixels"):
-            convert(content, "jpeg")
+        assert_raises(ValueError, "has transparent pixels", convert, content, "jpeg")
     content = save(make_palette(), "PNG")  # The image has seven colors, in four bits per pixel.
     two_colors = replace_chunk(content, b"PLTE", make_picture(1, 2, seed=3).tobytes())
     assert np.asarray(open_by_pillow(two_colors)).max() == 6
@@ -189,21 +187,18 @@ BAD: list[tuple[bytes, str]] = [
 @each_format
 def test_what_cannot_be_converted_is_an_error(to: ConvertedFormat) -> None:
     for content, message in BAD:
-        with pytest.raises(ValueError, match=message):
-            convert(content, to)
+        assert_raises(ValueError, message, convert, content, to)
     for source in ("GIF", "WEBP", "TIFF", "PNG"):
         assert convert(save(PIXELS, source, save_all=True), to)
     if (limit := {"jpeg": 65_536, "webp": 16_384}.get(to)) is not None:
-        with pytest.raises(ValueError, match=r".+"):
-            convert(save(Image.new("L", (limit, 1)), "PNG"), to)
+        assert_raises(ValueError, ".+", convert, save(Image.new("L", (limit, 1)), "PNG"), to)
 
 
 @pytest.mark.parametrize("source", [*SOURCES, "BMP", "GIF"])
 def test_truncated_files_are_errors_and_the_limit_of_pixels_is_checked_on_the_header(source: str) -> None:
     content = save(PIXELS, source)
     for number, stop in enumerate(np.linspace(0, 0.95 * len(content), 12, dtype=int).tolist()):
-        with pytest.raises(ValueError, match=r".+"):
-            convert(content[:stop], FORMATS[number % 3])
+        assert_raises(ValueError, ".+", convert, content[:stop], FORMATS[number % 3])
     assert convert(content, "png", max_pixels=HEIGHT * WIDTH)
     is_readable_in_part = source not in ("TIFF", "WEBP")
     for cut in (content, content[: len(content) * 2 // 3] if is_readable_in_part else content):
@@ -330,9 +325,7 @@ def test_to_srgb_refuses_damaged_profiles() -> None:
             convert(content, "png", to_srgb=True)
     unreadable = replace_chunk(save(PIXELS, "PNG", icc_profile=whole), b"iCCP", b"a name\0\0no compressed data")
     assert "icc_profile" not in to_png(unreadable).info
-    with pytest.raises(ValueError, match="ICC profile is incomplete or damaged"):
-        convert(unreadable, "png", to_srgb=True)
+    assert_raises(ValueError, "ICC profile is incomplete or damaged", convert, unreadable, "png", to_srgb=True)
     deep = save(Image.fromarray(WIDE), "PNG", icc_profile=gray_profile(1.8))
     assert to_png(deep).info["icc_profile"] == gray_profile(1.8)
-    with pytest.raises(ValueError, match="more than 8 bits"):
-        convert(deep, "png", to_srgb=True)
+    assert_raises(ValueError, "more than 8 bits", convert, deep, "png", to_srgb=True)

@@ -165,17 +165,6 @@ def test_each_operation_gives_torchvisions_pixels(name: str, edit: Callable[...,
         np.testing.assert_array_equal(edit(pixels, as_operations([step])), expected, f"{step[:2]}, {pixels.shape}")
 
 
-@needs_torchvision
-@each_edit
-def test_sequences_of_operations_give_torchvisions_pixels(edit: Callable[..., Pixels]) -> None:
-    random = np.random.default_rng(0)
-    for _ in range(120):
-        pixels = make_image(random)
-        steps = [draw_step(random) for _ in range(random.integers(2, 7))]
-        expected = edit_by_torchvision(pixels, steps)
-        np.testing.assert_array_equal(edit(pixels, as_operations(steps)), expected, [step[:2] for step in steps])
-
-
 def test_hues_of_all_kinds_of_colors_are_turned_as_by_pillow() -> None:
     # Two channels have all pairs of values, and the third channel has one random value.
     low, middle = (part.reshape(256, 256) for part in np.meshgrid(np.arange(256), np.arange(256), indexing="ij"))

@@ -16,6 +16,7 @@ from tests.images.jpeg_corpus import small_corpus
 from tests.images.jpeg_files import by_pillow, exif_with_thumbnail, make_jpeg, segments_of
 from tests.images.jpeg_writer import segment
 from tests.images.pictures import make_picture
+from tests.raising import assert_raises
 
 SOF, SOS, DRI = 0xC0, 0xDA, 0xDD
 
@@ -147,8 +148,7 @@ BAD: dict[str, tuple[bytes, int]] = {
 @pytest.mark.parametrize("name", BAD)
 def test_an_error_says_where(name: str) -> None:
     content, offset = BAD[name]
-    with pytest.raises(ValueError, match=rf"at byte {offset}\b"):
-        read_head(content)
+    assert_raises(ValueError, rf"at byte {offset}\b", read_head, content)
 
 
 @pytest.mark.parametrize("marker", [0xE0, 0xC0, 0xC4, 0xDD, 0xDA])
@@ -156,14 +156,12 @@ def test_a_segment_of_an_impossible_length_is_an_error_that_says_where(marker: i
     start, _ = SPANS[marker]
     for length in (0, 1, 60_000):
         content = GOOD[: start + 2] + length.to_bytes(2, "big") + GOOD[start + 4 :]
-        with pytest.raises(ValueError, match=rf"0x{marker:02x} at byte {start}\b"):
-            read_head(content)
+        assert_raises(ValueError, rf"0x{marker:02x} at byte {start}\b", read_head, content)
 
 
 def test_a_head_that_ends_too_early_is_an_error_that_says_after_how_many_bytes() -> None:
     for stop in (0, 1, 2, 3, 5, SCAN[0], SCAN[1] - 1):
-        with pytest.raises(ValueError, match=rf"ends after {stop} bytes|has a length of"):
-            read_head(GOOD[:stop])
+        assert_raises(ValueError, rf"ends after {stop} bytes|has a length of", read_head, GOOD[:stop])
 
 
 def test_a_scan_of_some_components_or_coefficients_is_not_complete() -> None:

@@ -19,6 +19,7 @@ from shardio.images.netpbm import PixelPicture, find_pixels
 from tests.images import naive
 from tests.images.crop_laws import draw_plan, render_chunk_by_kernel, shows_picture
 from tests.images.pictures import make_picture, read_by_pillow, save
+from tests.raising import assert_raises
 
 Source = Callable[[bytes, Path], bytes | FileRange]
 
@@ -81,8 +82,7 @@ def test_every_head_means_what_it_means_to_pillow(
     layout = find_pixels(content)
     assert (layout is None) == (missing > len(excess))
     if layout is None:
-        with pytest.raises(ValueError, match="truncated"):
-            open_image(content).read(Box(0, 0, 7, 5))
+        assert_raises(ValueError, "truncated", open_image(content).read, Box(0, 0, 7, 5))
     else:
         assert layout == (len(head), 7, 5, 3 if kind == b"P6" else 1, 255, False)
         np.testing.assert_array_equal(open_image(content).read(Box(0, 0, 7, 5)), read_by_pillow(content))
@@ -103,8 +103,7 @@ def test_other_kinds_are_left_to_pillow(content: bytes, tmp_path: Path) -> None:
 def test_the_limit_of_pixels_is_checked_before_the_pixels_are_read(tmp_path: Path) -> None:
     for found in (save(make_picture(20, 30), "PPM"), in_a_file(save(make_picture(20, 30), "PPM"), tmp_path)):
         assert open_image(found, max_pixels=600).size == (20, 30)
-        with pytest.raises(TooManyPixels, match="30×20 pixels, more than max_pixels=599"):
-            open_image(found, max_pixels=599)
+        assert_raises(TooManyPixels, "30×20 pixels, more than max_pixels=599", open_image, found, max_pixels=599)
 
 
 def test_a_file_truncated_after_opening_is_an_error_that_names_the_row(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from PIL import Image
 
 from shardio import DataLoader, ImageFolder, ShardDataset, ShardMapDataset
 from shardio.transforms import CenterCrop, Compose
+from tests.raising import assert_raises
 from tests.transforms.by_torchvision import v1, v2
 
 FLOAT = v2.ToDtype(torch.float32, scale=True)
@@ -167,8 +168,7 @@ def test_a_callable_that_passes_an_array_to_a_transform_that_ignores_it_is_an_er
 def test_a_transform_that_does_not_act_on_images_is_an_error(packed: Path) -> None:
     for name, arguments in (("ClampBoundingBoxes", []), ("ConvertBoundingBoxFormat", ["XYXY"])):
         for whole in (getattr(v2, name)(*arguments), v2.RandomChoice([getattr(v2, name)(*arguments)])):
-            with pytest.raises(TypeError, match="ignores images of type"):
-                next(iter(ShardDataset(packed, transform=whole)))
+            assert_raises(TypeError, "ignores images of type", next, iter(ShardDataset(packed, transform=whole)))
     with pytest.raises(TypeError, match="Grayscale is a class, not a transform"):
         ShardMapDataset(packed, transform=v2.Grayscale)[0]
     mixed = v2.RandomApply([CenterCrop(20), v2.RandomInvert(1)], p=1)  # The first step returns an array.
@@ -221,8 +221,7 @@ def test_the_transform_can_be_set_until_samples_are_loaded(packed: Path, images:
     assert next(batches)[0].shape == (2, 3, 32, 32)
     assert next(iter(other))[0].shape == (3, 8, 8)
     dataset.transform = second
-    with pytest.raises(RuntimeError, match=r"dataset\.transform was set during an iteration"):
-        list(batches)
+    assert_raises(RuntimeError, r"dataset\.transform was set during an iteration", list, batches)
     assert next(iter(loader))[0].shape == (2, 3, 20, 20)
 
 
@@ -239,8 +238,7 @@ def test_persistent_workers_refuse_a_transform_that_is_set_later(packed: Path, i
     if is_ours:  # shardio's workers receive the dataset before each epoch.
         assert next(batches)[0].shape == (2, 3, 20, 20)
         dataset.transform = first
-    with pytest.raises(RuntimeError, match=r"dataset\.transform was set"):
-        list(batches)
+    assert_raises(RuntimeError, r"dataset\.transform was set", list, batches)
 
 
 def test_a_transform_without_an_image_field_is_refused(packed: Path) -> None:

@@ -21,6 +21,7 @@ from shardio.images import define_operation
 from shardio.testing.samples import TransformTests
 from shardio.transforms.recipes import RECIPES
 from shardio.transforms.transform import RandomPixelTransform
+from tests.raising import assert_raises
 from tests.transforms.by_torchvision import v2
 from tests.transforms.inputs import make_noise, make_rng_keys
 
@@ -212,8 +213,7 @@ def test_bad_probabilities_sizes_scales_and_ratios_are_refused() -> None:
         ),
     ]
     for kind, name, message, value in bad:
-        with pytest.raises(ValueError, match=message):
-            kind(**{"size": 8, name: value} if kind is crop else {name: value})
+        assert_raises(ValueError, message, kind, **{"size": 8, name: value} if kind is crop else {name: value})
 
 
 def test_a_message_about_a_huge_argument_is_short() -> None:
@@ -251,8 +251,7 @@ WRONG_PARTS: list[tuple[Any, Any, str]] = [
 
 @pytest.mark.parametrize(("kind", "given", "message"), WRONG_PARTS)
 def test_the_parts_of_a_combination_are_checked(kind: Any, given: Any, message: str) -> None:
-    with pytest.raises(TypeError, match=message):
-        kind(given)
+    assert_raises(TypeError, message, kind, given)
 
 
 # Recipes, and every transform in a loader
