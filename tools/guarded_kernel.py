@@ -118,7 +118,7 @@ class GuardedFunctions(Functions):
         super().__init__(path)
 
     def scratch(self, purpose: str, num_bytes: int) -> NDArray[np.uint8]:
-        """Return an array for temporary bytes, instead of shardio.kernel.memory.scratch."""
+        """Return an array for temporary bytes, instead of shardio.kernel.functions.scratch."""
         return self._memories[purpose].place(num_bytes, at_end=self.at_end)
 
     def _find(self, name: str) -> Callable[[int], None]:

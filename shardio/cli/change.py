@@ -276,9 +276,8 @@ def _rewrite(file: Path, out: Path | None, rewrite: Callable[[bytes], bytes]) ->
 
 def _describe(content: bytes) -> str:
     """Describe a JPEG's size and how it is divided into parts, as text: ``500×375, 192 tiles of 4 MCUs``."""
-    from shardio.images.jpeg.head import read_head
-    from shardio.images.jpeg.standard import SOF2
-    from shardio.images.jpeg.tile_table import read_tiles
+    from shardio.images.jpeg import read_tiles
+    from shardio.images.jpeg.head import SOF2, read_head
 
     head = read_head(content)
     if head.process == SOF2:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import PIL.Image
@@ -110,12 +110,11 @@ def convert_image(
     image, profile = _read_upright(content, max_pixels, *limits, needs_profile=to_srgb)
     if profile is not None and to_srgb:
         image, profile = _convert_colors(image, profile), None
-    converted = _CONVERSIONS[to].prepare(
-        _shrink(_simplify(image), fit_size(image.height, image.width, max_side, min_side))
-    )
+    prepare, options = _CONVERSIONS[to]
+    converted = prepare(_shrink(_simplify(image), fit_size(image.height, image.width, max_side, min_side)))
     if _find_model(converted) != _find_model(image):
         profile = None
-    return _encode(converted, icc_profile=profile, quality=quality, **_CONVERSIONS[to].options)
+    return _encode(converted, icc_profile=profile, quality=quality, **options)
 
 
 def _read_upright(
@@ -334,15 +333,10 @@ def _make_srgb_transform(profile: bytes) -> tuple[str, PIL.ImageCms.ImageCmsTran
     return model, PIL.ImageCms.buildTransform(source, target, model, "RGB", PIL.ImageCms.Intent.PERCEPTUAL)
 
 
-class _Conversion(NamedTuple):
-    prepare: Callable[[PIL.Image.Image], PIL.Image.Image]
-    options: dict[str, Any]
-
-
-_CONVERSIONS: dict[ConvertedFormat, _Conversion] = {
-    "jpeg": _Conversion(_prepare_opaque, {"format": "JPEG", "subsampling": "4:2:0"}),
-    "png": _Conversion(_prepare_png, {"format": "PNG"}),
-    "webp": _Conversion(_prepare_webp, {"format": "WEBP"}),
-    "ppm": _Conversion(_prepare_opaque, {"format": "PPM"}),
+_CONVERSIONS: dict[ConvertedFormat, tuple[Callable[[PIL.Image.Image], PIL.Image.Image], dict[str, Any]]] = {
+    "jpeg": (_prepare_opaque, {"format": "JPEG", "subsampling": "4:2:0"}),
+    "png": (_prepare_png, {"format": "PNG"}),
+    "webp": (_prepare_webp, {"format": "WEBP"}),
+    "ppm": (_prepare_opaque, {"format": "PPM"}),
 }
 """The conversion to each format: a function that converts an image to a mode of the format, and Pillow's options."""

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from shardio.images.jpeg import Box
 from shardio.images.pictures import DEFAULT_MAX_PIXELS, Picture, Pixels
-from shardio.kernel.memory import scratch_pixels
+from shardio.kernel.functions import scratch_pixels
 
 if TYPE_CHECKING:
     import PIL.Image

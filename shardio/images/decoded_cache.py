@@ -28,7 +28,7 @@ import xxhash
 
 from shardio.errors import find_user_level
 from shardio.files import FileRange, is_trusted
-from shardio.images.jpeg.standard import JPEG_START
+from shardio.images.jpeg.head import JPEG_START
 from shardio.images.pictures import Turn
 from shardio.kernel import find_functions, why_no_kernel
 from shardio.kernel.records import CACHE, MIRRORED, SLOT, TRANSPOSED, UPSIDE_DOWN
@@ -120,7 +120,6 @@ class DecodedCache:
 
 
 def _make_memory(num_bytes: int) -> int:
-    """Return the descriptor of new memory for decoded images."""
     descriptor = os.memfd_create("shardio-decoded", os.MFD_CLOEXEC)
     try:
         os.ftruncate(descriptor, num_bytes)

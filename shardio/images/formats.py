@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.images.jpeg.standard import JPEG_START
+from shardio.images.jpeg.head import JPEG_START
 from shardio.images.netpbm import decode_netpbm, read_layout
 from shardio.images.pictures import Pixels, check_size
 from shardio.process import let_through
@@ -495,15 +495,9 @@ def _read_tiff(content: bytes) -> ValueFormat | None:
     is_readable = samples == 1 or (samples in (3, 4) and planes == 1)
     if dtype == np.float16 or (dtype.itemsize == 1 and photometric == 0):
         is_readable = False  # OpenCV cannot read float16, and inverts bytes in which 0 is white.
-    return _make_format(
-        dtype,
-        height,
-        width,
-        samples,
-        is_in_pillow=samples == 1 and (dtype.kind, dtype.itemsize) in _IN_PILLOW,
-        decode=_decode_tiff if is_readable else None,
-        has_alpha=has_alpha,
-    )
+    is_in_pillow = samples == 1 and (dtype.kind, dtype.itemsize) in _IN_PILLOW
+    decode = _decode_tiff if is_readable else None
+    return _make_format(dtype, height, width, samples, is_in_pillow=is_in_pillow, decode=decode, has_alpha=has_alpha)
 
 
 def _decode_tiff(content: bytes) -> NDArray[Any]:

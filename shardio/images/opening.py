@@ -24,10 +24,18 @@ from shardio.images.formats import (
     opened_by_pillow,
     read_value_format,
 )
-from shardio.images.jpeg import Box, cut_rows, cut_tiles, has_tiles, refuse_damage, write_harmless
-from shardio.images.jpeg.head import JpegHead, read_head, why_irregular
-from shardio.images.jpeg.standard import APP1, EOI, JPEG_START, RST0, USUAL_FACTORS, marker_bytes
-from shardio.images.jpeg.tile_table import read_tiles
+from shardio.images.jpeg import Box, cut_rows, cut_tiles, has_tiles, read_tiles, refuse_damage, write_harmless
+from shardio.images.jpeg.head import (
+    APP1,
+    EOI,
+    JPEG_START,
+    RST0,
+    USUAL_FACTORS,
+    JpegHead,
+    marker_bytes,
+    read_head,
+    why_irregular,
+)
 from shardio.images.netpbm import open_pixels
 from shardio.images.pictures import (
     DEFAULT_MAX_PIXELS,
@@ -43,8 +51,7 @@ from shardio.images.pictures import (
     read_turn,
 )
 from shardio.kernel import find_functions
-from shardio.kernel.functions import Kept
-from shardio.kernel.memory import scratch_pixels
+from shardio.kernel.functions import Kept, scratch_pixels
 
 if TYPE_CHECKING:
     import PIL.Image

@@ -26,14 +26,12 @@ from shardio.images.crop_plan import (
     prepare_render,
 )
 from shardio.images.jpeg import Box
-from shardio.images.jpeg.head import read_head, why_irregular
-from shardio.images.jpeg.standard import EOI, JPEG_START, SOF2, marker_bytes
+from shardio.images.jpeg.head import EOI, JPEG_START, SOF2, marker_bytes, read_head, why_irregular
 from shardio.images.netpbm import PixelPicture, find_pixels
 from shardio.images.opening import JpegPicture
 from shardio.images.pictures import UPRIGHT, DecoderName, Picture, Pixels
 from shardio.kernel import find_functions, find_kernel, operations as codes
-from shardio.kernel.functions import Content, StoredPixels
-from shardio.kernel.memory import scratch_pixels
+from shardio.kernel.functions import Content, StoredPixels, scratch_pixels
 from shardio.kernel.records import (
     LUMA_FACTORS,
     MIRRORED,

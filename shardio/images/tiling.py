@@ -1,6 +1,6 @@
 """Rewrite JPEGs so that parts of them can be decoded separately, without changing the coefficients.
 
-A tiled JPEG has restart intervals of a few MCUs, and a table that locates them (:mod:`shardio.images.jpeg.tile_table`).
+A tiled JPEG has restart intervals of a few MCUs, and a table that locates them (:mod:`shardio.images.jpeg`).
 So a crop can be decoded without the rest of the image. To tile a JPEG, shardio decodes its data to tokens, whose counts
 determine the best Huffman tables, then writes the tokens. A progressive JPEG is decoded to coefficients, which become
 the tokens of a baseline JPEG.
@@ -22,9 +22,17 @@ import simplejpeg
 from numpy.typing import NDArray
 
 from shardio.images.formats import opened_by_pillow
-from shardio.images.jpeg import ADOBE, ADOBE_TRANSFORM, JFIF, JFIF_MAJOR, MAX_SIDE, write_harmless
-from shardio.images.jpeg.head import JpegHead, Segment, read_head, why_irregular
-from shardio.images.jpeg.standard import (
+from shardio.images.jpeg import (
+    ADOBE,
+    ADOBE_TRANSFORM,
+    JFIF,
+    JFIF_MAJOR,
+    MAX_SIDE,
+    dump_tile_table,
+    is_tile_table,
+    write_harmless,
+)
+from shardio.images.jpeg.head import (
     APP0,
     APP2,
     APP14,
@@ -44,13 +52,16 @@ from shardio.images.jpeg.standard import (
     SOI,
     SOS,
     USUAL_FACTORS,
+    JpegHead,
+    Segment,
     marker_bytes,
+    read_head,
+    why_irregular,
 )
-from shardio.images.jpeg.tile_table import dump_tile_table, is_tile_table
 from shardio.images.opening import decode_image, decode_unconverted_pil
 from shardio.images.pictures import Pixels, fit_size
 from shardio.kernel import require_functions
-from shardio.kernel.memory import scratch
+from shardio.kernel.functions import scratch
 from shardio.kernel.records import (
     COMPONENT,
     DAMAGED,

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.kernel.memory import scratch
 from shardio.kernel.operations import BEGIN_MIXTURE, GAUSSIAN_BLUR, SLACK, count_blur_bytes, count_mixture_bytes
 from shardio.kernel.records import (
     BEST_TABLE,
@@ -41,6 +40,28 @@ Pixels = NDArray[np.uint8]
 
 Rows = Pixels | Sequence[Pixels]
 """uint8 [n, height, width, 3], or n uint8 [height, width, 3] arrays."""
+
+
+MAX_SCRATCH_BYTES = 64 * 2**20
+"""The largest scratch array to keep, in bytes."""
+
+_scratch_arrays = threading.local()
+
+
+def scratch(purpose: str, num_bytes: int) -> NDArray[np.uint8]:
+    """Return uint8 [num_bytes] with arbitrary content, valid until this thread's next call with the same purpose."""
+    arrays: dict[str, NDArray[np.uint8]] = vars(_scratch_arrays)  # This thread's arrays.
+    array = arrays.get(purpose)
+    if array is None or array.size < num_bytes:
+        array = np.empty(num_bytes, np.uint8)
+        if num_bytes <= MAX_SCRATCH_BYTES:
+            arrays[purpose] = array
+    return array[:num_bytes]
+
+
+def scratch_pixels(purpose: str, height: int, width: int) -> NDArray[np.uint8]:
+    """Return scratch memory as uint8 [height, width, 3]."""
+    return scratch(purpose, height * width * 3).reshape(height, width, 3)
 
 
 class StoredPixels(NamedTuple):
@@ -272,7 +293,6 @@ class Kernel:
 
     @contextmanager
     def _workspace(self) -> Iterator[int]:
-        """Return the address of a workspace that nothing else uses."""
         with self._processors:
             try:
                 workspace = self._free.pop()  # The most recently used workspace.

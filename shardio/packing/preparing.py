@@ -22,8 +22,7 @@ from shardio.images import (
     is_convertible,
 )
 from shardio.images.jpeg import has_tiles
-from shardio.images.jpeg.head import read_head
-from shardio.images.jpeg.standard import SOF2
+from shardio.images.jpeg.head import SOF2, read_head
 from shardio.packing.pack_call import PackOptions
 from shardio.packing.samples import DEFAULT_QUALITY
 from shardio.packing.sources.source import FileProblem, SourceSample

@@ -48,16 +48,8 @@ from shardio.transforms.transform import (
 from shardio.values import count
 
 __all__ = ["Combination", "Compose", "MultiCrop", "RandomApply", "RandomChoice", "RandomOrder", "apply_transform"]
-__all__ += [
-    "count_crops",
-    "field_kinds_of",
-    "is_builtin",
-    "is_planned",
-    "others_in",
-    "plan_crops",
-    "plan_transform",
-    "refuse_pillow",
-]
+__all__ += ["count_crops", "field_kinds_of", "is_builtin", "is_planned", "others_in", "plan_crops", "plan_transform"]
+__all__ += ["refuse_pillow"]
 
 MAX_RENDERED_BYTES = 2**25
 """The maximum size of the pixels to render at a time for user callables, in bytes, unless three images need more.
@@ -74,6 +66,7 @@ class Combination:
 
     Raises:
         TypeError: If ``transforms`` is a single transform, or one of the transforms is not callable.
+        ValueError: If there are no transforms, except in a Compose.
     """
 
     fields: dict[str, FieldKind] | None = None
@@ -87,6 +80,8 @@ class Combination:
         if not isinstance(transforms, Iterable):
             raise TypeError(f"{name} takes a list of transforms, got {transforms!r}: write {name}([...])")
         self.transforms = list(transforms)
+        if not self.transforms and not isinstance(self, Compose):
+            raise ValueError(f"{name} needs at least one transform")
         for transform in self.transforms:
             check_transform(transform)
 
@@ -100,7 +95,9 @@ class Combination:
         return tuple(results) if isinstance(self, MultiCrop) else results[0]
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}([{', '.join(map(repr, self.transforms))}])"
+        shown = {name: vars(self).get(name) for name in ("p", "fields")}
+        settings = "".join(f", {name}={value}" for name, value in shown.items() if value is not None)
+        return f"{type(self).__name__}({self.transforms}{settings})"
 
 
 class Compose(Combination):
@@ -133,10 +130,6 @@ class Compose(Combination):
         super().__init__(transforms)
         self.fields = None if fields is None else check_field_kinds(fields)
 
-    def __repr__(self) -> str:
-        fields = "" if self.fields is None else f", fields={self.fields}"
-        return f"Compose([{', '.join(map(repr, self.transforms))}]{fields})"
-
 
 class MultiCrop(Combination):
     """Make several results for each image, such as the two views of SimCLR or the ten crops of DINO.
@@ -162,11 +155,6 @@ class MultiCrop(Combination):
         >>> transform = MultiCrop([large] * 2 + [small] * 8)
     """
 
-    def __init__(self, transforms: Sequence[Callable[[Any], Any]]) -> None:
-        super().__init__(transforms)
-        if not self.transforms:
-            raise ValueError("MultiCrop needs at least one transform")
-
 
 class Choice(Combination, ABC):
     """The base class of transforms that choose, for each image, which of several transforms to apply.
@@ -177,11 +165,6 @@ class Choice(Combination, ABC):
     Args:
         transforms: The transforms to choose from: shardio's transforms, a :class:`Compose`, or any other callables.
     """
-
-    def __init__(self, transforms: Sequence[Callable[[Any], Any]]) -> None:
-        super().__init__(transforms)
-        if not self.transforms:
-            raise ValueError(f"{type(self).__name__} needs at least one transform")
 
     @abstractmethod
     def choose(self, rng_keys: Words) -> NDArray[np.int64]:
@@ -208,9 +191,6 @@ class RandomApply(Choice):
         numbers = np.arange(len(self.transforms))
         return np.where(draw_chance(rng_keys, self.p)[:, None], numbers, -1)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.transforms}, p={self.p})"
-
 
 class RandomChoice(Choice):
     """Apply one of the transforms.
@@ -234,9 +214,6 @@ class RandomChoice(Choice):
         # The last bound may be slightly below 1. Larger numbers choose the last transform with a positive weight.
         last = int(np.flatnonzero(self.p)[-1])
         return np.minimum(np.searchsorted(bounds, draw_units(rng_keys, 1), side="right"), last)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.transforms}, p={self.p})"
 
 
 class RandomOrder(Choice):

@@ -14,9 +14,8 @@ import simplejpeg
 from PIL import Image
 
 from shardio.images import JpegPicture, Orientation, Picture, open_image
-from shardio.images.jpeg import Box
+from shardio.images.jpeg import Box, read_tiles
 from shardio.images.jpeg.head import read_head
-from shardio.images.jpeg.tile_table import read_tiles
 from shardio.images.netpbm import PixelPicture
 from shardio.images.rendering import find_content
 from shardio.images.tiling import NotTileable, tile_jpeg

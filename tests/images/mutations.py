@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from shardio.images.jpeg.tile_table import SIGNATURE
+from shardio.images.jpeg import SIGNATURE
 from shardio.images.tiling import tile_jpeg
 from tests.images.jpeg_files import GRAY, SAMPLINGS, by_pillow, exif_with_thumbnail, make_jpeg, noise, segments_of
 from tests.images.jpeg_writer import segment

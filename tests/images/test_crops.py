@@ -15,8 +15,7 @@ import pytest
 import simplejpeg
 
 from shardio.images import JpegPicture, decode_image, open_image
-from shardio.images.jpeg import Box, has_tiles
-from shardio.images.jpeg.tile_table import dump_tile_table
+from shardio.images.jpeg import Box, dump_tile_table, has_tiles
 from shardio.images.tiling import NotTileable, tile_jpeg
 from tests.images.crop_laws import assert_parts, edge_boxes, part, random_boxes, some_boxes, table_segment, tile_by_hand
 from tests.images.fuzz_laws import check_reading

@@ -1,4 +1,25 @@
-"""Cut a smaller JPEG out of a JPEG, and tell damaged JPEGs from intact ones.
+r"""Locate the tiles of a JPEG, cut a smaller JPEG out of it, and tell damaged JPEGs from intact ones.
+
+A tile table locates the restart intervals of a tiled JPEG. It fills one or more APP9 segments, big-endian like the
+rest of a JPEG. Each segment holds
+
+    8 bytes   b"shardio\0"
+    uint8     version, 1
+    uint8     index of this part, from 0
+    uint8     number of parts
+
+followed by its part of the table. The parts, joined end to end, are
+
+    uint16    height of the image in pixels
+    uint16    width
+    uint16    restart interval in MCUs; it divides the MCU row
+    uint8     bytes of each length below, 2 or 4
+    uint32    bytes of the scan, from the end of its header to the EOI marker
+    uint16 or uint32 for each interval: the bytes of its entropy-coded data, without the marker that follows it
+
+Other decoders skip the segment. Other tools may copy it when they rewrite the image, so it is used only if all of
+it matches the file: the sizes, the restart interval, and the marker at the end of every interval. Entropy-coded data
+never contains such a marker, so a table that matches is correct.
 
 The smaller JPEG consists of a frame header with a different size, the tables, and the restart intervals that overlap
 the requested part. If the original has no tiles, the smaller JPEG contains the whole scan, but its frame ends below the
@@ -29,13 +50,32 @@ from __future__ import annotations
 
 import re
 import struct
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from shardio.images.jpeg.head import JpegHead, read_head, why_irregular
-from shardio.images.jpeg.standard import APP0, APP9, APP14, DHT, DQT, DRI, EOI, RST0, SOF0, SOF1, SOI, SOS, marker_bytes
-from shardio.images.jpeg.tile_table import SIGNATURE, Tiles, read_tiles, restart_codes
+from shardio.images.jpeg.head import (
+    APP0,
+    APP9,
+    APP14,
+    DHT,
+    DQT,
+    DRI,
+    EOI,
+    MAX_SEGMENT_LENGTH,
+    RST0,
+    SOF0,
+    SOF1,
+    SOI,
+    SOS,
+    JpegHead,
+    Segment,
+    marker_bytes,
+    read_head,
+    why_irregular,
+)
 
 _KEPT = frozenset({APP0, APP14, DQT, DHT, DRI, SOS})
 """The segments that the smaller JPEG keeps in addition to the frame header. APP0 (JFIF) and APP14 (Adobe) determine the
@@ -64,6 +104,125 @@ _PAYLOAD = 4
 
 _YCC, _YCCK = 1, 2
 """Values of Adobe's color transform."""
+
+
+SIGNATURE = b"shardio\0"
+VERSION = 1
+
+_PART = struct.Struct(">8sBBB")
+_FIXED = struct.Struct(">HHHBI")
+_MAX_PART_LENGTH = MAX_SEGMENT_LENGTH - 2 - _PART.size
+_MAX_PARTS = 255
+
+
+class Tiles(NamedTuple):
+    """The positions of an image's restart intervals in its file.
+
+    Attributes:
+        interval: The number of MCUs in each.
+        starts: int64 [MCU rows, intervals per row], the first byte of each interval.
+        stops: int64 [MCU rows, intervals per row], the end of the marker that follows each interval.
+    """
+
+    interval: int
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
+
+
+def dump_tile_table(height: int, width: int, interval: int, lengths: NDArray[np.int64]) -> bytes:
+    """Return the segments that contain the tile table of an image.
+
+    Args:
+        height: The height of the image in pixels.
+        width: Its width.
+        interval: MCUs between restart markers.
+        lengths: int64 [intervals], the bytes of each interval without its marker.
+
+    Raises:
+        ValueError: If there are too many intervals.
+    """
+    num_bytes = 2 if lengths.max() < 2**16 else 4
+    scan_length = int(lengths.sum()) + 2 * (len(lengths) - 1)
+    table = _FIXED.pack(height, width, interval, num_bytes, scan_length) + lengths.astype(f">u{num_bytes}").tobytes()
+    parts = [table[i : i + _MAX_PART_LENGTH] for i in range(0, len(table), _MAX_PART_LENGTH)]
+    if len(parts) > _MAX_PARTS:
+        raise ValueError(f"a tile table of {len(lengths)} intervals does not fit into {_MAX_PARTS} segments")
+    return b"".join(
+        marker_bytes(APP9)
+        + struct.pack(">H", 2 + _PART.size + len(part))
+        + _PART.pack(SIGNATURE, VERSION, i, len(parts))
+        + part
+        for i, part in enumerate(parts)
+    )
+
+
+def is_tile_table(content: bytes, segment: Segment) -> bool:
+    """Return whether a segment is a part of a tile table, of any version."""
+    return segment.marker == APP9 and content.startswith(SIGNATURE, segment.payload_start)
+
+
+def read_tiles(content: bytes, head: JpegHead) -> Tiles | None:
+    """Return the positions of an image's intervals, or None if it has no tile table that matches the file."""
+    table = _join_parts(content, head.segments)
+    if table is None or len(table) < _FIXED.size:
+        return None
+    height, width, interval, num_bytes, scan_length = _FIXED.unpack_from(table)
+    rows, row_mcus = head.num_mcus
+    if (height, width, interval) != (head.height, head.width, head.restart_interval):
+        return None
+    if not interval or row_mcus % interval or num_bytes not in (2, 4):
+        return None
+    columns = row_mcus // interval
+    num_intervals = rows * columns
+    if not num_intervals or len(table) != _FIXED.size + num_intervals * num_bytes:
+        return None
+    bounds = np.zeros(num_intervals + 1, np.int64)
+    np.frombuffer(table, f">u{num_bytes}", offset=_FIXED.size).cumsum(out=bounds[1:])
+    bounds += _marker_offsets(num_intervals)
+    bounds += head.scan_start
+    starts, stops = bounds[:-1], bounds[1:]
+    if stops[-1] != head.scan_start + scan_length + 2 or stops[-1] > len(content):
+        return None
+    data = np.frombuffer(content, np.uint8)
+    last = stops - 1
+    if data.take(last).tobytes() != _marker_codes(num_intervals):
+        return None
+    if data.take(last - 1).tobytes().count(0xFF) != num_intervals:
+        return None
+    return Tiles(interval, starts.reshape(rows, columns), stops.reshape(rows, columns))
+
+
+@lru_cache(maxsize=256)
+def restart_codes(num_markers: int) -> NDArray[np.uint8]:
+    """Return the second bytes of the first restart markers of a scan, uint8 [num_markers]: RST0 … RST7 in rotation."""
+    return (RST0 + np.arange(num_markers) % 8).astype(np.uint8)
+
+
+@lru_cache(maxsize=256)
+def _marker_codes(num_intervals: int) -> bytes:
+    return restart_codes(num_intervals - 1).tobytes() + bytes([EOI])
+
+
+@lru_cache(maxsize=256)
+def _marker_offsets(num_intervals: int) -> NDArray[np.int64]:
+    """Return how many bytes of markers precede each interval and the end of the scan, int64 [intervals + 1]."""
+    return 2 * np.arange(num_intervals + 1)
+
+
+def _join_parts(content: bytes, segments: list[Segment]) -> bytes | None:
+    parts = list[bytes]()
+    num_parts = 0
+    for segment in segments:
+        if segment.marker != APP9 or not is_tile_table(content, segment):
+            continue
+        start = segment.payload_start
+        if segment.stop < start + _PART.size:
+            return None
+        _, version, part_index, num_parts = _PART.unpack_from(content, start)
+        if version != VERSION or part_index != len(parts):
+            return None
+        parts.append(content[start + _PART.size : segment.stop])
+    return b"".join(parts) if parts and len(parts) == num_parts else None
 
 
 class Box(NamedTuple):
@@ -259,7 +418,6 @@ def _find_end(content: bytes, start: int) -> int | None:
 
 
 def _is_padding(data: bytes, num_surplus: int) -> bool:
-    """Return whether the surplus bytes at the end of a scan or an interval are padding."""
     surplus = data.replace(b"\xff\0", b"\xff")[-num_surplus:]  # libjpeg may or may not count a stuffed zero.
     return num_surplus <= MAX_ALIGNMENT or len(set(surplus)) == 1 or set(data[-num_surplus:]) == {0xFF, 0}
 
