@@ -8,7 +8,6 @@ import pickle
 import subprocess
 import sys
 import uuid
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, get_args
 
@@ -228,34 +227,13 @@ def test_torchs_worker_processes_share_a_cache_that_outlives_them(data: Path) ->
     assert used[0] < used[1] == used[2]
 
 
-RANK = """
-import sys
-import shardio
-from shardio.transforms import RandomResizedCrop
-
-rank = int(sys.argv[2])
-dataset = shardio.ShardDataset(
-    sys.argv[1], transform=RandomResizedCrop(24), decoded_cache="18MB", shuffle=True, rank=rank, world_size=2
-)
-loader = shardio.DataLoader(dataset, 4)
-for _ in range(2):
-    list(loader)
-    print(loader.stats().num_images_by_decoder["kernel"], flush=True)
-    input()
-"""
-
-
 def test_two_ranks_share_a_cache(data: Path) -> None:
-    arguments = [sys.executable, "-c", RANK, str(data / "packed")]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    num_decoded = []
-    with ExitStack() as stack:
-        ranks = [stack.enter_context(subprocess.Popen([*arguments, str(rank)], **pipes)) for rank in range(2)]
-        for _ in range(2):
-            num_decoded.append(sum(int(rank.stdout.readline()) for rank in ranks if rank.stdout))
-            for rank in ranks:
-                print(file=rank.stdin, flush=True)
-    assert [rank.returncode for rank in ranks] == [0, 0]
+    options: dict[str, Any] = {"transform": CROP, "decoded_cache": "18MB", "shuffle": True, "world_size": 2}
+    loaders = [DataLoader(ShardDataset(data / "packed", rank=rank, **options), 4) for rank in range(2)]
+    num_decoded = list[int]()
+    for _ in range(2):
+        assert [len(list(loader)) for loader in loaders] == [8, 8]
+        num_decoded.append(sum(loader.stats().num_images_by_decoder["kernel"] for loader in loaders))
     # Each loader makes its first sample twice, to learn its shape. In the second epoch, each rank reads samples
     # that the other one has decoded.
     assert num_decoded == [55 - 2, 0]

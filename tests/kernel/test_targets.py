@@ -1,7 +1,8 @@
-"""A processor gets the fastest code that it supports. Pixels equal the libraries' with and without a build."""
+"""A processor gets the fastest code that it supports, in any thread. Pixels equal the libraries' with any build."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -170,19 +171,13 @@ def test_each_build_renders_the_libraries_pixels(functions: Functions, monkeypat
     kernel, number = Kernel(functions), len(names)
     for box, size, corner, is_flipped, resampling in CROPS:
         window = Box(*corner, 96, 101)
-        plan = CropPlan(
-            box=np.array([box] * number),
-            size=np.array([size] * number),
-            window=np.array([window] * number),
-            flip=np.full(number, is_flipped),
-            resampling=resampling,
-        )
+        parts = {"box": box, "size": size, "window": window, "flip": is_flipped}
+        plan = CropPlan(**{key: np.array([value] * number) for key, value in parts.items()}, resampling=resampling)
         rows = np.zeros((number, 96, 101, 3), np.uint8)
         assert kernel.decode(contents, as_records(plan), np.arange(number), rows).all()
-        for name, pixels, row in zip(names, originals, rows, strict=True):
-            resized = naive.resize(naive.crop(pixels, box), *size, resampling=resampling)
-            expected = naive.crop(resized, window)[:, :: -1 if is_flipped else 1]
-            np.testing.assert_array_equal(row, expected, err_msg=f"{name}, {box} to {size}, {resampling}")
+        for index, (name, pixels) in enumerate(zip(names, originals, strict=True)):
+            expected = naive.render(pixels, plan, index)
+            np.testing.assert_array_equal(rows[index], expected, err_msg=f"{name}, {box} to {size}, {resampling}")
 
 
 def test_each_build_normalizes_like_numpy(functions: Functions) -> None:
@@ -191,3 +186,40 @@ def test_each_build_normalizes_like_numpy(functions: Functions) -> None:
     scaled = pixels.transpose(2, 0, 1).astype(np.float32) * np.float32(1 / 255)
     normalized = functions.normalize_image(pixels, means, deviations)
     np.testing.assert_array_equal(normalized, normalize_floats(scaled, means, deviations))
+
+
+DECODE = """
+import os
+from concurrent.futures import ThreadPoolExecutor
+import numpy as np
+from shardio.images import CropPlan
+from shardio.images.rendering import as_records
+from shardio.kernel import find_kernel
+from shardio.process import count_processors
+from tests.images.jpeg_files import by_pillow
+from tests.images.pictures import make_picture
+
+kernel, content, plan = find_kernel(), by_pillow(make_picture(99, 77)), as_records(CropPlan.whole(np.array([[99, 77]])))
+
+def decode(_=None):
+    rows = np.zeros((1, 99, 77, 3), np.uint8)
+    assert kernel.decode([content], plan, np.arange(1), rows).all()
+    return rows.tobytes()
+
+expected = decode()
+with ThreadPoolExecutor(16) as threads:
+    assert set(threads.map(decode, range(200))) == {expected}
+num_turns = 0
+while kernel._processors.acquire(blocking=False):  # As if threads decoded while this one forks.
+    num_turns += 1
+assert len(kernel._free) <= num_turns == count_processors()
+if (child := os.fork()) == 0:
+    os._exit(7 if decode() == expected else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_more_threads_than_processors_take_turns_and_forks_do_not_wait_for_them() -> None:
+    done = subprocess.run([sys.executable, "-c", DECODE], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("7\n", "")

@@ -269,6 +269,8 @@ def test_a_recipe_gives_images_of_the_asked_size(name: str) -> None:
 
 
 def test_recipes_are_what_they_are_named_for() -> None:
+    named = {name for name, value in vars(tr.recipes).items() if name.islower() and name[0] != "_" and callable(value)}
+    assert set(RECIPES) == named
     assert [crop.shape[0] for crop in tr.recipes.dino()(make_noise(300, 200))] == [224] * 2 + [96] * 8
     for evaluation, resized in ((tr.recipes.imagenet_eval(224, resize=232), 232), (tr.recipes.imagenet_eval(), 256)):
         assert [getattr(step, "size", 0) for step in evaluation.transforms] == [resized, (224, 224)]
