@@ -6,7 +6,6 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -146,8 +145,14 @@ def test_a_harmless_fault_has_the_pixels_of_pillow_and_opencv_in_every_way(name:
     for box, pixels, is_done in zip(BOXES, parts, is_rendered.tolist(), strict=True):
         np.testing.assert_array_equal(picture.read(box), part(expected, box))
         assert not is_done or np.array_equal(pixels, part(expected, box))
-    with suppress(NotTileable):
-        np.testing.assert_array_equal(decode_image(tile_jpeg(content)), expected)
+    tiled, why = content, ""
+    try:
+        tiled = tile_jpeg(content)
+    except NotTileable as error:
+        why = error.reason
+    unsupported = "progressive, of a kind that the kernel does not decode"
+    assert why in ("", "padding before a marker", "several scans", unsupported)
+    np.testing.assert_array_equal(decode_image(tiled), expected)
     np.testing.assert_array_equal(read_by_pillow(convert(content, "png")), expected)
     reencoded = reencode(content)
     np.testing.assert_array_equal(simplejpeg.decode_jpeg(reencoded), decode_image(reencoded))
