@@ -118,7 +118,7 @@ def draw_plan(
 def shows_picture(plan: CropPlan) -> NDArray[np.bool_]:
     """Return which windows of a plan show a part of their picture."""
     corner, size = plan.window[:, :2], plan.window[:, 2:]
-    return ((corner < plan.size) & (corner + size > 0)).all(axis=1)
+    return np.asarray(((corner < plan.size) & (corner + size > 0)).all(axis=1))
 
 
 def tile_by_hand(content: bytes) -> bytes:

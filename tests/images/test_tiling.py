@@ -379,8 +379,7 @@ def test_files_are_those_that_an_encoder_of_t81_writes_with_the_best_tables_for_
         picture = gray_or_color(options["factors"], make_picture(*size))
         content = write_jpeg(picture, **options)
         for rewritten in map(take_apart, (tile_jpeg(content), untile_jpeg(content))):
-            (dri,) = rewritten.all_of(0xDD) or [None]
-            interval = dri and int.from_bytes(dri[4:], "big")
+            interval = next((int.from_bytes(dri[4:], "big") for dri in rewritten.all_of(0xDD)), None)
             by_t81 = take_apart(write_jpeg(picture, **{**options, **best, "restart_interval": interval}))
             assert rewritten.scan == by_t81.scan, name
             assert tables_of(rewritten) == tables_of(by_t81), name
