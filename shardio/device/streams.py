@@ -360,12 +360,7 @@ class InFlightBatches:
     """Whether each batch is sent only when the user requests it."""
 
     def __init__(
-        self,
-        stream: CopyStream,
-        pool: PinnedPool,
-        copy: Callable[[Any], Any],
-        prepare: Prepare,
-        times: WaitingTimes,
+        self, stream: CopyStream, pool: PinnedPool, copy: Callable[[Any], Any], prepare: Prepare, times: WaitingTimes
     ) -> None:
         self._stream, self._pool, self._times = stream, pool, times
         self._copy, self._prepare = copy, prepare

@@ -20,15 +20,7 @@ from numpy.typing import NDArray
 from shardio.images.tiled import COUNTED, TiledChunk, TiledLayout, divide_images, lay_out, locate
 from shardio.kernel import require_functions
 from shardio.kernel.functions import CHUNK_ALIGNMENT
-from shardio.kernel.records import (
-    BATCH,
-    BFLOAT16,
-    FLOAT16,
-    FLOAT32,
-    TARGET,
-    TILED_IMAGE,
-    UINT8,
-)
+from shardio.kernel.records import BATCH, BFLOAT16, FLOAT16, FLOAT32, TARGET, TILED_IMAGE, UINT8
 
 MAX_SCRATCH = 512 << 20
 """The largest size in bytes of the memory for what the stages pass on, except for larger images."""

@@ -256,10 +256,7 @@ def test_a_wrapper_gets_tiles_only_where_it_asked_for_them(data: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "error"),
-    [
-        ({"decode": "gpu"}, "decode must be"),
-        ({"decode": "device"}, "decode='device' needs device="),
-    ],
+    [({"decode": "gpu"}, "decode must be"), ({"decode": "device"}, "decode='device' needs device=")],
 )
 def test_arguments_that_do_not_fit_are_refused(options: Any, error: str, data: Path) -> None:
     with pytest.raises(ValueError, match=error):

@@ -108,14 +108,9 @@ def train_as(settings: Settings) -> None:
         model = make_model(is_plain=settings.is_plain)
         train(model, own, config, val_loader=val_loader, callbacks=[Keys(settings)])
     score = evaluate(model, val_loader, config)
-    figures = {"num_images": score.num_images, "accuracy": score.accuracy, "weights": sum_of(model).item()}
+    weights = sum(float((each * torch.arange(1, each.numel() + 1).view_as(each)).sum()) for each in model.parameters())
+    figures = {"num_images": score.num_images, "accuracy": score.accuracy, "weights": weights}
     (Path(settings.directory) / f"end-{find_world().rank}.json").write_text(json.dumps(figures))
-
-
-def sum_of(model: nn.Module) -> torch.Tensor:
-    return torch.stack(
-        [(weight * torch.arange(1, weight.numel() + 1).view_as(weight)).sum() for weight in model.parameters()]
-    ).sum()
 
 
 def train_as_rank(rank: int, runs: list[dict[str, Any]]) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 import shardio
 from shardio import ShardMapDataset
-from shardio.train import Callback, TrainConfig
+from shardio.train import Callback, StepRecord, TrainConfig
 from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -42,6 +42,10 @@ def make_separable_batches(num_batches: int, batch_size: int = 20, seed: int = 0
         images[torch.arange(batch_size), labels] += 100
         batches.append((images, labels))
     return batches
+
+
+def make_floats(sizes: Sequence[int]) -> list[Batch]:
+    return [(images.float() / 255, labels) for images, labels in make_batches(sizes)]
 
 
 def join(batches: Sequence[Batch]) -> Batch:
@@ -90,6 +94,19 @@ def read_figures(directory: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
 
 
+class Collect(Callback):
+    """A callback that keeps the batches and the records."""
+
+    def __init__(self) -> None:
+        self.batches, self.records = list[Any](), list[StepRecord]()
+
+    def on_batch(self, batch: Any) -> None:
+        self.batches.append(batch)
+
+    def on_log(self, record: StepRecord) -> None:
+        self.records.append(record)
+
+
 class StopError(Exception):
     """Raised to stop a run."""
 
@@ -123,19 +140,8 @@ def make_loader(packed: Path, *, torchs: bool = False, num_workers: int = 0, rem
 
 
 def make_config(directory: Path, **options: Any) -> TrainConfig:
-    return TrainConfig(
-        **{
-            "epochs": EPOCHS,
-            "precision": "fp32",
-            "device": "cpu",
-            "lr": 0.02,
-            "accumulate": 2,
-            "log_every": 1,
-            "deterministic": True,
-            "directory": directory,
-            **options,
-        }
-    )
+    usual = {"epochs": EPOCHS, "precision": "fp32", "device": "cpu", "lr": 0.02, "accumulate": 2, "log_every": 1}
+    return TrainConfig(**{**usual, "deterministic": True, "directory": directory, **options})
 
 
 def assert_same_weights(one: nn.Module, other: nn.Module) -> None:

@@ -1,13 +1,16 @@
-"""The loop: its computations, its calls of callbacks, mixed and smoothed labels, and exact evaluation."""
+"""The loop: its computations, callbacks, mixed and smoothed labels, and exact evaluation."""
 
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
+from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 import torch.utils.data as torchs
@@ -15,24 +18,41 @@ from torch import nn
 
 import shardio
 from shardio import BatchRandomErasing, CutMix, MixUp, OneOf
-from shardio.train import Callback, Score, StepRecord, TrainConfig, evaluate, small_resnet, train
+from shardio.train import (
+    Callback,
+    Compile,
+    GradientPenalty,
+    Score,
+    TrainConfig,
+    TrainStep,
+    evaluate,
+    load_checkpoint,
+    small_resnet,
+    train,
+)
+from shardio.train.callbacks import SizeHints
 from shardio.train.step import make_transforms, warn_of_repeats
 from shardio.transforms import CenterCrop
 from shardio.world import World
+from tests.raising import assert_raises
 from tests.train.runs import (
     PLAIN,
     Batch,
+    Collect,
+    StopAfter,
+    StopError,
     join,
     make_batches,
+    make_floats,
     make_linear,
     make_loader,
     make_model,
     make_network,
     make_separable_batches,
+    read_figures,
     weights_of,
 )
 
-STILL: dict[str, Any] = {"lr": 1e-12, "weight_decay": 0.0}
 """The learning rate is almost 0, so the model stays as it is."""
 
 
@@ -51,18 +71,6 @@ def loss_and_accuracy(model: nn.Module, batch: Batch) -> list[float]:
     return [loss, float((outputs.argmax(1) == batch[1]).double().mean())]
 
 
-class Collect(Callback):
-    def __init__(self) -> None:
-        self.batches: list[Any] = []
-        self.records: list[StepRecord] = []
-
-    def on_batch(self, batch: Any) -> None:
-        self.batches.append(batch)
-
-    def on_log(self, record: StepRecord) -> None:
-        self.records.append(record)
-
-
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize(("num_micro", "accumulate"), [(8, 1), (8, 2), (8, 8), (5, 2), (7, 3), (3, 8)])
 def test_accumulated_microbatches_train_as_one_big_batch(num_micro: int, accumulate: int, optimizer: str) -> None:
@@ -79,43 +87,28 @@ def test_accumulated_microbatches_train_as_one_big_batch(num_micro: int, accumul
     assert max(float((a - b).abs().max()) for a, b in zip(start, weights_of(model), strict=True)) > 1e-5
 
 
-def test_sgd_is_the_published_rule() -> None:
-    """The rule is v = 0.9 v + gradient + decay w and w = w - lr v, with torch's OneCycleLR."""
+def test_training_is_torchs_own_loop() -> None:
     batches, epochs, lr, decay = make_batches([4] * 5), 2, 0.05, 0.01
     model = make_network()
-    by_hand = copy.deepcopy(model)
+    other = copy.deepcopy(model)
     train(model, batches, make_config(epochs=epochs, optimizer="sgd", lr=lr, weight_decay=decay))
-
-    probe = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(probe, lr, total_steps=epochs * len(batches), cycle_momentum=False)
-    velocity = [torch.zeros_like(weight) for weight in by_hand.parameters()]
+    optimizer = torch.optim.SGD(other.parameters(), lr, momentum=0.9, weight_decay=decay)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=epochs * 5, cycle_momentum=False)
     for images, labels in batches * epochs:
-        by_hand.zero_grad()
-        nn.functional.cross_entropy(by_hand(images.float() / 255), labels).backward()
-        with torch.no_grad():
-            for weight, speed in zip(by_hand.parameters(), velocity, strict=True):
-                assert weight.grad is not None
-                speed.mul_(0.9).add_(weight.grad + decay * weight)
-                weight.sub_(schedule.get_last_lr()[0] * speed)
-        probe.step()
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(other(images.float() / 255), labels).backward()
+        optimizer.step()
         schedule.step()
-    assert_close(weights_of(model), weights_of(by_hand))
+    assert_close(weights_of(model), weights_of(other))
 
 
-@pytest.mark.parametrize(("optimizer", "lr", "precision"), [("sgd", 0.1, "bf16"), ("adamw", 0.02, "fp32")])
-def test_linearly_separable_classes_are_learned(optimizer: str, lr: float, precision: str) -> None:
-    model, config = make_linear(), make_config(epochs=6, optimizer=optimizer, lr=lr, precision=precision)
-    results = train(model, make_separable_batches(15), config, val_loader=make_separable_batches(10, seed=1))
-    assert results[-1].val_accuracy is not None
-    assert results[-1].val_accuracy > 0.95
-    assert results[-1].loss < results[0].loss
-
-
-def test_the_figures_of_an_epoch_are_means_over_its_samples() -> None:
+def test_the_figures_of_an_epoch_and_of_a_line_of_the_log_are_means_over_their_samples() -> None:
     batches, val_batches = make_batches([4, 4, 3]), make_batches([5, 2], seed=1)
-    model = make_linear()
+    model, collect = make_linear(), Collect()
     expected = [*loss_and_accuracy(model, join(batches)), *loss_and_accuracy(model, join(val_batches))]
-    results = train(model, batches, make_config(epochs=3, **STILL), val_loader=val_batches)
+    parts = [loss_and_accuracy(model, batch)[0] for batch in (join(batches[:2]), batches[2])]
+    config = make_config(epochs=3, log_every=2, lr=1e-12, weight_decay=0.0)  # The model stays as it is.
+    results = train(model, batches, config, val_loader=val_batches, callbacks=[collect])
     assert [result.epoch for result in results] == [0, 1, 2]
     for result in results:
         assert [result.loss, result.accuracy, result.val_loss, result.val_accuracy] == pytest.approx(expected, abs=1e-6)
@@ -123,21 +116,16 @@ def test_the_figures_of_an_epoch_are_means_over_its_samples() -> None:
         assert 0 <= result.data_wait_s <= result.train_s
         assert result.data_wait_share == pytest.approx(result.data_wait_s / result.train_s)
         assert result.images_per_s == pytest.approx(11 / result.train_s)
-    (result,) = train(model, batches, make_config())
-    assert (result.val_loss, result.val_accuracy) == (None, None)
-
-
-def test_a_line_of_the_log_has_the_mean_of_its_samples() -> None:
-    collect, batches, model = Collect(), make_batches([4, 4, 3]), make_linear()
-    expected = [loss_and_accuracy(model, batch)[0] for batch in (join(batches[:2]), batches[2])]
-    train(model, batches, make_config(log_every=2, **STILL), callbacks=[collect])
-    assert [record.loss for record in collect.records] == pytest.approx(expected, abs=1e-6)
-    assert [(record.epoch, record.step) for record in collect.records] == [(0, 2), (0, 3)]
+    first = collect.records[:2]
+    assert [record.loss for record in first] == pytest.approx(parts, abs=1e-6)
+    assert [(record.epoch, record.step) for record in first] == [(0, 2), (0, 3)]
     for record in collect.records:
         assert min(record.images_per_s, record.step_s) > 0
         assert 0 <= record.data_wait_share <= 1
         assert record.scale == 1
         assert (record.memory_allocated or 0) > 2**20
+    (result,) = train(model, batches, make_config())
+    assert (result.val_loss, result.val_accuracy) == (None, None)
 
 
 class Calls(Callback):
@@ -183,28 +171,23 @@ def test_a_loader_needs_batches_and_a_length_or_steps_per_epoch() -> None:
         def __iter__(self) -> Iterator[Any]:
             return iter(make_batches([4, 4, 4]))
 
-    with pytest.raises(ValueError, match="Endless has no length, which the schedule needs: set steps_per_epoch"):
-        train(make_linear(), Endless(), make_config())
-    (result,) = train(make_linear(), Endless(), make_config(steps_per_epoch=3))
-    (expected,) = train(make_linear(), make_batches([4, 4, 4]), make_config())
+    def run(loader: Any, **options: Any) -> Any:
+        return train(make_linear(), loader, make_config(**options))
+
+    message = "Endless has no length, which the schedule needs: set steps_per_epoch"
+    assert_raises(ValueError, message, run, Endless())
+    (result,), (expected,) = run(Endless(), steps_per_epoch=3), run(make_batches([4, 4, 4]))
     assert (result.loss, result.lr) == (expected.loss, expected.lr)
-    with pytest.raises(ValueError, match="epoch 1 had no batches: pass a loader that yields"):
-        train(make_linear(), iter(make_batches([4, 4])), make_config(epochs=2, steps_per_epoch=2))
+    message = "epoch 1 had no batches: pass a loader that yields"
+    assert_raises(ValueError, message, run, iter(make_batches([4, 4])), epochs=2, steps_per_epoch=2)
     images, labels = make_batches([3])[0]
     for batches in ([], [(images, labels, torch.zeros(3, dtype=torch.bool))]):
-        with pytest.raises(ValueError, match="there is nothing to evaluate"):
-            evaluate(make_linear(), batches, make_config())
+        assert_raises(ValueError, "there is nothing to evaluate", evaluate, make_linear(), batches, make_config())
 
 
 def test_the_model_trains_in_training_mode_and_is_validated_in_evaluation_mode() -> None:
-    modes: list[tuple[bool, bool]] = []
-
-    class Spy(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            modes.append((self.training, torch.is_grad_enabled()))
-            return x
-
-    model = nn.Sequential(Spy(), make_linear()).eval()
+    modes, model = list[tuple[bool, bool]](), make_linear().eval()
+    model.register_forward_hook(lambda *_: modes.append((model.training, torch.is_grad_enabled())))
     train(model, make_batches([4, 4]), make_config(epochs=2), val_loader=make_batches([4]))
     assert modes == [(True, True), (True, True), (False, False)] * 2
 
@@ -239,7 +222,6 @@ def test_an_epoch_with_a_nan_validation_is_never_the_best() -> None:
 
 # Mixed images, soft labels and smoothed labels.
 
-OPTIONS: dict[str, Any] = {"epochs": 1, "precision": "fp32", "device": "cpu", "deterministic": True, "lr": 0.01}
 MIXED: dict[str, Any] = {"mixup": 0.2, "cutmix": 1.0, "random_erasing": 0.3, "label_smoothing": 0.1, "num_classes": 3}
 
 
@@ -248,16 +230,16 @@ def soften(batches: list[Batch]) -> list[Batch]:
 
 
 def test_soft_labels_of_one_class_train_as_its_number() -> None:
-    batches, config = make_batches([8, 8, 3]), TrainConfig(**OPTIONS)
-    (hard,) = train(make_linear(), batches, config, val_loader=batches)
-    (soft,) = train(make_linear(), soften(batches), config, val_loader=soften(batches))
+    batches = make_batches([8, 8, 3])
+    (hard,) = train(make_linear(), batches, make_config(), val_loader=batches)
+    (soft,) = train(make_linear(), soften(batches), make_config(), val_loader=soften(batches))
     assert [soft.loss, soft.val_loss] == pytest.approx([hard.loss, hard.val_loss], rel=1e-5)
     assert (soft.accuracy, soft.val_accuracy) == (hard.accuracy, hard.val_accuracy)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_model_learns_from_mixed_batches(packed: Path, precision: str) -> None:
-    collect, config = Collect(), TrainConfig(**{**OPTIONS, "precision": precision}, mixup=0.2, cutmix=1.0)
+    collect, config = Collect(), make_config(precision=precision, mixup=0.2, cutmix=1.0)
     (result,) = train(make_model(), make_loader(packed), config, callbacks=[collect])
     assert 0 <= result.accuracy <= 1
     labels = torch.cat([batch[1] for batch in collect.batches])
@@ -274,41 +256,40 @@ def test_training_accuracy_counts_the_largest_share() -> None:
 
 def test_validation_is_neither_mixed_nor_smoothed() -> None:
     model, batches = make_linear(), make_batches([8, 5])
-    (result,) = train(model, make_batches([8, 8], seed=1), TrainConfig(**OPTIONS, **MIXED), val_loader=batches)
-    plain, mixed = (evaluate(model, batches, TrainConfig(**OPTIONS, **options)) for options in ({}, MIXED))
+    (result,) = train(model, make_batches([8, 8], seed=1), make_config(**MIXED), val_loader=batches)
+    plain, mixed = (evaluate(model, batches, make_config(**options)) for options in ({}, MIXED))
     assert result.val_loss == plain.loss == mixed.loss
     assert result.val_accuracy == plain.accuracy == mixed.accuracy
 
 
 @pytest.mark.parametrize("is_soft", [False, True])
 def test_labels_are_smoothed_as_torch_smooths_them(is_soft: bool) -> None:
-    model, batches = make_linear(), make_batches([8])
-    collect, config = Collect(), TrainConfig(**OPTIONS, label_smoothing=0.3)
-    outputs = list[torch.Tensor]()
+    model, batches, collect, outputs = make_linear(), make_batches([8]), Collect(), list[torch.Tensor]()
     model.register_forward_hook(lambda module, given, result: outputs.append(result.detach()))
-    (result,) = train(model, soften(batches) if is_soft else batches, config, callbacks=[collect])
+    given = soften(batches) if is_soft else batches
+    (result,) = train(model, given, make_config(label_smoothing=0.3), callbacks=[collect])
     expected = nn.CrossEntropyLoss(label_smoothing=0.3)(outputs[0], collect.batches[0][1])
     assert result.loss == pytest.approx(float(expected), rel=1e-6)
 
 
 def test_images_are_erased_before_they_are_mixed_as_in_torchvisions_recipe() -> None:
-    collect, config = Collect(), TrainConfig(**OPTIONS, random_erasing=0.25, mean=(0.1,) * 3)
+    collect, config = Collect(), make_config(random_erasing=0.25, mean=(0.1,) * 3)
     train(make_linear(side=12), make_batches([400], side=12), config, callbacks=[collect])
     erased = (collect.batches[0][0] == 0).all(1).flatten(1).any(1)
     assert float(erased.float().mean()) == pytest.approx(0.25, abs=0.07)
-    erasing, mixing = make_transforms([], TrainConfig(**OPTIONS, **MIXED))
+    erasing, mixing = make_transforms([], make_config(**MIXED))
     assert isinstance(erasing, BatchRandomErasing)
     assert erasing.p == 0.3
     assert isinstance(mixing, OneOf)
     assert [(type(each), getattr(each, "alpha", None)) for each in mixing.transforms] == [(MixUp, 0.2), (CutMix, 1.0)]
-    assert make_transforms([], TrainConfig(**OPTIONS)) == []
+    assert make_transforms([], make_config()) == []
 
 
 def test_mixing_needs_the_number_of_classes_that_the_model_has() -> None:
     with pytest.raises(ValueError, match="the dataset of this list does not have: set num_classes"):
-        train(make_linear(), make_batches([8]), TrainConfig(**OPTIONS, mixup=0.2))
+        train(make_linear(), make_batches([8]), make_config(mixup=0.2))
     with pytest.raises(ValueError, match=r"soft labels \[8, 3\] must have the shape .* outputs, \[8, 5\]"):
-        train(make_linear(num_classes=5), make_batches([8]), TrainConfig(**OPTIONS, mixup=0.2, num_classes=3))
+        train(make_linear(num_classes=5), make_batches([8]), make_config(mixup=0.2, num_classes=3))
 
 
 # Evaluation over several ranks, which is exact or warns that samples count twice
@@ -347,22 +328,18 @@ def make_shards(packed: Path, remainder: Any) -> shardio.ShardDataset:
     return shardio.ShardDataset(packed, transform=CenterCrop(16), remainder=remainder, rank=0, world_size=2)
 
 
-def share(num_samples: int = 21, **options: Any) -> Any:
-    return torchs.DistributedSampler(range(num_samples), num_replicas=2, rank=0, **options)  # type: ignore[arg-type]  # a range is a dataset
-
-
-def sample(remainder: Any) -> shardio.EpochSampler:
-    return shardio.EpochSampler(range(21), remainder=remainder, rank=0, world_size=2)
-
-
 def test_loaders_that_repeat_samples_cause_a_warning_and_others_none(packed: Path) -> None:
-    shards, numbers = make_shards(packed, "pad"), (data := range(22))[:21]
-    ours, theirs = shardio.DataLoader, cast(Any, torchs.DataLoader)
+    shards, data, of_two = make_shards(packed, "pad"), range(22), {"rank": 0, "world_size": 2}
+    numbers, ours, theirs = data[:21], shardio.DataLoader, cast(Any, torchs.DataLoader)
+
+    def share(of: Any = numbers, **options: Any) -> Any:
+        return torchs.DistributedSampler(of, num_replicas=2, rank=0, **options)
+
+    def sampled(remainder: Any) -> Any:
+        return ours(numbers, 4, sampler=shardio.EpochSampler(numbers, remainder=remainder, **of_two))
+
     for loader in (
-        ours(shards, 4),
-        theirs(shards, 4),
-        ours(numbers, 4, sampler=sample("pad")),
-        theirs(numbers, 4, sampler=share()),
+        *(ours(shards, 4), theirs(shards, 4), sampled("pad"), theirs(numbers, 4, sampler=share())),
         theirs(numbers, batch_sampler=torchs.BatchSampler(share(), 4, drop_last=False)),
         shardio.DevicePrefetcher(ours(shards, 4), "cpu"),
     ):
@@ -372,27 +349,171 @@ def test_loaders_that_repeat_samples_cause_a_warning_and_others_none(packed: Pat
         warnings.simplefilter("error")
         for loader in (
             *(ours(make_shards(packed, remainder), 4) for remainder in ("mask", "keep", "drop")),
-            *(ours(numbers, 4, sampler=sample(remainder)) for remainder in ("mask", "keep", "drop")),
-            ours(shards, 4, drop_last=True),
-            ours(shardio.ShardDataset(packed), 4),
-            ours(numbers, 4),
-            theirs(data, 4, sampler=share(22)),
-            theirs(numbers, 4, sampler=share(drop_last=True)),
-            [],
+            *map(sampled, ("mask", "keep", "drop")),
+            *(ours(shards, 4, drop_last=True), ours(shardio.ShardDataset(packed), 4), ours(numbers, 4)),
+            *(theirs(data, 4, sampler=share(data)), theirs(numbers, 4, sampler=share(drop_last=True)), []),
         ):
             warn_of_repeats(loader, RANK, stacklevel=1)
         warn_of_repeats(ours(shards, 4), World(rank=1, world_size=2), stacklevel=1)  # Rank 0 warns.
 
 
 def test_training_and_evaluation_warn_at_the_users_line(packed: Path) -> None:
-    model, config = make_model(), TrainConfig(**{**OPTIONS, "epochs": 2})
+    model, config = make_model(), make_config(epochs=2)
     padded = shardio.DataLoader(make_shards(packed, "pad"), 4)
-    runs: list[Callable[[], Any]] = [
-        lambda: train(model, make_loader(packed), config, val_loader=padded),
-        lambda: evaluate(model, padded, config),
-    ]
-    for run in runs:
+    runs: list[Callable[[], Any]] = [lambda: train(model, make_loader(packed), config, val_loader=padded)]
+    for run in (*runs, lambda: evaluate(model, padded, config)):
         with pytest.warns(RuntimeWarning, match=REPEATS) as caught:
             run()
         assert [warning.filename for warning in caught] == [__file__]
     assert evaluate(model, shardio.DataLoader(make_shards(packed, "mask"), 4), config).num_images == 11
+
+
+# Callbacks.
+
+
+def gradient_norm(model: nn.Module, loss: torch.Tensor) -> torch.Tensor:
+    gradients = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+    return torch.cat([gradient.flatten() for gradient in gradients]).norm()
+
+
+def test_a_gradient_penalty_is_the_norm_of_the_gradient_of_the_loss() -> None:
+    model, (batch,) = make_network(), make_floats([6])
+    loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+    step = TrainStep(model, torch.optim.SGD(model.parameters(), 0.1))
+    for weight in (0.5, 0.0):
+        total = GradientPenalty(weight).add_to_loss(loss, step)
+        assert total.item() == pytest.approx((loss + weight * gradient_norm(model, loss)).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_gradient_penalty_keeps_gradients_small(precision: Any) -> None:
+
+    def norm_after(weight: float) -> float:
+        model, (batch,) = make_network(), make_floats([12])
+        hooks = [GradientPenalty(weight).add_to_loss] if weight else []
+        step = TrainStep(model, torch.optim.SGD(model.parameters(), 0.1), precision=precision, hooks=hooks)
+        for _ in range(20):
+            step(*batch)
+        assert step.num_skipped == 0
+        return float(gradient_norm(model, nn.functional.cross_entropy(model(batch[0]), batch[1])))
+
+    assert norm_after(0.5) < 0.8 * norm_after(0.0)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")  # It is still supported.
+@pytest.mark.parametrize("is_compiled", [True, False])
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch.compile causes it.
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="torch has no TorchScript on Python 3.14")
+def test_compiled_and_scripted_models_train_save_and_resume_like_any_other(tmp_path: Path, is_compiled: bool) -> None:
+    """TorchScript rewrites a model after its first passes, and the model then rounds differently."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3, 2, bias=False), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 7 * 7, 3))
+    batches, val_loader = make_batches([4] * 4, side=16), make_batches([5], side=16)
+    options: dict[str, Any] = {"epochs": 2, "lr": 0.02, "log_every": 1}
+    # This backend needs no C++ compiler, which not every machine has.
+    own = [Compile(backend="aot_eager")] if is_compiled else []
+
+    def run(name: str, *callbacks: Callback) -> Any:
+        model: Any = copy.deepcopy(plain)
+        model = model if is_compiled else torch.jit.script(model)
+        config = make_config(directory=tmp_path / name, **options)
+        return model, train(model, batches, config, val_loader=val_loader, callbacks=[*own, *callbacks])
+
+    whole, results = run("whole")
+    with pytest.raises(StopError):
+        run("run", StopAfter(6))
+    resumed, _ = run("run")
+    losses, expected_losses = ([line["loss"] for line in read_figures(tmp_path / name)] for name in ("run", "whole"))
+    assert losses == pytest.approx(expected_losses, rel=0 if is_compiled else 1e-4, abs=0)
+    for one, other in zip(weights_of(resumed), weights_of(whole), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0 if is_compiled else 1e-4)
+    fresh = copy.deepcopy(plain)
+    fresh.load_state_dict(load_checkpoint(tmp_path / "run" / "best.pt")["model"])
+    expected = train(plain, batches, make_config(**options), val_loader=val_loader)
+    assert [result.loss for result in results] == pytest.approx([result.loss for result in expected], rel=1e-3)
+
+
+def test_a_compiled_model_is_compiled() -> None:
+    backend = mock.Mock(side_effect=lambda graph, inputs: graph.forward)
+    train(make_network(), make_batches([4, 4]), make_config(), callbacks=[Compile(backend=backend)])
+    assert backend.called
+
+
+def test_sizes_that_are_not_multiples_of_8_are_named_once() -> None:
+    """Sizes of the data, such as 108 inputs and 3 classes, are not named, because they cannot be changed."""
+    expected = "sizes that are not multiples of 8: a batch has 6 samples, 1 has 13 outputs"
+    for hidden, batch_size in ((13, 6), (16, 8)):
+        model = nn.Sequential(nn.Flatten(), nn.Linear(108, hidden), nn.ReLU(), nn.Linear(hidden, 3))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            config = make_config(epochs=2, precision="bf16")
+            train(model, make_batches([batch_size] * 2), config, callbacks=[SizeHints()])
+        assert [str(warning.message).endswith(expected) for warning in caught] == [True] * (hidden == 13)
+
+
+class Averaged(Callback):
+    """A moving average of a model's weights, whose state also has values of many types."""
+
+    def __init__(self) -> None:
+        self.weights = dict[str, torch.Tensor]()
+        self.others: Any = {"decay": np.float64(0.5), "seen": np.arange(3, dtype=np.uint16), "steps": (0, [None, 1j])}
+
+    def wrap_model(self, model: nn.Module) -> nn.Module:
+        self.model = model
+        self.weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+        return model
+
+    def on_batch(self, batch: Any) -> None:
+        for name, weight in self.model.named_parameters():
+            self.weights[name].lerp_(weight.detach(), 1 - float(self.others["decay"]))
+        self.others["seen"] += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"weights": self.weights, "others": self.others}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.weights, self.others = state["weights"], state["others"]
+
+
+@pytest.mark.parametrize("num_batches", [3, 8])
+def test_the_states_of_callbacks_resume(tmp_path: Path, num_batches: int) -> None:
+
+    def run(name: str, *others: Callback) -> list[Averaged]:
+        averaged = [Averaged(), Averaged()]
+        averaged[1].others["decay"] = np.float64(0.25)
+        loader = shardio.DataLoader(torchs.TensorDataset(*make_batches([24])[0]), 4, shuffle=True)
+        every = 1 if num_batches < 6 else None
+        config = make_config(directory=tmp_path / name, epochs=2, checkpoint_every=every)
+        train(make_network(), loader, config, callbacks=[averaged[0], *others, averaged[1]])
+        return averaged
+
+    whole = run("whole")
+    with pytest.raises(StopError):
+        run("stopped", StopAfter(num_batches))
+    for one, expected in zip(run("stopped"), whole, strict=True):
+        assert all(torch.equal(one.weights[name], weight) for name, weight in expected.weights.items())
+        assert (one.others["decay"], one.others["seen"].tolist()) == (expected.others["decay"], [12, 13, 14])
+        assert one.others["seen"].dtype == np.uint16
+    assert sorted(load_checkpoint(tmp_path / "whole" / "best.pt")["callbacks"]) == ["Averaged", "Averaged 2"]
+
+
+def test_states_without_a_callback_or_that_cannot_be_loaded_again_are_reported(tmp_path: Path) -> None:
+    class Saving(Callback):
+        def state_dict(self) -> dict[str, Any]:
+            return {"steps": 1}
+
+    def run(name: str, *callbacks: Callback, epochs: int = 2) -> None:
+        config = make_config(directory=tmp_path / name, schedule="constant", epochs=epochs)
+        train(make_network(), make_batches([4]), config, callbacks=callbacks)
+
+    averaged = Averaged()
+    averaged.others["path"] = [tmp_path]
+    with pytest.raises(TypeError, match=r"the state of the callback Averaged\['others'\]\['path'\]\[0\] is "):
+        run("refused", averaged)
+    run("averaged", Averaged())
+    with pytest.warns(RuntimeWarning, match="holds the state of a callback Averaged, which this run does not have"):
+        run("averaged", epochs=3)
+    run("saving", Saving())
+    with pytest.raises(NotImplementedError, match="Saving has a state_dict, so it needs a load_state_dict"):
+        run("saving", Saving(), epochs=3)
