@@ -1,11 +1,11 @@
-"""A copy stream without a device: at random, it works as late or as early as CUDA may."""
+"""A copy stream without a device: at random, it works as late or as early as CUDA may. Loaders and counts for tests."""
 
 from __future__ import annotations
 
 import ctypes
 import random
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -100,10 +100,7 @@ class LateStream:
 
 
 def _not_held(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that shares the memory of ``tensor`` without keeping the memory alive.
-
-    A copy on a device does not keep its source alive either.
-    """
+    """Return a tensor that shares memory without keeping it alive, as a copy on a device does not keep its source."""
     if tensor.layout != torch.strided or not tensor.numel():
         return tensor
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -121,16 +118,50 @@ def prefetch_late(
 
 
 def prefetch_on(stream: Any, loader: Iterable[Any], register: Any = None, **options: Any) -> DevicePrefetcher:
-    """Return a prefetcher that works as on CUDA, on a given stream.
-
-    Args:
-        stream: The stream.
-        loader: The loader.
-        register: A function that pins memory in place; by default, memory is not pinned.
-        options: Those of the prefetcher.
-    """
+    """Return a prefetcher that works as on CUDA, on a given stream. ``register`` pins memory in place."""
     prefetcher = DevicePrefetcher(loader, "cpu", **options)
     prefetcher._stream, prefetcher._times = stream, WaitingTimes(has_stream=True)
     prefetcher._register = register or (lambda memory: None)  # type: ignore[assignment]  # CUDA's is a Registration
     prefetcher._pool = PinnedPool(lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8, device="cpu"))
     return prefetcher
+
+
+class CountingLoader:
+    """A loader that counts the batches that it yields, and raises ``error``, if given, after the last one."""
+
+    def __init__(self, batches: Sequence[Any], error: Exception | None = None) -> None:
+        self.batches, self.error = batches, error
+        self.epoch, self.num_given = -1, 0
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        start, self.num_given = self.num_given % len(self.batches), 0
+        for number in range(start, len(self.batches)):
+            self.num_given = number + 1
+            yield self.batches[number]
+        if self.error is not None:
+            raise self.error
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch, self.num_given = epoch, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "num_given": self.num_given}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch, self.num_given = state["epoch"], state["num_given"]
+
+
+def count_pinned_buffers(prefetcher: DevicePrefetcher) -> list[int]:
+    """Return a list that receives the size, in bytes, of each buffer that the prefetcher pins from now on."""
+    sizes, pin = list[int](), prefetcher._pool._pin
+
+    def count(num_bytes: int) -> torch.Tensor:
+        sizes.append(num_bytes)
+        buffer: torch.Tensor = pin(num_bytes)
+        return buffer
+
+    prefetcher._pool._pin = count
+    return sizes

@@ -18,7 +18,7 @@ from shardio import DataLoader, ShardDataset
 from shardio.device import DevicePrefetcher
 from shardio.device.streams import Registration
 from shardio.transforms import CenterCrop
-from tests.device.loaders import count_pinned_buffers
+from tests.device.late_stream import count_pinned_buffers
 
 pytestmark = [
     pytest.mark.cuda,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import random
 from collections.abc import Callable
 from functools import partial
@@ -83,39 +84,27 @@ def test_parameters_have_torchvisions_distribution(alpha: float) -> None:
 
 
 @pytest.mark.parametrize("name", MIXING)
-def test_the_generators_state_determines_the_batch_and_advances(name: str) -> None:
-    batch, transform = make_batch(4), MIXING[name](num_classes=5)
-    generator = seeded(1)
-    first, second = (transform(batch, generator=generator) for _ in range(2))
-    assert torch.equal(first[0], transform(batch, generator=seeded(1))[0])
-    assert not torch.equal(first[0], second[0])
-
-
-@pytest.mark.parametrize("name", MIXING)
 def test_the_given_batch_stays_and_its_structure_too(name: str) -> None:
     images, labels = make_batch(4)
     kept = images.clone(), labels.clone()
-    transform = MIXING[name](num_classes=5)
-    mixed_images, mixed_labels = transform((images, labels), generator=seeded(3))
+    transform, generator = MIXING[name](num_classes=5), seeded(3)
+    mixed_images, mixed_labels = transform((images, labels), generator=generator)
     assert all(map(torch.equal, (images, labels), kept))
+    assert not torch.equal(transform((images, labels), generator=generator)[0], mixed_images), "its state advances"
     keys = ["a", "b", "c", "d"]
     by_position = transform([images, labels, keys], generator=seeded(3))
     by_key = transform({"key": keys, "image": images, "Label": labels}, generator=seeded(3))
     in_target = transform((images, {"labels": labels, "label_id": 7}), generator=seeded(3))
-    by_getter = MIXING[name](num_classes=5, labels_getter=lambda batch: batch["y"])(
-        {"x": images, "y": labels}, generator=seeded(3)
-    )
+    getting = MIXING[name](num_classes=5, labels_getter=lambda batch: batch["y"])
+    by_getter = getting({"x": images, "y": labels}, generator=seeded(3))
     assert [type(batch) for batch in (by_position, by_key, in_target)] == [list, dict, tuple]
     assert by_position[2] == by_key["key"] == keys
     assert in_target[1]["label_id"] == 7
     for found in (
-        by_position[:2],
-        (by_key["image"], by_key["Label"]),
-        (in_target[0], in_target[1]["labels"]),
-        (by_getter["x"], by_getter["y"]),
+        *(by_position[:2], (by_key["image"], by_key["Label"])),
+        *((in_target[0], in_target[1]["labels"]), (by_getter["x"], by_getter["y"])),
     ):
-        assert torch.equal(found[0], mixed_images)
-        assert torch.equal(found[1], mixed_labels)
+        assert all(map(torch.equal, found, (mixed_images, mixed_labels)))
 
 
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
@@ -228,8 +217,13 @@ def test_images_of_integers_and_unknown_classes_are_refused_where_they_do_not_su
 # Erasing.
 
 
-@pytest.mark.parametrize("value", [0, 0.25, (0.1, -0.2, 3.7)], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (117, torch.uint8),
+        *itertools.product([0, 0.25, (0.1, -0.2, 3.7)], [torch.float32, torch.bfloat16, torch.float16]),
+    ],
+)
 def test_erased_images_are_torchvisions(value: Any, dtype: torch.dtype) -> None:
     images, erasing, numbers = make_images(30, dtype), BatchRandomErasing(0.7, value=value), random.Random(0)
     boxes = [erasing.draw(numbers, 24, 18) for _ in images]
@@ -240,12 +234,6 @@ def test_erased_images_are_torchvisions(value: Any, dtype: torch.dtype) -> None:
     for image, box, result in zip(images, boxes, erased, strict=True):
         expected = image if box is None else v2.functional.erase(image, *box, fill)
         assert torch.equal(result, expected)
-
-
-def test_integers_are_erased_as_torchvision_erases_them() -> None:
-    images = torch.randint(0, 256, (1, 3, 24, 18), dtype=torch.uint8)
-    erased = BatchRandomErasing(value=117).apply(images, [PixelBox(3, 4, 10, 6)], seeded(0))
-    assert torch.equal(erased[0], v2.functional.erase(images[0], 3, 4, 10, 6, torch.tensor([117])))
 
 
 @pytest.mark.parametrize("scale", [(0.02, 0.33), pytest.param((0.5, 1.0), marks=pytest.mark.slow)])
@@ -264,10 +252,12 @@ def test_boxes_have_torchvisions_distribution(scale: tuple[float, float]) -> Non
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
 def test_the_probability_is_kept_for_each_image(p: float) -> None:
+    """Images at the start do not depend on repeats after them."""
     images = torch.ones(2000, 1, 12, 12)
     erased = BatchRandomErasing(p)(images, generator=seeded(0))
     assert float((erased == 0).flatten(1).any(1).float().mean()) == pytest.approx(p, abs=0.035)
     assert bool((images == 1).all())
+    assert torch.equal(erased[:5], BatchRandomErasing(p)(images[:5], generator=seeded(0)))
 
 
 def test_noise_is_normal_and_stays_in_its_box() -> None:
@@ -281,11 +271,6 @@ def test_noise_is_normal_and_stays_in_its_box() -> None:
     for image in changed:
         rows, columns = image.any(2).any(0), image.any(1).any(0)
         assert torch.equal(image, (rows[:, None] & columns).expand(3, -1, -1)), "all channels of a box"
-
-
-def test_images_at_the_start_do_not_depend_on_repeats_after_them() -> None:
-    images, erasing = make_images(9), BatchRandomErasing(0.5)
-    assert torch.equal(erasing(images, generator=seeded(4))[:5], erasing(images[:5], generator=seeded(4)))
 
 
 @pytest.mark.cuda

@@ -138,29 +138,26 @@ def test_a_resumed_run_draws_the_same(packed: Path, is_late: bool, checks: bool,
 
 
 def test_ranks_and_seeds_draw_different_numbers(packed: Path) -> None:
+    """Without shardio's order, the global generator seeds them."""
     every: list[dict[str, Any]] = [{"rank": 0, "world_size": 2}, {"rank": 1, "world_size": 2}, {"seed": 1}]
     drawn = [number for options in every for _, number in make_drawing(packed, of_dataset=options)]
     assert len(set(drawn)) == len(drawn)
 
-
-class Drawing(torch.nn.Module):
-    def forward(self, batch: Any, *, generator: torch.Generator) -> Any:
-        return draw(batch, generator=generator)
-
-
-def test_modules_receive_the_generator_and_functions_without_one_do_not(packed: Path) -> None:
-    dataset = ShardDataset(packed, fields="key", shuffle=True)
-    assert list(DevicePrefetcher(DataLoader(dataset, 4), "cpu", transform=Drawing())) == list(make_drawing(packed))
-    assert list(DevicePrefetcher([torch.tensor(1)], "cpu", transform=torch.neg)) == [torch.tensor(-1)]
-
-
-def test_without_shardios_order_the_global_generator_seeds_it() -> None:
     def run() -> list[Any]:
         torch.manual_seed(3)
         return [number for _, number in DevicePrefetcher([1, 2, 3], "cpu", transform=draw)]
 
     assert run() == run()
     assert len(set(run())) == 3
+
+
+def test_modules_receive_the_generator_and_functions_without_one_do_not(
+    packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.nn.Module, "forward", lambda self, batch, *, generator: draw(batch, generator=generator))
+    loader = DataLoader(ShardDataset(packed, fields="key", shuffle=True), 4)
+    assert list(DevicePrefetcher(loader, "cpu", transform=torch.nn.Module())) == list(make_drawing(packed))
+    assert list(DevicePrefetcher([torch.tensor(1)], "cpu", transform=torch.neg)) == [torch.tensor(-1)]
 
 
 @pytest.mark.parametrize("persistent_workers", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -35,18 +35,14 @@ from shardio.transforms import (
 from tests.device.late_stream import prefetch_late
 from tests.images.jpeg_files import by_pillow
 from tests.images.pictures import make_picture, save
+from tests.raising import assert_raises
 from tests.tars import write_tar
 
-DEVICES = [
-    "cpu",
-    pytest.param(
-        "cuda",
-        marks=[
-            pytest.mark.cuda,
-            pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and torch sees none"),
-        ],
-    ),
+needs_cuda = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and torch sees none"),
 ]
+DEVICES = ["cpu", pytest.param("cuda", marks=needs_cuda)]
 NORMALIZE = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CROP = RandomResizedCrop(96)
 TRANSFORMS: dict[str, Any] = {
@@ -85,9 +81,8 @@ def make_loader(data: Path, transform: Any, *, num_workers: int = 0, **options: 
 
 def flatten(batches: Iterator[Any]) -> list[Any]:
     """Return the columns of batches, with the crops of a MultiCrop as columns of their own."""
-    return [
-        part for batch in batches for column in batch for part in (column if isinstance(column, list) else [column])
-    ]
+    columns = (column for batch in batches for column in batch)
+    return [part for column in columns for part in (column if isinstance(column, list) else [column])]
 
 
 def read(loader: Any, device: str, decode: Any, **options: Any) -> list[Any]:
@@ -189,16 +184,6 @@ def test_a_late_stream_gets_whole_tiles(data: Path) -> None:
         assert_equal(flatten(iter(prefetch_late(loader, seed=seed, decode="device")[0])), expected)
 
 
-def test_a_resumed_run_goes_on(data: Path) -> None:
-    expected = read(make_loader(data, CROP), "cpu", "workers")
-    prefetcher = DevicePrefetcher(make_loader(data, CROP, num_workers=2), "cpu", decode="device")
-    batches = iter(prefetcher)
-    found = flatten(iter([next(batches), next(batches)]))
-    resumed = DevicePrefetcher(make_loader(data, CROP, num_workers=2), "cpu", decode="device")
-    resumed.load_state_dict(prefetcher.state_dict())
-    assert_equal([*found, *flatten(iter(resumed))], expected)
-
-
 def damage(data: Path, tmp_path: Path) -> tuple[Path, str]:
     """Write a tar in which the third image has a damaged tile. Return its folder and the image's key."""
     stored: Any = ShardMapDataset(data / "packed", fields=("key", "jpg"), decoders={"jpg": bytearray})
@@ -229,38 +214,25 @@ def test_damage_is_named_as_on_the_cpu(device: str, data: Path, tmp_path: Path) 
     assert one.key == key
 
 
-def test_images_that_differ_in_size_are_refused(data: Path) -> None:
-    errors = []
+def test_images_that_differ_in_size_are_refused(data: Path, tmp_path: Path) -> None:
     for decode in ("workers", "device"):
-        with pytest.raises(ValueError, match="differ in size") as caught:
-            read(make_loader(data, None), "cpu", decode)
-        errors.append(str(caught.value))
-    assert errors[0] == errors[1]
+        assert_raises(ValueError, "differ in size", read, make_loader(data, None), "cpu", decode)
     one, other = (
         read(DataLoader(ShardDataset(data / "packed", transform=Resize(96)), 1), "cpu", decode)
         for decode in ("workers", "device")
     )
     assert_equal(one, other)
+    sizes = [(60, 80)] * 16 + [(60, 80 + i) for i in range(16)]  # Those of the first chunk are equal.
+    contents = [tile_jpeg(by_pillow(make_picture(*size, seed=i), quality=50)) for i, size in enumerate(sizes)]
+    write_tar(tmp_path / "a.tar", [(f"{i:02}.jpg", content) for i, content in enumerate(contents)])
+    loader = DataLoader(ShardDataset(tmp_path, fields="image"), 32, num_workers=2)
+    assert_raises(ValueError, "differ in size", list, DevicePrefetcher(loader, "cpu", decode="device"))
 
 
-def test_a_wrapper_gets_tiles_only_where_it_asked_for_them(data: Path) -> None:
-    loader = make_loader(data, CROP, num_workers=2)
-    with loader.watch_memory(lambda memory: None, takes_tiles=True):
-        tiles = next(iter(loader))[0]
-    assert isinstance(tiles, TiledImages)
-    assert len(tiles) == 7
-    assert sum(len(chunk) for chunk in tiles.chunks) < 7 * 96 * 96 * 3 / 2
-    assert isinstance(next(iter(loader))[0], torch.Tensor)
-    assert tiles.pin_memory is not None
-
-
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [({"decode": "gpu"}, "decode must be"), ({"decode": "device"}, "decode='device' needs device=")],
-)
-def test_arguments_that_do_not_fit_are_refused(options: Any, error: str, data: Path) -> None:
+@pytest.mark.parametrize(("decode", "error"), [("gpu", "decode must be"), ("device", "decode='device' needs device=")])
+def test_arguments_that_do_not_fit_are_refused(decode: Any, error: str, data: Path) -> None:
     with pytest.raises(ValueError, match=error):
-        DataLoader(ShardDataset(data / "packed", transform=CROP), 7, **options)
+        DataLoader(ShardDataset(data / "packed", transform=CROP), 7, decode=decode)
 
 
 def test_where_pixels_are_compared_or_changed_the_workers_decode(data: Path) -> None:
@@ -281,12 +253,8 @@ def test_where_pixels_are_compared_or_changed_the_workers_decode(data: Path) -> 
         assert_equal(flatten(iter(loader)), expected)
     halved = flatten(iter(DevicePrefetcher(Halved(dataset, 7), "cpu", decode="device")))
     assert_equal(halved, [each // 2 if each.ndim == 4 else each for each in expected])
-
-
-def test_duplicates_are_found_by_key(data: Path) -> None:
-    loader = make_loader(data, CROP, fields=("image", "key"))
-    batches = list(guard(DevicePrefetcher(loader, "cpu", decode="device"), key=1))
-    assert sum(len(keys) for _, keys in batches) == NUM_TILED + NUM_OTHERS
+    by_key = DevicePrefetcher(make_loader(data, CROP, fields=("image", "key")), "cpu", decode="device")
+    assert sum(len(keys) for _, keys in guard(by_key, key=1)) == NUM_TILED + NUM_OTHERS
 
 
 def test_images_that_only_the_cpu_decodes_are_decoded_there(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,19 +276,10 @@ def test_images_that_only_the_cpu_decodes_are_decoded_there(data: Path, monkeypa
         read(make_loader(data, CROP), "cpu", "device", transform=lambda batch: batch)
 
 
-def test_chunks_of_which_only_some_hold_images_of_one_size_are_refused(tmp_path: Path) -> None:
-    sizes = [(60, 80)] * 16 + [(60, 80 + i) for i in range(16)]
-    contents = [tile_jpeg(by_pillow(make_picture(*size, seed=i), quality=50)) for i, size in enumerate(sizes)]
-    write_tar(tmp_path / "a.tar", [(f"{i:02}.jpg", content) for i, content in enumerate(contents)])
-    dataset = ShardDataset(tmp_path, fields="image")
-    with pytest.raises(ValueError, match="differ in size"):
-        list(DevicePrefetcher(DataLoader(dataset, 32, num_workers=2), "cpu", decode="device"))
-
-
-def test_other_threads_and_later_epochs_get_pixels_in_buffers(data: Path) -> None:
-    dataset = ShardDataset(data / "packed", transform=CROP, shuffle=True)
-    loader = DataLoader(dataset, 7, num_workers=2)
-    found = list[Any]()
+def test_a_wrapper_gets_tiles_only_where_it_asked_and_threads_and_later_epochs_get_pixels_in_buffers(
+    data: Path,
+) -> None:
+    loader, found = make_loader(data, CROP, num_workers=2), list[Any]()
     with loader.watch_memory(lambda memory: None, takes_tiles=True):
         thread = threading.Thread(target=lambda: found.append(next(iter(loader))[0]))
         thread.start()
@@ -328,6 +287,9 @@ def test_other_threads_and_later_epochs_get_pixels_in_buffers(data: Path) -> Non
         found.append(next(iter(loader))[0])
     found.append(next(iter(loader))[0])
     assert [type(each) for each in found] == [torch.Tensor, TiledImages, torch.Tensor]
+    assert len(found[1]) == 7
+    assert sum(len(chunk) for chunk in found[1].chunks) < 7 * 96 * 96 * 3 / 2
+    assert found[1].pin_memory is not None
     assert found[2].shape == (7, 3, 96, 96)
     executor: Any = find_extension(loader).find_executor(loader)  # type: ignore[union-attr]  # It has one.
     assert executor._buffers.layout.columns[0][1] == (96, 96, 3)
