@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 import torch.distributed
-import torch.utils.data
 from torch.multiprocessing.spawn import start_processes
 
 from shardio.check import CoverageRecorder, ExpectedSamples, make_report, merge_recordings
@@ -49,16 +48,6 @@ def be_rank(rank: int, target: str, folder: Path, world_size: int, arguments: li
     (folder / f"{rank}.json").write_text(json.dumps(result))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
-
-
-class Own(torch.utils.data.Dataset[str]):
-    """A user-defined dataset whose samples fill the batches of two ranks."""
-
-    def __len__(self) -> int:
-        return 24
-
-    def __getitem__(self, index: int) -> str:
-        return f"number {index}"
 
 
 def error_of(call: Callable[[], object]) -> str:

@@ -24,6 +24,7 @@ from shardio.loader.epoch_iterator import find_remainder
 from shardio.order import Remainder, Split
 from tests.frameworks import with_accelerate
 from tests.frameworks.launch import check_epochs, launch, returned
+from tests.frameworks.samples import Labeled
 from tests.processes import forkserver_context
 from tests.raising import assert_raises
 
@@ -47,18 +48,19 @@ def keys(packed: Path) -> list[str]:
 def test_two_ranks(packed: Path, tmp_path: Path, keys: list[str]) -> None:
     launch("tests.frameworks.with_accelerate:run", tmp_path, packed)
     first, second = returned(tmp_path, 2)
-    # Check two epochs with each of Accelerate's options, and one that is resumed from Accelerate's checkpoint.
-    names = [f"{kind}-{option}" for kind in with_accelerate.MAKERS for option in with_accelerate.CONFIGURATIONS]
-    assert first["batches"] == second["batches"] == dict.fromkeys(names, 3)
-    for name in names:
-        check_epochs(tmp_path / "2" / name, keys)
-    check_epochs(tmp_path / "2" / "saved", keys, num_epochs=1)
-    for number, rank in enumerate((first, second)):
-        for kind in with_accelerate.MAKERS:
+    assert first["batches"] == second["batches"]
+    check_epochs(tmp_path / "2" / "saved", keys, num_epochs=1)  # It is resumed from Accelerate's checkpoint.
+    for kind in with_accelerate.MAKERS:
+        expected, length = ([*keys, *Labeled.keys], 4) if kind == "mixed" else (keys, 3)
+        for option in with_accelerate.CONFIGURATIONS:  # Each has two epochs, the second of which is resumed.
+            check_epochs(tmp_path / "2" / f"{kind}-{option}", expected)
+            assert first["batches"][f"{kind}-{option}"] == length
+        for rank in (first, second):
             # Accumulation over two batches ends with the epoch, and metrics are gathered without the padding.
-            assert rank[f"sync-{kind}"] == [[False, True, True]] * 2
-            assert sorted(rank[f"metrics-{kind}"]) == sorted(keys)
-        # Splitting the samples a second time is an error on all ranks, and so is skipping batches.
+            assert rank[f"sync-{kind}"] == [[number % 2 == 1 or number == length - 1 for number in range(length)]] * 2
+            assert sorted(rank[f"metrics-{kind}"]) == sorted(expected)
+    # Splitting the samples a second time is an error on all ranks, and so is skipping batches.
+    for number, rank in enumerate((first, second)):
         for name, splitter in SPLITTERS.items():
             assert f"{splitter} splits the samples over 2 processes" in rank["errors"][name], name
             assert f"this is rank {number} of 2" in rank["errors"][name]
@@ -72,27 +74,17 @@ def test_two_ranks(packed: Path, tmp_path: Path, keys: list[str]) -> None:
 @pytest.mark.parametrize("remainder", get_args(Remainder))
 def test_only_repeats_are_removed_from_gathered_metrics(strata: int, remainder: Remainder) -> None:
     """Accelerate concatenates the last batches of the ranks in order, and cuts off the repeats."""
-    for num_samples, start, world_size, batch_size in itertools.product(
-        (0, 1, 21, 24), (0, 3), range(1, 6), range(1, 5)
-    ):
-        first = Split(
-            num_samples=num_samples,
-            start=min(start, num_samples),
-            rank=0,
-            world_size=world_size,
-            batch_size=batch_size,
-            strata=strata,
-            remainder=remainder,
-        )
+    fixed: Any = {"rank": 0, "strata": strata, "remainder": remainder}
+    for num_samples, start, world_size, size in itertools.product((0, 1, 21, 24), (0, 3), range(1, 6), range(1, 5)):
+        start = min(start, num_samples)
+        first = Split(num_samples=num_samples, start=start, world_size=world_size, batch_size=size, **fixed)
         splits = [replace(first, rank=rank) for rank in range(world_size)]
         last = [split.batch(split.num_batches - 1) for split in splits if split.num_batches]
         gathered = [position for batch in last for position in batch.tolist()]
         kept = find_remainder(first)
         assert {find_remainder(split) for split in splits} == {kept}
         real = [position for position in gathered if position < num_samples]
-        left = gathered[:kept] if kept else gathered
-        assert [position for position in left if position < num_samples] == real
-        assert left == real
+        assert (gathered[:kept] if kept else gathered) == real
 
 
 @pytest.fixture
@@ -105,14 +97,14 @@ def _one_process() -> Iterator[None]:
 @pytest.mark.usefixtures("_one_process")
 def test_in_one_process_frameworks_may_wrap_anything(packed: Path, keys: list[str]) -> None:
     accelerator = Accelerator(cpu=True)
-    for make in with_accelerate.MAKERS.values():
+    for kind, make in with_accelerate.MAKERS.items():
         loader = make(str(packed))
         assert accelerator.prepare(loader) is loader
-        assert sorted(key for _, batch in loader for key in batch) == sorted(keys)
-    shards = ShardDataset(packed, fields="label")
+        own = Labeled.keys if kind == "mixed" else ()
+        assert sorted(key for _, batch in loader for key in batch) == sorted([*keys, *own])
+    shards, mapped = ShardDataset(packed, fields="label"), ShardMapDataset(packed, fields="label")
     assert sum(map(len, accelerator.prepare(TorchLoader(shards, 4)))) == 21
     assert sum(map(len, skip_first_batches(TorchLoader(shards, 4), 2))) == 13
-    mapped = ShardMapDataset(packed, fields="label")
     assert sum(map(len, accelerator.prepare(TorchLoader(mapped, 4, sampler=EpochSampler(mapped))))) == 21
     others = DataLoader(mapped, 4)
     assert accelerator.prepare(others) is not others
@@ -159,16 +151,13 @@ class Passing(IterableDataset[Any]):
     """A user-defined dataset that wraps another dataset and passes its attributes on."""
 
     def __init__(self, inner: Any, **attributes: Any) -> None:
-        self.inner = inner
-        self.__dict__.update(attributes)
+        self.__dict__.update(attributes, inner=inner)
 
     def __iter__(self) -> Iterator[Any]:
         yield from self.inner
 
     def __getattr__(self, name: str) -> Any:
-        if name == "inner":
-            raise AttributeError(name)
-        return getattr(self.inner, name)
+        return getattr(self.__dict__["inner"], name)
 
 
 def test_unrelated_attributes_are_not_a_second_split(packed: Path) -> None:

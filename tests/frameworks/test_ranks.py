@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,11 @@ from accelerate.state import AcceleratorState, GradientState
 
 from shardio import DataLoader, ShardDataset
 from tests.frameworks.launch import check_epochs, launch, returned
+from tests.frameworks.samples import Labeled, Own, number_of
 from tests.torchrun import run_by_torchrun
 
 EPOCHS = {"distributed": 2, "shares": 2, "accelerate": 2, "accelerate-stateful": 3}
+OWN = list(map(Own().__getitem__, range(24)))
 
 
 @pytest.mark.slow
@@ -24,22 +25,20 @@ def test_user_defined_datasets_on_two_ranks_of_torchrun(tmp_path: Path) -> None:
     done = run_by_torchrun("tests.frameworks.with_own_datasets:be_rank", tmp_path, num_ranks=2)
     assert done.returncode == 0, done.stderr
     for name, num_epochs in EPOCHS.items():
-        check_epochs(tmp_path / name, [f"number {number}" for number in range(24)], num_epochs=num_epochs)
+        check_epochs(tmp_path / name, OWN, num_epochs=num_epochs)
 
 
 @pytest.mark.slow
 def test_lightning_on_one_rank_and_two(packed: Path, tmp_path: Path) -> None:
     keys = list(ShardDataset(packed, fields="key"))
     launch("tests.frameworks.with_lightning:run", tmp_path, packed, world_sizes=[2, 1])
-    own = [f"number {number}" for number in range(24)]
-    expected = {"shards": keys, "sampled": keys, "own": own, "in threads": own}
-    for world_size, kind in itertools.product((1, 2), expected):
-        for what in ("training", "resumed", "validation"):
-            check_epochs(tmp_path / str(world_size) / f"{kind}-{what}", expected[kind], world_size=world_size)
+    expected = {"shards": keys, "sampled": keys, "mixed": [*keys, *Labeled.keys], "own": OWN, "in threads": OWN}
     for world_size in (1, 2):
-        check_epochs(tmp_path / str(world_size) / "shards-reloaded", keys, world_size=world_size)
-        for rank in range(world_size):
-            epochs = json.loads((tmp_path / str(world_size) / f"{rank}.json").read_text())
+        folder = tmp_path / str(world_size)
+        for kind, what in itertools.product(expected, ("training", "resumed", "validation")):
+            check_epochs(folder / f"{kind}-{what}", expected[kind], world_size=world_size)
+        check_epochs(folder / "shards-reloaded", keys, world_size=world_size)
+        for rank, epochs in enumerate(returned(tmp_path, world_size)):
             dataset = ShardDataset(packed, fields="key", shuffle=True, rank=rank, world_size=world_size)
             loader = DataLoader(dataset, batch_size=4)
             assert epochs == [[key for keys in loader for key in keys] for _ in range(2)]
@@ -57,23 +56,21 @@ SPLITTERS = {
     torch.__version__ < "2.7", reason="torch 2.6 cannot load to cpu:0, as the Trainer does on two ranks"
 )
 def test_the_trainer_on_one_rank_and_two_delivers_or_fails(packed: Path, tmp_path: Path) -> None:
-    keys = ShardDataset(packed, fields="key")
-    numbers = [int(key.removeprefix("class-").replace("/name-", "")) for key in keys]  # What the model receives.
+    numbers = list(map(number_of, ShardDataset(packed, fields="key")))  # What the model receives.
     launch("tests.frameworks.with_transformers:run", tmp_path, packed, world_sizes=[2, 1])
-    for world_size, kind in itertools.product((1, 2), ("shards", "sampled")):
-        for what in ("training", "resumed"):
-            check_epochs(tmp_path / str(world_size) / kind / what, numbers, world_size=world_size)
+    expected = {"shards": numbers, "sampled": numbers, "mixed": [*numbers, *map(number_of, Labeled.keys)]}
+    for world_size, kind, what in itertools.product((1, 2), expected, ("training", "resumed")):
+        check_epochs(tmp_path / str(world_size) / kind / what, expected[kind], world_size=world_size)
     # Trainer's own loader splits a map-style dataset over two ranks and fills the last batches, but it does not split
-    # shards.
+    # shards. On one rank, it is correct.
     for name in ("map-style", "not-split"):
         check_epochs(tmp_path / "2" / name / "training", numbers, num_repeats=3)
+    for name in ("dispatched", "shared", "map-style", "not-split"):
+        check_epochs(tmp_path / "1" / name / "training", numbers, world_size=1)
     for rank in returned(tmp_path, 2):
         for name, splitter in SPLITTERS.items():
             assert f"{splitter} splits the samples over 2 processes" in rank[name]
             assert "Pass the framework a shardio.DataLoader" in rank[name]
-    # On one rank, Trainer's own loader is correct.
-    for name in ("dispatched", "shared", "map-style", "not-split"):
-        check_epochs(tmp_path / "1" / name / "training", numbers, world_size=1)
     # Skipping batches without the loader's state is an error.
     for rank in (*returned(tmp_path, 1), *returned(tmp_path, 2)):
         assert "instead of using skip_first_batches()" in rank["skipped"]

@@ -14,15 +14,13 @@ from shardio import EpochSampler, ShardDataset, ShardMapDataset, StateError
 from shardio.check import Coverage, Delivery, ExpectedSamples, make_report
 from tests.raising import assert_raises
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:'set_vital' is deprecated:UserWarning"
-)  # torchdata triggers torch's warning.
+# torchdata triggers torch's warning.
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 
 
 def make_shards(packed: Path, *, known_batch_size: int | None = None, num_workers: int = 0, **options: Any) -> Any:
-    dataset = ShardDataset(
-        packed, fields="key", shuffle=True, batch_size=known_batch_size, **{"rank": 0, "world_size": 1, **options}
-    )
+    share = {"batch_size": known_batch_size, "rank": 0, "world_size": 1, **options}
+    dataset = ShardDataset(packed, fields="key", shuffle=True, **share)
     return StatefulDataLoader(dataset, 4, num_workers=num_workers), dataset
 
 

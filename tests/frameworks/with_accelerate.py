@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader as TorchLoader
 from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset
 from shardio.check import CoverageRecorder
 from tests.frameworks.launch import error_of
+from tests.frameworks.samples import make_mixed
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -35,7 +36,11 @@ def make_sampled(packed: str, **options: Any) -> DataLoader:
     return DataLoader(dataset, batch_size=4, sampler=EpochSampler(dataset), **options)
 
 
-MAKERS: dict[str, Callable[..., DataLoader]] = {"shards": make_shards, "sampled": make_sampled}
+def make_mixture(packed: str, **options: Any) -> DataLoader:
+    return DataLoader(make_mixed(packed), batch_size=4, **options)
+
+
+MAKERS: dict[str, Callable[..., DataLoader]] = {"shards": make_shards, "sampled": make_sampled, "mixed": make_mixture}
 
 
 def prepare(loader: Any, **options: Any) -> Any:
@@ -44,7 +49,7 @@ def prepare(loader: Any, **options: Any) -> Any:
 
 def run(folder: Path, packed: str) -> dict[str, Any]:
     found: dict[str, Any] = {"errors": refusals(packed), "batches": {}}
-    resume_by_save_state(folder, packed)
+    record(folder / "saved", saved_and_loaded(folder, packed))
     for kind, make in MAKERS.items():
         for name, options in CONFIGURATIONS.items():
             found["batches"][f"{kind}-{name}"] = deliver(folder / f"{kind}-{name}", make, packed, options)
@@ -53,31 +58,28 @@ def run(folder: Path, packed: str) -> dict[str, Any]:
     return found
 
 
+def record(folder: Path, *epochs: Iterable[Any]) -> None:
+    with CoverageRecorder(folder, key=1) as recorder:
+        for batches in epochs:
+            for _ in recorder.watch(batches):
+                pass
+
+
 def deliver(folder: Path, make: Callable[..., DataLoader], packed: str, options: dict[str, Any]) -> int:
     """Record two epochs, with an interruption in the second one. Return the prepared loader's length in batches."""
     loader = prepare(make(packed), **options)
     assert loader.stats().num_batches == 0
-    with CoverageRecorder(folder, key=1) as recorder:
-        for _ in recorder.watch(loader):
-            pass
-        loader.set_epoch(1)
-        for _ in recorder.watch(interrupt(loader, lambda: prepare(make(packed), **options))):
-            pass
+    record(folder, loader, interrupt(loader, lambda: prepare(make(packed), **options)))
     return len(loader)
 
 
 def interrupt(loader: DataLoader, make: Callable[[], DataLoader]) -> Iterator[Any]:
+    loader.set_epoch(1)
     yield from islice(loader, 2)
     resumed = make()
     resumed.load_state_dict(loader.state_dict())
     resumed.set_epoch(1)
     yield from resumed
-
-
-def resume_by_save_state(folder: Path, packed: str) -> None:
-    with CoverageRecorder(folder / "saved", key=1) as recorder:
-        for _ in recorder.watch(saved_and_loaded(folder, packed)):
-            pass
 
 
 def saved_and_loaded(folder: Path, packed: str) -> Iterator[Any]:
@@ -115,18 +117,18 @@ def gathered(loader: DataLoader) -> list[str]:
 def refusals(packed: str) -> dict[str, str]:
     mapped = ShardMapDataset(packed, fields="label")
     shards = ShardDataset(packed, fields="label", shuffle=True)
-    sampler = EpochSampler(mapped)
+
+    def refusal(dataset: Any, *, sampler: Any = None, num_workers: int = 0, **options: Any) -> str:
+        loader: Any = TorchLoader(dataset, 4, sampler=sampler, num_workers=num_workers)
+        return error_of(lambda: list(prepare(loader, **options)))
+
     return {
-        "torch-shards-dispatch": error_of(lambda: list(prepare(TorchLoader(shards, 4)))),
-        "torch-shards-dispatch-workers": error_of(lambda: list(prepare(TorchLoader(shards, 4, num_workers=1)))),
-        "torch-shards": error_of(lambda: list(prepare(TorchLoader(shards, 4), dispatch_batches=False))),
-        "torch-shards-workers": error_of(
-            lambda: list(prepare(TorchLoader(shards, 4, num_workers=1), dispatch_batches=False))
-        ),
-        "torch-sampler": error_of(lambda: list(prepare(TorchLoader(mapped, 4, sampler=sampler)))),
-        "torch-sampler-dispatch": error_of(
-            lambda: list(prepare(TorchLoader(mapped, 4, sampler=sampler), dispatch_batches=True))
-        ),
+        "torch-shards-dispatch": refusal(shards),
+        "torch-shards-dispatch-workers": refusal(shards, num_workers=1),
+        "torch-shards": refusal(shards, dispatch_batches=False),
+        "torch-shards-workers": refusal(shards, num_workers=1, dispatch_batches=False),
+        "torch-sampler": refusal(mapped, sampler=EpochSampler(mapped)),
+        "torch-sampler-dispatch": refusal(mapped, sampler=EpochSampler(mapped), dispatch_batches=True),
         "skip-shards": error_of(lambda: list(skip_first_batches(prepare(make_shards(packed)), 1))),
         "skip-sampled": error_of(lambda: list(skip_first_batches(prepare(make_sampled(packed)), 1))),
     }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ from torch import nn
 from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset
 from shardio.libraries import import_library
 from shardio.world import find_world
-from tests.frameworks.launch import Own, record_epochs
+from tests.frameworks.launch import record_epochs
+from tests.frameworks.samples import FIELDS, Own, make_mixed
 
 import_library("torchvision")  # Lightning imports torchvision, which may not match torch.
 from lightning.pytorch import LightningModule, Trainer  # noqa: E402
@@ -26,22 +29,28 @@ def make_loaders(packed: str) -> tuple[DataLoader, DataLoader]:
     return DataLoader(training, batch_size=4, num_workers=1), DataLoader(validation, batch_size=4)
 
 
+def make_mixtures(packed: str) -> tuple[DataLoader, DataLoader]:
+    training, validation = make_mixed(packed), make_mixed(packed, shuffle=False)
+    return DataLoader(training, batch_size=4, num_workers=1), DataLoader(validation, batch_size=4)
+
+
 def make_sampled(packed: str) -> tuple[DataLoader, DataLoader]:
-    dataset = ShardMapDataset(packed, fields=("label", "key"))
+    dataset = ShardMapDataset(packed, fields=FIELDS)
     validation = DataLoader(dataset, batch_size=4, sampler=EpochSampler(dataset, shuffle=False))
     return DataLoader(dataset, batch_size=4, sampler=EpochSampler(dataset)), validation
 
 
-def make_own(packed: str) -> tuple[DataLoader, DataLoader]:
-    return DataLoader(Own(), batch_size=4, shuffle=True, num_workers=2), DataLoader(Own(), batch_size=4)
+def make_own(packed: str, **options: Any) -> tuple[DataLoader, DataLoader]:
+    return DataLoader(Own(), batch_size=4, shuffle=True, num_workers=2, **options), DataLoader(Own(), batch_size=4)
 
 
-def make_in_threads(packed: str) -> tuple[DataLoader, DataLoader]:
-    training = DataLoader(Own(), batch_size=4, shuffle=True, num_workers=2, worker_method="thread")
-    return training, DataLoader(Own(), batch_size=4)
-
-
-MAKERS = {"shards": make_loaders, "sampled": make_sampled, "own": make_own, "in threads": make_in_threads}
+MAKERS: dict[str, Callable[[str], tuple[DataLoader, DataLoader]]] = {
+    "shards": make_loaders,
+    "sampled": make_sampled,
+    "mixed": make_mixtures,
+    "own": make_own,
+    "in threads": partial(make_own, worker_method="thread"),
+}
 
 
 def keys_of(batch: Any) -> list[str]:
@@ -114,18 +123,9 @@ def reload(folder: Path, packed: str) -> list[list[str]]:
 
 
 def trainer(folder: Path, **options: Any) -> Trainer:
-    return Trainer(
-        accelerator="cpu",
-        devices=find_world().world_size,
-        strategy="ddp",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        default_root_dir=folder,
-        max_epochs=2,
-        **options,
-    )
+    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    world: dict[str, Any] = {"accelerator": "cpu", "devices": find_world().world_size, "strategy": "ddp"}
+    return Trainer(num_sanity_val_steps=0, default_root_dir=folder, max_epochs=2, **quiet, **world, **options)
 
 
 def copy_combined(packed: str) -> None:

@@ -18,7 +18,8 @@ from torch.utils.data import DistributedSampler
 from shardio import DataLoader
 from shardio.check import CoverageRecorder
 from shardio.world import find_world
-from tests.frameworks.launch import Own, record_epochs
+from tests.frameworks.launch import record_epochs
+from tests.frameworks.samples import Own
 
 NUM_SAMPLES = len(Own())
 
@@ -31,14 +32,6 @@ class Shares(torch.utils.data.IterableDataset[str]):
         worker_id, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
         first, step = world.rank * num_workers + worker_id, world.world_size * num_workers
         return (f"number {number}" for number in range(first, NUM_SAMPLES, step))
-
-
-def make_distributed() -> DataLoader:
-    return DataLoader(Own(), 4, sampler=DistributedSampler(Own()), num_workers=2)
-
-
-def make_shares() -> DataLoader:
-    return DataLoader(Shares(), 4, num_workers=2)
 
 
 def train_alone(folder: Path, make: Callable[[], Any]) -> None:
@@ -91,20 +84,16 @@ def train_with_accelerate(folder: Path, **options: Any) -> None:
     record_epochs(folder, epochs)
 
 
-def run(folder: Path) -> None:
-    train_alone(folder / "distributed", make_distributed)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".* has no state_dict")  # It costs nothing here.
-        train_alone(folder / "shares", make_shares)
-    train_with_accelerate(folder / "accelerate")
-    train_with_accelerate(folder / "accelerate-stateful", use_stateful_dataloader=True)
-
-
 def be_rank(folder: str) -> None:
     warnings.simplefilter("error")
     for message in ("This DataLoader will create", ".*set_vital", ".*is deprecated", "'pin_memory' argument"):
         warnings.filterwarnings("ignore", message)
+    warnings.filterwarnings("ignore", ".* has no state_dict")  # It costs nothing here.
     torch.distributed.init_process_group("gloo")
-    run(Path(folder))
+    root = Path(folder)
+    train_alone(root / "distributed", lambda: DataLoader(Own(), 4, sampler=DistributedSampler(Own()), num_workers=2))
+    train_alone(root / "shares", lambda: DataLoader(Shares(), 4, num_workers=2))
+    train_with_accelerate(root / "accelerate")
+    train_with_accelerate(root / "accelerate-stateful", use_stateful_dataloader=True)
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader as TorchLoader
 from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset
 from shardio.libraries import import_library
 from shardio.world import find_world
-from tests.frameworks.collation import collate
 from tests.frameworks.launch import error_of, record_epochs
+from tests.frameworks.samples import FIELDS, collate, make_mixed
 
 import_library("torchvision")  # Transformers imports torchvision, which may not match torch.
 from transformers import Trainer, TrainerCallback, TrainingArguments  # noqa: E402
@@ -63,45 +63,47 @@ class Recorded(nn.Module):
         return {"loss": self.weight(labels.float()[:, None]).square().mean()}
 
 
+class MixtureTrainer(ShardTrainer):
+    def get_train_dataloader(self) -> Any:
+        arguments: Any = self.args
+        options = {"num_workers": arguments.dataloader_num_workers, "collate_fn": self.data_collator}
+        return self.accelerator.prepare(DataLoader(self.train_dataset, arguments.train_batch_size, **options))
+
+
 def run(folder: Path, packed: str) -> dict[str, Any]:
-    datasets: dict[str, Any] = {
-        "shards": ShardDataset(packed, fields=("label", "key"), shuffle=True),
-        "sampled": ShardMapDataset(packed, fields=("label", "key")),
-    }
-    for kind, dataset in datasets.items():
-        fit(folder / kind, dataset)
+    shards, sampled = ShardDataset(packed, fields=FIELDS, shuffle=True), ShardMapDataset(packed, fields=FIELDS)
+    fit(folder / "shards", shards)
+    fit(folder / "sampled", sampled)
+    fit(folder / "mixed", make_mixed(packed), MixtureTrainer)
     shares = {"accelerator_config": {"dispatch_batches": False}}
-    alone = ShardDataset(packed, fields=("label", "key"), shuffle=True, rank=0, world_size=1)
+    alone = ShardDataset(packed, fields=FIELDS, shuffle=True, rank=0, world_size=1)
     return {
         # With workers, torch would wait 5 s for them after the error.
-        "skipped": error_of(
-            lambda: resume(folder / "shards", datasets["shards"], ignore_data_skip=False, num_workers=0)
-        ),
+        "skipped": error_of(lambda: resume(folder / "shards", shards, ignore_data_skip=False, num_workers=0)),
         "not split": error_of(lambda: plain(folder / "not-split", alone, **shares)),
-        "dispatched": error_of(lambda: plain(folder / "dispatched", datasets["shards"])),
-        "shared": error_of(lambda: plain(folder / "shared", datasets["shards"], **shares)),
-        "map-style": error_of(lambda: plain(folder / "map-style", datasets["sampled"])),
+        "dispatched": error_of(lambda: plain(folder / "dispatched", shards)),
+        "shared": error_of(lambda: plain(folder / "shared", shards, **shares)),
+        "map-style": error_of(lambda: plain(folder / "map-style", sampled)),
         "by hand": error_of(lambda: by_hand(packed)),
     }
 
 
-def fit(folder: Path, dataset: Any) -> None:
-    """Train for two epochs, with a checkpoint after two batches of the second epoch, then resume from the
-    checkpoint."""
+def fit(folder: Path, dataset: Any, kind: type[Any] = ShardTrainer) -> None:
+    """Train for two epochs, with a checkpoint after two batches of the second one, then resume from the checkpoint."""
     steps = steps_of(dataset)
-    whole = train(ShardTrainer, folder / "run", dataset, save_steps=steps + 2)
+    whole = train(kind, folder / "run", dataset, save_steps=steps + 2)
     record_epochs(folder / "training", [whole[:steps], whole[steps:]])
-    rest = resume(folder, dataset, ignore_data_skip=True)
+    rest = resume(folder, dataset, kind, ignore_data_skip=True)
     record_epochs(folder / "resumed", [whole[:steps], whole[steps : steps + 2] + rest])
 
 
-def resume(folder: Path, dataset: Any, **options: Any) -> list[list[int]]:
+def resume(folder: Path, dataset: Any, kind: type[Any] = ShardTrainer, **options: Any) -> list[list[int]]:
     checkpoint = folder / "run" / f"checkpoint-{steps_of(dataset) + 2}"
-    return train(ShardTrainer, folder / "run", dataset, checkpoint=checkpoint, **options)
+    return train(kind, folder / "run", dataset, checkpoint=checkpoint, **options)
 
 
 def steps_of(dataset: Any) -> int:
-    num_samples = dataset.num_all_samples if isinstance(dataset, ShardDataset) else len(dataset)
+    num_samples = len(dataset) if isinstance(dataset, ShardMapDataset) else dataset.num_all_samples
     return -(-num_samples // (4 * find_world().world_size))
 
 
@@ -113,12 +115,12 @@ def plain(folder: Path, dataset: Any, **options: Any) -> None:
 def train(
     kind: type[Any], folder: Path, dataset: Any, *, checkpoint: Path | None = None, num_workers: int = 1, **options: Any
 ) -> list[list[int]]:
-    model = Recorded()
+    model, is_ours = Recorded(), issubclass(kind, ShardTrainer)
     arguments = TrainingArguments(
         str(folder),
         num_train_epochs=2,
         per_device_train_batch_size=4,
-        dataloader_num_workers=num_workers if kind is ShardTrainer else 0,
+        dataloader_num_workers=num_workers if is_ours else 0,
         remove_unused_columns=False,
         save_strategy="steps" if "save_steps" in options else "no",
         use_cpu=True,
@@ -126,7 +128,7 @@ def train(
         disable_tqdm=True,
         **options,
     )
-    callbacks = [LoaderState()] if kind is ShardTrainer else []
+    callbacks = [LoaderState()] if is_ours else []
     trainer = kind(model, arguments, data_collator=collate, train_dataset=dataset, callbacks=callbacks)
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     return model.batches
