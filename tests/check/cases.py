@@ -22,8 +22,6 @@ from shardio.errors import IdentityError
 N = 96
 B = 8
 
-Verdict = Literal["right", "wrong", "keys wanted"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
@@ -37,7 +35,7 @@ class Case:
     says: str = ""
     is_slow: bool = False
 
-    def judge(self, packed: Path) -> tuple[Verdict, str]:
+    def judge(self, packed: Path) -> tuple[Literal["right", "wrong", "keys wanted"], str]:
         try:
             self.ask(packed)
         except IdentityError as error:
@@ -51,14 +49,8 @@ class Registry:
     def __init__(self) -> None:
         self.cases: list[Case] = []
 
-    def __call__(
-        self, name: str, says: str = "", *, slow: bool = False
-    ) -> Callable[[Callable[[Path], object]], Callable[[Path], object]]:
-        def register(ask: Callable[[Path], object]) -> Callable[[Path], object]:
-            self.cases.append(Case(name=name, ask=ask, says=says, is_slow=slow))
-            return ask
-
-        return register
+    def __call__(self, name: str, says: str = "", *, slow: bool = False) -> Callable[[Callable[[Path], object]], None]:
+        return lambda ask: self.cases.append(Case(name=name, ask=ask, says=says, is_slow=slow))
 
     def once(
         self, name: str, says: str, loader: Any, expected: Any = range(N), *, slow: bool = False, **options: Any
@@ -103,8 +95,7 @@ def raise_verdict(found: list[Coverage], expected: ExpectedSamples) -> None:
 
 
 def merge(directory: Path, expected: ExpectedSamples | None = None) -> None:
-    wanted = ExpectedSamples() if expected is None else expected
-    raise_verdict(merge_recordings(sorted(directory.glob("*.cov"))), wanted)
+    raise_verdict(merge_recordings(sorted(directory.glob("*.cov"))), expected or ExpectedSamples())
 
 
 def ours(packed: Path, world_size: int = 2, **options: Any) -> list[shardio.DataLoader]:

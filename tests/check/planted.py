@@ -17,7 +17,6 @@ from torch.utils.data import (
     ConcatDataset,
     DataLoader,
     RandomSampler,
-    WeightedRandomSampler,
     get_worker_info,
 )
 
@@ -63,8 +62,8 @@ def millions(change: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[torch.T
     return iter(change(numbers).split(10_000))
 
 
-def with_row(value: int) -> Iterator[torch.Tensor]:
-    return millions(lambda numbers: torch.cat([numbers[:5], torch.tensor([value]), numbers[6:]]))
+def millions_with(row: int) -> Iterator[torch.Tensor]:
+    return millions(lambda numbers: torch.cat([numbers[:5], torch.tensor([row]), numbers[6:]]))
 
 
 def with_copy() -> Iterator[torch.Tensor]:
@@ -80,22 +79,18 @@ class Twice(DataLoader[Any]):
 OTHER = "1 never, 1 unexpected"
 REPEATED = "1 more than once, 1 never"
 wrong("1 sample of 10^6 twice", "1 more than once", with_copy, MILLION, slow=True)
-wrong("1 sample of 10^6 for another", REPEATED, lambda: with_row(77), range(MILLION), slow=True)
-wrong("the same, number expected", REPEATED, lambda: with_row(77), MILLION, slow=True)
-wrong("an unexpected one of 10^6", OTHER, lambda: with_row(-1), range(MILLION), slow=True)
+wrong("1 sample of 10^6 for another", REPEATED, lambda: millions_with(77), range(MILLION), slow=True)
+wrong("an unexpected one of 10^6", OTHER, lambda: millions_with(-1), range(MILLION), slow=True)
 SAME = "hold the same samples"
 wrong("the first batch twice", f"batch 0 of rank 0 and batch 1 of rank 0 {SAME}", [BATCHES[0], *BATCHES], N)
 EVEN, ODD = cut(range(0, N, 2)), cut(range(1, N, 2))
 LAST_TWICE = f"batch 5 of rank 1 and batch 6 of rank 1 {SAME}"
 wrong("the last batch twice on one rank of two", LAST_TWICE, (EVEN, [*ODD, ODD[-1]]))
-FOURTH_TWICE = f"batch 3 of rank 0 and batch 4 of rank 0 {SAME}"
-wrong("a batch in place of the next", FOURTH_TWICE, [*BATCHES[:4], BATCHES[3], *BATCHES[5:]])
 wrong("two epochs in one, number expected", f"{N} more than once", [*BATCHES, *BATCHES], N)
 TWICE = "each sample is delivered 2 times"
 AUGMENTED = Twice(Images(0.1), batch_size=B)
 wrong("all twice with different keys, number expected", TWICE, cut([f"{i}-{n}" for i in "ab" for n in NUMBERS]), N)
 wrong("all twice, augmented, number expected", TWICE, AUGMENTED, N)
-wrong("all twice, flipped at random, number expected", TWICE, Twice(Flipped(), batch_size=B), N)
 wrong("all twice, augmented, nothing expected", TWICE, AUGMENTED, None)
 
 
@@ -121,14 +116,11 @@ wrong("an augmented stream, and a wrong sample", CHANGES, load(NOISE), N)
 wrong("augmented batches, read once", "could not be read twice", lambda: (torch.rand(B, 3) for _ in range(N // B)), N)
 AGAIN = "samples with replacement"
 wrong("replacement", f"the sampler (RandomSampler) {AGAIN}", numbers(sampler=RandomSampler(NUMBERS, True)))
-WEIGHTED = WeightedRandomSampler([1.0] * N, N)
-wrong("weighted replacement", f"the sampler (WeightedRandomSampler) {AGAIN}", numbers(sampler=WEIGHTED))
 wrong("indices by random.choices", "sampled with replacement", cut(random.Random(0).choices(NUMBERS, k=N)))
 FIFTY = RandomSampler(NUMBERS, num_samples=50)
 wrong("too few indices", "has 50 indices, but the dataset has 96", numbers(sampler=FIFTY), None)
 wrong("a retry delivers the sample again", "1 more than once", cut([*range(50), 49, *range(50, N)]), NUMBERS)
 wrong("a bad sample's neighbor instead", REPEATED, cut([n - (n == 40) for n in NUMBERS]))
-wrong("a cache is one sample late", REPEATED, cut([max(n - 1, 0) for n in NUMBERS]), NUMBERS)
 wrong("parts that share ten", "10 more than once", load(ConcatDataset([NUMBERS[:50], NUMBERS[40:]])), NUMBERS)
 wrong("one dataset twice in a chain", "96 more than once", load(ChainDataset([Shares(lambda *_: NUMBERS)] * 2)))
 PADS = "are in the last batch of a rank or worker: the loader pads"
@@ -142,7 +134,6 @@ LOSING = Tampered(numbers(shuffle=True), lambda made: made[:-1])
 wrong("the last batch of a shuffled loader is lost", "8 never", LOSING, None)
 wrong("the same, and its cause", f"8 of 96 {ENDS}", LOSING, None)
 wrong("a batch in the middle is lost", "8 never", [*BATCHES[:5], *BATCHES[6:]])
-wrong("each batch loses its first sample", "12 never", [batch[1:] for batch in BATCHES])
 wrong("drop_last", f"the last 4 of 100 {ENDS}", load(range(100), drop_last=True), range(100))
 SPLIT = load(Shares(lambda worker, of: range(worker, 90, of)), num_workers=2, drop_last=True)
 wrong("drop_last in each worker", f"10 of 90 {ENDS}", SPLIT, range(90), slow=True)
@@ -203,7 +194,6 @@ by_workers("no split by worker", "each of 2 workers delivered all 96 samples", A
 by_workers("no split by worker, nothing expected", "ignores get_worker_info", ALL, None, 3)
 by_workers("one sample too many at a worker's border", "the shares of workers overlap by 1", share(0, 1))
 by_workers("one sample too few at a worker's border", "1 never", share(0, -1))
-by_workers("too many, persistent workers", "their shares probably overlap", share(0, 1), persistent_workers=True)
 by_workers("workers shuffle with different seeds", "each shuffles with its own seed", Shares(shuffled))
 ROUNDED = Shares(lambda worker, of: range(worker * (100 // of), (worker + 1) * (100 // of)))
 by_workers("shares are rounded down", "each of 3 workers delivered 33 of 100 samples", ROUNDED, range(100), 3)
@@ -223,12 +213,10 @@ def samplers(world_size: int, num_samples: int = N, **options: Any) -> list[Any]
 
 BOTH = "ranks 0 and 1 delivered the same 96 samples"
 wrong("no split by rank", f"{BOTH}: the loader has no DistributedSampler", (BATCHES, BATCHES), N)
-wrong("no split by rank, different orders", BOTH, (numbers(shuffle=True), numbers(shuffle=True)), N)
 FOR_FOUR = "size of 4, but the world size is 2"
 by_command("a sampler splits for four ranks of two, nothing expected", FOR_FOUR, *by(samplers(4)[:2]))
 OVERLAP = "the shares of ranks overlap by"
 wrong("shares overlap by one", f"{OVERLAP} 1 sample: check where", (cut(range(49)), cut(range(48, N))), NUMBERS)
-wrong("shares overlap by 12", f"{OVERLAP} 12", (cut(range(60)), cut(range(48, N))))
 OWN_SEEDS = by([samplers(2)[0], samplers(2, seed=1)[1]])
 SEEDS = "epoch 0 and seed 0 on rank 0; epoch 0 and seed 1 on rank 1"
 wrong("each rank shuffles with its own seed", SEEDS, OWN_SEEDS)
@@ -307,14 +295,12 @@ wrong("keys that classes share, number expected", "perhaps the keys are not uniq
 wrong("keys that classes share", "96 never, 48 unexpected", HALVES, [f"c/{n:04d}" for n in NUMBERS])
 keyed("NaN keys", "NaN cannot be the key", torch.tensor([0.0, float("nan"), float("nan")]), 3)
 keyed("None keys", "None cannot be a sample's key", ["a", None, None], 3)
-keyed("truth values as keys", "True cannot be a sample's key", torch.tensor([True, False]), 2)
 OBJECTS = [SimpleNamespace(), SimpleNamespace()]
 keyed("objects without a text as keys", "a SimpleNamespace cannot be the key", OBJECTS, 2)
 keyed("a key that is half a number too high", OTHER, torch.tensor([0.0, 1.5]), [0, 1])
 wrong("images as keys", "a key must be one value per sample", [[torch.rand(2, 3, 4, 4), torch.arange(2)]], 2, key=0)
 KINDS = "the delivered keys and the expected keys have different types"
 wrong("text keys where numbers are expected", KINDS, cut([str(number) for number in NUMBERS]))
-wrong("-1 in place of 2^64 - 1", OTHER, [[0, -1]], [0, 2**64 - 1])
 wrong("a key that is 2^64 too high", OTHER, [[0, 5 + 2**64]], [0, 5])
 wrong("the hash of a text in place of the text", OTHER, [["b"], [xxhash.xxh3_64_intdigest(b"a")]], ["a", "b"])
 IMAGES = [[torch.zeros(2, 3)], [torch.zeros(2, 3)]]
@@ -498,12 +484,7 @@ def _(run: Path) -> None:
 
 
 def guarded(name: str, says: str, make: Callable[[Path], Any], *, epochs: int = 1) -> None:
-    def ask(packed: Path) -> None:
-        watched = guard(make(packed))
-        for _ in range(epochs):
-            list(watched)
-
-    case(name, says)(ask)
+    case(name, says)(lambda packed: [list(watched) for watched in [guard(make(packed))] * epochs])
 
 
 def stream(packed: Path) -> Any:

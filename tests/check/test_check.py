@@ -1,7 +1,8 @@
-"""The checker, its recordings, guard and pytest plugin find and name faults, and accept correct loaders."""
+"""The checker, its recordings, guard, mixtures and pytest plugin find and name faults, and accept correct loaders."""
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Iterator
 from operator import attrgetter, itemgetter
@@ -13,24 +14,26 @@ import torch
 import torch.distributed
 import webdataset
 from torch.multiprocessing.spawn import start_processes
-from torch.utils.data import DataLoader as TorchLoader, Dataset
+from torch.utils.data import DataLoader as TorchLoader
 
 import shardio
-from shardio import CoverageError, FormatError, ShardDataset
+from shardio import CoverageError, DataLoader, FormatError, IdentityError, MixedDataset, ShardDataset
 from shardio.check import (
     Coverage,
     CoverageRecorder,
     Delivery,
     ExpectedSamples,
     assert_exactly_once,
+    check_mixture,
     guard,
     make_report,
     merge_recordings,
 )
 from tests.check import planted, unusual
-from tests.check.cases import Case, N, load, web
+from tests.check.cases import Case, Keyed, N, cut, load, web
 from tests.check.conftest import RunCheck
 from tests.loader.programs import Shares
+from tests.raising import assert_raises
 
 
 @pytest.fixture
@@ -39,9 +42,7 @@ def keys(packed: Path) -> list[str]:
 
 
 def fault(loader: Any, expected: Any) -> str:
-    with pytest.raises(CoverageError) as caught:
-        assert_exactly_once(loader, expected)
-    return str(caught.value)
+    return str(assert_raises(CoverageError, None, assert_exactly_once, loader, expected))
 
 
 def test_a_dataset_that_ignores_its_workers_is_wrong(packed: Path, keys: list[str]) -> None:
@@ -97,30 +98,26 @@ def test_checking_does_not_change_a_loader(keys: list[str], persistent_workers: 
 
 
 @pytest.mark.parametrize(
-    ("counts", "allowance", "is_right"),
+    ("allowance", "right", "wrong"),
     [
-        ([1, 1, 1], {}, True),
-        ([1, 1, 2], {}, False),
-        ([1, 1, 0], {}, False),
-        ([2, 1, 1], {"num_repeats": 1}, True),
-        ([2, 2, 1], {"num_repeats": 1}, False),
-        ([3, 1, 1], {"num_repeats": 2}, False),
-        ([1, 1, 1], {"num_repeats": 1}, False),
-        ([1, 1, 0], {"num_missing": 1}, True),
-        ([1, 0, 0], {"num_missing": 1}, False),
-        ([2, 1, 0], {"num_missing": 1}, False),
-        ([3, 3, 2], {"num_repeats": 5}, True),
+        ({}, ["111"], ["112", "110"]),
+        ({"num_repeats": 1}, ["211"], ["221", "111"]),
+        ({"num_repeats": 2}, [], ["311"]),
+        ({"num_missing": 1}, ["110"], ["100", "210"]),
+        ({"num_repeats": 5}, ["332"], []),
     ],
 )
 def test_exactly_what_the_remainder_policy_requires_is_allowed(
-    counts: list[int], allowance: dict[str, int], is_right: bool
+    allowance: dict[str, int], right: list[str], wrong: list[str]
 ) -> None:
-    coverage = Coverage()
-    for key, count in enumerate(counts):
-        for batch in range(count):
-            coverage.add([key], Delivery(rank=0, worker=None, batch=batch))
-    wanted = ExpectedSamples.of_keys(range(len(counts)), **allowance)
-    assert make_report(coverage, wanted).is_right == is_right
+    """A text has the number of deliveries of each sample."""
+    for counts in (*right, *wrong):
+        coverage = Coverage()
+        for key, count in enumerate(counts):
+            for batch in range(int(count)):
+                coverage.add([key], Delivery(rank=0, worker=None, batch=batch))
+        wanted = ExpectedSamples.of_keys(range(len(counts)), **allowance)
+        assert make_report(coverage, wanted).is_right == (counts in right)
 
 
 @pytest.mark.parametrize(
@@ -136,20 +133,6 @@ def test_the_command_passes_a_dataset_under_every_policy(
     assert "rank 1: " in done.output
 
 
-def test_the_command_fails_without_a_dataset(tmp_path: Path, run_check: RunCheck) -> None:
-    done = run_check(tmp_path)
-    assert done.exit_code == 1
-    assert str(done.exception).startswith(f"the directory {tmp_path} holds neither")
-
-
-class Keyed(Dataset[dict[str, Any]]):
-    def __len__(self) -> int:
-        return 20
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"x": torch.full((3,), float(index)), "id": index}
-
-
 class PassesOn:
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -160,23 +143,15 @@ class PassesOn:
 
 @pytest.mark.parametrize("is_batched", [True, False])
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    "names",
-    [
-        ("dataset", "num_workers", "collate_fn"),
-        ("dataset", "num_workers", "collate_fn", "batch_sampler"),
-        ("dataset", "num_workers", "collate_fn", "batch_size"),
-        ("dataset", "batch_size"),
-        (),
-    ],
-)
-def test_wrappers_with_some_attributes_of_a_loader(names: tuple[str, ...], num_workers: int, is_batched: bool) -> None:
+@pytest.mark.parametrize("more", [["collate_fn"], ["collate_fn", "batch_sampler"], ["collate_fn", "batch_size"], None])
+def test_wrappers_with_some_attributes_of_a_loader(more: list[str] | None, num_workers: int, is_batched: bool) -> None:
+    names = [] if more is None else ["dataset", "num_workers", *more]
     wrap = type("Wrapper", (PassesOn,), {name: property(attrgetter(f"_loader.{name}")) for name in names})
     options: Any = {"batch_size": 4 if is_batched else None, "num_workers": num_workers}
-    key = itemgetter("id") if is_batched else lambda sample: [sample["id"]]
-    assert_exactly_once(wrap(TorchLoader(Keyed(), shuffle=True, **options)), key=key, epochs=2)
+    key, dataset = itemgetter("id") if is_batched else lambda sample: [sample["id"]], Keyed(num_samples=20)
+    assert_exactly_once(wrap(TorchLoader(dataset, shuffle=True, **options)), key=key, epochs=2)
     with pytest.raises(CoverageError, match=r"1 more than once.*\n  repeated: 7, delivered 4 times"):
-        assert_exactly_once(wrap(TorchLoader(Keyed(), sampler=[*range(17), 7, 7, 7], **options)), key=key)
+        assert_exactly_once(wrap(TorchLoader(dataset, sampler=[*range(17), 7, 7, 7], **options)), key=key)
 
 
 PLANTED = planted.case.cases
@@ -193,10 +168,8 @@ pytestmark = [
 def named(cases: list[Case]) -> list[object]:
     names = [re.sub(r"\W+", "-", case.name) for case in cases]
     assert len(set(names)) == len(names)
-    return [
-        pytest.param(case, id=name, marks=[pytest.mark.slow] * case.is_slow)
-        for case, name in zip(cases, names, strict=True)
-    ]
+    marks = [[pytest.mark.slow] * case.is_slow for case in cases]
+    return [pytest.param(*each, id=name, marks=mark) for *each, name, mark in zip(cases, names, marks, strict=True)]
 
 
 @pytest.mark.parametrize("case", named(PLANTED))
@@ -234,26 +207,12 @@ def test_merged_recordings_are_the_whole_epoch(tmp_path: Path, run_check: RunChe
     assert (done.exit_code, done.output.count("right: 3 samples: 3 delivered once")) == (0, 2)
 
 
-def test_a_recorder_removes_what_a_killed_one_left_unfinished(tmp_path: Path) -> None:
+def test_the_file_of_an_earlier_run_is_kept_but_not_what_a_killed_one_left_unfinished(tmp_path: Path) -> None:
     left, others = tmp_path / ".rank-00000.cov.0123abcd.partial", tmp_path / ".rank-00001.cov.0123abcd.partial"
     for path in left, others:
         path.touch()
-    record_ranks(tmp_path, [[[["a"]]]])
-    assert (left.exists(), others.exists()) == (False, True)
-
-
-def test_a_recording_holds_what_arrived_before_a_crash(tmp_path: Path) -> None:
-    recorder = CoverageRecorder(tmp_path, rank=0)
-    watched = recorder.watch([[1, 2], [3], [4]])
-    next(watched)
-    next(watched)
-    watched.close()  # type: ignore[attr-defined]  # it is a generator
-    (coverage,) = merge_recordings([recorder.path])
-    assert sorted(coverage.arrays()[0].tolist()) == [1, 2, 3]
-
-
-def test_the_file_of_an_earlier_run_is_kept(tmp_path: Path) -> None:
     (path,) = record_ranks(tmp_path, [[[["a"]]]])
+    assert (left.exists(), others.exists()) == (False, True)
     before = path.read_bytes()
     assert record_ranks(tmp_path, [[[["b"]]]]) == [path]
     assert Path(f"{path}.old").read_bytes() == before
@@ -268,6 +227,9 @@ def test_the_command_says_what_it_cannot_judge(tmp_path: Path, run_check: RunChe
     (path,) = record_ranks(tmp_path / "none", [[]])
     done = run_check("--merge", path)
     assert (done.exit_code, done.output) == (1, "WRONG: no epochs were recorded\n")
+    done = run_check(tmp_path)
+    assert done.exit_code == 1
+    assert str(done.exception).startswith(f"the directory {tmp_path} holds neither")
 
 
 def test_other_files_and_two_recordings_of_one_rank_are_errors(tmp_path: Path) -> None:
@@ -323,3 +285,56 @@ def test_the_plugin_gives_every_project_the_fixture(pytester: pytest.Pytester) -
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["*CoverageError: 3 samples: 1 delivered once, 1 more than once, 1 never*"])
+
+
+# Mixtures.
+
+WEB, CODE = ([f"{name}-{number}" for number in range(size)] for name, size in (("web", 70), ("code", 20)))
+SOURCES = {"web": WEB, "code": CODE}
+WEIGHTS = {"web": 0.7, "code": 0.3}
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_a_mixture_is_exact_after_each_step(world_size: int) -> None:
+    ranks = [
+        MixedDataset({"web": (WEB, 0.7), "code": (CODE, 0.3)}, stop=300, rank=rank, world_size=world_size)
+        for rank in range(world_size)
+    ]
+    report = check_mixture(tuple(DataLoader(rank, 4) for rank in ranks), SOURCES, WEIGHTS)
+    report.raise_if_wrong()
+    assert report.num_delivered == 300
+    assert {name: source.num_delivered for name, source in report.sources.items()} == {"web": 210, "code": 90}
+    assert "code: 90 samples, 30.00% of 30.00%, 4.50 times" in str(report)
+
+
+def test_a_random_mixture_outweighs() -> None:
+    rng = random.Random(0)
+    ways = {"web": iter(WEB * 9), "code": iter(CODE * 9)}
+    keys = [next(ways[rng.choices(("web", "code"), (0.7, 0.3))[0]]) for _ in range(300)]
+    report = check_mixture(cut(keys), SOURCES, WEIGHTS)
+    assert [problem.partition(" by up")[0] for problem in report.problems] == [
+        "web deviates from its share of 70.00%",
+        "code deviates from its share of 30.00%",
+    ]
+    assert check_mixture(cut(keys), SOURCES, WEIGHTS, tolerance=50).problems == []
+
+
+def test_repeats_losses_and_unknown_samples_are_named() -> None:
+    repeats, leaves_out = "before its other samples have been delivered", "code leaves out 1 sample (code-0)"
+    for keys, problems in (
+        (["web-3", "code-1", "web-3"], [f"web repeats 1 sample (web-3) {repeats}"]),
+        ([*CODE[1:], "code-1", *CODE], [f"code repeats 2 samples (code-1, code-1) {repeats}", leaves_out]),
+        ([*CODE[1:], "code-1"], [f"code repeats 1 sample (code-1) {repeats}", leaves_out]),
+        ([*CODE, *CODE[::-1], *WEB, "web-1"], []),
+        (["other"], ["no source has 1 sample (other)"]),
+    ):
+        assert check_mixture(cut(keys), SOURCES, WEIGHTS, tolerance=1000).problems == problems
+    with pytest.raises(CoverageError, match="leaves out"):
+        check_mixture(cut(CODE[1:] + CODE[1:2]), SOURCES, WEIGHTS).raise_if_wrong()
+
+
+def test_what_cannot_be_checked_is_refused() -> None:
+    assert_raises(IdentityError, "two sources", check_mixture, [], {"web": ["a"], "code": ["a"]}, WEIGHTS)
+    assert_raises(IdentityError, "no keys", check_mixture, [[1.5]], SOURCES, WEIGHTS)
+    message = "the weights are of web, but the sources are web, code"
+    assert_raises(ValueError, message, check_mixture, [], SOURCES, {"web": 1})

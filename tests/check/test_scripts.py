@@ -18,6 +18,7 @@ from shardio.check.ranks import RankCommand, run_ranks
 from shardio.errors import ShardioError
 from tests.check.conftest import RunCheck
 from tests.processes import run_python
+from tests.raising import assert_raises
 
 SCRIPT = """
 import sys
@@ -151,10 +152,8 @@ def chosen():
 """
 
 PADDED = "20 delivered once, 1 more than once (1 repeat, 1 required by the remainder policy), 0 never"
-
 LEFT_OUT = "5 left out by the remainder policy, or delivered before a resumption"
 DROPPED = f"16 delivered once, 0 more than once, 5 never ({LEFT_OUT})"
-
 ALL = "21 delivered once, 0 more than once, 0 never"
 
 
@@ -227,34 +226,30 @@ def await_file(path: Path) -> int:
 
 @pytest.mark.slow
 def test_the_first_failure_ends_the_others_and_their_children(tmp_path: Path) -> None:
-    fails = POLLS + "sys.exit('no data today')"
-    marker = tmp_path / "child"
-    with pytest.raises(ShardioError) as caught:
-        run_ranks([rank(tmp_path, 0, WAITS, marker), rank(tmp_path, 1, fails, marker)], "script.py:make")
-    assert str(caught.value) == "rank 1 of script.py:make failed:\nno data today"
+    fails, marker = POLLS + "sys.exit('no data today')", tmp_path / "child"
+    ranks = [rank(tmp_path, 0, WAITS, marker), rank(tmp_path, 1, fails, marker)]
+    error = assert_raises(ShardioError, None, run_ranks, ranks, "script.py:make")
+    assert str(error) == "rank 1 of script.py:make failed:\nno data today"
     assert not is_running(await_file(marker))
 
 
 def test_the_rank_that_failed_first_is_named_and_not_the_one_that_ended_first(tmp_path: Path) -> None:
     cause = """
 import os, sys, time
-failed_at = time.time_ns()
-open(sys.argv[1] + "~", "w").write(str(failed_at))
+open(sys.argv[1] + "~", "w").write(str(time.time_ns()))
 os.rename(sys.argv[1] + "~", sys.argv[1])
 time.sleep(600)  # It failed, but has not ended when the other rank does.
 """
-    effect = POLLS + "sys.exit('peer is gone')"
-    failed = tmp_path / "0.failed"
-    with pytest.raises(ShardioError, match="rank 0 of it failed:\nit wrote nothing"):
-        run_ranks([rank(tmp_path, 0, cause, failed), rank(tmp_path, 1, effect, failed)], "it")
+    effect, failed = POLLS + "sys.exit('peer is gone')", tmp_path / "0.failed"
+    ranks = [rank(tmp_path, 0, cause, failed), rank(tmp_path, 1, effect, failed)]
+    assert_raises(ShardioError, "rank 0 of it failed:\nit wrote nothing", run_ranks, ranks, "it")
 
 
 def test_a_rank_that_is_killed_is_named_with_the_signal(tmp_path: Path) -> None:
     writes = "import os, signal, sys\nsys.stderr.write('x' * 300_000); sys.stderr.flush()\n"
     kills = f"{writes}os.kill(os.getpid(), signal.SIGKILL)"
-    with pytest.raises(ShardioError, match=r"rank 0 of it was terminated by signal 9 \(Killed\):\n… x+$") as caught:
-        run_ranks([rank(tmp_path, 0, kills)], "it")
-    assert len(str(caught.value)) < 10_000
+    message = r"rank 0 of it was terminated by signal 9 \(Killed\):\n… x+$"
+    assert len(str(assert_raises(ShardioError, message, run_ranks, [rank(tmp_path, 0, kills)], "it"))) < 10_000
 
 
 LAUNCHES = """

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import shardio
 from shardio.libraries import import_torchvision
-from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
+from shardio.transforms import RandomResizedCrop
 from tests.sources import encode, write_images
 from tools.make_images import Job, write_class
 
@@ -139,11 +139,16 @@ def copied_dataset(folder: Path) -> Patient:
     return DataLoader(Listed(2_000_000), batch_size=32, num_workers=2), FAST, "the dataset is copied to each worker"
 
 
+def crops_of(folder: Path, size: int = SIZE, batch_size: int = 16, jpeg: Any = None, **options: Any) -> Any:
+    """Pack the folder ``images`` in a folder. Return a loader of random crops."""
+    shardio.pack(folder / "images", folder / "packed", **({"jpeg": jpeg} if jpeg else {}))
+    dataset = shardio.ShardDataset(folder / "packed", shuffle=True, transform=RandomResizedCrop(size))
+    return shardio.DataLoader(dataset, batch_size, num_workers=2, **options)
+
+
 def large_images(folder: Path) -> Patient:
-    write_images(folder / "large", classes=2, per_class=24, width=1600, height=1200)
-    shardio.pack(folder / "large", folder / "packed")
-    dataset = shardio.ShardDataset(folder / "packed", shuffle=True, transform=RandomResizedCrop(SIZE))
-    return shardio.DataLoader(dataset, batch_size=8, num_workers=2), FAST, "times as large as their crops"
+    write_images(folder / "images", classes=2, per_class=24, width=1600, height=1200)
+    return crops_of(folder, batch_size=8), FAST, "times as large as their crops"
 
 
 def floats(folder: Path) -> Patient:
@@ -164,10 +169,9 @@ def whole_samples(folder: Path) -> Patient:
     write_images(folder / "images", classes=3, per_class=60, width=500, height=375)
     shardio.pack(folder / "images", folder / "packed", jpeg="tile")
     crop = transforms.Compose([transforms.RandomResizedCrop(SIZE), transforms.ColorJitter(0.4, 0.4, 0.4, 0.1)])
-    dataset = shardio.ShardDataset(
-        folder / "packed", fields=("image", "label"), decode="pil", transform_sample=partial(crop_sample, crop)
-    )
-    return shardio.DataLoader(dataset, batch_size=16, num_workers=2), FAST, "image transforms in transform_sample"
+    options: Any = {"fields": ("image", "label"), "decode": "pil", "transform_sample": partial(crop_sample, crop)}
+    loader = shardio.DataLoader(shardio.ShardDataset(folder / "packed", **options), batch_size=16, num_workers=2)
+    return loader, FAST, "image transforms in transform_sample"
 
 
 def crop_sample(crop: Any, sample: Any) -> Any:
@@ -193,26 +197,25 @@ def slow_transform(folder: Path) -> Patient:
 
 def pngs(folder: Path) -> Patient:
     write_images(folder / "images", classes=3, per_class=40, width=500, height=375, suffix="png")
-    shardio.pack(folder / "images", folder / "packed")
-    dataset = shardio.ShardDataset(folder / "packed", shuffle=True, transform=RandomResizedCrop(224))
-    return shardio.DataLoader(dataset, batch_size=16, num_workers=2), FAST, "PNG images decode slowly"
+    return crops_of(folder, 224), FAST, "PNG images decode slowly"
+
+
+class SlowHandler(http.server.BaseHTTPRequestHandler):
+    content = encode(0, width=64, height=64)
+
+    def do_GET(self) -> None:
+        time.sleep(0.02)
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.content)))
+        self.end_headers()
+        self.wfile.write(self.content)
+
+    def log_message(self, *args: Any) -> None:
+        pass
 
 
 def slow_storage(folder: Path) -> Patient:
-    content = encode(0, width=64, height=64)
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            time.sleep(0.02)
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *args: Any) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), SlowHandler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{server.server_address[1]}"
     return DataLoader(Remote(url, 1000), batch_size=16, num_workers=2), FAST, "slow storage"
@@ -226,10 +229,7 @@ def slow_collation(folder: Path) -> Patient:
 def untiled(folder: Path) -> Patient:
     (folder / "images").mkdir()
     write_photographs(folder / "images" / "one")
-    shardio.pack(folder / "images", folder / "packed")
-    transform = Compose([RandomResizedCrop(224), RandomHorizontalFlip()])
-    dataset = shardio.ShardDataset(folder / "packed", shuffle=True, transform=transform)
-    return shardio.DataLoader(dataset, batch_size=16, num_workers=2), FAST, "whole JPEGs are decoded for each crop"
+    return crops_of(folder, 224), FAST, "whole JPEGs are decoded for each crop"
 
 
 def healthy_tensors(folder: Path) -> Patient:
@@ -239,9 +239,7 @@ def healthy_tensors(folder: Path) -> Patient:
 
 def healthy_shards(folder: Path) -> Patient:
     write_images(folder / "images", classes=3, per_class=60, width=200, height=160)
-    shardio.pack(folder / "images", folder / "packed", jpeg="tile")
-    dataset = shardio.ShardDataset(folder / "packed", shuffle=True, transform=RandomResizedCrop(SIZE))
-    return shardio.DataLoader(dataset, 16, num_workers=2, persistent_workers=True), partial(compute, 0.2), ""
+    return crops_of(folder, jpeg="tile", persistent_workers=True), partial(compute, 0.2), ""
 
 
 def healthy_folder(folder: Path) -> Patient:

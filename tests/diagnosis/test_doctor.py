@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +28,7 @@ from shardio.libraries import import_torchvision
 from shardio.loader import statistics
 from shardio.transforms import RandomResizedCrop
 from tests.diagnosis import patients
+from tests.raising import assert_raises
 from tests.sources import write_images
 
 import_torchvision()
@@ -35,15 +37,14 @@ from torchvision import datasets, transforms  # type: ignore[import-untyped]  # 
 
 def examine(loader: Any, profile: SampleProfile | None = None, *, shm_free: int | None = None) -> LoaderEvidence:
     """Return evidence about a loader, with a profile that was not measured."""
-    return LoaderEvidence(
-        loader=loader,
-        run=run_loader(loader, 0.05, 2),
-        profile=profile,
-        stats=None,
-        num_processors=2,
-        trial_s=0.05,
-        shm_free=shm_free,
-    )
+    times: dict[str, Any] = {"run": run_loader(loader, 0.05, 2), "num_processors": 2, "trial_s": 0.05}
+    return LoaderEvidence(loader=loader, profile=profile, stats=None, shm_free=shm_free, **times)
+
+
+def profile_with(**shares: float) -> SampleProfile:
+    """Return a profile of transforms by the shares of their time."""
+    stages = {SampleStage("transform", name): share for name, share in shares.items()}
+    return SampleProfile(num_samples=1, sample_s=1.0, cpu_s=1.0, stages=stages)
 
 
 def load_tiled(folder: Path) -> Any:
@@ -74,20 +75,16 @@ def test_without_a_step_the_doctor_measures_and_advises(tmp_path: Path) -> None:
     assert "Numbers.__getitem__ (patients.py)" in str(diagnosis)
 
 
-@pytest.mark.parametrize("num_batches", [1, 2, 5])
-def test_epochs_of_few_batches_have_a_rate(num_batches: int) -> None:
-    run = run_loader([torch.zeros(4, 2)] * num_batches, 0.01, 2)
-    assert run.samples_per_s > 0
-    assert run.epoch_s is not None
-    assert 0 <= run.waiting <= 1
-
-
-def test_any_iterable_can_be_diagnosed_and_an_empty_one_is_an_error() -> None:
+def test_epochs_of_few_batches_have_a_rate_and_an_empty_one_is_an_error() -> None:
+    for num_batches in (1, 2, 5):
+        run = run_loader([torch.zeros(4, 2)] * num_batches, 0.01, 2)
+        assert run.samples_per_s > 0
+        assert run.epoch_s is not None
+        assert 0 <= run.waiting <= 1
     batches = [{"x": torch.zeros(4, 2), "y": torch.arange(4)} for _ in range(50)]
     diagnosis = shardio.doctor(batches, step=len, seconds=0.05)
     assert (diagnosis.run.batch_size, diagnosis.profile, diagnosis.stats) == (4, None, None)
-    with pytest.raises(ValueError, match="the loader yields no batches"):
-        shardio.doctor([])
+    assert_raises(ValueError, "the loader yields no batches", shardio.doctor, [])
 
 
 def test_the_doctor_leaves_random_generators_and_loaders_as_they_were(tmp_path: Path) -> None:
@@ -107,31 +104,21 @@ def test_the_doctor_leaves_random_generators_and_loaders_as_they_were(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("batch", "number"),
+    ("batch", "number", "size"),
     [
-        (torch.zeros(7, 2), 7),
-        ([torch.zeros(3), torch.zeros(3)], 3),
-        ({"a": {"b": torch.zeros(5, 1)}}, 5),
-        (["x", "y"], 2),
-        (([1, 2, 3, 4], "text"), 4),
-        (torch.tensor(1.0), 1),
-        (object(), 1),
+        (torch.zeros(7, 2), 7, None),
+        ({"a": {"b": torch.zeros(5, 1)}}, 5, None),
+        (([1, 2, 3, 4], "text"), 4, None),
+        (torch.tensor(1.0), 1, None),
+        (object(), 1, None),
+        (torch.zeros(2, 3, 5, 7), 2, (5, 7)),
+        ([torch.zeros(2), {"image": torch.zeros(2, 5, 7, 3)}], 2, (5, 7)),
+        ([torch.zeros(2, 3), ["a", "b"]], 2, None),
+        (["x", "y"], 2, None),
     ],
 )
-def test_samples_of_a_batch_are_counted(batch: Any, number: int) -> None:
-    assert count_samples(batch) == number
-
-
-@pytest.mark.parametrize(
-    ("batch", "size"),
-    [
-        (torch.zeros(2, 3, 5, 7), (5, 7)),
-        ([torch.zeros(2), {"image": torch.zeros(2, 5, 7, 3)}], (5, 7)),
-        ([torch.zeros(2, 3), ["a", "b"]], None),
-    ],
-)
-def test_the_size_of_images_is_found_in_batches(batch: Any, size: tuple[int, int] | None) -> None:
-    assert find_image_size(batch) == size
+def test_samples_of_a_batch_and_the_size_of_its_images_are_found(batch: Any, number: int, size: Any) -> None:
+    assert (count_samples(batch), find_image_size(batch)) == (number, size)
 
 
 def test_each_moment_of_a_sample_belongs_to_one_stage(tmp_path: Path) -> None:
@@ -140,18 +127,16 @@ def test_each_moment_of_a_sample_belongs_to_one_stage(tmp_path: Path) -> None:
     folder = datasets.ImageFolder(str(tmp_path / "images"), transforms.Compose(steps))
     profile = profile_samples(lambda: (folder[index % 40] for index in range(41)), None, 20, 60)
     assert profile is not None
-    assert profile.num_samples == 20
-    assert sum(profile.stages.values()) == pytest.approx(1)
+    assert profile.num_samples == len(profile.images) == 20
     shares = list(profile.stages.values())
     assert shares == sorted(shares, reverse=True)
+    assert sum(shares) == pytest.approx(1)
     names = {stage.name for stage in profile.stages if stage.kind == "transform"}
     assert names == {"RandomResizedCrop", "ToTensor"}  # Compose only calls them.
-    assert [stage.name for stage in profile.stages if stage.kind == "your code"] == [
-        "LoopTransform.__call__ (patients.py)"
-    ]
+    own = [stage.name for stage in profile.stages if stage.kind == "your code"]
+    assert own == ["LoopTransform.__call__ (patients.py)"]
     assert profile.share("decoding") > 0 < profile.share("reading")
     assert {(image.format, image.size) for image in profile.images} == {("JPEG", (320, 240))}
-    assert len(profile.images) == 20
 
 
 def test_advice_to_drop_conversions_keeps_images_that_shardio_crops(tmp_path: Path) -> None:
@@ -213,23 +198,26 @@ def test_a_form_is_measured_on_the_images(tmp_path: Path) -> None:
     assert costs[1].num_bytes > 3 * 73 * 73 * 300 / 200
 
 
+def replace_runs(monkeypatch: pytest.MonkeyPatch, run: Callable[..., LoaderRun]) -> None:
+    for module in ("evidence", "doctor"):
+        monkeypatch.setattr(sys.modules[f"shardio.diagnosis.{module}"], "run_loader", run)
+
+
 def test_the_doctor_looks_through_a_prefetcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_images(tmp_path / "images", classes=2, per_class=8, width=300, height=200)
     dataset = shardio.ImageFolder(tmp_path / "images", transform=RandomResizedCrop(64))
     loader = shardio.DataLoader(dataset, batch_size=4, sampler=shardio.EpochSampler(dataset))
 
     def run(each: Any, *_: Any) -> LoaderRun:
-        is_alone = each is loader
-        rate, cpu_s = (200.0, 1e-4) if is_alone else (100.0, 9e-4)
+        rate, cpu_s = (200.0, 1e-4) if each is loader else (100.0, 9e-4)
         return replace(run_loader(each, 0.01, 1), samples_per_s=rate, own_cpu_s=cpu_s)
 
-    for module in ("evidence", "doctor"):
-        monkeypatch.setattr(sys.modules[f"shardio.diagnosis.{module}"], "run_loader", run)
+    replace_runs(monkeypatch, run)
     diagnosis = shardio.doctor(shardio.DevicePrefetcher(loader, "cpu"), seconds=0.01)
     assert diagnosis.stats is not None
     assert diagnosis.profile is not None
-    causes = [advice.cause for advice in diagnosis.advice]
-    assert causes[0] == "DevicePrefetcher prepares batches on the CPU: 800 µs per sample in this process"
+    cause = "DevicePrefetcher prepares batches on the CPU: 800 µs per sample in this process"
+    assert diagnosis.advice[0].cause == cause
 
 
 def test_where_a_gpu_waits_the_doctor_measures_workers_that_only_collect_tiles(
@@ -243,8 +231,7 @@ def test_where_a_gpu_waits_the_doctor_measures_workers_that_only_collect_tiles(
         return replace(measured, samples_per_s=300.0 if kinds[-1] is TiledImages else 100.0)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for module in ("evidence", "doctor"):
-        monkeypatch.setattr(sys.modules[f"shardio.diagnosis.{module}"], "run_loader", run)
+    replace_runs(monkeypatch, run)
     (advice,) = (each for each in shardio.doctor(loader, seconds=0.01).advice if "decode='device'" in each.remedy)
     assert (advice.speedup, advice.is_measured) == (3.0, True)
     assert {torch.Tensor, TiledImages} == set(kinds)
@@ -258,24 +245,24 @@ def test_a_torchvision_pipeline_on_tensors_of_whole_images_is_advised_to_convert
 ) -> None:
     write_images(tmp_path / "images", classes=2, per_class=8, width=96, height=64)
     steps = [transforms.RandomResizedCrop(48), transforms.RandomHorizontalFlip()]
-    stages = {SampleStage("transform", "RandomResizedCrop"): share, SampleStage("transform", "Normalize"): 1 - share}
-    profile = SampleProfile(num_samples=1, sample_s=1.0, cpu_s=1.0, stages=stages)
+    to_float = transforms.ConvertImageDtype(torch.float32)
+
+    def load(*more: Any) -> Any:
+        dataset = shardio.ImageFolder(tmp_path / "images", transform=transforms.Compose([*steps, *more]))
+        return shardio.DataLoader(dataset, batch_size=4)
 
     def advise(*more: Any) -> list[Any]:
-        dataset = shardio.ImageFolder(tmp_path / "images", transform=transforms.Compose([*steps, *more]))
-        found = find_remedies(examine(shardio.DataLoader(dataset, batch_size=4), profile))
+        found = find_remedies(examine(load(*more), profile_with(RandomResizedCrop=share, Normalize=1 - share)))
         return [each for each in found if "tensors of whole images" in each.cause]
 
-    advice = advise(transforms.ConvertImageDtype(torch.float32))
+    advice = advise(to_float)
     assert len(advice) == num_advice
     for each in advice:
         assert each.cause == "torchvision's RandomResizedCrop, RandomHorizontalFlip work on tensors of whole images"
         assert each.remedy.startswith("insert PILToTensor() after RandomHorizontalFlip")
         assert each.speedup == 2
-    followed = transforms.Compose([*steps, transforms.PILToTensor(), transforms.ConvertImageDtype(torch.float32)])
-    dataset = shardio.ImageFolder(tmp_path / "images", transform=followed)
-    assert next(iter(shardio.DataLoader(dataset, batch_size=4)))[0].dtype == torch.float32
-    assert not advise(transforms.PILToTensor(), transforms.ConvertImageDtype(torch.float32))
+    assert next(iter(load(transforms.PILToTensor(), to_float)))[0].dtype == torch.float32
+    assert not advise(transforms.PILToTensor(), to_float)
 
 
 def test_opencv_is_observed_only_while_samples_are_profiled(tmp_path: Path) -> None:
@@ -286,6 +273,9 @@ def test_opencv_is_observed_only_while_samples_are_profiled(tmp_path: Path) -> N
     assert [(image.format, image.size) for image in profile.images] == [("JPEG", (96, 64))] * 4
     assert all(Path(image.path).is_file() for image in profile.images)
     assert cv2.imread is before
+    assert profile_samples(lambda: iter(()), None, 10, 1.0) is None
+    empty = SampleProfile(num_samples=1, sample_s=1.0, cpu_s=0.4, stages={})
+    assert (empty.share("decoding"), empty.waits) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -306,14 +296,6 @@ def test_batches_that_exceed_the_shared_memory_are_named() -> None:
 
 
 def test_a_stage_that_takes_all_the_time_has_a_finite_estimate() -> None:
-    stages = {SampleStage("transform", "ToTensor"): 1.0}
-    profile = SampleProfile(num_samples=1, sample_s=1.0, cpu_s=1.0, stages=stages)
-    found = find_remedies(examine(DataLoader(TensorDataset(torch.zeros(64, 4)), batch_size=8), profile))
+    found = find_remedies(examine(DataLoader(TensorDataset(torch.zeros(64, 4)), 8), profile_with(ToTensor=1.0)))
     (advice,) = (each for each in found if each.cause.startswith("ToTensor on the CPU"))
     assert advice.speedup == 100
-
-
-def test_a_profile_of_nothing_is_none() -> None:
-    assert profile_samples(lambda: iter(()), None, 10, 1.0) is None
-    empty = SampleProfile(num_samples=1, sample_s=1.0, cpu_s=0.4, stages={})
-    assert (empty.share("decoding"), empty.waits) == (0, True)
