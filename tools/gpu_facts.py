@@ -28,8 +28,8 @@ import torch
 
 from shardio.device import DevicePrefetcher
 from shardio.device.prefetcher import DecodePlace
-from shardio.device.preparation import normalize
 from shardio.device.streams import Registration
+from shardio.device.tiles import normalize
 
 Facts = dict[str, Any]
 

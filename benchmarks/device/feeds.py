@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from benchmarks.device.networks import NUM_CLASSES
 from benchmarks.loaders.job import TARGET
 from shardio.device import DevicePrefetcher
-from shardio.device.preparation import ImagePreparation
+from shardio.device.tiles import ImagePreparation
 
 RESIDENT, RESIDENT_UINT8, SHARDIO, TORCH, TIMM = "resident", "resident-uint8", "shardio", "torch", "timm"
 TITLES = {

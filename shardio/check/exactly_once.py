@@ -91,12 +91,8 @@ DistributedSampler without drop_last
         coverage = read_epoch()
         if is_by_content(coverage) and has_names:
             raise IdentityError(f"the batches hold no keys to compare with the expected keys. {ASK_FOR_KEY}")
-        if (
-            expected is None
-            and wanted.num_samples
-            and not coverage.num_deliveries
-            and isinstance(loaders[0], HasWorkers)
-        ):
+        is_empty = expected is None and not coverage.num_deliveries
+        if is_empty and wanted.num_samples and isinstance(loaders[0], HasWorkers):
             _refuse_one_pass(wanted.num_samples, len(_read_alone(loaders[0], key)[0]))
         report = judge_epoch(coverage, wanted, allow=False)
         if not is_by_content(coverage) or is_surely_wrong(report):
@@ -209,8 +205,7 @@ class guard(Generic[Batch]):  # noqa: N801  # used like a function
                 ids = self._content_ids(batch)
                 ids = ids if valid is None else ids[valid]
             else:
-                keys = leave_out_marked(keys, valid)
-                ids = key_ids(keys)
+                ids = key_ids(keys := leave_out_marked(keys, valid))
             for row, identity in enumerate(ids.tolist()):
                 if identity in seen:
                     self._refuse(batch_number, None if keys is None else keys[row], seen[identity])
@@ -234,10 +229,9 @@ class guard(Generic[Batch]):  # noqa: N801  # used like a function
 
     def _refuse(self, batch_number: int, key: object, earlier: int) -> None:
         if key is not None:
+            message = f"batch {batch_number} repeats {key}, which batch {earlier} of this epoch delivered"
             hint = "" if self._key is not None else f". If {key} does not identify a sample, pass key="
-            raise CoverageError(
-                f"batch {batch_number} repeats {key}, which batch {earlier} of this epoch delivered{hint}"
-            )
+            raise CoverageError(f"{message}{hint}")
         raise IdentityError(
             f"batch {batch_number} holds a sample with the same content as one in batch {earlier} of this epoch: it is "
             f"either a repeat or another sample with equal data. {_ASK_FOR_KEY}"
@@ -313,12 +307,9 @@ def is_by_content(coverage: Coverage) -> bool:
 def is_surely_wrong(report: CoverageReport) -> bool:
     """Return whether an epoch's problems or its number of samples alone show that it is wrong."""
     expected = report.expected
-    if report.problems:
-        return True
-    return (
-        expected.num_samples is not None
-        and report.num_deliveries != expected.num_samples + expected.num_repeats - expected.num_missing
-    )
+    if report.problems or expected.num_samples is None:
+        return bool(report.problems)
+    return report.num_deliveries != expected.num_samples + expected.num_repeats - expected.num_missing
 
 
 def needs_second_look(epochs: list[Coverage], expected: ExpectedSamples) -> bool:

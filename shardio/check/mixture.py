@@ -57,9 +57,8 @@ class MixtureReport:
         found = []
         for name, source in self.sources.items():
             if source.deviation > self.tolerance + 1e-6:
-                found.append(
-                    f"{name} deviates from its share of {source.share:.2%} by up to {source.deviation:.1f} samples"
-                )
+                deviation = f"by up to {source.deviation:.1f} samples"
+                found.append(f"{name} deviates from its share of {source.share:.2%} {deviation}")
             if source.early:
                 found.append(f"{name} repeats {_list(source.early)} before its other samples have been delivered")
             if source.lost:

@@ -278,9 +278,8 @@ def find_causes(report: CoverageReport) -> list[str]:
     if report.is_right:
         return []
     if not report.num_deliveries:
-        return [
-            "no samples arrived: the iterator is exhausted, the dataset is empty, or drop_last leaves out all samples"
-        ]
+        causes = "the iterator is exhausted, the dataset is empty, or drop_last leaves out all samples"
+        return [f"no samples arrived: {causes}"]
     if found := _other_key_type(report):
         return found
     if report.num_repeats > report.expected.num_repeats:
@@ -420,7 +419,6 @@ def _overlaps(report: CoverageReport) -> list[str]:
 
 
 def _equal_keys(report: CoverageReport) -> list[str]:
-    """Return a cause if the number of deliveries is right but the number of different keys is not."""
     expected = report.expected
     if expected.ids is not None or report.num_deliveries != expected.num_samples:
         return []
@@ -428,7 +426,6 @@ def _equal_keys(report: CoverageReport) -> list[str]:
 
 
 def _multiples(report: CoverageReport) -> list[str]:
-    """Return a cause if too many samples arrived and only their expected number is known."""
     num_samples = report.expected.num_samples
     if report.expected.ids is not None or not num_samples:
         return []

@@ -15,7 +15,6 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 
 from shardio.device.mixing import BatchTransform, call_transform, takes_generator
-from shardio.device.preparation import ImagePreparation, Normalize
 from shardio.device.streams import (
     Check,
     CopyStream,
@@ -29,7 +28,7 @@ from shardio.device.streams import (
     choose_device,
     map_tensors,
 )
-from shardio.device.tiles import TiledImages, check_device
+from shardio.device.tiles import ImagePreparation, Normalize, TiledImages, check_device
 from shardio.epochs import (
     MAX_EPOCH,
     Count,

@@ -13,9 +13,16 @@ import torch
 import torch.utils.data
 
 from shardio.device import DevicePrefetcher
-from shardio.diagnosis.evidence import Advice, LoaderEvidence
 from shardio.diagnosis.profiling import SampleProfile, profile_samples
-from shardio.diagnosis.rates import LoaderRun, Step, measure_other_programs, run_loader, time_step
+from shardio.diagnosis.rates import (
+    Advice,
+    LoaderEvidence,
+    LoaderRun,
+    Step,
+    measure_other_programs,
+    run_loader,
+    time_step,
+)
 from shardio.diagnosis.remedies import advise_prefetcher, find_remedies, sort_advice
 from shardio.loader import DataLoader, LoaderStats
 from shardio.loader.choice import fallback_reason
@@ -200,7 +207,6 @@ def doctor(loader: Iterable[Any], step: Step | None = None, *, seconds: float = 
 
 
 def _find_stats(loader: Any) -> LoaderStats | None:
-    """Return the statistics of the workers; None if they are not shardio's."""
     return loader.stats() if isinstance(loader, DataLoader) and fallback_reason(loader) is None else None
 
 

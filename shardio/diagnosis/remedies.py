@@ -13,8 +13,16 @@ import torch.utils.data
 
 from shardio.datasets import EpochSampler, ImageFolder
 from shardio.device.tiles import TiledImages
-from shardio.diagnosis.evidence import WORTHWHILE, Advice, LoaderEvidence, rebuild, share_of_stage, without
-from shardio.diagnosis.rates import LoaderRun, holds
+from shardio.diagnosis.rates import (
+    WORTHWHILE,
+    Advice,
+    LoaderEvidence,
+    LoaderRun,
+    holds,
+    rebuild,
+    share_of_stage,
+    without,
+)
 from shardio.diagnosis.stored_forms import advise_forms
 from shardio.loader import DataLoader
 from shardio.loader.executor import TorchDataLoader

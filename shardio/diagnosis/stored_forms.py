@@ -18,8 +18,7 @@ from time import process_time
 from typing import Any
 
 from shardio.datasets import ImageFolder, ShardDataset, ShardMapDataset
-from shardio.diagnosis.evidence import WORTHWHILE, Advice, LoaderEvidence, share_of_stage
-from shardio.diagnosis.rates import find_image_size
+from shardio.diagnosis.rates import WORTHWHILE, Advice, LoaderEvidence, find_image_size, share_of_stage
 from shardio.images import find_field, find_format, open_image
 from shardio.loader import DataLoader
 from shardio.loader.statistics import count_stored, measure_decoded, read_images
@@ -90,7 +89,6 @@ def advise_forms(evidence: LoaderEvidence) -> list[Advice]:
 
 
 def _find_files(evidence: LoaderEvidence, contents: Sequence[bytes], size: tuple[int, int]) -> Form | None:
-    """Return the image files that decode faster."""
     stored = None if evidence.stats is None else evidence.stats.stored
     ratio = fmean(min(open_image(content).size) for content in contents) / min(size)
     formats = {find_format(content) or "?" for content in contents}
@@ -152,7 +150,6 @@ def _describe_remedy(evidence: LoaderEvidence, form: Form, cost: FormCost, speed
 
 
 def _estimate(evidence: LoaderEvidence, cost: FormCost, present: FormCost) -> float:
-    """Return the speed-up of a loader whose images have another form."""
     if evidence.stats is not None:
         share = share_of_stage(evidence.stats, "decode")
         return 1 / (1 - share + share * cost.cpu_s / present.cpu_s)
@@ -167,7 +164,6 @@ def _estimate(evidence: LoaderEvidence, cost: FormCost, present: FormCost) -> fl
 
 
 def _read_images(evidence: LoaderEvidence) -> Iterator[bytes]:
-    """Yield the contents of some of the dataset's image files."""
     dataset = evidence.dataset
     if isinstance(dataset, ImageFolder | ShardDataset | ShardMapDataset) and dataset.remote_samples() is None:
         yield from read_images(dataset, EXAMINED)
@@ -195,10 +191,8 @@ def measure_forms(contents: Sequence[bytes], size: tuple[int, int], forms: Seque
         for folder, form in zip(folders, forms, strict=True):
             samples = ({"__key__": f"{place:03d}", find_field(each): each} for place, each in enumerate(contents))
             pack(samples, folder, **form.settings)
-            cache = 2**30 if form.in_memory else None
-            dataset = ShardDataset(
-                folder, fields="image", transform=RandomResizedCrop(size), verify="off", decoded_cache=cache
-            )
+            options: Any = {"verify": "off", "decoded_cache": 2**30 if form.in_memory else None}
+            dataset = ShardDataset(folder, fields="image", transform=RandomResizedCrop(size), **options)
             loaders.append(DataLoader(dataset, batch_size=len(contents)))
         seconds: list[list[float]] = [[] for _ in forms]
         for _ in range(EPOCHS + 1):

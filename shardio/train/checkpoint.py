@@ -114,7 +114,6 @@ def algorithms(*, deterministic: bool, tf32: bool = False) -> Iterator[None]:
 
 @contextmanager
 def _tf32_products() -> Iterator[None]:
-    """Round the inputs of float32 matrix products on CUDA to TF32 within the block."""
     allowed, set_precision = "high", torch.set_float32_matmul_precision
     try:
         before = torch.get_float32_matmul_precision()
@@ -336,11 +335,8 @@ class _Lock:
             ) from None
         except OSError as error:
             os.close(descriptor)
-            _log.warning(
-                "%s is on a file system without locks (%s): do not start a second run that writes there",
-                directory,
-                error,
-            )
+            message = "%s is on a file system without locks (%s): do not start a second run that writes there"
+            _log.warning(message, directory, error)
             return
         self._descriptor = descriptor
         with suppress(OSError):  # On a full disk, the lock holds even if the holder's name is not written.

@@ -378,11 +378,8 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
     kind, settings = OPTIMIZERS[config.optimizer]
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     options: dict[str, Any] = {name: getattr(config, name) for name in settings}
-    if (
-        "fused" in inspect.signature(kind).parameters
-        and config.precision != "fp16"
-        and all(weight.is_cuda for weight in weights)
-    ):
+    can_fuse = "fused" in inspect.signature(kind).parameters and config.precision != "fp16"
+    if can_fuse and all(weight.is_cuda for weight in weights):
         options["fused"] = True
     if config.decay_all:
         return kind(weights, **options)

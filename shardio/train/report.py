@@ -128,7 +128,6 @@ def _make_report(name: str, config: TrainConfig | None, records: list[StepRecord
 def _summarize(
     config: TrainConfig | None, records: list[StepRecord], results: list[EpochResult], best: EpochResult | None
 ) -> str:
-    """Return sentences that say how far the run got, where it was best, and whether it waited for data."""
     if not records:
         return "Nothing was logged."
     last = records[-1]
@@ -139,13 +138,10 @@ def _summarize(
     if best is not None:
         loss = "loss" if best.val_loss is None else "validation loss"
         sentences.append(f"The {loss} was lowest after epoch {best.epoch}: {best.judged_by:.4f}.")
-    if results:
-        is_slow = _find_wait_share(results) >= SLOW_DATA
-        sentences.append(
-            "Training often waited for data: run shardio doctor to find out why."
-            if is_slow
-            else "Data loading kept up with training."
-        )
+    if results and _find_wait_share(results) >= SLOW_DATA:
+        sentences.append("Training often waited for data: run shardio doctor to find out why.")
+    elif results:
+        sentences.append("Data loading kept up with training.")
     return " ".join(sentences)
 
 

@@ -107,13 +107,6 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
-def share_buffers(model: nn.Module) -> None:
-    """Copy rank 0's buffers, such as BatchNorm's statistics, to all ranks."""
-    if dist.is_initialized():
-        for buffer in model.buffers():
-            dist.broadcast(buffer, 0)
-
-
 def gather(value: Value) -> list[Value]:
     """Return the values of all ranks, in rank order."""
     if not dist.is_initialized():
@@ -476,7 +469,8 @@ def measure(model: nn.Module, batches: DevicePrefetcher, config: TrainConfig) ->
     model.eval()
     score = Score(batches.device)
     with torch.no_grad():
-        share_buffers(model)
+        for buffer in model.buffers() if dist.is_initialized() else ():
+            dist.broadcast(buffer, 0)  # Rank 0's buffers, such as BatchNorm's statistics, count.
         for batch in batches:
             images, labels = images_and_labels(batch)
             with autocast(batches.device, config.precision):

@@ -24,8 +24,8 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 import shardio
 from shardio import DataLoader
 from shardio.device import DevicePrefetcher, choose_device
-from shardio.device.preparation import normalize
 from shardio.device.streams import map_tensors
+from shardio.device.tiles import normalize
 from shardio.libraries import import_library
 from shardio.train import TrainConfig
 from tests.device.late_stream import CountingLoader, prefetch_late

@@ -18,8 +18,7 @@ from PIL import Image
 from shardio import DataLoader, ImageFolder, SampleError, ShardDataset, ShardMapDataset
 from shardio.check import guard
 from shardio.device import DevicePrefetcher
-from shardio.device.preparation import ImagePreparation
-from shardio.device.tiles import TiledImages
+from shardio.device.tiles import ImagePreparation, TiledImages
 from shardio.images.jpeg.head import read_head
 from shardio.images.tiling import tile_jpeg
 from shardio.loader.extension import find_extension

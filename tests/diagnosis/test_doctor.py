@@ -19,9 +19,15 @@ from torch.utils.data import DataLoader, TensorDataset
 import shardio
 from shardio.device.tiles import TiledImages
 from shardio.diagnosis import stored_forms
-from shardio.diagnosis.evidence import LoaderEvidence
 from shardio.diagnosis.profiling import SampleProfile, SampleStage, profile_samples
-from shardio.diagnosis.rates import LoaderRun, count_samples, find_image_size, measure_other_programs, run_loader
+from shardio.diagnosis.rates import (
+    LoaderEvidence,
+    LoaderRun,
+    count_samples,
+    find_image_size,
+    measure_other_programs,
+    run_loader,
+)
 from shardio.diagnosis.remedies import find_remedies
 from shardio.diagnosis.stored_forms import PRESENT, Form, FormCost, measure_forms
 from shardio.libraries import import_torchvision
@@ -199,7 +205,7 @@ def test_a_form_is_measured_on_the_images(tmp_path: Path) -> None:
 
 
 def replace_runs(monkeypatch: pytest.MonkeyPatch, run: Callable[..., LoaderRun]) -> None:
-    for module in ("evidence", "doctor"):
+    for module in ("rates", "doctor"):
         monkeypatch.setattr(sys.modules[f"shardio.diagnosis.{module}"], "run_loader", run)
 
 
