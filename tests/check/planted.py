@@ -17,6 +17,7 @@ from torch.utils.data import (
     ConcatDataset,
     DataLoader,
     RandomSampler,
+    WeightedRandomSampler,
     get_worker_info,
 )
 
@@ -91,6 +92,7 @@ TWICE = "each sample is delivered 2 times"
 AUGMENTED = Twice(Images(0.1), batch_size=B)
 wrong("all twice with different keys, number expected", TWICE, cut([f"{i}-{n}" for i in "ab" for n in NUMBERS]), N)
 wrong("all twice, augmented, number expected", TWICE, AUGMENTED, N)
+wrong("all twice, flipped at random, number expected", TWICE, Twice(Flipped(), batch_size=B), N)
 wrong("all twice, augmented, nothing expected", TWICE, AUGMENTED, None)
 
 
@@ -116,6 +118,8 @@ wrong("an augmented stream, and a wrong sample", CHANGES, load(NOISE), N)
 wrong("augmented batches, read once", "could not be read twice", lambda: (torch.rand(B, 3) for _ in range(N // B)), N)
 AGAIN = "samples with replacement"
 wrong("replacement", f"the sampler (RandomSampler) {AGAIN}", numbers(sampler=RandomSampler(NUMBERS, True)))
+WEIGHTED = WeightedRandomSampler([1.0] * N, N)
+wrong("weighted replacement", f"the sampler (WeightedRandomSampler) {AGAIN}", numbers(sampler=WEIGHTED))
 wrong("indices by random.choices", "sampled with replacement", cut(random.Random(0).choices(NUMBERS, k=N)))
 FIFTY = RandomSampler(NUMBERS, num_samples=50)
 wrong("too few indices", "has 50 indices, but the dataset has 96", numbers(sampler=FIFTY), None)
@@ -134,6 +138,7 @@ LOSING = Tampered(numbers(shuffle=True), lambda made: made[:-1])
 wrong("the last batch of a shuffled loader is lost", "8 never", LOSING, None)
 wrong("the same, and its cause", f"8 of 96 {ENDS}", LOSING, None)
 wrong("a batch in the middle is lost", "8 never", [*BATCHES[:5], *BATCHES[6:]])
+wrong("each batch loses its first sample", "12 never", [batch[1:] for batch in BATCHES])
 wrong("drop_last", f"the last 4 of 100 {ENDS}", load(range(100), drop_last=True), range(100))
 SPLIT = load(Shares(lambda worker, of: range(worker, 90, of)), num_workers=2, drop_last=True)
 wrong("drop_last in each worker", f"10 of 90 {ENDS}", SPLIT, range(90), slow=True)
@@ -194,6 +199,7 @@ by_workers("no split by worker", "each of 2 workers delivered all 96 samples", A
 by_workers("no split by worker, nothing expected", "ignores get_worker_info", ALL, None, 3)
 by_workers("one sample too many at a worker's border", "the shares of workers overlap by 1", share(0, 1))
 by_workers("one sample too few at a worker's border", "1 never", share(0, -1))
+by_workers("too many, persistent workers", "their shares probably overlap", share(0, 1), persistent_workers=True)
 by_workers("workers shuffle with different seeds", "each shuffles with its own seed", Shares(shuffled))
 ROUNDED = Shares(lambda worker, of: range(worker * (100 // of), (worker + 1) * (100 // of)))
 by_workers("shares are rounded down", "each of 3 workers delivered 33 of 100 samples", ROUNDED, range(100), 3)
@@ -213,6 +219,7 @@ def samplers(world_size: int, num_samples: int = N, **options: Any) -> list[Any]
 
 BOTH = "ranks 0 and 1 delivered the same 96 samples"
 wrong("no split by rank", f"{BOTH}: the loader has no DistributedSampler", (BATCHES, BATCHES), N)
+wrong("no split by rank, different orders", BOTH, (numbers(shuffle=True), numbers(shuffle=True)), N)
 FOR_FOUR = "size of 4, but the world size is 2"
 by_command("a sampler splits for four ranks of two, nothing expected", FOR_FOUR, *by(samplers(4)[:2]))
 OVERLAP = "the shares of ranks overlap by"
@@ -295,6 +302,7 @@ wrong("keys that classes share, number expected", "perhaps the keys are not uniq
 wrong("keys that classes share", "96 never, 48 unexpected", HALVES, [f"c/{n:04d}" for n in NUMBERS])
 keyed("NaN keys", "NaN cannot be the key", torch.tensor([0.0, float("nan"), float("nan")]), 3)
 keyed("None keys", "None cannot be a sample's key", ["a", None, None], 3)
+keyed("truth values as keys", "True cannot be a sample's key", torch.tensor([True, False]), 2)
 OBJECTS = [SimpleNamespace(), SimpleNamespace()]
 keyed("objects without a text as keys", "a SimpleNamespace cannot be the key", OBJECTS, 2)
 keyed("a key that is half a number too high", OTHER, torch.tensor([0.0, 1.5]), [0, 1])

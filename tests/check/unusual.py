@@ -66,6 +66,7 @@ UNEVEN = Shares(lambda worker, of: range(90) if worker == 0 else range(90, N))
 right("torch, nothing expected", load(NUMBERS), None)
 right("torch, shuffled, a short last batch, three epochs", load(range(N + 3), shuffle=True), range(N + 3), epochs=3)
 right("torch, unshuffled, three epochs, nothing expected", load(Images()), None, epochs=3)
+right("torch, unshuffled, three epochs, the number expected", load(Images()), N, epochs=3)
 right("workers", load(NUMBERS, num_workers=2), slow=True)
 PERSISTENT: Any = {"num_workers": 2, "persistent_workers": True}
 right("persistent workers, three epochs", load(NUMBERS, shuffle=True, **PERSISTENT), epochs=3, slow=True)
@@ -81,6 +82,7 @@ right("a user-defined batch sampler, nothing expected", load(Images(), batch_siz
 WEIGHTED = WeightedRandomSampler([1.0 + n for n in NUMBERS], N, replacement=False)
 right("a weighted sampler without replacement", load(NUMBERS, sampler=WEIGHTED))
 right("DistributedSampler, unshuffled, three epochs", by(samplers(Images(), shuffle=False)), None, epochs=3)
+right("DistributedSampler drops nothing", by(samplers(NUMBERS, 4, drop_last=True)))
 right("DistributedSampler with workers", by(samplers(NUMBERS, 4), num_workers=1), slow=True)
 OWN_SETS = [(0, 70), (70, 71), (71, N)]
 right("uneven datasets of ranks", tuple(load(list(range(*borders)), shuffle=True) for borders in OWN_SETS), None)
@@ -122,6 +124,7 @@ class Few:
 
 
 right("a fixed sampler, two epochs", load(NUMBERS, sampler=MIXED), epochs=2)
+right("a fixed sampler, two epochs, the number expected", load(NUMBERS, sampler=MIXED), N, epochs=2)
 right("a sampler that sorts, two epochs", load(NUMBERS, sampler=Sorted()), epochs=2)
 right("a subclass with a fixed order", by([OwnOrder(NUMBERS, 2, rank) for rank in range(2)]), epochs=2)
 right("a Subset of a permutation, two epochs", load(Subset(NUMBERS, MIXED)), epochs=2)
@@ -197,10 +200,12 @@ right("images that can be read only once", stream(even, iter(NUMBERS)), None, sa
 EQUAL = [torch.full((3,), number // 2) for number in NUMBERS]
 right("equal images, with keys", load([{"image": torch.zeros(3), "id": number} for number in NUMBERS]), N, key="id")
 right("equal images, as often as in the dataset", load(EQUAL, shuffle=True), None)
+right("equal texts", load([f"text {number // 2}" for number in NUMBERS], shuffle=True), None)
 right("equal images, the number expected", load(EQUAL), N, says=WANTED)
 right("augmented images without keys", load(Flipped()), N, says=WANTED)
 SEQUENCES = [torch.arange(number + 1) for number in NUMBERS]
 right("sequences padded to the longest of a batch", load(SEQUENCES, collate_fn=padded), None, says=WANTED)
+right("samples in a list, without keys", load(Images(), collate_fn=list), N, says=WANTED)
 CROPS = {"collate_fn": lambda samples: torch.cat([torch.stack(samples)] * 2)}
 right("two crops of each image, without keys", load(Images(), **CROPS), N, says=WANTED)
 right("single samples, not collated, without keys", load(Images(), batch_size=None), N, says=WANTED)
@@ -262,6 +267,7 @@ of_ours("mask: repeats are marked", remainder="mask", key=0)
 of_ours("mask: a key function that ignores marks", remainder="mask", key=lambda batch: batch[0], epochs=1)
 of_ours("keep: uneven ranks", 4, remainder="keep")
 of_ours("drop: what fills no step is left out", remainder="drop")
+of_ours("drop: nothing expected", remainder="drop", expects=False, epochs=1)
 
 
 @case("guard: a key function that ignores marks")
