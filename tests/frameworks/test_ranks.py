@@ -38,7 +38,8 @@ def test_lightning_on_one_rank_and_two(packed: Path, tmp_path: Path) -> None:
         for kind, what in itertools.product(expected, ("training", "resumed", "validation")):
             check_epochs(folder / f"{kind}-{what}", expected[kind], world_size=world_size)
         check_epochs(folder / "shards-reloaded", keys, world_size=world_size)
-        for rank, epochs in enumerate(returned(tmp_path, world_size)):
+        delivered: Any = returned(tmp_path, world_size)
+        for rank, epochs in enumerate(delivered):
             dataset = ShardDataset(packed, fields="key", shuffle=True, rank=rank, world_size=world_size)
             loader = DataLoader(dataset, batch_size=4)
             assert epochs == [[key for keys in loader for key in keys] for _ in range(2)]

@@ -108,7 +108,8 @@ def train_as(settings: Settings) -> None:
         model = make_model(is_plain=settings.is_plain)
         train(model, own, config, val_loader=val_loader, callbacks=[Keys(settings)])
     score = evaluate(model, val_loader, config)
-    weights = sum(float((each * torch.arange(1, each.numel() + 1).view_as(each)).sum()) for each in model.parameters())
+    tensors = [weight.detach().flatten() for weight in model.parameters()]
+    weights = sum(float((tensor * torch.arange(1, len(tensor) + 1)).sum()) for tensor in tensors)
     figures = {"num_images": score.num_images, "accuracy": score.accuracy, "weights": weights}
     (Path(settings.directory) / f"end-{find_world().rank}.json").write_text(json.dumps(figures))
 

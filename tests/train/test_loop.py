@@ -329,11 +329,12 @@ def make_shards(packed: Path, remainder: Any) -> shardio.ShardDataset:
 
 
 def test_loaders_that_repeat_samples_cause_a_warning_and_others_none(packed: Path) -> None:
-    shards, data, of_two = make_shards(packed, "pad"), range(22), {"rank": 0, "world_size": 2}
+    shards, data = make_shards(packed, "pad"), range(22)
+    of_two: Any = {"rank": 0, "world_size": 2}
     numbers, ours, theirs = data[:21], shardio.DataLoader, cast(Any, torchs.DataLoader)
 
     def share(of: Any = numbers, **options: Any) -> Any:
-        return torchs.DistributedSampler(of, num_replicas=2, rank=0, **options)
+        return torchs.DistributedSampler(of, 2, 0, **options)
 
     def sampled(remainder: Any) -> Any:
         return ours(numbers, 4, sampler=shardio.EpochSampler(numbers, remainder=remainder, **of_two))
@@ -360,8 +361,11 @@ def test_loaders_that_repeat_samples_cause_a_warning_and_others_none(packed: Pat
 def test_training_and_evaluation_warn_at_the_users_line(packed: Path) -> None:
     model, config = make_model(), make_config(epochs=2)
     padded = shardio.DataLoader(make_shards(packed, "pad"), 4)
-    runs: list[Callable[[], Any]] = [lambda: train(model, make_loader(packed), config, val_loader=padded)]
-    for run in (*runs, lambda: evaluate(model, padded, config)):
+    runs: list[Callable[[], Any]] = [
+        lambda: train(model, make_loader(packed), config, val_loader=padded),
+        lambda: evaluate(model, padded, config),
+    ]
+    for run in runs:
         with pytest.warns(RuntimeWarning, match=REPEATS) as caught:
             run()
         assert [warning.filename for warning in caught] == [__file__]
@@ -371,9 +375,9 @@ def test_training_and_evaluation_warn_at_the_users_line(packed: Path) -> None:
 # Callbacks.
 
 
-def gradient_norm(model: nn.Module, loss: torch.Tensor) -> torch.Tensor:
+def gradient_norm(model: nn.Module, loss: torch.Tensor) -> float:
     gradients = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
-    return torch.cat([gradient.flatten() for gradient in gradients]).norm()
+    return float(torch.cat([gradient.flatten() for gradient in gradients]).norm())
 
 
 def test_a_gradient_penalty_is_the_norm_of_the_gradient_of_the_loss() -> None:
@@ -382,7 +386,7 @@ def test_a_gradient_penalty_is_the_norm_of_the_gradient_of_the_loss() -> None:
     step = TrainStep(model, torch.optim.SGD(model.parameters(), 0.1))
     for weight in (0.5, 0.0):
         total = GradientPenalty(weight).add_to_loss(loss, step)
-        assert total.item() == pytest.approx((loss + weight * gradient_norm(model, loss)).item(), rel=1e-5)
+        assert total.item() == pytest.approx(loss.item() + weight * gradient_norm(model, loss), rel=1e-5)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
@@ -395,7 +399,7 @@ def test_a_gradient_penalty_keeps_gradients_small(precision: Any) -> None:
         for _ in range(20):
             step(*batch)
         assert step.num_skipped == 0
-        return float(gradient_norm(model, nn.functional.cross_entropy(model(batch[0]), batch[1])))
+        return gradient_norm(model, nn.functional.cross_entropy(model(batch[0]), batch[1]))
 
     assert norm_after(0.5) < 0.8 * norm_after(0.0)
 

@@ -53,6 +53,7 @@ from shardio.transforms import RandomResizedCrop
 from tests.files import files_of_at_most, flip, read_files
 from tests.loader.programs import Point
 from tests.processes import TIMEOUT_S, forkserver_context
+from tests.raising import assert_raises
 from tests.train.runs import (
     BATCH_SIZE,
     EPOCHS,
@@ -188,10 +189,10 @@ def test_checkpoints_within_an_epoch_need_a_loader_with_a_state(packed: Path, tm
 def test_a_finished_run_does_nothing_until_more_epochs_are_wanted(packed: Path, tmp_path: Path) -> None:
     """More epochs do not raise a rate that was cut."""
     config, longer = (make_config(tmp_path, schedule="step", epochs=epochs) for epochs in (EPOCHS, 2 * EPOCHS))
-    first = train(make_model(), make_loader(packed), config)
-    before = (tmp_path / "last.pt").read_bytes()
+    first, last = train(make_model(), make_loader(packed), config), tmp_path / "last.pt"
+    before = last.read_bytes()
     assert train(make_model(), make_loader(packed), config) == first
-    assert (tmp_path / "last.pt").read_bytes() == before
+    assert last.read_bytes() == before
     results = train(make_model(), make_loader(packed), longer)
     assert results[:EPOCHS] == first
     assert [result.epoch for result in results] == list(range(2 * EPOCHS))
@@ -215,8 +216,8 @@ def test_the_best_checkpoint_has_the_lowest_validation_loss(packed: Path, tmp_pa
     val_loader, config = make_batches([20], side=16), make_config(tmp_path, epochs=6, lr=0.1)
     results = train(make_model(), make_loader(packed), config, val_loader=val_loader)
     best = min(results, key=lambda result: result.judged_by)
-    steps = [load_checkpoint(tmp_path / name)["step"]["num_taken"] for name in ("best.pt", "last.pt")]
-    assert steps == [best.step, 6 * STEPS_PER_EPOCH]
+    for name, step in (("best.pt", best.step), ("last.pt", 6 * STEPS_PER_EPOCH)):
+        assert load_checkpoint(tmp_path / name)["step"]["num_taken"] == step
     assert max(result.epoch for result in results if result.is_best) == best.epoch
 
 
@@ -399,8 +400,7 @@ def test_what_could_not_be_loaded_is_refused_and_not_executed(
     with pytest.raises(TypeError, match=r"it\[0\]\['a'\] is of type \w+, which checkpoints cannot hold"):
         check_loadable([{"a": value}], "it")
     save_checkpoint(tmp_path / "last.pt", {"value": value})
-    with pytest.raises(FormatError, match="cannot be read as a checkpoint"):
-        load_checkpoint(tmp_path / "last.pt")
+    assert_raises(FormatError, "cannot be read as a checkpoint", load_checkpoint, tmp_path / "last.pt")
     assert not Path("sprung").exists()
 
 
@@ -425,8 +425,8 @@ def test_a_flipped_bit_never_changes_the_loaded_state_silently(tmp_path: Path) -
     assert all(str(path) in error for error in errors)
     for size in (0, 100, len(content) - 1):
         path.write_bytes(content[:size])
-        with pytest.raises(FormatError, match=r"last\.pt is not a checkpoint, or is truncated: use another one or"):
-            load_checkpoint(path)
+        message = r"last\.pt is not a checkpoint, or is truncated: use another one or"
+        assert_raises(FormatError, message, load_checkpoint, path)
 
 
 @pytest.mark.parametrize(
@@ -434,8 +434,7 @@ def test_a_flipped_bit_never_changes_the_loaded_state_silently(tmp_path: Path) -
 )
 def test_the_file_of_another_program_is_refused(tmp_path: Path, state: object) -> None:
     torch.save(state, tmp_path / "last.pt")
-    with pytest.raises(FormatError, match=r"last\.pt"):
-        load_checkpoint(tmp_path / "last.pt")
+    assert_raises(FormatError, r"last\.pt", load_checkpoint, tmp_path / "last.pt")
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -443,8 +442,8 @@ def test_a_state_without_one_of_its_parts_is_refused(name: str) -> None:
     state: dict[str, Any] = {part: kind() for part, kind in PARTS.items()}
     check_parts(state, "last.pt")
     for damaged in ({**state, name: 7.5}, {part: value for part, value in state.items() if part != name}):
-        with pytest.raises(FormatError, match=rf"last\.pt is not a checkpoint .* \('{name}' must be a"):
-            check_parts(damaged, "last.pt")
+        message = rf"last\.pt is not a checkpoint .* \('{name}' must be a"
+        assert_raises(FormatError, message, check_parts, damaged, "last.pt")
 
 
 @pytest.mark.parametrize("log_every", [1, 10])
@@ -454,8 +453,7 @@ def test_the_error_of_a_nan_loss_names_step_keys_and_remedy(packed: Path, tmp_pa
     model = nn.Sequential(Poison(9), *make_model())
     with pytest.raises(NonFiniteLossError, match=r"the loss of step 5 is nan \(samples: class-") as caught:
         train(model, make_loader(packed), config, callbacks=[collect])
-    assert caught.value.step == 5
-    assert list(caught.value.keys or ()) == list(collect.batches[8][2])
+    assert (caught.value.step, list(caught.value.keys or ())) == (5, list(collect.batches[8][2]))
     assert f"{tmp_path}/last.pt holds the weights of step 4" in str(caught.value)
     state = load_checkpoint(tmp_path / "last.pt")
     assert state["step"]["num_taken"] == 4
@@ -483,8 +481,7 @@ def test_nan_weights_are_never_saved(packed: Path, tmp_path: Path, bad_step: int
     with pytest.raises(NonFiniteLossError, match=message):
         train(make_model(), make_loader(packed), config, callbacks=[BadGradient()])
     for name in ("last.pt", "best.pt"):
-        state = load_checkpoint(tmp_path / name)
-        assert all(tensor.isfinite().all() for tensor in state["model"].values())
+        assert all(tensor.isfinite().all() for tensor in load_checkpoint(tmp_path / name)["model"].values())
 
 
 def _train_and_wait(packed: Path, directory: Path, reports: Connection) -> None:
@@ -532,20 +529,20 @@ def test_a_second_run_is_refused_and_a_killed_one_can_be_resumed_at_once(packed:
         first.kill()
         os.kill(worker, signal.SIGKILL)
     state = load_checkpoint(tmp_path / "last.pt")
-    assert [result["epoch"] for result in state["results"]] == list(range(EPOCHS))
-    assert state["step"]["num_taken"] == EPOCHS * STEPS_PER_EPOCH
+    epochs = [result["epoch"] for result in state["results"]]
+    assert (epochs, state["step"]["num_taken"]) == (list(range(EPOCHS)), EPOCHS * STEPS_PER_EPOCH)
 
 
 def test_the_lock_survives_a_copy_and_a_full_disk_and_is_released_if_another_rank_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, full = tmp_path / "run", OSError(errno.ENOSPC, "No space left on device")
+    run = tmp_path / "run"
     with claimed(run):
         shutil.copytree(run, tmp_path / "backup")
         with pytest.raises(BusyError), claimed(run):
             pass
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", mock.Mock(side_effect=full))
+        patch.setattr(os, "pwrite", mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
         busy = pytest.raises(BusyError, match="is in use by another process, which is training there")
         with claimed(tmp_path), busy, claimed(tmp_path):
             pass
@@ -599,5 +596,5 @@ def test_a_run_without_last_pt_is_not_replaced_silently(packed: Path, tmp_path: 
 
 def test_ranks_that_see_different_directories_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardio.train.checkpoint.gather", lambda found: [found, not found])
-    with pytest.raises(StateError, match=r"only some ranks see .*last\.pt: use a directory that all ranks share"):
-        prepare_directory(tmp_path, make_config(tmp_path))
+    message = r"only some ranks see .*last\.pt: use a directory that all ranks share"
+    assert_raises(StateError, message, prepare_directory, tmp_path, make_config(tmp_path))
