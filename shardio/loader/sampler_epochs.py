@@ -265,6 +265,8 @@ class Indices:
                 for batch in self._before(position):
                     if skip is not None:
                         skip(batch)
+            elif self._batches is not None:
+                self._batches.pass_end(position.iterator_state)
         self.position = position
 
     def begin_after(self, position: SamplerPosition) -> None:
@@ -394,6 +396,15 @@ class _BatchIterator(Iterator[list[Any]]):
             load_state(self._begun(), states[_SAMPLER_ITER_STATE])
         self.num_samples, self.has_ended = states[_SAMPLES_YIELDED], states.get(_HAS_ENDED, False)
         return True
+
+    def pass_end(self, states: dict[str, Any]) -> None:
+        """If the loaded states are those after an epoch's last sample, let the sampler end that epoch.
+
+        Samplers whose states are at the end of the epoch yield nothing once. The states of other samplers are at the
+        beginning of the next epoch.
+        """
+        if self.has_ended and _SAMPLER_STATE in states and next(iter(self._sampler), None) is not None:
+            load_state(self._sampler, states[_SAMPLER_STATE])
 
     def _begun(self) -> Iterator[Any]:
         if self._iterator is None:

@@ -13,26 +13,12 @@ from zlib import crc32
 import numpy as np
 import torch
 from hypothesis import strategies as st
-from torch.utils.data import (
-    BatchSampler,
-    Dataset,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    Sampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-    get_worker_info,
-)
+from torch.utils import data as torchs
+from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampler, Sampler, get_worker_info
 
 import shardio
 
 Point = namedtuple("Point", ["x", "y"])  # Users' datasets may return named tuples.
-
-
-def _ragged(index: int) -> list[int]:
-    return list(range(index % 5))
 
 
 VALUES: dict[str, Any] = {
@@ -136,6 +122,24 @@ class Continued(Sized):
             yield (self.num_yielded + random.randrange(3)) % self.size
 
 
+class Stateful(Sized):
+    """A user's sampler that, resumed from the state at the end of an epoch, yields nothing instead of a new epoch."""
+
+    num_yielded = first = 0
+
+    def __iter__(self) -> Iterator[int]:
+        first, self.first = self.first, 0
+        for index in range(first, self.size):
+            self.num_yielded = index + 1
+            yield self.size - 1 - index
+
+    def state_dict(self) -> dict[str, int]:
+        return {"num_yielded": self.num_yielded}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.first = state["num_yielded"]
+
+
 class Buckets(Sized):
     def __len__(self) -> int:
         return len(range(0, self.size, 3))
@@ -160,13 +164,13 @@ def skip_seed(worker_id: int) -> None:
 
 
 _SAMPLERS: dict[str, Any] = {
-    "sequential": SequentialSampler,
+    "sequential": torchs.SequentialSampler,
     "random": RandomSampler,
     "random with a generator": lambda data: RandomSampler(data, generator=torch.Generator().manual_seed(5)),
     "random with replacement": lambda data: RandomSampler(data, replacement=True, num_samples=len(data) + 3),
-    "subset": lambda data: SubsetRandomSampler(range(0, len(data), 2)),
-    "weighted": lambda data: WeightedRandomSampler([1.0] * len(data), len(data)),
-    "distributed": lambda data: DistributedSampler(data, num_replicas=2, rank=1),
+    "subset": lambda data: torchs.SubsetRandomSampler(range(0, len(data), 2)),
+    "weighted": lambda data: torchs.WeightedRandomSampler([1.0] * len(data), len(data)),
+    "distributed": lambda data: torchs.DistributedSampler(data, num_replicas=2, rank=1),
     "user's": lambda data: Shuffled(len(data)),
     "user's that continues": lambda data: Continued(len(data)),
     "list": lambda data: list(range(len(data)))[::-1],
@@ -230,9 +234,9 @@ def seed_all(seed: int) -> None:
 
 
 def run(loader: Any, num_taken: int | None = None) -> list[Any]:
-    """Return, for each of three epochs, a loader's batches or its error, and the random numbers drawn afterwards.
+    """Return each of three epochs' batches, sorted if in any order, or its error, and random numbers drawn afterwards.
 
-    Batches are sorted if any order is allowed. The first epoch ends after ``num_taken`` batches, if given.
+    The first epoch ends after ``num_taken`` batches, if given.
     """
     seen = list[Any]()
     for epoch in range(3):

@@ -21,7 +21,6 @@ from torch.utils.data import (
     DataLoader as TorchLoader,
     DistributedSampler,
     RandomSampler,
-    Sampler,
     SequentialSampler,
     Subset,
     TensorDataset,
@@ -29,17 +28,13 @@ from torch.utils.data import (
     random_split,
 )
 
-from shardio import DataLoader, DevicePrefetcher, EpochSampler, ImageFolder, SampleError, ShardDataset, ShardMapDataset
+from shardio import DataLoader, EpochSampler, ImageFolder, SampleError, ShardDataset, ShardMapDataset
 from shardio.loader.batches import collate_channels_last
 from shardio.loader.choice import fallback_reason
 from shardio.transforms import CenterCrop, Compose, RandomHorizontalFlip, RandomResizedCrop
 from tests.buffers import assert_same
 from tests.faults.worker_processes import batches_of
-from tests.loader.programs import CALLING, Point, as_list, describe, keys_of, stack_first
-
-
-def make(packed: Path, **options: Any) -> DataLoader:
-    return DataLoader(ShardMapDataset(packed, fields="key"), **options)
+from tests.loader.programs import CALLING, Point, Stateful, as_list, describe, keys_of, stack_first
 
 
 def crops(images: Path, num_workers: int, sampler: Any, epoch: int | None = None, seed: int = 0) -> torch.Tensor:
@@ -74,45 +69,41 @@ def test_where_the_epoch_is_known_the_first_draw_is_that_of_the_order_and_repeat
 @pytest.mark.parametrize(("num_workers", "place"), [(0, 0), (0, 1), (1, 1)])
 def test_an_empty_batch_from_the_sampler_is_an_error(packed: Path, num_workers: int, place: int) -> None:
     lists = [[1, 2], [3]]
-    lists.insert(place, [])
-    batches = iter(make(packed, batch_sampler=lists, num_workers=num_workers))
-    for expected in lists[:place]:
-        assert len(next(batches)) == len(expected)
+    dataset = ShardMapDataset(packed, fields="key")
+    batches = iter(DataLoader(dataset, batch_sampler=[*lists[:place], [], [3]], num_workers=num_workers))
+    assert [len(next(batches)) for _ in lists[:place]] == [2] * place
     with pytest.raises(IndexError, match="the batch sampler yielded an empty batch"):
         next(batches)
 
 
-N = 21
-WHOLE: dict[str, dict[str, Any]] = {
+WHOLE: dict[str, Any] = {
     "none": {},
     "shuffle": {"shuffle": True},
-    "RandomSampler": {"sampler": RandomSampler(range(N))},
-    "BatchSampler": {"batch_sampler": BatchSampler(SequentialSampler(range(N)), 4, drop_last=False)},
+    "RandomSampler": {"sampler": RandomSampler(range(21))},
+    "BatchSampler": {"batch_sampler": BatchSampler(SequentialSampler(range(21)), 4, drop_last=False)},
     "no batches": {"batch_size": None},
 }
-SHARED: dict[str, dict[str, Any]] = {
-    "EpochSampler": {"sampler": EpochSampler(range(N))},
-    "DistributedSampler": {"sampler": DistributedSampler(range(N), num_replicas=2, rank=0)},  # type: ignore[arg-type]  # a range is a dataset
-    "own": {"sampler": range(0, N, 2)},
+SHARED: dict[str, Any] = {
+    "EpochSampler": {"sampler": EpochSampler(range(21))},
+    "DistributedSampler": {"sampler": DistributedSampler(range(21), num_replicas=2, rank=0)},  # type: ignore[arg-type]  # a range is a dataset
+    "own": {"sampler": range(0, 21, 2)},
     "own batches": {"batch_sampler": [[0, 2], [4]]},
 }
 
 
 @pytest.mark.parametrize("name", [*WHOLE, *SHARED])
 def test_ranks_that_all_get_all_samples_are_warned_of(packed: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    dataset = ShardMapDataset(packed, fields="key")
-    loaders = [DataLoader(each, **{**WHOLE, **SHARED}[name]) for each in (dataset, Subset(dataset, range(N)))]
-    own = DataLoader(range(N), **{**WHOLE, **SHARED}[name])
+    dataset, options = ShardMapDataset(packed, fields="key"), {**WHOLE, **SHARED}[name]
+    loaders = [DataLoader(each, **options) for each in (dataset, Subset(dataset, range(21)))]
+    own = DataLoader(range(21), **options)
     assert [len(list(loader)) for loader in loaders] == [len(loader) for loader in loaders]  # One rank: no warning.
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert len(list(own)) == len(own)
-    for loader in loaders:
-        if name in SHARED:
-            assert len(list(loader)) == len(loader)
-        else:
-            with pytest.warns(RuntimeWarning, match=r"each of 2 ranks gets all 21.*EpochSampler.*DistributedSampler"):
-                list(loader)
+    for loader in (own, *loaders) if name in SHARED else (own,):
+        assert len(list(loader)) == len(loader)
+    for loader in loaders if name in WHOLE else ():
+        with pytest.warns(RuntimeWarning, match=r"each of 2 ranks gets all 21.*EpochSampler.*DistributedSampler"):
+            list(loader)
 
 
 def test_a_loader_that_is_refused_leaves_its_sampler_as_it_was(packed: Path) -> None:
@@ -133,35 +124,13 @@ def test_a_loader_that_is_refused_leaves_its_sampler_as_it_was(packed: Path) -> 
 NUM_BATCHES = 6
 
 
-class Stateful(Sampler[int]):
-    def __init__(self) -> None:
-        self.number = 0
-
-    def __len__(self) -> int:
-        return 21
-
-    def __iter__(self) -> Iterator[int]:
-        while self.number < 21:
-            self.number += 1
-            yield self.number - 1
-        self.number = 3
-
-    def state_dict(self) -> dict[str, int]:
-        return {"number": self.number}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.number = state["number"]
-
-
 SAMPLERS: dict[str, Any] = {
     "torch's": lambda dataset: {"shuffle": True},
     "a generator": lambda dataset: {"shuffle": True, "generator": torch.Generator().manual_seed(5)},
     "repeats": lambda dataset: {"sampler": WeightedRandomSampler([1.0] * 21, 21)},
     "distributed": lambda dataset: {"sampler": DistributedSampler(dataset, num_replicas=1, rank=0)},
-    "a state": lambda dataset: {"sampler": Stateful()},
-    "sampler's generator": lambda dataset: {
-        "sampler": RandomSampler(dataset, generator=torch.Generator().manual_seed(6))
-    },
+    "a state": lambda dataset: {"sampler": Stateful(21)},
+    "own generator": lambda dataset: {"sampler": RandomSampler(dataset, generator=torch.Generator().manual_seed(6))},
 }
 
 
@@ -196,15 +165,6 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(packed: Path, sampler: s
         torch.manual_seed(99)  # The loading process's generator has no effect.
         resumed.loader.load_state_dict(state)
         assert_same([batch for _, batch, _ in resumed.receive(epoch)], batches[stop:])
-
-
-def test_a_prefetchers_state_is_that_of_the_batch_that_was_received(packed: Path) -> None:
-    whole = [keys for _, keys in Run(packed, "torch's", sets_epoch=False, num_workers=1).loader]
-    prefetcher = DevicePrefetcher(Run(packed, "torch's", sets_epoch=False, num_workers=1).loader, "cpu")
-    for number, _ in enumerate(prefetcher, start=1):
-        resumed = Run(packed, "torch's", sets_epoch=False).loader
-        resumed.load_state_dict(prefetcher.state_dict())
-        assert [keys for _, keys in resumed] == whole[number:]
 
 
 _FIELDS: list[Any] = [("image", "label", "key"), ("key", "label"), ("image",), "image", "label", "key"]
@@ -286,13 +246,11 @@ CONCATENATED: dict[str, Callable[[Any, Any], Any]] = {
     "again": lambda shards, folder: ConcatDataset([folder, shards, folder]),
     "of subsets": lambda shards, folder: ConcatDataset([Subset(shards, [3, -1]), Subset(folder, range(9, 2, -1))]),
     "in a subset": lambda shards, folder: Subset(ConcatDataset([shards, folder]), [40, 0, 20, 21, 22]),
-    "in one of another": lambda shards, folder: ConcatDataset(
-        [Subset(ConcatDataset([shards, folder]), [30, 1]), folder]
-    ),
+    "in another": lambda shards, folder: ConcatDataset([Subset(ConcatDataset([shards, folder]), [30, 1]), folder]),
     "with an empty part": lambda shards, folder: ConcatDataset([Subset(shards, []), folder]),
 }
 WRAPPED = {**SUBSETS, **CONCATENATED}
-SETTINGS = [*((name, 0) for name in WRAPPED), ("nested", 1), ("in one of another", 1)]
+SETTINGS = [*((name, 0) for name in WRAPPED), ("nested", 1), ("in another", 1)]
 
 workers = pytest.mark.parametrize("num_workers", [0, 1])
 
@@ -344,7 +302,7 @@ BATCHED: dict[str, Callable[[Any], dict[str, Any]]] = {
         *(("nested", name, 0) for name in BATCHED if name != "shuffle"),
         ("nested", "lists", 1),
     ]
-    + [("in one of another", name, 0) for name in ("lists", "weighted")],
+    + [("in another", name, 0) for name in ("lists", "weighted")],
 )
 def test_torchs_samplers_give_the_batches_of_torchs_loader(
     packed: Path, images: Path, taken: str, sampled: str, num_workers: int
@@ -366,22 +324,20 @@ def test_torchs_samplers_give_the_batches_of_torchs_loader(
     assert loader.stats().num_samples == sum(len(labels) for _, labels in found)
 
 
-@pytest.mark.parametrize("name", ["list", "tensor", "negative", "repeated", "nested"])
-def test_samples_look_as_in_the_whole_dataset(packed: Path, name: str) -> None:
+def test_samples_look_as_in_the_whole_dataset_but_differ_where_they_are_concatenated_again(
+    packed: Path, images: Path
+) -> None:
     dataset = make_map(packed)
-    subset = SUBSETS[name](dataset, None)
     whole = DataLoader(dataset, batch_size=4, sampler=EpochSampler(dataset, seed=3))
     looks = {key: image for images, _, keys in whole for image, key in zip(images, keys, strict=True)}
-    loader = DataLoader(subset, batch_size=4, sampler=EpochSampler(subset, seed=3))
-    found = [(key, image) for images, _, keys in loader for image, key in zip(images, keys, strict=True)]
-    assert sorted(key for key, _ in found) == sorted(subset[number][2] for number in range(len(subset)))
-    assert all(torch.equal(image, looks[key]) for key, image in found)
-
-
-def test_what_is_concatenated_twice_looks_different_each_time(packed: Path, images: Path) -> None:
-    shards, _ = make_parts(packed, images)
-    twice = ConcatDataset[Any]([shards, shards])
-    ((pictures, labels),) = DataLoader(twice, batch_size=42, sampler=EpochSampler(twice, shuffle=False))
+    for name in ("list", "tensor", "negative", "repeated", "nested"):
+        subset = SUBSETS[name](dataset, None)
+        loader = DataLoader(subset, batch_size=4, sampler=EpochSampler(subset, seed=3))
+        found = [(key, image) for images, _, keys in loader for image, key in zip(images, keys, strict=True)]
+        assert sorted(key for key, _ in found) == sorted(subset[number][2] for number in range(len(subset)))
+        assert all(torch.equal(image, looks[key]) for key, image in found)
+    twice = ConcatDataset[Any]([dataset, dataset])
+    ((pictures, labels, _),) = DataLoader(twice, batch_size=42, sampler=EpochSampler(twice, shuffle=False))
     assert torch.equal(labels[:21], labels[21:])
     assert all(not torch.equal(one, other) for one, other in zip(pictures[:21], pictures[21:], strict=True))
 
@@ -436,44 +392,43 @@ def test_a_subclass_of_subset_is_called(packed: Path) -> None:
         assert [key for keys in keys_of(loader) for key in keys] == expected
 
 
-def override(name: str, method: str, function: Any) -> Any:
-    return type(name, (ShardMapDataset,), {method: function})
-
-
 def test_the_reason_says_what_is_not_read_as_one_and_why(packed: Path) -> None:
     def make(**options: Any) -> ShardMapDataset:
         return ShardMapDataset(packed, **{"fields": ("image", "key"), "transform": CenterCrop(8), **options})
 
-    later = make()
-    later.set_epoch(3)
-    doubled = Subset(override("Doubled", "__getitems__", lambda *_: [("one",), ("other",)])(packed), [1, 2])
-    marked = Subset(override("Marked", "__getitem__", ShardMapDataset.__getitem__)(packed), [1])
+    def override(name: str, method: str, function: Any) -> Any:
+        return type(name, (ShardMapDataset,), {method: function})(packed)
+
+    (later := make()).set_epoch(3)
+    tensors, wider = TensorDataset(torch.zeros(5)), make(transform=CenterCrop(9))
+    doubled = Subset(override("Doubled", "__getitems__", lambda *_: [("one",), ("other",)]), [1, 2])
     others = {
-        "its dataset 1 is a TensorDataset,": TensorDataset(torch.zeros(5)),
-        "its dataset 1 is a Subset of a Marked, which overrides __getitem__,": marked,
-        "its dataset 1 is a ConcatDataset,": ConcatDataset([make(), make(transform=CenterCrop(9))]),
-        "its datasets 0 and 1 differ in transform,": make(transform=CenterCrop(9)),
+        "its dataset 1 is a TensorDataset,": tensors,
+        "its dataset 1 is a Subset of a Marked, which overrides __getitem__,": Subset(
+            override("Marked", "__getitem__", ShardMapDataset.__getitem__), [1]
+        ),
+        "its dataset 1 is a ConcatDataset,": ConcatDataset([make(), wider]),
+        "its datasets 0 and 1 differ in transform,": wider,
         "its datasets 0 and 1 differ in fields,": make(fields=("image", "label")),
         "its datasets 0 and 1 differ in seed_transforms,": make(seed_transforms=False),
         "its datasets 0 and 1 differ in their epoch (see set_epoch),": later,
     }
     subjects: dict[str, Any] = {
-        "the dataset is a Subset of a Subset of a TensorDataset,": Subset(
-            Subset(TensorDataset(torch.zeros(5)), [1, 2]), [0]
-        ),
-        "the dataset is a Subset of a Doubled, which overrides __getitems__,": doubled,
-        "the dataset is a Subset of a ShardDataset,": Subset(ShardDataset(packed), [1, 2]),
-        **{f"the dataset is a ConcatDataset: {why}": ConcatDataset([make(), other]) for why, other in others.items()},
-        "the dataset is a Subset of a ConcatDataset: its datasets 0 and 1 differ in transform,": Subset(
-            ConcatDataset([make(), make(transform=CenterCrop(9))]), [1]
+        "a Subset of a Subset of a TensorDataset,": Subset(Subset(tensors, [1, 2]), [0]),
+        "a Subset of a Doubled, which overrides __getitems__,": doubled,
+        "a Subset of a ShardDataset,": Subset(ShardDataset(packed), [1, 2]),
+        **{f"a ConcatDataset: {why}": ConcatDataset([make(), other]) for why, other in others.items()},
+        "a Subset of a ConcatDataset: its datasets 0 and 1 differ in transform,": Subset(
+            ConcatDataset([make(), wider]), [1]
         ),
     }
     for what, dataset in subjects.items():
-        assert f"{what} but shardio's own code reads only" in str(fallback_reason(DataLoader(dataset)))
+        reason = str(fallback_reason(DataLoader(dataset)))
+        assert f"the dataset is {what} but shardio's own code reads only" in reason
     assert list(DataLoader(doubled, batch_size=2, sampler=EpochSampler(doubled))) == [[("one", "other")]]
 
 
-def test_a_transform_that_one_part_gets_is_used(packed: Path, images: Path) -> None:
+def test_a_transform_or_an_epoch_that_one_part_gets_is_used(packed: Path, images: Path) -> None:
     parts = make_parts(packed, images, lambda: CenterCrop(40))
     both = ConcatDataset[Any]([parts[0], Subset(parts[1], range(21))])
     loader = DataLoader(both, batch_size=21, num_workers=1, persistent_workers=True)
@@ -482,9 +437,6 @@ def test_a_transform_that_one_part_gets_is_used(packed: Path, images: Path) -> N
             parts[part].transform = CenterCrop(16)
         assert loader.calls_dataset == is_torchs
         assert [pictures.shape[-1] for pictures, _ in loader] == sizes
-
-
-def test_the_epoch_of_the_parts_is_followed(packed: Path, images: Path) -> None:
     parts, found = make_parts(packed, images), []
     loader = DataLoader(ConcatDataset(parts), batch_size=8)
     for epoch in (1, 2, 1):
