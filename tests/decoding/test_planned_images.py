@@ -35,19 +35,14 @@ def test_images_rendered_into_rows_are_those_rendered_into_new_arrays_and_those_
     decoder, rows = FieldDecoder(fields="image", transform=CROP), np.zeros((5, 24, 24, 3), np.uint8)
     planned = plan_all(decoder)
     assert planned.fits(0, rows)
+    assert not any(planned.fits(0, np.zeros((5, *size, 3), np.uint8)) for size in ((24, 25), (25, 24), (40, 50)))
+    assert not planned.fits(0, None)
     (rendered,) = planned.render([rows])
     (column,) = decoder.decode_columns(stored(FILES), make_rng_keys(5), Calls())
     np.testing.assert_array_equal(rows, column)
     np.testing.assert_array_equal(planned.render()[0].images, column)
     assert all(np.shares_memory(image, rows) for image in rendered.images)
     assert rendered.decoder_names == ["kernel"] * 5
-
-
-@pytest.mark.parametrize("size", [(24, 25), (25, 24), (40, 50)])
-def test_rows_of_another_size_do_not_fit(size: tuple[int, int]) -> None:
-    planned = plan_all(FieldDecoder(fields="image", transform=CROP))
-    assert not planned.fits(0, np.zeros((5, *size, 3), np.uint8))
-    assert not planned.fits(0, None)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +52,7 @@ def test_rows_of_another_size_do_not_fit(size: tuple[int, int]) -> None:
         ({"decode": "pil", "transform": np.asarray}, "pillow"),
         ({"transform": Compose([CROP, lambda image: image])}, "kernel"),
     ],
-    ids=["Pillow images", "a function of Pillow images", "a function of arrays"],
+    ids=repr,
 )
 def test_images_that_need_pixels_are_planned_as_finished(options: dict[str, Any], decoder_name: str) -> None:
     planned = plan_all(FieldDecoder(fields="image", **options))

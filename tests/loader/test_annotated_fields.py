@@ -59,22 +59,19 @@ def make_mask(number: int, height: int, width: int) -> Image.Image:
     return mask
 
 
-def make_depth(number: int, height: int, width: int) -> Image.Image:
-    return Image.fromarray(np.random.default_rng(number).integers(0, 1 << 16, (height, width), np.uint16))
-
-
 def make_sample(number: int) -> dict[str, bytes]:
     """Return a sample's files, which include two equal pictures and two equal lists of boxes."""
     height, width = 64 + number, 90 - 2 * number
     picture = save(make_picture(height, width, number), "JPEG")
     uniform = np.random.default_rng(number).uniform(0, 60, (number % 4, 2, 2))
     boxes, points = np.sort(uniform, axis=1).reshape(-1, 4), [[12.5, 30, 2], [50, 8, 1]]
+    depth = Image.fromarray(np.random.default_rng(number).integers(0, 1 << 16, (height, width), np.uint16))
     annotation = {"boxes": boxes.tolist(), "labels": list(range(len(boxes))), "points": points, "id": number}
     return {
         "left.jpg": picture,
         "right.jpg": picture,
         "mask.png": save(make_mask(number, height, width), "PNG"),
-        "depth.png": save(make_depth(number, height, width), "PNG"),
+        "depth.png": save(depth, "PNG"),
         "json": json.dumps(annotation).encode(),
         "more.npy": save_npy(boxes),
     }
@@ -107,9 +104,8 @@ def test_batches_are_the_same_in_every_way(shards: Path, steps: list[Any]) -> No
         loader = DataLoader(dataset, 4, sampler=EpochSampler(dataset), **options)
         batches.append(list(loader))
         assert loader.calls_dataset == (way == "called")
+        assert_same(batches[-1], batches[0])
     assert len(batches[0]) == 3
-    for others in batches[1:]:
-        assert_same(others, batches[0])
 
     dataset = make_dataset(shards, steps)
     dataset.set_epoch(0)  # Torch's loader does not set the epoch.
@@ -118,16 +114,8 @@ def test_batches_are_the_same_in_every_way(shards: Path, steps: list[Any]) -> No
         for row, (*values, key) in enumerate(samples):
             assert key == keys[row]
             for column, value in zip(columns, values, strict=True):
-                if isinstance(value, dict):
-                    of_row = [column[name][row] for name in ENTRIES]
-                    assert_same(of_row, [as_tensor(value[name]) for name in ENTRIES])
-                else:
-                    assert_same(column[row], as_tensor(value))
-
-
-def transpose(samples: list[Any]) -> list[list[Any]]:
-    """Collate a batch for torchvision's detection models, which accept lists."""
-    return [list(column) for column in zip(*samples, strict=True)]
+                got = [column[name][row] for name in ENTRIES] if isinstance(value, dict) else [column[row]]
+                assert_same(got, [*map(as_tensor, map(value.get, ENTRIES) if isinstance(value, dict) else [value])])
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -136,35 +124,32 @@ def test_a_collate_fn_gets_tensors_of_all_that_follows_the_images(shards: Path, 
         sampler = EpochSampler(dataset := make_dataset(shards), shuffle=False)
         return next(iter(DataLoader(dataset, 4, sampler=sampler, **WAYS[way], **more_options)))
 
-    batched = load()
-    lefts, masks, annotations, _, depths, more, _ = load(collate_fn=transpose)
-    for row in range(4):
-        given = [lefts[row], masks[row], *(annotations[row][name] for name in ENTRIES), depths[row], more[row]]
+    batched, samples = load(), load(collate_fn=list)
+    for row, (left, mask, annotation, _, depth, more, _) in enumerate(samples):
+        given = [left, mask, *(annotation[name] for name in ENTRIES), depth, more]
         assert all(isinstance(value, torch.Tensor) for value in given)
-        entries = [batched[2][name][row] for name in ENTRIES]
-        expected = [batched[0][row], batched[1][row], *entries, batched[4][row], batched[5][row]]
+        lefts, masks, annotations, _, depths, mores, _ = batched
+        expected = [lefts[row], masks[row], *(annotations[name][row] for name in ENTRIES), depths[row], mores[row]]
         assert_same([value.as_subclass(torch.Tensor) for value in given], expected)
         assert all(type(value.clone()) is torch.Tensor for value in given)
-    assert [annotations[1][name].dtype for name in ENTRIES[:2]] == [torch.float32, torch.int64]
-    assert annotations[1]["id"] == 1
+    assert samples[1][2]["id"] == 1
 
 
 def test_batches_hold_tensors_of_images_and_masks_and_lists_of_boxes(shards: Path) -> None:
     for batch in DevicePrefetcher(DataLoader(make_dataset(shards), batch_size=4), "cpu"):
         lefts, masks, annotation, rights, depths, more, keys = batch
         assert [each.shape[1:] for each in (lefts, masks, depths)] == [(3, 48, 48), (48, 48), (48, 48)]
-        assert (masks.dtype, depths.dtype) == (torch.uint8, torch.uint16)
+        assert (masks.dtype, depths.dtype, more[0].dtype) == (torch.uint8, torch.uint16, torch.float64)
         assert torch.equal(lefts, rights)
-        for values in (more, *(annotation[name] for name in ENTRIES)):
-            assert isinstance(values, list)
-            assert len(values) == len(lefts) == len(masks) == len(depths) == len(keys)
-        assert annotation["id"].tolist() == [int(key) for key in keys]
-        for boxes, labels, key in zip(annotation["boxes"], annotation["labels"], keys, strict=True):
+        numbers = [int(key) for key in keys]
+        assert annotation["id"].tolist() == numbers
+        assert [len(boxes) for boxes in more] == [number % 4 for number in numbers]
+        columns = [annotation[name] for name in ENTRIES]
+        assert all(isinstance(column, list) for column in (more, *columns))
+        for boxes, labels, _, number in zip(*columns, numbers, strict=True):
             assert (boxes.dtype, labels.dtype) == (torch.float32, torch.int64)
-            assert len(boxes) == len(labels) <= int(key) % 4
+            assert len(boxes) == len(labels) <= number % 4
             assert len(boxes) == 0 or (boxes[:, 2:] - boxes[:, :2]).min() >= 1
-        assert [len(boxes) for boxes in more] == [int(key) % 4 for key in keys]
-        assert more[0].dtype == torch.float64
 
 
 def test_the_example_of_the_documentation_works(
@@ -203,34 +188,32 @@ def test_what_a_sample_lacks_stays_none_if_that_is_allowed(tmp_path: Path) -> No
 
 
 ANNOTATION = {"boxes": [[1, 2, 3, 4]], "labels": [1], "points": []}
+WHERE = r"of sample 002 in .*a\.tar"
 BAD_FILES: dict[str, tuple[str, bytes, str]] = {
     "a mask of another size": (
         "mask.png",
         save(Image.new("L", (5, 6)), "PNG"),
-        "field 'mask.png' of sample 002 in .*a.tar.* is a mask of 5×6 pixels, but the image has 86×66",
+        f"field 'mask.png' {WHERE}.* is a mask of 5×6 pixels, but the image has 86×66",
     ),
     "boxes of three numbers": (
         "json",
         json.dumps({**ANNOTATION, "boxes": [[1, 2, 3]]}).encode(),
-        r"field 'json.boxes' of sample 002 in .*a.tar.* must be boxes \[k, 4\]",
+        rf"field 'json.boxes' {WHERE}.* must be boxes \[k, 4\]",
     ),
-    "no mapping": ("json", b"[]", "field 'json.boxes' of sample 002 in .* must be an entry of 'json', got list"),
+    "no mapping": ("json", b"[]", f"field 'json.boxes' {WHERE}.* must be an entry of 'json', got list"),
     "a label too many": (
         "json",
         json.dumps({**ANNOTATION, "labels": [1, 2]}).encode(),
-        "field 'json.labels' of sample 002 in .* must have 1 row, one for each of the boxes 'json.boxes'",
+        f"field 'json.labels' {WHERE}.* must have 1 row, one for each of the boxes 'json.boxes'",
     ),
     "a second picture of another size": (
         "right.jpg",
         save(make_picture(9, 8), "JPEG"),
-        "'left.jpg' and 'right.jpg' of sample 002 in .*a.tar.* have 86×66 and 8×9 pixels",
+        f"'left.jpg' and 'right.jpg' {WHERE}.* have 86×66 and 8×9 pixels",
     ),
-    "a damaged second picture": ("right.jpg", b"no JPEG", "the image 'right.jpg' of sample 002 in .* cannot be"),
-    "one that is damaged inside": (
-        "right.jpg",
-        make_sample(2)["right.jpg"][:-700] + b"\xff\xd9",
-        r"the image 'right.jpg' of sample 002 in .*a.tar",
-    ),
+    "a damaged second picture": ("right.jpg", b"no JPEG", f"the image 'right.jpg' {WHERE}.* cannot be"),
+    "one damaged inside": ("right.jpg", make_sample(2)["right.jpg"][:-700] + b"\xff\xd9", f"image 'right.jpg' {WHERE}"),
+    "a damaged mask": ("mask.png", make_sample(2)["mask.png"][:-50], f"field 'mask.png' {WHERE}.* cannot be decoded"),
 }
 
 
@@ -266,9 +249,10 @@ REFUSED: list[tuple[dict[str, str], dict[str, Any], str]] = [
 
 def test_settings_that_do_not_fit_are_errors(shards: Path) -> None:
     for kinds, options, message in REFUSED:
-        options = {"fields": ("left.jpg", "json"), **options}
         with pytest.raises(ValueError, match=message):
-            ShardDataset(shards, transform=Compose([CenterCrop(9)], fields=kinds), **options)
+            ShardDataset(
+                shards, transform=Compose([CenterCrop(9)], fields=kinds), **{"fields": ("left.jpg", "json"), **options}
+            )
     with pytest.raises(TypeError, match="MultiCrop"):
         MultiCrop([Compose([], fields={"image": "image"})])
     with pytest.raises(TypeError, match="would transform only the image"):
@@ -279,14 +263,8 @@ HEIGHT, WIDTH = 80, 96
 
 
 def test_values_of_every_type_arrive_whole_and_cropped(tmp_path: Path) -> None:
-    shapes: dict[str, tuple[str, int]] = {
-        **dict.fromkeys(("flow.png", "color.tif", "npy"), ("uint16", 3)),
-        "ids.tif": ("uint32", 1),
-        "height.tif": ("float64", 1),
-        "change.tif": ("int8", 1),
-        "half.npy": ("float16", 2),
-        "big.npy": (">u4", 1),
-    }
+    shapes = dict.fromkeys(("flow.png", "color.tif", "npy"), ("uint16", 3)) | {"half.npy": ("float16", 2)}
+    shapes |= {"ids.tif": ("uint32", 1), "height.tif": ("float64", 1), "change.tif": ("int8", 1), "big.npy": (">u4", 1)}
     stored = {
         name: [make_values(dtype, HEIGHT, WIDTH, *([channels] * (channels > 1)), seed=i) for i in range(4)]
         for name, (dtype, channels) in shapes.items()
@@ -311,22 +289,14 @@ def test_values_of_every_type_arrive_whole_and_cropped(tmp_path: Path) -> None:
                 np.testing.assert_array_equal(found.numpy(), expected, err_msg=name)
 
 
-def test_pillow_images_keep_their_mode_and_bytes_come_on_demand(shards: Path) -> None:
+def test_pillow_images_keep_their_mode_bytes_come_on_demand_and_a_large_mask_is_an_error(shards: Path) -> None:
     fields, stored = ("left.jpg", "mask.png", "depth.png"), make_sample(3)
     assert [image.mode for image in ShardMapDataset(shards, fields=fields, decode="pil")[3]] == ["RGB", "P", "I;16"]
     decoders: dict[str, Any] = {"left.jpg": bytes, "mask.png": len}
     found = ShardMapDataset(shards, fields=fields[:2], decoders=decoders)[3]
     assert found == (stored["left.jpg"], len(stored["mask.png"]))
-
-
-def test_the_error_of_a_mask_names_it(shards: Path, tmp_path: Path) -> None:
-    shard = write_samples(tmp_path / "a.tar", [{"jpg": encode(1), "masks.png": make_sample(1)["mask.png"][:-50]}])
-    with pytest.raises(SampleError, match=r"field 'masks.png' of sample 000 in .* cannot be decoded") as caught:
-        ShardMapDataset(shard, fields="masks.png")[0]
-    assert caught.value.stage == "decode"
-    too_large = ShardMapDataset(shards, fields="mask.png", max_pixels=64 * 90 - 1)
     with pytest.raises(SampleError, match=r"field 'mask.png' .* more than max_pixels=5759"):
-        too_large[0]
+        ShardMapDataset(shards, fields="mask.png", max_pixels=64 * 90 - 1)[0]
 
 
 def write_numbers(folder: Path, numbers: list[int]) -> Path:
@@ -352,7 +322,5 @@ def test_a_collate_fn_without_tensors_receives_wide_integers(tmp_path: Path) -> 
     write_tar(tmp_path / "a.tar", [("0.json", json.dumps({"hash": 2**64 - 1}).encode())])
     dataset = ShardDataset(tmp_path / "a.tar", fields="json")
     assert list(DataLoader(dataset, collate_fn=list)) == [[{"hash": 2**64 - 1}]]
-    with pytest.raises(
-        ValueError, match=rf"sample 0 of a batch holds the integer {2**64 - 1}, which does not fit in 6"
-    ):
+    with pytest.raises(ValueError, match=rf"sample 0 of a batch holds the integer {2**64 - 1}, which does not fit"):
         list(DataLoader(dataset, **CALLING))
