@@ -33,12 +33,7 @@ from torch.utils.data.dataloader import (
 from shardio.bad_samples import BadSamples
 from shardio.datasets import Iterated, Ordered, ShardDataset
 from shardio.errors import find_user_level
-from shardio.loader.executor import (
-    BatchIterator,
-    Executor,
-    ExecutorSettings,
-    TorchDataLoader,
-)
+from shardio.loader.executor import BatchIterator, Executor, ExecutorSettings, TorchDataLoader
 from shardio.loader.fetch_job import DatasetEndError, FetchJob, OrderedIndices, WorkerInit, is_iterable, make_fetcher
 from shardio.loader.fetch_pool import FetchProcesses, FetchThreads, FetchWorkers
 from shardio.loader.fetched_batches import CallerBatches, WorkerBatches

@@ -201,11 +201,7 @@ def cut_batch(plan: BatchPlan, layout: Layout | None, sizing: ChunkSizing) -> li
 
 
 def fit_layout(
-    layout: Layout | None,
-    plan: BatchPlan,
-    make: Callable[[Batch], None],
-    source: SampleSource,
-    settings: BatchSettings,
+    layout: Layout | None, plan: BatchPlan, make: Callable[[Batch], None], source: SampleSource, settings: BatchSettings
 ) -> tuple[Layout | None, BaseException | None]:
     """Return the layout for the next batch.
 
@@ -526,12 +522,7 @@ def _redo_image(source: SampleSource, chunks: Sequence[BatchChunk], name: str, i
 
 
 def _join(
-    name: str,
-    rows: Sequence[slice],
-    pieces: Sequence[Column],
-    view: NDArray[Any] | None,
-    *,
-    is_bare: bool,
+    name: str, rows: Sequence[slice], pieces: Sequence[Column], view: NDArray[Any] | None, *, is_bare: bool
 ) -> Any:
     if all(piece is None for piece in pieces):
         assert view is not None, "a piece that is None is in the buffer"

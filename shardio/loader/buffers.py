@@ -330,11 +330,7 @@ class BufferPool:
         layout: The layout of a batch in a buffer; None before :meth:`lay_out`.
     """
 
-    def __init__(
-        self,
-        announce: Callable[[int, Layout, int], None],
-        forget: Callable[[tuple[int, ...]], None],
-    ) -> None:
+    def __init__(self, announce: Callable[[int, Layout, int], None], forget: Callable[[tuple[int, ...]], None]) -> None:
         self.layout: Layout | None = None
         self._num_spare = 0
         self._announce, self._forget = announce, forget

@@ -53,13 +53,7 @@ from shardio.loader.batches import (
     yields_images,
 )
 from shardio.loader.buffers import BufferWatch
-from shardio.loader.executor import (
-    Executor,
-    ExecutorSettings,
-    LoaderOrder,
-    find_decoder,
-    find_override,
-)
+from shardio.loader.executor import Executor, ExecutorSettings, LoaderOrder, find_decoder, find_override
 from shardio.loader.fetch_job import WorkerMethod
 from shardio.loader.pipeline import CallingProcess, WorkerProcesses
 from shardio.loader.sampler_epochs import Epochs
@@ -378,11 +372,7 @@ def make_batch_settings(
         keeps_whole=collation is not None,
     )
     return BatchSettings(
-        batch_size=settings.batch_size,
-        sizing=sizing,
-        bad_samples=bad_samples,
-        pins=settings.pins,
-        collation=collation,
+        batch_size=settings.batch_size, sizing=sizing, bad_samples=bad_samples, pins=settings.pins, collation=collation
     )
 
 

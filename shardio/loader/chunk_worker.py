@@ -424,11 +424,7 @@ class ChunkBuilder:
             thread_id=threading.get_native_id(),
         )
         return Made(
-            chunk_id=chunk.chunk_id,
-            columns=[],
-            batch=batch,
-            times=times,
-            num_images_by_decoder=num_images_by_decoder,
+            chunk_id=chunk.chunk_id, columns=[], batch=batch, times=times, num_images_by_decoder=num_images_by_decoder
         )
 
 

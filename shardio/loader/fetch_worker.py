@@ -28,20 +28,9 @@ from torch.utils.data._utils.collate import (
 from shardio.errors import WorkerError
 from shardio.loader.buffers import MIN_BYTES, MappedBuffers, make_memory, map_memory
 from shardio.loader.fetch_job import DatasetEndError, Fetcher, FetchJob, make_fetcher
-from shardio.loader.pickles import (
-    Arena,
-    Memory,
-    pack,
-    receive_job,
-)
+from shardio.loader.pickles import Arena, Memory, pack, receive_job
 from shardio.loader.saved_state import DATASET_STATE, FETCHER_STATE, UnknownState
-from shardio.loader.wire import (
-    Failure,
-    StageTimes,
-    describe_failure,
-    receive_all,
-    send,
-)
+from shardio.loader.wire import Failure, StageTimes, describe_failure, receive_all, send
 from shardio.process import describe_error, no_end
 from shardio.world import WorkerInfo, WorkerRng, being_worker, has_asked
 
