@@ -1,13 +1,19 @@
-"""Buffers: the parts of a batch that the user keeps are equal to torch's and never change; the memory of other parts is
-reused."""
+"""The parts of a batch that the user keeps never change, also after forks; other memory is reused, and all is freed."""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import queue
+import resource
+import sys
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +25,31 @@ from torch.utils.data import DataLoader as TorchLoader
 
 import shardio
 from shardio import DataLoader, ShardDataset, ShardMapDataset
+from shardio.loader.buffers import make_memory
 from shardio.transforms import RandomResizedCrop
 from tests.buffers import (
     NUM_BUFFERS,
     assert_same,
     buffer_of,
     buffers_of,
+    digest,
     find_buffers,
+    find_worker_processes,
+    fork,
     make_loader,
     make_oracle,
     save_npy,
+    wait_until,
+    without_collector,
 )
+from tests.files import count_open_files
+from tests.processes import assert_passes_in_fresh_process, forkserver_context
 from tests.sources import encode, write_images
 from tests.tars import write_tar
 
 VIEWS: dict[str, Callable[[torch.Tensor], Any]] = {
     "image": lambda images: images[0],
-    "channel": lambda images: images[:, 0],
-    "last rows": lambda images: images[-2:],
     "permuted": lambda images: images.permute(0, 2, 3, 1),
-    "unbound": lambda images: images.unbind()[2],
-    "detached": lambda images: images.detach(),
     "storage": lambda images: images.untyped_storage(),
     "array": lambda images: images.numpy(),
     "array of one": lambda images: images[3].numpy()[1:, ::2],
@@ -49,35 +59,30 @@ VIEWS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 def test_a_view_keeps_its_memory(pictures: Path) -> None:
+    def show(kept: Any, num_bytes: int) -> Any:
+        if isinstance(kept, torch.UntypedStorage):  # A short batch has the storage of a full one.
+            kept = torch.empty(0, dtype=torch.uint8).set_(kept)[:num_bytes]
+        return np.asarray(kept)
+
     loader, oracle = make_loader(pictures, persistent_workers=True), make_oracle(pictures)
     kept = {name: [view(images) for images, *_ in loader] for name, view in VIEWS.items()}
     buffers_of(loader)
     for name, view in VIEWS.items():
-        shown = [(view(images), images) for images, *_ in oracle]
-        for got, (expected, images) in zip(kept[name], shown, strict=True):
-            assert np.array_equal(_show(got, images.nbytes), _show(expected, images.nbytes)), name
-
-
-def _show(kept: Any, num_bytes: int) -> Any:
-    if isinstance(kept, torch.UntypedStorage):  # A short batch has the storage of a full one.
-        kept = torch.empty(0, dtype=torch.uint8).set_(kept)[:num_bytes]
-    return np.asarray(kept)
+        for got, (images, *_) in zip(kept[name], oracle, strict=True):
+            assert np.array_equal(show(got, images.nbytes), show(view(images), images.nbytes)), name
 
 
 def test_each_kept_batch_takes_one_more_buffer_and_labels_none(pictures: Path) -> None:
     loader, oracle = make_loader(pictures, persistent_workers=True), make_oracle(pictures)
     before, buffers = find_buffers(), set[int | None]()
-    window: deque[Any] = deque()
-    expected: deque[Any] = deque()
-    kept = list[Any]()
+    window, kept = deque[Any](), list[Any]()
     for _ in range(4):
         for batch, same in zip(loader, oracle, strict=True):
             buffers.add(buffer_of(batch[0]))
             kept.append((batch[1:], same[1:]))
-            window.append(batch)
-            expected.append(same)
+            window.append((batch, same))
             if len(window) > 5:
-                assert_same(window.popleft(), expected.popleft())
+                assert_same(*window.popleft())
             assert len(find_buffers() - before) <= NUM_BUFFERS + 6
     assert len(buffers) <= NUM_BUFFERS + 6, "the buffers are reused"
     assert_same([labels_and_keys for labels_and_keys, _ in kept], [same for _, same in kept])
@@ -85,58 +90,28 @@ def test_each_kept_batch_takes_one_more_buffer_and_labels_none(pictures: Path) -
 
 def test_batches_may_be_freed_by_other_threads_while_the_loader_is_iterated(pictures: Path) -> None:
     loader, oracle = make_loader(pictures, persistent_workers=True), make_oracle(pictures)
-    passed: queue.Queue[Any] = queue.Queue(maxsize=2)
-    wrong: list[int] = []
+    passed, checked, buffers = queue.Queue[Any](maxsize=2), list[bool](), set[int | None]()
 
     def consume() -> None:
         while (item := passed.get()) is not None:
-            number, batch, expected = item
-            if not torch.equal(batch[0], expected):
-                wrong.append(number)
-            del item, batch
+            checked.append(torch.equal(*item))
+            del item
 
-    threads = [threading.Thread(target=consume) for _ in range(4)]
+    threads = [threading.Thread(target=consume, daemon=True) for _ in range(4)]
     for thread in threads:
         thread.start()
-    buffers, number = set(), 0
-    try:
-        for _ in range(5):
-            for batch, same in zip(loader, oracle, strict=True):
-                buffers.add(buffer_of(batch[0]))
-                passed.put((number, batch, same[0]))
-                number += 1
-    finally:
-        for _ in threads:
-            passed.put(None)
-        for thread in threads:
-            thread.join()
-    assert number == 65
-    assert wrong == []
-    # Extra batches are in the queue (2), in the threads (4), and in the thread that fills the queue (1).
-    assert len(buffers) <= NUM_BUFFERS + 2 + 4 + 1
-
-
-def test_batches_may_be_freed_by_many_threads_at_once(pictures: Path) -> None:
-    loader, oracle = make_loader(pictures, persistent_workers=True), make_oracle(pictures)
-    before, batches = find_buffers(), [batch for _ in range(3) for batch in loader]
-    barrier = threading.Barrier(9)
-
-    def free(share: list[Any]) -> None:
-        barrier.wait()
-        share.clear()
-
-    threads = [threading.Thread(target=free, args=(batches[number::8],)) for number in range(8)]
-    batches.clear()
-    for thread in threads:
-        thread.start()
-    barrier.wait()
-    oracle.set_epoch(3)
-    assert_same(list(loader), list(oracle))
+    for _ in range(5):
+        for (images, *_), (expected, *_) in zip(loader, oracle, strict=True):
+            buffers.add(buffer_of(images))
+            passed.put((images, expected))
+            del images
+    for _ in threads:
+        passed.put(None)
     for thread in threads:
         thread.join()
-    del threads
-    buffers_of(loader)
-    assert len(find_buffers() - before) <= NUM_BUFFERS + 1
+    assert checked == [True] * 65
+    # Extra batches are in the queue (2), in the threads (4), and in the thread that fills the queue (1).
+    assert len(buffers) <= NUM_BUFFERS + 2 + 4 + 1
 
 
 def test_images_cannot_grow_in_place(pictures: Path) -> None:
@@ -160,11 +135,10 @@ def test_what_a_user_writes_into_a_batch_does_not_reappear(pictures: Path) -> No
     for _ in range(3):
         for batch, expected in zip(loader, oracle, strict=True):
             assert_same(batch, expected)
-            images, labels, _ = batch
-            buffers.add(buffer_of(images))
-            images.zero_()
-            labels.fill_(-1)
-            del batch, images
+            buffers.add(buffer_of(batch[0]))
+            batch[0].zero_()
+            batch[1].fill_(-1)
+            del batch
     assert len(buffers) <= NUM_BUFFERS, "the buffers are reused"
 
 
@@ -191,17 +165,14 @@ def test_interleaved_and_nested_loaders_and_iterators_do_not_mix(pictures: Path)
 
 def test_a_batch_sampler_may_yield_batches_of_any_size(pictures: Path) -> None:
     sizes = [3, 8, 1, 13, 1, 2, 30, 1]
-    cuts = np.split(np.random.default_rng(0).permutation(100), np.cumsum(sizes))
-    lists = [cut.tolist() for cut in cuts]
+    lists = [cut.tolist() for cut in np.split(np.random.default_rng(0).permutation(100), np.cumsum(sizes))]
     dataset = ShardMapDataset(pictures, fields=("image", "label", "key"), transform=RandomResizedCrop(48))
-    generators = [torch.Generator().manual_seed(7) for _ in range(2)]
-    loader, oracle = (
-        DataLoader(dataset, batch_sampler=lists, num_workers=1 - number, generator=generators[number])
-        for number in range(2)
+    kept, expected = (
+        list(DataLoader(dataset, batch_sampler=lists, num_workers=num, generator=torch.Generator().manual_seed(7)))
+        for num in (1, 0)
     )
-    kept = [list(loader) for _ in range(2)]
-    assert [len(images) for images, *_ in kept[0]] == [*sizes, 41]
-    assert_same(kept, [list(oracle) for _ in range(2)])
+    assert [len(images) for images, *_ in kept] == [*sizes, 41]
+    assert_same(kept, expected)
 
 
 def test_images_of_different_sizes_are_delivered_one_by_one_or_refused(tmp_path: Path) -> None:
@@ -259,27 +230,23 @@ REFUSED: dict[str, Make] = {
 }
 
 
+def npy_of(name: str) -> str:
+    return f"{name.replace(' ', '-')}.npy"
+
+
 @pytest.fixture(scope="module")
 def arrays(tmp_path_factory: pytest.TempPathFactory) -> Path:
     members = []
     for number in range(NUM_SAMPLES):
-        words = {"number": number, "words": [f"{number}", "größe"], "half": 0.5}
-        fields = {"jpg": encode(number, width=64, height=64), "cls": b"%d" % (number % 7)}
-        fields |= {
-            "json": json.dumps(words).encode(),
-            "txt": f"größe {number}".encode(),
-            "bin": bytes([number]) * number,
-        }
+        words = json.dumps({"number": number, "words": [f"{number}", "größe"], "half": 0.5})
+        fields = {"jpg": encode(number, width=64, height=64), "cls": b"%d" % (number % 7), "json": words.encode()}
+        fields |= {"txt": f"größe {number}".encode(), "bin": bytes([number]) * number}
         for name, make in {**LARGE, **OTHER, **REFUSED}.items():
-            fields[f"{name.replace(' ', '-')}.npy"] = save_npy(make(np.random.default_rng(number)))
+            fields[npy_of(name)] = save_npy(make(np.random.default_rng(number)))
         members += [(f"{number}.{field}", content) for field, content in fields.items()]
     path = tmp_path_factory.mktemp("arrays") / "samples.tar"
     write_tar(path, members)
     return path
-
-
-def npys(names: Any) -> tuple[str, ...]:
-    return tuple(f"{name.replace(' ', '-')}.npy" for name in names)
 
 
 def make_loaders(tar: Path, fields: Any) -> tuple[DataLoader, TorchLoader[Any]]:
@@ -291,10 +258,12 @@ def make_loaders(tar: Path, fields: Any) -> tuple[DataLoader, TorchLoader[Any]]:
 
 def test_all_fields_of_a_batch_are_those_of_torchs_loader_and_large_ones_are_in_its_buffer(arrays: Path) -> None:
     others = ("label", "key", "json", "txt", "bin", "jpg", "cls")
-    loader, torchs = make_loaders(arrays, ("image", *npys(LARGE), "image", *npys(OTHER), *others))
-    kept = list(loader)
-    list(loader)  # This epoch must not reuse the memory of batches that are kept.
-    assert_same(kept, list(torchs))
+    loader, torchs = make_loaders(arrays, ("image", *map(npy_of, LARGE), "image", *map(npy_of, OTHER), *others))
+    kept, expected = list(loader), list(torchs)
+    loader.set_epoch(0)
+    values = [value for _, value, *_ in loader]  # Each of these fields alone keeps its memory.
+    list(loader)
+    assert_same([kept, values], [expected, [value for _, value, *_ in expected]])
     assert len({buffer_of(images) for images, *_ in kept}) == len(kept)
     for images, *values in kept:
         large, small = values[: len(LARGE) + 1], values[len(LARGE) + 1 :][: len(OTHER)]
@@ -304,28 +273,327 @@ def test_all_fields_of_a_batch_are_those_of_torchs_loader_and_large_ones_are_in_
         assert {buffer_of(each) for each in small} == {None}
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_arrays_that_torch_refuses_are_refused(arrays: Path, name: str) -> None:
-    loader, torchs = make_loaders(arrays, npys([name])[0])
-    with pytest.raises((RuntimeError, TypeError, ValueError)) as expected:
-        list(torchs)
-    with pytest.raises(expected.type) as got:
-        list(loader)
-    assert str(got.value).startswith(str(expected.value))
+@pytest.mark.parametrize("name", [*REFUSED, "image", "label", "key", "json", "float64"])
+def test_a_bare_field_equals_that_of_torchs_loader_or_is_refused_by_both(arrays: Path, name: str) -> None:
+    loader, torchs = make_loaders(arrays, npy_of(name) if name in REFUSED | LARGE else name)
+    if name in REFUSED:
+        with pytest.raises((RuntimeError, TypeError, ValueError)) as expected:
+            list(torchs)
+        with pytest.raises(expected.type) as got:
+            list(loader)
+        assert str(got.value).startswith(str(expected.value))
+    else:
+        assert_same(list(loader), list(torchs))
 
 
-@pytest.mark.parametrize("field", ["image", "label", "key", "json", "float64.npy"])
-def test_a_bare_field_equals_that_of_torchs_loader(arrays: Path, field: str) -> None:
-    loader, torchs = make_loaders(arrays, field)
-    assert_same(list(loader), list(torchs))
+@pytest.fixture
+def all_is_open(pictures: Path, no_process_of_other_tests: None) -> None:
+    """Open all descriptors that stay open for later loaders."""
+    list(make_loader(pictures))
 
 
-def test_a_field_that_is_kept_keeps_its_memory(arrays: Path) -> None:
-    loader, torchs = make_loaders(arrays, ("image", "int64.npy"))
-    images = [images for images, _ in loader]
-    loader.set_epoch(0)
-    values = [values for _, values in loader]
-    assert None not in map(buffer_of, [*images, *values])
-    for _ in range(3):
-        list(loader)
-    assert_same([images, values], [[images for images, _ in torchs], [values for _, values in torchs]])
+@pytest.mark.usefixtures("all_is_open")
+@pytest.mark.parametrize("persistent", [False, True])
+def test_memory_descriptors_and_worker_processes_end_with_the_loader(pictures: Path, persistent: bool) -> None:
+    with without_collector():
+        buffers, process_ids, num_files = find_buffers(), find_worker_processes(), count_open_files()
+        loader, oracle = make_loader(pictures, persistent_workers=persistent), make_oracle(pictures)
+        kept, expected = list(loader), list(oracle)
+        for number in (0, 3):
+            iterator = iter(loader)
+            kept += islice(iterator, number)
+            expected += islice(oracle, number)
+            assert find_worker_processes() - process_ids
+            assert len(find_buffers() - buffers) >= len(kept)
+            if not persistent:
+                del iterator
+                assert find_worker_processes() <= process_ids
+                assert find_buffers() - buffers == {buffer_of(images) for images, *_ in kept}
+        iterator = None
+        del loader, iterator
+        assert find_worker_processes() <= process_ids
+        assert count_open_files() == num_files
+        assert find_buffers() - buffers == {buffer_of(images) for images, *_ in kept}
+        assert_same(kept, expected)
+        kept.clear()
+        assert find_buffers() <= buffers
+
+
+@pytest.mark.usefixtures("all_is_open")
+def test_buffers_of_kept_batches_and_abandoned_iterators_are_released(pictures: Path) -> None:
+    def await_few_buffers() -> None:
+        assert len(find_buffers() - buffers) <= NUM_BUFFERS + 1
+        wait_until(lambda: all(len(find_buffers(process_id)) <= NUM_BUFFERS + 1 for process_id in mine))
+
+    with without_collector():
+        buffers, process_ids = find_buffers(), find_worker_processes()
+        loader, oracle = make_loader(pictures, persistent_workers=True), make_oracle(pictures)
+        for _ in range(2):
+            kept = list(loader)
+            assert len(find_buffers() - buffers) >= len(kept)
+            del kept
+            buffers_of(loader)
+            assert len(find_buffers() - buffers) <= NUM_BUFFERS + 1
+        mine, num_files = find_worker_processes() - process_ids, count_open_files()
+        await_few_buffers()
+        for number in range(40):
+            loader.set_epoch(number)
+            iterator = iter(loader)
+            for _ in range(number % 4):
+                next(iterator)
+            if number % 2:  # An iterator that is not deleted ends when the next one is created.
+                del iterator
+        with pytest.raises(OSError, match="Invalid argument"):
+            make_memory(-1)
+        assert count_open_files() == num_files
+        for each in (loader, oracle):
+            each.set_epoch(3)
+        assert_same(list(loader), list(oracle))
+        buffers_of(loader)
+        assert find_worker_processes() - process_ids == mine
+        await_few_buffers()
+
+
+def kept_batches_hold_no_descriptors(packed: Path) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+    dataset = ShardMapDataset(packed, fields=("image", "key"), transform=RandomResizedCrop(48))
+    order = [number % 100 for number in range(160)]  # More batches than this process and its worker may open files.
+    loader = DataLoader(dataset, sampler=order, num_workers=1, persistent_workers=True)
+    kept = list(loader)
+    (process_id,) = find_worker_processes()
+    assert len({buffer_of(images) for images, _ in kept}) == len(kept) == 160
+    num_files = count_open_files()
+    assert num_files < 64
+    kept += list(loader)
+    assert count_open_files() == num_files
+    assert find_worker_processes() == {process_id}
+    assert len(find_buffers(process_id)) >= len(kept)
+    assert len(list(Path(f"/proc/{process_id}/fd").iterdir())) < 64
+    oracle = ShardMapDataset(packed, fields="key")
+    assert [key for _, (key,) in kept] == [oracle[number] for number in [*order, *order]]
+
+
+def batches_in_child_and_parent_do_not_change_while_the_parent_continues(packed: Path) -> None:
+    loader, oracle, before = make_loader(packed, persistent_workers=True), make_oracle(packed), find_buffers()
+    buffers_of(loader)
+    expected = list(islice(oracle, 3)) and list(islice(oracle, 3))
+    iterator = iter(loader)
+    held = list(islice(iterator, 3))
+    ask_one = fork(lambda: digest(held))
+    for _ in range(2):
+        buffers_of(loader)
+    assert_same(held, expected)
+    ask_other = fork(lambda: digest(held))
+    buffers = {buffer_of(images) for images, *_ in held}
+    iterator = iter(loader)
+    buffers_of(islice(iterator, 3))
+    held.clear()  # From now on, only the children hold these batches. In the middle of an epoch, few buffers are free.
+    used = set.union(*(buffers_of(batches) for batches in (iterator, loader, loader)))
+    assert not buffers & used, "the children share their pages"
+    assert ask_one() == ask_other() == digest(expected)
+    for _ in range(2):
+        buffers_of(loader)
+    assert len(find_buffers() - before) <= NUM_BUFFERS + 2, "buffers that children held are released"
+
+
+def a_thread_may_fork_while_another_one_iterates(packed: Path) -> None:
+    loader, oracle = make_loader(packed, persistent_workers=True), make_oracle(packed)
+    expected = [digest([batch]) for _ in range(2) for batch in oracle]
+    held, seen, asked, num_with_batch = list[Any](), list[str](), list[Any](), 0
+
+    def iterate() -> None:
+        for _ in range(2):
+            for batch in loader:
+                held[:] = [batch]
+                seen.append(digest([batch]))
+
+    thread = threading.Thread(target=iterate)
+    thread.start()
+    while thread.is_alive():
+        batches = list(held)
+        num_with_batch += bool(batches)
+        asked.append((digest(batches), fork(lambda batches=batches: digest(batches))))  # type: ignore[misc]  # of an argument
+        del batches
+        if len(asked) > 3:
+            want, ask = asked.pop(0)
+            assert ask() == want
+    thread.join()
+    assert all(ask() == want for want, ask in asked)
+    assert num_with_batch > 0, "otherwise, the test shows nothing"
+    assert seen == expected
+
+
+def a_batch_that_another_thread_receives_during_a_fork_does_not_change(packed: Path) -> None:
+    taken = list[Any]()
+    # The loader registers its callback later, so that runs first. Then this one receives a batch, as a thread might.
+    os.register_at_fork(before=lambda: taken.append(next(iterator)))
+    loader = make_loader(packed, persistent_workers=True)
+    next(iterator := iter(loader))
+    ask = fork(lambda: digest(taken))
+    want, buffer = digest(taken), buffer_of(taken[0][0])
+    taken.clear()
+    used = set.union(*(buffers_of(batches) for batches in (iterator, loader, loader)))
+    assert buffer not in used, "the child has its pages"
+    assert ask() == want
+
+
+def count_sockets() -> int:
+    return sum(path.is_socket() for path in Path("/proc/self/fd").iterdir())
+
+
+def what_a_child_holds_and_frees_does_not_affect_its_parent(packed: Path) -> None:
+    num_sockets, process_ids = count_sockets(), set[int]()
+    loader, oracle = make_loader(packed, persistent_workers=True), make_oracle(packed)
+    for _ in range(2):
+        iterator = iter(loader)
+        kept = list(islice(iterator, 4))
+        process_ids = process_ids or find_worker_processes()
+        assert count_sockets() > num_sockets
+
+        def free(kept: list[Any] = kept) -> int:
+            nonlocal loader, iterator
+            kept.clear()
+            del loader, iterator
+            return count_sockets()
+
+        ask = fork(free)
+        kept += islice(iterator, 2)
+        assert ask() == str(num_sockets), "otherwise, worker processes would outlive their parent"
+        if (child := os.fork()) == 0:
+            sys.exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        kept += iterator
+        assert_same(kept, list(oracle))
+        assert_same(list(loader), list(oracle))
+        assert find_worker_processes() == process_ids
+
+
+def answer(batches: Any, may_look: Any, digests: Any) -> None:
+    held = [batches.get() for _ in range(3)]
+    digests.put("held")
+    may_look.wait()
+    digests.put(digest(held))
+
+
+def batches_that_another_process_received_do_not_change(packed: Path, method: str = "fork") -> None:
+    context: Any = multiprocessing.get_context("fork") if method == "fork" else forkserver_context()
+    loader, oracle = make_loader(packed, persistent_workers=True), make_oracle(packed)
+    buffers_of(loader)
+    expected = list(oracle) and list(oracle)
+    batches, may_look, digests = context.Queue(), context.Event(), context.Queue()
+    child = context.Process(target=answer, args=(batches, may_look, digests), daemon=True)
+    iterator = iter(loader)
+    first = next(iterator)  # The child is forked while this batch exists.
+    child.start()
+    for batch in (first, *islice(iterator, 2)):
+        batches.put(batch)
+    del batch
+    rest = list(iterator)
+    for _ in range(2):
+        buffers_of(loader)
+    assert digests.get() == "held"
+    assert_same([first, *rest], [expected[0], *expected[3:]])
+    del first
+    for _ in range(2):
+        buffers_of(loader)
+    may_look.set()
+    assert digests.get() == digest(expected[:3])
+    child.join()
+    assert child.exitcode == 0
+    for each in (oracle, loader):
+        each.set_epoch(9)
+    assert_same(list(loader), list(oracle))
+
+
+def a_child_iterates_with_its_own_worker_processes(packed: Path) -> None:
+    loader, oracle = make_loader(packed, persistent_workers=True), make_oracle(packed)
+    expected = [list(oracle) for _ in range(3)]
+    iterator = iter(loader)
+    kept = list(islice(iterator, 3))
+    process_ids = find_worker_processes()
+    assert process_ids
+
+    def iterate() -> str:
+        assert not find_worker_processes()
+        for epoch in (2, 1, 2):
+            loader.set_epoch(epoch)
+            assert digest(loader) == digest(expected[epoch])
+        own = find_worker_processes()
+        assert len(own) == len(process_ids)
+        assert not own & process_ids
+        assert digest(kept) == digest(expected[0][:3])
+        return " ".join(map(str, own))
+
+    ask = fork(iterate)
+    kept += islice(iterator, 3)
+    own = ask().split()
+    assert_same([*kept, *iterator], expected[0])
+    assert_same(list(loader), expected[1])
+    assert find_worker_processes() == process_ids
+    wait_until(lambda: not any(Path("/proc", process_id, "exe").exists() for process_id in own))
+
+
+def a_child_does_not_use_worker_processes_that_the_parent_started_ahead(packed: Path) -> None:
+    loader, expected = make_loader(packed), list(make_oracle(packed))
+    loader.start_workers()
+    assert fork(lambda: digest(loader))() == digest(expected)
+    assert_same(list(loader), expected)
+
+
+def an_iterator_works_only_in_the_process_that_created_it(packed: Path) -> None:
+    dataset = ShardMapDataset(packed, fields=("image", "label", "key"), transform=RandomResizedCrop(48))
+    persistent: dict[str, Any] = {"num_workers": 1, "persistent_workers": True}
+    others: list[dict[str, Any]] = [{"num_workers": 1}, persistent, {**persistent, "worker_method": "thread"}]
+    any_order = [DataLoader(each, 8, **options) for each in (dataset, range(100)) for options in others]
+    for loader in (make_loader(packed, persistent_workers=True), *any_order):
+        iterator = iter(loader)
+        kept = list(islice(iterator, 3))
+
+        def use(loader: DataLoader = loader, iterator: Any = iterator) -> int:
+            with pytest.raises(RuntimeError, match="belongs to the parent of this forked process: call iter"):
+                next(iterator)
+            return len(list(loader))
+
+        assert fork(use)() == "13", "the child has its own workers"
+        assert len([*kept, *iterator]) == 13
+    iterator = iter(make_oracle(packed))
+    kept = list(islice(iterator, 3))
+    ask = fork(lambda: digest([*kept, *iterator]))
+    assert digest([*kept, *iterator]) == ask(), "without worker processes, parent and child continue independently"
+
+
+def workers_that_call_the_dataset_are_forked_without_a_warning_beside_a_loader(packed: Path) -> None:
+    # Since Python 3.12, forking a process that has threads causes a warning: the child may wait forever for locks.
+    warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+    dataset = ShardMapDataset(packed, transform=RandomResizedCrop(32))
+    loader = DataLoader(dataset, batch_size=4, num_workers=2, persistent_workers=True)
+    for _ in loader:
+        dataset[0]  # The kernel decodes this sample in this process.
+        assert threading.enumerate() == [threading.main_thread()]
+    next(iterator := iter(loader))
+    theirs = torch.utils.data.DataLoader(dataset, batch_size=4, num_workers=2, multiprocessing_context="fork")
+    assert len(list(theirs)) == len(list(iterator)) + 1
+
+
+LAWS: list[Any] = [
+    batches_in_child_and_parent_do_not_change_while_the_parent_continues,
+    an_iterator_works_only_in_the_process_that_created_it,
+]
+SLOW_LAWS: list[Any] = [
+    kept_batches_hold_no_descriptors,
+    a_thread_may_fork_while_another_one_iterates,
+    a_batch_that_another_thread_receives_during_a_fork_does_not_change,
+    what_a_child_holds_and_frees_does_not_affect_its_parent,
+    batches_that_another_process_received_do_not_change,
+    partial(batches_that_another_process_received_do_not_change, method="forkserver"),
+    a_child_iterates_with_its_own_worker_processes,
+    a_child_does_not_use_worker_processes_that_the_parent_started_ahead,
+    workers_that_call_the_dataset_are_forked_without_a_warning_beside_a_loader,
+]
+
+
+@pytest.mark.usefixtures("no_process_of_other_tests")
+@pytest.mark.parametrize("law", [*LAWS, *(pytest.param(law, marks=pytest.mark.slow) for law in SLOW_LAWS)])
+def test_in_a_fresh_process(law: Callable[[Path], None], pictures: Path) -> None:
+    assert_passes_in_fresh_process(law, pictures)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils.data import Dataset
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset
@@ -28,24 +27,10 @@ from shardio.testing.executor import (
     Start,
     write_samples,
 )
+from tests.loader.programs import CALLING, Called
 
 PERSISTENT: dict[str, Any] = {"num_workers": 1, "persistent_workers": True}
 THREAD: dict[str, Any] = {"num_workers": 1, "worker_method": "thread"}
-
-
-class Numbers(Dataset[int]):
-    def __init__(self, samples: Samples) -> None:
-        self.samples = samples
-
-    def __len__(self) -> int:
-        return NUM_SAMPLES
-
-    def __getitem__(self, index: int) -> int:
-        return self.samples(index)
-
-
-def do_nothing(worker_id: int) -> None:
-    pass
 
 
 def over_shards(packed: Path, samples: Samples, **options: Any) -> DataLoader:
@@ -59,12 +44,11 @@ def sampled(packed: Path, samples: Samples, **options: Any) -> DataLoader:
 
 
 def over_any(packed: Path, samples: Samples, **options: Any) -> DataLoader:
-    return DataLoader(Numbers(samples), BATCH_SIZE, **options)
+    return DataLoader(Called(samples, NUM_SAMPLES), BATCH_SIZE, **options)
 
 
 def in_order(packed: Path, samples: Samples, **options: Any) -> DataLoader:
-    dataset = Numbers(samples)
-    return DataLoader(dataset, BATCH_SIZE, sampler=EpochSampler(dataset, shuffle=False), **options)
+    return over_any(packed, samples, sampler=EpochSampler(range(NUM_SAMPLES), shuffle=False), **options)
 
 
 def from_pipe(packed: Path, samples: Samples, **options: Any) -> DataLoader:
@@ -80,8 +64,8 @@ EXECUTORS: dict[str, Callable[[Path, Samples], DataLoader]] = {
     "fetching, processes": partial(over_any, num_workers=1),
     "fetching, persistent": partial(over_any, **PERSISTENT),
     "fetching, threads": partial(over_any, **THREAD),
-    "ordered shards": partial(over_shards, worker_init_fn=do_nothing, num_workers=1),
-    "ordered shards, threads": partial(over_shards, worker_init_fn=do_nothing, **THREAD),
+    "ordered shards": partial(over_shards, **CALLING, num_workers=1),
+    "ordered shards, threads": partial(over_shards, **CALLING, **THREAD),
     "ordered indices, caller": in_order,
     "ordered indices": partial(in_order, num_workers=1),
     "ordered indices, persistent": partial(in_order, **PERSISTENT),
@@ -94,8 +78,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "calling process": {"num_workers": 0},
     "worker processes": {"num_workers": 2},
     "worker processes, persistent": {**PERSISTENT, "num_workers": 2},
-    "ordered shards": {"worker_init_fn": do_nothing, "num_workers": 2},
-    "ordered shards, threads": {"worker_init_fn": do_nothing, **THREAD},  # Threads would share generators.
+    "ordered shards": {**CALLING, "num_workers": 2},
+    "ordered shards, threads": {**CALLING, **THREAD},  # Threads would share generators.
 }
 """The options for which a loader of a ShardDataset chooses each executor."""
 

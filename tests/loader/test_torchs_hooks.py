@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import copy
 import inspect
+import itertools
 import logging
 import pickle
 import threading
@@ -55,52 +56,21 @@ ATTRIBUTES: dict[str, Any] = {
 }
 """The public attributes that torch's DataLoader or its iterators read, with values to set after the constructor."""
 
-
 RARE = ("pin_memory", "pin_memory_device", "timeout", "in_order", "drop_last", "generator", "prefetch_factor")
+
 PERSISTENT: dict[str, Any] = {"num_workers": 1, "persistent_workers": True}
-
-
-def read_on(tree: ast.AST, name: str) -> set[str]:
-    return {
-        node.attr
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute)
-        and isinstance(node.value, ast.Name)
-        and node.value.id == name
-        and isinstance(node.ctx, ast.Load)
-    }
 
 
 def test_the_lists_name_all_that_torch_reads_on_a_loader() -> None:
     found = set[str]()
     for node in ast.parse(inspect.getsource(torchs)).body:
-        if isinstance(node, ast.ClassDef) and node.name == "DataLoader":
-            found |= read_on(node, "self")
-        elif isinstance(node, ast.ClassDef):
-            found |= read_on(node, "loader")
+        if isinstance(node, ast.ClassDef):
+            loader = "self" if node.name == "DataLoader" else "loader"
+            reads = (
+                each for each in ast.walk(node) if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Load)
+            )
+            found |= {each.attr for each in reads if isinstance(each.value, ast.Name) and each.value.id == loader}
     assert found - {"_reset"} == HOOKS | set(ATTRIBUTES), "torch reads other attributes: support them, then list them"
-
-
-def override(base: Any, name: str, value: Any) -> tuple[Any, list[str]]:
-    """Return a subclass that overrides an attribute's value, and a list to which each read of that value is added."""
-    readings = list[str]()
-
-    def read(loader: Any) -> Any:
-        if not loader.__dict__.get("_is_made"):
-            return loader.__dict__.get(f"_given_{name}")
-        readings.append(name)
-        return value
-
-    def write(loader: Any, given: Any) -> None:
-        loader.__dict__[f"_given_{name}"] = given
-
-    class Overridden(base):  # type: ignore[misc]  # any loader
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **options)
-            self.__dict__["_is_made"] = True
-
-    setattr(Overridden, name, property(read, write))
-    return Overridden, readings
 
 
 @pytest.mark.parametrize(
@@ -108,9 +78,19 @@ def override(base: Any, name: str, value: Any) -> tuple[Any, list[str]]:
 )
 def test_attributes_are_read_where_torch_reads_them(name: str) -> None:
     def run(base: Any) -> tuple[str, bool]:
-        loader_class, readings = override(base, name, ATTRIBUTES[name])
-        batches = list(loader_class(range(12), batch_size=4, num_workers=1))
-        return str(batches), bool(readings)
+        readings, given = list[str](), list[Any]()
+
+        def read(loader: Any) -> Any:
+            if not is_made:
+                return given[-1] if given else None
+            readings.append(name)
+            return ATTRIBUTES[name]
+
+        is_made = False
+        overridden = type("Overridden", (base,), {name: property(read, lambda loader, value: given.append(value))})
+        loader = overridden(range(12), batch_size=4, num_workers=1)
+        is_made = True
+        return str(list(loader)), bool(readings)
 
     expected, got = run(torchs.DataLoader), run(DataLoader)
     assert got[0] == expected[0]
@@ -184,8 +164,6 @@ OVERRIDES: dict[str, Any] = {
     "started": {"multiprocessing_context": property(_find_context, lambda loader, context: None)},
     "in a thread": InAThread,
 }
-
-
 WITH_PROCESSES = ("shown", "torch's own", "started")
 RARELY = [name for name in OVERRIDES if name not in WITH_PROCESSES]
 
@@ -217,25 +195,23 @@ def test_methods_are_called_where_torch_calls_them(
     assert run(DataLoader) == run(torchs.DataLoader)
 
 
-@pytest.mark.parametrize("options", [{}, PERSISTENT], ids=str)
-def test_an_overridden_iterator_has_shardios_order(packed: Path, options: dict[str, Any]) -> None:
-    def run(loader_class: Any) -> list[Any]:
-        loader = loader_class(ShardDataset(packed, fields="key", shuffle=True), batch_size=4, **options)
-        return [list(loader) for _ in range(2)]
-
-    first, second = run(DataLoader)
-    assert first != second
-    assert run(overriding(DataLoader, "shown")) == [[("shown", batch) for batch in epoch] for epoch in (first, second)]
-
-
-def test_an_overridden_index_sampler_decides_instead_of_shardios_order(
+def test_an_overridden_iterator_has_shardios_order_and_an_overridden_index_sampler_decides_instead(
     packed: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    for options in ({}, PERSISTENT):
+
+        def run(loader_class: Any, options: Any = options) -> list[Any]:
+            loader = loader_class(ShardDataset(packed, fields="key", shuffle=True), batch_size=4, **options)
+            return [list(loader) for _ in range(2)]
+
+        first, second = run(DataLoader)
+        assert first != second
+        shown = [[("shown", batch) for batch in epoch] for epoch in (first, second)]
+        assert run(overriding(DataLoader, "shown")) == shown
     dataset = ShardMapDataset(packed, fields="key")
-    keys = [dataset[index] for index in range(4)]
     with caplog.at_level(logging.INFO, "shardio"):
         loader = overriding(DataLoader, "indexed")(dataset, batch_size=4, sampler=EpochSampler(dataset))
-        assert [list(loader) for _ in range(2)] == [[[keys[3], keys[1]], [keys[2]]]] * 2
+        assert [list(loader) for _ in range(2)] == [[[dataset[3], dataset[1]], [dataset[2]]]] * 2
     assert not loader.has_order
     assert "Loader overrides _index_sampler" in caplog.text
 
@@ -309,9 +285,7 @@ ARGUMENTS: dict[str, Any] = {
 def free_names() -> list[str]:
     """Return the names that shardio's code uses on a loader and torch's code does not."""
     extension = find_extension(DataLoader(range(3)))
-    names = {*dir(DataLoader), *dir(Extension), *vars(extension), *ARGUMENTS, "shuffle", "stats"} - set(
-        dir(TorchLoader)
-    )
+    names = {*dir(DataLoader), *dir(Extension), *vars(extension), *ARGUMENTS, "shuffle", "stats"} - {*dir(TorchLoader)}
     return sorted(name for name in names - KEPT if not name.startswith("__"))
 
 
@@ -320,13 +294,10 @@ def setting(base: Any, value: Any, *, is_late: bool) -> Any:
 
     class Loader(base):  # type: ignore[misc]  # any loader
         def __init__(self, *arguments: Any, **options: Any) -> None:
-            if not is_late:
-                self.set_all()
-            super().__init__(*arguments, **options)
-            if is_late:
-                self.set_all()
+            for step in (super().__init__, self.set_all) if is_late else (self.set_all, super().__init__):
+                step(*arguments, **options)
 
-        def set_all(self) -> None:
+        def set_all(self, *_: Any, **__: Any) -> None:
             for name in free_names():
                 setattr(self, name, value)
 
@@ -352,15 +323,13 @@ MAKERS: dict[str, Callable[[Any], Any]] = {
     "name", ["set after", "methods", *(pytest.param(name, marks=pytest.mark.slow) for name in ("set before", "none"))]
 )
 def test_every_name_of_shardios_is_free(packed: Path, name: str) -> None:
-    make = MAKERS[name]
     datasets: list[Any] = [list(range(12)), ShardMapDataset(packed, fields=("key", "label"))]
-    for dataset in datasets:
-        several: list[dict[str, Any]] = [{}, PERSISTENT]
-        for options in several:
-            loader, expected = (base(dataset, 4, **options) for base in (make(DataLoader), TorchLoader))
-            for _ in range(2):
-                assert str(list(loader)) == str(list(expected))
-            assert len(loader) == len(iter(loader)) == len(expected)
+    several: list[dict[str, Any]] = [{}, PERSISTENT]
+    for dataset, options in itertools.product(datasets, several):
+        loader, expected = (base(dataset, 4, **options) for base in (MAKERS[name](DataLoader), TorchLoader))
+        for _ in range(2):
+            assert str(list(loader)) == str(list(expected))
+        assert len(loader) == len(iter(loader)) == len(expected)
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
@@ -386,27 +355,24 @@ def public(loader: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(loader).items() if not name.startswith("_")}
 
 
-@pytest.mark.parametrize("shuffle", [None, False, True])
-def test_the_attributes_are_torchs(shuffle: bool | None) -> None:
-    options: dict[str, Any] = {"batch_size": 2, "shuffle": shuffle, "num_workers": 1, "drop_last": True}
-    bases: list[Any] = [TorchLoader, DataLoader]
-    expected, loader = (base(range(6), **options) for base in bases)
-    assert public(loader).keys() == public(expected).keys()
-    assert vars(loader).keys() - vars(expected).keys() == {"_shardio"}
-
-
-def test_arguments_of_shardios_are_attributes_if_they_were_passed(tmp_path: Path) -> None:
+def test_the_attributes_are_torchs_and_arguments_of_shardios_if_they_were_passed(tmp_path: Path) -> None:
+    for shuffle in (None, False, True):
+        options: dict[str, Any] = {"batch_size": 2, "shuffle": shuffle, "num_workers": 1, "drop_last": True}
+        expected: Any = TorchLoader(range(6), **options)  # type: ignore[arg-type]  # a range is a dataset
+        loader: Any = DataLoader(range(6), **options)
+        assert public(loader).keys() == public(expected).keys()
+        assert vars(loader).keys() - vars(expected).keys() == {"_shardio"}
     arguments = {**ARGUMENTS, "quarantine": tmp_path / "log.jsonl"}
     loader = DataLoader(range(6), 2, num_workers=1, **arguments)
     assert {name: value for name, value in public(loader).items() if name in ARGUMENTS} == arguments
 
 
-@pytest.mark.parametrize("base", [TorchLoader, DataLoader])
+@pytest.mark.parametrize(("base", "options"), [(TorchLoader, {}), (DataLoader, {"worker_method": "thread"})])
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_a_loader_is_recreated_from_its_attributes_and_another_batch_sampler(base: Any, shuffle: bool) -> None:
-    loader = base(
-        range(6), batch_size=2, shuffle=shuffle, **({} if base is TorchLoader else {"worker_method": "thread"})
-    )
+def test_a_loader_is_recreated_from_its_attributes_and_another_batch_sampler(
+    base: Any, options: Any, shuffle: bool
+) -> None:
+    loader = base(range(6), batch_size=2, shuffle=shuffle, **options)
     others = {"batch_size", "sampler", "drop_last", "batch_sampler", "dataset_kind"}
     kept = {name: value for name, value in public(loader).items() if name not in others}
     again = type(loader)(**kept, batch_sampler=[[4, 2], [1]])
