@@ -250,6 +250,8 @@ class Tally:
 
     def sum_up(self) -> LoaderStats:
         """Return the statistics so far."""
+        images = self.num_images_by_decoder
+        names: tuple[DecoderName, ...] = ("kernel", "device", "cache", "libjpeg", "raw")
         return LoaderStats(
             num_batches=self.num_batches,
             num_samples=self.num_samples,
@@ -269,12 +271,8 @@ class Tally:
             recognized=self.recognized,
             worker_bytes=tuple(self.bytes_by_worker.values()),
             num_images_by_decoder={
-                "kernel": self.num_images_by_decoder["kernel"],
-                "device": self.num_images_by_decoder["device"],
-                "cache": self.num_images_by_decoder["cache"],
-                "libjpeg": self.num_images_by_decoder["libjpeg"],
-                "raw": self.num_images_by_decoder["raw"],
-                "pillow": self.num_images_by_decoder["pillow"] + self.num_images_by_decoder["pillow, clipped"],
+                **{name: images[name] for name in names},
+                "pillow": images["pillow"] + images["pillow, clipped"],
             },
         )
 

@@ -166,7 +166,7 @@ def test_the_example_of_the_documentation_works(
     assert "torch.Size([4, 3, 512, 512]) torch.Size([4, 512, 512]) tensor(" in capsys.readouterr().out
 
 
-def test_a_field_with_the_name_of_an_entry_comes_first(tmp_path: Path) -> None:
+def test_a_field_with_the_name_of_an_entry_comes_first_and_what_is_missing_may_stay_none(tmp_path: Path) -> None:
     boxes = save_npy(np.array([[0.0, 0, 10, 10]]))
     files = {"png": save(make_picture(20, 40), "PNG"), "json": b'{"npy": 3}', "json.npy": boxes}
     shard = write_samples(tmp_path / "a.tar", [files])
@@ -175,8 +175,6 @@ def test_a_field_with_the_name_of_an_entry_comes_first(tmp_path: Path) -> None:
     assert annotation == {"npy": 3}
     assert moved.tolist() == [[0, 0, 20, 5]]
 
-
-def test_what_a_sample_lacks_stays_none_if_that_is_allowed(tmp_path: Path) -> None:
     image = save(make_picture(20, 40), "PNG")
     shard = write_samples(tmp_path / "a.tar", [{"png": image, "json": b'{"a": [[1, 2, 3, 4]]}'}, {"png": image}])
     kinds = {"png": "image", "json.a": "boxes", "json.b": "labels"}
@@ -229,14 +227,6 @@ def test_an_error_names_the_field_the_sample_and_the_shard(tmp_path: Path, name:
         assert (caught.value.row, caught.value.stage) == (2, "decode")
 
 
-def test_masks_that_differ_in_size_are_an_error_with_a_remedy(shards: Path) -> None:
-    transform = Compose([RandomHorizontalFlip()], fields={"left.jpg": "image", "mask.png": "mask"})
-    for fields, what in ((("mask.png", "left.jpg"), "arrays"), (("left.jpg", "mask.png"), "images")):
-        dataset = ShardDataset(shards, fields=fields, transform=transform)
-        with pytest.raises((RuntimeError, ValueError), match=rf"he {what} of a batch differ in .*RandomResizedCrop"):
-            list(DataLoader(dataset, batch_size=4))
-
-
 LEFT = {"left.jpg": "image"}
 REFUSED: list[tuple[dict[str, str], dict[str, Any], str]] = [
     ({**LEFT, "mask.png": "mask"}, {}, r"has the field 'mask\.png', but fields=.* does not name it"),
@@ -247,7 +237,7 @@ REFUSED: list[tuple[dict[str, str], dict[str, Any], str]] = [
 ]
 
 
-def test_settings_that_do_not_fit_are_errors(shards: Path) -> None:
+def test_settings_that_do_not_fit_and_masks_that_differ_in_size_are_errors(shards: Path) -> None:
     for kinds, options, message in REFUSED:
         with pytest.raises(ValueError, match=message):
             ShardDataset(
@@ -257,6 +247,12 @@ def test_settings_that_do_not_fit_are_errors(shards: Path) -> None:
         MultiCrop([Compose([], fields={"image": "image"})])
     with pytest.raises(TypeError, match="would transform only the image"):
         ShardDataset(shards, fields="left.jpg", transform=Compose([np.copy], fields=LEFT))
+
+    transform = Compose([RandomHorizontalFlip()], fields={"left.jpg": "image", "mask.png": "mask"})
+    for fields, what in ((("mask.png", "left.jpg"), "arrays"), (("left.jpg", "mask.png"), "images")):
+        dataset = ShardDataset(shards, fields=fields, transform=transform)
+        with pytest.raises((RuntimeError, ValueError), match=rf"he {what} of a batch differ in .*RandomResizedCrop"):
+            list(DataLoader(dataset, batch_size=4))
 
 
 HEIGHT, WIDTH = 80, 96

@@ -228,7 +228,7 @@ def test_a_state_knows_what_was_delivered_out_of_order(method: Any) -> None:
         assert sorted(received + flatten(resumed)) == list(range(24))
 
 
-def test_in_processes_the_worker_is_torchs() -> None:
+def test_worker_processes_are_torchs_workers_with_its_seeds_whatever_the_dataset_seeds_on_import() -> None:
     def find(index: int) -> Any:
         ours, torchs = shardio.get_worker_info(), torch.utils.data.get_worker_info()
         return ours is torchs, None if ours is None else ours.id
@@ -236,6 +236,15 @@ def test_in_processes_the_worker_is_torchs() -> None:
     for num_workers in (0, 2):
         seen = list(DataLoader(Called(find, 8), None, num_workers=num_workers))
         assert seen == [[True, index % 2 if num_workers else None] for index in range(8)]
+
+    def draw(loader: Any) -> Any:
+        generator = torch.Generator().manual_seed(1)
+        options = {"num_workers": 2, "multiprocessing_context": forkserver_context(), "generator": generator}
+        return torch.cat(list(loader(Sent(seed_on_import), **options))).tolist()
+
+    drawn = draw(DataLoader)
+    assert drawn == draw(torch.utils.data.DataLoader)
+    assert len(set(drawn)) == 4
 
 
 _DTYPES = [torch.uint8, torch.bool, torch.int64, torch.float16, torch.bfloat16, torch.float64, torch.complex64]
@@ -284,7 +293,7 @@ STRUCTURES: dict[str, Any] = {
 }
 
 
-def test_tensors_that_share_memory_share_it_again_and_nested_ones_keep_their_parts() -> None:
+def test_tensors_that_share_memory_share_it_again_and_are_freed_without_the_collector_of_cycles() -> None:
     base = torch.arange(5000.0)
     parts = [base[:2], base[:3000]]
     nested = torch.nested.nested_tensor(parts, layout=torch.jagged)
@@ -292,6 +301,17 @@ def test_tensors_that_share_memory_share_it_again_and_nested_ones_keep_their_par
     found["evens"][2000] = -1
     assert (found["tail"][0], found["other"][4000]) == (-1, 4000)
     assert describe(list(found["nested"].unbind())) == describe(parts)
+
+    memory = np.zeros(1 << 16, np.uint8)
+    parcel = pack([torch.ones(3000), "text"], Arena(memory), lambda size: np.zeros(size, np.uint8))
+    piece = memory[slice(*parcel.pieces[0].span)]
+    watched = weakref.ref(piece)
+    with without_collector():
+        found = unpack(parcel, [piece])
+        del piece
+        assert watched() is not None
+        del found
+        assert watched() is None
 
 
 def test_what_lies_in_the_arena_is_not_copied_and_what_has_a_gradient_is_put_there() -> None:
@@ -330,19 +350,6 @@ def test_other_values_are_pickled_but_tensors_within_a_graph_of_gradients_refuse
         assert (type(found), str(found)) == (type(value), str(value))
     with pytest.raises(RuntimeError, match=r"needs a gradient and is not a leaf.*call detach\(\)"):
         round_trip([torch.ones(3, requires_grad=True) * 2], 0)
-
-
-def test_an_unpacked_value_is_freed_without_the_collector_of_cycles() -> None:
-    memory = np.zeros(1 << 16, np.uint8)
-    parcel = pack([torch.ones(3000), "text"], Arena(memory), lambda size: np.zeros(size, np.uint8))
-    piece = memory[slice(*parcel.pieces[0].span)]
-    watched = weakref.ref(piece)
-    with without_collector():
-        found = unpack(parcel, [piece])
-        del piece
-        assert watched() is not None
-        del found
-        assert watched() is None
 
 
 NUM_BYTES = 100 << 20
@@ -388,17 +395,6 @@ def test_a_dataset_is_pickled_once_and_its_arrays_are_not_copied() -> None:
     assert (dataset.num_pickled, dataset.value.value, int(dataset.tensor.sum())) == (1, 12, 12)
     assert dataset.array[:12].tolist() == list(range(12))
     assert all(0 < num_bytes < NUM_BYTES // 100 for *_, num_bytes, _ in received)
-
-
-def test_workers_have_torchs_seeds_whatever_the_dataset_seeds_on_import() -> None:
-    def draw(loader: Any) -> Any:
-        generator = torch.Generator().manual_seed(1)
-        options = {"num_workers": 2, "multiprocessing_context": forkserver_context(), "generator": generator}
-        return torch.cat(list(loader(Sent(seed_on_import), **options))).tolist()
-
-    drawn = draw(DataLoader)
-    assert drawn == draw(torch.utils.data.DataLoader)
-    assert len(set(drawn)) == 4
 
 
 @dataclass

@@ -73,17 +73,14 @@ def begin(loader: Any, num_batches: int) -> Any:
     return iterator
 
 
-def test_no_sample_is_read_again() -> None:
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+def test_no_sample_is_read_again_and_without_states_any_number_of_workers_resumes(num_workers: int) -> None:
     read = list[int]()
     loader, resumed = (DataLoader(Called(get, 1000), 10, True, collate_fn=len) for get in (abs, read.append))
     begin(loader, 70)
     resumed.load_state_dict(loader.state_dict())
     assert list(resumed) == [10] * 30
     assert len(read) == 300
-
-
-@pytest.mark.parametrize("num_workers", [0, 1, 3])
-def test_without_states_any_number_of_workers_resumes(num_workers: int) -> None:
     loader = DataLoader(range(40), batch_size=3, shuffle=True, num_workers=2)
     iterator = begin(loader, 5)
     resumed = DataLoader(range(40), batch_size=3, shuffle=True, num_workers=num_workers)
@@ -116,7 +113,7 @@ class Noisy(Numbers):
         self.position = state["position"]
 
 
-def test_another_number_of_workers_is_refused_where_it_matters() -> None:
+def test_another_number_of_workers_and_torchdatas_samplers_are_refused_where_it_matters() -> None:
     loader, other, third = (DataLoader(Numbers(), 5, num_workers=number) for number in (2, 1, 0))
     iterator = begin(loader, 1)
     other.load_state_dict(loader.state_dict())
@@ -126,6 +123,13 @@ def test_another_number_of_workers_is_refused_where_it_matters() -> None:
     assert describe(list(other)) == describe(list(iterator))
     third.load_state_dict(loader.state_dict())  # This is the state at the end of an epoch.
     assert sorted(flatten(third)) == list(range(30))
+
+    loader = StatefulDataLoader(range(20), batch_size=2, shuffle=True)
+    begin(loader, 1)
+    resumed = DataLoader(range(20), batch_size=2, shuffle=True)
+    resumed.load_state_dict(loader.state_dict())
+    with pytest.raises(StateError, match=r"StatefulDataLoader adds them to torch's RandomSampler"):
+        iter(resumed)
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
@@ -314,15 +318,6 @@ def test_states_of_torchdatas_loader_can_be_loaded(dataset: Any, num_workers: in
     resumed = DataLoader(dataset(), **options)
     resumed.load_state_dict(loader.state_dict())
     assert describe(list(resumed)) == describe(list(iterator))
-
-
-def test_states_of_torchdatas_samplers_are_refused() -> None:
-    loader = StatefulDataLoader(range(20), batch_size=2, shuffle=True)
-    begin(loader, 1)
-    resumed = DataLoader(range(20), batch_size=2, shuffle=True)
-    resumed.load_state_dict(loader.state_dict())
-    with pytest.raises(StateError, match=r"StatefulDataLoader adds them to torch's RandomSampler"):
-        iter(resumed)
 
 
 class Asking:

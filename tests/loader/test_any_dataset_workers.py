@@ -33,21 +33,10 @@ from tests.buffers import find_buffers
 from tests.files import count_open_files
 from tests.loader.programs import Called, Shares, flatten
 
-METHODS: dict[str, dict[str, Any]] = {
-    "caller": {},
-    "process": {"num_workers": 1},
-    "thread": {"num_workers": 1, "worker_method": "thread"},
-}
+METHODS: dict[str, Any] = {"caller": {}, "process": {"num_workers": 1}}
+METHODS["thread"] = {"num_workers": 1, "worker_method": "thread"}
+THREADS: dict[str, Any] = {"num_workers": 3, "worker_method": "thread"}
 workers_only = pytest.mark.parametrize("method", ["process", "thread"])
-
-
-def make_numbers(before: Any = None, number: int = 4) -> Called:
-    def get(index: int) -> int:
-        if before is not None and index == number:
-            before()
-        return index
-
-    return Called(get, 10)
 
 
 class Shared(torch.utils.data.IterableDataset[int]):
@@ -72,6 +61,15 @@ class Shared(torch.utils.data.IterableDataset[int]):
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.number = state["number"]
+
+
+def make_numbers(before: Any = None, number: int = 4) -> Called:
+    def get(index: int) -> int:
+        if before is not None and index == number:
+            before()
+        return index
+
+    return Called(get, 10)
 
 
 def fail(kind: type[BaseException], *arguments: Any) -> None:
@@ -250,18 +248,14 @@ class Arrays(torch.utils.data.Dataset[Any]):
         return np.full(2000, index)
 
 
-DEATHS = pytest.mark.parametrize(
-    ("fatal", "message"),
-    [
-        (signal.SIGKILL, "Killed (SIGKILL). Memory has probably run out: use fewer workers, a smaller prefetch_factor"),
-        (signal.SIGBUS, "Bus error (SIGBUS). Shared memory has probably run out: use fewer workers or smaller batches"),
-        (signal.SIGSEGV, "Segmentation fault (SIGSEGV). A library crashed in the dataset or collate_fn: use num_worke"),
-        (signal.SIGUSR1, "User defined signal 1 (SIGUSR1). Another process may have ended it"),
-        (signal.SIGRTMIN + 1, "Real-time signal 1. Another process may have ended it"),
-        ("exit", "exited unexpectedly with exit code 3. Standard error may show why. Use num_workers=0 to debug"),
-    ],
-    ids=str,
-)
+DEATHS = [
+    (signal.SIGKILL, "Killed (SIGKILL). Memory has probably run out: use fewer workers, a smaller prefetch_factor"),
+    (signal.SIGBUS, "Bus error (SIGBUS). Shared memory has probably run out: use fewer workers or smaller batches"),
+    (signal.SIGSEGV, "Segmentation fault (SIGSEGV). A library crashed in the dataset or collate_fn: use num_worke"),
+    (signal.SIGUSR1, "User defined signal 1 (SIGUSR1). Another process may have ended it"),
+    (signal.SIGRTMIN + 1, "Real-time signal 1. Another process may have ended it"),
+    ("exit", "exited unexpectedly with exit code 3. Standard error may show why. Use num_workers=0 to debug"),
+]
 
 
 @pytest.mark.parametrize("fatal", [signal.SIGKILL, "exit"], ids=str)
@@ -285,7 +279,7 @@ def test_a_dead_worker_is_an_error_after_which_the_loader_works_again(fatal: Any
     assert persistent or set(multiprocessing.active_children()) <= others
 
 
-@DEATHS
+@pytest.mark.parametrize(("fatal", "message"), DEATHS, ids=str)
 def test_the_error_of_a_dead_worker_has_the_words_of_torchs_and_says_cause_and_remedy(fatal: Any, message: str) -> None:
     process = multiprocessing.get_context("fork").Process(target=Arrays(fatal).__getitem__, args=(17,))
     process.start()
@@ -322,22 +316,11 @@ def test_loaders_that_are_left_early_leave_nothing(method: Any) -> None:
     assert set(multiprocessing.active_children()) <= others
 
 
-THREADS: dict[str, Any] = {"num_workers": 3, "worker_method": "thread"}
-
-
-def test_nothing_is_copied_or_pickled() -> None:
-    samples = [(threading.Lock(), object()) for _ in range(10)]
-    loader = DataLoader(samples, 2, collate_fn=lambda batch: batch, **THREADS)
-    received = [sample for batch in loader for sample in batch]
-    assert all(one is other for one, other in zip(received, samples, strict=True))
-
-
-def test_each_thread_is_a_worker() -> None:
+def test_each_thread_is_a_worker_and_nothing_is_copied_or_pickled() -> None:
     begun = list[tuple[int, int, str]]()
 
     def init(worker_id: int) -> None:
-        info = shardio.get_worker_info()
-        begun.append((worker_id, info.id, threading.current_thread().name))
+        begun.append((worker_id, shardio.get_worker_info().id, threading.current_thread().name))
 
     def find(index: int) -> Any:
         info = shardio.get_worker_info()
@@ -349,6 +332,24 @@ def test_each_thread_is_a_worker() -> None:
     assert seen == [[number % 3, 3, True, "thread", seed] for number in range(30)]
     assert sorted(begun) == [(number, number, f"shardio-worker-{number}") for number in range(3)]
     assert shardio.get_worker_info() is None
+    samples = [(threading.Lock(), object()) for _ in range(10)]
+    received = [sample for batch in DataLoader(samples, 2, collate_fn=list, **THREADS) for sample in batch]
+    assert all(one is other for one, other in zip(received, samples, strict=True))
+
+
+@pytest.mark.parametrize("num_received", [0, 2, 7])
+def test_iterable_datasets_have_their_own_positions_and_resume(num_received: int) -> None:
+    whole = flatten(DataLoader(Shared(), 3, **THREADS))
+    assert sorted(whole) == list(range(20))
+    loader, resumed = (DataLoader(Shared(), 3, **THREADS) for _ in range(2))
+    begun = flatten(islice(iter(loader), num_received))
+    resumed.load_state_dict(loader.state_dict())
+    assert begun + flatten(resumed) == whole
+    if num_received > 0:
+        other = DataLoader(Shared(), 3, **{**THREADS, "num_workers": 2})
+        other.load_state_dict(loader.state_dict())
+        with pytest.raises(StateError, match="num_workers=2"):
+            iter(other)
 
 
 def draw_from_worker(_: int) -> tuple[float, float, float]:
@@ -369,23 +370,6 @@ def test_the_generators_of_a_thread_are_seeded_as_those_of_a_process() -> None:
         lambda _: (random.random(), float(torch.rand(()))), "multiprocessing"
     )
     assert len(set(map(tuple, drawn))) == 12
-
-
-@pytest.mark.parametrize("num_received", [0, 2, 7])
-def test_iterable_datasets_have_their_own_positions_and_resume(num_received: int) -> None:
-    whole = flatten(DataLoader(Shared(), 3, **THREADS))
-    assert sorted(whole) == list(range(20))
-    loader = DataLoader(Shared(), 3, **THREADS)
-    batches = iter(loader)
-    begun = flatten(islice(batches, num_received))
-    resumed = DataLoader(Shared(), 3, **THREADS)
-    resumed.load_state_dict(loader.state_dict())
-    assert begun + flatten(resumed) == whole
-    if num_received > 0:
-        other = DataLoader(Shared(), 3, **{**THREADS, "num_workers": 2})
-        other.load_state_dict(loader.state_dict())
-        with pytest.raises(StateError, match="num_workers=2"):
-            iter(other)
 
 
 def test_a_dataset_that_cannot_know_its_share_is_warned_of_once() -> None:

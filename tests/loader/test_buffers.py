@@ -114,7 +114,7 @@ def test_batches_may_be_freed_by_other_threads_while_the_loader_is_iterated(pict
     assert len(buffers) <= NUM_BUFFERS + 2 + 4 + 1
 
 
-def test_images_cannot_grow_in_place(pictures: Path) -> None:
+def test_images_cannot_grow_in_place_and_what_a_user_writes_into_them_does_not_reappear(pictures: Path) -> None:
     loader, oracle = make_loader(pictures, persistent_workers=True), make_oracle(pictures)
     (images, *_), (expected, *_) = next(iter(loader)), next(iter(oracle))
     with pytest.raises(RuntimeError, match="Trying to resize storage that is not resizable"):
@@ -128,8 +128,6 @@ def test_images_cannot_grow_in_place(pictures: Path) -> None:
     assert buffer is not None
     assert buffer_of(images.resize_(2, 3, 48, 48)) == buffer
 
-
-def test_what_a_user_writes_into_a_batch_does_not_reappear(pictures: Path) -> None:
     loader, oracle = make_loader(pictures, persistent_workers=True), make_oracle(pictures)
     buffers = set()
     for _ in range(3):

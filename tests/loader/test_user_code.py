@@ -177,7 +177,7 @@ def test_libraries_transforms_get_what_they_take_and_crop_masks_with_images(capt
     assert dataset[0].size == (64, 56)
 
 
-def test_custom_decoders_and_messagepack(captioned: Path) -> None:
+def test_custom_decoders_and_messagepack_and_missing_fields(captioned: Path) -> None:
     decoders = {"snd": lambda content: np.frombuffer(content, np.uint8) + random.randrange(100)}
 
     def make() -> ShardMapDataset:
@@ -187,6 +187,14 @@ def test_custom_decoders_and_messagepack(captioned: Path) -> None:
     (sounds, packed), *_ = assert_batches_are_the_oracles(make)
     assert sounds.shape == (8, 100)
     assert packed["id"].tolist() == packed[3][0].tolist()
+
+    with pytest.raises(SampleError, match=r"has no field 'txt': request only fields .* or set missing=None"):
+        ShardMapDataset([captioned], fields="txt")[0]
+    dataset = ShardMapDataset([captioned], fields="txt", missing=None, decoders={"txt": bytes.split})
+    assert [dataset[0], dataset[1]] == [None, [b"w", b"w"]]
+    for num_workers in (0, 1):
+        with pytest.raises(TypeError, match="sample 0 of a batch has None as a value"):
+            next(iter(DataLoader(dataset, 8, num_workers=num_workers)))
 
 
 @pytest.mark.parametrize("collate_fn", [collate_pair, collate_unusual, lambda samples: None, len])
@@ -344,16 +352,6 @@ def test_what_the_script_defines_is_sent_without_running_the_script_again(pictur
     ended = run_python(tmp_path / "script.py", pictures)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.splitlines() == ["the script runs", "(4, 3, 20, 20)"]
-
-
-def test_a_missing_field_is_an_error_or_none(captioned: Path) -> None:
-    with pytest.raises(SampleError, match=r"has no field 'txt': request only fields .* or set missing=None"):
-        ShardMapDataset([captioned], fields="txt")[0]
-    dataset = ShardMapDataset([captioned], fields="txt", missing=None, decoders={"txt": bytes.split})
-    assert [dataset[0], dataset[1]] == [None, [b"w", b"w"]]
-    for num_workers in (0, 1):
-        with pytest.raises(TypeError, match="sample 0 of a batch has None as a value"):
-            next(iter(DataLoader(dataset, 8, num_workers=num_workers)))
 
 
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = [
