@@ -41,7 +41,7 @@ def damage_zip() -> list[bytes]:
 
 OBJECTS = np.array([{"a": 1}], dtype=object)
 DEEP = np.arange(20, dtype=np.uint16).reshape(4, 5) * 1000
-ARRAYS = {"a": np.arange(12).reshape(3, 4), "b.c": np.zeros(0, np.float16), "d": np.array(3.5)}
+ARRAYS: dict[str, Any] = {"a": np.arange(12).reshape(3, 4), "b.c": np.zeros(0, np.float16), "d": np.array(3.5)}
 
 HOSTILE = {
     "elements": write("(1000000000000,)"),

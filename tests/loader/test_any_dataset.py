@@ -439,8 +439,8 @@ def refuse() -> None:
     ids=["lambda", "nested", "partial", "method"],
 )
 def test_the_error_names_the_attribute_that_cannot_be_pickled_and_no_process_is_left(value: Any, path: str) -> None:
-    before, options = set(multiprocessing.active_children()), {"multiprocessing_context": forkserver_context()}
-    loader = DataLoader(Holder(value), sampler=[0], num_workers=2, collate_fn=as_list, **options)
+    before, context = set(multiprocessing.active_children()), forkserver_context()
+    loader = DataLoader(Holder(value), sampler=[0], num_workers=2, collate_fn=as_list, multiprocessing_context=context)
     with pytest.raises((TypeError, AttributeError, pickle.PicklingError)) as caught:
         iter(loader)
     assert f"({path} cannot be pickled, but worker processes that are not forked receive" in str(caught.value)

@@ -195,9 +195,9 @@ def test_the_error_of_a_beginning_is_that_of_the_first_batch_and_persistent_work
     for init in (None, fail_to_begin) if method == "thread" else ():
         loader = DataLoader(Flaky(), 2, persistent_workers=True, worker_init_fn=init, **METHODS["thread"])
         with suppress(OSError):
-            next(batches := iter(loader))
-        (thread,) = batches._workers
-        del loader, batches
+            next(iterator := iter(loader))
+        (thread,) = iterator._workers
+        del loader, iterator
         gc.collect()
         thread.join(60)
         assert not thread.is_alive()
@@ -211,10 +211,8 @@ def test_threads_are_awaited_together(monkeypatch: pytest.MonkeyPatch) -> None:
         all_fetch.wait()
         may_end.wait()
 
-    batches, waits = (
-        iter(DataLoader(Called(get), sampler=[0] * 4, num_workers=4, worker_method="thread")),
-        list[float](),
-    )
+    waits = list[float]()
+    batches: Any = iter(DataLoader(Called(get), sampler=[0] * 4, num_workers=4, worker_method="thread"))
 
     def note(join: Any, timeout: float) -> None:
         waits.append(timeout)

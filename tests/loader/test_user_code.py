@@ -75,7 +75,7 @@ def assert_batches_are_the_oracles(make: Callable[[], ShardMapDataset], collate_
         dataset.set_epoch(epoch)
         sampler = EpochSampler(dataset)
         sampler.set_epoch(epoch)
-        options = {"sampler": list(sampler), "collate_fn": collate_fn or collate_channels_last}
+        options: dict[str, Any] = {"sampler": list(sampler), "collate_fn": collate_fn or collate_channels_last}
         epochs.append(list(torch.utils.data.DataLoader(dataset, 8, **options)))
     for num_workers in (0, 1):
         dataset = make()
