@@ -1,2 +1,2 @@
 from .doctor import Diagnosis as Diagnosis, doctor as doctor
-from .evidence import Advice as Advice
+from .rates import Advice as Advice
