@@ -52,7 +52,7 @@ def test_images_rendered_into_rows_are_those_rendered_into_new_arrays_and_those_
         ({"decode": "pil", "transform": np.asarray}, "pillow"),
         ({"transform": Compose([CROP, lambda image: image])}, "kernel"),
     ],
-    ids=repr,
+    ids=["pillow", "asarray", "lambda"],
 )
 def test_images_that_need_pixels_are_planned_as_finished(options: dict[str, Any], decoder_name: str) -> None:
     planned = plan_all(FieldDecoder(fields="image", **options))
