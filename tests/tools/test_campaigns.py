@@ -139,7 +139,7 @@ def test_what_breaks_a_law_is_saved(photos: Path, monkeypatch: Any, capsys: Any,
     with monkeypatch.context() as patch:
         patch.setattr(tile_campaign, "read_by_simplejpeg", lambda content: read_by_simplejpeg(content) ^ 1)
         assert fails(tile_campaign.main, **options, crops=1) == 1
-        assert "has different pixels" in capsys.readouterr().out
+        assert "with different pixels" in capsys.readouterr().out
     monkeypatch.setattr(tile_campaign, "check_file", check)
     assert fails(tile_campaign.main, **options) == 1
     assert f"B.JPEG: {error}" in capsys.readouterr().out
