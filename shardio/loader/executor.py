@@ -198,8 +198,13 @@ def find_override(loader: Any) -> str | None:
 
 def find_decoder(dataset: Any) -> FieldDecoder | None:
     """Return the decoder of shardio's dataset; None for any other dataset, whose transform works differently."""
+    return None if (transformed := find_transformed(dataset)) is None else transformed.decoder
+
+
+def find_transformed(dataset: Any) -> Transformed | None:
+    """Return shardio's dataset inside torch's wrappers; None for any other dataset."""
     inner = unwrap(dataset).dataset
-    return inner.decoder if isinstance(inner, Transformed) else None
+    return inner if isinstance(inner, Transformed) else None
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -45,9 +45,9 @@ from shardio.loader.executor import (
     ExecutorSettings,
     OrderSampler,
     TorchDataLoader,
-    find_decoder,
     find_order,
     find_override,
+    find_transformed,
 )
 from shardio.loader.sampler_epochs import Epochs
 from shardio.order import DROP_LAST, Cursor, Progress, Split
@@ -249,14 +249,15 @@ class Extension:
                 batches = executor.start(cursor, split)
         finally:
             self.epochs.sampler = None
-        decoder, persists, token = find_decoder(dataset), loader.persistent_workers, object()
+        transformed, persists, token = find_transformed(dataset), loader.persistent_workers, object()
+        decoder = None if transformed is None else transformed.decoder
         self._latest = token
 
         def is_latest() -> bool:
             return order is None or self._latest is token
 
         def check() -> None:
-            if decoder is not find_decoder(dataset):
+            if transformed is not None and transformed.decoder is not decoder:
                 raise RuntimeError(TOO_LATE)
             if persists and not is_latest():
                 raise RuntimeError(SUPERSEDED)
