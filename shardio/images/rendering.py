@@ -372,10 +372,25 @@ def define_operation(name: str, edit: Edit) -> int:
     Raises:
         ValueError: If another operation has the name.
     """
-    code = -1 - zlib.crc32(name.encode())
+    code = _Code(-1 - zlib.crc32(name.encode()))
     if _DEFINED.setdefault(code, edit) is not edit:
         raise ValueError(f"an operation named {name!r} already exists: choose another name")
     return code
+
+
+class _Code(int):
+    """The code of a defined operation.
+
+    Unpickling it defines the operation, because a worker process does not run the script that defined it.
+    """
+
+    def __reduce__(self) -> tuple[Callable[[int, Edit], int], tuple[int, Edit]]:
+        return _restore_code, (int(self), _DEFINED[self])
+
+
+def _restore_code(code: int, edit: Edit) -> int:
+    _DEFINED.setdefault(code, edit)
+    return _Code(code)
 
 
 def edit_by_pillow(pixels: Pixels, operations: NDArray[np.void]) -> Pixels:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import importlib
 import math
+import pickle
 import platform
+import subprocess
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from shardio.images import edit_images, make_operations
+from shardio.images import define_operation, edit_images, make_operations
 from shardio.images.rendering import blur, edit_by_pillow
 from shardio.kernel import operations as codes, require_functions
 from shardio.kernel.functions import Functions
@@ -263,3 +267,22 @@ def test_read_only_images_stay_as_they_are() -> None:
     with pytest.raises(AssertionError, match="raw memory"):
         edit_images([np.frombuffer(content, np.uint8).reshape(2, 5, 3)], make_operations(1, codes.INVERT))
     assert content == bytes(30)
+
+
+IN_ANOTHER_PROCESS = """
+import pickle, sys
+import numpy as np
+code = pickle.load(sys.stdin.buffer)
+from shardio.images import define_operation, edit_images, make_operations
+images = np.full((2, 3, 4, 3), 7, np.uint8)
+edit_images(images, make_operations(2, code, [1, 2]))
+print(images[:, 0, 0, 0])
+"""
+
+
+def test_a_pickled_code_defines_its_operation_in_another_process() -> None:
+    code = define_operation("add", lambda image, numbers: image.point(lambda value: value + int(numbers[0])))
+    program = [sys.executable, "-c", IN_ANOTHER_PROCESS]
+    done = subprocess.run(program, input=cloudpickle.dumps(code), capture_output=True, check=True)
+    assert done.stdout == b"[8 9]\n"
+    assert pickle.loads(cloudpickle.dumps(code)) == code, "the process that defined it can load it, too"
