@@ -10,13 +10,16 @@ import dataclasses
 import importlib
 import io
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,7 +44,11 @@ ROUNDS = 5
 def take_turns(candidates: Mapping[str, Callable[[], Any]], count: int, unit: str) -> None:
     """Print the CPU time of each candidate, in µs divided by ``count``, and the ratios to shardio's."""
     runs = {name: (lambda _, run=run: run()) for name, run in candidates.items()}
-    times = alternate(runs, chunks=[count], rounds=ROUNDS)
+    report(alternate(runs, chunks=[count], rounds=ROUNDS), unit)
+
+
+def report(times: Mapping[str, list[float]], unit: str) -> None:
+    """Print the CPU time of each candidate in µs, and the ratios to shardio's."""
     for name, found in times.items():
         compared = f"; {summarize(ratios(found, times['shardio']), 2)} times shardio" if name != "shardio" else ""
         print(f"  {name}: {summarize(found, 1)} µs per {unit}{compared}", flush=True)
@@ -129,32 +136,62 @@ def read_tiny_chunks(data: Path) -> Iterator[object]:
     yield from importlib.import_module("litdata").StreamingDataset(str(data), shuffle=True)
 
 
+TINY_READERS: dict[str, tuple[str, Callable[[Path], Iterator[object]], int]] = {
+    "shardio": ("tars", read_tiny_tars, TINY_BATCH),
+    "WebDataset, buffer of 10,000": ("tars", read_tiny_webdataset, 1),
+    "MosaicML": ("mds", read_tiny_mds, 1),
+    "LitData": ("chunks", read_tiny_chunks, 1),
+}
+"""The format that each reader reads, the function that opens it, and the number of samples that it yields at a time."""
+
+
 def measure_tiny_samples(folder: Path) -> None:
     """Read tiny samples in shuffled order from 128 shards of more and more samples."""
     for shard_samples in (1_000, 10_000, 100_000, 1_000_000):
-        formats = {"tars": write_tiny_tars, "mds": write_tiny_mds, "chunks": write_tiny_chunks}
         # With a million samples in each shard, MosaicML's order of 128 million samples needs too much memory.
-        peers = shard_samples <= 100_000
-        for name, write in formats.items():
+        names = list(TINY_READERS) if shard_samples <= 100_000 else ["shardio"]
+        formats = {"tars": write_tiny_tars, "mds": write_tiny_mds, "chunks": write_tiny_chunks}
+        for name in {TINY_READERS[reader][0] for reader in names}:
             data = folder / f"{name}-{shard_samples}"
             data.mkdir()
-            if peers or name == "tars":
-                write(data, shard_samples)
-        readers: dict[str, tuple[Iterator[object], int]] = {
-            "shardio": (read_tiny_tars(folder / f"tars-{shard_samples}"), TINY_BATCH)
-        }
-        if peers:
-            readers["WebDataset, buffer of 10,000"] = read_tiny_webdataset(folder / f"tars-{shard_samples}"), 1
-            readers["MosaicML"] = read_tiny_mds(folder / f"mds-{shard_samples}"), 1
-            readers["LitData"] = read_tiny_chunks(folder / f"chunks-{shard_samples}"), 1
-
-        def read(reader: Iterator[object], size: int) -> None:
-            for _ in range(32 * TINY_BATCH // size):
-                next(reader)
-
+            formats[name](data, shard_samples)
         print(f" {shard_samples:,} samples in each of {NUM_TINY_SHARDS} shards")
-        candidates = {name: partial(read, reader, size) for name, (reader, size) in readers.items()}
-        take_turns(candidates, 32 * TINY_BATCH, "sample")
+        with ExitStack() as processes:
+            # Each reader has a process of its own: background threads of one must not count for another.
+            readers = {
+                name: processes.enter_context(serve_tiny(name, folder / f"{TINY_READERS[name][0]}-{shard_samples}"))
+                for name in names
+            }
+            times: dict[str, list[float]] = {name: [] for name in readers}
+            for number in range(ROUNDS + 1):
+                for name in names[number % len(names) :] + names[: number % len(names)]:
+                    readers[name].send(32 * TINY_BATCH)
+                    taken_s = readers[name].recv()
+                    if number:
+                        times[name].append(1e6 * taken_s / (32 * TINY_BATCH))
+        report(times, "sample")
+
+
+@contextmanager
+def serve_tiny(name: str, data: Path) -> Iterator[Connection]:
+    """Start a process that reads tiny samples. Yield a connection: send a number, receive the CPU time in seconds."""
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_answer, args=(name, data, theirs), daemon=True)
+    process.start()
+    yield ours
+    process.kill()
+    process.join()
+
+
+def _answer(name: str, data: Path, connection: Connection) -> None:
+    _, read, num_at_once = TINY_READERS[name]
+    samples = read(data)
+    while True:
+        num_samples = connection.recv()
+        began = time.process_time()
+        for _ in range(num_samples // num_at_once):
+            next(samples)
+        connection.send(time.process_time() - began)
 
 
 def measure_sequence(folder: Path) -> None:
