@@ -353,6 +353,8 @@ class MixedDataset(Ordered, Iterated):
             if temperature != 1:
                 raise ValueError(f"temperature={temperature} has no effect without weights='proportional': remove it")
             return given
+        if isinstance(options.weights, Mapping):
+            raise TypeError("weights must be 'proportional' or None: pass each weight in sources, with its dataset")
         check_choice("weights", options.weights, Literal["proportional"])
         if given:
             name = next(iter(given))

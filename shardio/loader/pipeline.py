@@ -95,7 +95,7 @@ class PlannedBatches(BatchIterator):
             return Batch(error=error)
 
 
-def _take_tiles(epoch: PlannedEpoch, watches: Sequence[BufferWatch], settings: BatchSettings) -> PlannedEpoch:
+def take_tiles(epoch: PlannedEpoch, watches: Sequence[BufferWatch], settings: BatchSettings) -> PlannedEpoch:
     """Return the plans of an epoch. If a watch decodes images, and this is possible, images are collected as tiles."""
     here = threading.get_ident()
     is_wanted = any(watch.takes_tiles and watch.thread_id == here for watch in watches)
@@ -137,7 +137,7 @@ class WorkerProcesses(Executor):
         began = time.perf_counter()
         workers, buffers = self._find_workers()
         buffers.watch(self._watches)
-        epoch = _take_tiles(self._planner.plan(cursor, split), self._watches, self._settings)
+        epoch = take_tiles(self._planner.plan(cursor, split), self._watches, self._settings)
         self.tally = self._settings.begin_tally(epoch.source.decoder, workers.num_threads, began)
         self.tally.bytes_by_worker = workers.memory.bytes_by_worker
         pipeline = Pipeline(
@@ -343,12 +343,14 @@ class CallingProcess(Executor):
 
     def start(self, cursor: Cursor | None, split: Split | None) -> BatchIterator:
         began = time.perf_counter()
-        epoch = _take_tiles(self._planner.plan(cursor, split), self._watches, self._settings)
+        epoch = take_tiles(self._planner.plan(cursor, split), self._watches, self._settings)
         self.tally = self._settings.begin_tally(epoch.source.decoder, 0, began)
-        return _CallersBatches(self, epoch, self._settings, self.tally)
+        return CallersBatches(self, epoch, self._settings, self.tally)
 
 
-class _CallersBatches(PlannedBatches):
+class CallersBatches(PlannedBatches):
+    """The batches of one epoch, which the calling process makes when they are requested."""
+
     def __init__(self, executor: CallingProcess, epoch: PlannedEpoch, settings: BatchSettings, tally: Tally) -> None:
         super().__init__(epoch, settings, tally)
         self._executor, self._num_chunks = executor, 0

@@ -57,6 +57,7 @@ class Stream(IterableDataset[Any]):
         ({"a": SHARD}, {}, ValueError, r"the source 'a' has no weight: .*weights='proportional'"),
         ({"a": (SHARD, 1)}, {"weights": "proportional"}, ValueError, "the weight of 'a' contradict"),
         ({"a": SHARD}, {"weights": "equal"}, ValueError, "weights must be one of 'proportional'"),
+        ({"a": SHARD}, {"weights": {"a": 1}}, TypeError, "pass each weight in sources"),
         ({"a": (SHARD, -1)}, {}, ValueError, "the weight of the source 'a' must be at least 0 and finite, got -1"),
         ({"a": (SHARD, float("nan"))}, {}, ValueError, "at least 0 and finite, got nan"),
         ({"a": (SHARD, 0)}, {}, ValueError, "all weights are 0"),
