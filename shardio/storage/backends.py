@@ -286,7 +286,7 @@ _SIGNS = (
 
 
 class FailedRequestError(Exception):
-    """A request failed for a known cause.
+    """A request failed, and the cause is known.
 
     Args:
         failure: The cause.

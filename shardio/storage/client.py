@@ -42,10 +42,10 @@ START_S = 60.0
 """The time in seconds to wait for the first greeting of a storage process, which has to import obstore."""
 
 END_S = 5.0
-"""The time in seconds to wait until a killed storage process has ended. The process may be waiting for a disk."""
+"""The time in seconds to wait for a killed storage process to end. The process may be waiting for a disk."""
 
 CLOSE_S = 0.5
-"""The time in seconds to wait for the storage process to end when this process exits. It usually takes 10 ms."""
+"""The time in seconds to wait for the storage process to end when this process exits. This usually takes 10 ms."""
 
 MAX_DEATHS = 3
 """The number of deaths of the storage process after which a request fails."""
@@ -108,7 +108,7 @@ class SilentError(ConnectionError):
 
 
 class StorageConnection:
-    """One end of a connection, which sends and receives values and bytes.
+    """One end of a connection. It sends and receives values and bytes.
 
     Args:
         end: The socket.
@@ -224,7 +224,7 @@ def connect_to(folder: Path, patience_s: float | None = None) -> StorageConnecti
 
 
 def connect_socket(folder: Path) -> socket.socket:
-    """Return a socket that is connected to a folder's socket, before any greeting.
+    """Return a socket that is connected to a folder's socket but has not received a greeting.
 
     Raises:
         FileNotFoundError, ConnectionRefusedError: If no process listens on the socket.
@@ -243,7 +243,7 @@ def connect_socket(folder: Path) -> socket.socket:
 
 @contextmanager
 def name_socket(folder: Path) -> Iterator[str]:
-    """Yield a path to a folder's socket that is short enough for a socket address.
+    """Yield a path to a folder's socket. The path is short enough for a socket address.
 
     Raises:
         StoreError: If there is no short path.
@@ -284,7 +284,7 @@ class _Patience:
                 os.kill(self._process_id, signal.SIGKILL)
                 _log.warning(
                     "shardio's storage process (process %d) did not answer for %g s, perhaps because it was suspended "
-                    "or swapped out. It was killed; a new one is started, and the unanswered requests are repeated",
+                    "or swapped out. It was killed. A new one is started, and unanswered requests are repeated",
                     self._process_id,
                     self._patience_s,
                 )
@@ -435,7 +435,7 @@ class Client:
         except _AnsweredError:
             self._idle.append(connection)
             raise
-        except BaseException:  # Even after Ctrl-C, the rest of an answer must not count as the next answer.
+        except BaseException:  # Even after Ctrl-C, the rest of an answer must not be taken for the next answer.
             connection.close()
             raise
         self._idle.append(connection)
@@ -463,7 +463,7 @@ class Client:
         return None
 
     def _start(self) -> None:
-        """Start the storage process. Reuse the folder of a storage process that has died, which may hold a cache."""
+        """Start the storage process. If one has died, reuse its folder, which may hold a cache."""
         if self._is_exiting:
             raise StoreError("cannot read from an object store while Python is exiting")
         if self._process is not None:

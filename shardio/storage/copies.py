@@ -1,6 +1,6 @@
 """Keep local copies of remote objects, and limit the space that they use. A copy may lack blocks.
 
-A copy is a sparse file: the object's bytes at their own offsets, then, for each block of 512 bytes, one byte that is 1
+A copy is a sparse file: the object's bytes at their own offsets, then, for each 512-byte block, one byte that is 1
 if the block is present. Members of tars begin at multiples of 512 bytes, so two samples never share a block. A *sealed*
 copy ends with a hash of the whole content.
 
@@ -281,7 +281,7 @@ def name_copy(found: FileStat, run: str = "") -> str:
 
 
 class Budget:
-    """The folder of a cache, and the space in it that this process may use. Threads share it.
+    """The folder of a cache, and the space in it that this process may use. Threads share a budget.
 
     If all users may create files in the configured folder, as in /tmp, the cache uses a subfolder for this user.
 
@@ -322,7 +322,7 @@ class Budget:
         return self.folder.stat().st_mode & 0o666 if self._settings.is_shared else 0o600
 
     def make_folder(self) -> None:
-        """Create the folder, to which only this user may write, or check an existing folder.
+        """Create the folder so that only this user may write to it, or check an existing folder.
 
         Other users lose write access to an existing folder if it belongs to this user and holds only a cache.
 
@@ -342,9 +342,9 @@ class Budget:
             folder.chmod(stat.S_IMODE(status.st_mode) & 0o755)  # Some systems let a group write to new folders.
         else:
             raise StoreError(
-                f"the cache {folder} {describe_owner(status)}: other users can put data into it, which would be read "
-                "as yours. Choose your own folder, remove the write access of others (chmod go-w) or, if you trust all "
-                "users who can write to it, set cache_shared=True (--cache-shared)"
+                f"the cache {folder} {describe_owner(status)}: other users can put data into it, and this data would "
+                "be read as yours. Choose your own folder, remove the write access of others (chmod go-w) or, if you "
+                "trust all users who can write to it, set cache_shared=True (--cache-shared)"
             )
 
     def reserve(self, num_bytes: int, in_use: str) -> None:

@@ -6,7 +6,7 @@ minutes.
 
 huggingface_hub provides the endpoint, the token, the connections and the meaning of errors. Its HfFileSystem and
 HfApi.list_repo_tree are not used. Their listings have no timeout, so a stalled connection blocks a listing forever. An
-interrupted listing starts again. Requests are repeated according to the rules of huggingface_hub, regardless of
+interrupted listing starts over. Requests are repeated according to the rules of huggingface_hub, regardless of
 ``retries`` and ``deadline_s``. HfFileSystem copies all bytes in Python, whereas obstore resumes a broken transfer and
 reads many ranges at a time.
 """
@@ -40,7 +40,7 @@ OPTIONS = {"endpoint", "token"}
 _TOKEN = re.compile(r"Bearer [!-~]+")
 
 FLAGS = {"true": None, "false": False}
-"""The special values of the token, as in huggingface_hub: the user's saved token, or none."""
+"""The special values of the token, with huggingface_hub's equivalents: the user's saved token, and no token."""
 
 MAX_BESIDE = 16
 """The maximum number of subfolders that are listed one by one. If more subfolders are requested, their parent folder is
@@ -153,7 +153,7 @@ class HubRepository:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers of requests, with the token, which is read again each time because it may be renewed.
+        """The headers of requests. The token in them is read again each time, because it may have been renewed.
 
         Raises:
             LocationError: If the token is invalid.

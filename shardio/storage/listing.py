@@ -75,7 +75,7 @@ class Listing:
         return len(self.sizes)
 
     def find(self, key: str) -> int | None:
-        """Return the number of the file with a key; None if no file has this key."""
+        """Return the number of the file with a given key; None if no file has this key."""
         wanted = np.uint64(_hash(key))
         place = int(np.searchsorted(self.hashes, wanted, sorter=self.order))
         while place < len(self) and self.hashes[self.order[place]] == wanted:
@@ -231,7 +231,7 @@ def cut_bundles(listing: Listing) -> Bundles:
 
 
 def size_in_bundle(size: Size) -> Size:
-    """Return the number of bytes that a file of a given size occupies in a bundle. Accept one size or an array."""
+    """Return the number of bytes that a file of a given size occupies in a bundle. ``size`` may also be an array."""
     return -(-(size + HASH_BYTES) // BLOCK) * BLOCK
 
 
@@ -314,7 +314,7 @@ class CachedFiles:
                 return content
         raise StoreError(
             f"the cache is too small, or its disk is damaged: the fetched part of {self.store.prefix}{key} was removed "
-            f"or changed before it was read, {MAX_FILLS} times in a row. Set a larger cache_size, or another cache"
+            f"or changed before it was read, {MAX_FILLS} times in a row. Set a larger cache_size, or a different cache"
         )
 
     def prefetch(self, keys: Sequence[str], *, is_urgent: bool = False) -> None:
@@ -392,7 +392,7 @@ class CachedFiles:
 
 
 def open_files(folder: Location, kept: str | os.PathLike[str] | None) -> tuple[Listing, CachedFiles | None]:
-    """Return the listing of a folder, and its files; None instead of the files if their store has no cache.
+    """Return a folder's listing and its files. If the folder's store has no cache, return None instead of the files.
 
     Args:
         folder: The folder.

@@ -319,7 +319,7 @@ class FolderFiles:
 
 
 def walk_folders(root: Path) -> Iterator[FolderFiles]:
-    """Yield each folder at and below a directory with its files, as :func:`walk_files` finds them."""
+    """Yield a directory and all folders below it, each with its files, as :func:`walk_files` finds them."""
     folders = [("", frozenset[str]())]
     while folders:
         path, holders = folders.pop()

@@ -25,8 +25,8 @@ from shardio.storage.store import Location, absolute_path, find_url, make_path, 
 from shardio.values import check_flag, check_integer, check_seconds, parse_size
 
 OPENERS = dict.fromkeys(("s3", "gs", "az", "http", "https", "hf", "memory"), "shardio.storage.remote:open_url")
-"""For each scheme of URLs, the function that returns the location that a URL names, given the URL and a
-:class:`RemoteAccess`. The module of a function is imported when the function is first needed."""
+"""For each URL scheme, the function that takes a URL and a :class:`RemoteAccess`, and returns the location that the
+URL names. The module of a function is imported when the function is first needed."""
 
 NUM_THREADS = 16
 """The maximum number of calls that :func:`map_locations` makes at a time."""
@@ -46,7 +46,7 @@ class RemoteOptions:
 
     Attributes:
         retries: The number of times that a failed request is repeated.
-        timeout_s: The time in seconds without progress after which a request counts as failed.
+        timeout_s: The time in seconds without progress after which a request fails.
         deadline_s: The time in seconds after which a request that keeps failing is no longer repeated.
         max_requests: The maximum number of requests that a run's storage process makes at a time to one store.
         config: The other options, sorted by name: those of the backend, such as ``endpoint`` or ``region``. They may
@@ -106,7 +106,7 @@ class CacheSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteAccess:
-    """The access to remote data. It has no effect on local files.
+    """The settings for access to remote data. They have no effect on local files.
 
     Attributes:
         options: The settings of the stores.
@@ -130,7 +130,7 @@ def make_access(
         cache: A local folder that processes and jobs share; None for a private cache, which is removed at the end.
         cache_size: The cache's size, such as ``200GB``; by default, a fifth of the free space, and at most 32 GiB if
             the cache is private.
-        cache_shared: Whether other users may write to the folder, and their copies are trusted.
+        cache_shared: Whether to let other users write to the folder, and to trust their copies.
 
     Raises:
         TypeError: If a setting has the wrong type.
@@ -194,7 +194,7 @@ def map_locations(function: Callable[[Location], Result], locations: Sequence[Lo
     """Call a function with each location. Return the results in the same order, or raise the first error.
 
     If locations are remote, several calls are made at a time, because each waits for answers. After an error or Ctrl-C,
-    the function does not wait for running calls: a store that does not answer may take minutes.
+    the function does not wait for running calls: a call to a store that does not answer may take minutes.
     """
     if len(locations) < 2 or all(each.store.is_local for each in locations):
         return list(map(function, locations))
@@ -265,14 +265,14 @@ _BODY = re.compile(
 )
 
 _REVISION = re.compile(r"(?!(?:.*/)?\.{0,2}(?:/|\Z))[^\x00-\x1f\x7f]+")
-"""A revision has no part that is empty, '.' or '..', which would lead to other URLs of the Hub."""
+"""No part of a revision is empty, '.' or '..': such a part would lead to other URLs of the Hub."""
 
 _UNREQUESTABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 """Control characters, and surrogates, which UTF-8 cannot encode."""
 
 
 def split_repository(url: str) -> tuple[str, str, str]:
-    """Return the repository of a URL, ``user/repository``, the revision without escapes, and the key.
+    """Return a URL's repository (``user/repository``), its revision without escapes, and its key.
 
     >>> split_repository("hf://datasets/user/repository@v1.0/train/a b%20.tar")
     ('user/repository', 'v1.0', 'train/a b%20.tar')

@@ -41,7 +41,7 @@ PROGRESS = 2**18
 """The minimum size in bytes of a received piece. A broken transfer is resumed after the last complete piece."""
 
 PART = REMOTE_PIECE
-"""The number of bytes in a part of a multipart upload. S3 allows 10,000 parts, so an object can have 80 GB."""
+"""The number of bytes in a part of a multipart upload. S3 allows 10,000 parts, so an object can have up to 80 GB."""
 
 PAGE = 1000
 """The number of keys in a page of a listing, the same as in S3."""
@@ -261,7 +261,7 @@ def compare_upload(backend: Backend, key: str, path: Path, e_tag: str | None, pa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """An object with the version and the size in bytes that it must have; None accepts any."""
+    """An object, with the version and the size in bytes that it must have. None accepts any version or size."""
 
     root: str
     key: str
@@ -357,7 +357,7 @@ def copy_range(attempts: Attempts, expected: Expected, start: int, stop: int, wr
 def copy_whole(attempts: Attempts, expected: Expected, size: int, write: Write) -> None:
     """Pass all bytes of an object to a function, as :func:`copy_range` does, but with a single request.
 
-    A broken transfer starts again, and passes the same bytes once more.
+    A broken transfer starts over, and passes the same bytes again.
     """
     seconds_per_piece = attempts.options.timeout_s * TIMEOUTS_PER_REQUEST
 
@@ -391,7 +391,7 @@ class _Transfer:
 
         root, key, version = self._expected.root, self._expected.key, str(self._expected.version)
         options: GetOptions = {"range": (self._position, self._stop)}
-        if version.startswith('"'):  # Weak ETags, as from servers that compress responses, never match.
+        if version.startswith('"'):  # Weak ETags, such as those from servers that compress responses, never match.
             options["if_match"] = version
         try:
             result = backend.get(key, options=options)
@@ -403,7 +403,7 @@ class _Transfer:
         self.receive(result)
 
     def receive(self, result: GetResult, seconds_per_piece: float | None = None) -> None:
-        """Pass the function a response, which begins after the last byte that arrived.
+        """Pass a response to the function. The response begins after the last byte that arrived.
 
         If the client sets no limit itself, each :data:`PART` may take ``seconds_per_piece``.
         """

@@ -45,7 +45,7 @@ MAX_WHOLE = 2**20
 """The size in bytes up to which an index is fetched as a whole."""
 
 TOUCH_S = 10.0
-"""The minimum time in seconds between two records that a copy is in use."""
+"""The minimum time in seconds before a copy is recorded as in use again."""
 
 MAX_FILLS = 5
 """The maximum number of fetches for one read. If the fetched data was removed each time, the cache is too small."""
@@ -71,8 +71,8 @@ def open_url(url: str, access: RemoteAccess) -> Location:
 class ObjectStore(Store):
     """A bucket, a container, a web server or a repository. Keys have no leading slash; "" is the root.
 
-    A pickled store contains its options, with credentials, and the folder of the storage process. All processes of a
-    training run share that process.
+    A pickled store contains its options, including credentials, and the folder of the storage process. All processes of
+    a training run share that process.
 
     Attributes:
         root: The URL of the root, such as ``s3://bucket``.
@@ -241,7 +241,7 @@ class CachedFile(ObjectFile):
         key: The object's key.
         found: The object's status in the store.
         cache: The cache.
-        path: The path of its copy.
+        path: The path of the object's copy.
         whole: Whether to fetch the whole object when a part is read.
     """
 

@@ -120,7 +120,7 @@ class Filler:
         self._threads = WeakKeyDictionary[Attempts, dict[_Kind, ThreadPoolExecutor]]()
         self._fetch_locks: dict[tuple[Path, float], WorkLock] = {}
         self._in_one = set[str]()  # The paths of copies of objects that their server sends only as a whole.
-        self._warned = set[str]()  # The roots of stores about which the user was warned.
+        self._warned = set[str]()  # The roots of stores about which the user has been warned.
         self._run = os.urandom(8).hex()
 
     def open_cached(
@@ -128,8 +128,8 @@ class Filler:
     ) -> tuple[FileStat, str]:
         """Return an object's status and the path of its copy.
 
-        Unless ``is_fresh`` is set, the store is asked once for each object. :meth:`stat` detects a replaced object, and
-        so does each request for a range, because the request names the version.
+        Unless ``is_fresh`` is set, the store is asked about each object only once. :meth:`stat` detects a replaced
+        object, and so does each request for a range, because the request names the version.
 
         If the store has no versions, a cached manifest or index may be outdated. Such a file is therefore copied again
         in each run, after each fresh request, and after each request for a status. Shards need no new copy, because
@@ -385,7 +385,7 @@ class Filler:
 
 @contextmanager
 def _explaining(folder: Path) -> Iterator[None]:
-    """Add the cache's folder and the remedy to an OSError of its disk."""
+    """Add the cache's folder and a remedy to an OSError from the cache's disk."""
     try:
         yield
     except StoreError:  # The error's message already names the folder and the remedy.

@@ -63,7 +63,7 @@ def absolute_path(path: Path) -> Path:
 
 
 def find_url(name: str | os.PathLike[str]) -> str | None:
-    """Return a name's URL, even if the name passed through a Path. Return None if the name is a path.
+    """Return a name's URL, even if the name has passed through a Path. Return None if the name is a path.
 
     In a Path, ``zip:///a`` and ``zip://a`` are the same, so pass a URL with three slashes as a string.
 
@@ -172,7 +172,7 @@ class StoredFile(Protocol):
         return self.read_many(np.array(starts, np.int64), np.array(stops, np.int64))
 
     def read_integers(self, starts: Sequence[int]) -> NDArray[np.int64]:
-        """Return the little-endian integer of 8 bytes at each start, int64 [n].
+        """Return the 8-byte little-endian integer at each start, int64 [n].
 
         Raises:
             The same errors as :meth:`read`.
@@ -200,7 +200,7 @@ class StoredFile(Protocol):
         return
 
     def discard(self, start: int, stop: int) -> bool:
-        """Remove a damaged range from the cache, if there is one. Return whether another read may succeed."""
+        """Remove a damaged range from the cache, if there is a cache. Return whether another read may succeed."""
         return not self.is_local  # The range may have been damaged in transit.
 
     def close(self) -> None:
@@ -209,7 +209,7 @@ class StoredFile(Protocol):
 
 
 def ends_early(location: Location, size: int, start: int, stop: int) -> EOFError:
-    """Return the error of :meth:`StoredFile.read` for an object that ends before the requested range does."""
+    """Return the error that :meth:`StoredFile.read` raises for an object that ends before the requested range does."""
     kind = "file" if location.store.is_local else "object"
     return EOFError(
         f"{location} ends at byte {size}, but bytes {start} to {stop} were requested: the {kind} is truncated. "
@@ -401,7 +401,7 @@ PIECE = 2**20
 """The size in bytes of a piece of a local file, chosen to keep the number of calls and the memory use low."""
 
 REMOTE_PIECE = 8 * 2**20
-"""The maximum number of bytes of a request to a remote store. Receiving this many bytes takes 6 ms of CPU time. Smaller
+"""The maximum number of bytes in a request to a remote store. Receiving this many bytes takes 6 ms of CPU time. Smaller
 requests would incur the store's latency more often. Larger requests would save nothing, and delay other requests."""
 
 ALIGNED_FROM = 2**17
@@ -414,7 +414,7 @@ def read_pieces(file: StoredFile, start: int = 0, num_bytes: int | None = None) 
     Args:
         file: The file.
         start: The offset of the first byte.
-        num_bytes: The size of a piece in bytes; by default, 1 MiB, and 8 MiB if the file is remote.
+        num_bytes: The size of a piece in bytes; by default, 1 MiB, or 8 MiB if the file is remote.
 
     Raises:
         EOFError: If the file was truncated after it was opened.
