@@ -9,8 +9,8 @@ it contains these little-endian arrays:
     key_stop    int64  [n]      the end of each key in key_bytes
     key_bytes   uint8  [...]    the keys in UTF-8, end to end
 
-The metadata has one key, ``shardio``, with a canonical JSON object (see :class:`IndexHeader`), because safetensors
-writes several keys in random order.
+The metadata has only one key, ``shardio``, because safetensors writes several keys in random order. The key's value is
+a canonical JSON object (see :class:`IndexHeader`).
 
 Samples are in the order of their first members. In tars that shardio packs, the members of a sample are adjacent. In
 other tars, a sample may be *scattered*, with members of other samples between its members. Indexes of packed tars have
@@ -91,7 +91,7 @@ class IndexHeader:
 
 
 def find_scattered(starts: Ints) -> NDArray[np.bool_]:
-    """Return which samples of a tar are scattered, with members of other samples between their members.
+    """Return which samples of a tar are scattered, that is, have members of other samples between their members.
 
     Args:
         starts: int64 [F, n], the offset of each field's content in the tar, or negative if the sample lacks the field.
@@ -175,7 +175,7 @@ class IndexFile:
             raise self._unreadable(error) from error
 
     def prefetch(self, groups: Ints, field_indices: Sequence[int]) -> None:
-        """Fetch the entries of fields, and the keys, of groups of ``AHEAD`` samples. The groups are sorted."""
+        """Fetch the keys, and the entries of some fields, for groups of ``AHEAD`` samples. The groups are sorted."""
         num_samples = self.header.num_samples
         runs = np.split(groups, np.flatnonzero(np.diff(groups) > 1) + 1)
         bounds = [(int(run[0]) * AHEAD, min((int(run[-1]) + 1) * AHEAD, num_samples)) for run in runs]
@@ -336,7 +336,7 @@ class KeyColumn:
 
     @property
     def num_bytes(self) -> int:
-        """The memory of the keys in bytes."""
+        """The number of bytes that the keys occupy in memory."""
         return self.bounds.nbytes + len(self.content)
 
     def __len__(self) -> int:

@@ -4,8 +4,8 @@ Tars are indexed on first use, and again after they change. Compressed tars (gzi
 contents and to extract single samples. Datasets do not read compressed tars, because reading a member decompresses all
 members before it.
 
-A folder of tars has a list, ``shardio-index.json``, with the headers of the indexes of its tars. So a dataset of many
-tars is opened without opening each of them.
+A folder of tars has a list, ``shardio-index.json``, with the headers of the indexes of its tars. A dataset of many
+tars can therefore be opened without opening each tar.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class TarContents:
         num_added_by_macos: The number of skipped files that macOS added.
         num_without_key: The number of files that were skipped because their names have no key.
         skipped: The names of the first skipped files.
-        headers: The plain headers of the first and the last run of adjacent members with one key, by the offsets of the
-            contents. The headers of the first and the last sample are included, unless these samples are scattered.
+        headers: The plain headers of the first and the last run of adjacent members with the same key, by the contents'
+            offsets. The headers of the first and the last sample are included, unless these samples are scattered.
     """
 
     samples: list[StoredSample] = field(default_factory=list)
@@ -276,7 +276,7 @@ def _can_list(header: IndexHeader) -> bool:
 
 
 def write_tar_lists(reports: Iterable[IndexReport]) -> list[Location]:
-    """Write the list of each folder whose tars were all indexed, with indexes next to them. Return these folders.
+    """Write the list of each folder whose tars are all reported and have indexes next to them. Return these folders.
 
     Folders in which this process may not write are left out.
     """
@@ -297,7 +297,7 @@ def write_tar_lists(reports: Iterable[IndexReport]) -> list[Location]:
 def read_tar_list(folder: Location) -> dict[str, IndexHeader]:
     """Return the header of the index of each tar that a folder's list names, or {} if the folder has no list.
 
-    The list of a local folder that was copied to a store is ignored, because its tars have other versions there.
+    The list of a local folder that was copied to a store is ignored, because its tars have different versions there.
 
     Raises:
         FormatError: If the list is damaged.

@@ -32,7 +32,7 @@ MANIFEST_FORMAT = 1
 MANIFEST_NAME = "shardio.json"
 
 UNFINISHED_NAME = f".shardio-pack{PARTIAL_SUFFIX}"
-"""The name of the file in an unfinished pack's directory that holds the digest of the plan."""
+"""The name of the file, in an unfinished pack's directory, that holds the digest of the plan."""
 
 NUM_EXAMINED = 8
 """The number of shards whose labels are compared to find out whether a dataset is sorted by class."""
@@ -212,7 +212,7 @@ class ShardTable:
 
 
 def join_tables(tables: Sequence[ShardTable]) -> ShardTable:
-    """Return the table of the shards of several datasets, one after another, for reading."""
+    """Return one table with the shards of several datasets, one dataset after another, for reading."""
     manifests = [table.manifest for table in tables]
     return ShardTable(
         manifest=Manifest(
@@ -225,7 +225,7 @@ def join_tables(tables: Sequence[ShardTable]) -> ShardTable:
 
 
 def is_sorted_by_class(table: ShardTable) -> bool:
-    """Return whether neighboring samples have the same class much more often than other samples.
+    """Return whether neighboring samples have the same class much more often than two random samples would.
 
     The labels of some shards are compared by their hashes in the indexes, unless the manifest says that the dataset was
     packed in random order.
@@ -290,7 +290,7 @@ def _find_gaps_at(i: int, names: list[list[str]]) -> list[str]:
 
 
 def make_pattern(names: Sequence[str]) -> str:
-    """Return a pattern of sorted, numbered files in brace notation, or the first name if no pattern fits.
+    """Return a pattern in brace notation for sorted, numbered files, or the first name if no pattern fits.
 
     >>> make_pattern(["x-00.tar", "x-01.tar"])
     'x-{00..01}.tar'
@@ -397,7 +397,7 @@ def _make_dali(index: Location) -> bytes:
         if any(letter.isspace() for letter in key):  # DALI separates values by white space.
             raise FormatError(
                 f"the key {key!r} contains white space, which DALI's index cannot hold: write the dataset again with "
-                "other keys"
+                "different keys"
             )
         parts = sorted(columns.fields_of(sample), key=lambda part: part[1])
         lines.append(" ".join(f"{field} {start} {size} {join_name(key, field)}" for field, start, size in parts))
@@ -410,7 +410,7 @@ def _list_energon(table: ShardTable, split: str, prefix: str) -> Files:
     An index, ``NAME.tar.idx``, contains the offset of each sample and the end of the last sample. Its format is that of
     ``TarIndexWriter`` in ``src/megatron/energon/flavors/webdataset/itar.py`` of
     https://github.com/NVIDIA/Megatron-Energon: little-endian uint64 [n + 1]. The format of the other files is
-    documented in https://nvidia.github.io/Megatron-Energon/data_on_disk.html. Names are relative to the folder that
+    documented at https://nvidia.github.io/Megatron-Energon/data_on_disk.html. Names are relative to the folder that
     holds ``.nv-meta``. Strings are quoted as in JSON, which is valid YAML.
     """
     names = [json.dumps(entry.name) for entry in table.manifest.shards]
@@ -508,7 +508,7 @@ def export_index(
     chosen: ExportFormat = check_choice("format", format, ExportFormat)
     overwrite = check_flag("overwrite", overwrite)
     if not split or split != split.strip() or "tar" in split or ".." in split:  # timm reads such names as patterns.
-        raise ValueError(f"split must be a name such as 'train', and not contain 'tar' or '..', got {split!r}")
+        raise ValueError(f"split must be a name such as 'train', without 'tar' or '..', got {split!r}")
     homes = {tar.folder for tar in table.tars}
     if len(homes) > 1:
         raise ValueError("the tars are in several directories: merge them first (shardio merge)")

@@ -99,7 +99,7 @@ class Shard:
         return self.index.key(sample), describe_offset(self.tar, int(found.min()) if len(found) else 0)
 
     def let_store_errors_through(self, error: OSError | EOFError) -> None:
-        """Raise the error of a failing store, or of a cache that cannot be written: no sample is damaged."""
+        """Raise an error that comes from a failing store or an unwritable cache, not from a damaged sample."""
         if not self.tar.is_local and not isinstance(error, FileNotFoundError | EOFError):
             raise error
 
@@ -299,7 +299,7 @@ def write_shard(tar: Location, samples: Iterable[Sample]) -> tuple[ShardEntry, t
 
 
 def write_index_of(tar: Location, writer: TarWriter) -> tuple[ShardEntry, tuple[str, ...]]:
-    """Write the index of a tar that a writer has ended, and return the same result as :func:`write_shard`."""
+    """Write the index of a tar that a writer has finished, and return the same result as :func:`write_shard`."""
     samples = writer.stored
     written = _WrittenTar(location=tar, size=writer.num_bytes, headers={**writer.headers_of_first, **writer.headers})
     write_index(index_location(tar), written, samples, writer.digest)

@@ -107,7 +107,7 @@ class ShardIndex:
             fields: F names of fields.
 
         Returns:
-            The start and the stop of each content in the tar, both int64 [n, F], or -1 where a sample lacks the field;
+            The start and the stop of each content in the tar, both int64 [n, F], -1 where a sample lacks the field;
             and the xxh3-64 of each content, uint64 [n, F].
         """
         starts, stops, hashes = self.find_entries(samples, fields).transpose(0, 2, 1)
@@ -133,7 +133,7 @@ class ShardIndex:
 
     @property
     def num_bytes(self) -> int:
-        """The approximate memory of the index in bytes."""
+        """The approximate number of bytes that the index occupies in memory."""
         return 0 if self._content is None else self._content.entries.nbytes + self._content.keys.num_bytes
 
     def discard(self) -> bool:

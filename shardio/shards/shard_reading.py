@@ -1,6 +1,6 @@
-"""Read samples of several shards at once.
+"""Read samples from several shards at once.
 
-A batch often has a few samples of each of many shards. All steps but the reads themselves handle all shards together.
+A batch often has a few samples from each of many shards. All steps but the reads themselves handle all shards together.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def read_shards(
     unseen: NDArray[np.bool_] | None = None,
     deferred: Container[str] = (),
 ) -> list[list[Any]]:
-    """Read fields of samples of one or more shards. Read neighboring ranges of a tar together.
+    """Read fields of samples from one or more shards. Read neighboring ranges of a tar together.
 
     Args:
         visits: Each shard, and its samples' indices in the shard, int64. There are n samples in all.
@@ -61,7 +61,7 @@ def read_shards(
 
 
 class _Request:
-    """Fields of samples of some shards, which are read together.
+    """Fields of samples from some shards, to be read together.
 
     Attributes:
         fields: F names of fields, in the order in which the first sample's fields are stored.
@@ -97,8 +97,8 @@ class _Request:
             bounds = [num_fields * bound for bound in self.bounds]
             contents = self._read_ranges(self.starts.T.ravel(), ends.T.ravel(), bounds)
             return [contents[column::num_fields] for column in range(num_fields)]
-        # Two ranges for each content, its header and itself, as they are stored: [n, F, 2]. Most headers precede a
-        # small file, and are read with it.
+        # Each content has two ranges, its header's and its own, in the order in which they are stored: [n, F, 2]. Most
+        # headers precede a small file, and are read with it.
         wanted = np.zeros((*present.T.shape, 2), np.bool_)
         wanted[..., 1] = present.T
         if unseen is not None:
@@ -115,7 +115,7 @@ class _Request:
         return columns
 
     def defer(self, columns: list[list[Any]], is_late: NDArray[np.bool_], files: Sequence[Descriptor | None]) -> None:
-        """Replace the first bytes of contents with ranges to read later, where ``is_late``, bool [F, n]."""
+        """Replace the first bytes of contents with ranges to read later, where ``is_late``, bool [F, n], is True."""
         file_of_row = [files[visit] for visit, (_, start, stop) in enumerate(self._parts()) for _ in range(start, stop)]
         for column, row in np.argwhere(is_late).tolist():
             file = file_of_row[row]
@@ -142,7 +142,7 @@ class _Request:
             bounds: The place of each shard's first range, and m.
         """
         is_small = stops - starts <= LIMITS.max_small
-        gaps = starts[1:] - stops[:-1]  # Negative if the fields or the samples are not requested in their order.
+        gaps = starts[1:] - stops[:-1]  # Negative if the fields or the samples are not requested in stored order.
         is_first = np.ones(len(starts) + 1, np.bool_)
         is_first[1:-1] = ~(is_small[1:] & is_small[:-1] & (gaps >= 0) & (gaps <= LIMITS.max_gap))
         is_first[bounds] = True

@@ -72,7 +72,7 @@ MAX_BYTES = 2**63 - 1
 """The maximum size of a dataset in bytes, because bytes and samples are counted in int64."""
 
 MIN_LISTED = 100
-"""The number of newly opened tars of a folder from which a list of the folder's tars is written."""
+"""The minimum number of newly opened tars in a folder for which a list of the folder's tars is written."""
 
 MAX_NAMED = 8
 """The maximum number of files that a message names."""
@@ -195,11 +195,11 @@ def _refuse_unfinished(folder: Location, tars: Sequence[Location]) -> None:
 def expand_pattern(pattern: str | os.PathLike[str], access: RemoteAccess | None = None) -> list[Location]:
     """Return the locations that a pattern names.
 
-    Files in brace notation need not exist. ``*`` in a file's name stands for the tars that there are, in sorted order.
+    Files in brace notation need not exist. ``*`` in a file's name stands for the tars that exist, in sorted order.
 
     Raises:
         FileNotFoundError: If ``*`` matches nothing, or is in the name of a folder.
-        FormatError: If the tars that ``*`` names are of several splits, or a pack or a copy is unfinished.
+        FormatError: If the tars that ``*`` names belong to several splits, or a pack or a copy is unfinished.
     """
     from braceexpand import braceexpand
 
@@ -280,7 +280,7 @@ def _table_of_tars(
 ) -> ShardTable:
     """Return the table of tars, given the headers of the indexes of those that need not be opened.
 
-    If ``folder`` is given, write the list of its tars if many had to be opened.
+    If ``folder`` is given and many of its tars had to be opened, write the list of its tars.
     """
     named, tars = tars, [tar for tar in tars if not is_added_by_macos(tar.name)]
     if not tars:

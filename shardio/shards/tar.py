@@ -293,8 +293,8 @@ class _PieceStream(io.RawIOBase):
 
 
 PIECE = 2**20
-"""The number of bytes to collect before they are written and hashed: enough for few calls, but few enough to stay in
-the processor's cache."""
+"""The number of bytes to collect before they are written and hashed: enough to keep the number of calls low, but few
+enough to stay in the processor's cache."""
 
 
 class StoredField(NamedTuple):
@@ -313,7 +313,7 @@ class StoredSample(NamedTuple):
 
 
 class TarWriter:
-    """A writer of samples to a tar, which records the location of each field.
+    """Writes samples to a tar, and records the location of each field.
 
     Attributes:
         num_bytes: The size of the tar so far, in bytes.

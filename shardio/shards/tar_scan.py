@@ -77,7 +77,7 @@ _IS_DIGIT = bytes(48 <= byte < 58 for byte in range(256))
 
 _GZIP = b"\x1f\x8b"
 _OTHERS = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4"}
-"""The first bytes of compressed files."""
+"""The first bytes of compressed files, with the names of the programs that compress them."""
 
 
 class ForwardReader:
@@ -230,7 +230,7 @@ def is_header(block: bytes) -> bool:
 
 
 def find_member(file: StoredFile, offset: int) -> tuple[str, int] | None:
-    """Return the name and the size of the member whose content starts at an offset, or None if no content does."""
+    """Return the name and the size of the member whose content starts at an offset, or None if there is none."""
     try:
         for info, _ in read_headers(ForwardFile(file)):
             if info.offset_data >= offset:
@@ -435,7 +435,7 @@ class StreamedTar:
 
     Args:
         name: The tar's name, for messages.
-        read: Returns the next bytes of the stream, or no bytes at its end.
+        read: A function that returns the next bytes of the stream, or no bytes at its end.
         fields: The fields whose contents are kept.
     """
 

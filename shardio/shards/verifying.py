@@ -50,7 +50,7 @@ MAX_WORKERS = 4
 
 MAX_DUPLICATES = 100_000
 """The maximum number of samples whose keys are compared because their hashes are equal. This limit bounds
-memory."""
+memory use."""
 
 _EMPTY = np.zeros(0, np.uint64)
 
@@ -67,7 +67,7 @@ unlisted       a tar in the directory is not in the manifest
 missing        a tar or its index does not exist, or cannot be read
 index          an index is damaged
 stale          an index does not match the size, version or layout of its tar
-header         the tar header of a member is damaged or has another name or size, or data follows the end
+header         the tar header of a member is damaged or has a different name or size, or data follows the end
 content        a member's content does not have the hash in the index, or is outside the tar
 digest         a tar does not have the digest in its index
 unindexed      a member is not in the index
@@ -244,7 +244,7 @@ class ShardVerification:
     Args:
         tar: The open tar.
         columns: The tar's index.
-        check_content: A function that further checks the contents that match their hashes; None for no further check.
+        check_content: A function for further checks of contents that match their hashes; None for no further checks.
     """
 
     def __init__(self, tar: StoredFile, columns: IndexColumns, check_content: ContentCheck | None = None) -> None:
@@ -338,8 +338,8 @@ class ShardVerification:
     def _compare_names(self, doubted: set[int]) -> list[Problem]:
         """Compare the names and sizes of all members, including those in extended headers, with the index.
 
-        Reading all headers takes longer than reading the contents of small members, so intact plain tars skip this
-        check.
+        Reading all headers takes longer than reading the contents of small members, so this check is skipped for
+        intact plain tars.
 
         Args:
             doubted: The places of the members whose plain headers do not match the index.
