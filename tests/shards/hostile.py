@@ -138,7 +138,7 @@ EDITS: tuple[Edit, ...] = (_change_byte, _change_byte, _change_byte, _delete, _i
 
 
 def _make_large_tar(rng: random.Random) -> bytes:
-    """Return a tar that takes very long to read if the reader's algorithm is not linear in the tar's size."""
+    """Return a tar that takes a very long time to read if the reader's algorithm is not linear in the tar's size."""
     size = rng.choice((2**16, 2**18, 2**19, 2**20 - 4096))
     digits = make_record(b"comment", b"9" * size)
     many_records = b"".join(make_record(b"%x" % i, b"") for i in range(size // 24))
@@ -266,7 +266,7 @@ AGREEING: tuple[Layout, ...] = ({"shape": [], "data_offsets": [0, 1]}, {"shape":
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostileShard:
-    """A tar, perhaps compressed with gzip, and its index, or None if the index is to be made."""
+    """A tar, perhaps compressed with gzip, and its index, which is None if it is yet to be made."""
 
     tar: bytes
     index: bytes | None = None
@@ -436,7 +436,7 @@ def _alias(layout: Layout, values: Layout, data: bytearray, rng: random.Random) 
 
 
 def _make_large_index(rng: random.Random) -> bytes:
-    """Return an index that takes very long to read if the reader's algorithm is not linear in the index's size."""
+    """Return an index that takes a very long time to read if the reader's algorithm is not linear in its size."""
     number = rng.choice((1000, 10_000, 100_000))
     names = ",".join(f'"{i:x}":0' for i in range(number))
     item = rng.choice((b"[],", b"{},", b"0,", b'"",', b"1.5,", b"9" * 400 + b","))
@@ -447,7 +447,7 @@ def _make_large_index(rng: random.Random) -> bytes:
 
 
 def _make_index_of_many_fields(rng: random.Random) -> bytes:
-    """Return an index of one sample and many fields, all of them missing."""
+    """Return an index of one sample and many fields, all of which the sample lacks."""
     number, num_bytes = rng.choice((1000, 10_000)), rng.choice((0, 1024, 4096))
     values = {"format": 1, "fields": ["a"] * number, "num_samples": 1, "num_bytes": num_bytes}
     layout: Layout = {"__metadata__": {"shardio": json.dumps({**values, "digest": "", "header_digest": ""})}}

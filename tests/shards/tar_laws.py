@@ -1,4 +1,4 @@
-"""The laws of hostile tars and indexes: reading raises one of shardio's errors, or returns tarfile's samples."""
+"""The laws of hostile tars and indexes: reading raises one of shardio's errors, or returns what tarfile reads."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LawBrokenError(AssertionError):
 class Laws:
     """A reader of hostile files that reads them in every way, checks the laws and counts the outcomes.
 
-    To limit the time of each way of reading, ``before`` is called with the size of all files, and ``after`` after it.
+    To limit the time of each read, ``before`` is called with the size of all files, and ``after`` when the read ends.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Laws:
     def _check_contents(
         self, store: MemoryStore, shard: HostileShard, contents: TarContents, rng: random.Random
     ) -> None:
-        """Compare a tar's contents with tarfile's, and read the tar with the new index."""
+        """Compare a tar's contents with those that tarfile reads, and read the tar with the new index."""
         members = read_by_tarfile(shard.tar)
         if members is None:
             raise LawBrokenError("tarfile refuses a tar that was indexed")

@@ -213,7 +213,7 @@ def test_a_truncated_tar_that_holds_a_field_twice_is_not_rewritten(tmp_path: Pat
 
 
 def test_a_member_that_has_another_size_for_other_tools_is_refused(tmp_path: Path) -> None:
-    """Other tools read a size only up to its first NUL, so this size is 0."""
+    """Other tools read a size only up to its first NUL, so they read 0 here."""
     write_shard(parse_location(tmp_path / "a.tar"), [Sample(key="a", fields={"bin": b"1", "txt": b"22"}, origin="")])
     with open_shard(tmp_path / "a.tar") as shard:
         content = bytearray((tmp_path / "a.tar").read_bytes())

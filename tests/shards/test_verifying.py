@@ -385,7 +385,7 @@ def test_missing_and_unlisted_tars_stay_as_they_are(out: Path) -> None:
     before = state_of(out)
     assert (kinds(list(run(out).problems)), state_of(out)) == (["unlisted", "missing"], before)
     (out / "shard-000009.tar").unlink()
-    (out / "shardio.json").unlink()  # Only the index knows the tar now.
+    (out / "shardio.json").unlink()  # Now only the index refers to the tar.
     (problem,) = run(out).problems
     assert (problem.kind, problem.where) == ("missing", str(out / "shard-000001.tar"))
     assert open_table(out).manifest.num_samples == 16
@@ -403,7 +403,7 @@ def test_what_is_no_finished_pack_is_refused(tars: Path, out: Path, tmp_path: Pa
 
 
 class Killed(BaseException):
-    """An exception that ends a repair at a moment when SIGKILL might."""
+    """An exception that ends a repair at a moment when SIGKILL might end it."""
 
 
 @pytest.mark.parametrize("num_writes", range(5))

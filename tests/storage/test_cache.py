@@ -86,7 +86,7 @@ def test_the_least_recently_used_copies_are_removed_first_and_other_files_are_le
         with closing(cached(put(folder / str(i), CONTENT[i:]), tmp_path, 5_000_000).open()) as file:
             assert file.read(0, file.size) == CONTENT[i:]
         assert bytes_in(tmp_path) <= 5_000_000
-    assert bytes_in(tmp_path) > 2_000_000, "no more is removed than necessary"
+    assert bytes_in(tmp_path) > 2_000_000, "no more than necessary is removed"
     are_kept = [(tmp_path / name_copy((folder / str(i)).stat())).exists() for i in range(20)]
     assert are_kept == sorted(are_kept)
     assert are_kept[-1]
@@ -120,7 +120,7 @@ def write_tars(folder: Path, texts: dict[str, str]) -> None:
 
 
 class Dated(WebFolder):
-    """A server whose ETags contain the time in seconds, like nginx's."""
+    """A server whose ETags contain the time in seconds, like those of nginx."""
 
     def describe(self, content: bytes) -> list[tuple[str, str]]:
         return [("ETag", f'"{(self.root / self.path[1:]).stat().st_mtime_ns // 10**9}-{len(content)}"')]
@@ -489,7 +489,7 @@ def test_where_all_users_may_create_files_a_cache_has_a_folder_of_its_own(locati
     (tmp_path / "other").mkdir(mode=0o700)
     planted = plant(location, tmp_path / "other")
     (cache := tmp_path / "cache").mkdir()
-    cache.chmod(0o1777)  # As /tmp.
+    cache.chmod(0o1777)  # Like /tmp.
     planted.rename(cache / planted.name)
     assert read(location, cache) == ORIGINAL
     own = cache / f"shardio-{os.geteuid()}"

@@ -266,7 +266,7 @@ def test_a_storage_process_that_is_suspended_is_replaced(root: Location, monkeyp
     child = context.Process(target=send_content, args=(location, other), daemon=True)
     child.start()
     with ThreadPoolExecutor(4) as pool:
-        # Some responses are being sent, and some requests wait.
+        # Some responses are being sent, and some requests are waiting.
         reading = [pool.submit(file.read, start, start + 1_000_000) for start in STARTS]
         reading[0].result(WITHIN_S)
         os.kill(process_id, signal.SIGSTOP)  # The storage process is then killed, because it does not answer.

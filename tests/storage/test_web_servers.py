@@ -154,7 +154,7 @@ def test_a_server_that_sends_no_parts_needs_a_cache_that_holds_a_shard(root: Pat
 
 
 class NoLength(WebFolder):
-    """A server that sends no lengths, like those that compress or generate answers."""
+    """A server that sends no lengths, like servers that compress or generate responses."""
 
     def answer_file(self, content: bytes) -> None:
         self.answer_head(200, ("Connection", "close"))
@@ -163,7 +163,7 @@ class NoLength(WebFolder):
 
 
 class FillingCache(NoLength):
-    """A server that, like a cache, has a file's length only after it has fetched the whole file."""
+    """A server that, like a cache, knows a file's length only after it has fetched the whole file."""
 
     def answer_file(self, content: bytes) -> None:
         is_early = self.requests.count(self.requests[-1]) <= 3 and "Range" not in self.headers
