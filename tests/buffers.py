@@ -53,7 +53,7 @@ def make_loader(packed: Path, *, num_workers: int = 1, **options: Any) -> DataLo
 
 
 def make_oracle(packed: Path, **options: Any) -> DataLoader:
-    """Make a loader of the same batches that decodes in the training process, so it uses no buffers."""
+    """Make a loader that delivers the same batches but decodes in the training process, so it uses no buffers."""
     return make_loader(packed, num_workers=0, **options)
 
 
@@ -80,7 +80,7 @@ def assert_same(got: Any, expected: Any) -> None:
 
 
 def find_buffers(process_id: int | None = None) -> set[int]:
-    """Return the inodes of the buffers that a process has mapped, by default this process."""
+    """Return the inodes of the buffers that a process, by default this one, has mapped."""
     return {inode for _, _, inode in _read_mappings(process_id or os.getpid())}
 
 
@@ -138,7 +138,7 @@ def wait_until(is_so: Callable[[], object], what: str = "other processes have do
 
 
 def fork(work: Callable[[], object]) -> Callable[[], str]:
-    """Fork a child. Return a function that makes the child call ``work``, waits for its end, and returns its answer."""
+    """Fork a child. Return a function that has the child call ``work``, waits until it ends, and returns its answer."""
     requests, request = os.pipe()
     answers, answer = os.pipe()
     child = os.fork()

@@ -65,7 +65,7 @@ def pytest_pyfunc_call() -> Generator[None, object, object]:
 
 @pytest.fixture(scope="session", autouse=True)
 def kernel() -> None:
-    """Before any test, compile the kernel if its source has changed, which takes half a minute."""
+    """Before any test, compile the kernel if its source has changed. Compiling takes half a minute."""
     if find_targets() and not find_targets()[0].path.exists():
         with FileLock(FOLDER / "built.lock"):
             subprocess.run([sys.executable, "tools/build_kernel.py"], cwd=Path(__file__).parents[1], check=True)
@@ -73,13 +73,13 @@ def kernel() -> None:
 
 @pytest.fixture(params=find_targets(), ids=lambda target: target.name)
 def functions(request: pytest.FixtureRequest) -> Functions:
-    """The kernel's functions, in each build that this processor runs."""
+    """The kernel's functions, in each build that this processor can run."""
     return Functions(request.param.path)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _torchs_loaders_end_soon() -> Iterator[None]:
-    """Make torch wait less than its 5 s for workers that cannot end, and then terminate them.
+    """Make torch wait less than its usual 5 s for workers that cannot end, and then terminate them.
 
     The garbage collector may close their queues first when it frees an iterator that an expected error's traceback
     holds.

@@ -17,7 +17,7 @@ import pytest
 from shardio.storage import Location
 
 OTHER_USER = 12345
-"""The id of a user other than root and the user of the tests."""
+"""The id of a user other than root and the user who runs the tests."""
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change the owner of a file")
 
@@ -42,7 +42,7 @@ def read_parts(folder: Path) -> dict[str, dict[str, bytes]]:
 def count_open_files(*, with_shared_numbers: bool = False) -> int:
     """Return the number of this process's descriptors.
 
-    Those of shared numbers are left out by default: any dataset may open memory that later datasets use too.
+    Descriptors of shared numbers are left out by default: any dataset may open memory that later datasets also use.
     """
     targets = list[str]()
     for descriptor in Path("/proc/self/fd").iterdir():

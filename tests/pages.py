@@ -18,7 +18,7 @@ class Page(HTMLParser):
     Attributes:
         elements: The name and the attributes of each element, in order.
         text: The visible text.
-        texts: For each name of an element, the text directly inside each of these elements.
+        texts: For each element name, the text directly inside each element with this name.
         rows: The cells of each row of each table.
         plots: The plots by title.
     """
@@ -93,7 +93,7 @@ class Page(HTMLParser):
         )
 
     def _check_plots(self) -> None:
-        """Check that each plot has a title and a description, and that each of its elements is inside."""
+        """Check that each plot has a title and a description, and that all of its elements are inside it."""
         assert len(self.plots) == len(self.find("svg"))
         for title, plot in self.plots.items():
             assert (bool(title), bool(plot.findtext("desc")), plot.get("role")) == (True, True, "img")

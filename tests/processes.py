@@ -1,4 +1,4 @@
-"""Fresh processes, forked from a server that has imported torch, because starting Python and importing it is slow."""
+"""Fresh processes, forked from a server that has imported torch: starting Python and importing torch are slow."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def _run_script(
             main.__file__ = command[0]
             exec(compile(Path(command[0]).read_bytes(), command[0], "exec"), vars(main))
     finally:
-        atexit._run_exitfuncs()  # multiprocessing leaves them out.
+        atexit._run_exitfuncs()  # multiprocessing does not run them.
 
 
 def _begin(environment: dict[str, str]) -> None:

@@ -18,7 +18,7 @@ def assert_raises(
     *arguments: Any,
     **options: Any,
 ) -> E:
-    """Return the error that a call must raise, whose text must match a pattern."""
+    """Return the error that a call must raise. The error's text must match a pattern."""
     with pytest.raises(kind, match=message) as caught:
         call(*arguments, **options)
     try:

@@ -42,8 +42,8 @@ def write_images(
 def write_mixed(root: Path) -> None:
     """Write 12 images of 96×64 pixels in two classes, for all decoders.
 
-    If there is a kernel, it decodes the crops of 2 baseline, 2 progressive and 3 tiled JPEGs, libjpeg-turbo 2 JPEGs
-    with a byte after their end, and Pillow a CMYK JPEG and 2 PNGs.
+    If there is a kernel, it decodes the crops of 2 baseline, 2 progressive and 3 tiled JPEGs. libjpeg-turbo decodes 2
+    JPEGs with a byte after their end, and Pillow decodes a CMYK JPEG and 2 PNGs.
     """
     from shardio.images.tiling import tile_jpeg  # It would slow the start of each process.
 

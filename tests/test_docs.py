@@ -67,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page, "python")], ids=lambda page: page.name)
 def test_python_blocks_run_one_after_another(page: Path, folder: Path, tmp_path: Path) -> None:
-    """The blocks of a page are one program, in which line numbers are those of the page."""
+    """The blocks of a page are one program, whose line numbers are those of the page."""
     for path in folder.iterdir():
         (tmp_path / path.name).symlink_to(path)
     program = ""
@@ -94,7 +94,7 @@ def check_usage(name: str, arguments: list[str]) -> str:
     if name not in MODULES:
         return f"no command {name}"
     command = load_command(name)
-    # The command keeps the first names of its help option, and other tests use it too.
+    # The command keeps the first names of its help option, and other tests use the command too.
     context = typer.Context(command, info_name=name, help_option_names=["-h", "--help"])
     try:
         _, others, _ = command.make_parser(context).parse_args(arguments)

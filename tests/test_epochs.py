@@ -42,7 +42,7 @@ class IndexStream(Recording, torch_data.IterableDataset[int]):
 
 
 class Renamed(torch_data.IterableDataset[Any]):
-    """A user-defined wrapper that stores the dataset under a different name from torch's wrappers."""
+    """A user-defined wrapper that stores the dataset under a different name from the one that torch's wrappers use."""
 
     def __init__(self, inner: torch_data.IterableDataset[Any]) -> None:
         self.inner = inner

@@ -1,4 +1,4 @@
-"""Pages and their parts, apart from what is on them."""
+"""Pages and their parts, regardless of what they show."""
 
 from __future__ import annotations
 
