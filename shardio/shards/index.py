@@ -1,4 +1,4 @@
-"""Read the file of an index: the offset, size and hash of each field of each sample in one shard.
+"""Read an index file: the offset, size and hash of each field of each sample in one shard.
 
 An index is a safetensors file (https://github.com/huggingface/safetensors) next to the tar. For F fields and n samples,
 it contains these little-endian arrays:
@@ -112,7 +112,7 @@ def index_location(tar: Location) -> Location:
 
 
 class IndexFile:
-    """The open file of an index: its header, and its tensors, which are read in parts.
+    """An open index file: its header, and its tensors, which are read in parts.
 
     Raises:
         FormatError: If the file does not exist, is not an index, or is damaged.

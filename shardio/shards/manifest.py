@@ -517,7 +517,7 @@ def export_index(
     if chosen == "energon" and folder.resolve() == home.resolve():
         raise ValueError(
             "Megatron-Energon's index of NAME.tar is NAME.tar.idx, which is also the name of shardio's index: pass "
-            "another directory as --out (out=…), into which the tars are linked"
+            "another directory as --out (out=…). The tars are linked into it"
         )
     if chosen != "dali":  # DALI's index has an offset for each member.
         _refuse_scattered(table, chosen)

@@ -275,7 +275,7 @@ def _write_all(descriptor: int, content: memoryview, start: int) -> None:
 
 
 def name_copy(found: FileStat, run: str = "") -> str:
-    """Return the name of an object's copy, which is different for each ``run``."""
+    """Return the name of an object's copy. The name is different for each ``run``."""
     text = f"{found.identity}\n{found.version}\n{found.size}" + (f"\n{run}" if run else "")
     return xxhash.xxh3_128_hexdigest(text.encode(errors="surrogateescape")) + COPY_SUFFIX
 

@@ -31,7 +31,7 @@ from shardio.storage.store import Location, absolute_path, make_path
 from shardio.values import parse_json
 
 FORMAT = "shardio listing 1"
-"""The format of a saved listing, which is the first value in the file."""
+"""The format of a saved listing. The format is the first value in the file."""
 
 PATIENCE_S = 300.0
 """The time in seconds to wait while another process lists the same folder. After this time, this process lists the

@@ -436,7 +436,7 @@ class StorageProcess:
 
     Args:
         listener: The socket to which other processes connect.
-        folder: The folder of the socket and of unfinished uploads, which is removed when the process ends.
+        folder: The folder that holds the socket and unfinished uploads. It is removed when the process ends.
         world_size: The number of ranks. Each rank has its own storage process.
     """
 
