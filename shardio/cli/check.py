@@ -1,4 +1,4 @@
-"""The commands ``check``, which finds repeated and lost samples, and ``mix``, which describes a mixture of datasets."""
+"""Implement ``check``, which finds repeated and lost samples, and ``mix``, which describes a mixture of datasets."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ class SourceSpec(BaseModel):
 
 
 class MixSpec(BaseModel):
-    """A specification, whose entries are the arguments of :class:`shardio.MixedDataset`; ``at`` has steps as keys."""
+    """A specification: the arguments of :class:`shardio.MixedDataset`. The keys of ``at`` are steps."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -210,7 +210,7 @@ def mix(
     ] = None,
     storage_option: StorageOptionTexts = None,
 ) -> None:
-    """Show what an epoch of a mixture consists of, how often each source is repeated, and when it begins again.
+    """Show what an epoch of a mixture consists of, how often each source is repeated, and when the first repeat begins.
 
     Example: shardio mix mixture.yaml --plot mixture.png
     """

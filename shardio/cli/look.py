@@ -69,7 +69,7 @@ IndexedPath = Annotated[
 
 
 def open_shards(source: str, storage_options: StorageOptions, *, is_cached: bool = False) -> ShardTable:
-    """Return the shards of a dataset, or a compressed tar that has an index. Remote shards may be cached."""
+    """Return the shards of a dataset, or of a compressed tar that has an index. Remote shards may be cached."""
     from shardio.shards import is_compressed, open_compressed, open_table
     from shardio.storage import make_access, make_direct_access, parse_location
 
@@ -431,7 +431,7 @@ def order(
     manifest, sizes = table.manifest, table.manifest.shard_sizes
     num_bytes = np.array([shard.num_bytes for shard in manifest.shards], dtype=np.int64)
     with value_errors_as_usage_errors():
-        # As in shardio.datasets, which imports torch.
+        # As in shardio.datasets, which is not imported because it imports torch.
         is_sorted = window is None and strata is None and table.is_local and is_sorted_by_class(table)
         settings = choose_settings(sizes, shuffle=True, seed=seed, window=window, strata=strata, is_sorted=is_sorted)
     epoch_order = EpochOrder(sizes, settings, epoch)
@@ -463,7 +463,7 @@ def order(
 def _estimate_requests(
     order: EpochOrder, sizes: NDArray[np.int64], num_bytes: NDArray[np.int64], world_size: int, batch_size: int
 ) -> str:
-    """Return a row of the table of requests, from the second window (or the only one) of some ranks."""
+    """Return a row of the table of requests, estimated from the second window (or the only one) on some ranks."""
     from shardio.order import shards_of, split_whole
     from shardio.reading import SHARE_OF_CACHE, estimate_traffic
 

@@ -31,9 +31,9 @@ PANELS = {
     },
     "Change a dataset": {
         "append": ("change", "Add samples to a packed dataset"),
-        "merge": ("change", "Join several datasets in a new one"),
+        "merge": ("change", "Join several datasets into a new one"),
         "split": ("change", "Split a dataset into new ones, such as train and val"),
-        "reshard": ("change", "Copy a dataset to shards of another size or order"),
+        "reshard": ("change", "Copy a dataset with a new shard size or sample order"),
         "export-index": ("verify", "Write the index that another tool needs"),
     },
     "Inspect a dataset": {
@@ -52,7 +52,7 @@ PANELS = {
         "doctor": ("measure", "Find out whether loading holds training back"),
     },
     "Transform and train": {
-        "augment": ("view", "Show what a recipe or a transform makes of images"),
+        "augment": ("view", "Show what a recipe or a transform does to images"),
         "bench": ("measure", "Measure the speed and find the bottleneck of loading"),
         "train": ("train", "Train a classifier"),
     },
@@ -62,7 +62,7 @@ PANELS = {
     },
     "Help": {"help": ("main", "Show the options of a command")},
 }
-"""The commands in each panel of ``shardio --help``: the module of the function that runs it, and a summary."""
+"""The commands in each panel of ``shardio --help``, each with the module of its function and a summary."""
 
 NO_BREAK = "\u2011"
 """The character that stands for a hyphen while text is wrapped."""
@@ -124,7 +124,7 @@ def _list_parameters(command: TyperCommand | TyperGroup, context: Context) -> It
 
 
 def _keep_hyphens(text: str) -> str:
-    """Return text in which lines are not broken after hyphens, such as that of ``--max-side``."""
+    """Return text in which lines are not broken after hyphens, such as the one in ``--max-side``."""
     return text.replace("-", NO_BREAK)
 
 

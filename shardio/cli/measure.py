@@ -76,14 +76,14 @@ def doctor(
     ] = None,
     batch_size: BatchSize = 128,
     num_workers: NumWorkers = 2,
-    seconds: Annotated[float, typer.Option(min=0.01, help="Seconds of each measurement.")] = 2.0,
+    seconds: Annotated[float, typer.Option(min=0.01, help="Duration of each measurement in seconds.")] = 2.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     storage_option: StorageOptionTexts = None,
 ) -> None:
     """Find out whether a loader holds training back, at which stage, and what to change.
 
-    The doctor measures the loader, the step and both together, and then tries changes, such as other numbers of
-    workers. For a dataset in an object store, it also measures the store, from parts of up to 8 shards.
+    The doctor measures the loader, the step and both together, and then tries changes, such as different numbers of
+    workers. For a dataset in an object store, it also measures the store by reading parts of up to 8 shards.
 
     Example: shardio doctor train.py:make_loader --step train.py:step
     """
@@ -142,7 +142,7 @@ class StoreNeeds:
         }
 
     def describe(self, rate: float | None) -> Iterator[str]:
-        """Yield lines for people, with a verdict if the needed number of samples per second is given."""
+        """Yield human-readable lines, with a verdict if the needed number of samples per second is given."""
         speed, size = self.speed, self.sample_size
         yield f"latency    {1000 * speed.latency_s:.1f} ms for one byte"
         for number, found in speed.bytes_per_s.items():
@@ -156,7 +156,7 @@ class StoreNeeds:
 
 
 def _examine(source: str, seconds: float, storage_option: list[str] | None) -> tuple[bool, StoreNeeds | None]:
-    """Return whether a dataset has images, and the speed of its store; None if loading a local dataset shows it."""
+    """Return whether a dataset has images, and its store's speed; no speed if loading local images shows it."""
     from shardio.shards import open_table
 
     access = read_access(storage_option)
@@ -263,7 +263,7 @@ def bench(
                 meter.watch(islice(loader, batches))
             report(epoch, meter)
         if not as_json and stored is not None and stored.has_images:
-            echo(f"hint: shardio doctor {shlex.quote(source)} measures what changes gain", err=True)
+            echo(f"hint: shardio doctor {shlex.quote(source)} measures how much changes would gain", err=True)
     except KeyboardInterrupt:
         report(epoch, meter)
         echo("interrupted: the last epoch is incomplete", err=True)
@@ -272,7 +272,7 @@ def bench(
 
 @dataclass(slots=True, kw_only=True)
 class ThroughputMeter:
-    """Measures the throughput of an epoch of any loader. Times are in seconds since the meter was created.
+    """A meter for the throughput of an epoch of any loader. Times are in seconds since the meter was created.
 
     Attributes:
         num_batches: The number of batches so far.

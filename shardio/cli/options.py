@@ -147,9 +147,9 @@ def _wrong(message: str) -> typer.BadParameter:
 
 
 def _read_value(text: str) -> str | int | float:
-    """Convert a text to a number if the number would be printed as the same text; otherwise, return the text.
+    """Convert text to a number if the number would be printed as the same text; otherwise, return the text.
 
-    For example, ``007`` remains a text.
+    For example, ``007`` remains text.
     """
     for kind in (int, float):
         with suppress(ValueError):
@@ -181,7 +181,7 @@ def make_loader_options(batch_size: int, num_workers: int, on_error: OnErrorPoli
 
 
 def report_rank() -> None:
-    """Report the rank on standard error if there are several: RANK and WORLD_SIZE may be left over from a launcher."""
+    """If there are several ranks, report this one on standard error: RANK and WORLD_SIZE may be left over."""
     from shardio.world import find_world
 
     with value_errors_as_usage_errors():
@@ -239,7 +239,7 @@ def _read_lines(path: Path) -> list[str]:
     """Return a text file's lines without empty lines at its end.
 
     Raises:
-        ValueError: If another line is empty, or the file is not UTF-8.
+        ValueError: If any other line is empty, or the file is not UTF-8.
     """
     try:
         text = path.read_bytes().decode("utf-8-sig")

@@ -88,7 +88,7 @@ def prepare_streams() -> None:
 
 
 def _open_closed_streams() -> None:
-    """Open the null device in place of closed standard streams, such as after ``2>&-``.
+    """Open the null device in place of standard streams that are closed, for example by ``2>&-``.
 
     Otherwise, a file opened later would get the descriptor of a closed stream, and output to that stream would go to
     the file.
@@ -177,7 +177,7 @@ def make_bar() -> ProgressBar:
 
 
 class ProgressReporter(WorkProgress):
-    """Shows the progress of work: a bar on a terminal, lines elsewhere. Threads can share this context manager.
+    """A context manager that shows the progress of work: a bar on a terminal, lines elsewhere. Threads can share it.
 
     Attributes:
         num_done: The number of finished items.

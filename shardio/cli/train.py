@@ -389,7 +389,7 @@ def open_data(
     if not 0 < num_val < len(training):
         raise FormatError(
             f"{name_of(source)} has {count(len(training), 'sample')}, too few to set aside a share of {val_share:g} "
-            "for validation: pass another --val-share, --val DATA, or --val-share 0 to train without validation"
+            "for validation: pass a different --val-share, --val DATA, or --val-share 0 to train without validation"
         )
     chosen = permute(np.arange(len(training)), np.array([len(training)]), make_rng_key(seed, "split")).tolist()
     validation = Subset(open_source(source, central), sorted(chosen[:num_val]))

@@ -49,7 +49,7 @@ def verify(
 ) -> None:
     """Compare a dataset's manifest, indexes and tars, and print every problem. Nothing is written.
 
-    Each tar is read once. A tar's size, digest, headers and the hashes of its contents must match its index.
+    Each tar is read once. A tar's size, digest and headers, and the hashes of its contents, must match its index.
     Repeated keys, tars that the manifest lacks, members that the index lacks, and unfinished packs are also problems.
     The exit code is 1 if there are any problems.
 
@@ -173,10 +173,10 @@ def index(
 ) -> None:
     """Index tars that other tools packed, and report what they contain. The tars are not changed.
 
-    The index is written next to the tar if possible, otherwise to the user's cache folder.
+    The index is written next to the tar if possible, or else to the user's cache folder.
     Tars compressed with gzip are also indexed: ls, cat and extract can then read them, but datasets cannot.
     Members with the same key become one sample, even if they are not adjacent in the tar.
-    If all tars of a directory are indexed, a list of them is written there, with which datasets open faster.
+    If all tars of a directory are indexed, a list of them is written there, which lets datasets open faster.
     The exit code is 1 if a tar cannot be indexed, or if several of its samples have the same key.
 
     Example: shardio index data/*.tar
@@ -261,7 +261,7 @@ def _print(report: IndexReport) -> None:
     echo(printable(f"{report.tar}: {count(header.num_samples, 'sample')}, {size}, fields: {fields or 'none'}"))
     if contents is not None and (num_skipped := contents.num_added_by_macos + contents.num_without_key):
         names = ", ".join(contents.skipped) + (", …" if num_skipped > len(contents.skipped) else "")
-        echo(printable(f"  skipped {count(num_skipped, 'member')} without a key, or added by macOS: {names}"))
+        echo(printable(f"  skipped {count(num_skipped, 'member')} that have no key or were added by macOS: {names}"))
     if scattered := report.scattered:
         text = (
             f"  the members of {count(len(scattered), 'sample')} are not adjacent (tar without --sort=name?), such as "
@@ -279,7 +279,7 @@ def export_index(
         ExportFormat,
         typer.Option(
             help="wids: wids.json, for WebDataset's wids. dali: a NAME.idx for each NAME.tar. timm: _info.json. "
-            "energon: .nv-meta and NAME.tar.idx, for Megatron-Energon, in another directory. webdataset-sizes: "
+            "energon: .nv-meta and NAME.tar.idx, for Megatron-Energon, in a different directory. webdataset-sizes: "
             "sizes.json, for open_clip."
         ),
     ],

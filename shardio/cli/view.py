@@ -176,7 +176,7 @@ def augment(
     ],
     recipe: Annotated[
         str | None,
-        of_transform(metavar="NAME", help="A recipe of shardio.transforms.recipes, such as trivial_augment."),
+        of_transform(metavar="NAME", help="A recipe from shardio.transforms.recipes, such as trivial_augment."),
     ] = None,
     transform: Annotated[
         str | None,

@@ -36,7 +36,7 @@ def test_each_tar_is_indexed_and_described(tmp_path: Path) -> None:
     before = tar.read_bytes(), tar.stat().st_mtime_ns
     lines = run("index", tmp_path).stdout.splitlines()
     assert re.fullmatch(rf"{tar}: 2 samples, .*fields: cls \(2\), jpg \(1\)", lines[0])
-    assert lines[1] == "  skipped 2 members without a key, or added by macOS: README, ._b.jpg"
+    assert lines[1] == "  skipped 2 members that have no key or were added by macOS: README, ._b.jpg"
     assert lines[2] == f"  index: {index_of(tar)}"
     assert run("index", tar).stdout.splitlines()[-1] == f"  index: {index_of(tar)} (already current)"
     index = index_of(tar).read_bytes()
