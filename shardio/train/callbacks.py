@@ -129,7 +129,7 @@ class Callback:
         """Handle the start of training, given the numbers of complete epochs and steps, both 0 in a new run."""
 
     def add_to_loss(self, loss: torch.Tensor, step: TrainStep) -> torch.Tensor:
-        """Return the loss to compute a microbatch's gradients from. Called outside autocast."""
+        """Return the loss to compute a microbatch's gradients from. The call is outside autocast."""
         return loss
 
     def on_batch(self, batch: Any) -> None:
@@ -157,7 +157,7 @@ class Callback:
 
 
 def name_callbacks(callbacks: Iterable[Callback]) -> dict[str, Callback]:
-    """Return the callbacks by class name, which is numbered if it repeats. A resumed run uses the same names."""
+    """Return the callbacks by class name, numbered if several share a name. A resumed run uses the same names."""
     named: dict[str, Callback] = {}
     counts = Counter[str]()
     for callback in callbacks:
@@ -225,10 +225,10 @@ class Compile(Callback):
 
 
 class GradientPenalty(Callback):
-    """A callback that adds ``weight`` times the gradient's norm to the loss, to smooth it.
+    """A callback that smooths the loss by adding ``weight`` times the gradient's norm to it.
 
-    As in torch's "Automatic Mixed Precision examples", the gradient is computed from the scaled loss, because fp16
-    could underflow, and unscaled before its norm is computed.
+    As in torch's "Automatic Mixed Precision examples", the gradient is computed from the scaled loss, because it could
+    underflow in fp16, and is unscaled before its norm is computed.
     """
 
     def __init__(self, weight: float) -> None:

@@ -174,7 +174,7 @@ def load_checkpoint(path: str | os.PathLike[str], map_location: str | torch.devi
     """
     with Path(path).open("rb") as file:
         if not zipfile.is_zipfile(file):
-            raise FormatError(f"{path} is not a checkpoint, or is truncated: use another one or start a new run")
+            raise FormatError(f"{path} is not a checkpoint, or is truncated: use another checkpoint or start a new run")
     try:
         with zipfile.ZipFile(path) as archive:  # torch writes checksums, but does not verify them.
             if (name := archive.testzip()) is not None:
@@ -187,17 +187,17 @@ def load_checkpoint(path: str | os.PathLike[str], map_location: str | torch.devi
         raise
     except Exception as error:  # A damaged file may raise errors of nearly every type.
         raise FormatError(
-            f"{path} cannot be read as a checkpoint ({error}): use another one or start a new run"
+            f"{path} cannot be read as a checkpoint ({error}): use another file or start a new run"
         ) from error
     if "format" not in state:
         raise FormatError(
-            f"{path} has no 'format', so it was not written by save_checkpoint: use another one or start a new run"
+            f"{path} has no 'format', so it was not written by save_checkpoint: use another file or start a new run"
         )
     found = state["format"]
     if type(found) is not int or found != FORMAT:
         raise FormatError(
-            f"{path} has format {found}, but this version of shardio reads format {FORMAT}: use another one or "
-            "start a new run"
+            f"{path} has format {found}, but this version of shardio reads format {FORMAT}: use another "
+            "checkpoint or start a new run"
         )
     return state
 
@@ -241,7 +241,7 @@ def check_parts(state: dict[str, Any], path: str | os.PathLike[str]) -> None:
         if not isinstance(state.get(name), kind):
             raise FormatError(
                 f"{path} is not a checkpoint of a training run, or is damaged ({name!r} must be a {kind.__name__}, got "
-                f"{type(state.get(name)).__name__}): use another one or start a new run"
+                f"{type(state.get(name)).__name__}): use another checkpoint or start a new run"
             )
 
 
@@ -259,7 +259,7 @@ def are_equal(one: Any, other: Any) -> bool:
 
 
 def find_shared_state(states: Sequence[Any]) -> Any:
-    """Return the state that loaders of any number of ranks can load to begin an epoch; None if no state fits all ranks.
+    """Return the state that loaders on any number of ranks can load to begin an epoch; None if no state fits all ranks.
 
     Without shardio's order, the ranks' states differ in their seeds and generators, which are left out.
 

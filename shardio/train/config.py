@@ -52,7 +52,7 @@ class TrainConfig:
         steps_per_epoch: Steps per epoch that the schedule assumes, for loaders without a length.
             This number does not limit the epochs, which must be equally long on all ranks.
         precision: bf16 and fp16 compute under autocast. fp16 needs CUDA and uses a GradScaler.
-        tf32: Round the float32 inputs of matrix products to TF32 on GPUs, which is faster. In convolutions, torch uses
+        tf32: Round the float32 inputs of matrix products to TF32 on GPUs, to save time. In convolutions, torch uses
             TF32 by default.
         clip_norm: Clip the gradients to this total norm (default: no clipping).
         clip_value: Clip each gradient element to this magnitude (default: no clipping).
@@ -153,7 +153,7 @@ class TrainConfig:
         """Describe the settings that differ from those of a checkpoint.
 
         The checkpoint may lack some entries of ``data``, which are then not compared. If a checkpoint of an earlier
-        version lacks another setting, that setting's default is compared instead.
+        version lacks any other setting, that setting's default is compared instead.
         """
         saved = {**{one.name: one.default for one in dataclasses.fields(self)}, **saved}
         return [

@@ -100,8 +100,8 @@ def train(
 
     Raises:
         NonFiniteLossError: If the loss or a weight is NaN or infinite.
-        StateError: If the directory contains a run with other settings, another model or other data, a run without its
-            last checkpoint, or another tool's log.
+        StateError: If the directory contains a run with different settings, model or data, a run without its last
+            checkpoint, or another tool's log.
         FormatError: If the checkpoint cannot be read.
         OSError: If a checkpoint cannot be written. The previous checkpoint is kept.
         BusyError: If another run is writing to the directory.
@@ -402,15 +402,15 @@ class TrainRun:
         check_parts(state, path)
         if differences := self.config.find_differences(state["config"]):
             raise StateError(
-                f"{path} is from a run with other settings ({'; '.join(differences)}): use the original settings or "
-                "another directory, or start a new run with resume=False (--fresh)"
+                f"{path} is from a run with different settings ({'; '.join(differences)}): use the original settings "
+                "or another directory, or start a new run with resume=False (--fresh)"
             )
         try:
             self.model.load_state_dict(state["model"])
             self.step.load_state_dict(state["step"])
         except (RuntimeError, ValueError) as error:  # ValueError means that different weights are frozen.
             raise StateError(
-                f"{path} is from a run with another model: use that model or another directory, or start a new run "
+                f"{path} is from a run with a different model: use that model or another directory, or start a new run "
                 f"with resume=False (--fresh). torch reports: {error}"
             ) from error
         self.results = [EpochResult(**result) for result in state["results"]]
@@ -442,10 +442,10 @@ class TrainRun:
         why, until = "datasets, samplers or generators of its loader have a separate state on each rank", ""
         if state["is_within_epoch"]:
             why = "it was saved within an epoch, when each rank has different samples left"
-            until = ", at least to the end of the epoch"
+            until = ", at least until the end of the epoch"
         raise StateError(
             f"{path} is from a run with a world size of {before}, and cannot be resumed with {now}: {why}. Use a world "
-            f"size of {before}{until}. In shardio's "
+            f"size of {before}{until}. With shardio's "
             "order (a ShardDataset, or sampler=EpochSampler(dataset)), the world size may change after any step"
         )
 

@@ -369,7 +369,7 @@ To add an optimizer, add a line here, and its name to ``config.OptimizerName``.
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """Return an optimizer of a model's parameters, without those that are frozen.
+    """Return an optimizer for a model's parameters, except frozen ones.
 
     On CUDA, the optimizer is fused if torch supports that: one kernel updates all parameters. With fp16, the optimizer
     is not fused. torch calls a fused optimizer even if a gradient is not finite, so the scale would have to be read

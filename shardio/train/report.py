@@ -27,7 +27,7 @@ PLANNED, TAKEN = "#f3c48b", "#1b57a8"
 """The colors of planned and actual learning rates."""
 
 SLOW_DATA = 0.1
-"""The share of the time spent waiting for data from which the report advises to look for the bottleneck."""
+"""The smallest share of time spent waiting for data at which the report advises looking for the cause."""
 
 Points = list[tuple[int, float]]  # (step, value)
 

@@ -71,7 +71,7 @@ def joined_ranks(device: torch.device) -> Iterator[World]:
 
 @contextlib.contextmanager
 def reported_failures() -> Iterator[None]:
-    """Report this rank's error to torchrun, whose summary names the first failure of all ranks."""
+    """Report this rank's error to torchrun, whose summary names the first failure on any rank."""
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
     if find_world().world_size == 1:
@@ -170,7 +170,7 @@ class TrainStep:
     Args:
         model: A module that maps inputs to outputs. The module may be compiled, scripted or wrapped in
             DistributedDataParallel.
-        optimizer: The optimizer of the model's parameters.
+        optimizer: The optimizer for the model's parameters.
         schedule: The learning rate schedule, stepped after each step that is not skipped.
         precision: ``bf16`` and ``fp16`` compute under autocast. ``fp16`` also uses a GradScaler.
         accumulate: Microbatches per full step. This number does not decide where a step ends (``ends_step`` does) and
@@ -267,7 +267,7 @@ class TrainStep:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state that :meth:`state_dict` returned."""
         own, saved = self.optimizer.param_groups, state["optimizer"]
-        # This device decides whether the optimizer is fused, not the one that the state was saved on.
+        # This device, not the one that the state was saved on, decides whether the optimizer is fused.
         groups = [
             {**group, "fused": mine["fused"]} if "fused" in mine else group
             for group, mine in zip(saved["param_groups"], own, strict=False)
@@ -470,7 +470,7 @@ def measure(model: nn.Module, batches: DevicePrefetcher, config: TrainConfig) ->
     score = Score(batches.device)
     with torch.no_grad():
         for buffer in model.buffers() if dist.is_initialized() else ():
-            dist.broadcast(buffer, 0)  # Rank 0's buffers, such as BatchNorm's statistics, count.
+            dist.broadcast(buffer, 0)  # All ranks use rank 0's buffers, such as BatchNorm's statistics.
         for batch in batches:
             images, labels = images_and_labels(batch)
             with autocast(batches.device, config.precision):

@@ -30,7 +30,7 @@ from tests.train.runs import Poison, make_batches
 class Settings:
     source: str  # The packed dataset.
     directory: str
-    launch: int = 0  # Its number.
+    launch: int = 0  # The number of the launch.
     config: dict[str, Any]
     batch_size: int = 2
     num_workers: int = 0
@@ -38,7 +38,7 @@ class Settings:
     fail: tuple[int, int] | None = None  # (rank, step) at which a rank raises an error.
     remainder: Any = "pad"
     nan: tuple[int, int] | None = None  # (rank, step) at which a rank's loss becomes NaN.
-    sizes: list[list[int]] | None = None  # Each rank's sizes of batches of noise, which replace the dataset.
+    sizes: list[list[int]] | None = None  # The sizes of each rank's batches of noise, which replace the dataset.
     repeat: int = 1
     is_plain: bool = False  # The model's output for a sample does not depend on other samples.
     is_torchs: bool = False  # The order is that of torch's DistributedSampler.

@@ -65,7 +65,7 @@ def make_network(num_classes: int = 3, side: int = 6, seed: int = 0) -> nn.Seque
 
 
 class Poison(nn.Module):
-    """A module that turns inputs into NaN from the forward pass ``first`` on, counted from 1."""
+    """A module that turns inputs into NaN from forward pass number ``first`` on, counted from 1."""
 
     def __init__(self, first: int) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class Collect(Callback):
 
 
 class StopError(Exception):
-    """Raised to stop a run."""
+    """An error that stops a run."""
 
 
 class StopAfter(Callback):

@@ -75,7 +75,7 @@ MIXED = {"mixup": 0.4, "cutmix": 1.0, "random_erasing": 0.5, "label_smoothing": 
 
 
 class StopAtEpoch(Callback):
-    """A callback that stops a run before the checkpoint at the end of an epoch, or after it, when the next begins."""
+    """A callback that stops a run before the checkpoint at the end of an epoch, or after it, in the next epoch."""
 
     def __init__(self, epoch: int, *, is_saved: bool) -> None:
         self.epoch, self.is_saved, self.num_ended = epoch, is_saved, 0
@@ -91,8 +91,8 @@ class StopAtEpoch(Callback):
 
 
 def assert_resumes(make: Any, folder: Path, stops: Sequence[Callback], val_loader: Any = None, **options: Any) -> Any:
-    """Check, for each callback, that a run that the callback stops and that is then resumed equals an uninterrupted
-    run. Return the model of the uninterrupted run."""
+    """For each callback, check that a run stopped by the callback and then resumed equals an uninterrupted run.
+    Return the model of the uninterrupted run."""
 
     def run(name: str, *callbacks: Callback) -> Any:
         config = make_config(folder / name, **options)
@@ -232,7 +232,7 @@ def test_other_settings_another_model_and_another_order_are_refused(packed: Path
         (model, loader, {"optimizer": "sgd", "seed": 4}, r"was 'adamw' and is now 'sgd'; seed was 0 and is now 4"),
         (model, loader, {"accumulate": 1}, "accumulate was 2 and is now 1"),
         (model, loader, {"mixup": 0.2}, r"mixup was 0\.0 and is now 0\.2"),
-        (make_linear(side=16), loader, {}, r"last\.pt is from a run with another model"),
+        (make_linear(side=16), loader, {}, r"last\.pt is from a run with a different model"),
         (model, other_order, {}, "seed"),
     ]
     for own, batches, options, message in others:
@@ -276,7 +276,7 @@ FOREIGN = [
     *(b'{"loss": 0.5, "step": 3}\n', b'{"kind": "validation", "epoch": 0, "step": 3}\n', b"[1, 2]\n", b"3\n"),
     *(b'{"kind": "epoch", "epoch": "1", "step": 3}\n', b'{"kind": "steps", "epoch": 1}\n'),
 ]
-"""Lines of other tools, of another kind, with an epoch that is not a number, and without a step."""
+"""Lines from other tools, of an unknown kind, with an epoch that is not a number, and without a step."""
 
 
 @pytest.mark.parametrize("content", FOREIGN)
@@ -425,7 +425,7 @@ def test_a_flipped_bit_never_changes_the_loaded_state_silently(tmp_path: Path) -
     assert all(str(path) in error for error in errors)
     for size in (0, 100, len(content) - 1):
         path.write_bytes(content[:size])
-        message = r"last\.pt is not a checkpoint, or is truncated: use another one or"
+        message = r"last\.pt is not a checkpoint, or is truncated: use another checkpoint or"
         assert_raises(FormatError, message, load_checkpoint, path)
 
 
@@ -574,7 +574,7 @@ def test_without_locks_a_warning_is_logged_and_training_works(
 
 @pytest.mark.parametrize("kept", [["best.pt", "log.jsonl"], ["best.pt"], ["log.jsonl"]])
 def test_a_run_without_last_pt_is_not_replaced_silently(packed: Path, tmp_path: Path, kept: list[str]) -> None:
-    """After one epoch with the same settings, best.pt is replaced: a run that is killed early may leave only it."""
+    """After one epoch with the same settings, best.pt is replaced: a run that is killed early may leave only that."""
 
     def run(**options: Any) -> int:
         return len(train(make_model(), make_loader(packed), make_config(tmp_path, **options)))
