@@ -386,7 +386,7 @@ def _demand_keys(epochs: Sequence[Coverage], coverage: Coverage, report: Coverag
     if not report.is_right:
         raise IdentityError(
             f"{count(report.num_repeats, 'sample has', 'samples have')} the same content as "
-            f"another one: they are either repeats or different samples with equal data. {ASK_FOR_KEY}"
+            f"another sample: they are either repeats or different samples with equal data. {ASK_FOR_KEY}"
         )
     if report.expected.ids is not None or all(epoch.is_stable for epoch in by_content):
         return

@@ -1,4 +1,4 @@
-"""Check a loader that mixes several sources: their proportions after each step, and repeats and losses in each."""
+"""Check a loader that mixes several sources: proportions after each step, and each source's repeats and losses."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class SourceReport:
 
     Attributes:
         num_samples: The number of samples in the source.
-        share: The source's share that was expected.
+        share: The expected share of the source.
         num_delivered: The number of delivered samples, including repeats.
-        deviation: The largest difference, after a step, between the number of delivered samples and the expected one.
+        deviation: The largest difference, after a step, between the delivered and the expected number of samples.
         early: The samples that were repeated before all others of the source had been delivered as often.
         lost: The samples that were delivered less often than the source was passed through.
     """
@@ -43,7 +43,7 @@ class MixtureReport:
         sources: The report of each source by name.
         num_delivered: The number of delivered samples.
         unexpected: The delivered samples that belong to no source.
-        tolerance: The deviation up to which a source has its share.
+        tolerance: The largest deviation that is not a problem.
     """
 
     sources: dict[str, SourceReport]
@@ -100,11 +100,11 @@ def check_mixture(
       b: 1 sample, 25.00% of 25.00%, 1.00 times, within 0.5 samples after each step
 
     Args:
-        loader: Any iterable of batches, or a tuple of such iterables, one per rank. A step is a batch of each rank.
+        loader: Any iterable of batches, or a tuple of such iterables, one per rank. A step is one batch on each rank.
         sources: The keys of each source's samples, by name. A key must not be in two sources.
         weights: The weight of each source by name.
         key: The way to find a batch's keys: see :func:`assert_exactly_once`.
-        tolerance: The deviation from a source's share, in samples, that is not a problem.
+        tolerance: The largest deviation from a source's share, in samples, that is not a problem.
 
     Raises:
         IdentityError: If a batch holds no keys, or a key belongs to two sources. The error is also a TypeError.
@@ -112,15 +112,15 @@ def check_mixture(
     """
     owner = {each: name for name, keys in sources.items() for each in keys}
     if len(owner) < sum(map(len, sources.values())):
-        raise IdentityError("a key belongs to two sources, or is twice in one: pass keys that name the source")
+        raise IdentityError("a key belongs to two sources, or occurs twice in one: pass keys that name the source")
     if weights.keys() != sources.keys():
-        raise ValueError(f"the weights are of {', '.join(weights)}, but the sources are {', '.join(sources)}")
+        raise ValueError(f"the weights are for {', '.join(weights)}, but the sources are {', '.join(sources)}")
     total = sum(weights.values())
     reports = {name: SourceReport(num_samples=len(keys), share=weights[name] / total) for name, keys in sources.items()}
     report = MixtureReport(sources=reports, tolerance=tolerance)
     counts = Counter[Hashable]()
     num_complete = dict.fromkeys(sources, 0)  # The number of times that each source was passed through.
-    num_ahead = dict.fromkeys(sources, 0)  # The number of samples that were delivered once more.
+    num_ahead = dict.fromkeys(sources, 0)  # The number of samples that were delivered one more time than that.
     for batches in zip_longest(*(loader if isinstance(loader, tuple) else (loader,))):
         for batch in batches:
             if batch is None:  # This rank has no more batches.

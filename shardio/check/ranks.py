@@ -185,7 +185,7 @@ class CoverageRecorder:
         if len(epochs) < num_epochs or (last is not None and last.num_batches < num_batches):
             raise FormatError(
                 f"{self.path} ends before batch {num_batches} of epoch {num_epochs - 1}, where the checkpoint was "
-                "written: it is from another run. Use the file of the run that wrote the checkpoint"
+                "written: it is from a different run. Use the file of the run that wrote the checkpoint"
             )
         self.recording.started = former.started
         self.epochs.extend(epochs)

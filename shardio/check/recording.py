@@ -174,7 +174,7 @@ class _TaggingCollate:
 def _tagged(loader: Iterable[Any]) -> Iterator[None]:
     """Make a DataLoader's workers tag their batches within the block."""
     # Persistent workers would keep the tagging function after the block. A shardio loader without torch's workers would
-    # start them to call another collate function. Accelerate's loader moves batches to a device, which a tagged batch
+    # start them for a different collate function. Accelerate's loader moves batches to a device, which a tagged batch
     # does not support.
     if (
         not isinstance(loader, HasWorkers)

@@ -431,7 +431,7 @@ def _multiples(report: CoverageReport) -> list[str]:
         return []
     times, rest = divmod(report.num_deliveries, num_samples)
     if rest or times < 2:
-        return [f"{count(report.num_deliveries, 'sample')} arrived, but {num_samples:,} expected"]
+        return [f"{count(report.num_deliveries, 'sample')} arrived, but {num_samples:,} were expected"]
     return [
         f"{count(report.num_deliveries, 'sample')} arrived, {times} times the expected {num_samples:,}: each sample is "
         f"delivered {times} times, with different keys or content, or the expected number is too low"

@@ -472,7 +472,7 @@ def _(run: Path) -> None:
     CoverageRecorder(run, rank=0, world_size=2, resume=state)
 
 
-@recording("a run resumes, but another run has recorded since", "it is from another run")
+@recording("a run resumes, but another run has recorded since", "it is from a different run")
 def _(run: Path) -> None:
     recorder = CoverageRecorder(run, rank=0, world_size=1)
     list(recorder.watch(BATCHES))

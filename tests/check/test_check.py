@@ -71,7 +71,7 @@ def test_a_webdataset_without_nodesplitter(packed: Path, keys: list[str], monkey
         for rank in range(2):
             monkeypatch.setenv("RANK", str(rank))
             monkeypatch.setenv("WORLD_SIZE", "2")
-            # A fork server, the default of Python 3.14, keeps its environment.
+            # A fork server, the default in Python 3.14, keeps its environment.
             loader: Any = TorchLoader(web(packed, **options), 4, num_workers=2, multiprocessing_context="fork")
             ranks.append([list(batch) for batch in loader])
         return tuple(ranks)
@@ -110,7 +110,7 @@ def test_checking_does_not_change_a_loader(keys: list[str], persistent_workers: 
 def test_exactly_what_the_remainder_policy_requires_is_allowed(
     allowance: dict[str, int], right: list[str], wrong: list[str]
 ) -> None:
-    """A text has the number of deliveries of each sample."""
+    """Each digit of a text is the number of deliveries of one sample."""
     for counts in (*right, *wrong):
         coverage = Coverage()
         for key, count in enumerate(counts):
@@ -336,5 +336,5 @@ def test_repeats_losses_and_unknown_samples_are_named() -> None:
 def test_what_cannot_be_checked_is_refused() -> None:
     assert_raises(IdentityError, "two sources", check_mixture, [], {"web": ["a"], "code": ["a"]}, WEIGHTS)
     assert_raises(IdentityError, "no keys", check_mixture, [[1.5]], SOURCES, WEIGHTS)
-    message = "the weights are of web, but the sources are web, code"
+    message = "the weights are for web, but the sources are web, code"
     assert_raises(ValueError, message, check_mixture, [], SOURCES, {"web": 1})
