@@ -1,4 +1,4 @@
-"""Mix images of a batch with each other, or erase boxes of them, on the device.
+"""Mix images of a batch with each other, or erase boxes in them, on the device.
 
 Names, arguments, distributions and results for given parameters are as in torchvision.transforms.v2. MixUp is from
 Zhang et al., "mixup: Beyond Empirical Risk Minimization" (2018). CutMix is from Yun et al., "CutMix: Regularization

@@ -241,7 +241,7 @@ class DevicePrefetcher:
         if not callable(watch_memory) or (self._stream is None and not takes_tiles):
             return nullcontext()
         register = self._register if self._stream is not None else _leave_alone
-        # Hold one batch more than is in flight, because memory is released only when the next batch is sent.
+        # Hold one more batch than are in flight, because memory is released only when the next batch is sent.
         options = {"takes_tiles": True} if takes_tiles else {}
         context: AbstractContextManager[object] = watch_memory(register, num_held=self.depth + 1, **options)
         return context
@@ -279,7 +279,7 @@ def _as_list(transform: BatchTransform | Sequence[BatchTransform] | None) -> lis
 
 
 def _passes_batches_on(loader: Any) -> bool:
-    """Return whether a loader delivers what its method ``watch_memory`` announces, without code of the user between."""
+    """Return whether a loader delivers what its method ``watch_memory`` announces, without user code in between."""
     owner = next((each for each in type(loader).__mro__ if "watch_memory" in vars(each)), None)
     return owner is not None and getattr(type(loader), "__iter__", None) is getattr(owner, "__iter__", None)
 

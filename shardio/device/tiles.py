@@ -1,4 +1,4 @@
-"""Prepare images on the device that their batch was copied to: decode their tiles, normalize and cast them.
+"""Prepare images on the device that their batch was copied to: decode tiles, and normalize and cast the images.
 
 kernel/stages.h describes the stages. On CUDA, they run on the current stream; on the CPU, the kernel runs them.
 """
@@ -26,10 +26,10 @@ from shardio.kernel.functions import CHUNK_ALIGNMENT
 from shardio.kernel.records import BATCH, BFLOAT16, FLOAT16, FLOAT32, TARGET, TILED_IMAGE, UINT8
 
 MAX_SCRATCH = 512 << 20
-"""The largest size in bytes of the memory for what the stages pass on, except for larger images."""
+"""The maximum size, in bytes, of the memory for the stages' intermediate results, unless one image needs more."""
 
 SCRATCH_STEP = 32 << 20
-"""The size of this memory is a multiple of this number of bytes, if it is larger."""
+"""Memory for intermediate results of at least this many bytes is rounded up to a multiple of this number."""
 
 ALIGNMENT = 256
 """The alignment of arrays on a device, in bytes."""
@@ -78,8 +78,8 @@ class TiledImages:
         num_images: The number of images in each chunk.
         sizes: The height and width of each crop.
         is_multiple: Whether the images have several crops, those of a MultiCrop.
-        redo: Decodes an image on the CPU, given its index. Returns its crops, uint8 [height, width, 3], or raises the
-            SampleError that names it.
+        redo: A function that decodes an image on the CPU, given its index. It returns the image's crops, uint8
+            [height, width, 3], or raises a SampleError that names the image.
     """
 
     chunks: Sequence[torch.Tensor]
@@ -194,7 +194,7 @@ class _Control:
     def __init__(self, locations: NDArray[np.void], targets: NDArray[np.void], device: torch.device) -> None:
         parts = (np.zeros(1, BATCH), locations, targets)
         starts = [0, *accumulate(part.nbytes for part in parts)]
-        # The allocator of pinned memory reuses it only after the copy.
+        # The allocator of pinned memory reuses this memory only after the copy.
         self._records = torch.empty(starts[-1], dtype=torch.uint8, device="cpu", pin_memory=device.type == "cuda")
         self._device = self._records if device.type == "cpu" else torch.empty_like(self._records, device=device)
         memory = self._records.numpy()
@@ -216,7 +216,7 @@ class _ProcessorStages:
 
         Args:
             batch: A BATCH on the device.
-            most: The largest number of threads of an image in each stage but the last one.
+            most: The largest number of threads for an image in each stage except the last.
             sizes: The height and width of each crop.
             num_images: The number of images.
         """
@@ -322,8 +322,8 @@ class ImagePreparation:
 
         Args:
             tiles: The images.
-            checks: A function is added that decodes the images on the CPU that the device could not decode, and raises
-                SampleError if they are damaged. It can be called when the stream has decoded the batch.
+            checks: The list to add a function to. The function decodes on the CPU the images that the device could not
+                decode, and raises SampleError if they are damaged. Call it after the stream has decoded the batch.
             is_final: Whether nothing else changes the images before the function is called.
 
         Returns:

@@ -1,4 +1,4 @@
-"""A copy stream without a device: at random, it works as late or as early as CUDA may. Loaders and counts for tests."""
+"""A simulated copy stream, which works at random moments within the limits of CUDA, and loaders for tests."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class LateStream:
 
 
 def _not_held(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that shares memory without keeping it alive, as a copy on a device does not keep its source."""
+    """Return a tensor that shares memory without keeping it alive, as a copy on a device does with its source."""
     if tensor.layout != torch.strided or not tensor.numel():
         return tensor
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

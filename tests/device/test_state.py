@@ -1,7 +1,7 @@
 """While a prefetcher iterates, the loader's state counts what the user received, not the batches in flight.
 
 A random transform on the device draws the same numbers for a batch in a resumed run. The copy stream is simulated, and
-works as late as CUDA may.
+may work as late as CUDA is allowed to.
 """
 
 from __future__ import annotations
