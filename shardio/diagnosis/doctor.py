@@ -110,9 +110,9 @@ class Diagnosis:
             limit = self.num_processors / self.run.cpu_s
             yield (
                 f"{count(self.num_processors, 'processor')}, {self.run.busy:.0%} busy while the loader runs alone; at "
-                f"{1e6 * self.run.cpu_s:,.0f} µs of processor time for a sample, they allow {limit:,.0f} samples/s"
+                f"{1e6 * self.run.cpu_s:,.0f} µs of processor time per sample, they allow {limit:,.0f} samples/s"
             )
-            yield f"of it in the training process: {1e6 * self.run.own_cpu_s:,.0f} µs"
+            yield f"of that time in the training process: {1e6 * self.run.own_cpu_s:,.0f} µs"
         if self.others_busy > MUCH_BUSY:
             yield f"Other programs used {self.others_busy:.0%} of the processors' time: stop them, and measure again."
 
@@ -137,7 +137,7 @@ class Diagnosis:
             why = ": alone, the loader is faster than the step, but both compete for the processors" if competes else ""
             yield f"The doctor found nothing to change{why}."
             return
-        yield "What to change, the largest gain of the loader first:"
+        yield "What to change, the largest gain in loader speed first:"
         for number, advice in enumerate(self.advice, 1):
             first, *rest = str(advice).splitlines()
             yield f"{number:>2}. {first}"
@@ -155,13 +155,13 @@ def doctor(loader: Iterable[Any], step: Step | None = None, *, seconds: float = 
     """Find out whether a loader holds training back, at which stage, and what to change.
 
     The doctor measures the loader alone, the training step on batches in memory, and both together. If training waits
-    for data, the doctor profiles some samples, and tries changes such as other numbers of workers. This takes about ten
-    times ``seconds``.
+    for data, the doctor profiles some samples, and tries changes such as different numbers of workers. This takes about
+    ten times ``seconds``.
 
     >>> print(shardio.doctor(loader, step=train_step))  # doctest: +SKIP
 
     Args:
-        loader: Any iterable of batches. Changes are only tried for torch's and shardio's DataLoader.
+        loader: Any iterable of batches. Changes are tried only for torch's and shardio's DataLoader.
         step: The training step: a function of a batch. It is called as in training, so it changes the model.
         seconds: The time of each measurement, in seconds.
 

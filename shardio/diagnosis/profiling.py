@@ -1,7 +1,7 @@
 """Find out how much time each stage of a sample takes, in any dataset.
 
 The samples are made in the calling thread under ``sys.setprofile``. An event that begins a stage, such as a call of
-Pillow's decoder or of a transform, is found by the code object or the name of the builtin function. All other time
+Pillow's decoder or of a transform, is recognized by the code object or the name of the builtin function. All other time
 belongs to the stage that is running, so each moment counts once.
 """
 
@@ -52,7 +52,7 @@ class SampleProfile:
         sample_s: The time for one sample, in seconds, measured without profiling. Time in which other threads had the
             processor does not count.
         cpu_s: The processor time for one sample, in seconds, measured without profiling.
-        stages: The share of each stage in the time, the largest first.
+        stages: Each stage's share of the time, the largest first.
         images: The images that Pillow and OpenCV opened.
     """
 
@@ -79,9 +79,9 @@ def profile_samples(
 
     Args:
         make: Returns an iterator over samples, which makes each one when it is requested.
-        collate_fn: Makes a batch of a list of samples; None if samples are not collated.
+        collate_fn: Makes a batch from a list of samples; None if samples are not collated.
         num_samples: The maximum number of samples.
-        seconds: The time after which no further sample is made.
+        seconds: The intended total time, in seconds. Half of it is spent without profiling.
     """
     next(make(), None)  # The first sample may load libraries.
     iterator, samples = make(), list[Any]()
@@ -161,12 +161,12 @@ _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib"
 
 
 class _StageClock:
-    """Sums the time of each stage in the calling thread, and notes the images that Pillow opens."""
+    """A clock that sums the time of each stage in the calling thread, and notes the images that Pillow opens."""
 
     def __init__(self) -> None:
         self.seconds: dict[SampleStage, float] = defaultdict(float)
         self.images = list[SeenImage]()
-        # The stage of each code object; a string instead names the methods of transforms, whose objects have the names.
+        # The stage of each code object; "transform" for methods of transforms, whose stages have the classes' names.
         self._stages = dict[CodeType, SampleStage | Literal["transform"] | None]()
         self._running: list[tuple[SampleStage, FrameType | None, bool]] = [(_OTHER, None, False)]
         self._mark = 0.0

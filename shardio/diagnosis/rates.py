@@ -1,4 +1,4 @@
-"""Measure the speed of a loader, of a training step, of both together, and of changed loaders that advice is about."""
+"""Measure the speed of a loader, of a training step, of both together, and of loaders changed to test advice."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LABELED = 2000
 """The number of batches whose labels are kept."""
 
 MAX_START = 3
-"""The longest time that a measurement may take, with the starts of its epochs, as a multiple of the measured time."""
+"""The longest time of a measurement, including the starts of its epochs, as a multiple of the measured time."""
 
 CPU_EVERY_S = 0.25
 """The interval at which the processor time of all processes is read, in seconds."""
@@ -254,7 +254,7 @@ def find_labels(batch: Any) -> list[int] | None:
 
 
 def find_image_size(batch: Any) -> tuple[int, int] | None:
-    """Return the size (height, width) of the images in a batch, its first value of four dimensions; None if none."""
+    """Return the size (height, width) of the images in a batch, its first four-dimensional value; None without one."""
     if isinstance(batch, Mapping | list | tuple):
         values = batch.values() if isinstance(batch, Mapping) else batch
         return next((size for value in values if (size := find_image_size(value)) is not None), None)
@@ -359,7 +359,7 @@ class LoaderEvidence:
 
     @property
     def is_torchs(self) -> bool:
-        """Whether the loader is a DataLoader of torch or shardio, so that it can be rebuilt with other arguments."""
+        """Whether the loader is a DataLoader of torch or shardio, which can be rebuilt with different arguments."""
         return type(self.loader) in (TorchDataLoader, DataLoader)
 
     @property
@@ -377,7 +377,7 @@ class LoaderEvidence:
         return str(root) if isinstance(root, str | Path) else "SOURCE"
 
     def try_change(self, kind: type[Any] | None = None, **changes: Any) -> float:
-        """Return the speed-up of the loader with other arguments."""
+        """Return the speed-up of the loader with different arguments."""
         return self.try_loader(rebuild(self.loader, kind, **changes))
 
     def try_loader(self, loader: Any) -> float:
@@ -396,7 +396,7 @@ class LoaderEvidence:
 
 
 def rebuild(loader: Any, kind: type[Any] | None = None, **changes: Any) -> Any:
-    """Return a DataLoader like the given one, with other arguments.
+    """Return a DataLoader like the given one, but with different arguments.
 
     Args:
         loader: A loader.
@@ -426,6 +426,6 @@ def without(share: float) -> float:
 
 
 def share_of_stage(stats: LoaderStats, stage: str) -> float:
-    """Return the share of a stage in the time in which workers are not idle."""
+    """Return a stage's share of the time in which workers are not idle."""
     seconds = stats.seconds_by_stage()
     return seconds[stage] / (sum(seconds.values()) - seconds.get("idle", 0.0) or 1.0)

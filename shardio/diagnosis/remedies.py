@@ -30,16 +30,16 @@ from shardio.transforms import Transform, is_made_for_pillow, replace_leading
 from shardio.values import count, format_bytes
 
 MUCH_MEMORY = 256 << 20
-"""The memory in bytes, of all copies of a dataset, that is worth advice."""
+"""The smallest amount of memory, in bytes, for all copies of a dataset, that is worth advice."""
 
 MUCH_READING_S = 0.1
 """The smallest time for reading, in seconds, that shows more than the start of an epoch."""
 
 BASE_THREADS = 3
-"""The number of threads that a worker process of torch's has without those of other libraries."""
+"""The number of threads in one of torch's worker processes, not counting those of other libraries."""
 
 FLOAT_CONVERSIONS = ("ToTensor", "ConvertImageDtype", "ToDtype", "Normalize")
-"""torchvision's transforms that make floating-point numbers of an image, which a GPU does faster."""
+"""torchvision's transforms that convert images to floating-point numbers, which a GPU can do faster."""
 
 
 def find_remedies(evidence: LoaderEvidence) -> list[Advice]:
@@ -106,7 +106,7 @@ def _advise_threads(evidence: LoaderEvidence) -> Advice | None:
 
 
 class _SingleThreaded:
-    """A ``worker_init_fn`` that limits OpenCV and torch to one thread, after the user's own."""
+    """A ``worker_init_fn`` that limits OpenCV and torch to one thread, after calling the user's own."""
 
     def __init__(self, inner: Callable[[int], None] | None) -> None:
         self._inner = inner
@@ -219,7 +219,7 @@ def _advise_float(evidence: LoaderEvidence) -> Advice | None:
 
 
 def _advise_slow_code(evidence: LoaderEvidence) -> Advice | None:
-    """Name the slowest transform or function of the user's, if it takes most of the time."""
+    """Name the user's slowest transform or function, if it takes much of the time."""
     profile = evidence.profile
     if profile is None or not profile.stages:
         return None

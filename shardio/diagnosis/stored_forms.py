@@ -30,10 +30,10 @@ EXAMINED = 32
 """The number of images on which forms are measured."""
 
 EPOCHS = 7
-"""The number of times that each of them is loaded."""
+"""The number of times that each image is loaded and measured in each form."""
 
 LARGE = 3
-"""Images are large if their shorter side is at least this many times that of their crops."""
+"""Images are large if their shorter side is more than this many times that of their crops."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,7 @@ def _find_decoded(evidence: LoaderEvidence, size: tuple[int, int]) -> Iterator[F
     cause = f"decoding takes {share:.0%} of the workers' busy time"
     yield Form(cause=f"{cause}: store pixels instead", settings={"convert_to": "ppm", "min_side": max(size) * 8 // 7})
     if stats.stored.formats == ("JPEG",) and stats.num_images_by_decoder.get("kernel"):
-        yield Form(cause=f"{cause}, in each epoch again", settings={}, in_memory=True)
+        yield Form(cause=f"{cause}, again in each epoch", settings={}, in_memory=True)
 
 
 def _describe_remedy(evidence: LoaderEvidence, form: Form, cost: FormCost, speedup: float) -> str:

@@ -38,7 +38,7 @@ FAST = partial(compute, 0.0005)
 
 
 class Numbers(Dataset[Any]):
-    """Samples that each take some time, in which the processors are free: on a busy machine, tests would be random."""
+    """Samples that each take some time but no processor time, so results are stable on a busy machine."""
 
     def __init__(self, num_samples: int = 4000, seconds: float = 0.002) -> None:
         self._num_samples, self._seconds = num_samples, seconds
@@ -52,7 +52,7 @@ class Numbers(Dataset[Any]):
 
 
 class LoopTransform:
-    """Inverts an image pixel by pixel."""
+    """A transform that inverts an image pixel by pixel."""
 
     def __call__(self, image: Any) -> Any:
         array = np.asarray(image)
@@ -140,7 +140,7 @@ def copied_dataset(folder: Path) -> Patient:
 
 
 def crops_of(folder: Path, size: int = SIZE, batch_size: int = 16, jpeg: Any = None, **options: Any) -> Any:
-    """Pack the folder ``images`` in a folder. Return a loader of random crops."""
+    """Pack the images in ``folder / "images"``. Return a loader of random crops."""
     shardio.pack(folder / "images", folder / "packed", **({"jpeg": jpeg} if jpeg else {}))
     dataset = shardio.ShardDataset(folder / "packed", shuffle=True, transform=RandomResizedCrop(size))
     return shardio.DataLoader(dataset, batch_size, num_workers=2, **options)
@@ -254,6 +254,6 @@ SLOW = (
     *(whole_samples, slow_start, sorted_samples, slow_transform, pngs, slow_storage, slow_collation, untiled),
 )
 STEADY = (few_workers, copied_dataset, sorted_samples, slow_transform, slow_storage, slow_collation)
-"""The loaders whose cause does not depend on what else the machine does."""
+"""The slow loaders whose cause does not depend on what else runs on the machine."""
 
 HEALTHY = (healthy_tensors, healthy_shards, healthy_folder)
