@@ -1,7 +1,7 @@
 """Train a small language model on a mixture whose weights change: kill it at any time and rerun it.
 
-The data are two kinds of text, "prose" and "numbers", whose characters are the tokens. Training begins with much prose
-and ends with many numbers. A checkpoint holds the model, the optimizer and the state of the loader, which counts the
+The data are two kinds of text, "prose" and "numbers", whose characters are the tokens. At first, most text is prose; in
+the end, most is numbers. A checkpoint holds the model, the optimizer and the state of the loader, which counts the
 samples of the mixture. So a killed and resumed run has the same losses as an uninterrupted one, to the last digit.
 
     python examples/annealed_mixture.py OUT [--kill-at STEP]
@@ -92,7 +92,7 @@ def main() -> None:
                 "step": step,
             }
             torch.save(state, checkpoint.with_suffix(".tmp"))
-            checkpoint.with_suffix(".tmp").rename(checkpoint)  # A killed run never leaves half of a checkpoint.
+            checkpoint.with_suffix(".tmp").rename(checkpoint)  # A killed run never leaves half a checkpoint.
         if step == arguments.kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 

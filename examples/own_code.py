@@ -70,7 +70,7 @@ def decode_heat(content: bytes) -> torch.Tensor:
 
 
 def mix(samples: list[Any]) -> dict[str, Any]:
-    """Collate a batch and mix each image with another one (https://arxiv.org/abs/1710.09412)."""
+    """Collate a batch and mix each image with another image (https://arxiv.org/abs/1710.09412)."""
     images = default_collate(samples).float() / 255
     share = float(np.random.beta(0.2, 0.2))
     return {"images": share * images + (1 - share) * images.flip(0), "share": share}

@@ -7,7 +7,7 @@
 The recipe has random crops, flips, TrivialAugmentWide and RandomErasing for each sample. Compiled code applies these
 transforms in shardio's worker processes. The recipe also has MixUp or CutMix for each batch, on the device, and label
 smoothing. All random numbers are functions of the seed, the epoch and the sample or batch. So a run that was killed and
-resumed has the same losses as an undisturbed run, and on a CPU they are bit-identical: compare the files
+resumed has the same losses as an uninterrupted run, and on a CPU they are bit-identical: compare the files
 OUT/run/log.jsonl. (The recipe's repeated augmentation and weight averaging are left out.)
 
 Source: PyTorch's blog, "How to train state-of-the-art models using TorchVision's latest primitives", 2021.

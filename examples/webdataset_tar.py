@@ -2,7 +2,7 @@
 
     python examples/webdataset_tar.py
 
-The script writes the tar with ``webdataset`` if it is installed, otherwise with ``tarfile``. Nothing is converted:
+The script writes the tar with ``webdataset`` if it is installed, or else with ``tarfile``. Nothing is converted:
 shardio indexes the tar on first use. The state of a loader is a small JSON object that works with any number of ranks
 and workers. In this example, an epoch starts with two workers and ends with none.
 """

@@ -32,7 +32,7 @@ def _prepare() -> None:
     # Only torch's warning about more workers than cores is allowed, because of small machines.
     warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
     # torch 2.6 removes a temporary directory only when Python exits.
-    if torch.__version__ < "2.7":  # A version compares as one.
+    if torch.__version__ < "2.7":  # torch compares this string as a version.
         warnings.filterwarnings("ignore", "Implicitly cleaning up", ResourceWarning)
     torch.set_num_threads(1)  # More threads would wait for each other with such small models.
 

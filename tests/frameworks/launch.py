@@ -1,4 +1,4 @@
-"""Ranks for tests of frameworks: processes with torchrun's variables and a gloo group that call a function.
+"""Ranks for tests of frameworks: processes that call a function, with torchrun's variables and a gloo group.
 
 ``python -m tests.frameworks.launch MODULE:FUNCTION FOLDER WORLD_SIZES ARGUMENTS`` imports the module, and with it the
 framework, once. The program then forks the ranks of each world in turn.
@@ -73,7 +73,7 @@ def check_epochs(
     world_size: int = 2,
     num_repeats: int | None = None,
 ) -> None:
-    """Assert that the ranks of each recorded epoch received every sample once, plus the repeats that pad it."""
+    """Assert that the ranks of each recorded epoch received every sample once, plus the repeats that pad the epoch."""
     epochs = merge_recordings(sorted(recordings.glob("*.cov")))
     num_repeats = -len(keys) % world_size if num_repeats is None else num_repeats
     deliveries = [epoch.num_deliveries for epoch in epochs]

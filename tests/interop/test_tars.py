@@ -1,4 +1,4 @@
-"""Tars of other tools, and shardio's tars read by other tools: all read the same samples."""
+"""Tars from other tools, and shardio's tars in other tools: all tools read the same samples."""
 
 from __future__ import annotations
 
