@@ -44,7 +44,7 @@ def pack(images: Path, packed: Path) -> None:
 
 
 def make_loaders(packed: Path) -> tuple[shardio.DataLoader, shardio.DataLoader]:
-    """Return a loader for training and one for validation, which uses every fifth shard."""
+    """Return a loader for training and one for validation; every fifth shard is for validation."""
     augmented = Compose([RandomResizedCrop(IMAGE_SIZE, scale=(0.25, 1.0)), RandomHorizontalFlip()])
     central = Compose([Resize(IMAGE_SIZE), CenterCrop(IMAGE_SIZE)])
     shards = sorted(packed.glob("*.tar"))

@@ -41,7 +41,7 @@ def render_images(folder: Path) -> None:
 
 
 def make_loaders(packed: Path, image_size: int, batch_size: int) -> tuple[shardio.DataLoader, shardio.DataLoader]:
-    """Return a loader for training and one for validation, which uses every fifth shard."""
+    """Return a loader for training and one for validation; every fifth shard is for validation."""
     shards = sorted(packed.glob("*.tar"))
     held_out = shards[::5]
     training = shardio.ShardDataset(

@@ -43,7 +43,7 @@ def key_ids(keys: Iterable[Hashable]) -> Ids:
     """Return the identities of keys, uint64 [n].
 
     Raises:
-        IdentityError: If a key cannot identify a sample, such as None, NaN or a bool.
+        IdentityError: If a key, such as None, NaN or a bool, cannot identify a sample.
     """
     if isinstance(keys, range):
         keys = np.arange(keys.start, keys.stop, keys.step)

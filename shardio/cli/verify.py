@@ -120,7 +120,7 @@ def repair(
 
     If a tar is truncated, a new tar with its complete samples replaces it, and the dropped keys are printed.
     Other tars are never changed. If the command is interrupted, rerun it. Run shardio verify afterwards. The exit code
-    is 1 if a problem remains, such as a tar that cannot be read.
+    is 1 if a problem, such as an unreadable tar, remains.
 
     Example: shardio repair out --classes classes.txt
     """
@@ -176,7 +176,7 @@ def index(
     The index is written next to the tar if possible, or else to the user's cache folder.
     Tars compressed with gzip are also indexed: ls, cat and extract can then read them, but datasets cannot.
     Members with the same key become one sample, even if they are not adjacent in the tar.
-    If all tars of a directory are indexed, a list of them is written there, which lets datasets open faster.
+    If all tars of a directory are indexed, a list of them is written there, so datasets open faster.
     The exit code is 1 if a tar cannot be indexed, or if several of its samples have the same key.
 
     Example: shardio index data/*.tar

@@ -87,9 +87,9 @@ class DevicePrefetcher:
         decode: Where the images of a shardio loader are decoded. By default, its ``workers`` decode them. With
             ``device``, a CUDA device decodes JPEGs that were packed with ``--jpeg tile``, with the same pixels; only
             the tiles that the crops need are copied. This needs the package cuda-core (``pip install
-            "shardio-loader[cuda]"``). Workers decode the images that the device cannot decode, and those that
-            operations on pixels follow, such as ColorJitter. With a ``collate_fn``, or datasets or transforms that are
-            not shardio's, they decode all images.
+            "shardio-loader[cuda]"``). Workers decode the images that the device cannot decode, and those to
+            which operations on pixels apply, such as ColorJitter. With a ``collate_fn``, or datasets or transforms that
+            are not shardio's, they decode all images.
         transform: A function that takes and returns a batch, such as :class:`MixUp`, or a list of such functions to
             apply in turn. The functions run on the device after normalization; on CUDA, on the prefetcher's stream. A
             function that has a parameter ``generator`` receives a torch.Generator on the device. With shardio's order,

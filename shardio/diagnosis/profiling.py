@@ -81,7 +81,7 @@ def profile_samples(
         make: Returns an iterator over samples, which makes each one when it is requested.
         collate_fn: Makes a batch from a list of samples; None if samples are not collated.
         num_samples: The maximum number of samples.
-        seconds: The intended total time, in seconds. Half of it is spent without profiling.
+        seconds: The intended total time, in seconds. Up to half of it is spent without profiling.
     """
     next(make(), None)  # The first sample may load libraries.
     iterator, samples = make(), list[Any]()

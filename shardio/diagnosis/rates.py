@@ -86,7 +86,7 @@ def measure_other_programs(seconds: float, num_processors: int) -> float:
     usable = set(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else None  # not on macOS
     percents = psutil.cpu_percent(seconds, percpu=True)
     busy: list[float] = [each / 100 for number, each in enumerate(percents) if usable is None or number in usable]
-    # In a container with a quota, others may be busy on processors that the quota leaves to them.
+    # In a container with a quota, other programs may be busy on processors that the quota leaves to them.
     return max(num_processors - len(busy) + sum(busy), 0.0) / num_processors
 
 

@@ -178,12 +178,12 @@ def _read_images(evidence: LoaderEvidence) -> Iterator[bytes]:
 
 
 def measure_forms(contents: Sequence[bytes], size: tuple[int, int], forms: Sequence[Form]) -> list[FormCost]:
-    """Return what an image costs in each form, measured in turns.
+    """Return what an image costs in each form. The forms are measured in turn, epoch by epoch.
 
     Args:
         contents: The contents of image files.
         size: The size (height, width) of the crops.
-        forms: The forms; the first one is that to which the others are compared, epoch by epoch.
+        forms: The forms. The others are compared with the first one.
     """
     with tempfile.TemporaryDirectory() as created:
         folders = [Path(created, str(number)) for number in range(len(forms))]

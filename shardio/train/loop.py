@@ -195,7 +195,7 @@ class TrainRun:
 
     Args:
         config: The settings.
-        model: The model, which is moved to the device, and whose weights are trained and saved.
+        model: The model. It is moved to the device, and its weights are trained and saved.
         batches: The training data.
         world: The rank and the world size.
         callbacks: The callbacks of this rank.

@@ -82,7 +82,7 @@ class Recorded(LightningModule):
 def fit(folder: Path, packed: str, kind: str) -> None:
     """Train for two epochs, with a checkpoint after two batches of the second epoch, then resume from the checkpoint.
 
-    Record the batches in ``training``, ``validation`` and ``resumed``, which includes those before the checkpoint.
+    Record the batches in ``training``, ``validation`` and ``resumed``. The last includes those before the checkpoint.
     """
     make = MAKERS[kind]
     whole, rest = Recorded(), Recorded()
