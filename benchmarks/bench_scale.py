@@ -79,6 +79,7 @@ def write_tiny_tars(data: Path, shard_samples: int) -> None:
 
 def write_tiny_mds(data: Path, shard_samples: int) -> None:
     """Write one shard of tiny samples with MosaicML Streaming, and link it to 127 other names."""
+    import_torchvision()  # Otherwise, a stand-in for torchvision would stay for the next measures.
     with import_streaming().MDSWriter(out=str(data), columns={"bin": "bytes", "cls": "int"}, size_limit=None) as writer:
         for _ in range(shard_samples):
             writer.write({"bin": b"x" * TINY_BYTES, "cls": 7})

@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache, partial
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -69,7 +68,8 @@ class ShardEntry:
     digest: str
 
     def __post_init__(self) -> None:
-        if self.name in ("", "..") or PurePath(self.name).name != self.name or not re.fullmatch(_NAME, self.name):
+        is_path = os.path.basename(self.name) != self.name  # noqa: PTH119  # A Path for each of many shards takes long.
+        if self.name in ("", ".", "..") or is_path or not re.fullmatch(_NAME, self.name):
             raise ValueError(f"a shard's name must be a file name without a folder, got {self.name!r}")
         if self.num_bytes < 0 or self.num_samples < 0:
             raise ValueError(f"{self.name} has a negative size or number of samples")
