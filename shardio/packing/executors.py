@@ -44,9 +44,9 @@ END_WITHIN_S = 10.0
 one unfinished file."""
 
 SILENT_S, LAST_CHANCE_S = 60.0, 20.0
-"""A worker process counts as suspended if it does not report for SILENT_S seconds, and then for another LAST_CHANCE_S
-seconds. If this process itself was suspended, a worker can still report during LAST_CHANCE_S. An active worker reports
-every few seconds."""
+"""A worker process is considered suspended if it does not report for SILENT_S seconds, and then for another
+LAST_CHANCE_S seconds. If this process itself was suspended, a worker can still report during LAST_CHANCE_S. An active
+worker reports every few seconds."""
 
 REPORT_EVERY_S = 0.1
 """The time in seconds between reports. A report also shows that the parent process still exists."""
@@ -104,7 +104,7 @@ class ShardJob:
         number: The shard's number in the plan.
         folder: The folder to write the shard to.
         name: The shard's file name.
-        root: The prefix, with a slash at its end, of the source's file names.
+        root: The slash-terminated prefix of the source's file names.
         samples: The shard's samples in order.
         options: The options of the pack.
         earlier: The shard that an earlier run finished, or None if no run did.
@@ -245,7 +245,7 @@ def _run_in_processes(
                 worker.process.kill()
                 raise PackError(
                     f"the worker process {worker.process.pid} has not reported for more than {SILENT_S:g} s, so it was "
-                    "ended: it was suspended, or it waited for a disk. Rerun the same command to resume: finished "
+                    "killed: it was suspended, or waiting for a disk. Rerun the same command to resume: finished "
                     "shards are kept"
                 )
 
@@ -300,7 +300,7 @@ class _Parent:
         with suppress(OSError):
             while True:
                 self.send(("report", 0, 0))
-                time.sleep(ALIVE_EVERY_S)  # A silent worker counts as suspended: see SILENT_S.
+                time.sleep(ALIVE_EVERY_S)  # A silent worker is considered suspended: see SILENT_S.
 
     def report(self, num_samples: int, num_bytes: int) -> None:
         self._num_samples += num_samples
@@ -350,7 +350,7 @@ def _picklable(error: Exception) -> Exception:
 def _pack_on_ray(
     address: str | None, num_workers: int | None, jobs: Iterator[ShardJob], progress: WorkProgress
 ) -> Generator[tuple[int, PackedShard]]:
-    """Pack on the cluster to which this process is connected, or connect to one.
+    """Pack on the cluster that this process is connected to, or connect to a cluster first.
 
     All machines of the cluster must see the source and the destination under the same paths, and have the same version
     of shardio.

@@ -118,13 +118,13 @@ class DatasetFolder(Protocol):
         """Return an identifier of the current content of a shard and its index, for :meth:`find_damage`."""
 
     def find_damage(self, tar: Location, shard: PackedShard) -> str | None:
-        """Return a description of the damage to a shard that an earlier run finished, or None if it is unchanged."""
+        """Return the damage to a shard that an earlier run finished, in words, or None if the shard is unchanged."""
 
 
 class _LocalJournal:
     """A journal file with a line for each shard.
 
-    A killed run may leave an incomplete last line. Damaged lines count as missing: their shards are packed again.
+    A killed run may leave an incomplete last line. Damaged lines are treated as missing: their shards are packed again.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -250,7 +250,7 @@ def _digest_file(location: Location) -> str:
 
 
 class _RemoteJournal:
-    """A journal with an object for each shard. Damaged records count as missing: their shards are packed again."""
+    """A journal with an object for each shard. Shards whose records are damaged are packed again."""
 
     def __init__(self, folder: Location, names: Sequence[str]) -> None:
         self._folder = folder
@@ -503,7 +503,7 @@ def new_dataset(folder: DatasetFolder, *, overwrite: bool) -> Iterator[Unfinishe
     """Create or clear a folder, lock it and mark it as unfinished for the duration of a block.
 
     The block must write the manifest and remove the mark. If the block raises an exception, the finished shards and the
-    mark remain, or nothing if no shard is finished.
+    mark remain; if no shard is finished, nothing remains.
 
     Args:
         folder: The folder, which must be missing or empty, or hold a dataset that ``overwrite`` replaces.

@@ -185,8 +185,8 @@ class PackOptions:
         SourceKind,
         _of_source(
             "Kind of SOURCE, if it holds samples of several kinds, such as images and tars. auto recognizes the kind; "
-            "documents are texts or tokens; files is a directory of images; saved is a dataset that Hugging Face's "
-            "datasets saved; table is a table of paths."
+            "documents are texts or tokens; files is a directory of images; saved is a dataset saved by Hugging "
+            "Face's datasets; table is a table of paths."
         ),
     ] = "auto"
     layout: Annotated[
@@ -281,7 +281,7 @@ class PackOptions:
     engine: Annotated[
         Engine,
         _of_run(
-            "Where to pack: in processes of this machine, or on a Ray cluster, one task for each shard. All "
+            "Where to pack: in processes on this machine, or on a Ray cluster, one task for each shard. All "
             "machines of the cluster must see SOURCE and OUT under the same paths."
         ),
     ] = "processes"
@@ -366,7 +366,7 @@ class PackOptions:
         return next((name for name, value in values if value != defaults[name]), None)
 
     def identify(self, classes: Sequence[str]) -> bytes:
-        """Return an identifier, which differs whenever the options or the class names would give different output."""
+        """Return an identifier that differs whenever the options or the class names would give different output."""
         values = self._find_deciding(_ALWAYS_IDENTIFY)
         text = ", ".join(f"{name}={value!r}" for name, value in values.items())
         # Earlier versions wrote the same text, so their packs can be resumed.
@@ -405,7 +405,7 @@ def _record(value: Any) -> Any:
 
 def _check_tokenizer(value: object) -> object:
     if not callable(value) and not isinstance(value, str):
-        raise TypeError(f"tokenizer must be a function of a text, or the name of one (file.py:function), got {value!r}")
+        raise TypeError(f"tokenizer must be a function that takes a text, or a name (file.py:function), got {value!r}")
     return value
 
 
@@ -472,7 +472,7 @@ def pack(
     """Pack images, or another tool's dataset, into tar shards.
 
     ``src/class/…/name.jpg`` becomes the members ``class/…/name.jpg`` and ``class/…/name.cls`` of a shard. Files
-    with the same stem become further fields of the sample. If two images have the same stem, each becomes a sample
+    with the same stem become additional fields of the sample. If two images have the same stem, each becomes a sample
     whose key ends in its suffix (``class/…/name_png``). Image bytes are copied unchanged unless you set ``jpeg`` or
     ``convert_to``. The same input and settings give the same bytes. Repeat the same call to resume an interrupted pack:
     it keeps finished shards that are unchanged, and packs damaged shards again.
@@ -502,7 +502,7 @@ def pack(
             faster. Progressive JPEGs become baseline JPEGs, and JPEGs that cannot be tiled are stored unchanged.
             ``reencode`` decodes each JPEG and stores it upright, tiled and, with ``max_side``, smaller.
         convert_to: The format that images in other formats are converted to: ``jpeg``, ``png``, ``webp``, or ``ppm``
-            for pixels without compression, which the loader crops without decoding. Images in formats such as GIF and
+            for uncompressed pixels, which the loader crops without decoding. Images in formats such as GIF and
             AVIF, which are not packed by default, are also converted. Masks and other fields such as ``mask.png`` stay
             unchanged. A shard of converted images may exceed ``max_shard_size``.
         max_side: With ``reencode`` or ``convert_to``, the maximum length of an encoded image's longer side, in pixels.
@@ -518,8 +518,8 @@ def pack(
             ``lmdb``, ``litdata``, ``mds``, ``parquet``, ``saved`` (by Hugging Face's ``datasets``), ``table`` (of
             paths) or ``tars``. ``auto`` recognizes it. A table that only names or labels images is not a source.
             ``documents`` are files of tokens (``.npy``, ``.safetensors``), or of texts or tokens (``.txt``, ``.jsonl``,
-            ``.parquet``), a file, a directory or a pattern. ``auto`` recognizes them if all files are ``.npy`` or
-            ``.safetensors``, or if an option of documents is set, such as ``tokenizer``.
+            ``.parquet``), given as a file, a directory or a pattern. ``auto`` recognizes them if all files are ``.npy``
+            or ``.safetensors``, or if an option of documents is set, such as ``tokenizer``.
         layout: ``auto`` accepts class folders or a flat directory, and refuses a source that looks different: one
             with splits, or with images and masks. ``classes`` treats each folder as a class, regardless of its
             name. ``flat`` creates no classes. ``pairs`` turns matching files into fields of one sample:

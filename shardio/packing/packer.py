@@ -97,8 +97,8 @@ class PackResult(Findings):
         """Return a message about the keys that end in a suffix."""
         return (
             f"{count(len(self.suffixed), 'image has', 'images have')} the same name as another, apart from the suffix: "
-            f"these are separate samples, whose keys end in the suffix, such as {self.suffixed[0]!r}. If some are "
-            "masks of other images, pack them as fields of one sample, such as --fields jpg,png (fields=['jpg', 'png'])"
+            f"each becomes a sample whose key ends in the suffix, such as {self.suffixed[0]!r}. If some are masks of "
+            "others, pack them as fields of one sample, for example with --fields jpg,png (fields=['jpg', 'png'])"
         )
 
     def warn(self, src: str) -> None:
@@ -181,7 +181,7 @@ def _choose_kind(src: Path, options: PackOptions) -> SourceKind:
     if all_found and (file := find_main_file(src, options)) is not None:
         found["files"] = file
     found = found or {kind: evidence.file for kind, evidence in all_found.items()} or {"files": src}
-    if len(found) > 1:  # An option that applies to only one kind selects this kind.
+    if len(found) > 1:  # An option that applies to only one kind selects that kind.
         found = {kind: file for kind, file in found.items() if _find_other_option(kind, options) is None} or found
     first_kinds = {file: kind for kind, file in reversed(found.items())}  # Keep only the first kind for each file.
     found = {kind: file for kind, file in found.items() if first_kinds[file] == kind}
@@ -210,8 +210,8 @@ class PackPlan:
     Attributes:
         order: The rows of all samples in packing order, int64 [n].
         stops: The end of each shard in packing order, int64 [shards].
-        digest: The digest of the samples, their labels, their files' sizes and times, and the settings, which
-            identifies an unfinished pack.
+        digest: A digest that identifies an unfinished pack, made from the samples, their labels, their files' sizes and
+            times, and the settings.
     """
 
     order: NDArray[np.int64]

@@ -100,7 +100,7 @@ class JpegTally:
 
 
 def require_kernel() -> None:
-    """Load the kernel, which rewriting JPEGs needs.
+    """Load the kernel, which is needed to rewrite JPEGs.
 
     Raises:
         PackError: If shardio was built without the kernel for this processor.
@@ -224,7 +224,7 @@ class PackedShard:
         identity: The content's identifier from ``DatasetFolder.identify``, or "" if the shard has no samples.
         findings: The findings about the shard's samples.
         was_kept: Whether an earlier run wrote the shard.
-        damage: The damage to the shard of an earlier run, which was packed again, or "" if it was intact.
+        damage: The damage that caused an earlier run's shard to be packed again, or "" if there was none.
     """
 
     entry: ShardEntry
@@ -277,7 +277,7 @@ def _load_problems(values: Sequence[tuple[str, str]]) -> list[FileProblem]:
 
 
 def _find_mislabelled(field: str, content: bytes) -> str | None:
-    """Return an image's format if its field's suffix belongs to another format, or else None."""
+    """Return an image's format if its field's suffix belongs to a different format, or else None."""
     found = find_format(content)
     return found if found is not None and found != IMAGE_FORMATS[field.rpartition(".")[2]] else None
 
@@ -326,14 +326,14 @@ class Preparation:
 
     Args:
         options: The options of the pack.
-        root: The prefix of the source's file names, which ends in a slash.
+        root: The slash-terminated prefix of the source's file names.
     """
 
     def __init__(self, options: PackOptions, root: str) -> None:
         self._options, self._root = options, root
         self._rewrite = choose_rewrite(options)
         self._rewrite_converted = self._rewrite
-        if options.convert_to is not None and options.jpeg == "reencode":  # Avoid lossy compression twice.
+        if options.convert_to is not None and options.jpeg == "reencode":  # Avoid compressing images lossily twice.
             self._rewrite_converted = choose_rewrite(replace(options, jpeg="tile"))
         self.findings = Findings()
 
@@ -411,7 +411,7 @@ class Preparation:
 
     def _convert(self, image: _PreparedImage, to: ConvertedFormat) -> None:
         found, target = find_format(image.content), to.upper()
-        # A PPM may store text, or more than 8 bits, which cannot be cropped without decoding.
+        # PPMs that store values as text, or in more than 8 bits, cannot be cropped without decoding.
         if found != target or (to == "ppm" and find_pixels(image.content) is None):
             from shardio.images.converting import convert_image  # Packing without conversion does not need Pillow.
 

@@ -145,7 +145,7 @@ def reshard(
     Raises:
         FileNotFoundError: If the source does not exist or holds no tars.
         FormatError: If the source is damaged.
-        PackError: If two samples have the same key, a label has different class names, or ``out`` cannot be used.
+        PackError: If two samples have the same key, or ``out`` cannot be used.
         SampleError: If a sample is damaged.
     """
     limits = _check_limits(max_shard_size, max_shard_samples)
@@ -192,7 +192,7 @@ def split(
         ValueError: If the fractions or the names are invalid.
         FileNotFoundError: If the source does not exist or holds no tars.
         FormatError: If the source is damaged.
-        PackError: If two samples have the same key, a label has different class names, or ``out`` cannot be used.
+        PackError: If two samples have the same key, or ``out`` cannot be used.
         SampleError: If a sample is damaged.
     """
     parts = make_parts(by, names)
@@ -261,7 +261,7 @@ def _unite_classes(tables: Sequence[ShardTable]) -> tuple[str, ...]:
             if name != other:
                 raise PackError(
                     f"label {label} is {name!r} in {describe(longest)} and {other!r} in {describe(table)}: pack the "
-                    "second one again with the class names of the first (--classes)"
+                    "second dataset again with the class names of the first (--classes)"
                 )
         if names and not others and LABEL_FIELD in table.manifest.fields:
             raise PackError(
@@ -339,8 +339,8 @@ def append(
 
     Shards are hard-linked, or copied if linking is impossible. The names of new shards continue the numbering. Images
     are packed first, with the settings and the class names of ``out``, and rejected images are logged. At the end, one
-    rename replaces the manifest, and ``out`` is unchanged until then. Programs that opened ``out`` earlier keep reading
-    the old samples. If the call is interrupted, repeat it.
+    rename replaces the manifest; until then, readers of ``out`` find the old samples. Programs that opened ``out``
+    earlier keep reading the old samples. If the call is interrupted, repeat it.
 
     Args:
         out: A packed directory.
@@ -441,7 +441,7 @@ def _link_all(
             link_or_copy(tar, target, copy=copy)
             link_or_copy(index, index_location(target), copy=copy)
             with Shard(target, index_location(target)):
-                pass  # An incomplete copy, or a copy of other files, raises an error here.
+                pass  # An incomplete copy, or a copy of the wrong files, raises an error here.
         sync_directory(folder)
         write_manifest(parse_location(folder / MANIFEST_NAME), manifest)
     except BaseException:  # Re-raised: even Ctrl-C must not leave shards that no manifest lists.
@@ -461,7 +461,7 @@ def _end_earlier(folder: Path, manifest: Manifest, requested: list[str]) -> bool
         record = _Record(**parse_json(location.read_whole()))
     except (ValueError, TypeError) as error:
         raise PackError(
-            f"{location} is damaged ({error!r}): delete it, and the tars that the manifest lacks"
+            f"{location} is damaged ({error!r}): delete it, and any tars that the manifest does not list"
         ) from error
     if record.digest != manifest.digest:
         listed = {entry.name for entry in manifest.shards}
@@ -506,7 +506,7 @@ def _open_source(
         return open_table(source)
     if not source.is_dir() or (options.source_kind != "files" and any(source.glob("*.tar"))):
         raise PackError(
-            f"{source} has no {MANIFEST_NAME}: convert tars of other tools first (shardio reshard {source} NEW), and "
+            f"{source} has no {MANIFEST_NAME}: convert tars from other tools first (shardio reshard {source} NEW), and "
             "append NEW. To append images beside tars, pass --source-kind files (source_kind='files')"
         )
     packed = folder / f"{_PACKED_PREFIX}{xxhash.xxh3_64_hexdigest(os.fsencode(source.resolve()))}"

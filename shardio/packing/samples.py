@@ -227,7 +227,7 @@ def _encode_array(encoder: ValueEncoder, suffix: str, value: Any) -> bytes:
 _PILLOW_FORMATS = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "webp": "WEBP"}
 
 _PICKLES = {"pkl", "pickle", "pyd", "pth", "pt"}
-"""Suffixes under which other tools pickle values."""
+"""Suffixes that other tools use for pickled values."""
 
 _IMAGE = "an array, uint8 [height, width, 3]"
 
@@ -305,8 +305,8 @@ def encode_tokens(values: Any, dtype: str) -> bytes:
     tokens = np.asarray(values)
     if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
         raise ValueError(
-            f"tokens must be a one-dimensional sequence of integers, got {type(values).__name__} of the shape "
-            f"{tokens.shape} and the dtype {tokens.dtype}"
+            f"tokens must be a one-dimensional sequence of integers, got {type(values).__name__} of shape "
+            f"{tokens.shape} and dtype {tokens.dtype}"
         )
     limits = np.iinfo(dtype)
     if tokens.size and not limits.min <= tokens.min() <= tokens.max() <= limits.max:

@@ -142,7 +142,7 @@ class ShardSequence:
 
 
 class ShardWriter:
-    """Writes samples to tar shards with indexes, and the manifest at the end of the ``with`` block.
+    """Writes samples to tar shards with indexes, and writes the manifest at the end of the ``with`` block.
 
     >>> with shardio.ShardWriter("out", classes=["cat", "dog"]) as writer:  # doctest: +SKIP
     ...     writer.write({"__key__": "a/1", "jpg": jpeg_bytes, "cls": "dog", "json": {"width": 640}})
@@ -214,10 +214,10 @@ class ShardWriter:
         self.num_samples = 0
         """The number of samples written so far."""
         self.manifest: Manifest | None = None
-        """The manifest, after the ``with`` block, or None for one of several workers."""
+        """The manifest, once the ``with`` block has ended, or None for one of several workers."""
 
     def write(self, sample: Mapping[str, Any]) -> None:
-        """Write a sample. After a TypeError or a ValueError, nothing is written, and the writer remains usable.
+        """Write a sample. If a TypeError or ValueError is raised, nothing is written, and the writer remains usable.
 
         Args:
             sample: The key, as ``__key__``, and the fields. Other names that start with ``__`` are ignored. Bytes are

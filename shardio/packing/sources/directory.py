@@ -140,8 +140,8 @@ def _refuse_lost_folders(src: Path, folders: Sequence[FolderFiles]) -> None:
         for number in np.flatnonzero(folder.sizes < 0).tolist():
             if not split_suffix(name := folder.names[number])[1]:
                 raise PackError(
-                    f"{src / folder.path / name} is a symbolic link whose target does not exist. If the link "
-                    "was meant to lead to a folder of samples, these would be left out: correct or remove the link"
+                    f"{src / folder.path / name} is a symbolic link whose target does not exist. If the link was "
+                    "meant to lead to a folder of samples, the samples would be left out: correct or remove the link"
                 )
 
 
@@ -299,7 +299,7 @@ def _refuse_merged_splits(
 ) -> None:
     """Raise PackError, with the right commands, if splits of a dataset would become one dataset."""
     parent, splits = _find_splits(folders, main)
-    if not splits or (not parent and has_classes):  # Splits among class folders raise another error.
+    if not splits or (not parent and has_classes):  # Splits among class folders raise a different error.
         return
     options = f" {options}" if options else ""
     lines = [
@@ -320,8 +320,8 @@ def _refuse_ambiguous_layouts(
 ) -> None:
     """Raise PackError, with the right command, if the files look like a layout other than class folders.
 
-    Images in different class folders may have the same names, so files count as pairs only if the names of their
-    folders also suggest pairs.
+    Images in different class folders may have the same names, so files are treated as pairs only if the names of
+    their folders also suggest pairs.
     """
     _refuse_splits_as_classes(src, dst, folders, main)
     _refuse_companions_of_split(src, folders, main)
@@ -430,7 +430,7 @@ def _refuse_parallel_folders(src: Path, dst: Location, folders: Sequence[FolderF
             if is_pair or (not others and companion in with_images):
                 raise PackError(
                     f"{src} holds {_join([image, companion])}: these look like two files for each sample, not two "
-                    "classes. To make each pair of files with the same name one sample, run:\n"
+                    "classes. To combine each pair of files with the same name into one sample, run:\n"
                     f"  shardio pack {quote(src)} {quote(dst)} --layout pairs\n{OR_CONFIRM}"
                 )
 
@@ -490,8 +490,8 @@ def _refuse_companions(src: Path, dst: Location, folders: Sequence[FolderFiles],
         more = f" and {len(dotted) - 1} more are" if len(dotted) > 1 else " is"
         raise PackError(
             f"{src / dotted[0]}{more} named like an image in the same folder, with .{middle} added. These look like "
-            "two files for each sample, but --rename-dots would make them two samples. To make each pair one sample, "
-            "run:\n"
+            "two files for each sample, but --rename-dots would make them two samples. To combine each pair into one "
+            "sample, run:\n"
             f"  shardio pack {quote(src)} {quote(dst)} --layout pairs\n"
             "To make them separate samples, add --layout classes (layout='classes')"
         )

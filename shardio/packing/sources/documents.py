@@ -49,11 +49,11 @@ _HEADER = 128
 """The size of the header of a document's npy file, in bytes."""
 
 _BYTES_PER_TOKEN = 4
-"""The number of bytes of text, or of a JSON list, that are expected to make one token. Only the sizes of shards depend
-on it."""
+"""The assumed number of bytes of text, or of a JSON list, for each token. Only the sizes of shards depend on this
+number."""
 
 _USUAL_NAMES = ("input_ids", "tokens", "text", "content")
-"""The usual names of columns of documents. If a table has several, the first is chosen."""
+"""The usual names of columns of documents. If a table has several, the first in this list is chosen."""
 
 _TENSOR_TYPES = {f"{kind.upper()}{8 * size}": f"<{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)}
 """The types of integers in safetensors files, with their names in numpy."""
@@ -262,13 +262,13 @@ _Files = Mapping[SourceFile, str]
 """The files of a source in order, with the start of the keys of their documents."""
 
 _ColumnTypes = Mapping[str, bool | None]
-"""Whether each column of a table holds text or, if False, tokens; None for other values."""
+"""For each column of a table: True if it holds text, False if it holds tokens, None if it holds other values."""
 
 
 def _scan_files(files: _Files, settings: _Settings) -> Iterator[_Batch]:
     bytes_per_token, suffix = _BYTES_PER_TOKEN, _suffix_of(next(iter(files)))
     if suffix == ".npy":
-        with suppress(ValueError):  # The tokens of all files probably have the type of those in the first file.
+        with suppress(ValueError):  # The tokens of all files probably have the same type as those in the first file.
             bytes_per_token = _parse_array(read_unchanged(next(iter(files)))).itemsize
     for file, stem in files.items():
         num_bytes = file.size * settings.itemsize // bytes_per_token
@@ -325,7 +325,7 @@ def _find_lines(file: SourceFile) -> Iterator[NDArray[np.int64]]:
                 stops = np.append(stops, offset)
             starts = np.concatenate([[start], stops + 1])
             places = np.stack([np.arange(row, row + len(stops)), starts[:-1], stops], axis=1)
-            yield places[stops - starts[:-1] > 1]  # A line of one byte may be a carriage return, but not an object.
+            yield places[stops - starts[:-1] > 1]  # A one-byte line may be a carriage return, but cannot be an object.
             row, start = row + len(stops), int(starts[-1])
 
 
@@ -431,7 +431,7 @@ class _Format(NamedTuple):
     Attributes:
         scan: Finds the documents in files.
         read: Returns a document's text or tokens, or None if it is null.
-        holds_text: Whether files hold text or tokens, or the function that finds the columns of files.
+        holds_text: Whether files hold text rather than tokens, or the function that finds the columns of files.
     """
 
     scan: Callable[[_Files, _Settings], Iterator[_Batch]]

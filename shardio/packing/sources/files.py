@@ -466,7 +466,7 @@ class _Grouping:
         what = f"{what} have the same stem"
         if len(files) > len(mains):
             raise _UnpackableError(
-                what, f"It is not clear to which image the other files belong: rename them. {_AS_FIELDS}"
+                what, f"It is not clear which image the other files belong to: rename them. {_AS_FIELDS}"
             )
         if self._layout == "pairs":
             raise _UnpackableError(what, f"Rename one of them, for example to a.mask.png. {_AS_FIELDS}")

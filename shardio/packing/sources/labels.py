@@ -44,8 +44,8 @@ _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*|\.[0-9]+[eE][+-]?[0-9]+)?")
 def split_of(column: str, value: Any) -> str | None:
     """Return the split that a value of a column names, "" if the value is missing, or None if it names no split.
 
-    A column such as ``is_train`` contains 0 and 1, or false and true. Rows that are not for training count as test
-    rows. Rows that are not for testing, or not for validation, count as training rows.
+    A column such as ``is_train`` contains 0 and 1, or false and true. Rows that are not for training are treated
+    as test rows. Rows that are not for testing, or not for validation, are treated as training rows.
 
     >>> split_of("set", "val"), split_of("is_train", 1), split_of("is_train", "0"), split_of("is_val", False)
     ('val', 'train', 'test', 'train')
@@ -192,7 +192,7 @@ def make_keys(
             key = check_key(_make_key(value, rename_dots=rename_dots))
         except (TypeError, ValueError) as error:
             raise PackError(
-                f"{records.describe(row)} has {value!r} {where}, which cannot be a key: {error}. {remedy}; for dots, "
+                f"{records.describe(row)} has {value!r} {where}, but it cannot be a key: {error}. {remedy}; for dots, "
                 "pass --rename-dots (rename_dots=True)"
             ) from error
         if (other := rows.setdefault(key, row)) != row:
@@ -374,7 +374,7 @@ def find_labels(
         int64 [n], and the class names by label, or () if the file has integers.
 
     Raises:
-        PackError: If the file cannot be read, a sample has no label or two, or class names and integers are mixed.
+        PackError: If the file cannot be read, a sample has no label or several, or class names and integers are mixed.
     """
     labels = _read_labels(file, names or {}, frozenset(keys))
     if missing := [key for key in keys if key not in labels]:
@@ -489,7 +489,7 @@ def read_label(value: Any) -> str | int | None:
     An integer may have any numeric type, or be text (``3``, ``3.0``). Empty text and NaN are missing labels.
 
     Raises:
-        ValueError: If the value is not an integer, or has a different type. The message continues "row 7 has …".
+        ValueError: If a number is not an integer, or the value has another type. The message continues "row 7 has …".
     """
     if type(value) is int or value is None:
         return value

@@ -35,7 +35,7 @@ from shardio.values import parse_json
 CONTENTS = dict.fromkeys(("bytes", "file", "image", "mesh", "pil"), "")
 CONTENTS |= {"audio": "wav", "jpeg": "jpg", "nifti": "nii", "pdf": "pdf", "tiff": "tif", "tifffile": "tif"}
 CONTENTS |= {"video": "mp4"}
-"""The formats of file contents, and their default suffixes. A format such as ``image:png`` names another suffix."""
+"""The formats of file contents, and their default suffixes. A format such as ``image:png`` names a different suffix."""
 
 LISTS = ("jpeg_array",)
 """The formats of lists of images."""
@@ -320,7 +320,7 @@ def _read_values(records: _Chunks) -> dict[str, list[Any]]:
 
 
 def _as_plain(value: Any) -> Any:
-    """Return the number in an array or tensor without dimensions, and other values unchanged."""
+    """Return the number in a zero-dimensional array or tensor, or any other value unchanged."""
     return value.item() if getattr(value, "ndim", None) == 0 else value
 
 

@@ -98,7 +98,7 @@ class _Entries:
 
 
 class _EntryNames:
-    """Collects the entries of a database, whose names are sorted."""
+    """Collects the entries of a database, which must be added in the order of their names."""
 
     def __init__(
         self, path: Path, *, rename_dots: bool, main_fields: Collection[str], fields: Sequence[str] | None
@@ -314,7 +314,7 @@ class LmdbEnvironment(PackSource):
             found = f" such as {entries.ignored[0]!r}" if entries.ignored else ""
             raise PackError(
                 f"{src} holds no images that can be packed: an image's name must have no suffix, or one of "
-                f"{', '.join(IMAGE_FIELDS)}. It has "
+                f"{', '.join(IMAGE_FIELDS)}. The environment has "
                 f"{count(len(entries.ignored), 'other entry', 'other entries')}{found}. {_USE_ITERABLE}"
             )
         scan = RecordScan(
@@ -353,7 +353,7 @@ def _find_entries(source: _Environment) -> _Entries:
     if are_images and not any(are_images.values()):
         raise PackError(
             f"{source.path} cannot be packed: the value of {next(iter(are_images))!r} is not an image, and the name "
-            f"has no suffix that says what it is. {_USE_ITERABLE}"
+            f"has no suffix that shows its type. {_USE_ITERABLE}"
         )
     return names.finish()
 

@@ -100,7 +100,7 @@ def read_index(src: Path, kind: IndexKind) -> Mapping[str, Any]:
     if not (src / INDEX).is_file():
         splits = _find_splits(src, kind)
         raise PackError(
-            f"{src} holds the splits {', '.join(splits)}: pack each one, such as {src / splits[0] if splits else src}"
+            f"{src} holds the splits {', '.join(splits)}: pack each, for example {src / splits[0] if splits else src}"
         )
     try:
         found = parse_json(parse_location(src / INDEX).read_whole())
@@ -205,7 +205,7 @@ def _matches(folder: Path, kind: IndexKind) -> bool:
 
 
 class TemporaryFolder:
-    """A folder that is removed with this object, or when the process that created it ends.
+    """A folder that is removed when this object is deleted, or when the process that created it ends.
 
     Worker processes receive copies of this object, which do not remove the folder.
 
@@ -225,7 +225,7 @@ class TemporaryFolder:
         free = shutil.disk_usage(parent).free
         if free < num_bytes:
             raise PackError(
-                f"{src} is compressed. Its files have {format_bytes(num_bytes)} when they are decompressed, but "
+                f"{src} is compressed. Its files take up {format_bytes(num_bytes)} when decompressed, but "
                 f"{parent} has only {format_bytes(free)} of free space: set the environment variable TMPDIR to a "
                 "folder on a larger disk"
             )
@@ -251,7 +251,7 @@ def _unpack(src: Path, dst: Path, num_bytes: int, decompress: Callable[[bytes], 
         let_through(error)
         raise PackError(f"{src} cannot be decompressed: {error}. Download or create it again") from error
     if len(content) < num_bytes:
-        raise PackError(f"{src} has {len(content)} bytes when it is decompressed, not {num_bytes}: create it again")
+        raise PackError(f"{src} has {len(content)} bytes when decompressed, not {num_bytes}: create it again")
     dst.parent.mkdir(parents=True, exist_ok=True)
     with parse_location(dst).write_whole() as file:
         file.write(content)

@@ -63,7 +63,7 @@ class Records(Protocol):
         """The dataset's files at the time of the scan."""
 
     def open(self) -> RecordReader:
-        """Open the dataset in this process. Keep it open until another dataset is opened, or the process ends."""
+        """Open the dataset in this process. It stays open until another dataset is opened, or the process ends."""
 
     def describe(self, row: int) -> str:
         """Return the name of a record for messages, such as ``row 7``."""
@@ -345,7 +345,7 @@ def choose_columns(
     if len({*lower}) != len(lower):
         twice = sorted(name for name in names if lower.count(name.lower()) > 1)
         raise PackError(
-            f"columns of {path} differ only in case ({', '.join(twice)}), but fields are lower case: rename one of them"
+            f"columns of {path} differ only in case ({', '.join(twice)}), but field names are lowercase: rename one"
         )
     if image is not None and image not in contents:
         raise PackError(f"the column {image!r} of {path} does not hold bytes: choose one of {', '.join(contents)}")

@@ -83,7 +83,7 @@ class PackSource(ABC):
 
     @abstractmethod
     def find(self, src: Path) -> Evidence | None:
-        """Return a file that shows that a path is a dataset of this kind, or None if the path is not.
+        """Return a file that shows that a path is a dataset of this kind, or None if the path is not one.
 
         This method must be quick, and must not fail if the path does not exist or its files are damaged.
 
@@ -123,7 +123,7 @@ class SourceSample(Protocol):
         """
 
     def problem(self, field: str, what: str) -> FileProblem:
-        """Return a problem of a field, with the field's place in the source."""
+        """Return a problem with a field, and the field's place in the source."""
 
 
 class SourceTable(Protocol):
@@ -131,7 +131,7 @@ class SourceTable(Protocol):
 
     @property
     def root(self) -> str:
-        """The prefix, with a slash at its end, of file names in messages."""
+        """The slash-terminated prefix of file names in messages."""
 
     @property
     def keys(self) -> Sequence[str]:
@@ -298,7 +298,7 @@ def requiring(package: str, src: Path, remedy: str) -> Iterator[None]:
     """Raise PackError if the block cannot import a package that reads a source."""
     try:
         yield
-    except (ImportError, RuntimeError) as error:  # Packages raise RuntimeError for a dependency of the wrong version.
+    except (ImportError, RuntimeError) as error:  # Packages raise RuntimeError if a dependency has the wrong version.
         raise PackError(f"reading {src} requires the package {package} ({error}): {remedy}") from error
 
 
@@ -334,7 +334,7 @@ class FileChangedError(Exception):
 
 
 def list_some(lines: Sequence[str], rest: str = "and {} more") -> list[str]:
-    """Return at most SHOWN lines of an error message, followed by a line with the number of the others."""
+    """Return at most SHOWN lines of an error message, followed by a line that counts the rest."""
     return [*lines[:SHOWN], *([rest.format(len(lines) - SHOWN)] if len(lines) > SHOWN else [])]
 
 
@@ -391,7 +391,7 @@ def explain_changes(first: FileChangedError, changes: Iterable[FileProblem], dst
 
 
 def find_change(file: SourceFile) -> FileProblem | None:
-    """Return the change of a file since the scan, or None if the file is unchanged."""
+    """Return the change to a file since the scan, or None if the file is unchanged."""
     try:
         _compare(file, os.stat(file.path))  # noqa: PTH116  # Paths are slower.
     except FileChangedError as change:

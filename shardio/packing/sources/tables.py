@@ -129,7 +129,7 @@ class _Rows:
     def add(self, number: int, row: Row, columns: Columns) -> None:
         path = row.get(str(columns.image))
         if not isinstance(path, str) or not path:
-            raise ValueError(f"row {number} has {path!r:.100} in the column {columns.image!r}, which must be a path")
+            raise ValueError(f"row {number} has {path!r:.100} in the column {columns.image!r}, which must hold paths")
         if (problem := self._add_file(path)) is not None:
             self._num_errors += 1
             if len(self._errors) < SHOWN:
@@ -191,7 +191,7 @@ class _Rows:
                 field = _find_field(prefix + path)
         except FileNotFoundError:
             if "\\" in path:
-                return f"{prefix + path} does not exist: separate folders by / instead of \\"
+                return f"{prefix + path} does not exist: separate folders with / instead of \\"
             return f"{prefix + path} does not exist" if "://" not in path else f"{path} is a URL: download the files"
         except (OSError, ValueError) as error:
             return f"{prefix + path} cannot be read: {error}"
@@ -277,7 +277,7 @@ class _HubReader:
 
 
 class SavedDataset(PackSource):
-    """A dataset that ``save_to_disk`` of Hugging Face's ``datasets`` wrote."""
+    """A dataset written by ``save_to_disk`` of Hugging Face's ``datasets``."""
 
     what = "a saved dataset"
     takes = (*COLUMNS, "source_split")
@@ -299,13 +299,13 @@ class SavedDataset(PackSource):
             if options.source_split in names:
                 return self.scan(src / options.source_split, replace(options, source_split=None))
             raise PackError(
-                f"{src} holds the splits {', '.join(names)}: pack each one, such as {src / names[0] if names else src}"
+                f"{src} holds the splits {', '.join(names)}: pack each, for example {src / names[0] if names else src}"
             )
         return scan_records(_scan("saved", src, sorted(src.glob("*.arrow")), options), options)
 
 
 class ParquetFiles(PackSource):
-    """A Parquet file, a pattern of files, or a directory of files. Samples need a column with the contents of files."""
+    """A Parquet file, a pattern of files, or a directory of files, usually with a column of file contents."""
 
     what = "Parquet files with contents"
     takes = (*COLUMNS, "source_split")
@@ -482,7 +482,7 @@ def _sizes_of(src: Path, column: Any) -> NDArray[np.int64]:
                     found[row] = stat_file(path).size
                 except OSError as error:
                     raise PackError(
-                        f"the file {path}, which {src} names instead of its content, cannot be read: "
+                        f"the file {path}, whose path {src} holds instead of its content, cannot be read: "
                         f"{error.strerror or error}. Add the file, or remove the row"
                     ) from error
     return found

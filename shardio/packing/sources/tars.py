@@ -205,7 +205,7 @@ class Tars(PackSource):
     def find(self, src: Path) -> Evidence | None:
         """Find a tar or a manifest: the source itself, a pattern of tars, or a file in a directory.
 
-        A compressed tar does not count as samples, because it probably contains the directory's other files.
+        A compressed tar does not show that there are samples, because it probably contains the directory's other files.
         """
         if not src.is_dir():
             return Evidence(src) if src.name == MANIFEST_NAME or _TAR.fullmatch(src.name) is not None else None

@@ -285,7 +285,7 @@ NEEDS_TOKENIZER = r"--tokenizer encoding\.py:encode \(tokenizer='encoding\.py:en
 
 ERRORS: list[tuple[Callable[[Path], object], dict[str, Any], str]] = [
     (write_array(np.ones(3)), {}, r"the document a \(.*a\.npy\) .*must be a one-dim.* shape \(3,\) .*dtype float64"),
-    (write_array(np.ones((2, 3), int)), {}, r"the document a \(.*a\.npy\) .* shape \(2, 3\) and the dtype int64"),
+    (write_array(np.ones((2, 3), int)), {}, r"the document a \(.*a\.npy\) .* shape \(2, 3\) and dtype int64"),
     (write_array(np.array([5, 70_000])), {"token_dtype": "uint16"}, "document a .*token 70000 .*--token-dtype int32"),
     (write_array(np.array([-1])), {"token_dtype": "uint16"}, "the token -1 does not fit in uint16"),
     (write_array(np.array([2**31])), {}, "the token 2147483648 does not fit in int32"),
@@ -301,7 +301,7 @@ ERRORS: list[tuple[Callable[[Path], object], dict[str, Any], str]] = [
     (write_text("a.txt", b"\xff"), ENCODE, r"a\.txt\) cannot be packed: it is not in UTF-8 .*: save it in UTF-8"),
     (write_text("a.txt", b"x"), {"tokenizer": lambda text: 1 / 0}, r"a\.txt\) .*tokenizer raised ZeroDivisionError"),
     (write_text("a.txt", b"x"), {"tokenizer": lambda text: [0.5]}, r"a\.txt\) .*got list .*dtype float64"),
-    (write_text("a.txt", b"x"), {"tokenizer": lambda text: {"ids": [1]}}, r"a\.txt\) .*got dict of the shape \(\)"),
+    (write_text("a.txt", b"x"), {"tokenizer": lambda text: {"ids": [1]}}, r"a\.txt\) .*got dict of shape \(\)"),
     (write_text("a.txt", b"x"), {"tokenizer": "none.py:f"}, "cannot be loaded .*the script .*none.py does not exist"),
     (write_text("a.txt", b"x"), {"tokenizer": "encode"}, "cannot be loaded .*'encode' does not name a function"),
     (write_line({"ids": None}), ROWS, r"the document a/00000001 \(line 2 of .*a\.jsonl\) .* it is null: remove it"),

@@ -102,7 +102,7 @@ def test_columns_are_chosen_by_name(tmp_path: Path) -> None:
     assert_refused(r"several columns of .* may hold the images \(left, right\): choose one with", table_file)
     message = r"has no column 'picture', which --image-column \(image_column\) names: it has"
     assert_refused(message, table_file, image_column="picture")
-    message = r"row 3 has 'y/b\.c\.jpg' in the key column, which cannot be a key"
+    message = r"row 3 has 'y/b\.c\.jpg' in the key column, but it cannot be a key"
     assert_refused(message, table_file, image_column="left", key_column="file")
     assert_refused(r"row 0 and row 2 have the same key 'bee'", table_file, image_column="left", key_column="kind")
 
@@ -118,7 +118,7 @@ def test_class_names_are_given_or_absent(dataset: Any, tmp_path: Path) -> None:
 
 def test_several_splits_are_refused_with_what_to_pack(dataset: Any, tmp_path: Path) -> None:
     datasets.DatasetDict(train=dataset, test=dataset).save_to_disk(str(tmp_path / "both"))
-    assert_refused(r"holds the splits test, train: pack each one, such as .*both/test", tmp_path / "both")
+    assert_refused(r"holds the splits test, train: pack each, for example .*both/test", tmp_path / "both")
     source = save(dataset, "folder", tmp_path)
     dataset.to_parquet(str(source / "data" / "test-00000-of-00001.parquet"))
     assert_refused(r"files of the splits test, train\. Pack each split .*--source-split train", source)
@@ -172,7 +172,7 @@ def test_images_that_are_files_beside_the_table_are_read(tmp_path: Path) -> None
     for number, source in enumerate((tmp_path / "saved", write_path(str(tmp_path / "a.jpg")))):
         shardio.pack(source, tmp_path / str(number))
         assert read_packed(tmp_path / str(number)) == {"00000000": {"jpg": IMAGES[0]}}
-    assert_refused(r"b\.jpg, which .* names .*No such file", write_path(str(tmp_path / "b.jpg")))
+    assert_refused(r"b\.jpg, whose path .* holds .*No such file", write_path(str(tmp_path / "b.jpg")))
     assert_refused("is not an image", write_path(None))
 
 
@@ -209,7 +209,7 @@ def test_entries_with_one_stem_are_fields_of_one_sample(tmp_path: Path, subdir: 
         expected = {"png" if row % 5 == 4 else "jpg": content, "txt": f"caption {row}".encode()}
         assert found[name_of(row)] == expected | ({} if row % 2 else {"mask.png": b"mask"})
     assert {path.name for path in tmp_path.rglob("*") if "out" not in path.parts} == before
-    lmdb.open(str(source), subdir=subdir, readonly=True, lock=False).close()  # A pack leaves it closed.
+    lmdb.open(str(source), subdir=subdir, readonly=True, lock=False).close()  # The pack closed the source.
 
 
 def test_names_without_a_suffix_are_images(tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_other_values_are_refused_or_reported(tmp_path: Path) -> None:
     source = write_lmdb(tmp_path / "in", {"0001": b"\x08\x03\x10", "0002": b"\x08\x04"})
     assert_refused(r"the value of '0001' is not an image, and the name has no suffix", source)
     source = write_lmdb(tmp_path / "texts", {"0001.txt": b"one", "0002.txt": b"two"})
-    assert_refused(r"holds no images that can be packed: .* It has 2 other entries such as", source)
+    assert_refused(r"holds no images that can be packed: .* The environment has 2 other entries such as", source)
     mixed = {"a.jpg": IMAGES[0], "b": b"junk", "c": IMAGES[1], "__meta__": b"m", "d.txt": b""}
     source = write_lmdb(tmp_path / "mixed", mixed)
     result = pack(source, tmp_path / "out")

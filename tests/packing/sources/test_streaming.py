@@ -204,7 +204,7 @@ def test_files_that_a_loader_decompressed_are_read_in_place(kind: Kind, tmp_path
 def test_the_error_says_what_to_pack_or_to_install(kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("train", "val"):
         kind.write(tmp_path / "in" / name, 2)
-    assert_refused(r"holds the splits train, val: pack each one, such as .*in/train", tmp_path / "in")
+    assert_refused(r"holds the splits train, val: pack each, for example .*in/train", tmp_path / "in")
     monkeypatch.setitem(sys.modules, kind.package, None)
     message = rf"{kind.install} .*: install it with --no-deps, as docs/packing\.md describes"
     assert_refused(message, tmp_path / "in" / "train")

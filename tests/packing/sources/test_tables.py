@@ -112,7 +112,7 @@ def test_the_labels_are_part_of_what_a_pack_is(source: Path, tmp_path: Path) -> 
     assert labels_of(tmp_path / "other") == {"x/a": b"2", "x/b": b"2", "y/c": b"0", "y/z/d": b"0"}
 
 
-# Forms in which programs write integers. pandas turns integers into floats if a column has had missing values.
+# Forms in which programs write integers. pandas turns integers into floats if a column has contained missing values.
 FORMS: dict[str, tuple[str, Callable[[int], Any]]] = {
     "floats in CSV": ("t.csv", "{}.0".format),
     "spaces in CSV": ("t.csv", " {} ".format),
@@ -302,7 +302,7 @@ def test_keys_are_chosen_and_files_are_recognized_by_their_content(folder: Path,
     os.link(folder / path_of(0), folder / "photos 0" / "a.b.jpg")
     rows = [{"path": path_of(0), "id": 7}, {"path": "photos 0/a.b.jpg", "id": 8}]
     source = write_table(folder, rows)
-    assert_refused(r"row 2 has 'photos 0/a\.b\.jpg' in the column 'path', which cannot be a key", source)
+    assert_refused(r"row 2 has 'photos 0/a\.b\.jpg' in the column 'path', but it cannot be a key", source)
     shardio.pack(source, tmp_path / "renamed", rename_dots=True)
     assert set(read_packed(tmp_path / "renamed")) == {key_of(0), "photos 0/a_b"}
     shardio.pack(source, tmp_path / "numbers", key_column="id")
@@ -329,13 +329,13 @@ def test_all_files_that_cannot_be_packed_are_named(folder: Path) -> None:
     rows = [{"path": f"gone-{number}.jpg"} for number in range(30)]
     assert_refused(r"(?s)30 of 30 rows.*gone-19\.jpg does not exist\nand 10 more", write_table(folder, rows))
     rows = [row | {"path": row["path"].replace("/", "\\")} for row in make_rows()]
-    assert_refused(r"does not exist: separate folders by / instead of \\", write_table(folder, rows))
+    assert_refused(r"does not exist: separate folders with / instead of \\", write_table(folder, rows))
 
 
 P0, P1 = {"path": path_of(0)}, {"path": path_of(1)}
 UNCLEAR: list[tuple[list[dict[str, Any]] | str, str]] = [
     ([{"kind": 3}], r"has the columns kind: specify the column of image paths with --image"),
-    ([P0, {"file": path_of(1)}], r"row 2 has None in the column 'path', which must be a path"),
+    ([P0, {"file": path_of(1)}], r"row 2 has None in the column 'path', which must hold paths"),
     ([P0 | {"label": 1}, P1], r"row 2 of .* has no label, but others have one"),
     (f"path,label\n{path_of(0)},1\n{path_of(1)}\n", r"row 2 has more or fewer values than the header"),
     (f"path,label\n{path_of(0)},1,2\n", r"row 1 has more or fewer values than the header"),
@@ -390,7 +390,7 @@ def test_rows_of_several_splits_are_refused_and_a_split_selects_rows(folder: Pat
         if row["Subset"] == "test":
             row["label"] = "" if name == "t.csv" else None
             (folder / row["path"]).unlink()
-    rows[0]["label"] = "aardvark"  # Only train has this class, but it also counts in the numbering of val's labels.
+    rows[0]["label"] = "aardvark"  # Only train has this class, but the numbering of val's labels includes it.
     source = write_table(folder, rows, name)
     assert_refused(r"column 'Subset' of .* to the splits test, train, val\..*--source-split all", source)
     for split in ("train", "val"):
