@@ -1,7 +1,7 @@
 """Conformance tests of shardio's interfaces.
 
 Users pass their own transforms as ``transform=``, and their own decoders of fields as ``decoders=``. An implementation
-of another interface also needs a line in a table in shardio's source code; the interface's documentation names the
+of any other interface also needs a line in a table in shardio's source code; the interface's documentation names the
 table.
 
 Each class holds the pytest tests of one interface. Subclass it in your own tests and override its fixtures:

@@ -47,7 +47,7 @@ BATCHES = [list(range(first, first + BATCH_SIZE)) for first in range(0, NUM_SAMP
 """The batches of each epoch."""
 
 NUM_IMAGES, IMAGES_PER_BATCH = 39, 16
-"""Several chunks fill a batch of images. On two ranks, one image is repeated."""
+"""The sizes of a dataset of images. Each full batch consists of several chunks. On two ranks, one image is repeated."""
 
 DAMAGED = 5
 """The number of the damaged image."""
@@ -59,7 +59,7 @@ Start = Callable[..., BatchIterator]
 
 
 class RefusedSampleError(LookupError):
-    """The error of the sample that fails."""
+    """The error that the failing sample raises."""
 
 
 class Samples:
@@ -125,7 +125,7 @@ def write_samples(folder: Path) -> Path:
 
 
 def write_images(folder: Path, *, damages: bool) -> ShardDataset:
-    """Write a packed dataset of JPEGs, one of them perhaps damaged; return it with a random transform."""
+    """Write a packed dataset of JPEGs, and damage one JPEG on request. Return the dataset with a random transform."""
     generator = np.random.default_rng(0)
     with ShardWriter(folder) as writer:
         for number in range(NUM_IMAGES):
@@ -146,7 +146,7 @@ class ExecutorParts:
         source: The source of the samples.
         planner: The planner of the batches; None if shardio's own code cannot make the batches.
         batches: The settings of the batches; None if shardio's own code cannot make the batches.
-        bad_samples: The policy for unreadable samples, which the source and the batches also hold; None raises errors.
+        bad_samples: The policy for unreadable samples, or None to raise errors. The source and batches also hold it.
         cursor: The start of the first epoch; None if the order is not shardio's.
         split: This rank's share of that epoch; None if the order is not shardio's.
         loader: The loader, to which some parts refer weakly.
@@ -208,7 +208,7 @@ class ExecutorTests:
 
     @pytest.fixture
     def options(self) -> dict[str, Any]:
-        """Return the options with which some tests create loaders of a ShardDataset with user code or images."""
+        """Return the options of the loaders that some tests create for a ShardDataset with user code or images."""
         return {"num_workers": 2}
 
     @pytest.fixture

@@ -43,7 +43,7 @@ TURNS: dict[int, list[Image.Transpose]] = {
     0: [],
     9: [],
 }
-"""The operations that make an image of each EXIF orientation upright; undefined orientations need none."""
+"""The operations that turn an image upright, for each EXIF orientation; undefined orientations need none."""
 
 
 def is_in_pillow(suffix: str) -> bool:
@@ -57,7 +57,7 @@ class ImageFormatTests:
 
     Subclass it and override :meth:`suffix`. If Pillow cannot write the format, also override :meth:`content`, and if
     Pillow cannot read it, :meth:`pixels`. A format that Pillow reads needs one line in ``shardio/images/formats.py``.
-    Another format also needs a decoder in ``shardio/images/opening.py``::
+    Any other format also needs a decoder in ``shardio/images/opening.py``::
 
         class TestQoi(ImageFormatTests):
             @pytest.fixture
@@ -91,7 +91,7 @@ class ImageFormatTests:
 
     @pytest.fixture
     def pixels(self, content: bytes) -> Pixels:
-        """Return the pixels of the file, uint8 [height, width, 3]; by default, Pillow's."""
+        """Return the pixels of the file, uint8 [height, width, 3]; by default, as Pillow decodes them."""
         with Image.open(io.BytesIO(content)) as image:
             return np.array(image.convert("RGB"))
 
@@ -111,7 +111,7 @@ class ImageFormatTests:
     ) -> None:
         if is_in_pillow(suffix):
             with Image.open(io.BytesIO(content)) as image:
-                assert image.format == IMAGE_FORMATS[suffix], "the format's name is Pillow's"
+                assert image.format == IMAGE_FORMATS[suffix], "Pillow gives the format the same name"
         assert find_format(content) == IMAGE_FORMATS[suffix]
         assert IMAGE_FORMATS[find_field(content)] == IMAGE_FORMATS[suffix]
         for name in ("a", "a.txt", "a.png", "a.jpg"):

@@ -82,7 +82,7 @@ class PackSourceTests:
 
     @pytest.fixture
     def change_label(self) -> Callable[[Path], object] | None:
-        """Return a function that changes a label outside of ``files``; None if there are no such labels."""
+        """Return a function that changes a label outside ``files``, or None if there are no such labels."""
         return None
 
     @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Conformance tests of what makes samples: field codecs, transforms and remainder policies."""
+"""Conformance tests of field codecs, transforms and remainder policies."""
 
 from __future__ import annotations
 
@@ -191,12 +191,12 @@ class TransformTests:
 
     @pytest.fixture
     def transform(self) -> Transform:
-        """The transform, which must accept images of at least 8×8 pixels."""
+        """Return the transform, which must accept images of at least 8×8 pixels."""
         raise NotImplementedError
 
     @pytest.fixture
     def is_random(self) -> bool:
-        """Return whether the parameters of images of one size differ."""
+        """Return whether the parameters of images of the same size differ."""
         return True
 
     @pytest.fixture
@@ -324,7 +324,7 @@ class RemainderPolicyTests:
 
     @pytest.fixture
     def remainder(self) -> Remainder:
-        """The policy's name."""
+        """Return the policy's name."""
         raise NotImplementedError("override this fixture: return the name of the policy")
 
     @pytest.fixture(params=[1, 8], ids=["consecutive", "by-stratum"])

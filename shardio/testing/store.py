@@ -68,7 +68,7 @@ class StoreTests:
             def make_root(self):
                 return lambda folder: Location(store=MyStore("bucket"), key=uuid.uuid4().hex)
 
-    If the store cannot write, set ``is_read_only`` and override the fixture ``fill`` instead, and if possible
+    If the store cannot write, set ``is_read_only`` and override the fixture ``fill`` instead and, if possible,
     ``refill``. ``fill`` returns a function that puts objects in place by other means, and returns their folder::
 
         class TestZipStore(StoreTests):
@@ -87,7 +87,7 @@ class StoreTests:
     Attributes:
         is_read_only: Whether the store cannot write. The tests of writing are then skipped.
         keys: Keys of objects that the store must accept, relative to a folder.
-        max_examples: The number of random sequences of operations to compare with those of a dict.
+        max_examples: The number of random sequences of operations for which the store is compared with a dict.
     """
 
     is_read_only: ClassVar[bool] = False
@@ -114,7 +114,7 @@ class StoreTests:
     def refill(self) -> Fill:
         """Return a function that replaces the objects of ``fill`` in a read-only store, and returns their folder.
 
-        If this fixture is not overridden, the test that a replaced object has another version is skipped.
+        If this fixture is not overridden, the test that a replaced object has a different version is skipped.
         """
         if self.is_read_only:
             pytest.skip("the fixture refill is not overridden")
@@ -296,7 +296,7 @@ class StoreTests:
             try:
                 assert file.read(300, 309) == b"oldoldold"
             except ReplacedError as error:
-                assert str(location) in str(error)  # noqa: PT017  # Both are right.
+                assert str(location) in str(error)  # noqa: PT017  # Both outcomes are right.
 
     def test_locations_are_values_and_objects_have_identities(self, fill: Fill) -> None:
         root = fill({"ü/a.tar": CONTENT, "b": CONTENT})
@@ -440,6 +440,6 @@ class _StoreMachine(RuleBasedStateMachine):
             listed = location.list()
             assert listed == sorted(set(listed))
             assert names <= set(listed)
-            for name in set(listed) - names:  # Some stores keep folders that are empty.
+            for name in set(listed) - names:  # Some stores keep empty folders.
                 assert name.endswith("/")
                 assert list((location / name.rstrip("/")).walk()) == []
