@@ -1,4 +1,4 @@
-"""Commands run in the test process, which is much faster than starting a new process."""
+"""Commands run in the test process, because starting a new process is much slower."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LINE = re.compile(
 
 
 ERROR = re.compile(r"error: .+\n(  .+\n)*(hint: .+\n)?")
-"""The form of all errors. Further lines are indented."""
+"""The form of all errors. Continuation lines are indented."""
 
 
 def run(*arguments: object, code: int | None = 0) -> Result:
@@ -78,6 +78,6 @@ def pack_with_bad_image(folder: Path) -> Path:
 
 
 def train_here(source: Path | str, *options: object, code: int | None = 0) -> Result:
-    """Train on small images, on one thread of a CPU."""
+    """Train on small images with one CPU thread."""
     settings = "--image-size 32 --device cpu --threads 1 --precision fp32"
     return run("train", source, *settings.split(), *options, code=code)

@@ -24,7 +24,7 @@ MEMBERS = [("a.jpg", b"1" * 700), ("README", b"x"), ("a.cls", b"0"), ("._b.jpg",
 
 
 def compress(tar: Path) -> Path:
-    """Compress a tar like ``gzip -k``. Return the path of the result."""
+    """Compress a tar as ``gzip -k`` does. Return the path of the result."""
     path = tar.with_name(tar.name + ".gz")
     path.write_bytes(gzip.compress(tar.read_bytes()))
     return path
@@ -101,7 +101,7 @@ def test_commands_read_compressed_tars_and_datasets_keep_refusing_them(tmp_path:
 
 
 def test_a_compressed_tar_of_several_gzip_members_is_read_whole(tmp_path: Path) -> None:
-    """RFC 1952 allows several members in a file, and pigz and bgzip write such files."""
+    """RFC 1952 allows several members in a file, and tools such as bgzip write such files."""
     tar = tmp_path / "a.tar"
     write_tar(tar, [(f"{i}.bin", bytes([i]) * 5000) for i in range(20)])
     content = tar.read_bytes()

@@ -28,7 +28,7 @@ from tests.sources import encode, write_images
 from tests.tars import write_tar
 
 FOR_TERMINALS_OR_PIXELS = {"torch", "matplotlib", "rich", "PIL", "cv2", "simplejpeg", "shardio.kernel.functions"}
-"""Modules that a command that copies files does not import, unless it shows a progress bar on a terminal."""
+"""Modules that commands for copying files do not import, unless they show a progress bar on a terminal."""
 
 
 LOAD_EACH_COMMAND = """
@@ -185,7 +185,7 @@ def test_the_c_locale_changes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_name_that_is_not_utf8_is_printed_as_its_bytes(tmp_path: Path) -> None:
-    """In UTF-8 mode, Python's standard output refuses surrogate escapes by default."""
+    """In UTF-8 mode, Python's standard error writes surrogates as escape sequences by default."""
     write_files(tmp_path / "in", {"c/a.jpg": encode(1)})
     try:
         (tmp_path / "in" / "c" / os.fsdecode(b"gr\xfc\xdfe.txt")).write_text("Latin-1")

@@ -1,4 +1,4 @@
-"""``--help``, ``shardio help``, the completion of shells, and the one form of all errors."""
+"""``--help``, ``shardio help``, shell completion, and the form that all errors share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.cli.commands import ERROR, error_of, run, run_main, usage_error
 from tests.packing.packs import write_files
 
 MAX_OPTIONS = 10
-"""A command with more options has panels."""
+"""A command with more options than this has panels."""
 
 
 def sections_of(text: str) -> dict[str, list[str]]:
@@ -37,7 +37,7 @@ def test_each_command_has_plain_help_with_panels_and_an_example(
     assert text == run(name, "-h").stdout == run("help", name).stdout
     assert re.match(rf"Usage: shardio {name} \[OPTIONS\]( [A-Z]+(\.\.\.)?| \[[A-Z]+\])+\n", text)
     assert text.replace("\n", "").isprintable()
-    assert not re.search(r"[\u2500-\u257f\u2011{}]", text)  # Boxes, unbroken hyphens, marks of arguments.
+    assert not re.search(r"[\u2500-\u257f\u2011{}]", text)  # Boxes, non-breaking hyphens, marks of arguments.
     assert max(map(len, text.splitlines())) <= 80
     assert not re.search(r"\w-$", text, re.MULTILINE)
 
@@ -79,7 +79,7 @@ def test_without_a_command_the_commands_are_listed() -> None:
 
 @pytest.fixture
 def urls(monkeypatch: pytest.MonkeyPatch) -> Message:
-    """Give the installed package metadata, to which a test may add URLs."""
+    """Give the installed package empty metadata, to which a test may add URLs."""
     found = Message()
     monkeypatch.setattr("importlib.metadata.metadata", {"shardio-loader": found}.__getitem__)
     return found
@@ -157,7 +157,7 @@ def test_an_internal_error_has_a_traceback_and_asks_for_a_report(
 def test_only_a_terminal_shows_styles(no_color: str, is_styled: bool) -> None:
     """``script`` runs a command on a terminal."""
     if (script := shutil.which("script")) is None or sys.platform != "linux":
-        pytest.skip("there is no script of util-linux")
+        pytest.skip("there is no script command from util-linux")
     command = shlex.join([sys.executable, "-m", "shardio", "ls", "--nothing"])
     environment = {**os.environ, "NO_COLOR": no_color, "TERM": "xterm"}
     command_on_a_terminal = [script, "-qec", command, "/dev/null"]

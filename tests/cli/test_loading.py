@@ -337,7 +337,7 @@ def test_launcher_variables_that_name_no_rank_are_wrong_usage(
 
 
 def test_a_last_batch_of_one_small_image_can_be_trained_on(packed: Path) -> None:
-    """Training uses 17 of the 21 samples: a batch of 16, and one of a single sample."""
+    """Training uses 17 of the 21 samples: a batch of 16 samples and a batch of one sample."""
     done = train_here(packed, "--epochs", 1, "--batch-size", 16, "--image-size", 16, "--num-workers", 0)
     assert "epoch 0  loss " in done.stdout
 

@@ -91,7 +91,7 @@ def test_classes_define_the_labels(tmp_path: Path) -> None:
 
 @pytest.fixture
 def odd(tmp_path: Path) -> Path:
-    """A source of two classes with a broken image, an image with a wrong suffix, and a text file."""
+    """A source with two classes, a broken image, an image with a wrong suffix, and a text file."""
     write_images(tmp_path / "in", classes=2, per_class=3)
     files = {"class-0/odd.jpg": encode(1, suffix="png"), "class-0/broken.jpg": b"no image", "notes.txt": b""}
     return write_files(tmp_path / "in", files)
@@ -289,7 +289,7 @@ UNCLIPPED = {"e.png": write_png(make_values("uint16", 32, 24, 3)), "f.tif": writ
 
 @pytest.fixture(scope="module")
 def clipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Gray images whose values are clipped to uint8, as in torchvision, and two images that are not clipped."""
+    """Gray images whose values are clipped to uint8, as torchvision does, and two images that are not clipped."""
     files = {name: content for name, (content, _) in FILES.items()} | UNCLIPPED
     return write_files(tmp_path_factory.mktemp("images"), {f"class/{name}": content for name, content in files.items()})
 

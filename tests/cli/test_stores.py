@@ -1,4 +1,4 @@
-"""Commands on datasets in object stores have the same output as for local datasets."""
+"""Commands produce the same output for datasets in object stores as for local datasets."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["memory", "mirror"])
 def home(request: pytest.FixtureRequest, mirrored: Callable[[Path], Location], tmp_path: Path) -> Location:
-    """A folder of an object store, or one whose URL contains a local path."""
+    """A folder in an object store, or a folder whose URL contains a local path."""
     if request.param == "mirror":
         return mirrored(tmp_path / "home")
     return parse_location(f"memory://{uuid.uuid4().hex}/some")

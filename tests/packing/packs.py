@@ -79,7 +79,7 @@ class Change(WorkProgress):
 
 
 def assert_refused(pattern: str, source: Any, out: str | Path | None = None, **options: Any) -> str:
-    """Check that packing fails with a message that matches, and writes nothing to the default output. Return it."""
+    """Check that packing fails with a matching message and writes nothing to the default output. Return the message."""
     with TemporaryDirectory() as folder:
         message = str(assert_raises(PackError, pattern, shardio.pack, source, out or f"{folder}/out", **options))
         assert not list(Path(folder).iterdir())

@@ -191,7 +191,7 @@ MIXED = {
     "b/really-a-jpeg.png": JPEG,
     "b/transparent.png": save(np.full((8, 8, 4), 100, np.uint8), "PNG"),
 }
-"""Images of six formats, one with a companion, and an image that cannot become a JPEG."""
+"""Images in six formats, one with a companion, and an image that cannot become a JPEG."""
 
 
 @pytest.fixture

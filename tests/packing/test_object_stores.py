@@ -1,4 +1,4 @@
-"""Packs and writers in object stores write the same bytes as local ones, and never look finished too early."""
+"""Datasets written to object stores have the same bytes as local ones, and never look finished too early."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ THREE: dict[str, Any] = {"max_shard_samples": 3}
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Nine images in three classes, one of which cannot be decoded."""
+    """Nine images in three classes. One image cannot be decoded."""
     root = tmp_path_factory.mktemp("remote") / "in"
     write_images(root, classes=3, per_class=3, width=8, height=8)
     (root / "class-1" / "name-001.jpg").write_bytes(b"no image")
@@ -77,7 +77,7 @@ def noting_changes(note: Callable[[str, str], object]) -> Iterator[None]:
 
 @pytest.fixture
 def changes() -> Iterator[list[tuple[str, str]]]:
-    """The kinds and the names of all objects that this process changes, in order."""
+    """The kind of each change that this process makes, and the name of the changed object, in order."""
     found = list[tuple[str, str]]()
     with noting_changes(lambda kind, name: found.append((kind, name))):
         yield found
@@ -89,7 +89,7 @@ def pack_again(source: Path, out: Location, progress: WorkProgress | None = None
 
 @pytest.fixture
 def interrupted(source: Path, out: Location) -> Location:
-    """A pack into three shards of three samples that stopped in the third shard."""
+    """A pack that stopped in the third of its three shards. Each shard has three samples."""
     assert_raises(KeyboardInterrupt, None, pack_again, source, out, Interrupt(7))
     return out
 
@@ -365,7 +365,7 @@ FAULTS = dict.fromkeys(("status_500", "status_503", "reset_before", "reset_in_bo
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_faults_of_the_network_change_nothing(seaweedfs_server: Server, files: Path, tmp_path: Path, seed: int) -> None:
-    """The response for the mark may be lost after the server has written it, and the pack must recognize its mark."""
+    """If the response is lost after the server has written the mark, the pack must recognize its own mark."""
     one_each: dict[str, Any] = {"fields": ["bin"], "max_shard_samples": 1, "num_workers": 1}
     shardio.pack(files, tmp_path / "out", **one_each)
     script = Script(seed=seed, faults=FAULTS, methods=("GET", "HEAD", "PUT", "POST", "DELETE"))

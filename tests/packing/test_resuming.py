@@ -66,7 +66,7 @@ def uninterrupted(source: Path) -> Files:
 
 @pytest.fixture
 def unfinished(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A pack into three shards of three samples that failed before the third shard."""
+    """A pack that failed before the third of its three shards. Each shard has three samples."""
 
     def fail_at_the_third(path: Location, samples: Iterable[Sample]) -> object:
         if path.name == "shard-000002.tar":
@@ -272,6 +272,6 @@ def test_an_interrupted_pack_is_resumed_by_any_number_of_workers(
         resumed = pack(source, out, num_workers=number, **settings)
         assert (resumed.num_kept, resumed.jpegs) == (8, whole.jpegs)
         assert read_files(out) == read_files(tmp_path / "whole")
-    pack(packs.write_folders({}, tmp_path), tmp_path / "other")  # It closes the source.
+    pack(packs.write_folders({}, tmp_path), tmp_path / "other")  # This pack closes the source.
     gc.collect()
     assert not list((tmp_path / "temporary").iterdir())

@@ -41,8 +41,7 @@ def samples_of(folder: Path) -> Samples:
 
 @pytest.fixture
 def foreign(tmp_path: Path) -> Path:
-    """Two tars from another tool, with names that are long, international or in capitals, and a field that is
-    missing."""
+    """Two tars from another tool, with a long name, a non-ASCII name, a name in capitals, and a missing field."""
     folder = tmp_path / "foreign"
     folder.mkdir()
     long = "d/" * 80 + "ü"
@@ -119,7 +118,7 @@ def test_a_split_depends_on_keys_alone(packed: Path, tmp_path: Path) -> None:
     for key, _ in parts["train"]:
         assert xxhash.xxh3_64(key.encode()).intdigest() < 0.6 * 2**64
     whole = samples_of(packed)
-    assert parts["train"] == [sample for sample in whole if sample in parts["train"]]  # In their order.
+    assert parts["train"] == [sample for sample in whole if sample in parts["train"]]  # In the same order.
     assert sorted(parts["train"] + parts["val"]) == sorted(whole)
     assert {manifest.classes for manifest in manifests.values()} == {open_table(packed).manifest.classes}
     assert shardio.verify(tmp_path / "out" / "val") == []
@@ -353,7 +352,7 @@ def test_wherever_it_is_killed_the_dataset_is_the_old_or_the_new_one(packed: Pat
     old = shardio.open(packed).manifest
     expected = Path(shutil.copytree(packed, tmp_path / "expected"))
     new = shardio.append(expected, more)
-    for n in range(1, 7):  # Six files are renamed: the record, two tars, their indexes, and the manifest.
+    for n in range(1, 7):  # Six files are renamed or linked: the record, two tars, their indexes, and the manifest.
         out = Path(shutil.copytree(packed, tmp_path / f"out-{n}"))
         assert exit_code_if_killed(n, "after", shardio.append, out, more) == -signal.SIGKILL
         assert shardio.open(out).manifest == (new if n == 6 else old)

@@ -1,4 +1,4 @@
-"""Packing a folder with several kinds of sources, tars of WebDataset, and packed datasets."""
+"""Packing a folder with several kinds of sources, WebDataset's tars, and packed datasets."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def write_mds(folder: Path) -> Path:
 
 
 def write_litdata(folder: Path) -> Path:
-    (folder / "train").mkdir()  # The index has the same name as that of MDS, so it is in another folder.
+    (folder / "train").mkdir()  # The index has the same name as that of MDS, so it is in a different folder.
     (folder / "train" / "index.json").write_text(json.dumps({"chunks": [{"chunk_bytes": 1}], "config": {}}))
     return folder / "train" / "index.json"
 
