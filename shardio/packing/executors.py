@@ -125,7 +125,7 @@ def pack_shard(job: ShardJob, report: Report) -> PackedShard:
     Each file appears whole or not at all. The bytes depend only on the job.
 
     Raises:
-        PackError: If a sample cannot be packed, or another file has the shard's name.
+        PackError: If a sample cannot be packed, or a different file already has the shard's name.
         FileChangedError: If a file has changed since the scan.
         OSError: If the shard cannot be written.
     """

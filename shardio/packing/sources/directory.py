@@ -308,8 +308,8 @@ def _refuse_merged_splits(
     if has_classes:
         lines[1:] = [f"{line} --classes {quote(dst / splits[0])}" for line in lines[1:]]
     raise PackError(
-        f"{src / parent} holds {_join(splits)}: these look like the splits of a dataset, but would be packed as one. "
-        "Pack each split:\n"
+        f"{src / parent} holds {_join(splits)}: these look like the splits of a dataset, but would be packed as one "
+        "dataset. Pack each split:\n"
         + "\n".join(lines)
         + f"\nTo pack all of them as one dataset, pass --source-split {ALL_SPLITS} (source_split={ALL_SPLITS!r})"
     )

@@ -1,4 +1,4 @@
-"""Pack documents for :class:`shardio.PackedTokens`: texts, or tokens that another program made."""
+"""Pack documents for :class:`shardio.PackedTokens`: texts, or tokens that another program produced."""
 
 from __future__ import annotations
 
