@@ -306,7 +306,7 @@ class Fetching(Executor):
 
 
 class FetchedBatches(BatchIterator):
-    """The batches of one epoch, in pinned memory if requested, with warnings about bad samples and a wrong length.
+    """An iterator over the batches of one epoch that pins them if requested and warns of bad samples or a wrong length.
 
     Args:
         batches: The source of the batches.
@@ -405,7 +405,7 @@ class _PersistentBatches(BatchIterator):
         return self.batches.is_ready(timeout_s)
 
     def close(self) -> None:
-        """End the workers if the epoch is not over, because an error may have lost an answer."""
+        """End the workers if the epoch is not over, because an answer may have been lost when an error occurred."""
         if self.batches.is_open:
             self.end_workers()
 
@@ -513,7 +513,7 @@ class _TorchBatches(BatchIterator):
 
 
 def _is_of_a_batch(error: Exception) -> bool:
-    """Return whether an error of torch's iterator comes from one batch, not from the sampler or a dead worker."""
+    """Return whether an error from torch's iterator concerns one batch, not the sampler or a dead worker."""
     functions = (ExceptionWrapper.reraise, _MapDatasetFetcher.fetch, _IterableDatasetFetcher.fetch)
     of_batches = {function.__code__ for function in functions}
     return any(frame.f_code in of_batches for frame, _ in traceback.walk_tb(error.__traceback__))

@@ -37,7 +37,7 @@ MIN_CHUNK = 8
 """The minimum size of a chunk, in samples, because each chunk has a fixed cost."""
 
 MAX_DEATHS = 3
-"""The number of worker deaths over a single chunk, or of failed starts in a row, that raises an error."""
+"""The number of worker deaths on the same chunk, or of consecutive failed starts, that raises an error."""
 
 DEFAULT_PREFETCH = 2
 """The minimum default number of batches made ahead: one that is ready, and one in progress."""
@@ -52,10 +52,10 @@ class DefaultPrefetch(int):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkSizing:
-    """The numbers of batches and chunks that are made at a time.
+    """The numbers of batches and chunks that are made at once.
 
     Attributes:
-        num_threads: The number of chunks that are made at a time.
+        num_threads: The number of chunks that are made at once.
         chunk_size: The maximum number of samples that are decoded together.
         prefetch: The number of batches that all workers together make ahead; None for the default.
         keeps_whole: Whether each batch is one chunk, because a collation makes it.
@@ -67,7 +67,7 @@ class ChunkSizing:
     keeps_whole: bool = False
 
     def num_chunks(self, num_samples: int, layout: Layout | None) -> int:
-        """Return the number of chunks of a batch: the same number for each thread, so none waits for another."""
+        """Return the number of chunks of a batch: the same number for each thread, so no thread waits for another."""
         if self.keeps_whole or layout is None or not layout.columns:
             return 1
         rounds = -(-num_samples // (self.num_threads * self.chunk_size))
@@ -110,7 +110,7 @@ class BatchSettings:
 
     Attributes:
         batch_size: The number of samples in a full batch, if the user set it.
-        sizing: The numbers of batches and chunks that are made at a time.
+        sizing: The numbers of batches and chunks that are made at once.
         bad_samples: The policy for unreadable samples; None raises their errors.
         pins: Whether batches are copied to torch's pinned memory.
         collation: Makes whole batches, if that requires user code; None if a batch consists of columns.
@@ -206,8 +206,8 @@ def fit_layout(
     """Return the layout for the next batch.
 
     Args:
-        layout: The layout of the previous batches. If it is None, or pixels take the place of tiles or the other way
-            round, a readable sample determines the layout.
+        layout: The layout of the previous batches. If it is None, or if the source has switched between pixels and
+            tiles, a readable sample determines the layout.
         plan: The plan of the batch.
         make: Makes a probe, which is a batch of one sample.
         source: The source of the samples.
@@ -262,7 +262,7 @@ class ChunkQueue:
     def receive(self, timeout_s: float | None) -> Iterator[tuple[Batch, BatchChunk, Outcome]]:
         """Wait at most ``timeout_s`` for outcomes and yield them. The wait may end early without any outcome.
 
-        The caller must apply each outcome before it requests the next one. A death moves unfinished chunks to other
+        The caller must apply each outcome before it requests the next one. A death moves unfinished chunks to different
         buffers, so an outcome that arrived earlier but is applied afterwards would finish a chunk in the wrong buffer.
 
         Raises:
@@ -306,7 +306,7 @@ class ChunkQueue:
         return chunk.is_suspect
 
     def _redo(self, death: Death) -> None:
-        """Queue all unfinished batches again, in other buffers.
+        """Queue all unfinished batches again, in different buffers.
 
         The chunks that a dead process was making are suspects. Each suspect is made alone: if it kills another
         process, the chunk is at fault.
@@ -538,7 +538,7 @@ def _join(
             values += piece
     if holds_images(name):
         values = list(map(as_tensor, values))
-    return collate_column(values if is_bare else tuple(values))  # As torch transposes samples.
+    return collate_column(values if is_bare else tuple(values))  # A tuple, as when torch transposes samples.
 
 
 def _find_tiles(chunk: TiledChunk, shared: torch.Tensor | None, rows: slice) -> torch.Tensor:

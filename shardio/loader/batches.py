@@ -71,7 +71,7 @@ class SampleSource:
     """The source of an epoch's samples.
 
     Attributes:
-        dataset: The loader's dataset: one of shardio's, perhaps within torch's Subsets.
+        dataset: The loader's dataset: one of shardio's datasets, perhaps within torch's Subsets.
         decoder: The dataset's decoder at the beginning of the epoch.
         epoch: The epoch, if known.
         takes_tiles: Whether images are collected as tiles, for a device to decode.
@@ -107,7 +107,7 @@ class Planner(Protocol):
     """The interface of planners, which plan the batches of epochs.
 
     Attributes:
-        dataset: The loader's dataset: one of shardio's, perhaps within torch's Subsets.
+        dataset: The loader's dataset: one of shardio's datasets, perhaps within torch's Subsets.
     """
 
     dataset: Unwrapped
@@ -283,7 +283,7 @@ def _count_repetitions(num_returned: NDArray[np.uint32], indices: NDArray[np.int
 def yields_images(dataset: Any) -> bool:
     """Return whether a dataset is a ShardDataset, a ShardMapDataset, an ImageFolder or a MixedDataset.
 
-    A Subset or a ConcatDataset counts if the datasets in it do.
+    A Subset or a ConcatDataset qualifies if the datasets in it do.
     """
     if isinstance(dataset, Subset):
         return yields_images(dataset.dataset)
@@ -349,8 +349,8 @@ def check_equal_sizes(sizes: Iterable[tuple[int, ...]]) -> None:
     differing = sorted(set(sizes))
     if len(differing) > 1:
         raise ValueError(
-            f"the images of a batch differ in size (height, width), such as {differing[0]} and {differing[1]}: give "
-            "the dataset a transform that returns images of one size, such as RandomResizedCrop(224)"
+            f"the images of a batch differ in size (height, width), for example {differing[0]} and {differing[1]}: "
+            "give the dataset a transform that returns images of the same size, such as RandomResizedCrop(224)"
         )
 
 

@@ -104,7 +104,7 @@ class Layout:
 
     @cached_property
     def offsets(self) -> dict[int, int]:
-        """The byte at which each column begins and, under -1, the end of the last one."""
+        """The byte at which each column begins and, under -1, the end of the last column."""
         offsets, stop = {}, 0
         for column_index, (dtype, shape) in self.columns.items():
             offsets[column_index] = stop
@@ -208,7 +208,7 @@ def _as_array(tensor: Any) -> NDArray[Any] | None:
 
 
 SHARE = 0.5
-"""The share of the available memory that the buffers of one loader may use: the user's program also needs some."""
+"""The share of the available memory that the buffers of one loader may use: the user's program also needs memory."""
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -241,7 +241,7 @@ def find_num_buffers(num_bytes: int, num_wanted: int) -> int:
 
     Args:
         num_bytes: The size of a buffer.
-        num_wanted: The largest number of buffers that the loader can use at a time.
+        num_wanted: The largest number of buffers that the loader can use at once.
 
     Raises:
         MemoryError: If there is no memory for two buffers: one for the user, and one to fill.
@@ -262,10 +262,10 @@ class BufferWatch:
     """A subscription of a loader's wrapper, such as a DevicePrefetcher, to the buffers of the epochs that it begins.
 
     Attributes:
-        callback: Receives each buffer's memory once, uint8 [n], which lives as long as any view of it.
+        callback: Receives each buffer's memory once, as uint8 [n]. The memory lives as long as any view of it.
         num_held: The number of batches that the wrapper holds, in addition to the user's.
-        takes_tiles: Whether the wrapper decodes images: the batches hold TiledImages where that is possible.
-        thread_id: The thread that begins the wrapper's epochs. Others may iterate over the loader at the same time.
+        takes_tiles: Whether the wrapper decodes images: if so, the batches hold TiledImages where that is possible.
+        thread_id: The thread that begins the wrapper's epochs. Other threads may use the loader at the same time.
     """
 
     callback: MemoryCallback
@@ -340,7 +340,7 @@ class BufferPool:
         self._taken: dict[int, Buffer] = {}
         self._held: dict[int, Buffer] = {}
         self._num_made = 0
-        # A forked child shares the pages of the batches that the user holds, so those must not change. Retire the
+        # A forked child shares the pages of the batches that the user holds, so they must not change. Retire the
         # buffers before and after the fork: another thread may receive a batch in between, and the child also holds it.
         call_at_fork(self, before=BufferPool.retire_held, after_in_parent=BufferPool.retire_held)
 
@@ -377,7 +377,7 @@ class BufferPool:
 
         Args:
             buffer: The buffer.
-            spans: The places of the pieces to return instead of columns, at least one.
+            spans: The spans of the pieces, at least one, to return instead of columns.
         """
         self._held[buffer.buffer_id] = self._taken.pop(buffer.buffer_id)
         return buffer.hand_out(self._freed, spans)
@@ -448,7 +448,7 @@ class BufferPool:
 
 
 def map_in_torch(descriptor: int, num_bytes: int) -> NDArray[np.uint8]:
-    """Map memory with torch, which keeps no descriptor, because the user may hold many batches. Tensors may view it."""
+    """Map memory that tensors can view. torch keeps no descriptor of it, because the user may hold many batches."""
     import torch  # Worker processes may start without torch.
 
     storage = torch.UntypedStorage.from_file(f"/proc/self/fd/{descriptor}", shared=True, nbytes=num_bytes)

@@ -66,11 +66,11 @@ from shardio.world import find_world
 
 @dataclass(frozen=True, kw_only=True)
 class OwnArguments:
-    """The checked arguments of a loader that torch's loader does not have; DataLoader describes them.
+    """A loader's checked arguments that torch's loader does not have; DataLoader describes them.
 
     Raises:
         TypeError: If an argument is of the wrong type.
-        ValueError: If an argument is not among its choices, or out of range.
+        ValueError: If an argument is not among its choices or is out of range.
     """
 
     worker_method: WorkerMethod = "multiprocessing"
@@ -224,7 +224,7 @@ def make_bad_samples(
     """
     if on_error == "raise":
         return None
-    # A sample of a Subset is replaced by one of the same Subset: held-out samples stay held out.
+    # A sample of a Subset is replaced by one from the same Subset: held-out samples stay held out.
     num_samples = dataset.num_all_samples if isinstance(dataset, ShardDataset) else len(unwrap(dataset))
     starts = dataset.order.starts if isinstance(dataset, MixedDataset) else None
     return BadSamples(on_error, check_quarantine(quarantine), num_samples, stages, starts)
@@ -275,8 +275,8 @@ def warn_of_no_batches(split: Split, warned_of: set[Split]) -> None:
         why = (
             f"{count(split.num_samples, 'sample')} cannot fill a batch on every rank, for which "
             f"{count(split.world_size * split.batch_size, 'sample')} would be needed, and drop_last=True or "
-            f"remainder={split.remainder!r} leaves them out: use a smaller batch_size, or drop_last=False and another "
-            "remainder"
+            f"remainder={split.remainder!r} leaves them out: use a smaller batch_size, or drop_last=False and a "
+            "different remainder"
         )
     else:
         why = (
@@ -340,7 +340,7 @@ def make_executor(
 
 
 def _can_fetch(loader: Any, worker_method: WorkerMethod, *, has_order: bool) -> bool:
-    """Return whether the executor for any dataset can make a loader's batches; otherwise, torch's own iterators do."""
+    """Return whether the executor for any dataset can make a loader's batches. If not, torch's own iterators do so."""
     if isinstance(loader.dataset, torch.utils.data.IterDataPipe | torch.utils.data.MapDataPipe) and not has_order:
         return False  # torch's datapipes share seeds between ranks.
     if not loader.num_workers or worker_method == "thread":
@@ -444,7 +444,7 @@ def _why_not_dataset(dataset: Any) -> str | None:
 
 
 def _why_not_read(unwrapped: Unwrapped, *, is_whole: bool) -> str | None:
-    """Return the reason why shardio's own code cannot read a dataset: "" for its type alone; None if it can."""
+    """Return the reason why shardio's own code cannot read a dataset: "" if its type is the reason; None if it can."""
     inner = unwrapped.dataset
     if isinstance(inner, Concatenated):
         return None

@@ -62,11 +62,11 @@ class WorkerPool(Owned):
     Args:
         server: The fork server, which starts and ends the processes. No other open pool uses this server.
         setup: The setup that each process receives before its first chunk.
-        num_threads: The number of chunks that all processes together make at a time.
+        num_threads: The number of chunks that all processes together make at once.
 
     Attributes:
         server: The fork server. Another pool can use the server when this pool is closed.
-        num_threads: The number of chunks that all processes together make at a time.
+        num_threads: The number of chunks that all processes together make at once.
         is_closed: Whether the pool was closed.
         memory: The memory of each worker process.
     """
@@ -257,7 +257,7 @@ class _Process:
         # The process's end of the socket pair is closed only after the process's memory is unmapped.
         closed.register(self.end, 0)
         if not closed.poll(1000 * CLOSE_S):
-            raise WorkerError("a killed worker process does not end: it may be waiting for a slow disk or network")
+            raise WorkerError("a killed worker process has not ended: it may be waiting for a slow disk or network")
 
 
 class MemoryWatch:
@@ -277,7 +277,7 @@ class MemoryWatch:
         self._limits: dict[int, int] = {}
 
     def record(self, worker_id: int, num_bytes: int) -> None:
-        """Record the memory of a worker process, and warn if it has grown much.
+        """Record the memory of a worker process, and warn if it has grown considerably.
 
         After the first warning, warn each time that the memory has doubled since the last warning.
         """
@@ -287,7 +287,7 @@ class MemoryWatch:
             self._limits[worker_id] = 2 * num_bytes
             warnings.warn(
                 f"a worker process uses {format_bytes(num_bytes)} of memory, {format_bytes(num_bytes - first)} more "
-                "than at its start. If it keeps growing, your transform, decoders or collate_fn leak memory: watch "
+                "than when it started. If it keeps growing, your transform, decoders or collate_fn leak memory: watch "
                 "loader.stats().worker_bytes",
                 RuntimeWarning,
                 stacklevel=2,

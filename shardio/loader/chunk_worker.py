@@ -1,8 +1,8 @@
 """The code of fork servers, and of the worker processes forked from them.
 
-A fork server imports the modules that worker processes need, and reads their setup once. So a fork takes 1 ms instead
-of the 150 ms of the imports, and the worker processes share the memory of the modules and the setup. The fork server
-has one thread, so its forks are safe.
+A fork server imports the modules that worker processes need, and reads their setup once. As a result, a fork takes 1 ms
+instead of the 150 ms of the imports, and the worker processes share the memory of the modules and the setup. The fork
+server has one thread, so its forks are safe.
 
 A worker process receives buffers and chunks over one end of a socket pair. The process imports torch and user code only
 if a user's transform needs them, and never runs the user's script.
@@ -303,7 +303,7 @@ def read_private_bytes() -> int:
 
 
 class ChunkBuilder:
-    """Makes chunks. Threads can share this object.
+    """A builder of chunks. Threads can share this object.
 
     Args:
         reader: Reads samples.
@@ -360,7 +360,7 @@ class ChunkBuilder:
             places = [rows.get(len(columns) + crop) for crop in range(len(images.crops))]
             given = [each if images.fits(crop, each) else None for crop, each in enumerate(places)]
             rendered = images.render(given)
-            num_images_by_decoder.update(rendered[0].decoder_names)  # Each image counts once.
+            num_images_by_decoder.update(rendered[0].decoder_names)  # Each image is counted once.
             columns += [
                 _store(name, made.images, place) if destination is None else None
                 for made, destination, place in zip(rendered, given, places, strict=True)
@@ -381,7 +381,7 @@ class ChunkBuilder:
         return Made(chunk_id=chunk.chunk_id, columns=columns, times=times, num_images_by_decoder=num_images_by_decoder)
 
     def _fill_arrays(self, planned: PlannedFields, stored: StoredSamples, rows: Rows) -> set[str]:
-        """Copy the arrays of npy files that need no other step to the buffer. Return the names of their fields."""
+        """Copy the arrays of npy files to the buffer if they need no other step. Return the names of their fields."""
         decoder, filled, column_index = self._decoder, set[str](), 0
         needed = {*decoder.decoders, *(each.name for each in planned.followers)}
         for name in decoder.names:

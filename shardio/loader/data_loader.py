@@ -91,8 +91,8 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
     On Linux, shardio's worker processes decode shardio's datasets (and subclasses that override nothing), and torch's
     Subsets and ConcatDatasets of the map-style ones. The transform and ``collate_fn`` must be picklable, and
     ``batch_size=None``, ``worker_init_fn`` and ``multiprocessing_context`` must not be used. There are ``num_workers``
-    processes or, on few processors, fewer processes with as many threads. Otherwise, as in torch, workers have a copy
-    of the dataset and call its methods.
+    processes or, on few processors, fewer processes with the same total number of threads. Otherwise, as in torch,
+    workers have a copy of the dataset and call its methods.
 
     All workers write to memory that is reused when a batch is freed, so its tensors cannot be enlarged in place. With
     shardio's datasets, the first sample's rng key seeds the generators of torch, numpy and Python before your
@@ -137,7 +137,7 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
     use_stateful_dataloader = Shown(_has_order)  # Accelerate's save_state includes the states of such loaders.
 
     counts_when_received = True
-    """Batches count when the user receives them, not when a prefetcher requests them."""
+    """Batches are counted when the user receives them, not when a prefetcher requests them."""
 
     def __init__(
         self,
@@ -235,12 +235,12 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next ``iter``.
 
-        Setting the epoch of a loaded state keeps the loaded position; setting another epoch drops the position. Without
-        shardio's order, the loaded epoch is known only if the sampler has a ``set_epoch``. If the loaded epoch is
-        unknown, setting any epoch keeps the position.
+        Setting the epoch of a loaded state keeps the loaded position; setting a different epoch drops the position.
+        Without shardio's order, the loaded epoch is known only if the sampler has a ``set_epoch`` method. If the loaded
+        epoch is unknown, setting any epoch keeps the position.
 
         An epoch in flight continues, and ``state_dict`` describes it until the next ``iter``. The method also calls
-        ``set_epoch`` of other samplers and datasets.
+        ``set_epoch`` on other samplers and datasets.
 
         Raises:
             TypeError: If ``epoch`` is not an integer.
@@ -280,7 +280,7 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
         An empty state, from a loader without a state, restarts the epoch.
 
         Raises:
-            StateError: If the state belongs to another dataset, order or kind of loader; the message names the
+            StateError: If the state belongs to a different dataset, order or kind of loader; the message names the
                 differences.
             TypeError: If torch's own iterators make the batches, and the state is not empty.
         """
@@ -298,7 +298,7 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
     ) -> AbstractContextManager[None]:
         """Call a function once for each piece of memory that holds batches of the epochs that begin in the context.
 
-        Batches of other epochs use other memory.
+        Batches of other epochs use different memory.
 
         Args:
             callback: Receives the memory as a uint8 [n] array, and must not keep a reference to it.
@@ -322,8 +322,8 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
         """Return the counts and times since the latest ``iter`` of the loader; ``print`` shows them as a table.
 
         Args:
-            trace: A file to write: what the workers did and when the training process waited, in the latest 10,000
-                chunks and batches. Open the file at https://ui.perfetto.dev.
+            trace: A file that receives a record of what the workers did and when the training process waited, for the
+                latest 10,000 chunks and batches. Open the file at https://ui.perfetto.dev.
 
         Raises:
             OSError: If the trace cannot be written.

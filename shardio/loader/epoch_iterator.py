@@ -1,7 +1,7 @@
 """The iterators over a loader's batches, which count the batches that the user receives.
 
-``Accelerator.prepare`` does not wrap a loader that already splits over ranks. So this module also does the work of
-Accelerate's wrappers: it reports the last batch to ``accumulate``, and the repeats in it to ``gather_for_metrics``.
+``Accelerator.prepare`` does not wrap a loader that already splits samples over ranks. So this module also does the work
+of Accelerate's wrappers: it reports the last batch to ``accumulate``, and its repeats to ``gather_for_metrics``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class BegunEpoch:
         batches: The executor's batches.
         check: Raises an error if no further batch may be requested.
         is_latest: Returns whether no later epoch uses its workers.
-        modes: Returns a context in which batches are made, with the modes of torch that apply to them.
+        modes: Returns a context in which batches are made, with the torch modes that apply to them.
         progress: Counts the batches; None if the order is not shardio's.
         seed: The seed of shardio's order or, if the order is not shardio's, the seed drawn for the workers as in torch.
         length: Returns the number of this rank's batches in a full epoch.
@@ -72,8 +72,8 @@ class EpochStart(Protocol):
 class LoaderIterator(_BaseDataLoaderIter):
     """The base class of iterators over a loader's batches.
 
-    It has the interface of torch's iterators, private names included, because programs and frameworks use it. torch's
-    own constructor is not called, because it draws random numbers.
+    The class has the interface of torch's iterators, private names included, because programs and frameworks use them.
+    torch's own constructor is not called, because it draws random numbers.
     """
 
     def _adopt(self, loader: Any, sampler: Any) -> None:
@@ -107,8 +107,8 @@ class EpochIterator(LoaderIterator):
     An error in one batch does not end the epoch. Any other error ends the epoch: after an error from a signal handler,
     for example, a batch may be lost, so every further call raises an error.
 
-    In shardio's order, a batch counts when the user receives it. A failed batch counts when the user requests the next
-    one, so a run that ends with the error resumes at that batch.
+    In shardio's order, a batch is counted when the user receives it. A failed batch is counted when the user requests
+    the next one, so a run that ends with the error resumes at that batch.
 
     The iterator does not refer to the loader, because the loader may refer to it.
 
@@ -147,7 +147,7 @@ class EpochIterator(LoaderIterator):
         """Return the next batch, or raise the batch's error; the next call returns the following batch.
 
         Raises:
-            RuntimeError: If the number of batches differs from the order's, or an earlier error ended the epoch.
+            RuntimeError: If the number of batches differs from that in the order, or an earlier error ended the epoch.
         """
         if self._cut_short_by is not None:
             raise cut_short(self._cut_short_by)

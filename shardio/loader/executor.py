@@ -1,4 +1,4 @@
-"""The interface of executors, which make a loader's batches, with their settings, the order and the statistics.
+"""The interface and settings of executors, which make a loader's batches, and the order of the batches.
 
 To add an executor, write it in its own file and return it from :mod:`shardio.loader.choice`. If the executor
 reads shardio's datasets itself, derive its iterators from :class:`shardio.loader.pipeline.PlannedBatches`, which count
@@ -47,8 +47,8 @@ class BatchIterator(ABC):
     The user's iterator has the same methods, but raises the error of a Failure, and can be called again after its end.
     :class:`shardio.testing.executor.ExecutorTests` checks any executor and its iterators.
 
-    If the loader has a state, a batch counts when the user receives it, as :mod:`shardio.epochs` reports. A failed
-    batch counts when the next batch is requested. Neither :meth:`is_ready` nor :meth:`close` counts a batch.
+    If the loader has a state, a batch is counted when the user receives it, as :mod:`shardio.epochs` reports. A failed
+    batch is counted when the next batch is requested. Neither :meth:`is_ready` nor :meth:`close` counts a batch.
 
     Attributes:
         is_open: Whether the epoch can continue. An open iterator is closed when it is freed.
@@ -133,7 +133,7 @@ class ExecutorSettings:
         batch_size: The number of samples in a full batch; None if a batch sampler determines it, or for single samples.
         batch_sampler: The sampler of the indices of each batch; None for an iterable dataset or single samples.
         num_workers: The number of workers.
-        collate_fn: The function that makes a batch of samples.
+        collate_fn: The function that makes a batch from samples.
         worker_init_fn: The function that each worker runs first, if workers call the dataset.
         multiprocessing_context: The start method of workers that call the dataset.
         generator: The generator that supplies the seed of workers that call the dataset and, if the order is not
@@ -146,7 +146,7 @@ class ExecutorSettings:
         snapshot_every_n_steps: The number of batches after which the state of the user's dataset is read.
         pin_memory: torch's argument ``pin_memory``.
         pin_memory_device: torch's argument ``pin_memory_device``.
-        pins: Whether batches are copied to torch's pinned memory, because that is requested and CUDA is available.
+        pins: Whether batches are copied to torch's pinned memory: true if that is requested and CUDA is available.
     """
 
     datasets: tuple[Any, ...]
@@ -186,7 +186,7 @@ class ExecutorSettings:
 def find_override(loader: Any) -> str | None:
     """Return the overridden torch hook that determines what a batch consists of; None if no such hook is overridden.
 
-    A loader with such a hook has torch's semantics: the hook decides, not shardio's order.
+    A loader with such a hook has torch's semantics: the hook, not shardio's order, determines the batches.
     """
     for name in ("_auto_collation", "_index_sampler"):
         if getattr(type(loader), name) is not getattr(TorchDataLoader, name):
@@ -197,12 +197,12 @@ def find_override(loader: Any) -> str | None:
 
 
 def find_decoder(dataset: Any) -> FieldDecoder | None:
-    """Return the decoder of shardio's dataset; None for any other dataset, whose transform works differently."""
+    """Return the decoder of a shardio dataset; None for any other dataset, whose transform works differently."""
     return None if (transformed := find_transformed(dataset)) is None else transformed.decoder
 
 
 def find_transformed(dataset: Any) -> Transformed | None:
-    """Return shardio's dataset inside torch's wrappers; None for any other dataset."""
+    """Return the shardio dataset inside torch's wrappers; None for any other dataset."""
     inner = unwrap(dataset).dataset
     return inner if isinstance(inner, Transformed) else None
 
@@ -238,7 +238,7 @@ class LoaderOrder:
         """Apply ``set_epoch`` of the dataset or sampler; return the counter that determines the next epoch.
 
         An EpochSampler has its own counter, which its ``set_epoch`` changes. A dataset may serve several loaders,
-        so each loader has a counter, which follows the dataset's ``set_epoch``.
+        so each loader has its own counter, which follows the dataset's ``set_epoch``.
         """
         if isinstance(self.ordered, Iterated) and self.ordered.num_epoch_sets != self._num_epoch_sets:
             self._num_epoch_sets = self.ordered.num_epoch_sets
@@ -262,7 +262,7 @@ def find_order(loader: Any) -> LoaderOrder | None:
 
 
 class OrderSampler(torch.utils.data.Sampler[None]):
-    """A sampler that yields no indices: it gives a loader the ``set_epoch`` that frameworks call."""
+    """A sampler that yields no indices: it gives a loader the ``set_epoch`` method that frameworks call."""
 
     def __init__(self, order: LoaderOrder) -> None:
         self._order = order

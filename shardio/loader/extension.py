@@ -58,7 +58,7 @@ _READ = ("dataset", "batch_size", "sampler", "batch_sampler", "collate_fn", "num
 _log = logging.getLogger("shardio")
 
 _NAME = "_shardio"
-"""The only attribute that shardio adds to a loader, in addition to the arguments."""
+"""The only attribute that shardio adds to a loader, apart from the arguments."""
 
 Value = TypeVar("Value")
 
@@ -78,7 +78,7 @@ class Extension:
         arguments: The arguments that torch's loader does not have.
         order: The loader's order; None if the order is not shardio's.
         epochs: The positions at which the loader's epochs begin, if the order is not shardio's.
-        delivery: The wrapper over the loader's batches; None if the arguments require no wrapper.
+        delivery: The wrapper around the loader's batches; None if the arguments require no wrapper.
         is_in_accelerate: Whether Accelerate has prepared the loader.
         bad_samples: The policy for unreadable samples; None raises their errors.
 
@@ -95,7 +95,7 @@ class Extension:
         self.is_in_accelerate = False
         self._latest: object = None  # A token for the latest epoch.
         self._persistent: Callable[[], EpochIterator | None] = _none  # The iterator whose workers persist.
-        self._warned_of = set[Split]()  # The splits that have no batches, and about which the user was warned.
+        self._warned_of = set[Split]()  # The splits without batches about which the user has been warned.
         self._made: tuple[ExecutorSettings, Executor] | None = None  # The latest executor, and its settings.
         self._watches: list[BufferWatch] = []  # The watches of the next epoch.
         check_samplers_dataset(loader.dataset, _find_drawing_sampler(loader), compares_digests=True)
@@ -230,7 +230,7 @@ class Extension:
         Args:
             loader: The loader.
             sampler: Its ``_index_sampler``.
-            made: The executor of the iterator's previous epoch, and its settings; None for its first epoch.
+            made: The executor of the iterator's previous epoch, and its settings; None for the iterator's first epoch.
         """
         if made is not None:
             self._made = made  # Each of several iterators with persistent workers has an executor of its own.
@@ -355,7 +355,7 @@ class Shown(Generic[Value]):
 
 
 def make_delivery(loader: Any, extension: Extension) -> Iterable[Any] | None:
-    """Return the wrapper over a loader's batches; None if the user's arguments require no wrapper.
+    """Return the wrapper around a loader's batches; None if the user's arguments require no wrapper.
 
     Args:
         loader: The loader.

@@ -38,7 +38,7 @@ class FetchJob:
         is_batched: Whether the loader makes batches, instead of single samples.
         batch_size: The number of samples in a full batch of an iterable dataset.
         drop_last: Whether an iterable dataset's last batch is left out if it is not full.
-        collate_fn: The function that makes a batch of samples or, without batches, converts one sample.
+        collate_fn: The function that makes a batch from samples or, without batches, converts one sample.
         worker_init_fn: The function that each worker calls before its first batch.
         num_workers: The number of workers; 0 if the calling process fetches.
         bad_samples: The policy for samples of a map-style dataset that raise errors; None raises the errors.

@@ -1,4 +1,4 @@
-"""The workers of a loader that call the user's dataset, on the side of the training process: threads and processes."""
+"""The training process's side of the workers that call the user's dataset: threads and processes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from shardio.process import Owned, call_at_fork, count_processors, describe_exit
 from shardio.values import format_bytes
 
 JOIN_S = 5.0
-"""The time that workers have to finish their batches and end, in seconds. Then, processes are terminated."""
+"""The time, in seconds, that workers have to finish their batches and end. After it, processes are terminated."""
 
 
 class FetchWorkers(Owned, ABC):
@@ -73,7 +73,7 @@ class FetchWorkers(Owned, ABC):
         """Wait for answers; return an empty list after ``timeout_s``.
 
         Raises:
-            WorkerError: If a worker ended, or a worker process was stopped and does not continue.
+            WorkerError: If a worker has ended, or a worker process has been stopped and does not continue.
         """
 
     @abstractmethod
@@ -187,7 +187,7 @@ CHECK_S = 5.0
 """The interval between checks of a silent worker process, in seconds."""
 
 MAX_SENT = 8
-"""The maximum number of unanswered requests of a worker process; more would fill its socket and block both sides."""
+"""The maximum number of unanswered requests per worker process; more would fill its socket and block both sides."""
 
 GROWTH = 1.25
 """When batches grow, the size of new buffers relative to the largest batch so far."""
@@ -199,7 +199,7 @@ class FetchProcesses(FetchWorkers):
     Args:
         job: The settings of the loader.
         base_seed: The seed of the first worker.
-        context: A context of multiprocessing, or torch.multiprocessing, which starts the processes.
+        context: A multiprocessing context, or torch.multiprocessing, to start the processes with.
         max_tasks: The number of batches that are fetched ahead.
     """
 
@@ -296,7 +296,7 @@ class FetchProcesses(FetchWorkers):
         if self.max_tasks < len(self._workers) and not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                f"memory is short: only {self.max_tasks} of {len(self._workers)} workers can fetch at a time, because "
+                f"memory is low: only {self.max_tasks} of {len(self._workers)} workers can fetch at once, because "
                 f"each batch takes {format_bytes(num_bytes)}. Use a smaller batch_size or fewer workers, or give the "
                 "container more memory (docker run --memory)",
                 RuntimeWarning,
@@ -412,7 +412,7 @@ class _Process:
     def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
         """Send a message, unless the process was released or has died.
 
-        The missing answer of a dead process reveals its death.
+        The missing answer from a dead process reveals its death.
 
         Raises:
             WorkerError: If the process has died or does not continue while its socket is full.
@@ -476,7 +476,7 @@ def describe_death(process: BaseProcess) -> WorkerError:
     code = process.exitcode
     what = f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly"
     if code is None:
-        return WorkerError(f"{what}: it closed its connection but still runs; it may have closed all of its files")
+        return WorkerError(f"{what}: it closed its connection but is still running; perhaps it closed all of its files")
     what = f"{what}: {describe_exit(f'DataLoader worker (pid {process.pid})', code)}"
     if code >= 0:
         return WorkerError(f"{what}. Standard error may show why. Use num_workers=0 to debug")

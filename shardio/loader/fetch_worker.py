@@ -1,4 +1,4 @@
-"""A worker that calls the user's dataset, in a thread or a process, with its requests, its answers and its channels."""
+"""Workers that call the user's dataset in a thread or a process, and their requests, answers and channels."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ Answer = Begun | Fetched | FetchFailed | WorkerExhausted
 
 
 def seed_process(base_seed: int, worker_id: int) -> None:
-    """Seed the global generators of Python, torch and numpy of a worker process."""
+    """Seed the global generators of Python, torch and numpy in a worker process."""
     random.seed(base_seed + worker_id)
     torch.manual_seed(base_seed + worker_id)
     np.random.seed(_find_numpy_seed(base_seed, worker_id))  # User code may draw from numpy's generator.
@@ -176,7 +176,7 @@ def make_rng(base_seed: int, worker_id: int) -> WorkerRng:
 
 
 def _find_numpy_seed(base_seed: int, worker_id: int) -> list[int]:
-    # uint32 [4]. torch's workers compute the same words, as numpy's SeedSequence does with this entropy.
+    # uint32 [4], the words that torch's workers compute: numpy's SeedSequence makes the same words from this entropy.
     entropy = (worker_id, base_seed & 0xFFFFFFFF, base_seed >> 32, 0)
     words: list[int] = np.random.SeedSequence(entropy).generate_state(4).tolist()
     return words
@@ -192,7 +192,7 @@ class Channel(Protocol):
         """Send an answer. If a batch cannot be sent, send the error instead."""
 
     def find_collate(self, task: FetchTask, collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return a function that makes the same batches, if possible in memory that is sent without a copy."""
+        """Return a function that makes ``collate_fn``'s batches, if possible in memory that is sent without a copy."""
 
     def describe(self, error: Exception) -> Failure:
         """Return an error in a form that can be sent."""
@@ -286,8 +286,8 @@ class QueueChannel:
         is_closed: Set when the remaining requests need no answer.
 
     Attributes:
-        has_asked: Whether the dataset had called ``get_worker_info`` when it made its latest batch; None before the
-            first.
+        has_asked: Whether the dataset had called ``get_worker_info`` when it made its latest batch; None before its
+            first batch.
     """
 
     def __init__(self, requests: _Requests, answers: _Answers, is_closed: threading.Event) -> None:

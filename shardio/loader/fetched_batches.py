@@ -91,7 +91,7 @@ class WorkerBatches(BatchIterator):
         self._epoch_id = next(task_ids)
         self._afters: dict[int, SamplerPosition] = {}  # The sampler's positions after batches delivered ahead.
         self.is_open, self._has_ended = True, False
-        self._late_counts = list[Count]()  # A failed batch counts when the next one is requested.
+        self._late_counts = list[Count]()  # A failed batch is counted when the next one is requested.
         self._sampler_error: Exception | None = None
         self._exhausted = [False] * len(position.workers)
         num_workers = len(position.workers)
@@ -124,7 +124,7 @@ class WorkerBatches(BatchIterator):
         Raises:
             StopIteration: If the epoch has no further batch.
             RuntimeError: If the workers have been ended, or belong to another process.
-            WorkerError: If a worker ended, or a worker process was stopped and does not continue.
+            WorkerError: If a worker has ended, or a worker process has been stopped and does not continue.
         """
         if self._has_ended:
             raise StopIteration
@@ -226,7 +226,7 @@ class WorkerBatches(BatchIterator):
         if not answers and self._timeout_s:
             raise TimedOutError(
                 f"DataLoader timed out after {self._timeout_s} seconds: no batch arrived. Increase timeout, or find "
-                "out what the dataset waits for"
+                "out what the dataset is waiting for"
             )
         for answer in answers:
             self._apply(answer)
@@ -339,7 +339,7 @@ class CallerBatches(BatchIterator):
         (worker,) = position.workers
         self._fetcher = make_fetcher(job, worker.state, follows_end=position.follows_end)
         self._fetcher.skip(worker.num_since)
-        self._late_counts = list[Count]()  # A failed batch counts when the next one is requested.
+        self._late_counts = list[Count]()  # A failed batch is counted when the next one is requested.
         self._sampler_error: Exception | None = None
         self.is_open = True
         self._is_ahead = False  # Whether the dataset may be ahead of the user, because a wrapper holds batches back.

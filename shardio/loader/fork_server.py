@@ -74,7 +74,7 @@ class ForkServer:
         """Set the setup for worker processes that are started from now on.
 
         User code may depend on this process's environment variables, module search path and working directory. If
-        they have changed, or a module was reloaded, the next worker process gets another fork server.
+        they have changed, or a module has been reloaded, the next worker process gets a new fork server.
         """
         self._setup = setup
         if self._running is not None:
@@ -90,7 +90,7 @@ class ForkServer:
 
         Args:
             worker_id: The process's number, larger than that of every earlier worker process of the pool.
-            num_threads: The number of chunks that the process makes at a time.
+            num_threads: The number of chunks that the process makes at once.
             patience_s: The maximum time, in seconds, for which the fork server may read nothing.
         """
         running = self._running or self._start()
@@ -321,7 +321,7 @@ def _start_process(descriptor: int, setup: WorkerSetup) -> subprocess.Popen[byte
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Surroundings:
-    """The settings and modules of a process at one moment, on which user code may depend.
+    """The settings and modules on which user code may depend, in a process at one moment.
 
     Attributes:
         cwd: The working directory; None if the directory no longer exists.

@@ -5,8 +5,8 @@ As with the buffers of pickle protocol 5, the memory of tensors, arrays and stor
 
 A large piece is in a batch buffer, or in memory made only for this value. A small piece is sent with the pickle.
 
-A loader's job is pickled once for all its worker processes. A job may hold everything that multiprocessing can send to
-a new process: locks, queues, tensors in shared memory. Each worker maps the memory of the job's arrays, and
+A loader's job is pickled once for all its worker processes. A job may hold anything that multiprocessing can send to a
+new process: locks, queues, tensors in shared memory. Each worker maps the memory of the job's arrays, and
 copies only the pages that it writes to.
 """
 
@@ -274,7 +274,7 @@ class _Pickler(pickle.Pickler):
         if array.nbytes < MIN_BYTES or array.dtype.kind not in "biufc" or not array.dtype.isnative:
             return None
         is_transposed = array.flags.f_contiguous and not array.flags.c_contiguous
-        # Require a writable array, because memory that is sent beside the pickle becomes a tensor.
+        # Require a writable array, because memory that is sent alongside the pickle becomes a tensor.
         ordered = np.require(array.T if is_transposed else array, requirements=["C", "W"])
         index = self._add((id(array),), ordered, 0, array.nbytes)
         self._kept.append(array)
@@ -452,7 +452,7 @@ def receive_job(end: socket.socket) -> FetchJob | None:
 
 
 class _Sending:
-    """A stand-in for the process that is being started, to which multiprocessing's reductions add descriptors."""
+    """A stand-in for a process that is being started. Multiprocessing's reductions add descriptors to the stand-in."""
 
     def __init__(self) -> None:
         self.descriptors = list[int]()

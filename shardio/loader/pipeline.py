@@ -57,7 +57,7 @@ class PlannedBatches(BatchIterator):
 
     def __next__(self) -> Any:
         began = time.perf_counter()
-        if self._progress is not None and self._has_failed:  # A failed batch counts when the next one is requested.
+        if self._progress is not None and self._has_failed:  # A failed batch is counted with the next request.
             self._progress.count_one()
         try:
             batch, views = self._take()
@@ -79,7 +79,7 @@ class PlannedBatches(BatchIterator):
 
     @abstractmethod
     def _take(self) -> tuple[Batch, Views]:
-        """Return the next batch, which is finished or has failed, and its columns of fixed size.
+        """Return the next batch, which is finished or has failed, and its fixed-size columns.
 
         Raises:
             StopIteration: If the epoch has no further batch.
@@ -105,7 +105,7 @@ def take_tiles(epoch: PlannedEpoch, watches: Sequence[BufferWatch], settings: Ba
 
 
 class WorkerProcesses(Executor):
-    """An executor that makes batches in worker processes, several ahead.
+    """An executor that makes batches in worker processes, several batches ahead.
 
     Args:
         planner: The planner of the batches.
@@ -133,7 +133,7 @@ class WorkerProcesses(Executor):
         self.tally = Tally(num_workers=settings.sizing.num_threads)
 
     def start(self, cursor: Cursor | None, split: Split | None) -> Pipeline:
-        """Begin an epoch and return its batches. If the worker processes persist, an unfinished epoch ends."""
+        """Begin an epoch and return its batches. If the worker processes persist, an unfinished earlier epoch ends."""
         began = time.perf_counter()
         workers, buffers = self._find_workers()
         buffers.watch(self._watches)
@@ -188,7 +188,7 @@ class WorkerProcesses(Executor):
 
 
 class Pipeline(PlannedBatches):
-    """The batches of one epoch, made by worker processes that serve only this epoch.
+    """The batches of one epoch, made by worker processes that serve one epoch at a time.
 
     Args:
         epoch: The plans of the batches.
@@ -223,7 +223,8 @@ class Pipeline(PlannedBatches):
 
         Raises:
             StopIteration: If the epoch has no further batch.
-            RuntimeError: If no batch arrived within the timeout, or the iterator ended or belongs to another process.
+            RuntimeError: If no batch arrives within the timeout, or the iterator has ended or belongs to another
+                process.
             WorkerError: If worker processes cannot start.
         """
         if not self.is_open:

@@ -31,13 +31,13 @@ class Epochs:
     """The epochs of a loader.
 
     The order of torch's samplers is drawn from the global generators, or from those that the user passed. A state holds
-    the states of these generators at the beginning of the epoch, and a loader that resumes draws that epoch from a
-    copy. The copy also serves later epochs, as long as the program itself does not seed, restore or use the generators.
+    the states of these generators at the beginning of the epoch, and a loader that resumes draws that epoch from copies
+    of them. The copies also serve later epochs, as long as the program does not seed, restore or use the generators.
 
     Attributes:
         keeps_seed: Whether the next epoch's workers have the seed of the previous workers, even if they are new.
         sampler: The loader's ``_index_sampler`` while an epoch begins; None otherwise. Subclasses of the loader
-            override this property, and may return another sampler at each access.
+            may override this property and return a different sampler at each access.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Epochs:
         Args:
             loader: The loader.
             has_new_workers: Whether the loader's workers are started for this epoch; true if there are no workers.
-            skip: Called with the sampler's value for each batch before the beginning, if the sampler has no state.
+            skip: Called with the sampler's value for each batch before that position, if the sampler has no state.
 
         Returns:
             The position at which the epoch begins, and the indices of the epoch's batches.
@@ -233,8 +233,8 @@ _HAS_ENDED = "has_ended"
 class Indices:
     """An epoch of a loader's sampler.
 
-    If the sampler has a state, it is saved, and loaded to resume. Otherwise, the sampler yields the same values again,
-    given the same generators. The earlier values are dropped without reading samples.
+    If the sampler has a state, that state is saved, and is loaded to resume. Otherwise, the sampler yields the same
+    values again, given the same generators. The earlier values are dropped without reading samples.
 
     Args:
         sampler: The loader's batch sampler or, without batches, its sampler.
@@ -340,9 +340,9 @@ class Indices:
 
 
 class _BatchIterator(Iterator[list[Any]]):
-    """The batches of torch's BatchSampler, with the states of the sampler in it and of its iterator.
+    """The batches of torch's BatchSampler, and the states of its inner sampler and of that sampler's iterator.
 
-    As in torch, a batch size that the program sets applies to the next batch or, with ``drop_last``, the next epoch.
+    As in torch, a batch size that the program sets applies to the next batch or, with ``drop_last``, to the next epoch.
 
     Attributes:
         num_samples: The number of yielded samples.

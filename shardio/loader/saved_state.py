@@ -361,7 +361,7 @@ def check_known(state: Any) -> None:
     """Check that no part of a state is unknown.
 
     Raises:
-        StateError: If a part is.
+        StateError: If a part is unknown.
     """
     if isinstance(state, UnknownState):
         raise StateError(
@@ -383,7 +383,8 @@ def load_state(value: Any, state: Any) -> None:
         raise StateError(
             f"the loader's state contains that of a {type(value).__name__} with state_dict and load_state_dict, but "
             "this object lacks these methods, so its position is not known: load the state into a loader with the same "
-            "classes of datasets and samplers. (torchdata's StatefulDataLoader adds them to torch's RandomSampler)"
+            "classes of datasets and samplers. (torchdata's StatefulDataLoader adds the methods to torch's "
+            "RandomSampler)"
         )
     value.load_state_dict(copy.deepcopy(state))
 

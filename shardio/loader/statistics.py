@@ -72,7 +72,7 @@ class LoaderStats:
         num_batches: The number of delivered batches.
         num_samples: The number of samples in the delivered batches.
         elapsed_s: The time from ``iter(loader)`` to the last batch.
-        first_batch_s: The time from ``iter(loader)`` to the first batch; None before it.
+        first_batch_s: The time from ``iter(loader)`` to the first batch; None before that batch.
         wait_for_data_s: The time that the training process waited for batches.
         num_workers: The number of workers; 0 if the calling process makes the batches.
         read_s: The time for reading bytes, summed over all workers.
@@ -93,10 +93,10 @@ class LoaderStats:
         worker_bytes: The memory of each of shardio's worker processes between two chunks, in bytes, excluding batches.
             If this memory keeps growing, your own code leaks memory.
         num_images_by_decoder: The number of images in the delivered batches, by decoder. ``kernel`` is shardio's code
-            for JPEGs, and for PPMs, which need no decoding. ``device`` are JPEGs that the device decodes
-            (``decode="device"``). ``cache`` are JPEGs that ``decoded_cache`` kept decoded. ``libjpeg`` is
+            for JPEGs, and for PPMs, which need no decoding. ``device`` counts JPEGs that the device decodes
+            (``decode="device"``). ``cache`` counts JPEGs that ``decoded_cache`` kept decoded. ``libjpeg`` is
             libjpeg-turbo: it decodes JPEGs that the kernel does not support, and all JPEGs if there is no kernel for
-            the processor. ``raw`` are PPMs without a kernel. ``pillow`` stands for Pillow or, for plain PNGs, OpenCV.
+            the processor. ``raw`` counts PPMs read without a kernel. ``pillow`` is Pillow or, for plain PNGs, OpenCV.
             They decode all other formats, and the JPEGs that libjpeg-turbo cannot convert to RGB.
         stored: The format of the samples; None if shardio's own code does not read them.
     """
@@ -123,13 +123,13 @@ class LoaderStats:
 
     @property
     def samples_per_s(self) -> float:
-        """The rate of delivery, including the time that the training takes between batches."""
+        """The rate of delivery, including the time that training takes between batches."""
         return self.num_samples / self.elapsed_s if self.elapsed_s else 0.0
 
     def __str__(self) -> str:
         """Return a table of the stages, and the bottleneck with remedies."""
         if not self.num_batches:
-            return "no batches were delivered yet"
+            return "no batches have been delivered yet"
         waited = self.wait_for_data_s / (self.elapsed_s or 1.0)
         lines = [
             f"{count(self.num_samples, 'sample')} in {count(self.num_batches, 'batch', 'batches')}, "
@@ -160,9 +160,9 @@ class LoaderStats:
         return {**seconds, "idle": self.idle_s} if self.num_workers else seconds
 
     def format_openmetrics(self) -> str:
-        """Return the statistics in the text format of OpenMetrics 1.0, for Prometheus and others.
+        """Return the statistics in the text format of OpenMetrics 1.0, for Prometheus and similar tools.
 
-        The names begin with ``shardio_``. Counters start again with each epoch of the loader.
+        The names begin with ``shardio_``. Counters restart with each epoch of the loader.
         """
         lines = list[str]()
         for name, unit, value, meaning in (
@@ -279,7 +279,7 @@ class Tally:
     def write_trace(self, path: str | os.PathLike[str]) -> None:
         """Write the latest spans as a JSON file in the Trace Event Format, which Perfetto and Chrome open.
 
-        The format is described in https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
+        The format is described at https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 
         Raises:
             OSError: If the file cannot be written.
@@ -319,7 +319,7 @@ def _span(name: str, start_s: float, seconds: float, process_id: int, thread_id:
 
 
 def describe_format(dataset: Any) -> DatasetFormat | None:
-    """Return the format of the samples of one of shardio's datasets, also in torch's Subsets; None for any other."""
+    """Return the format of the samples of a shardio dataset, even within torch's Subsets; None for other datasets."""
     torch = sys.modules.get("torch")
     inner = unwrap(dataset).dataset
     if not isinstance(inner, ImageFolder | ShardDataset | ShardMapDataset):
@@ -357,7 +357,7 @@ def measure_decoded(dataset: Any, stored: DatasetFormat | None) -> DatasetFormat
 
 
 def count_stored(dataset: ImageFolder | ShardDataset | ShardMapDataset) -> int:
-    """Return the number of stored samples, on whatever rank they are."""
+    """Return the number of stored samples, regardless of the rank that reads them."""
     return len(dataset) if isinstance(dataset, ImageFolder) else dataset.table.manifest.num_samples
 
 

@@ -1,7 +1,7 @@
 """Messages between the training process, its fork server and its worker processes.
 
-A message is one packet: a pickle or, if that is long, the descriptor of anonymous memory that holds it. So a sender
-never waits in the middle of a message. No other program can write to the socket pairs.
+A message is one packet: a pickle or, if the pickle is long, the descriptor of anonymous memory that holds it. So a
+sender never waits in the middle of a message. No other program can write to the socket pairs.
 
 The dataclasses have no ``__slots__``, because Python pickles dataclasses with slots ten times more slowly. They are
 neither frozen nor comparable, because frozen or comparable dataclasses take three times as long to define, and each
@@ -49,7 +49,7 @@ MAX_INLINE = 8 * 1024
 """The largest pickle, in bytes, that is sent in the packet itself. A socket's buffer holds dozens of such packets."""
 
 MAX_DESCRIPTORS = 2
-"""The maximum number of descriptors in a packet: the pickle's and a buffer's."""
+"""The maximum number of descriptors in a packet: one for the pickle, and one for a buffer."""
 
 CHECK_PARENT_S = 1.0
 """The interval between checks that the parent is alive, in seconds. Another process may hold the other end open."""
@@ -205,7 +205,7 @@ class StartWorker:
 
     Attributes:
         worker_id: The worker process's number, larger than that of every earlier worker process.
-        num_threads: The number of chunks that the process makes at a time.
+        num_threads: The number of chunks that the process makes at once.
     """
 
     worker_id: int
@@ -342,7 +342,7 @@ class Made:
 
 @dataclass(kw_only=True, eq=False)
 class Failed:
-    """A failed chunk. A SampleError names the sample at fault; any other error may have another cause."""
+    """A failed chunk. A SampleError names the sample at fault; any other error may have a different cause."""
 
     chunk_id: int
     failure: Failure
@@ -390,7 +390,7 @@ def why_not_sendable(value: Any, what: str) -> str | None:
             reason = f"the {what} cannot be pickled ({describe_error(error)})"
         try:
             known = weakref.ref(value, partial(_forget, id(value))), reason
-        except TypeError:  # A few objects, such as methods of C code, cannot be weakly referenced.
+        except TypeError:  # A few objects, such as methods written in C, cannot be weakly referenced.
             return reason
         _obstacles[id(value)] = known
     return known[1]
@@ -428,7 +428,7 @@ class Failure:
     def renewed(self) -> Failure:
         """Return the same failure with a copy of the error, to raise the error several times.
 
-        An error's traceback keeps every frame that the error passed through alive, and therefore also the loader that
+        An error's traceback keeps alive every frame that the error passed through, and therefore also the loader that
         raised the error.
         """
         try:

@@ -374,7 +374,7 @@ def test_memory_that_code_keeps_is_reported(data: Data, monkeypatch: pytest.Monk
         return image
 
     loader = make_loader(data, "shards", 1, transform=Compose([CROP, leak]))
-    with pytest.warns(RuntimeWarning, match=r"uses [\d.]+ MiB of memory, [\d.]+ MiB more than at its start"):
+    with pytest.warns(RuntimeWarning, match=r"uses [\d.]+ MiB of memory, [\d.]+ MiB more than when it started"):
         batches_of(loader)
     (num_bytes,) = loader.stats().worker_bytes
     assert num_bytes > 100 << 20
@@ -388,7 +388,7 @@ def test_a_warning_comes_once_for_each_doubling() -> None:
     first, limit = 50 << 20, (100 << 20) + pool_module.GROWTH_BYTES
     for num_bytes in (first, 2 * first, limit):
         watch.record(1, num_bytes)
-    with pytest.warns(RuntimeWarning, match=r"uses 1\.098 GiB of memory, 1\.049 GiB more than at its start"):
+    with pytest.warns(RuntimeWarning, match=r"uses 1\.098 GiB of memory, 1\.049 GiB more than when it started"):
         watch.record(1, limit + 1)
     watch.record(1, 2 * limit + 2)
     watch.record(2, 3 * limit)  # Another process has used this much memory from the start.

@@ -128,7 +128,7 @@ def test_another_number_of_workers_and_torchdatas_samplers_are_refused_where_it_
     begin(loader, 1)
     resumed = DataLoader(range(20), batch_size=2, shuffle=True)
     resumed.load_state_dict(loader.state_dict())
-    with pytest.raises(StateError, match=r"StatefulDataLoader adds them to torch's RandomSampler"):
+    with pytest.raises(StateError, match=r"StatefulDataLoader adds the methods to torch's RandomSampler"):
         iter(resumed)
 
 

@@ -150,7 +150,7 @@ def test_if_memory_is_short_buffers_are_fewer_and_no_batch_is_lost_unless_two_do
 ) -> None:
     monkeypatch.setattr(buffers, "find_available_bytes", lambda: 150_000)
     large = [np.full(2000, number) for number in range(40)]
-    with pytest.warns(RuntimeWarning, match="memory is short: only 1 of 2 workers can fetch at a time"):
+    with pytest.warns(RuntimeWarning, match="memory is low: only 1 of 2 workers can fetch at once"):
         received = list(DataLoader(large, 4, num_workers=2, in_order=False))
     assert sorted(int(batch[0, 0]) for batch in received) == list(range(0, 40, 4))
     del received

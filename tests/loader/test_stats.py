@@ -226,7 +226,7 @@ def test_printed_statistics_are_the_table_of_bench_and_openmetrics_hold_their_fi
     packed: Path, num_workers: int
 ) -> None:
     loader = DataLoader(ShardDataset(packed, transform=RandomResizedCrop(48)), batch_size=4, num_workers=num_workers)
-    assert str(loader.stats()) == "no batches were delivered yet"
+    assert str(loader.stats()) == "no batches have been delivered yet"
     list(loader)
     stats = loader.stats()
     families = text_string_to_metric_families(stats.format_openmetrics())  # type: ignore[no-untyped-call]
