@@ -123,7 +123,7 @@ class Continued(Sized):
 
 
 class Stateful(Sized):
-    """A user's sampler that, resumed from the state at the end of an epoch, yields nothing instead of a new epoch."""
+    """A user's sampler that, when resumed from the state at an epoch's end, yields nothing instead of a new epoch."""
 
     num_yielded = first = 0
 
@@ -234,9 +234,9 @@ def seed_all(seed: int) -> None:
 
 
 def run(loader: Any, num_taken: int | None = None) -> list[Any]:
-    """Return each of three epochs' batches, sorted if in any order, or its error, and random numbers drawn afterwards.
+    """Return the batches of three epochs or their errors, and random numbers drawn after each epoch.
 
-    The first epoch ends after ``num_taken`` batches, if given.
+    Batches that may arrive in any order are sorted. The first epoch ends after ``num_taken`` batches, if given.
     """
     seen = list[Any]()
     for epoch in range(3):

@@ -1,4 +1,4 @@
-"""A program that replaces torch's DataLoader with shardio's before it imports the libraries that use it."""
+"""A program that replaces torch's DataLoader with shardio's before importing the libraries that use DataLoader."""
 
 import sys
 import warnings

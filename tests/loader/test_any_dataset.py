@@ -46,7 +46,7 @@ from tests.loader.programs import (
 )
 from tests.processes import forkserver_context
 
-_MAX_EXAMPLES = settings().max_examples // 6  # Most start worker processes.
+_MAX_EXAMPLES = settings().max_examples // 6  # Most examples start worker processes.
 
 
 @given(programs(), st.integers(0, 6) | st.none())

@@ -50,7 +50,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 @given(programs(), st.integers(0, 8), st.booleans())
-@settings(max_examples=settings().max_examples // 7)  # Most start worker processes.
+@settings(max_examples=settings().max_examples // 7)  # Most examples start worker processes.
 def test_a_resumed_program_sees_the_rest(program: Program, num_before: int, forgets_seed: bool) -> None:
     if program.dataset.kind == "draws":
         return  # Without a state of the dataset, its generators start again.

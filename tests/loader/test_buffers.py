@@ -1,4 +1,4 @@
-"""The parts of a batch that the user keeps never change, also after forks; other memory is reused, and all is freed."""
+"""The parts of a batch that the user keeps never change, even after forks; other memory is reused, and all is freed."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ def test_all_fields_of_a_batch_are_those_of_torchs_loader_and_large_ones_are_in_
     loader, torchs = make_loaders(arrays, ("image", *map(npy_of, LARGE), "image", *map(npy_of, OTHER), *others))
     kept, expected = list(loader), list(torchs)
     loader.set_epoch(0)
-    values = [value for _, value, *_ in loader]  # Each of these fields alone keeps its memory.
+    values = [value for _, value, *_ in loader]  # Each of these values alone keeps its batch's memory.
     list(loader)
     assert_same([kept, values], [expected, [value for _, value, *_ in expected]])
     assert len({buffer_of(images) for images, *_ in kept}) == len(kept)
@@ -355,7 +355,7 @@ def test_buffers_of_kept_batches_and_abandoned_iterators_are_released(pictures: 
 def kept_batches_hold_no_descriptors(packed: Path) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
     dataset = ShardMapDataset(packed, fields=("image", "key"), transform=RandomResizedCrop(48))
-    order = [number % 100 for number in range(160)]  # More batches than this process and its worker may open files.
+    order = [number % 100 for number in range(160)]  # More batches than files that each process may open.
     loader = DataLoader(dataset, sampler=order, num_workers=1, persistent_workers=True)
     kept = list(loader)
     (process_id,) = find_worker_processes()
@@ -423,7 +423,7 @@ def a_thread_may_fork_while_another_one_iterates(packed: Path) -> None:
 
 def a_batch_that_another_thread_receives_during_a_fork_does_not_change(packed: Path) -> None:
     taken = list[Any]()
-    # The loader registers its callback later, so that runs first. Then this one receives a batch, as a thread might.
+    # The loader's callback is registered later, so it runs first. Then this one receives a batch, as a thread might.
     os.register_at_fork(before=lambda: taken.append(next(iterator)))
     loader = make_loader(packed, persistent_workers=True)
     next(iterator := iter(loader))

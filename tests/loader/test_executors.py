@@ -81,7 +81,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ordered shards": {**CALLING, "num_workers": 2},
     "ordered shards, threads": {**CALLING, **THREAD},  # Threads would share generators.
 }
-"""The options for which a loader of a ShardDataset chooses each executor."""
+"""The options with which a loader of a ShardDataset chooses each executor."""
 
 NOT_KNOWING = ("calling process", "fetching, caller", "ordered indices, caller")
 """The executors, other than torch's, that cannot tell whether a batch is ready."""
@@ -106,13 +106,13 @@ class TestExecutors(ExecutorTests):
     @pytest.fixture
     def loader(self, samples: Samples, numbers: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> DataLoader:
         if name.startswith("torch, ordered"):
-            monkeypatch.delattr(os, "memfd_create")  # As outside of Linux.
+            monkeypatch.delattr(os, "memfd_create")  # As on systems other than Linux.
         return EXECUTORS[name](numbers, samples)
 
     @pytest.fixture
     def options(self, name: str) -> dict[str, Any]:
         if name not in OPTIONS:
-            pytest.skip("its loaders are not over a ShardDataset, or another test covers its executor")
+            pytest.skip("its loaders do not read a ShardDataset, or another test covers its executor")
         return OPTIONS[name]
 
     @pytest.fixture

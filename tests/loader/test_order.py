@@ -274,13 +274,13 @@ def test_resumed_equals_uninterrupted(make: Any, packed: Path, num_batches: int,
     uninterrupted = keys_of(make(packed))
     loader = make(packed, num_workers=num_workers)
     before = keys_of(islice(loader, num_batches))
-    assert where(loader) == (0, min(4 * num_batches, 21)), "what was received counts, not what was prefetched"
+    assert where(loader) == (0, min(4 * num_batches, 21)), "what was received is counted, not what was prefetched"
     resumed = resume(make, packed, loader.state_dict(), num_workers=num_workers)
     resumed.set_epoch(0)
     assert resumed.state_dict() == loader.state_dict()
     assert len(resumed) == len(loader) == 6
     assert before + keys_of(resumed) == uninterrupted
-    if make is make_sampled:  # Frameworks that do not know the loader's epoch set epoch 0 in its sampler.
+    if make is make_sampled:  # Frameworks that do not know the loader's epoch set epoch 0 on its sampler.
         resumed.load_state_dict(loader.state_dict())
         resumed.sampler.set_epoch(0)
         assert before + keys_of(resumed) == uninterrupted

@@ -107,7 +107,7 @@ def test_ranks_that_all_get_all_samples_are_warned_of(packed: Path, monkeypatch:
 def test_a_loader_that_is_refused_leaves_its_sampler_as_it_was(packed: Path) -> None:
     dataset = ShardMapDataset(packed)
     for sampler, options in (
-        (EpochSampler(range(5)), {}),  # Over another dataset.
+        (EpochSampler(range(5)), {}),  # For a different dataset.
         (EpochSampler(dataset), {"batch_size": None, "on_error": "skip"}),
         (EpochSampler(dataset), {"on_error": "skip", "quarantine": packed}),
         (EpochSampler(dataset, remainder="keep"), {"drop_last": True}),
@@ -205,7 +205,7 @@ def arguments(draw: st.DrawFn) -> tuple[Callable[[Path, Path], Any], dict[str, A
 
 
 @given(arguments())
-@settings(max_examples=settings().max_examples // 5)  # Some start worker processes.
+@settings(max_examples=settings().max_examples // 5)  # Some examples start worker processes.
 def test_batches_are_those_of_torch(
     images: Path, packed: Path, drawn: tuple[Any, dict[str, Any], dict[str, Any]]
 ) -> None:
@@ -221,7 +221,7 @@ def test_batches_are_those_of_torch(
 
     own = {} if passed["batch_size"] is None or passed["collate_fn"] else {"collate_fn": collate_channels_last}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Of epochs without batches.
+        warnings.simplefilter("ignore")  # Some epochs have no batches.
         expected, got = run(torch.utils.data.DataLoader, **own), run(DataLoader, **workers)
     assert describe(got) == describe(expected)
 

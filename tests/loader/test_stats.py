@@ -163,7 +163,7 @@ def test_rotated_pillow_and_undecoded_images_and_those_without_a_kernel_count_to
         return decoder_names(loader)
 
     exif = Image.Exif()
-    exif[274] = 6  # The orientation tag says that the image is turned by 90°.
+    exif[274] = 6  # The orientation tag says that the image is rotated by 90°.
     (tmp_path / "class").mkdir()
     (tmp_path / "class" / "turned.jpg").write_bytes(encode(0, exif=exif))
     assert count(ImageFolder(tmp_path, transform=CROP, orientation="apply")) == (1, 0, 0)

@@ -1,6 +1,6 @@
 """A subclass can override every attribute that torch's DataLoader reads on itself, with the same effect as in torch.
 
-A test compares the lists of these attributes with the installed torch's source. Users may use every other name for
+A test compares the lists of these attributes with the source of the installed torch. Users may use any other name for
 their own attributes.
 """
 

@@ -68,7 +68,7 @@ def captioned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def assert_batches_are_the_oracles(make: Callable[[], ShardMapDataset], collate_fn: Any = None) -> Any:
-    """Compare two epochs with torch's collation of the dataset. Return the epochs that worker processes have made."""
+    """Compare two epochs with torch's collation of the dataset. Return the last epoch's batches from the workers."""
     epochs = list[list[Any]]()
     for epoch in range(2):
         dataset = make()
@@ -102,7 +102,7 @@ def draw_from_all() -> Callable[[Pixels], Any]:
 
 
 def import_torch_late() -> Callable[[Pixels], Any]:
-    """Return a function that imports torch in its first call, and changes its input."""
+    """Return a function that imports torch on its first call, and changes its input."""
 
     def transform(image: Pixels) -> Any:
         import torch
@@ -327,7 +327,7 @@ import sys
 import numpy as np
 from shardio import DataLoader, ShardMapDataset
 
-print("the script runs")  # And has no guard: a worker process that ran it would start others.
+print("the script runs")  # It has no guard: a worker process that ran it would start others.
 SCALE = 3
 
 class Half:

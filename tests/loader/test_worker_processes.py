@@ -227,7 +227,7 @@ def test_a_forked_child_does_not_keep_it_alive(pictures: Path) -> None:
 
 
 class Incomparable:
-    """An object that cannot be compared or printed, for indices and collate_fn."""
+    """An object that cannot be compared, for use as a dataset or as a collate_fn."""
 
     def __init__(self, value: float = 0) -> None:
         self.value = value
@@ -335,7 +335,7 @@ def test_pythons_shutdown_waits_for_batches_of_other_threads_and_not_for_its_own
     thread = threading.Thread(target=make)
     thread.start()
     is_inside.wait()
-    gate.__enter__()  # Ctrl-C came before leave().
+    gate.__enter__()  # As if Ctrl-C came before __exit__().
     gate.close()
     events.append("closed")
     thread.join()
@@ -345,14 +345,14 @@ def test_pythons_shutdown_waits_for_batches_of_other_threads_and_not_for_its_own
 
 
 def count_buffers(loader: DataLoader) -> int:
-    """Return the number of buffers of an epoch; the lower of two, as one is replaced if other code here forks."""
+    """Return the lower number of buffers of two epochs, because forks by other code in this process replace buffers."""
     return min(len(buffers_of(loader)) for _ in range(2))
 
 
 def test_batches_are_made_ahead_until_each_worker_has_two_chunks_or_as_many_as_the_user_says(
     pictures: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_module, "divide_threads", lambda num_threads, _: [num_threads])  # One starts faster.
+    monkeypatch.setattr(pool_module, "divide_threads", lambda num_threads, _: [num_threads])  # This is faster.
     for num_workers, batch_size, prefetch, expected in ((8, 2, None, 16), (8, 2, 5, 5), (1, 16, None, 2)):
         loader = make_loader(pictures, num_workers=num_workers, batch_size=batch_size, prefetch_factor=prefetch)
         assert loader.prefetch_factor == (prefetch or 2), "as in torch"
@@ -370,7 +370,7 @@ def test_batches_are_made_ahead_until_each_worker_has_two_chunks_or_as_many_as_t
 
 
 NUM_BATCHES = 400
-"""More than the number of packets that a socket's buffer holds, which is below 300."""
+"""More than the number of packets in a socket's buffer, which holds fewer than 300."""
 
 
 def make_long_loader(packed: Path, **options: Any) -> DataLoader:

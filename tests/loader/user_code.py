@@ -1,5 +1,5 @@
-"""Functions like those that users write. Worker processes import this module quickly, because it imports no large
-library."""
+"""Functions like those that users write. Worker processes import this module quickly, because it imports no other
+test module."""
 
 from __future__ import annotations
 
