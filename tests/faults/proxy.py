@@ -42,7 +42,7 @@ BEFORE_RESPONSE = ("reset_before", "stall_before")
 occurs, it has not."""
 
 OTHER_RANGES = ("too_long", "wrong_range")
-"""Faults for which the proxy requests another range, so the server must not check signatures."""
+"""Faults for which the proxy requests a different range, so the server must not check signatures."""
 
 IN_BODY = ("reset_in_body", "stall_in_body", "truncated", "wrong_length", "corrupt")
 """Faults in a response's body."""
@@ -52,15 +52,15 @@ KINDS = (*OWN_ANSWERS, *BEFORE_RESPONSE, *OTHER_RANGES, *IN_BODY)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """How a fault proxy behaves. The same seed and order of requests give the same faults."""
+    """The behavior of a fault proxy. The same seed and order of requests give the same faults."""
 
     seed: int = 0
     latency_s: float = 0.0  # Minimum time from the end of a request's head to the response.
     connection_bytes_per_s: float | None = None  # None means no limit.
-    # For each kind of fault, the probability that a request has it. Some responses cannot have a fault: a body of 1
-    # byte is never truncated.
+    # For each kind of fault, the probability that a request has it. Some responses cannot have certain faults: a 1-byte
+    # body is never truncated.
     faults: Mapping[str, float] = field(default_factory=dict)
-    methods: tuple[str, ...] = ("GET",)  # Only these have faults.
+    methods: tuple[str, ...] = ("GET",)  # Only requests with these methods have faults.
     max_faults: int | None = None  # None means no limit.
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Unreadable samples in any dataset and executor: an error at that batch, another sample, or a smaller batch."""
+"""Unreadable samples in any dataset and executor cause an error at their batch, a replacement, or a smaller batch."""
 
 from __future__ import annotations
 

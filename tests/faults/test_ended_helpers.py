@@ -58,7 +58,7 @@ def exit_well() -> None:
 
 @dataclass
 class Fragile:
-    """A picklable function for a dataset, which ends its process or thread at a certain sample."""
+    """A picklable function for a dataset. The function ends its process or thread at a certain sample."""
 
     end: Callable[[], object]
     number: int = NUM_SAMPLES
@@ -210,7 +210,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_processes_that_are_threads_deliver_all_batches(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.utils.data._utils.worker._worker_info", None)  # torch's threads leave theirs.
+    monkeypatch.setattr("torch.utils.data._utils.worker._worker_info", None)  # torch's threads leave their own value.
     options: dict[str, Any] = {"batch_size": BATCH_SIZE, "num_workers": 2, "multiprocessing_context": ThreadContext()}
     oracle = torch.utils.data.DataLoader(Called(abs, NUM_SAMPLES), **options)
     loader = DataLoader(range(NUM_SAMPLES), **options)

@@ -75,7 +75,7 @@ others = iter(DataLoader(range(1000), num_workers=2))  # They end within seconds
 next(others)
 child = 0
 if ending.startswith("fork"):
-    # Not Python's own fork, which tells those who want to know: the child keeps all that is open.
+    # Use C's fork, not Python's, which runs callbacks: the child keeps everything open.
     child = ctypes.PyDLL(None).fork()
     while child == 0:
         ctypes.PyDLL(None).pause()
@@ -83,7 +83,7 @@ Path(report + ".partial").write_text(" ".join(map(str, [os.getpid(), child, *(ea
 Path(report + ".partial").rename(report)
 while True:
     for batch in loader:
-        time.sleep(0.002)  # The training, so that Ctrl-C comes in it, too, and not always while it waits for a batch.
+        time.sleep(0.002)  # This is the training: Ctrl-C must not always arrive while the loop waits for a batch.
 """
 
 
@@ -134,7 +134,7 @@ def test_worker_processes_end_when_the_training_process_is_killed(data: Data, tm
 
 
 HOLDER = """
-import os, shardio, sys, torch  # Python takes apart what a variable holds, and only forgets other modules.
+import os, shardio, sys, torch  # At exit, Python clears modules that variables hold, and only drops others.
 from pathlib import Path
 from torch.utils.data import IterableDataset
 from shardio import DataLoader, DevicePrefetcher, EpochSampler
@@ -149,7 +149,7 @@ class Counting(IterableDataset):
             yield self.position
 
     def state_dict(self):
-        return {"position": os.path.basename(str(self.position))}  # A module's name, which is gone at some time.
+        return {"position": os.path.basename(str(self.position))}  # At some point of the exit, the name "os" is gone.
 
     def load_state_dict(self, state):
         self.position = int(state["position"])
@@ -190,7 +190,7 @@ for iterable in make_iterables():
     for begin in (iter, enumerate):
         held.append(begin(iterable))
         next(held[-1])
-# They stay variables: Python takes most other modules apart before this one.
+# The iterators stay in variables: Python clears most other modules before this one.
 if ending == "exit":
     sys.exit(3)
 raise ZeroDivisionError("mine")

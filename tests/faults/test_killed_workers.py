@@ -289,7 +289,7 @@ def test_a_sample_that_always_kills_its_worker_process_is_named_and_no_other_bat
     named = str(error_info.value).rpartition(": ")[2].split(", ")
     assert key in named
     assert set(named) <= set(others)
-    # The first death does not count if several samples may have caused it.
+    # The first death is not counted if several samples may have caused it.
     assert len(list(modules.glob("death-*"))) in ((3, 4) if others_s else (3,))
 
 
@@ -398,7 +398,7 @@ def test_a_warning_comes_once_for_each_doubling() -> None:
     assert watch.bytes_by_worker == {2: 3 * limit}
 
 
-MADE_BEFORE = 1  # One chunk, of one sample, is made before the first batch, to determine the layout.
+MADE_BEFORE = 1  # One 1-sample chunk is made before the first batch, to determine the layout.
 
 
 @pytest.fixture
@@ -441,7 +441,7 @@ def test_pending_chunks_of_an_abandoned_epoch_are_not_made(data: Data, modules: 
     wait_until(lambda: gate.count("begun") == held + 1, "the worker process is at work on the second batch")
     (process_id,) = find_worker_processes()
     del iterator
-    wait_until(lambda: len(find_buffers(process_id)) <= 2, "the worker process has dropped the buffers of the others")
+    wait_until(lambda: len(find_buffers(process_id)) <= 2, "the worker process has dropped the other batches' buffers")
     gate.open()
     assert len(batches_of(loader)) == 6
     assert gate.count("begun") == held + 1 + 6

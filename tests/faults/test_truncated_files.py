@@ -1,4 +1,4 @@
-"""Truncated files, and systems without a writable /dev/shm or without the working directory."""
+"""Truncated files, systems without a writable /dev/shm, and runs whose working directory is gone."""
 
 from __future__ import annotations
 

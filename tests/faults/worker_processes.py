@@ -22,7 +22,7 @@ from tests.buffers import list_processes, wait_until
 
 __all__ = ["wait_until"]
 
-CROP = Compose([RandomResizedCrop(48), RandomHorizontalFlip()])  # These images are large enough for buffers.
+CROP = Compose([RandomResizedCrop(48), RandomHorizontalFlip()])  # The crops are large enough for buffers.
 
 BATCH_SIZE = 16  # An epoch has six batches, each made by two or more workers.
 
@@ -45,7 +45,7 @@ class Data:
 def make_loader(
     data: Data, kind: Kind = "shards", num_workers: int = 0, *, transform: Any = CROP, **options: Any
 ) -> DataLoader:
-    """Return a shuffling loader over one kind of dataset, whose order does not depend on the number of workers."""
+    """Return a loader that shuffles one kind of dataset, in an order that does not depend on the number of workers."""
     timeout = DEADLINE_S if num_workers else 0
     options = {"batch_size": BATCH_SIZE, "num_workers": num_workers, "timeout": timeout, **options}
     fields = ("image", "label", "key")
@@ -62,7 +62,7 @@ def plain(batch: Any) -> list[list[Any]]:
 
 
 def batches_of(loader: Any) -> Batches:
-    """Return the batches as plain values, which are made after the last batch has arrived, to detect changes."""
+    """Return the batches as plain values, converted only after the last batch has arrived, to detect changes."""
     return [plain(batch) for batch in list(loader)]
 
 
@@ -112,7 +112,7 @@ def run_during(disturb: Callable[[], None]) -> Iterator[None]:
 def install_poison(modules: Path, key: str, max_deaths: int, others_s: float = 0.0) -> None:
     """Make up to ``max_deaths`` worker processes abort when they make a chunk that has the sample ``key``.
 
-    Each creates a file ``death-<n>``. All other chunks take ``others_s`` longer than usual.
+    Each process creates a file ``death-<n>``. All other chunks take ``others_s`` seconds longer than usual.
     """
     install(
         modules,
