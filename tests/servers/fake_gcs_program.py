@@ -14,7 +14,7 @@ AUTHORIZATION = "AWS4-HMAC-SHA256 Credential=any/20260101/us-east-1/s3/aws4_requ
 
 
 def translate(environ: dict[str, Any]) -> dict[str, Any]:
-    """Translate a request from Google's interface to S3's."""
+    """Translate a request from Google's interface to the S3 interface."""
     found: dict[str, Any] = {}
     for name, value in environ.items():
         if name == "HTTP_X_GOOG_IF_GENERATION_MATCH":

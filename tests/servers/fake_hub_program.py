@@ -85,7 +85,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class StorageHandler(Handler):
-    """The server of large files, which answers signed URLs, and whose ETags differ from the Hub's."""
+    """The server for large files. It answers signed URLs, and its ETags differ from those of the Hub."""
 
     secret = b"secret"
     paths: ClassVar[dict[str, Path]] = {}

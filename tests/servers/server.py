@@ -31,7 +31,7 @@ wait "$server"; status=$?
 kill "$reader" 2>/dev/null
 exit "$status"
 """
-"""A shell script that runs a server until the script's standard input has a line or ends, even if tests are killed."""
+"""A shell script that runs a server until its standard input delivers a line or ends, even if the tests are killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Server:
 
 
 def find_free_port() -> int:
-    """Return a port on which nothing listens, below the range of outgoing connections."""
+    """Return a port on which nothing listens, below the range of ports for outgoing connections."""
     for port in random.SystemRandom().sample(range(10_000, 32_000), k=1_000):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((HOST, port))
@@ -103,7 +103,7 @@ def answers(url: str) -> bool:
 
 
 def create(method: str, url: str, headers: Mapping[str, str] | None = None) -> None:
-    """Create a bucket with one request without a body."""
+    """Create a bucket with one request, which has no body."""
     status, body = request(method, url, headers)
     assert 200 <= status < 300, (method, url, status, body)
 

@@ -1,4 +1,4 @@
-"""Fixtures of object stores and web servers: real programs, or emulations of services that cannot be installed."""
+"""Fixtures for object stores and web servers: real programs, or emulations of services that cannot be installed."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ https://learn.microsoft.com/azure/storage/common/storage-use-azurite."""
 
 @contextlib.contextmanager
 def run_azurite(folder: Path) -> Iterator[Server]:
-    """Run Microsoft's emulator of Azure Blob Storage, which verifies signatures, with its data below a folder."""
+    """Run Microsoft's emulator of Azure Blob Storage, which verifies signatures. Its data is below a folder."""
     port = find_free_port()
     url = f"http://{HOST}:{port}/{ACCOUNT}"
     command: list[str | Path] = [AZURITE, "--blobHost", HOST, "--blobPort", str(port), "--location", "data"]
@@ -110,7 +110,7 @@ def sign_creation() -> dict[str, str]:
 
 @contextlib.contextmanager
 def run_fake_gcs(folder: Path) -> Iterator[Server]:
-    """Run Google Cloud Storage's XML interface, which obstore uses, with its data in memory.
+    """Run an emulation of Google Cloud Storage's XML interface, which obstore uses. Its data is in memory.
 
     The interface resembles that of S3, so moto serves it: :mod:`tests.servers.fake_gcs_program` translates headers.
     The existing emulators of Google Cloud Storage emulate its JSON interface. Through the XML interface,
@@ -201,7 +201,7 @@ class FakeHub:
         return commit
 
     def redirect_to(self, host: str, port: int) -> None:
-        """Make the Hub redirect requests for large files to another address, such as that of a proxy."""
+        """Make the Hub redirect requests for large files to a different address, such as that of a proxy."""
         (self.folder / "storage-address").write_text(f"http://{host}:{port}")
 
 
@@ -230,7 +230,7 @@ class WebServer:
 
 
 def _fixture_of(program: Path, run: Callable[[Path], AbstractContextManager[Server]]) -> Any:
-    """Return the fixture of a server with an empty bucket."""
+    """Return a fixture for a server with an empty bucket."""
 
     @pytest.fixture(scope="session")
     def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
