@@ -91,7 +91,7 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
     On Linux, shardio's worker processes decode shardio's datasets (and subclasses that override nothing), and torch's
     Subsets and ConcatDatasets of the map-style ones. The transform and ``collate_fn`` must be picklable, and
     ``batch_size=None``, ``worker_init_fn`` and ``multiprocessing_context`` must not be used. There are ``num_workers``
-    processes or, on few processors, fewer processes with the same total number of threads. Otherwise, as in torch,
+    processes or, on few processors, fewer processes with ``num_workers`` threads in total. Otherwise, as in torch,
     workers have a copy of the dataset and call its methods.
 
     All workers write to memory that is reused when a batch is freed, so its tensors cannot be enlarged in place. With
@@ -108,11 +108,11 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
         snapshot_every_n_steps: The number of batches after which workers report the state of an iterable dataset; with
             0, only at the beginning. A resumed run rereads the batches that followed the last report.
         on_error: The treatment of samples of a map-style dataset that cannot be read or decoded. ``raise`` raises an
-            error that names the sample. ``replace`` uses another sample of the same dataset or Subset. The choice
+            error that names the sample. ``replace`` uses another sample from the same dataset or Subset. The choice
             depends on the sample and, in shardio's datasets, on the seed and the epoch. ``skip`` leaves the sample out,
             so the batch is smaller; a batch that would be empty raises an error. At the end of an epoch, a
             RuntimeWarning reports how many samples were replaced or skipped.
-        on_error_in: The stages whose errors count as errors of a sample: ``read``, ``decode`` (including your own
+        on_error_in: The stages whose errors are treated as errors of a sample: ``read``, ``decode`` (including your own
             decoders), and ``transform`` (your own ``transform`` or ``transform_sample``). Any other error is raised. In
             datasets that are not shardio's, all errors of ``__getitem__`` belong to ``read``.
         quarantine: The file that logs replaced and skipped samples, one JSON object per line. The constructor checks

@@ -157,7 +157,7 @@ class Extension:
         """Begin the loader's next epoch and return a new iterator, regardless of the loader's overrides."""
         persists = self.order is None and loader.persistent_workers and loader.num_workers > 0
         if persists and self._persistent() is not None:
-            self._made = None  # As in torch, a further iterator has workers of its own.
+            self._made = None  # As in torch, an additional iterator has its own workers.
         iterator = make_epoch_iterator(self._begin, loader, owns_workers=persists)
         if persists:
             self._persistent = weakref.ref(iterator)

@@ -32,8 +32,8 @@ from shardio.loader.wire import Failure
 from shardio.process import let_through, no_end
 
 _WORKERS_ENDED = (
-    "this iterator's workers were ended before its last batch: iterate over the loader again. Workers end when another "
-    "iterator resumes from a loaded state, or a framework shuts them down"
+    "this iterator's workers were shut down before its last batch: iterate over the loader again. Workers end when "
+    "another iterator resumes from a loaded state, or a framework shuts them down"
 )
 
 
@@ -123,7 +123,7 @@ class WorkerBatches(BatchIterator):
 
         Raises:
             StopIteration: If the epoch has no further batch.
-            RuntimeError: If the workers have been ended, or belong to another process.
+            RuntimeError: If the workers have been shut down, or belong to another process.
             WorkerError: If a worker has ended, or a worker process has been stopped and does not continue.
         """
         if self._has_ended:

@@ -302,8 +302,8 @@ def _start(setup: WorkerSetup) -> RunningServer:
 
 
 def _start_process(descriptor: int, setup: WorkerSetup) -> subprocess.Popen[bytes]:
-    # Libraries would start a thread for each core. A fork server must have no other threads, and decode threads already
-    # keep all cores busy.
+    # Libraries would start a thread for each core. A fork server must have no other threads, and decoding threads
+    # already keep all cores busy.
     environment = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OPENCV_FOR_THREADS_NUM", "OMP_NUM_THREADS"), "1")
     if setup.runs_user_code:
         environment |= {name: value for name, value in REUSE_OF_MEMORY.items() if name not in os.environ}
@@ -312,7 +312,7 @@ def _start_process(descriptor: int, setup: WorkerSetup) -> subprocess.Popen[byte
         [descriptor, os.getpid()],
         environment=environment,
         descriptors=[descriptor],
-        # The working directory may be gone, and readers hold absolute paths. User code, however, may open
+        # The working directory may no longer exist, and readers hold absolute paths. User code, however, may open
         # relative paths.
         cwd=None if setup.runs_user_code else "/",
         stdout=None,  # Transforms may print.

@@ -223,8 +223,7 @@ class Pipeline(PlannedBatches):
 
         Raises:
             StopIteration: If the epoch has no further batch.
-            RuntimeError: If no batch arrives within the timeout, or the iterator has ended or belongs to another
-                process.
+            RuntimeError: If no batch arrives in time, or the iterator has ended or belongs to another process.
             WorkerError: If worker processes cannot start.
         """
         if not self.is_open:

@@ -150,7 +150,7 @@ class Epochs:
                 sampler.set_epoch(loaded.sampler_epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Drop the loaded position if it is known to be in another epoch, unless it is at that epoch's end."""
+        """Drop the loaded position if it is known to be in a different epoch, unless it is at that epoch's end."""
         loaded = self._loaded
         if loaded is not None and loaded.sampler_epoch not in (None, epoch) and not loaded.is_finished:
             self._loaded = None

@@ -48,7 +48,7 @@ class DatasetFormat:
     Attributes:
         in_shards: Whether the samples are in shards rather than in class folders.
         has_images: Whether images are loaded.
-        formats: The formats of the images, such as ``"PNG"``, sorted.
+        formats: The sorted formats of the images, such as ``"PNG"``.
         jpeg: How the pack stored JPEGs: ``copy``, ``tile`` or ``reencode``; None if unknown.
         decoded_bytes: The approximate size of all JPEGs when they are kept decoded; 0 if unknown.
         free_bytes: The free memory of this machine; 0 if unknown.

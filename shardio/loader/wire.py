@@ -413,7 +413,7 @@ class Failure:
 
     Attributes:
         error: The error.
-        traceback: The error's traceback in another process; empty if the error has its own.
+        traceback: The error's traceback in another process; empty if the error has its own traceback.
     """
 
     error: BaseException

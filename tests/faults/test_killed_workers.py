@@ -162,7 +162,7 @@ def test_a_killed_fork_server_takes_its_worker_processes_with_it(data: Data, exp
 
     def kill_server() -> None:
         before, (server,) = find_worker_processes(), find_fork_servers()
-        # A fork would copy locks of other threads, which would never be released in the child.
+        # A fork would copy locks that other threads hold, and these would never be released in the child.
         assert len(list(Path(f"/proc/{server}/task").iterdir())) == 1
         servers.append(server)
         send_signal(server, signal.SIGKILL)

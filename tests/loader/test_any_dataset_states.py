@@ -321,7 +321,7 @@ def test_states_of_torchdatas_loader_can_be_loaded(dataset: Any, num_workers: in
 
 
 class Asking:
-    """An object whose ``state_dict`` needs arguments, as in MosaicML's streaming."""
+    """An object whose ``state_dict`` needs arguments, as in MosaicML's Streaming library."""
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
         raise AssertionError("these arguments are unknown")

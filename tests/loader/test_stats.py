@@ -56,7 +56,7 @@ def test_times_and_counts_are_those_of_the_last_epoch(packed: Path, num_workers:
         assert (stats.idle_s > 0) == (num_workers > 0)
         assert stats.idle_s <= num_workers * stats.elapsed_s
         assert stats.samples_per_s == pytest.approx(21 / stats.elapsed_s)
-        time.sleep(0.3)  # This pause is longer than an epoch, and must not count.
+        time.sleep(0.3)  # This pause is longer than an epoch, and must not be counted.
     list(islice(loader, 2))
     assert loader.stats().num_samples == 8
 
@@ -91,7 +91,7 @@ def test_the_time_to_start_worker_processes_counts(packed: Path, monkeypatch: py
     start = fork_server._start_process
 
     def start_slowly(*arguments: Any) -> Any:
-        time.sleep(0.5)  # This delay must count.
+        time.sleep(0.5)  # This delay must be counted.
         return start(*arguments)
 
     monkeypatch.setattr(fork_server, "_start_process", start_slowly)
