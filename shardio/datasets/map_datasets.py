@@ -58,7 +58,7 @@ class MapDataset(Transformed, Dataset[Any]):
 
     Attributes:
         decoder: The decoder of the stored fields.
-        reader: The reader of samples, given the result of :meth:`locate`.
+        reader: The reader, which gets samples in the form that :meth:`locate` returns.
         map_epoch: The seed and epoch, if the user set them.
     """
 
@@ -74,7 +74,7 @@ class MapDataset(Transformed, Dataset[Any]):
 
         Args:
             epoch: The epoch's number.
-            seed: The seed of the transforms; by default, the previous one, which is initially 0.
+            seed: The seed of the transforms; by default, the previous seed, which is initially 0.
 
         Raises:
             TypeError: If an argument is not an integer.
@@ -321,7 +321,7 @@ def _no_class_folders(root: Location) -> FileNotFoundError:
 def _label_images(
     paths: Mapping[str, Iterable[str]], labels: Mapping[str, int], root: Location, listing: Path | None
 ) -> tuple[SharedList[tuple[str, int]], list[Path]]:
-    samples = list[SharedList[tuple[str, int]]]()  # One list for each class, because strings need much memory.
+    samples = list[SharedList[tuple[str, int]]]()  # One list for each class, because strings need a lot of memory.
     others = list[Path]()
     for name, files in paths.items():
         images, num_before = list[str](), len(others)

@@ -64,26 +64,26 @@ class MixedSettings(RankSettings):
     """The arguments of MixedDataset.
 
     Attributes:
-        sources: A dict of the sources by name. A source is a pair of a dataset and its weight, or with ``weights``, a
-            dataset. Datasets are ShardDatasets, map-style datasets, or EpochSamplers, which give a map-style dataset
+        sources: A dict of sources by name. A source is a pair of a dataset and its weight or, with ``weights``, only
+            a dataset. Datasets are ShardDatasets, map-style datasets, or EpochSamplers, which give a map-style dataset
             the settings of its order.
         weights: ``proportional`` derives the weights from the sources' sizes: size * repeat, to the power of
             ``temperature``.
         temperature: The exponent of proportional weights. With 1, sources are picked in proportion to their sizes; with
             0, equally often.
-        repeat: The number of times that a source is delivered until it counts as exhausted, by name; by default 1.
-        stop: The end of an epoch. ``first`` ends it when a source is exhausted, so epoch 0 repeats no sample.
-            ``longest`` ends it as soon as every sample was delivered, and repeats the other sources. With ``all-once``,
-            a source leaves the mixture when it is exhausted, and the epoch ends with the last one. An integer is the
-            number of samples.
+        repeat: The number of times that a source is delivered before it is exhausted, by name; 1 by default.
+        stop: The end of an epoch. ``first`` ends it when a source is exhausted, so epoch 0 delivers no sample more than
+            ``repeat`` times. ``longest`` ends it when every sample has been delivered, and repeats the other sources.
+            With ``all-once``, a source leaves the mixture when it is exhausted, and the epoch ends when the last source
+            leaves. An integer is the number of samples.
         batches: ``mixed`` mixes the sources in each batch. With ``pure``, all ranks' batches of a step come from one
             source, so sources may differ in the shapes of their samples.
         global_batch_size: The number of samples in the batches of all ranks. ``batches="pure"`` and :meth:`at` need it.
         source_field: Whether to add the source's number as the last value of a tuple, or as the key ``source`` of a
             dict.
         shuffle: Whether to vary the order of the sources at random, as far as their proportions allow. This does not
-            change the order of a ShardDataset or an EpochSampler; other datasets are shuffled or not accordingly.
-        seed: The seed of the schedule, of the transforms, and of the order of datasets that have none.
+            change the order of a ShardDataset or an EpochSampler; any other dataset is shuffled only if this is true.
+        seed: The seed of the schedule, of the transforms, and of the order of datasets that have no order of their own.
         remainder: The treatment of the last samples if they do not fill a batch on every rank: see
             :class:`shardio.ShardDataset`.
         batch_size: The batch size of torch's DataLoader; set it to get the same batches as from shardio.DataLoader,
@@ -115,8 +115,8 @@ class MixedDataset(Ordered, Iterated):
     >>> mix = MixedDataset({"web": (web, 0.7), "code": (code, 0.3)})  # doctest: +SKIP
     >>> loader = DataLoader(mix, batch_size=128, num_workers=2)  # doctest: +SKIP
 
-    ``mix[n]`` is the sample at position n of the schedule, on all ranks together. For a map-style dataset of an epoch,
-    use torch's ``Subset(mix, range(mix.num_all_samples))``.
+    ``mix[n]`` is the sample at position n of the schedule, counted over all ranks. To get an epoch as a map-style
+    dataset, use torch's ``Subset(mix, range(mix.num_all_samples))``.
 
     Attributes:
         names: The names of the sources, by number.
@@ -184,7 +184,7 @@ class MixedDataset(Ordered, Iterated):
 
     @property
     def joined(self) -> MixedSamples:
-        """The samples of all sources, which loaders read by the indices of :meth:`MixedOrder.samples_at`."""
+        """The samples of all sources, which loaders read by the indices that :meth:`MixedOrder.samples_at` returns."""
         for source in self._sources:
             if isinstance(source.given, ShardDataset):
                 source.part.dataset.follow(source.given)
@@ -197,7 +197,7 @@ class MixedDataset(Ordered, Iterated):
         return self._joined[1]
 
     def at(self, step: int, weights: Mapping[str, Any]) -> MixedDataset:
-        """Change the weights from a step on; return this dataset.
+        """Change the weights from a given step onward; return this dataset.
 
         Call this before iterating. A source that is not in ``weights`` is no longer picked. A pair of a dataset and a
         weight adds a source, which must have a new name.
@@ -277,7 +277,7 @@ class MixedDataset(Ordered, Iterated):
         return share.num_own_samples
 
     def __getitem__(self, position: int) -> Any:
-        """Return the sample at a position of the schedule, which continues after an epoch; at least 0."""
+        """Return the sample at a position of the schedule, at least 0; the schedule continues after an epoch."""
         return self.__getitems__([position])[0]
 
     def __getitems__(self, positions: Any) -> list[Any]:
@@ -410,11 +410,11 @@ def _join_tables(datasets: Sequence[ShardMapDataset]) -> ShardTable | None:
 
 
 class MixedSamples(JoinedDataset):
-    """The samples of the sources of a mixture, by the indices of :meth:`MixedOrder.samples_at`.
+    """The samples of a mixture's sources, at the indices that :meth:`MixedOrder.samples_at` returns.
 
     Attributes:
-        obstacle: The reason why shardio's own code cannot read the samples, and the sources' own methods do; None if it
-            can.
+        obstacle: The reason why the sources' own methods must read the samples; None if shardio's own code can read
+            them.
     """
 
     def __init__(self, mix: MixedDataset, order: MixedOrder, parts: Sequence[Unwrapped], *, has_source: bool) -> None:
@@ -454,7 +454,7 @@ class MixedSamples(JoinedDataset):
         return None if shards is None else RemoteParts([shards], lambda indices: iter([(0, indices % len(self))]))
 
     def rng_keys(self, seed: int, epoch: int, indices: NDArray[np.int64], repetitions: Words | None = None) -> Words:
-        # The keys do not depend on sources that may be added later.
+        # The rng keys do not depend on sources that may be added later.
         numbers, inner = self.divide(indices)
         words = [each.astype(np.uint64) for each in (numbers, indices // len(self), inner)]
         ids = derive_rng_key(derive_rng_key(*words[:2]), words[2])

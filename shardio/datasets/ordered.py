@@ -35,7 +35,7 @@ from shardio.values import count
 from shardio.world import World, find_worker
 
 SMALL_CHUNK, MAX_CHUNK = 2**19, 256
-"""The size in bytes, and the number of samples, up to which samples are read together if they are small."""
+"""The maximum size in bytes, and the maximum number, of small samples that are read together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +220,7 @@ def own_chunks(
     """Yield this worker's samples in a rank's share of an epoch, up to ``chunk_size`` at a time, and read them ahead.
 
     Yields:
-        The samples' indices, int64 [n], and their marks of the remainder policy, bool [n], or None.
+        The samples' indices, int64 [n], and their marks from the remainder policy, bool [n], or None.
     """
     worker = find_worker()
     num_steps, num_in_step = divmod(num_left_out, split.batch_size)  # Only the last step may have fewer samples.
@@ -246,7 +246,7 @@ def read_ahead(
     """Return a context in which a rank's samples are read ahead if they are remote.
 
     The context's value is a function to call with the number of samples that the rank is about to read. If the order's
-    indices are not those of samples in the dataset, ``inner_indices`` maps them.
+    indices are not indices of ``dataset``, ``inner_indices`` maps them to indices of ``dataset``.
     """
     if (samples := dataset.remote_samples()) is None:
         return read_nothing_ahead()
@@ -305,8 +305,8 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
         sizes = getattr(dataset, "shard_sizes", None)
         if sizes is not None and sizes.sum() != len(dataset):
             raise ValueError(
-                f"the length of {type(dataset).__name__} is {len(dataset)}, but its shards hold "
-                f"{count(int(sizes.sum()), 'sample')}, which determine the order: do not override __len__; use torch's "
+                f"the length of {type(dataset).__name__} is {len(dataset)}, but its shards, which determine the order, "
+                f"hold {count(int(sizes.sum()), 'sample')}: do not override __len__; use torch's "
                 "Subset(dataset, indices) for a part"
             )
         self.shard_sizes = np.array([len(dataset)]) if sizes is None else sizes
@@ -340,8 +340,8 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration.
 
-        If a state was loaded, setting the state's epoch resumes at the saved position; any other epoch starts from its
-        beginning.
+        If a state has been loaded, setting the state's epoch resumes at the saved position; any other epoch starts from
+        its beginning.
 
         Raises:
             TypeError: If ``epoch`` is not an integer.
@@ -403,7 +403,7 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
 
 
 def find_digest(dataset: Any) -> str:
-    """Return a dataset's identity: its ``digest``, or for torch's wrappers a hash over their parts.
+    """Return a dataset's identity: its ``digest`` or, for torch's wrappers, a hash over their parts.
 
     For a Subset, the hash covers the inner identity and the indices; for a ConcatDataset or a StackDataset, the parts'
     identities and lengths.

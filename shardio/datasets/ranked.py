@@ -333,7 +333,7 @@ class Ordered(Ranked):
         return iterate_steps(self.find_order(cursor.epoch), split, range(split.num_batches) if steps is None else steps)
 
     def find_windows(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the number of the window of each position, int64 [n]. Read-ahead plans a window together."""
+        """Return the number of the window of each position, int64 [n]. Read-ahead plans each window as a whole."""
         return positions // (self.window if self.shuffle else self.num_all_samples)
 
     def find_order(self, epoch: int) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:

@@ -96,8 +96,8 @@ class SampleSettings:
             can hold a huge image.
         classes: Class names, or another dataset that has them: labels follow this list instead of the dataset's own.
         seed_transforms: Whether a sample's rng key seeds the global generators of torch, numpy and Python, and those of
-            Albumentations, before your own transforms get its image. The transforms then draw the same random
-            numbers for the sample on any number of workers and in a resumed run.
+            Albumentations, before your own transforms get the sample's image. The transforms then draw the same
+            random numbers for the sample on any number of workers and in a resumed run.
         transform_sample: A callable applied to each whole sample. The callable gets a dict of the values by field, and
             returns the sample. Images are arrays, or Pillow images with ``decode="pil"`` and no ``transform``. In the
             callable's result, uint8 arrays [height, width, 3], including those within dicts, lists and tuples, become
@@ -131,8 +131,8 @@ class FieldedSettings(SampleSettings):
         fields: The fields of a sample, in the order of its tuple: ``image`` (uint8 tensor [3, height, width]),
             ``label`` (int), ``key`` (str), or a field by its extension. A single name instead of a tuple yields the
             bare value. ``json``, ``txt``, ``cls``, ``npy``, ``npz``, ``safetensors`` and ``msgpack`` are decoded,
-            even as the last of several extensions; ``npz`` and ``safetensors`` become dicts of arrays. Pickles are
-            decoded only with ``trusted=True``. ``jpg``, ``png``, ``webp``, ``bmp``, ``ppm``, ``pgm`` and ``tiff``
+            even if they are the last of several extensions; ``npz`` and ``safetensors`` become dicts of arrays. Pickles
+            are decoded only with ``trusted=True``. ``jpg``, ``png``, ``webp``, ``bmp``, ``ppm``, ``pgm`` and ``tiff``
             files are decoded to exactly what they store, or raise an error. Indices and gray values of any type, as in
             masks and depth maps, have the shape [height, width]. 8-bit colors become uint8 tensors [3, height, width],
             and other colors become arrays [height, width, 3] of their type. All other fields are bytes.
@@ -186,8 +186,8 @@ class KeepingSettings:
     """The settings of datasets that may keep decoded images.
 
     Attributes:
-        decoded_cache: The size of memory, such as ``64GB``, in which JPEGs are kept decoded: later epochs only crop and
-            resize them. All workers and ranks of a machine share the memory. The pixels are the same as without it.
+        decoded_cache: The amount of memory, such as ``64GB``, for decoded JPEGs, which later epochs only crop and
+            resize. All workers and ranks of a machine share the memory. The setting does not change the pixels.
     """
 
     decoded_cache: str | int | None = None
@@ -205,10 +205,10 @@ class KeepingSettings:
 
 
 def check_indices(indices: Any, num_samples: int) -> NDArray[np.int64]:
-    """Return indices as int64 [n]; negative ones count from the end.
+    """Return indices as int64 [n]; negative indices count from the end.
 
     Args:
-        indices: n integers of Python, numpy or torch, or one array or tensor of them.
+        indices: n Python, numpy or torch integers, or an array or tensor of integers.
         num_samples: The size of the dataset.
 
     Raises:
@@ -323,7 +323,7 @@ class MapEpoch:
         return (seed, epoch) if is_set else None
 
     def rng_keys(self, indices: NDArray[np.int64]) -> Words:
-        """Return one rng key per sample, uint64 [n]; they come from torch's generator if the epoch is not known."""
+        """Return an rng key for each sample, uint64 [n], from torch's generator if the epoch is not known."""
         known = _LOADERS_EPOCH.get() or self.known
         return rng_keys_from_torch(len(indices)) if known is None else augment_rng_keys(*known, indices)
 
@@ -432,7 +432,7 @@ class Transformed(Copied):
         return None
 
     def follow(self, other: Transformed) -> None:
-        """Take the transform of another dataset, which may be set again later."""
+        """Take over the transform of another dataset, so that ``check_transform`` detects a later change there."""
         self.decoder, self._num_sets, self._shared_num_sets = other.decoder, other._num_sets, other._shared_num_sets
 
     def check_transform(self) -> None:
@@ -455,8 +455,8 @@ def decode_samples(
 ) -> list[Any]:
     """Return the samples that a dataset yields, decoded from stored ones.
 
-    Each sample is a tuple of values, or a bare value. Images are uint8 tensors [3, height, width], or tuples of these
-    for a MultiCrop. Fields that follow the images in a Compose are also tensors: a mask [height, width], or a
+    Each sample is a tuple of values, or a bare value. Images are uint8 tensors [3, height, width], or tuples of such
+    tensors for a MultiCrop. Fields that follow the images in a Compose are also tensors: a mask [height, width], or a
     RaggedTensor of boxes, labels or points. ``transform_sample`` may return anything else.
 
     Args:
@@ -489,7 +489,7 @@ def mark_valid(sample: Any, is_valid: bool) -> Any:
 
 
 def add_value(sample: Any, name: str, value: Any) -> Any:
-    """Return a sample with another value: the last one of a tuple, or a key of a dict. A bare value becomes a pair."""
+    """Return a sample with a value added at the end of a tuple or as a key of a dict. A bare value becomes a pair."""
     if isinstance(sample, dict):
         return {**sample, name: value}
     return (*sample, value) if isinstance(sample, tuple) else (sample, value)
@@ -519,7 +519,7 @@ def _convert_images(value: Any) -> Any:
 
 
 def as_tensor(image: Any) -> Any:
-    """Return pixels as a tensor that shares the array's memory, also in tuples; return anything else unchanged.
+    """Return pixels, including those in a tuple, as tensors that share memory; return anything else unchanged.
 
     Pixels are uint8 arrays [height, width, channels]. timm's arrays, [1 to 4, height, width], stay arrays.
     """

@@ -54,9 +54,9 @@ class StreamSettings(RankSettings, FieldedSettings):
             many undecoded samples in memory.
         classes: Class names by label, or another dataset that has them, for the attribute ``classes``. Tars have no
             class names, so the labels stay as they are stored.
-        retries: The maximum number of consecutive attempts to reopen a failed stream that yield no further sample.
+        retries: The maximum number of consecutive attempts to reopen a failed stream without getting another sample.
             Waits between the attempts are random and grow exponentially, up to 20 s.
-        timeout_s: The longest wait for the next bytes of a command, in seconds, before it counts as failed.
+        timeout_s: The longest wait, in seconds, for the next bytes of a command. After this time, the command fails.
     """
 
     source: StreamNames = field(kw_only=False)
@@ -71,7 +71,7 @@ class StreamDataset(Iterated, Transformed):
     """An iterable-style dataset over tars that are read as streams: sequentially, without an index.
 
     Use it for the output of commands (``pipe:``), for servers that do not support range requests, and for tars that
-    you cannot index. Otherwise, prefer :class:`shardio.ShardDataset`: it shuffles single samples, all ranks get the
+    you cannot index. Otherwise, prefer :class:`shardio.ShardDataset`: it shuffles individual samples, all ranks get the
     same number of them, and a state fits any number of ranks and workers.
 
     In an epoch, exactly one worker of one rank reads each tar, from its beginning to its end. So use at least as many
@@ -85,8 +85,8 @@ class StreamDataset(Iterated, Transformed):
     In a tar made without ``--sort=name``, the members of a sample may not be adjacent. A stream cannot collect
     scattered members: members that follow other samples raise an error. ShardDataset reads such tars.
 
-    If a stream fails, it is opened again, and the samples that were already delivered are skipped. A command fails if
-    its exit status is not 0; a tar fails if its end is missing.
+    If a stream fails, it is opened again, and the samples that have already been delivered are skipped. A command fails
+    if its exit status is not 0; a tar fails if its end is missing.
 
     >>> dataset = StreamDataset("pipe:aws s3 cp s3://bucket/{000000..000099}.tar -", shuffle=True)  # doctest: +SKIP
     >>> loader = DataLoader(dataset, batch_size=128, num_workers=4)  # doctest: +SKIP
@@ -132,7 +132,7 @@ class StreamDataset(Iterated, Transformed):
         return StreamIterator(self, self._cell.start(self).epoch)
 
     def open_shard(self, shard: int, place: StreamPlace) -> ShardStream:
-        """Return the stream of a tar, which begins at ``place``."""
+        """Return the stream of a tar, beginning at ``place``."""
         return ShardStream(
             self.sources[shard], self.decoder.stored_fields, place, retries=self.retries, timeout_s=self.timeout_s
         )
@@ -169,7 +169,7 @@ class StreamDataset(Iterated, Transformed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamItem:
-    """A sample that was read and not yet decoded.
+    """A sample that has been read but not yet decoded.
 
     Attributes:
         turn: The number of its shard in the worker's order.
@@ -360,7 +360,7 @@ def _read_state(state: Any, identity: dict[str, dict[str, Any]]) -> StreamPositi
         )
     if differences := find_differences(state, identity):
         raise StateError(
-            f"this state belongs to other streams, another order or another share of them ({differences}): "
+            f"this state belongs to different streams, a different order or a different share ({differences}): "
             "use the dataset, the settings, and the numbers of ranks and workers that it was saved with"
         )
     try:

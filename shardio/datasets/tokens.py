@@ -32,7 +32,7 @@ LAYOUTS_KEPT = 64
 """The number of shards whose layouts are kept in memory, at 16 bytes a document."""
 
 LONG = 4
-"""The number of blocks before a block in its document from which on the document is not read whole."""
+"""If more than this number of blocks precede a block in its document, the document is not read whole."""
 
 NPY_HEAD = 128
 """The size of the header of an npy file with a one-dimensional array of integers."""
@@ -52,7 +52,7 @@ class TokenSettings(RemoteSettings):
         packing: ``cut`` puts documents one after another and cuts them where a block is full. ``best-fit`` keeps
             documents whole if they fit in a block, and pads the blocks.
         window: With ``best-fit``, the number of neighboring documents that are packed together.
-        pad: The token that fills a block; its document is -1.
+        pad: The token that fills the rest of a block, where ``documents`` is -1.
         fields: The values of a block, or a single name for the bare value.
         verify: ``first`` compares each document with the index when a process first reads it; ``off`` compares
             nothing.
@@ -123,9 +123,9 @@ class PackedTokens(MapDataset):
         found, places = np.unique(pieces.documents, return_inverse=True)
         is_alone = np.bincount(pieces.rows)[pieces.rows] == 1
         is_long = bool((is_alone & (pieces.starts > LONG * self.block)).any())
-        try:  # Blocks far into a long document read only their own part of it.
+        try:  # For a block far into a long document, read only its own part.
             contents = self._documents.read(found, (TOKENS,), (TOKENS,) if is_long else ()).columns[TOKENS]
-        except SampleError as error:  # The error counts documents: find the block.
+        except SampleError as error:  # The error's row is that of a document: find the block's.
             raise error.at_row(int(pieces.rows[places == error.row][0])) from error
         values = self._fill(pieces, [contents[place] for place in places.tolist()], len(indices))
         columns = [[torch.from_numpy(row.copy()) for row in array] for array in values]  # A view would keep all rows.
@@ -203,8 +203,8 @@ class PackedTokens(MapDataset):
         if (wrong := (sizes < 0) | (sizes % itemsize != 0)).any():
             key = columns.keys[int(np.argmax(wrong))].decode(errors="backslashreplace")
             raise FormatError(
-                f"the document {key} of {self.table.tars[shard]} is not an array of {self._format.dtype}, like the "
-                "first document: pack all documents with the same dtype"
+                f"the document {key} of {self.table.tars[shard]} is not an array of {self._format.dtype}, unlike "
+                "the first document: pack all documents with the same dtype"
             )
         lengths = sizes // itemsize + (self._eos is not None)
         if self._packing == "cut":
@@ -221,7 +221,7 @@ class PackedTokens(MapDataset):
 
 @dataclass(frozen=True, slots=True)
 class DocumentFormat:
-    """The format of documents, which have npy headers that differ only in the number of tokens.
+    """The format of documents whose npy headers differ only in the number of tokens.
 
     Attributes:
         dtype: The type of the tokens.
@@ -246,10 +246,10 @@ class DocumentFormat:
     def copy(
         self, content: bytes | FileRange, start: int, stop: int, eos: int | None, tokens: NDArray[np.int32]
     ) -> None:
-        """Copy a piece of a document, which ``eos`` follows, to ``tokens``.
+        """Copy a piece of a document to ``tokens``, adding ``eos`` if the piece extends past the document's end.
 
         Raises:
-            ValueError: If the document has another format, or a token does not fit in int32.
+            ValueError: If the document has a different format, or a token does not fit in int32.
         """
         num_bytes, head = (len(content), content) if isinstance(content, bytes) else (content.num_bytes, content.head)
         size = self.dtype.itemsize

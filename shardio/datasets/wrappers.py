@@ -128,7 +128,7 @@ def unwrap(dataset: Any) -> Unwrapped:
 
 
 def _mixes(dataset: Any) -> bool:
-    # A Subset of a mixture has positions of the mixture, which calls its sources itself.
+    # A Subset of a mixture holds positions in the mixture, and the mixture itself calls its sources.
     return isinstance(dataset, Iterated) and dataset.joined is not dataset
 
 
@@ -146,7 +146,7 @@ def _take(subset_indices: Any, indices: NDArray[Any]) -> NDArray[Any]:
 class JoinedDataset(MapDataset):
     """The base class of datasets that consist of several datasets.
 
-    The decoder and the reader of all samples are used only if shardio's own code can read them.
+    The decoder and the reader of all samples are used only if shardio's own code can read the samples.
     """
 
     def __init__(self, parts: Sequence[Unwrapped], decoder: FieldDecoder, reader: Reader) -> None:
@@ -155,7 +155,7 @@ class JoinedDataset(MapDataset):
 
     @property
     def datasets(self) -> tuple[Any, ...]:
-        """The user's datasets: the one that consists of several, and these."""
+        """The user's datasets: the dataset that consists of several datasets, and those datasets."""
         raise NotImplementedError  # Abstract: only the subclass knows the user's dataset.
 
     def divide(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -201,8 +201,8 @@ class JoinedDataset(MapDataset):
 class Concatenated(JoinedDataset):
     """A ConcatDataset whose parts are decoded in the same way.
 
-    Random transforms depend on a sample's index in the ConcatDataset, so a dataset that is concatenated with itself
-    looks different each time.
+    Random transforms depend on a sample's index in the ConcatDataset, so if a dataset is concatenated with
+    itself, its samples look different each time.
     """
 
     def __init__(self, concat: ConcatDataset[Any], parts: Sequence[Unwrapped]) -> None:
@@ -225,7 +225,7 @@ class Concatenated(JoinedDataset):
 
 
 def why_not_concatenated(parts: Sequence[Unwrapped], noun: str = "dataset") -> str | None:
-    """Return the reason why several datasets cannot be read as one; None if they can. ``noun`` is their name."""
+    """Return the reason why several datasets cannot be read as one; None if they can. ``noun`` names them."""
     first = parts[0].dataset
     for number, part in enumerate(parts):
         dataset = part.dataset

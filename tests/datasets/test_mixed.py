@@ -1,4 +1,4 @@
-"""MixedDataset delivers each source in its own order and share, on any ranks and workers, also in a resumed run."""
+"""MixedDataset delivers each source in its own order and share, on any ranks and workers, and in a resumed run."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def open_shards(folder: Path, fields: Any = "key", **options: Any) -> dict[str, 
 
 
 def open_any(folder: Path) -> dict[str, Any]:
-    """Return sources of which some are not shardio's, so their own methods are called."""
+    """Return sources, some of which are not shardio's, so their own methods are called."""
     code = Subset(ShardMapDataset(folder / "code", fields="key"), [12, 0, 5, 3, 7])
     books = EpochSampler(Own("books", SIZES["books"]), seed=5)
     return {**open_shards(folder), "code": code, "books": books}
@@ -105,14 +105,14 @@ def read_alone(source: Any, *, shuffle: bool = True) -> Iterator[Any]:
 
 
 def check_sources(keys: Sequence[str], sources: dict[str, Any]) -> None:
-    """Assert that each source's part of a run is what the source delivers alone."""
+    """Assert that each source's part of a run is what the source delivers on its own."""
     for name, source in sources.items():
         own = [key for key in keys if source_of(key) == name]
         assert own == list(islice(read_alone(source), len(own))), name
 
 
 def check_shares(names: Sequence[str], shares: dict[str, Fraction]) -> None:
-    """Assert that each source was drawn floor(n * w) or ceil(n * w) times in the first n draws, for each n."""
+    """Assert that each source was picked floor(n * w) or ceil(n * w) times in the first n picks, for each n."""
     counts = Counter[str]()
     for number, name in enumerate(names, 1):
         counts[name] += 1
@@ -176,7 +176,7 @@ def test_ranks_share_the_same_steps(folder: Path, kind: str, batches: Any) -> No
 
 
 def make_changing(folder: Path, *, until: int = 2, **options: Any) -> MixedDataset:
-    """Return a mixture of two sources whose weights change at two steps; a third source is added at the second one."""
+    """Return a mixture of two sources whose weights change at two steps; a third source is added at the second."""
     sources = open_shards(folder)
     books = sources.pop("books")
     mixed = mix(sources, global_batch_size=6, **options)
@@ -207,7 +207,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(folder: Path, stop: Any) -> 
 
     whole = [DataLoader(make(rank=0, world_size=1), 6)]
     expected = [run_steps(whole) for _ in range(2)]
-    # The change of weights that follows the interruption is not known before.
+    # The change of weights that follows the interruption is not known before it.
     ranks = [DataLoader(make(until=1, rank=rank, world_size=2), 3, num_workers=1 - rank) for rank in range(2)]
     found = run_steps([islice(rank, 4) for rank in ranks])
     state = json.loads(json.dumps(ranks[0].state_dict()))
@@ -296,7 +296,7 @@ def test_the_number_of_the_source_comes_last_but_for_the_mark(folder: Path, samp
 
 
 class Listed(Dataset[Any]):
-    """A user's dataset around another."""
+    """A user's dataset that wraps another dataset."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -334,7 +334,7 @@ def test_crops_depend_on_the_sample_and_its_repetition_alone(folder: Path, image
 
     loader = DataLoader(make(), 6)
     epochs = [pixels(unbatch(loader)) for _ in range(2)]
-    assert len({image for epoch in epochs for image, *_ in epoch}) == 120, "a repeated sample has another crop"
+    assert len({image for epoch in epochs for image, *_ in epoch}) == 120, "a repeated sample has a different crop"
     again = DataLoader(make(), 6, num_workers=2)
     assert not again.calls_dataset
     first = list(islice(again, 3))
@@ -353,7 +353,7 @@ def test_crops_depend_on_the_sample_and_its_repetition_alone(folder: Path, image
 
 
 def test_a_transform_that_is_set_afterwards_applies_to_its_source(folder: Path, images: Path) -> None:
-    """Without transforms, pixels are those that the sources give alone."""
+    """Without transforms, the pixels are those that each source delivers on its own."""
     sources = open_images(folder, images)
     mixed = mix(sources, batches="pure", global_batch_size=4, stop=40, source_field=True)
     loaders = [DataLoader(mixed, 4), DataLoader(mixed, 4, num_workers=1)]

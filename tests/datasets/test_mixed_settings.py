@@ -1,4 +1,4 @@
-"""MixedDataset refuses what it cannot do, and keeps what belongs to copies, sources and iterations apart."""
+"""MixedDataset refuses what it cannot do, and keeps apart what belongs to copies, sources and iterations."""
 
 from __future__ import annotations
 

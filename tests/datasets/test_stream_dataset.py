@@ -131,7 +131,7 @@ def test_the_order_is_a_function_of_seed_and_epoch_and_shuffles_windows(tars: li
         assert keys_of(dataset) == found, "without set_epoch, an epoch is repeated"
         return found
 
-    assert order(1, 4) == order(1, 4, transform=RandomResizedCrop(8))  # It decodes other chunks.
+    assert order(1, 4) == order(1, 4, transform=RandomResizedCrop(8))  # It decodes different chunks.
     different = [order(1, 4), order(1, 5), order(2, 4), order(1, 4, buffer=3), keys_of(streams(tars))]
     assert (len(set(map(tuple, different))), len({frozenset(each) for each in different})) == (5, 1)
     shards = order_of(len(tars), True, 0, 1, 0, 1).own_shards(0)
@@ -317,7 +317,7 @@ def test_a_resumed_worker_opens_no_tar_that_was_consumed(packed: Path, tmp_path:
     running = iter(make_dataset(packed, log, shuffle=False))
     assert (
         len(list(islice(running, 11))) == 11
-    )  # The first two tars have five samples each; the last is from the third.
+    )  # The first two tars have five samples each; the last sample is from the third tar.
     running.close()
     names = log.read_text().split()
     log.unlink()

@@ -54,7 +54,7 @@ def packed(documents: list[NDArray[Any]], tmp_path_factory: pytest.TempPathFacto
 
 
 def gather(blocks: Iterable[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> dict[tuple[int, int], int]:
-    """Return each token by its document and position. No token may come twice."""
+    """Return each token by its document and position. No token may occur twice."""
     found: dict[tuple[int, int], int] = {}
     for block in blocks:
         for token, document, position in zip(*(each.flatten().tolist() for each in block), strict=True):
