@@ -1,16 +1,16 @@
 """The orders of an epoch, which map positions to samples by arithmetic, and the random words that they use.
 
 The permuted shards, laid end to end, form the tape. The tape is cut into windows, and a window into strata of
-neighboring samples. Positions visit the strata of a window in turn, in bit-reversed order: so any run of positions is
+neighboring samples. Positions visit the strata of a window in turn, in bit-reversed order, so any run of positions is
 spread evenly over the window, and :class:`Split` can give each rank a part of the window. Each stratum is shuffled.
 Only the table of shard sizes is in memory. Each position is computed independently, so an epoch can begin anywhere at
 no cost. Streams have an order of their own: a worker shuffles its shards, and then windows of the samples that it
 reads.
 
 Both orders use random words, which are a pure function of their rng key. The generator is SplitMix64 (Steele, Lea and
-Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014). Word ``i`` of key ``k`` is ``mix64(k + (i + 1) *
-GAMMA)``. Words do not depend on each other, so whole vectors are computed at once. numpy's own generators are not used
-because their streams may change between releases, and an order must not change.
+Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014). Word ``i`` of rng key ``k`` is
+``mix64(k + (i + 1) * GAMMA)``. Words do not depend on each other, so whole vectors are computed at once. numpy's own
+generators are not used because their streams may change between releases, and an order must not change.
 
 An alternating Feistel network (Luby and Rackoff 1988; with halves of unequal width, Schneier and Kelsey 1996) permutes
 0 … 2**bits - 1, where 2**bits >= n. Cycle walking (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002)
@@ -38,13 +38,13 @@ GAMMA = np.uint64(0x9E3779B97F4A7C15)
 """The odd number nearest to 2**64 / golden ratio: the step between two counters."""
 
 _DERIVE = np.uint64(0xD1B54A32D192ED03)
-"""The constant that keeps the rng keys derived from a key apart from the words of the key's own stream."""
+"""The constant that keeps the rng keys derived from an rng key apart from the words of that rng key's stream."""
 
 NUM_ROUNDS = 12
 
 MIN_BITS = np.uint64(6)
 """The width of the smallest network, in bits. In narrower networks, twelve rounds over halves of one or two bits are
-visibly uneven (chi-square over keys at n = 5 and 6). A short window needs more steps of cycle walking instead."""
+visibly uneven (chi-square over rng keys at n = 5 and 6). A short window needs more steps of cycle walking instead."""
 
 
 def mix64(words: Words) -> Words:
@@ -105,7 +105,7 @@ def permute(index: NDArray[np.int64], size: NDArray[np.int64], rng_key: Words) -
     Args:
         index: int64 [n], 0 <= index < size.
         size: int64 [n] or [1].
-        rng_key: uint64 [n] or [1]. Elements with the same key and size share one permutation.
+        rng_key: uint64 [n] or [1]. Elements with the same rng key and size share one permutation.
 
     Returns:
         int64 [n], 0 <= result < size.
@@ -142,7 +142,7 @@ def _network(value: Words, bits: Words, rng_key: Words) -> Words:
 
 
 def _swap_first_two(value: Words, size: NDArray[np.int64], rng_key: Words) -> Words:
-    # Swap for half of the keys, because a Feistel network is always an even permutation.
+    # Swap for half of the rng keys, because a Feistel network is always an even permutation.
     coin: Words = mix64(~rng_key) & np.uint64(1)
     swapped = (value < np.uint64(2)) & (size > 1)
     swap: Words = swapped.astype(np.uint64) & coin
@@ -196,10 +196,10 @@ def choose_settings(
 ) -> OrderSettings:
     """Check the user's settings and fill in defaults, which depend only on the shards and on ``is_sorted``.
 
-    By default, the tape is cut into the fewest equal windows that hold at most 32 average shards, or 65,536 samples if
-    that is more. So a small dataset is shuffled as a whole. A stratum has at least 32 samples, and a window at most
-    4,096 strata. If the shards are sorted, windows hold at least 120 shards and have one stratum, so that the batches
-    of each rank come from many shards.
+    By default, the tape is cut into the fewest equal windows that hold at most 32 shards of average size, or 65,536
+    samples if that is more. So a small dataset is shuffled as a whole. A stratum has at least 32 samples, and a window
+    at most 4,096 strata. If the shards are sorted, windows hold at least 120 shards and have one stratum, so that the
+    batches of each rank come from many shards.
 
     Args:
         shard_sizes: int64 [shards], the number of samples in each shard.
@@ -355,7 +355,7 @@ class StreamOrder:
         return shards[self.rank :: self.world_size][self.worker_id :: self.num_workers]
 
     def order_window(self, epoch: int, window: int, num_samples: int) -> NDArray[np.int64]:
-        """Return the order of the samples of a window of the worker's epoch, which are shuffled together, int64 [n]."""
+        """Return the order of the samples in a window of the worker's epoch, int64 [n]. They are shuffled together."""
         rows = np.arange(num_samples, dtype=np.int64)
         if not self.shuffle:
             return rows
@@ -363,7 +363,7 @@ class StreamOrder:
         return permute(rows, np.array([num_samples]), rng_key)
 
     def rng_keys(self, epoch: int, shards: NDArray[np.int64], numbers: NDArray[np.int64]) -> Words:
-        """Return one rng key for each sample's transforms, uint64 [n]. The keys do not depend on ranks and workers.
+        """Return one rng key for each sample's transforms, uint64 [n], regardless of ranks and workers.
 
         Args:
             epoch: The epoch.

@@ -1,4 +1,4 @@
-"""The order of a mixture: positions to sources and their samples, the split over ranks, and the state.
+"""The order of a mixture: the source and the sample at each position, the split over ranks, and the state.
 
 The schedule of a mixture is endless, and an epoch is a part of it: the positions from e * N to (e + 1) * N. Each source
 has epochs of its own, which follow one another: pick number d of a source of n samples is position d mod n of its epoch
@@ -43,7 +43,7 @@ class SourceOrder:
         shard_sizes: int64 [shards], the number of samples of each shard.
         settings: The settings of the source's own order.
         digest: The identity of the source's dataset, or "" if it has none.
-        repeat: The number of times that the source is delivered until it counts as exhausted.
+        repeat: The number of times that the source is delivered before it is exhausted.
     """
 
     name: str
@@ -127,7 +127,7 @@ def make_mixed_order(
 
 
 def weigh_by_size(sources: Sequence[SourceOrder], temperature: float) -> Weights:
-    """Return weights that are proportional to the sources' sizes, times their repetitions, to a power."""
+    """Return each source's weight: its size times its repetitions, raised to the power ``temperature``."""
     sizes = {source.name: source.num_samples * source.repeat for source in sources}
     return sizes if temperature == 1 else {name: size**temperature for name, size in sizes.items()}
 
@@ -135,7 +135,7 @@ def weigh_by_size(sources: Sequence[SourceOrder], temperature: float) -> Weights
 class MixedOrder:
     """The order of a mixture.
 
-    A pick takes ``unit`` consecutive samples of one source: one, or a whole batch.
+    A pick takes ``unit`` consecutive samples from one source: one sample, or a whole batch.
 
     Args:
         sources: The sources.
@@ -202,7 +202,7 @@ class MixedOrder:
             item: The number of earlier picks from the source.
 
         Returns:
-            The position; None if the source is not picked so often.
+            The position; None if the source is not picked that often.
         """
         stops = [phase.before[source] for phase in self.phases[1:]]
         phase = self.phases[bisect_right(stops, item)]
@@ -234,9 +234,9 @@ class MixedOrder:
     def find_samples(self, sources: Ints, items: Ints) -> Ints:
         """Return the samples of some sources, given the number of each source's earlier samples, int64 [n].
 
-        The result counts the samples of all sources, one after another, and the epoch of the source: source epoch *
-        ``num_all_samples`` + the source's first index + the sample's index. So repetitions differ, and random
-        transforms differ with them.
+        The result numbers the samples of all sources, one source after another, and includes the source's epoch: source
+        epoch * ``num_all_samples`` + the source's first index + the sample's index. So repetitions have different
+        numbers, and therefore different random transforms.
         """
         epochs, own = np.divmod(items, self._sizes[sources])
         samples = np.empty_like(own)
@@ -255,11 +255,11 @@ class MixedOrder:
         return sources, samples - self.starts[sources]
 
     def select(self, epoch: int, start: int, stop: int, places: Ints) -> tuple[Ints, Ints]:
-        """Return one rank's samples of a step, as :meth:`pick` does.
+        """Return one rank's samples of a step, in the form that :meth:`pick` returns.
 
         The samples of each source are sorted by their strata. Then all sources are merged so that each run of samples
-        has the same mixture: sample number j of the n of a source has the key (j + 1/2) / n. A rank takes a run. So it
-        reads neighboring samples of each source. The time does not depend on the number of ranks.
+        has the same mixture: sample number j of a source's n samples has the sort key (j + 1/2) / n. A rank takes a
+        run, so it reads neighboring samples of each source. The time does not depend on the number of ranks.
 
         Args:
             epoch: The epoch of the mixture.
@@ -398,7 +398,7 @@ class MixedOrder:
         raise ValueError(f"stop={stop!r} is never reached, because a source has the weight 0: set stop to a number")
 
     def _picks_until(self, stop: Stop, phase: Phase, source: int) -> int | None:
-        # Picks of the phase: as many as repeat nothing of the source (first), or as deliver all of it (longest).
+        # The number of the phase's picks that repeat nothing of the source (first), or deliver all of it (longest).
         goal, weight = self._goals[source], phase.schedule.weights[source]
         left = (goal // self.unit if stop == "first" else -(-goal // self.unit)) - phase.before[source]
         if left <= 0 and stop == "longest":
@@ -417,11 +417,11 @@ def _count_merged(counts: Ints, place: int) -> Ints:
         place: The place, from 0 to the sum of ``counts``.
     """
     lows, highs = np.zeros_like(counts), counts.copy()
-    is_later = np.tri(len(counts), k=-1, dtype=np.int64)  # Of equal keys, that of the first source comes first.
+    is_later = np.tri(len(counts), k=-1, dtype=np.int64)  # Of equal sort keys, the first source's comes first.
     own = np.maximum(counts, 1)[:, None]
     while (lows < highs).any():
         middles = (lows + highs) // 2
-        # A sample (i, j) comes after those (m, l) with (2l + 1) * n_i < (2j + 1) * n_m, or equal and m < i.
+        # A sample (i, j) comes after those (m, l) with (2l + 1) * n_i < (2j + 1) * n_m, or with equality and m < i.
         scaled = (2 * middles + 1)[:, None] * counts
         before = np.clip((scaled - own - 1 + is_later) // (2 * own) + 1, 0, counts)
         is_before = (before.sum(axis=1) < place) & (lows < highs)

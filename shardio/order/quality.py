@@ -74,7 +74,7 @@ def measure_quality(
 
 
 def divide_among_ranks(order: EpochOrder, world_size: int, batch_size: int) -> list[NDArray[np.int64]]:
-    """Return the samples of an epoch that each rank reads, int64 [n] for each rank, each exactly once."""
+    """Return the samples of an epoch that each rank reads, int64 [n] for each rank. Each sample occurs exactly once."""
     ranks = []
     for rank in range(world_size):
         split = split_whole(order, rank=rank, world_size=world_size, batch_size=batch_size)
@@ -171,10 +171,10 @@ def count_open_shards(shards: NDArray[np.int64]) -> tuple[float, int]:
 def read_factor(
     shards_of_ranks: Sequence[NDArray[np.int64]], shard_sizes: NDArray[np.int64], shard_bytes: NDArray[np.int64]
 ) -> float:
-    """Return the number of bytes that a rank reads for each byte of its samples, if it can only fetch whole shards.
+    """Return the number of bytes that a rank reads for each byte of its samples, if it can fetch only whole shards.
 
     The result is the size of all shards from which a rank reads in the epoch, divided by the size of the rank's
-    samples. A sample counts with the average size of the samples in its shard. Both sizes are summed over all ranks.
+    samples. A sample's size is taken as the average size in its shard. Both sizes are summed over all ranks.
 
     Args:
         shards_of_ranks: For each rank, the shard of each sample that it reads, int64 [n].

@@ -2,18 +2,18 @@
 
 Each source has a weight, and the weights add up to 1. After any number n of positions, a source of weight w has been
 picked floor(n * w) or ceil(n * w) times. So item j of a source (j = 0, 1, …) has a window of positions, from
-floor(j / w) to ceil((j + 1) / w) - 1, which is the condition of P-fair schedules (Baruah, Cohen, Plaxton and Varvel,
+floor(j / w) to ceil((j + 1) / w) - 1. This is the condition of P-fair schedules (Baruah, Cohen, Plaxton and Varvel,
 "Proportionate progress", 1996). Such a schedule is usually computed from its beginning. Here, it is cut into blocks
-that are computed independently, so any position is reached at once:
+that are computed independently, so any position can be reached at once:
 
 - At the beginning of a block, :func:`_round_counts` decides which sources are rounded up. The decision is a function of
   the position alone.
-- In a block, the item with the earliest deadline comes first, out of those whose windows have begun.
+- In a block, among the items whose windows have begun, the one with the earliest deadline comes first.
 
 A block has a complete schedule because of Hall's theorem. Consider the positions from x to y in a block. The items
 whose windows lie between x and y fit if the block neither begins at x nor ends at y, because the number of these items
 is at most the sum of floor(y * w) - ceil(x * w). For intervals at the beginning or at the end of a block, the rounding
-ensures that they fit: see :func:`_round_counts`. And a block is so long that every source is picked in it.
+ensures that they fit: see :func:`_round_counts`. A block is long enough that every source is picked in it.
 
 With a seed, neighboring positions of a block are then swapped at random as far as the windows allow, so the
 sources do not alternate regularly.
@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from shardio.order.epoch_order import derive_rng_key, make_rng_key, random_words
 
 MAX_TOTAL = 2**31
-"""The maximum sum of the integers that stand for weights. Products of them and of positions in a block fit in int64."""
+"""The maximum sum of the integers that stand for weights. Its products with positions in a block fit in int64."""
 
 MIN_SHARE = 2**-20
 """The smallest weight, as a share of the sum. A block must be long enough to contain every source."""
@@ -80,14 +80,14 @@ def count_weights(weights: Sequence[float | Fraction]) -> tuple[int, ...]:
 
 
 def _round_counts(position: int, weights: Sequence[int], total: int) -> list[int]:
-    """Return the number of picks of each source before a position at which a block begins.
+    """Return the number of picks from each source before a position at which a block begins.
 
     Let f be the fraction by which a source's share exceeds an integer. The sum of all f is an integer h, so h sources
     are rounded up. Those that are not must still fit after the position, in the order of their deadlines: of any number
     of sources whose deadlines come first, at least floor(sum of f) are rounded up. Those that are rounded up must have
     fit before the position: of any number of sources whose windows began last, at most ceil(sum of f) are rounded up.
     Both conditions can be satisfied at once, because two nested families of sets form a totally unimodular matrix. The
-    greedy choice satisfies the first condition as late as possible with the sources whose windows began first.
+    greedy choice satisfies the first condition as late as possible, and takes the sources whose windows began first.
     """
     shares = [divmod(position * weight, total) for weight in weights]
     counts = [count for count, _ in shares]
@@ -193,7 +193,7 @@ def _make_block(schedule: Schedule, number: int) -> Block:
 
 
 def _schedule_earliest(begins: Ints, deadlines: Ints) -> Ints:
-    """Return the item at each position, int64: the one with the earliest deadline out of those that may be there.
+    """Return the item at each position, int64: the one with the earliest deadline among those that may be there.
 
     Args:
         begins: int64 [items], the first position of each item, in ascending order.

@@ -185,7 +185,7 @@ class Split:
 
 
 def select_by_strata(start: int, count: int, places: NDArray[np.int64], strata: int) -> NDArray[np.int64]:
-    """Sort consecutive positions by their strata, and return those at some places of the result, int64 [n].
+    """Sort consecutive positions by their strata, and return those at the given places in the result, int64 [n].
 
     Args:
         start: The first position.

@@ -87,8 +87,8 @@ class EpochCounter:
     def now(self) -> Cursor:
         """The current cursor, which a state saves.
 
-        ``set_epoch`` does not end an epoch in flight, so the cursor stays in this epoch until the epoch is over or the
-        next epoch begins.
+        ``set_epoch`` does not end an epoch in progress, so the cursor stays in that epoch until it is over or the next
+        epoch begins.
         """
         if self.progress is None or (self._is_set and self.progress.is_over):
             return self.next

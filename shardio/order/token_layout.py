@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 Packing = Literal["cut", "best-fit"]
-"""How documents are divided into blocks."""
+"""The way in which documents are divided into blocks."""
 
 
 class Pieces(NamedTuple):
@@ -47,7 +47,7 @@ class TokenLayout(ABC):
 
     @abstractmethod
     def find_pieces(self, blocks: Ints) -> Pieces:
-        """Return the pieces of blocks, int64 [n], at least one of each block."""
+        """Return the pieces of the given blocks, int64 [n]; each block has at least one piece."""
 
 
 class CutLayout(TokenLayout):
@@ -70,16 +70,16 @@ class CutLayout(TokenLayout):
         rows = np.repeat(np.arange(len(blocks)), counts)
         documents = np.arange(len(rows)) + np.repeat(firsts - np.cumsum(counts) + counts, counts)
         lengths = self._lengths[documents]
-        begins = starts[rows] - (self._stops[documents] - lengths)  # the block's, counted in the document
+        begins = starts[rows] - (self._stops[documents] - lengths)  # the block's start, counted in the document
         own_starts, own_stops = np.maximum(begins, 0), np.minimum(begins + self._block_size, lengths)
         is_needed = own_stops > own_starts  # Some documents may be empty.
         return Pieces(*(each[is_needed] for each in (rows, documents, own_starts, own_stops)))
 
 
 class BestFitLayout(TokenLayout):
-    """Documents whole, as far as they fit: in windows of neighboring documents, each goes where least room is left.
+    """Whole documents, if they fit: in a window of neighboring documents, each goes where the least room is left.
 
-    A document that is longer than a block is cut into full blocks and a rest. Long pieces come first (best-fit
+    A document that is longer than a block is cut into full blocks and a remainder. Long pieces come first (best-fit
     decreasing), as in Ding et al., "Fewer truncations improve language modeling", 2024.
 
     Args:

@@ -35,7 +35,7 @@ DIGEST = "a dataset's digest"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The ranks of one part of a training run, each with some workers, which stop after some batches or at the end."""
+    """The ranks of one part of a training run. Each has some workers, and stops after some batches or at the end."""
 
     world_size: int
     num_workers: int
@@ -233,7 +233,7 @@ def check_cursor(case: Case, splits: list[Split], batches: list[list[list[int]]]
 
 
 class _WrittenOrder(EpochOrder):
-    """An order that looks up values that were computed before."""
+    """An order that looks up previously computed values."""
 
     def __init__(self, order: EpochOrder, samples: list[int]) -> None:
         self.settings, self.epoch, self.num_samples = order.settings, order.epoch, order.num_samples
@@ -265,7 +265,7 @@ def _reverse_bits(number: int, below: int) -> int:
 
 
 def _in_turn(streams: list[list[list[int]]]) -> Iterator[list[int]]:
-    """Take one batch of each stream in turn, skipping exhausted streams."""
+    """Yield one batch from each stream in turn, skipping exhausted streams."""
     for turn in range(max(map(len, streams))):
         yield from (stream[turn] for stream in streams if turn < len(stream))
 

@@ -32,7 +32,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class MixtureCase:
-    """A mixture, the weights that change at some draws, and the ranks that read it."""
+    """A mixture, the weights that change at some picks, and the ranks that read the mixture."""
 
     sources: tuple[SourceOrder, ...]
     weights: tuple[int, ...]
@@ -47,7 +47,7 @@ class MixtureCase:
 
 
 def draw_mixture(seed: int) -> MixtureCase:
-    """Return the case of a seed."""
+    """Return the case for a seed."""
     rng = random.Random(seed)
     num_sources = rng.choice((1, 2, 2, 3, 5, 9))
     sources = tuple(_draw_source(rng, name) for name in range(num_sources))
@@ -147,7 +147,7 @@ def _check_proportions(case: MixtureCase, order: MixedOrder) -> None:
 
 
 def _check_sources(case: MixtureCase, order: MixedOrder) -> None:
-    """Each source is read in its own order, epoch after epoch, and a draw takes ``unit`` samples of one source."""
+    """Each source is read in its own order, epoch after epoch, and a pick takes ``unit`` samples from one source."""
     num_samples = min(order.num_samples, 120)
     positions = np.arange(num_samples)
     sources, items = order.pick(case.epoch, positions)
@@ -165,7 +165,7 @@ def _check_sources(case: MixtureCase, order: MixedOrder) -> None:
             alone = EpochOrder(source.shard_sizes, source.settings, epoch).samples_at(own[rows] % source.num_samples)
             assert inner[sources == number][rows].tolist() == alone.tolist()
     assert all(len(set(draw)) == 1 for draw in np.split(sources, range(case.unit, num_samples, case.unit)))
-    assert len(np.unique(indices)) == num_samples  # A repeated sample has another source epoch.
+    assert len(np.unique(indices)) == num_samples  # A repeated sample has a different source epoch.
     assert order.samples_at(case.epoch, positions[::7] + order.num_samples).tolist() == indices[::7].tolist()
 
 

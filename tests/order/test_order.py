@@ -353,7 +353,7 @@ def images_over_keys(size: int, num_keys: int) -> NDArray[np.int64]:
 
 
 def deviation(counts: NDArray[np.int64], freedom: int, scale: float = 1.0) -> float:
-    """Return by how many standard deviations the chi-square value of counts exceeds that of uniform counts."""
+    """Return the number of standard deviations by which the chi-square of counts exceeds that of uniform counts."""
     average = counts.mean()
     return float((scale * ((counts - average) ** 2 / average).sum() - freedom) / sqrt(2 * freedom))
 

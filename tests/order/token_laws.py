@@ -24,7 +24,7 @@ class TokenCase:
 
 
 def draw_tokens(seed: int) -> TokenCase:
-    """Return the case of a seed."""
+    """Return the case for a seed."""
     rng = random.Random(seed)
     longest = rng.choice((1, 5, 40, 300))
     lengths = tuple(rng.choice((0, rng.randint(0, longest))) for _ in range(rng.randint(1, rng.choice((4, 30, 90)))))
@@ -53,7 +53,7 @@ def check_tokens(case: TokenCase) -> None:
 
 
 def _list_blocks(layout: TokenLayout, case: TokenCase) -> list[Tokens]:
-    """Return the tokens of each block, which are found in random order, and in any number at a time."""
+    """Return the tokens of each block. Blocks are located in random order, in parts of random sizes."""
     random = np.random.default_rng(case.block_size)
     numbers = random.permutation(layout.num_blocks)
     blocks: list[Tokens] = [[] for _ in range(layout.num_blocks)]
