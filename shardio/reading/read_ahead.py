@@ -58,8 +58,8 @@ MAX_GAP = 4096
 """The largest gap between ranges, in bytes, that is always fetched along with the ranges."""
 
 PART_FOR_GAPS = 16
-"""The smallest larger gaps between the ranges of a tar are also fetched, up to the ranges' size divided by this number.
-At the ends of a rank's part of a window, samples of two ranks alternate: requests would cost more than the gaps."""
+"""Larger gaps between the ranges of a tar are also fetched, smallest first, up to the ranges' size divided by this
+number. At the ends of a rank's part of a window, two ranks' samples alternate: requests would cost more than gaps."""
 
 MAX_RANGE = REMOTE_PIECE
 """The approximate maximum size of a range in bytes."""
@@ -71,11 +71,11 @@ use at the same time."""
 FIRST = 128
 """The number of samples in the first stretch, if the order is shuffled. Few of these samples are neighbors, so their
 requests are small, and the first batches need not wait for most of the order's window. Meanwhile, large requests fetch
-the rest of the window, in which each piece has samples that are needed early. Smaller pieces would arrive later."""
+the rest of the window, each piece of which has samples that are needed early. Smaller pieces would arrive later."""
 
 SHUFFLED = 64 * 2**20
-"""The approximate minimum size of a stretch in bytes, if the order is shuffled. A rank of many reads little of each
-window, so it plans several windows at once."""
+"""The approximate minimum size of a stretch in bytes, if the order is shuffled. With many ranks, each reads little of
+each window, so it plans several windows at once."""
 
 UNSHUFFLED = 256 * 2**20
 """The size of a stretch in bytes if the order is not shuffled."""
@@ -190,7 +190,7 @@ class JoinedReader:
             rows = np.flatnonzero(parts == part).tolist()
             try:
                 inner: Any = [samples[row][1] for row in rows]
-                if isinstance(self._readers[part], SampleReader):  # It accepts an array, and any other reader a list.
+                if isinstance(self._readers[part], SampleReader):  # Any other reader accepts a list.
                     inner = np.array(inner, np.int64)
                 stored = self._readers[part].read(inner, fields, deferred)
             except SampleError as error:
@@ -270,7 +270,7 @@ class RemoteSamples(Protocol):
     """Samples in a remote store, which can be fetched into a cache."""
 
     def choose_lengths(self, window: int | None) -> Iterator[tuple[int, int]]:
-        """Yield the minimum and the maximum number of samples in each stretch, at least 1, endlessly.
+        """Endlessly yield the minimum and the maximum number of samples in each stretch, at least 1.
 
         A stretch ends where a window of the order ends, unless it would be too long.
 
@@ -304,7 +304,7 @@ def read_epoch_ahead(
 
 @contextmanager
 def read_batches_ahead(samples: RemoteSamples) -> Iterator[Callable[[Ints], object]]:
-    """Read the batches of a sampler ahead. The context's value is a function to call with each batch's indices."""
+    """Read ahead the batches of a sampler. The context's value is a function to call with each batch's indices."""
     batches = SimpleQueue[Ints | None]()
 
     def take() -> Iterator[Ints]:

@@ -34,8 +34,8 @@ NUM_THREADS = 16
 """The maximum number of threads that open shards or fetch samples at the same time."""
 
 Verify = Literal["first", "off"]
-"""When to compare samples with the index file: when they are first read, or never. With ``first``, samples of remote
-shards are compared at each read, because their bytes may be fetched again."""
+"""The time at which samples are compared with the index file: on their first read, or never. With ``first``, samples of
+remote shards are compared at each read, because their bytes may be fetched again."""
 
 MAX_FAILURES = 3
 """The number of times to fetch a damaged remote sample, or to open a damaged shard. If all attempts fail, the store's
@@ -137,7 +137,7 @@ class SampleReader:
             indices: int64 [n], the samples' indices in manifest order.
             fields: The names of the fields to read. The result omits fields that a sample lacks.
             deferred: The fields for which the result may have a FileRange instead of the content. Only local fields
-                that need not be compared with the index file have one.
+                that need not be compared with the index file have a FileRange.
 
         Returns:
             The n samples, in the order of ``indices``.
@@ -222,7 +222,7 @@ class SampleReader:
     def _read_together(
         self, parts: Sequence[tuple[int, Ints, Ints]], fields: Sequence[str], deferred: Container[str]
     ) -> Iterator[tuple[list[int], list[list[Any]]]]:
-        """Yield the rows and the fields of samples, which :meth:`by_shard` found."""
+        """Yield the rows and the fields of the samples that :meth:`by_shard` found."""
         if len(parts) > 1:
             with suppress(SampleError, FormatError):
                 found = self._read(
@@ -298,7 +298,7 @@ class SampleReader:
             opened = self._open.pop(shard, None)
             if not is_local:
                 if opened is not None:
-                    opened.index.discard()  # Parts of an index may be damaged, because no ETag shows this.
+                    opened.index.discard()  # Parts of an index may be damaged, and no ETag shows this.
                 map_locations(Location.exists, [self._table.tars[shard], self._table.indexes[shard]])
 
     def _open_remote(self, shards: Sequence[int]) -> None:
@@ -322,13 +322,13 @@ class SampleReader:
     def _close_oldest(self) -> None:
         """Close the shards that were used least recently if too many are open.
 
-        Another thread may be reading a shard: it is closed when the last reference is gone.
+        Another thread may be reading a shard, which is closed when its last reference is gone.
         """
         with suppress(KeyError):
             while len(self._open) > MAX_OPEN_SHARDS:
                 self._open.popitem(last=False)
             if self._num_index_bytes > MAX_INDEX_BYTES:
-                # The number includes closed shards. Make room for many shards, because counting all takes long.
+                # The number includes closed shards. Make room for many shards, because counting all takes a long time.
                 self._num_index_bytes = sum(opened.index.num_bytes for opened in list(self._open.values()))
                 while self._num_index_bytes > MAX_INDEX_BYTES * 3 // 4 and len(self._open) > 1:
                     _, oldest = self._open.popitem(last=False)
@@ -391,7 +391,7 @@ class KeyedShards(Mapping[str, dict[str, Any]]):
     Iteration yields the keys in manifest order.
 
     Opening reads only the manifest, or the headers of the indexes. The first lookup by key reads all keys once and
-    keeps a hash of 8 bytes and an index of 4 or 8 bytes for each sample. Each lookup takes logarithmic time, and reads
+    keeps an 8-byte hash and a 4-byte or 8-byte index for each sample. Each lookup takes logarithmic time, and reads
     some keys from an index file to compare the whole key. Threads can share the object.
 
     >>> with shardio.open("out") as samples:  # doctest: +SKIP
@@ -399,7 +399,7 @@ class KeyedShards(Mapping[str, dict[str, Any]]):
 
     Args:
         table: The dataset's shards.
-        verify: ``first`` compares each sample with its index when it is first read; ``off`` compares nothing.
+        verify: ``first`` compares each sample with its index when the sample is first read; ``off`` compares nothing.
     """
 
     def __init__(self, table: ShardTable, verify: Verify = "first") -> None:
@@ -535,7 +535,7 @@ def open(  # noqa: A001  # The name follows tarfile and PIL.Image.
     Args:
         source: A packed directory, a manifest, a tar, a pattern of tars, a directory of tars, or a list of tars. Tars
             without an index are indexed first.
-        verify: ``first`` compares each sample with its index when it is first read; ``off`` compares nothing.
+        verify: ``first`` compares each sample with its index when the sample is first read; ``off`` compares nothing.
         storage_options: Settings of the store of a remote source, as for :class:`shardio.ShardDataset`.
         cache: A local folder for the fetched parts of a remote source. Processes share this folder, which is never
             removed. By default, shardio uses a private folder and removes it at the end.

@@ -15,7 +15,7 @@ from shardio.shared import SharedNumbers
 
 
 class SeenSamples:
-    """A record of the samples of a shard that have been *seen*, which means compared with the index file.
+    """A record of the samples of a shard that have been *seen*, that is, compared with the index file.
 
     Threads and processes can share a record. If two of them add samples at the same moment, one addition may be lost.
     The lost samples are then compared again.
@@ -46,7 +46,7 @@ class SeenSamples:
         return not len(self._bits)
 
     def read(self, places: Ints) -> NDArray[np.uint8] | int:
-        """Return bytes of the bits, uint8 [n], or 255 if all samples have been seen."""
+        """Return the bytes of the bits at ``places``, uint8 [n], or 255 if all samples have been seen."""
         bits = self._bits  # Read the attribute once: another thread may drop the bits.
         return bits[places] if len(bits) else 255
 
@@ -103,7 +103,7 @@ class SeenShards:
     """The records of a dataset's shards.
 
     Processes forked from this one share the records, so each sample is compared in only one of them. A process that
-    reads other fields than the first one, or another version of the tar, has a record of its own.
+    reads different fields from the first process, or a different version of the tar, has a record of its own.
 
     Args:
         shard_sizes: The number of samples in each shard.
