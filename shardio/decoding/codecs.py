@@ -194,8 +194,8 @@ def call_decoder(
         samples: n samples.
         field: The stored field.
         missing: The effect of a missing field, as for :func:`decode_values`.
-        calls: Makes the calls.
-        rng_keys: uint64 [n], the keys that seed the decoder's random generators.
+        calls: The object that makes the calls.
+        rng_keys: uint64 [n], the rng keys that seed the decoder's random generators.
 
     Raises:
         SampleError: If the field is missing.
@@ -272,7 +272,7 @@ def decode_npy(content: bytes, *, trusted: bool = False) -> Any:
         ValueError: If the file is damaged, or holds objects and is not trusted.
     """
     start = 10 + int.from_bytes(content[8:10], "little")
-    if content[6:7] != b"\1":  # Versions 2 and 3 have a longer length.
+    if content[6:7] != b"\1":  # Versions 2 and 3 have a longer length field.
         start = 12 + int.from_bytes(content[8:12], "little")
     shape, is_fortran, dtype = _read_npy_header(content[:start])
     if dtype.hasobject:
@@ -287,7 +287,7 @@ def decode_npy(content: bytes, *, trusted: bool = False) -> Any:
         )
     num_values = math.prod(shape)
     is_plain = num_values * dtype.itemsize > 0 and not dtype.hasobject and dtype.subdtype is None
-    if not is_plain or content[6:8] not in (b"\1\0", b"\2\0"):  # Version 3 encodes field names in another way.
+    if not is_plain or content[6:8] not in (b"\1\0", b"\2\0"):  # Version 3 encodes field names differently.
         array = np.lib.format.read_array(io.BytesIO(content), allow_pickle=trusted)
         return array.astype(array.dtype.newbyteorder("="), copy=False)
     array = np.frombuffer(content, dtype, num_values, start).reshape(shape, order="F" if is_fortran else "C")
@@ -473,7 +473,7 @@ def verify(
 
 
 def check_image(field: str, content: bytes) -> str | None:
-    """Return the reason why an image cannot be decoded; None if it can, or if the field does not hold images."""
+    """Return the reason why an image cannot be decoded; None if it can be, or if the field does not hold images."""
     if not holds_images(field):
         return None
     # A mask is read with its stored values, because conversion to RGB may be impossible.

@@ -79,7 +79,7 @@ Fields = str | Sequence[str]
 """The names of the values in a sample's tuple, or a single name for bare values."""
 
 CHUNK, CHUNK_OF_WHOLE = 128, 16
-"""The number of samples to decode together, smaller if whole images are in memory before they are cropped."""
+"""The numbers of samples to decode together: in general, and if whole images are in memory before they are cropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,7 +290,7 @@ class FieldDecoder:
 
     Attributes:
         fields: The names of the values in a sample's tuple, or a single name for bare values. ``image`` is the
-            sample's image in any format, ``label`` its class, ``key`` its key.
+            sample's image in any format, ``label`` is its class, and ``key`` is its key.
         transform: The transform of the image, or None.
         decode: ``array`` passes uint8 [height, width, 3] arrays to the transform, unless it is made for Pillow images;
             ``pil`` passes Pillow images.
@@ -302,7 +302,7 @@ class FieldDecoder:
         transform_sample: The transform of the dict of a sample's values, or None.
         decoders: User decoders of fields, by name.
         missing: The effect of a missing field other than the image: an ``error``, or the value None.
-        decoded_cache: Where JPEGs are kept decoded, or None.
+        decoded_cache: The cache of decoded JPEGs, or None.
     """
 
     fields: Fields
@@ -405,7 +405,7 @@ class FieldDecoder:
 
     @property
     def deferred_fields(self) -> frozenset[str]:
-        """The stored fields that may be read after they are opened: pixels without compression, and kept JPEGs."""
+        """The stored fields that may be read after they are opened: uncompressed pixels, and JPEGs kept decoded."""
         kinds = PIXEL_FIELDS if self.decoded_cache is None else (*PIXEL_FIELDS, *JPEG_FIELDS)
         others = {field for name in self.names if name not in self.image_names for field in stored_fields_of(name)}
         images = {field for name in self.image_names for field in stored_fields_of(name)}
@@ -458,7 +458,7 @@ class FieldDecoder:
         Args:
             samples: At most :attr:`chunk_size` samples with the stored fields.
             rng_keys: uint64 [n], one rng key for each sample's random transforms.
-            calls: Calls user code.
+            calls: The object that calls user code.
 
         Returns:
             A column of n values for each of :attr:`names`. Images are uint8 [height, width, 3], or results of the
@@ -539,7 +539,7 @@ class FieldDecoder:
 
     @property
     def can_tile(self) -> bool:
-        """True if a device can decode the images instead of the workers."""
+        """Whether a device can decode the images in place of the workers."""
         transform, form = self.pipeline
         return bool(self.image_names) and form == "array" and is_planned(transform)
 
@@ -557,8 +557,8 @@ class FieldDecoder:
             planned: The images.
             samples: n samples.
             keys: uint64 [n], the rng keys that seed the random generators of user decoders.
-            calls: Calls user decoders.
-            without: Other fields that are not decoded.
+            calls: The object that calls user decoders.
+            without: The names of further fields not to decode.
 
         Returns:
             The n values of each field, by name.
@@ -583,7 +583,7 @@ class FieldDecoder:
         """Apply ``transform_sample`` to samples, given their columns."""
         assert self.transform_sample is not None, "the caller checks this"
         dicts = [dict(zip(self.names, values, strict=True)) for values in zip(*columns, strict=True)]
-        # transform_sample needs keys of its own, because the image's transform has already drawn from the given keys.
+        # transform_sample needs its own rng keys: the image's transform has already drawn from the given ones.
         own_keys = derive_rng_key(rng_keys, make_rng_key(0, "sample"))
         try:
             return calls.call([partial(call_with_sample, self.transform_sample)], dicts, own_keys)
