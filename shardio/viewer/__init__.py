@@ -3,7 +3,7 @@
 import lazy_loader
 
 DEFAULT_THRESHOLD = 4
-"""The default threshold of near duplicates, in bits. This threshold misses at most 2 % of 285 photographs after
+"""The default threshold for near duplicates, in bits. This threshold misses at most 2 % of 285 photographs after
 resizing or recompression, and 8 % after 1 % is cropped from each side. Different photographs differ in at least 14
 bits.
 """

@@ -275,7 +275,7 @@ class _Table:
     def number_contents(self) -> Indices:
         """Return a number for each distinct content, int64 [n]; -1 if the content is unknown.
 
-        Contents count as equal if their sizes and hashes are equal.
+        Contents are considered equal if their sizes and hashes are equal.
         """
         known = np.flatnonzero(self.has_content)
         pairs = np.zeros(len(known), [("size", np.int64), ("content", np.uint64)])
@@ -362,7 +362,7 @@ def _reduce_image(content: bytes) -> _Reduced:
 def reduce_picture(content: bytes) -> Floats:
     """Return the gray pixels that determine an image's hash, float32 [32, 32].
 
-    Each pixel is an average. Sides of more than 128 pixels shrink to 128 first, which hardly changes the averages.
+    Each pixel is an average. Sides of more than 128 pixels are first reduced to 128, which hardly changes the averages.
 
     Raises:
         ValueError: If the image cannot be decoded.

@@ -45,7 +45,7 @@ MAX_LABEL_LENGTH = 80
 """The maximum length of a label's name in characters. In other tools' tars, the field may hold anything."""
 
 OTHER_LABEL, UNREADABLE_LABEL = "other", "unreadable"
-"""The names of rare labels and of unreadable ones."""
+"""The names for rare labels and for unreadable labels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,7 +376,7 @@ class ShardImages(ImageSource):
     def _name_labels(
         self, labels: NDArray[np.uint64], has_label: NDArray[np.bool_]
     ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-        """Return a number for each label, -1 for none, with the most frequent label first; and the labels' names."""
+        """Return the number of each sample's label (0 for the most frequent, -1 for none), and the labels' names."""
         label_ids = np.full(len(labels), -1, np.int64)
         labeled = np.flatnonzero(has_label)
         _, firsts, ids, counts = np.unique(labels[labeled], return_index=True, return_inverse=True, return_counts=True)
