@@ -91,8 +91,8 @@ class BadSamples:
         quarantine: The file that logs replaced and skipped samples.
         num_samples: The number of samples in the dataset.
         stages: The stages whose errors the policy handles. Other errors are raised.
-        starts: int64 [parts], the index of the first sample of each part of the dataset. A sample is replaced by one of
-            the same part. By default, there is one part.
+        starts: int64 [parts], the index of the first sample of each part of the dataset. A sample is replaced by one
+            from the same part. By default, there is one part.
 
     Attributes:
         on_error: ``replace`` or ``skip``.
@@ -136,10 +136,10 @@ class BadSamples:
                 transforms, this key is the same for all samples that are tried for the row.
             num_tries: The number of replacements already tried for this row.
             epoch: The epoch, if known.
-            describe: Returns a sample's key and location; None if the dataset cannot describe samples.
+            describe: A function that returns a sample's key and location; None if the dataset cannot describe samples.
 
         Raises:
-            SampleError: If too many replacements were tried, or there is no other sample.
+            SampleError: If too many replacements have been tried, or there is no other sample.
             OSError: If the quarantine file cannot be written.
         """
         first, num_samples = self._find_part(index)
@@ -188,7 +188,7 @@ class BadSamples:
             warnings.warn(said, RuntimeWarning, stacklevel=3)
 
     def _find_part(self, index: int) -> tuple[int, int]:
-        # The first sample of the part, and the number of its samples. A mixture counts repetitions in its indices.
+        # The first sample of the part, and the number of its samples. A mixture's indices also number repetitions.
         part = bisect_right(self._bounds, index % self._num_samples)
         return self._bounds[part - 1], self._bounds[part] - self._bounds[part - 1]
 
@@ -237,19 +237,19 @@ def read_around(
 
     Args:
         bad_samples: The policy for unreadable samples; None raises their errors.
-        read: Reads n samples, given their indices and rng keys.
+        read: A function that reads n samples, given their indices and rng keys.
         indices: int64 [n].
         rng_keys: uint64 [n].
         replacement_rng_keys: uint64 [n], the rng keys with which replacements are drawn.
         epoch: The epoch, if known.
-        describe: Returns a sample's key and location; None if the dataset cannot describe samples.
+        describe: A function that returns a sample's key and location; None if the dataset cannot describe samples.
         keeps_broken: Whether to return errors as Broken in their samples' rows instead of raising them.
 
     Returns:
         n samples, with Skipped in the rows of samples that were left out.
 
     Raises:
-        Exception: If a sample cannot be read, and neither the policy nor ``keeps_broken`` covers it.
+        Exception: If a sample cannot be read, and neither the policy nor ``keeps_broken`` covers the error.
     """
     read = _guard(read, bad_samples, keeps_broken=keeps_broken)
     rows, indices, num_tries = np.arange(len(indices)), indices.copy(), Counter[int]()

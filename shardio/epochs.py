@@ -110,14 +110,14 @@ class RngKeys:
     """The rng keys of a loader's batches.
 
     Attributes:
-        make: Returns the rng key of the latest batch; None if the batch has no rng key.
+        make: A function that returns the rng key of the latest batch; None if the batch has no rng key.
     """
 
     def __init__(self) -> None:
         self.make: Callable[[], int] | None = None
 
     def take(self) -> int | None:
-        """Return the rng key of the latest batch, and forget the key; None if the batch has no rng key."""
+        """Return the rng key of the latest batch, and forget it; None if the batch has no rng key."""
         make, self.make = self.make, None
         return None if make is None else make()
 

@@ -124,7 +124,7 @@ def add_note(error: BaseException, note: str) -> None:
 def find_user_level() -> int:
     """Return the ``stacklevel`` with which a warning of the caller names the user's line, not a library's.
 
-    The command line counts as the user's program.
+    The command line is treated as the user's program.
     """
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and _is_of_library(frame.f_globals.get("__name__", "")):
@@ -164,7 +164,7 @@ def move_mark(error: Exception, first_row: int) -> None:
 
 
 def place_mark(error: Exception, rows: Sequence[int]) -> None:
-    """Replace the row of a marked error, which counts some of the requested samples, given the rows of these."""
+    """Map the row of a marked error from a part of the requested samples to all of them, given the part's rows."""
     if (mark := getattr(error, _MARK, None)) is not None:
         mark["row"] = int(rows[mark["row"]])
 

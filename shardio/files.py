@@ -38,7 +38,7 @@ _WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class Descriptor:
-    """An open file descriptor, which is closed when the last reference is gone. A running read holds a reference."""
+    """An open file descriptor, which is closed when the last reference is gone. Reads in progress hold references."""
 
     __slots__ = ("number",)
 
@@ -78,7 +78,7 @@ class FileRange(NamedTuple):
         return self.stop - self.start
 
     def read(self, num_bytes: int | None = None, offset: int = 0) -> bytes:
-        """Return bytes from an offset in the range on: ``num_bytes``, or up to the range's end if it is nearer or None.
+        """Return ``num_bytes`` bytes from an offset in the range; if fewer remain, or by default, all that remain.
 
         Raises:
             ValueError: If the file ends early, because it was truncated after it had been opened.

@@ -127,7 +127,7 @@ def hold_during_forks(lock: threading.RLock) -> None:
 
     Python calls the lock's own methods, which run no Python code, so Ctrl-C cannot skip the release. Ctrl-C can
     interrupt the wait for a lock that another thread holds. In this case, the process forks without the lock, and the
-    subsequent release fails, because only its owner can release an RLock.
+    subsequent release fails, because only the owner of an RLock can release it.
     """
     if hasattr(os, "register_at_fork"):  # Windows has no forks.
         # As concurrent.futures does. The child gets a released lock, even if another thread of the parent held it.
@@ -170,7 +170,7 @@ class Owned:
     """A group of workers that belongs to the process that created it, and ends when that process closes or frees it.
 
     Args:
-        end: Ends the workers and waits for them. This function must not refer to the Owned object.
+        end: A function that ends the workers and waits for them. It must not refer to the Owned object.
     """
 
     def __init__(self, end: Callable[[], object]) -> None:
@@ -313,7 +313,7 @@ def is_stopped(process_id: int) -> bool:
 
 
 def describe_exit(process: str, code: int) -> str:
-    """Describe the end of a process in the words of torch's DataLoader, which programs search for.
+    """Describe the end of a process in the words of torch's DataLoader, because programs search for these words.
 
     Args:
         process: The name of the process, such as ``DataLoader worker (pid 12)``.

@@ -91,7 +91,7 @@ def _refuse_twins(names: Sequence[str], where: str) -> None:
         if (other := seen.setdefault(unicodedata.normalize("NFC", name), name)) != name:
             raise ValueError(
                 f"{where} has two classes that look the same, {other!a} and {name!a}: they differ only in how "
-                "Unicode composes letters, as copies from macOS do. Give both the same name"
+                "Unicode composes letters, as in copies from macOS. Give both the same name"
             )
 
 

@@ -60,7 +60,7 @@ class SharedList(MutableSequence[T], Generic[T]):
         values: The values.
 
     Raises:
-        TypeError: If a value has an unsupported type, or a type different from the first value's. The message names the
+        TypeError: If a value has an unsupported type, or a different type from the first value. The message names the
             value.
         OverflowError: If an integer does not fit in 64 bits (signed).
     """
@@ -73,7 +73,7 @@ class SharedList(MutableSequence[T], Generic[T]):
 
     @classmethod
     def joined(cls, lists: Iterable[SharedList[T]]) -> SharedList[T]:
-        """Return the values of several lists that were not changed, one list after another.
+        """Return the values of several lists that have not been changed, one list after another.
 
         Each list must have values of the same types, or be empty.
         """

@@ -1,8 +1,8 @@
 """Read shards sequentially from streams, such as the output of commands.
 
 WebDataset's own reader ignores some exit statuses, and does not check the status of a command that has not yet ended
-when its output is read. The reader also waits up to two hours for a command that does not end. So this module starts
-commands as WebDataset does, but reads their output and exit status itself.
+when its output has been read. The reader also waits up to two hours for a command that does not end. So this module
+starts commands as WebDataset does, but reads their output and exit status itself.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def find_streams(source: StreamNames) -> tuple[StreamSource, ...]:
     Raises:
         FileNotFoundError: If a local tar does not exist.
         FormatError: If a stream is named twice.
-        ImportError: If a stream needs WebDataset, and it is not installed.
+        ImportError: If a stream needs WebDataset, which is not installed.
         LocationError: If a URL is not supported.
         ValueError: If nothing is named, or the braces of a pattern do not match.
     """
@@ -152,10 +152,10 @@ def _describe(name: str, index: int) -> str:
 
 
 def is_opened_by_webdataset(name: str) -> bool:
-    """Return whether WebDataset opens a stream, instead of one of shardio's stores.
+    """Return whether WebDataset, rather than one of shardio's stores, opens a stream.
 
     Raises:
-        ImportError: If the stream needs WebDataset, and it is not installed.
+        ImportError: If the stream needs WebDataset, which is not installed.
     """
     scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):", name)
     if scheme is None or scheme[1] == "file" or name.startswith("hf://datasets/"):
@@ -209,7 +209,7 @@ class ShardStream:
         source: The source of the stream.
         fields: The fields whose contents are needed.
         start: The place at which to begin.
-        retries: The number of consecutive times to open the stream again if it yields no further sample.
+        retries: The maximum number of consecutive attempts to reopen the stream without getting another sample.
         timeout_s: The longest wait for bytes of a command, in seconds.
 
     Attributes:
@@ -333,7 +333,7 @@ def open_stream(name: str, location: Location | None, timeout_s: float) -> ByteS
     if rewritten.startswith(COMMAND) and not getattr(getattr(gopen, "utils", None), "enforce_security", False):
         errors = tempfile.TemporaryFile()  # noqa: SIM115  # The stream closes it.
         try:
-            # gopen() passes no options to Popen. With a session of its own, the command's processes form one group,
+            # gopen() passes no options to Popen. In a session of their own, the command's processes form one group,
             # which can be ended as a whole.
             files: Any = {"stdin": subprocess.DEVNULL, "stderr": errors, "bufsize": 0}
             pipe = gopen.Pipe(rewritten[len(COMMAND) :], mode="rb", shell=True, start_new_session=True, **files)

@@ -17,7 +17,7 @@ from typing import Any, SupportsIndex, get_args
 
 
 def check_integer(name: str, value: SupportsIndex, *, at_least: int | None = None, below: int | None = None) -> int:
-    """Return an integer of any library as a Python int.
+    """Return an integer from any library as a Python int.
 
     Settings are saved in states and checkpoints. JSON and ``torch.load(weights_only=True)`` accept only Python's
     integers.
@@ -27,7 +27,7 @@ def check_integer(name: str, value: SupportsIndex, *, at_least: int | None = Non
 
     Args:
         name: The name of the setting, for messages.
-        value: An integer of Python, numpy or torch. Booleans and floats are not integers.
+        value: A Python, numpy or torch integer. Booleans and floats are not integers.
         at_least: The inclusive lower bound, if there is one.
         below: The exclusive upper bound, if there is one.
 
@@ -60,7 +60,7 @@ def check_flag(name: str, value: object) -> bool:
     """Return an on/off setting as a Python bool. The string "False" is not accepted.
 
     Raises:
-        TypeError: If the value is neither a boolean of Python, numpy or torch, nor 0 or 1.
+        TypeError: If the value is neither a Python, numpy or torch boolean nor 0 or 1.
     """
     kind = str(getattr(value, "dtype", type(value).__name__))
     if kind not in ("bool", "torch.bool", "int") or bool(getattr(value, "ndim", 0)) or value not in (0, 1):
@@ -80,7 +80,7 @@ def check_text(name: str, value: object) -> str:
 
 
 def check_plain(name: str, value: object) -> float | str:
-    """Return a number or a string of any library as a Python int, float, bool or str.
+    """Return a number or a string from any library as a Python int, float, bool or str.
 
     >>> from fractions import Fraction
     >>> check_plain("ratio", Fraction(3, 4))
@@ -88,7 +88,7 @@ def check_plain(name: str, value: object) -> float | str:
 
     Args:
         name: The name of the setting, for messages.
-        value: A number or a string of Python or numpy, or a 0-dimensional tensor.
+        value: A Python or numpy number or string, or a 0-dimensional tensor.
 
     Raises:
         TypeError: If the value is anything else.

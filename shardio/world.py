@@ -55,7 +55,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRng:
-    """The random number generators of a worker that is a thread, seeded as torch seeds a worker process.
+    """The random number generators of a worker thread, seeded as torch seeds those of a worker process.
 
     Threads share the global generators, so code that draws from them is not reproducible in worker threads.
 
@@ -198,8 +198,8 @@ def choose_world(
         group: A process group whose ranks read different samples.
 
     Raises:
-        ValueError: If the arguments contradict each other, the mesh has several dimensions, or this process is not one
-            of its ranks.
+        ValueError: If the arguments contradict each other, the mesh has several dimensions, or this process is not in
+            the mesh or group.
     """
     chosen = {"rank": rank if rank is not None else world_size, "mesh": mesh, "group": group}
     names = [name for name, value in chosen.items() if value is not None]
