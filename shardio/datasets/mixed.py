@@ -53,7 +53,7 @@ from shardio.shards import ShardTable, join_tables
 from shardio.values import check_choice, check_flag, check_integer, check_optional_integer, count
 
 Batches = Literal["mixed", "pure"]
-"""The composition of a batch: samples of all sources, or of a single one."""
+"""The composition of a batch: samples from all sources, or from a single source."""
 
 SAMPLES_AT_ONCE = 64
 """The number of samples that an iteration reads together."""
@@ -403,7 +403,7 @@ def _check_number(name: str, value: Any) -> float:
 
 
 def _join_tables(datasets: Sequence[ShardMapDataset]) -> ShardTable | None:
-    # One reader of all shards is quicker than a reader for each dataset, but has one setting and one kind of store.
+    # One reader of all shards is faster than a reader for each dataset, but has one setting and one kind of store.
     if len({(dataset.table.is_local, dataset.verify) for dataset in datasets}) > 1:
         return None
     return join_tables([dataset.table for dataset in datasets])

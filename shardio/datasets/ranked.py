@@ -212,7 +212,7 @@ class Iterated(Ranked, Copied, IterableDataset[Any]):
 
     @property
     def joined(self) -> Any:
-        """The dataset that loaders read in the order of this one: this dataset, unless it mixes others."""
+        """The dataset that loaders read in this dataset's order: this dataset, unless it mixes others."""
         return self
 
     @property

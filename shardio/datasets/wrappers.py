@@ -243,8 +243,8 @@ def why_not_concatenated(parts: Sequence[Unwrapped], noun: str = "dataset") -> s
 def find_overridden(kind: type) -> str:
     """Return the name of a member of shardio's dataset that a subclass overrides; "" if there is none.
 
-    A subclass may choose its samples in its constructor, and add members. A subclass with any other change counts as
-    the user's own dataset.
+    A subclass may choose its samples in its constructor, and add members. A subclass with any other change is
+    treated as the user's own dataset.
     """
     ours = next(each for each in kind.__mro__ if each in (ShardDataset, ShardMapDataset, ImageFolder))
     added = {name: None for each in kind.__mro__[: kind.__mro__.index(ours)] for name in vars(each)}

@@ -1,4 +1,4 @@
-"""StreamDataset reads each tar once per epoch, as ShardDataset and webdataset do, in arithmetic order, and resumes."""
+"""StreamDataset reads each tar once per epoch, as ShardDataset and webdataset do, in a computed order, and resumes."""
 
 from __future__ import annotations
 
