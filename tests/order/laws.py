@@ -50,7 +50,7 @@ class Case:
 
     Some shards may be empty, but not all. The last group trains to the end. The greatest common divisor of
     ``other_world_size`` and the number of samples in a step is another world size with the same steps. ``probe``
-    selects single positions at which the order is evaluated.
+    selects individual positions at which the order is evaluated.
     """
 
     shard_sizes: tuple[int, ...]

@@ -74,7 +74,7 @@ def draw_mixture(seed: int) -> MixtureCase:
 
 
 def _draw_source(rng: random.Random, name: int) -> SourceOrder:
-    # Tiny strata are slow to shuffle, so most sources have some hundred samples.
+    # Tiny strata are slow to shuffle, so most sources have a few hundred samples.
     sizes = np.array([rng.randint(1, rng.choice((9, 150, 150))) for _ in range(rng.randint(1, 5))])
     shuffle, strata = rng.random() < 0.7, rng.choice((1, 1, 2, 8) if sizes.sum() > 150 else (1,))
     window = -(-rng.randint(int(sizes.sum()) // 2 + 1, int(sizes.sum())) // strata) * strata
@@ -127,7 +127,7 @@ def _make_order(case: MixtureCase, changes: tuple[tuple[int, tuple[int, ...]], .
 
 
 def _check_proportions(case: MixtureCase, order: MixedOrder) -> None:
-    """Every prefix of a phase has each source floor(n * w) or ceil(n * w) times, anywhere in the endless schedule."""
+    """Check that a prefix of a phase picks a source floor(n * w) or ceil(n * w) times, even far into the schedule."""
     for phase in (*order.phases[:2], *order.phases[-1:]):
         weights, total = phase.schedule.weights, sum(phase.schedule.weights)
         start = case.probe % 10**9 if phase is order.phases[-1] else 0
@@ -147,7 +147,7 @@ def _check_proportions(case: MixtureCase, order: MixedOrder) -> None:
 
 
 def _check_sources(case: MixtureCase, order: MixedOrder) -> None:
-    """Each source is read in its own order, epoch after epoch, and a pick takes ``unit`` samples from one source."""
+    """Check that each source is read in its own order, and that a pick takes ``unit`` samples from one source."""
     num_samples = min(order.num_samples, 120)
     positions = np.arange(num_samples)
     sources, items = order.pick(case.epoch, positions)
@@ -170,7 +170,7 @@ def _check_sources(case: MixtureCase, order: MixedOrder) -> None:
 
 
 def _check_stop(case: MixtureCase, order: MixedOrder) -> None:
-    """An epoch ends where ``stop`` says."""
+    """Check that an epoch ends where ``stop`` says."""
     goals = np.array([source.num_samples * source.repeat for source in case.sources])
     counts = np.array(order.count(order.num_samples))
     if case.stop == "first":
@@ -186,7 +186,7 @@ def _check_stop(case: MixtureCase, order: MixedOrder) -> None:
 
 
 def _check_split(case: MixtureCase, order: MixedOrder) -> None:
-    """Ranks divide a step's samples: each has its share of each source, in neighboring strata."""
+    """Check that ranks divide a step's samples: each has its share of each source, in neighboring strata."""
     num_ranks, size = case.world_size, case.batch_size
     for start in {0, case.probe % order.num_samples}:
         shares = [
@@ -234,7 +234,7 @@ def _merge(case: MixtureCase, picks: Iterable[tuple[int, int]]) -> list[tuple[in
 
 
 def _check_state(case: MixtureCase, order: MixedOrder) -> None:
-    """A state is small, survives JSON, and resumes only in the schedule that led to it."""
+    """Check that a state is small, survives JSON, and resumes only in the schedule that led to it."""
     cursor = Cursor(epoch=case.epoch, position=case.probe % (order.num_samples + 1))
     state = json.loads(json.dumps(order.dump(cursor)))
     assert len(json.dumps(state)) < 2000

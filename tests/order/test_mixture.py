@@ -1,4 +1,4 @@
-"""The order of mixtures: its laws on random cases, its reach, and what it refuses."""
+"""The order of mixtures: its laws on random cases, access to any position, and what it refuses."""
 
 from __future__ import annotations
 
