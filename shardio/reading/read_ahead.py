@@ -1,8 +1,8 @@
 """Read image files and joined datasets, and fetch remote samples that will be read soon.
 
 The order is known, so a thread plans the requests for a whole *stretch* of the epoch at once. With shuffling, a stretch
-consists of one or more windows of the order. In each window, a rank's samples are adjacent in few shards, so few large
-requests fetch these samples.
+consists of one or more windows of the order. In each window, a rank's samples are adjacent in a few shards, so a few
+large requests fetch these samples.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ use at the same time."""
 FIRST = 128
 """The number of samples in the first stretch, if the order is shuffled. Few of these samples are neighbors, so their
 requests are small, and the first batches need not wait for most of the order's window. Meanwhile, large requests fetch
-the rest of the window, each piece of which has samples that are needed early. Smaller pieces would arrive later."""
+the rest of the window: each of its pieces has samples that are needed early. Smaller pieces would arrive later."""
 
 SHUFFLED = 64 * 2**20
 """The approximate minimum size of a stretch in bytes, if the order is shuffled. With many ranks, each reads little of
@@ -96,7 +96,7 @@ class FileReader:
     def read(
         self, samples: Sequence[LabeledFile], fields: Sequence[str], deferred: Container[str] = ()
     ) -> StoredSamples:
-        """Read some files. Each sample has an image and a label, and is read whole, whatever the other arguments are.
+        """Read some files. Each sample has an image and a label, and is read whole, regardless of the other arguments.
 
         Raises:
             SampleError: If a file cannot be read.

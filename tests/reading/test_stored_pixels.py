@@ -1,4 +1,4 @@
-"""Datasets of PPM files: loaders read only the rows that crops need, and deliver what any lossless format gives."""
+"""Datasets of PPM files: loaders read only the rows that crops need, and deliver the pixels of any lossless format."""
 
 from __future__ import annotations
 
