@@ -295,7 +295,7 @@ class FieldDecoder:
         decode: ``array`` passes uint8 [height, width, 3] arrays to the transform, unless it is made for Pillow images;
             ``pil`` passes Pillow images.
         orientation: ``apply`` honors the EXIF orientation; ``ignore`` does not.
-        max_pixels: The maximum number of pixels in an image; a larger image is an error.
+        max_pixels: The maximum number of pixels in an image; a larger image raises an error.
         trusted: Whether fields may be unpickled, which can run code.
         labels: The label to return for each stored label, or None to return the stored labels.
         seed_transforms: Whether each sample's rng key seeds the generators that user callables draw from.
