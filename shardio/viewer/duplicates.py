@@ -518,7 +518,7 @@ def describe_labels(group: DuplicateGroup) -> str:
 
 
 def describe_distance(copy: Copy) -> str:
-    """Return a description of a sample's difference from the first of its group."""
+    """Return a description of a sample's difference from the first sample of its group."""
     return "same bytes" if copy.distance is None else count(copy.distance, "bit")
 
 

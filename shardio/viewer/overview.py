@@ -108,7 +108,7 @@ class Thumbnail:
     Attributes:
         key: The sample's key, or its path below the source.
         label: The name of the sample's label; None if the sample has no label.
-        size: Height and width of the image in pixels; None if the image cannot be decoded.
+        size: The height and width of the image in pixels; None if the image cannot be decoded.
         jpeg: The small image as a JPEG; None if the image cannot be decoded.
         reason: The reason why the image cannot be decoded, or "".
     """
@@ -292,7 +292,7 @@ def make_log_histogram(values: NDArray[np.int64]) -> Histogram:
     """Return a histogram of positive integers whose bins are equally wide on a logarithmic scale.
 
     The bounds are powers of two, rounded up to integers. The exponents are consecutive multiples of 1/4, 1/2, 1, 2 or
-    4. Values below 1 count as 1.
+    4. Values below 1 are counted as 1.
 
     >>> make_log_histogram(np.array([1, 2, 3, 8, 1000]))
     Histogram(edges=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024), counts=(1, 2, 0, 1, 0, 0, 0, 0, 0, 1))

@@ -286,7 +286,7 @@ def _suffix_of(path: str) -> str:
 
 
 class ShardImages(ImageSource):
-    """The images of a dataset in shards, which :func:`shardio.shards.open_table` finds by their name.
+    """The images of a dataset in shards, which :func:`shardio.shards.open_table` finds by the source's name.
 
     The columns come from the indexes alone.
     """
