@@ -183,7 +183,7 @@ class Owned:
         return self._owner_id == os.getpid()
 
     def close(self) -> None:
-        """End all workers and wait for them. Further calls do nothing."""
+        """End all workers and wait for them. Later calls do nothing."""
         self._finalizer()
 
 

@@ -31,7 +31,7 @@ class Sample:
 
 
 class HasClasses(Protocol):
-    """An object with class names: a dataset of shardio or torchvision, or a manifest."""
+    """An object with class names: a shardio or torchvision dataset, or a manifest."""
 
     @property
     def classes(self) -> Sequence[str]: ...
