@@ -160,7 +160,7 @@ def test_an_order_by_shards_is_of_all_their_samples_and_one_of_files_is_of_their
     packed: Path, images: Path
 ) -> None:
     ten = {"__len__": lambda dataset: 10}
-    with pytest.raises(ValueError, match=r"the length of Shortened is 10, but its shards hold 21"):
+    with pytest.raises(ValueError, match=r"the length of Shortened is 10, but its shards, .*, hold 21"):
         EpochSampler(type("Shortened", (ShardMapDataset,), ten)(packed))
     folder = type("Halved", (ImageFolder,), ten)(images)
     assert sum(len(labels) for _, labels in DataLoader(folder, sampler=EpochSampler(folder))) == 10
