@@ -1,7 +1,7 @@
 """Convert images of any format that Pillow reads to JPEG, PNG, WebP or PPM, and convert their colors to sRGB.
 
 The rendering intent is perceptual, as in browsers and in Pillow by default. Profiles that define only relative
-colorimetry, such as most profiles of cameras and screens, give the same colors for both intents.
+colorimetry, such as most camera and screen profiles, give the same colors with either intent.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ def convert_image(
     ``ppm``   8 bits, gray (PGM) or RGB, without compression. An image with transparent pixels is an error
     ========  =======================================================================================================
 
-    CMYK, YCbCr, LAB and HSV become RGB. Color of 16 bits is reduced to 8 bits, except in ``png``. All metadata except
-    the ICC profile is dropped; a PPM has no profile either. The same bytes always give the same result. An image that
-    already has the requested format is encoded again.
+    CMYK, YCbCr, LAB and HSV become RGB. 16-bit color is reduced to 8 bits, except in ``png``. All metadata except the
+    ICC profile is dropped; a PPM does not keep the profile either. The same bytes always give the same result. An image
+    that already has the requested format is encoded again.
 
     Args:
         content: The bytes of an image file.
@@ -96,8 +96,8 @@ def convert_image(
         max_pixels: The largest permitted number of pixels.
 
     Raises:
-        ValueError: If the image is damaged, too large (TooManyPixels), or of an unknown format, or has several frames.
-            If the requested format cannot store the image, or ``to_srgb`` is set and the profile is damaged.
+        ValueError: If the image is damaged, too large (TooManyPixels) or of an unknown format; if it has several
+            frames; if the requested format cannot store it; or if ``to_srgb`` is set and the profile is damaged.
     """
     stored = read_value_format(content)
     if stored is not None and not _is_like_pillows(stored):
@@ -120,7 +120,7 @@ def convert_image(
 def _read_upright(
     content: bytes, max_pixels: int, max_side: int | None, min_side: int | None, *, needs_profile: bool
 ) -> tuple[PIL.Image.Image, bytes | None]:
-    """Return an image and its ICC profile. The image is upright, without metadata except its transparent color.
+    """Return an image and its ICC profile. The image is upright, and has no metadata except its transparent color.
 
     JPEGs are shrunk to the maximum sides, because decoding and shrinking them together is fast.
     """
@@ -129,7 +129,7 @@ def _read_upright(
         _check_frames(stored)
         profile = read_profile(stored) if needs_profile else stored.info.get("icc_profile")
         if stored.format in ("JPEG", "MPO") and stored.mode in ("L", "RGB"):
-            # Unlike Pillow, decode_image refuses damaged data.
+            # Unlike Pillow, open_image refuses damaged data.
             picture = open_image(content, orientation="apply", max_pixels=max_pixels)
             pixels = _render_whole(picture, fit_size(*picture.size, max_side, min_side))
             image = PIL.Image.fromarray(pixels if stored.mode == "RGB" else pixels[..., 0].copy())
@@ -164,9 +164,9 @@ def _convert_wide(content: bytes, stored: ValueFormat, *, is_shrunk: bool, to_sr
         _check_frames(image)
         profile, transparency = image.info.get("icc_profile"), image.info.get("transparency")
     if to_srgb and profile is not None:
-        raise ValueError("color of more than 8 bits cannot be converted to sRGB: leave out to_srgb")
+        raise ValueError("color with more than 8 bits cannot be converted to sRGB: leave out to_srgb")
     if is_shrunk:
-        raise ValueError("color of more than 8 bits cannot be shrunk: leave out max_side and min_side")
+        raise ValueError("color with more than 8 bits cannot be shrunk: leave out max_side and min_side")
     values = decode_unconverted(content, orientation="apply", max_pixels=max_pixels)
     return encode_png(stored.scale(values), icc_profile=profile, transparency=transparency)
 
@@ -186,7 +186,7 @@ def _convert_colors(image: PIL.Image.Image, profile: bytes) -> PIL.Image.Image:
     if image.mode == "LAB":  # LAB needs no profile, because Pillow converts it to sRGB.
         return _simplify(image)
     if image.mode == "I;16" or image.mode in _INTEGERS or image.mode == "F":
-        raise ValueError(f"gray of more than 8 bits (mode {image.mode}) cannot be converted to sRGB: leave out to_srgb")
+        raise ValueError(f"gray with over 8 bits (mode {image.mode}) cannot be converted to sRGB: leave out to_srgb")
     if image.mode != "CMYK":
         image = _simplify(image)
     if image.has_transparency_data and image.mode not in ("LA", "RGBA"):
@@ -197,12 +197,12 @@ def _convert_colors(image: PIL.Image.Image, profile: bytes) -> PIL.Image.Image:
 
 
 def _simplify(image: PIL.Image.Image) -> PIL.Image.Image:
-    """Return an image with the same pixels in a mode that PNG has."""
+    """Return an image with the same pixels in a mode that PNG supports."""
     if image.mode in _INTEGERS:
         integers = image.convert("I")  # Direct conversions between 16-bit modes lose the upper 8 bits.
         low, high = integers.getextrema()
         if low < 0 or high > 0xFFFF:  # type: ignore[operator]  # One channel gives two numbers.
-            raise ValueError(f"stores integers from {low} to {high}, which no image of at most 16 bits can hold")
+            raise ValueError(f"stores integers from {low} to {high}, which no 16-bit image can hold")
         return integers.convert("I;16")
     if image.mode not in _SIMPLER_MODES:
         raise ValueError(f"stores numbers of Pillow's mode {image.mode}, which shardio cannot convert")
@@ -285,13 +285,13 @@ def convert_to_srgb(image: PIL.Image.Image, profile: bytes) -> PIL.Image.Image:
 
     Args:
         image: An image of mode L, LA, RGB, RGBA or CMYK.
-        profile: The image's ICC profile. A gray image may have a profile for RGB.
+        profile: The image's ICC profile. A gray image may have an RGB profile.
 
     Returns:
-        An image of mode RGB; L if the image is gray. An alpha channel is kept.
+        An image of mode RGB, or of mode L if the image is gray. An alpha channel is kept.
 
     Raises:
-        ValueError: If the profile is damaged, or is for another color model.
+        ValueError: If the profile is damaged, or is for a different color model.
     """
     colors = image.convert(_ALPHA.get(image.mode, image.mode))
     converted = _apply_profile(colors, profile)
@@ -320,7 +320,7 @@ def _apply_profile(image: PIL.Image.Image, profile: bytes) -> PIL.Image.Image:
 
 @lru_cache(maxsize=16)
 def _make_srgb_transform(profile: bytes) -> tuple[str, PIL.ImageCms.ImageCmsTransform]:
-    """Return the mode of the images to which a profile applies, and their conversion to sRGB.
+    """Return the mode of the images to which a profile applies, and the conversion of such images to sRGB.
 
     Conversions are cached: creating one takes as long as converting 200,000 pixels, and many images have the same
     profile. Threads may share a conversion.

@@ -2,11 +2,10 @@
 
 Bilinear resizing gives the pixels of OpenCV's INTER_LINEAR on x86 (resize.cpp). On other processors, some versions of
 OpenCV round differently, so OpenCV is used only if it gives these pixels in the current process. The kernel has its own
-code for the same definition. Weights have 11 bits. Rows are first resized horizontally, with 7 more bits than a pixel
-has. Then pairs of rows are blended. Antialiased resizing gives the pixels of Pillow.
+code for the same definition. Weights have 11 bits. Rows are first resized horizontally, keeping 7 more bits than a
+pixel has. Then pairs of rows are blended. Antialiased resizing gives the pixels of Pillow.
 
-OpenCV and Pillow are imported when an image first needs them, so worker processes that need neither of them start 50 ms
-sooner.
+OpenCV and Pillow are imported when an image first needs them, so worker processes that need neither start 50 ms sooner.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ x86 if both sides shrink."""
 
 Resampling = Literal["bilinear", "plain bilinear", "antialiased bilinear", "antialiased bicubic", "antialiased box"]
 """The resampling method. "plain bilinear" computes each new pixel from the nearest four pixels. So does "bilinear",
-unless both sides shrink to half or less: see CropPlan.is_halved. Then it averages over all pixels, as the other methods
-do when shrinking (Pillow's BILINEAR, BICUBIC and BOX)."""
+except that it averages over all pixels if both sides shrink to half or less (see CropPlan.is_halved). The other methods
+(Pillow's BILINEAR, BICUBIC and BOX) average over all pixels whenever they shrink."""
 
 Sizes = NDArray[np.int64]
 """int64 [n, 2]: the height and width of n images."""
@@ -64,7 +63,7 @@ Rows = Pixels | Sequence[Pixels]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CropPlan:
-    """Instructions to render n images: read a box of each, resize it, take a window, flip and edit the window.
+    """Instructions for rendering n images: read a box of each, resize it, take a window, and flip and edit the window.
 
     Transforms extend the plan in order. No image is decoded between transforms that can extend it.
 
@@ -74,7 +73,7 @@ class CropPlan:
         window: The part of the resized box to return. Pixels outside the box are black.
         flip: bool [n], whether to mirror the window left to right.
         resampling: The method for resizing the box.
-        upside_down: bool [n], whether to mirror the window top to bottom; None to mirror no window in this way.
+        upside_down: bool [n], whether to mirror the window top to bottom; None to mirror no window that way.
         operations: OPERATION [n, k], the operations on the flipped window, in order; None if there are none.
     """
 
@@ -145,11 +144,11 @@ class CropPlan:
         return replace(self, box=box, size=sizes, window=whole, resampling=resampling)
 
     def mirror(self, flips: NDArray[np.bool_]) -> CropPlan:
-        """Return a plan that also mirrors results left to right, where ``flips`` is true."""
+        """Return a plan that also mirrors, left to right, the results for which ``flips`` is true."""
         return replace(self, flip=self.flip ^ flips)
 
     def mirror_vertically(self, flips: NDArray[np.bool_]) -> CropPlan:
-        """Return a plan that also mirrors results top to bottom, where ``flips`` is true."""
+        """Return a plan that also mirrors, top to bottom, the results for which ``flips`` is true."""
         return replace(self, upside_down=flips if self.upside_down is None else self.upside_down ^ flips)
 
     def edit(self, operations: NDArray[np.void]) -> CropPlan:
@@ -176,7 +175,7 @@ class CropPlan:
 
 
 class PlanRow(NamedTuple):
-    """Instructions to render one image: a plan and the image's row in it."""
+    """Instructions for rendering one image: a plan and the image's row in it."""
 
     plan: CropPlan
     row: int
@@ -335,7 +334,7 @@ def resize(
 def _resize_by_pillow(image: Pixels, height: int, width: int, resampling: Resampling) -> PIL.Image.Image:
     """Resize an image horizontally, round, and resize it vertically.
 
-    Earlier versions of Pillow always use this order. Pillow 13 chooses the order according to the sizes.
+    Versions of Pillow before 13 always use this order. Pillow 13 chooses the order according to the sizes.
     """
     import PIL.Image
 
@@ -374,8 +373,8 @@ class Points(NamedTuple):
         Args:
             positions: float [n], in pixels from the center of the first pixel.
             length: The length of the side in pixels. If it is given, a point beyond the border gets its value from the
-                border's pixel alone. If it is None, the weight is divided between two copies of this pixel, which
-                rounds differently.
+                border's pixel alone. If it is None, the weight is divided between two copies of this pixel, and the
+                result is rounded differently.
         """
         exact = positions.astype(np.float32)
         first = np.floor(exact)

@@ -1,11 +1,11 @@
 """Keep decoded JPEGs in memory that all processes of a machine share, so that later epochs decode nothing.
 
-The kernel keeps an image when it decodes it for the first time, and renders later crops from its samples of luma and
-chroma (kept.c). Images are found by the hash of their file's content, so a changed file is another image. Images that
-do not fit, and those that the kernel does not decode, are decoded in every epoch.
+The kernel keeps an image when it first decodes it, and renders later crops from the image's luma and chroma samples
+(kept.c). Images are found by the hash of their file's content, so a changed file is a different image. Images that do
+not fit, and those that the kernel does not decode, are decoded in every epoch.
 
 The memory has no name in any file system, and is freed when the last process ends, however it ends. A process that
-joins opens it through the descriptor of another one in /proc.
+joins later opens the memory in /proc, through the descriptor of another process.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MIN_BYTES = 1 << 20
 """The smallest cache."""
 
 BYTES_PER_SLOT = 4096
-"""The size of the memory for each slot. Most decoded images are larger."""
+"""The number of bytes of memory for which there is at least one slot. Most decoded images are larger."""
 
 
 class KeptImage(NamedTuple):
@@ -62,7 +62,7 @@ class _Member(NamedTuple):
     inode: int
 
     def open(self, num_bytes: int) -> int | None:
-        """Return a new descriptor of the memory, or None if the process has ended or closed it."""
+        """Return a new descriptor for the memory, or None if the process has ended or has closed the memory."""
         path = f"/proc/{self.process_id}/fd/{self.descriptor}"
         try:
             status = os.stat(path)  # noqa: PTH116  # It is a string.
@@ -73,10 +73,10 @@ class _Member(NamedTuple):
 
 
 class DecodedCache:
-    """Memory for decoded JPEGs. Threads and processes can share it, also after pickling.
+    """Memory for decoded JPEGs. Threads and processes can share it, even after pickling.
 
     Args:
-        num_bytes: The size of the memory. Only used pages need memory.
+        num_bytes: The size of the memory. Only pages in use occupy physical memory.
         name: A name that is the same for all processes that share the memory, and for no others. It is part of a file
             name.
 
@@ -134,14 +134,14 @@ def _make_memory(num_bytes: int) -> int:
 
 
 def find_key(content: bytes | FileRange) -> int:
-    """Return the key of a JPEG in the cache, or 0 for other files. The keys of ranges are those of the index file."""
+    """Return the key of a JPEG in the cache, or 0 for other files. A range's key comes from the index file."""
     if isinstance(content, FileRange):
         return content.digest if content.head.startswith(JPEG_START) else 0
     return xxhash.xxh3_64_intdigest(content) if content.startswith(JPEG_START) else 0
 
 
 def make_cache(num_bytes: int, name: str) -> DecodedCache | None:
-    """Return a cache, or None, with a warning, if this machine has no kernel or cannot share memory.
+    """Return a cache. If this machine has no kernel or cannot share memory, warn and return None.
 
     Raises:
         ValueError: If the cache is larger than the machine's memory, or very small.
@@ -149,7 +149,7 @@ def make_cache(num_bytes: int, name: str) -> DecodedCache | None:
     largest = _count_memory()
     if not MIN_BYTES <= num_bytes <= largest:
         raise ValueError(
-            f"decoded_cache must be from {MIN_BYTES} bytes to {largest}, the memory of this machine, got {num_bytes}"
+            f"decoded_cache must be from {MIN_BYTES} bytes to {largest} (the memory of this machine), got {num_bytes}"
         )
     if find_functions() is None or not hasattr(os, "memfd_create"):
         reason = why_no_kernel() or "this operating system has no anonymous files"
@@ -159,7 +159,7 @@ def make_cache(num_bytes: int, name: str) -> DecodedCache | None:
 
 
 def count_free_memory() -> int:
-    """Return the memory that new programs can use without swapping, in bytes; 0 if it is unknown."""
+    """Return the number of bytes that new programs can use without swapping, or 0 if it is unknown."""
     with suppress(OSError, StopIteration), Path("/proc/meminfo").open() as file:
         line = next(line for line in file if line.startswith("MemAvailable:"))
         return min(int(line.split()[1]) * 1024, _count_memory())
@@ -177,9 +177,9 @@ def _count_memory() -> int:
 
 @contextmanager
 def _list_members(name: str) -> Iterator[list[_Member]]:
-    """Yield the processes that share a memory, which the block may change, and keep other processes waiting.
+    """Yield a list of the processes that share a memory, and make other processes wait. The block may change the list.
 
-    The list is empty if this user's folder cannot be trusted: then each process has its own memory.
+    The list is empty if this user's folder cannot be trusted. Each process then has its own memory.
     """
     folder = Path(tempfile.gettempdir()) / f"shardio-{os.geteuid()}"
     with suppress(FileExistsError):

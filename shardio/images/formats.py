@@ -54,10 +54,10 @@ _PAETH = 4
 
 
 class ImageFormat(NamedTuple):
-    """An image format that shardio packs and reads. :mod:`shardio.testing.image_format` has tests of formats.
+    """An image format that shardio packs and reads. :mod:`shardio.testing.image_format` has tests for formats.
 
     Attributes:
-        name: Pillow's name of the format.
+        name: Pillow's name for the format.
         suffixes: The suffixes of the format's files, which are also the names of samples' fields.
         signature: A pattern that matches the first 16 bytes of every file in this format. If it is None, Pillow
             identifies the format, more slowly.
@@ -104,7 +104,7 @@ CONVERTIBLE = frozenset(
 _OTHER_IMAGES = CONVERTIBLE.union(["arw", "cr2", "cr3", "dng", "heic", "heif", "hif", "nef", "jxl", "svg"]).difference(
     IMAGE_FORMATS
 )
-"""Suffixes of image formats that shardio neither packs nor reads."""
+"""Suffixes of image formats that shardio neither reads nor packs without converting them."""
 
 
 def is_convertible(field: str) -> bool:
@@ -118,7 +118,7 @@ def holds_images(field: str) -> bool:
 
 
 def read_format(path: Path) -> str | None:
-    """Return an image file's format (``"JPEG"``, ``"PNG"``, as Pillow names them), or None if it is not an image.
+    """Return Pillow's name for an image file's format, such as ``"JPEG"``, or None if the file is not an image.
 
     Only the header is read. The file's name is ignored.
     """
@@ -177,7 +177,7 @@ def _find_format(file: BinaryIO) -> str | None:
 def pillow_errors() -> tuple[type[Exception], ...]:
     """Return the errors that Pillow raises for damaged files.
 
-    The errors do not include MemoryError, which does not mean that a file is damaged, or user-defined errors, which a
+    The errors include neither MemoryError, which does not mean that a file is damaged, nor user-defined errors, which a
     signal handler may raise.
     """
     import PIL.Image  # Pillow is imported only when an image needs it: see crop_plan.py.
@@ -218,7 +218,7 @@ def errors_of_pillow() -> Iterator[None]:
 
 @contextmanager
 def opened_by_pillow(content: bytes) -> Iterator[PIL.Image.Image]:
-    """Open an image in a ``with`` block, and convert any error that Pillow raises in it to ValueError."""
+    """Open an image for a ``with`` block, and convert any error that Pillow raises in the block to ValueError."""
     import PIL.Image  # Pillow is imported only when an image needs it: see crop_plan.py.
 
     with errors_of_pillow(), PIL.Image.open(io.BytesIO(content)) as image:
@@ -226,7 +226,7 @@ def opened_by_pillow(content: bytes) -> Iterator[PIL.Image.Image]:
 
 
 def strip_png(content: bytes) -> bytes | None:
-    """Return a PNG without ancillary chunks, such as profiles; None if any chunk is damaged.
+    """Return a PNG without ancillary chunks, such as profiles, or None if any chunk is damaged.
 
     Given ancillary chunks, libpng may print warnings, and OpenCV adds an alpha channel for a transparent color. libpng
     also prints errors for damaged chunks, so this function compares the checksums.
@@ -252,10 +252,10 @@ def encode_png(
 ) -> bytes:
     """Encode values without loss as a 16-bit PNG.
 
-    Pillow cannot encode such colors, because its images have at most 8 bits of color.
+    Pillow cannot encode such colors, because its color images have at most 8 bits per channel.
 
     Args:
-        values: uint16 [height, width] or [height, width, channels], 1 to 4 channels.
+        values: uint16 [height, width] or [height, width, channels], with 1 to 4 channels.
         icc_profile: The color profile.
         transparency: The transparent color, one value for each channel.
     """
@@ -377,21 +377,21 @@ def read_value_format(content: bytes) -> ValueFormat | None:
 def find_clipped_type(content: bytes) -> str | None:
     """Return the type of an image's gray values if conversion to RGB clips them, else None.
 
-    Pillow keeps the upper 8 bits of color, but clips gray of more than 8 bits, and treats signed bytes as unsigned.
+    Pillow keeps the upper 8 bits of colors, but clips gray of more than 8 bits, and treats signed bytes as unsigned.
     """
     stored = read_value_format(content)
     return stored.dtype.name if stored is not None and stored.num_channels == 1 and stored.dtype != np.uint8 else None
 
 
 def is_for_opencv(image: PIL.Image.Image, content: bytes) -> bool:
-    """Return whether OpenCV decodes an image to the same pixels as Pillow. PNGs with 8-bit colors give equal pixels."""
+    """Return whether OpenCV gives Pillow's pixels for an image: a still, non-interlaced PNG with 8-bit colors."""
     if image.format != "PNG" or image.mode not in ("RGB", "RGBA") or getattr(image, "is_animated", False):
         return False
     return content[_PNG_DEPTH] == 8 and "interlace" not in image.info
 
 
 def decode_by_opencv(content: bytes) -> Pixels | None:
-    """Decode a whole PNG without its transparency and orientation. Return None if it is damaged or too large."""
+    """Decode a whole PNG, ignoring transparency and orientation. Return None if it is damaged or too large."""
     import cv2
 
     if (stripped := strip_png(content)) is None:
@@ -484,7 +484,7 @@ def _read_tiff(content: bytes) -> ValueFormat | None:
     num_bits, kind = max(bits), _NUMPY_KINDS.get(max(kinds), "u")
     is_uniform = len(bits) == len(kinds) == 1 and num_bits in (8, 16, 32, 64) and (kind, num_bits) != ("f", 8)
     if not is_uniform or kind == "c":
-        # Pillow scales gray values of 2 and 4 bits, as in PNGs, and unpacks 12 bits. Pillow refuses most other depths.
+        # Pillow scales 2-bit and 4-bit gray values, as in PNGs, unpacks 12-bit values, and refuses most other depths.
         is_in_pillow = samples == 1 and kinds == {_UNSIGNED}
         is_narrow = is_in_pillow and num_bits <= 8
         return None if is_narrow else _make_format(np.uint16, height, width, samples, is_in_pillow=is_in_pillow)
@@ -541,7 +541,7 @@ _AVIF_HIGH_DEPTH = 0x40
 
 
 def _read_avif(content: bytes) -> ValueFormat | None:
-    """Recognize AVIF images of 10 or 12 bits by their configuration (AV1 in ISOBMFF, 2.3.3)."""
+    """Recognize 10-bit and 12-bit AVIF images by their configuration (AV1 in ISOBMFF, 2.3.3)."""
     start = content.find(b"av1C")
     if start < 0 or len(content) < start + 8 or not content[start + 6] & _AVIF_HIGH_DEPTH:
         return None

@@ -15,7 +15,7 @@ from shardio.values import count
 
 _GAP = rb"(?:\s|#[^\n]*\n)+"
 _HEAD = re.compile(rb"P([2356])" + (_GAP + rb"(\d{1,9})") * 3 + rb"\s")
-"""The header of a gray or color image: the kind, width, height and the value of white."""
+"""The header of a gray or color image: the kind, the width, the height and the value of white."""
 
 
 class PixelLayout(NamedTuple):
@@ -26,7 +26,7 @@ class PixelLayout(NamedTuple):
         height: Height in pixels.
         width: Width in pixels.
         num_channels: 1 for gray, 3 for red, green and blue.
-        white: The largest value. Values above 255 have two bytes.
+        white: The largest value. If it is above 255, each value of a binary file has two bytes.
         is_text: Whether the values are written as text.
     """
 
@@ -39,7 +39,7 @@ class PixelLayout(NamedTuple):
 
     @property
     def num_values(self) -> int:
-        """The number of values of all pixels."""
+        """The number of values in all pixels."""
         return self.height * self.width * self.num_channels
 
 
@@ -54,7 +54,7 @@ def read_layout(content: bytes) -> PixelLayout | None:
 def find_pixels(content: bytes | FileRange) -> PixelLayout | None:
     """Return where a file stores its pixels.
 
-    Return None if it is not a complete binary PGM or PPM of 8 bits, or if comments make its header very long.
+    Return None if it is not a complete 8-bit binary PGM or PPM, or if comments make its header very long.
     """
     layout = read_layout(content[:HEAD_BYTES] if isinstance(content, bytes) else content.head)
     if layout is None or layout.is_text or layout.white != 255:
@@ -87,7 +87,7 @@ def decode_netpbm(content: bytes) -> NDArray[Any]:
 
 
 class PixelPicture(Picture):
-    """A binary PGM or PPM of 8 bits. A part is read without the rows above and below it.
+    """An 8-bit binary PGM or PPM. A part is read without the rows above and below it.
 
     Attributes:
         source: The file's content, or where to read it.
@@ -116,7 +116,7 @@ class PixelPicture(Picture):
 
 
 def open_pixels(content: bytes | FileRange, max_pixels: int) -> PixelPicture | None:
-    """Open a binary PGM or PPM of 8 bits. Return None for other files.
+    """Open an 8-bit binary PGM or PPM. Return None for other files.
 
     Raises:
         TooManyPixels: If the image is too large.

@@ -75,15 +75,15 @@ def open_image(
 ) -> Picture:
     """Open an image of any common format.
 
-    libjpeg-turbo decodes JPEGs, but only the requested parts, and damaged data is an error. Binary PGM and PPM files of
-    8 bits are not decoded: only the requested rows are read. Pillow decodes CMYK JPEGs and all other formats whole,
-    with the pixels of its ``convert("RGB")``.
+    libjpeg-turbo decodes only the requested parts of JPEGs, and damaged data is an error. 8-bit binary PGM and PPM
+    files are not decoded: only the requested rows are read. CMYK JPEGs and all other formats are decoded whole, to the
+    pixels of Pillow's ``convert("RGB")``.
 
     Args:
         content: The bytes of an image file, or where to read them.
         orientation: Whether to apply the EXIF orientation. Pillow always applies a TIFF's orientation.
         max_pixels: The largest permitted number of pixels.
-        cache: Where JPEGs are kept decoded.
+        cache: Where decoded JPEGs are kept.
 
     Raises:
         ValueError: If the image is damaged, too large, or of an unknown format.
@@ -134,7 +134,7 @@ def decode_unconverted(
     Returns:
         The stored values in native byte order, in a writable array [height, width] or [height, width, channels]. Their
         type is the stored type, with three exceptions: one-bit values become bool, signed 16-bit values in a TIFF
-        become int32, and gray of 2 or 4 bits is scaled to uint8. For an image with a palette, the values are the
+        become int32, and 2-bit or 4-bit gray is scaled to uint8. For an image with a palette, the values are the
         indices.
 
     Raises:
@@ -205,7 +205,7 @@ class JpegPicture(Picture):
 
     Attributes:
         turn: The turn that makes the stored picture upright.
-        kept: The kept image, or the JPEG that the kernel keeps when it decodes it; None if nothing is kept.
+        kept: The kept image, or the JPEG whose decoded image the kernel will keep; None if nothing is kept.
     """
 
     decoder_name = "libjpeg"
@@ -359,7 +359,7 @@ def _cut(content: bytes, head: JpegHead, box: Box) -> _Cut | None:
     if tiles is not None:
         return _Cut(*cut_tiles(content, head, tiles, box), next_marker=None)
     if not content.endswith(marker_bytes(EOI)):
-        return None  # The file may be truncated below the box, which a full decode detects.
+        return None  # The file may be truncated below the box. Only a full decode detects this.
     rows, shown = cut_rows(content, head, box)
     return None if shown.height == head.height else _Cut(rows, shown, _marker_after(head, shown.height))
 
@@ -375,7 +375,7 @@ def _marker_after(head: JpegHead, height: int) -> int:
 
 
 def _decode_cut(cut: _Cut) -> NDArray[np.uint8] | None:
-    """Decode a smaller JPEG. Return None if it has an error, which a full decode then reports."""
+    """Decode a smaller JPEG. Return None if it has an error: a full decode then reports the error."""
     pixels = scratch_pixels("decoded", cut.shown.height, cut.shown.width)
     try:
         _decode_to(pixels, cut.content)
@@ -460,7 +460,7 @@ def _convert_to_rgb(image: PIL.Image.Image) -> Pixels:
 
 
 def _refuse_damage(content: bytes) -> None:
-    """Raise ValueError if the pixels of a CMYK JPEG are damaged, which Pillow does not report."""
+    """Raise ValueError if the pixels of a CMYK JPEG are damaged. Pillow does not report such damage."""
     if not content.startswith(JPEG_START):
         return
     try:

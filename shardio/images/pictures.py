@@ -45,7 +45,7 @@ CLIPPED_ADVICE = (
     "pixels may become white or black. Read them as a field, such as fields=('png', 'label'), which keeps their "
     "values, or scale the files first"
 )
-"""The effect on gray images that do not have 8 bits, and the remedy."""
+"""The effect of conversion on gray images that do not have 8 bits, and the remedy."""
 
 Part = Callable[[], Pixels]
 """A function that reads a part of a picture.
@@ -58,7 +58,7 @@ _ORIENTATION_TAG = 0x0112  # Exif 2.32, table 4
 
 
 class Turn(NamedTuple):
-    """The turn that makes a stored picture upright: mirroring along any of the axes, followed by transposition."""
+    """The turn that makes a stored picture upright: optional mirroring along each axis, then optional transposition."""
 
     upside_down: bool = False
     mirrored: bool = False

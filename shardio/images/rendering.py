@@ -335,7 +335,7 @@ def normalize_image(pixels: Pixels, means: Floats, deviations: Floats) -> Floats
 
     Args:
         pixels: uint8 [height, width, 3].
-        means: float32 [3], of red, green and blue.
+        means: float32 [3], for red, green and blue.
         deviations: float32 [3].
     """
     functions = find_functions()
@@ -367,7 +367,7 @@ def define_operation(name: str, edit: Edit) -> int:
 
     Args:
         name: A name that no other operation has.
-        edit: A function that applies the operation to an image, given at most twelve numbers.
+        edit: A function that applies the operation to an image, given up to twelve numbers.
 
     Raises:
         ValueError: If another operation has the name.
@@ -468,7 +468,7 @@ def blur(image: Pixels, radius_down: float, ratio_down: float, radius_across: fl
 
 
 def _add_neighbors(image: NDArray[np.generic], weights: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the weighted sum of each pixel and the pixels above and below, float32, added from the middle outward."""
+    """Return the weighted sum of each pixel and those above and below it, float32, added from the middle outward."""
     radius, height = len(weights) - 1, len(image)
     padded = np.pad(image.astype(np.float32), ((radius, radius), (0, 0), (0, 0)), mode="reflect")
     total: NDArray[np.float32] = weights[0] * padded[radius : radius + height]

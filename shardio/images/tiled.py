@@ -1,7 +1,7 @@
-"""Collect the tiles that crops of images need, so that a device can decode them: a fraction of the bytes of the pixels.
+"""Collect the tiles that image crops need, for a device to decode. Tiles have a fraction of the bytes of pixels.
 
-A device decodes JPEGs that have a tile table. All other images are decoded here, and so are images that operations on
-pixels follow; then their pixels are in the chunk instead.
+A device decodes JPEGs that have a tile table. All other images are decoded here, and so are images whose pixels are
+edited afterward; the chunk holds their pixels instead.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ NUM_LOOKUPS = MAX_TILED_TABLES << LOOKUP_BITS
 
 
 class TiledChunk(NamedTuple):
-    """The tiles of some images of a batch.
+    """The tiles of some images in a batch.
 
     Attributes:
         num_images: n.
         sizes: The height and width of each crop, which are the same for all images.
         num_bytes: The number of used bytes.
-        memory: uint8 [num_bytes or more], which kernel/tiles.h describes; None if a buffer holds it.
+        memory: uint8 [num_bytes or more], described in kernel/tiles.h; None if a buffer holds it.
     """
 
     num_images: int
@@ -58,7 +58,7 @@ def collect_tiles(
 
     Args:
         crops: The crops of n images, at least one of each.
-        memory: uint8 [...] to write to, aligned to CHUNK_ALIGNMENT bytes; new memory if it is None or too small.
+        memory: uint8 [...] to write to, aligned to CHUNK_ALIGNMENT bytes. If None or too small, new memory is used.
 
     Returns:
         The chunk, and the decoder of each image; None if the crops of the images differ in size, or if there is no
@@ -96,7 +96,7 @@ def _render_others(
     num_bytes: int,
     names: list[DecoderName],
 ) -> int:
-    """Render the crops of images without tiles after the used bytes of a chunk. Return the new number of used bytes."""
+    """Render crops of images without tiles to a chunk, after its used bytes. Return the new number of used bytes."""
     images = memory[: len(names) * TILED_IMAGE.itemsize].view(TILED_IMAGE)
     rows = list[list[Pixels]]([] for _ in crops)
     for index in others:
@@ -120,7 +120,7 @@ class TiledLayout(NamedTuple):
     Attributes:
         locations: LOCATION [n].
         lengths: The number of bytes of each array that the stages share.
-        most: The largest number of threads of an image in each stage but the last one.
+        most: The largest number of threads for an image in each stage except the last.
     """
 
     locations: NDArray[np.void]

@@ -2,7 +2,7 @@
 
 A tiled JPEG has restart intervals of a few MCUs, and a table that locates them (:mod:`shardio.images.jpeg`).
 So a crop can be decoded without the rest of the image. To tile a JPEG, shardio decodes its data to tokens, whose counts
-determine the best Huffman tables, then writes the tokens. A progressive JPEG is decoded to coefficients, which become
+determine the best Huffman tables, and writes the tokens. A progressive JPEG is decoded to coefficients, which become
 the tokens of a baseline JPEG.
 
 :func:`tile_jpeg` reads every code of the scan, and refuses all scans about which libjpeg would warn. It does not check
@@ -208,7 +208,7 @@ def _explain(error: ScanError, content: bytes, head: JpegHead) -> str:
 def _read_scan(content: bytes, head: JpegHead, header: bytes) -> Scan:
     """Return a scan of all components, or all scans. The MCU of a single component is one block (A.2.2)."""
     is_progressive, num_mcus, num_components = head.process == SOF2, math.prod(head.num_mcus), len(head.factors)
-    if num_mcus > 8 * len(content):  # Each MCU has at least one bit, so a small file does not need much memory.
+    if num_mcus > 8 * len(content):  # Each MCU has at least one bit. This check saves memory for small files.
         raise NotTileable(f"{_SCAN_ERRORS[DAMAGED]} (there are more MCUs than bits)")
     tables = {} if is_progressive else read_tables(content, head)
     num_blocks = [1] if num_components == 1 else [across * down for across, down in head.factors]
@@ -253,7 +253,7 @@ def _dump_intervals(head: JpegHead, interval: int, lengths: NDArray[np.int64]) -
 
 
 def _join_file(content: bytes, head: JpegHead, new_segments: bytes, data: bytes) -> bytes:
-    # Quantization tables of 16 bits are not baseline (B.2.4.1). libjpeg also makes such files extended sequential.
+    # 16-bit quantization tables are not baseline (B.2.4.1). libjpeg also makes such files extended sequential.
     sequential = SOF1 if any(_read_quantizers(content, head).values()) else SOF0
     kept = [
         marker_bytes(sequential if segment.marker == SOF2 else segment.marker)
@@ -320,7 +320,7 @@ def pack_tables(tables: dict[int, HuffmanTable]) -> NDArray[np.void]:
     for index, (lengths, symbols) in tables.items():
         code = 0
         for length, num_codes in enumerate(lengths, 1):
-            # The code that consists of ones stays unused (C.2).
+            # The code that consists only of ones stays unused (C.2).
             if code + num_codes > (1 << length) - (num_codes > 0):
                 raise ValueError("a Huffman table has more codes than its lengths allow")
             code = (code + num_codes) << 1
@@ -331,7 +331,7 @@ def pack_tables(tables: dict[int, HuffmanTable]) -> NDArray[np.void]:
 def make_best_table(counts: Counts) -> HuffmanTable:
     """Return the Huffman table for symbols with these counts, built as in K.2 and libjpeg.
 
-    The table needs the fewest bits, except that one code stays unused, and codes of more than 16 bits are shortened.
+    The table needs the fewest bits, except that one code stays unused, and codes longer than 16 bits are shortened.
     """
     return HuffmanTable(*require_functions().make_best_table(counts))
 
@@ -387,7 +387,7 @@ class ScanError(ValueError):
 
 
 def read_tokens(scan: Scan, interval: int) -> Tokens:
-    """Read a scan, to be written with a different restart interval.
+    """Read a scan so that it can be written with a different restart interval.
 
     Args:
         scan: The scan.
@@ -474,7 +474,7 @@ def _read_components(content: bytes, head: JpegHead) -> tuple[bytes, set[int]]:
 
 
 def _read_quantizers(content: bytes, head: JpegHead) -> dict[int, int]:
-    """Return the precision of each quantization table, 0 for 8 bits; none if a segment is damaged (B.2.4.1)."""
+    """Return the precision of each quantization table, 0 for 8 bits, or {} if a segment is damaged (B.2.4.1)."""
     precisions = {}
     for segment in _find_segments(head, DQT):
         offset = segment.payload_start
@@ -498,7 +498,7 @@ def _has_known_colors(content: bytes, head: JpegHead) -> bool:
 
 
 def has_whole_profile(content: bytes, head: JpegHead) -> bool:
-    """Return whether a JPEG's color profile is complete or missing. libjpeg warns about other profiles."""
+    """Return whether a JPEG's color profile is complete or absent. libjpeg warns about other profiles."""
     start = len(ICC_SIGNATURE)
     parts = [content[segment.payload_start + start : segment.stop] for segment in _find_profile(content, head)]
     # Each part begins with its one-based number and the number of parts (ICC.1:2022, B.4).
@@ -539,7 +539,7 @@ def reencode_jpeg(
         to_srgb: Whether to convert the colors from the profile to sRGB, before shrinking, and to drop the profile.
 
     Raises:
-        ValueError: If the image is damaged or too large, or if its profile is needed and damaged.
+        ValueError: If the image is damaged or too large, or if its profile is needed but damaged.
     """
     pixels = decode_image(content, orientation="apply", max_pixels=max_pixels)
     head = read_head(content)

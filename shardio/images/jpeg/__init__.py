@@ -17,9 +17,9 @@ followed by its part of the table. The parts, joined end to end, are
     uint32    bytes of the scan, from the end of its header to the EOI marker
     uint16 or uint32 for each interval: the bytes of its entropy-coded data, without the marker that follows it
 
-Other decoders skip the segment. Other tools may copy it when they rewrite the image, so it is used only if all of
-it matches the file: the sizes, the restart interval, and the marker at the end of every interval. Entropy-coded data
-never contains such a marker, so a table that matches is correct.
+Other decoders skip these segments. Other tools may copy them when they rewrite the image, so the table is used only if
+all of it matches the file: the sizes, the restart interval, and the marker at the end of every interval. Entropy-coded
+data never contains such a marker, so a table that matches is correct.
 
 The smaller JPEG consists of a frame header with a different size, the tables, and the restart intervals that overlap
 the requested part. If the original has no tiles, the smaller JPEG contains the whole scan, but its frame ends below the
@@ -119,7 +119,7 @@ class Tiles(NamedTuple):
     """The positions of an image's restart intervals in its file.
 
     Attributes:
-        interval: The number of MCUs in each.
+        interval: The number of MCUs in each interval.
         starts: int64 [MCU rows, intervals per row], the first byte of each interval.
         stops: int64 [MCU rows, intervals per row], the end of the marker that follows each interval.
     """

@@ -19,7 +19,7 @@ RST0 = 0xD0
 """The first of eight restart markers, which are used in rotation: RST0 + i % 8 (E.1.4)."""
 
 FRAME_MARKERS = frozenset(range(SOF0, SOF0 + 16)) - {DHT, JPG, DAC}
-"""SOF0 to SOF15. Three markers in that range mean something else."""
+"""SOF0 to SOF15, without the three markers in that range that mean something else."""
 
 MAX_SEGMENT_LENGTH = 65535
 """The maximum length of a segment in bytes, without its marker but with its two length bytes (B.1.1.4)."""
@@ -41,7 +41,7 @@ MAX_CODE_LENGTH = 16
 """The maximum length of a Huffman code in bits (C.1)."""
 
 MAX_DC_SIZE, MAX_AC_SIZE = 11, 10
-"""The maximum bits of a DC difference and of an AC coefficient in a baseline image of 8 bits (tables F.1 and F.2)."""
+"""The maximum bits in a DC difference and in an AC coefficient of an 8-bit baseline image (tables F.1 and F.2)."""
 
 MAX_DC = 2047
 """The largest absolute value of a DC coefficient. The sum of the differences must fit into 12 bits."""
