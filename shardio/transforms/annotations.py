@@ -1,4 +1,4 @@
-"""Transform a sample's annotations with its image: other images, masks, boxes, points, and labels of boxes."""
+"""Transform a sample's annotations along with its image: other images, masks, boxes, points, and labels of boxes."""
 
 from __future__ import annotations
 
@@ -178,8 +178,8 @@ def move_annotations(
         history: The steps that render the image.
 
     Returns:
-        The transformed values: masks of their own dtype; boxes and points as Ragged float32, or float64 if the given
-        value was a float64 array; labels as Ragged of their own dtype.
+        The transformed values: masks with their own dtype; boxes and points as Ragged float32, or float64 if the given
+        value was a float64 array; labels as Ragged with their own dtype.
 
     Raises:
         AnnotationError: If a value is not valid for its kind.
@@ -348,7 +348,7 @@ def move_mask(mask: NDArray[Any], step: PlanRow, fill: int) -> NDArray[Any]:
         fill: The value of pixels outside the image. This value must fit in the mask's dtype.
 
     Returns:
-        [height, width, ...], of the same dtype.
+        [height, width, ...], with the same dtype.
     """
     rows, columns = _sides_of(step)
     box = mask[:, columns.start : columns.start + columns.length]
@@ -486,7 +486,7 @@ class _Side(NamedTuple):
 
 
 def _clip(places: Places, low: float, high: float) -> Places:
-    """Limit places to a range. For a few places, this function takes a third of the time of np.clip."""
+    """Limit places to a range. For a few places, this function takes a third of the time that np.clip takes."""
     return np.minimum(np.maximum(places, low), high)
 
 

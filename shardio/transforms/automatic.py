@@ -106,7 +106,7 @@ def make_named_operations(
     """Return a named operation for each of n images, OPERATION [n, 1].
 
     Args:
-        name: torchvision's name of the operation.
+        name: torchvision's name for the operation.
         magnitudes: float64 [n], the operation's strength for each image.
         sizes: int64 [n, 2].
         interpolation: The name of the interpolation.
@@ -249,7 +249,7 @@ class RandAugment(Augmentation):
 
 
 PolicyStep = tuple[str, float, int | None]
-"""An operation, its probability, and the index of its strength; None if the operation has no strengths."""
+"""An operation, its probability, and the index of its strength or None if the operation has no strengths."""
 
 _POLICIES = {
     "imagenet": """

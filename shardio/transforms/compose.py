@@ -136,7 +136,7 @@ class MultiCrop(Combination):
 
     Each transform gets the image, and draws its own parameters. The file is read once. The kernel also decodes it only
     once, for the crops of all transforms that are made up entirely of shardio's own transforms. Images that the kernel
-    does not decode, such as those of other formats, are decoded for each crop. A sample's image becomes a tuple of
+    does not decode, such as those in other formats, are decoded for each crop. A sample's image becomes a tuple of
     results, in the order of the transforms, and a batch's images become a list of tensors, one for each transform. So
     each transform must return images of equal size. A MultiCrop must be the whole transform of a dataset, so it cannot
     be part of a Compose.
@@ -242,17 +242,17 @@ def check_transform(transform: object) -> None:
 
 
 def inner_steps(transform: Any) -> Sequence[Any] | None:
-    """Return the transforms in a Compose or in another library's sequence; None for a single transform."""
+    """Return the transforms in a Compose or in another library's sequence, or None for a single transform."""
     return transform.transforms if isinstance(transform, Compose) else steps_of(transform)
 
 
 def parts_of(transform: Any) -> Sequence[Any] | None:
-    """Return the transforms in a choice or a sequence; None for a single transform."""
+    """Return the transforms in a choice or a sequence, or None for a single transform."""
     return transform.transforms if isinstance(transform, Choice) else inner_steps(transform)
 
 
 def keys_of_inner(rng_keys: Words, number: int) -> Words:
-    """Return the rng keys of an inner transform, given those of the outer transform and its index, uint64 [n]."""
+    """Return an inner transform's rng keys, uint64 [n], given its index and the rng keys of the outer transform."""
     return derive_rng_key(rng_keys, np.array([number], dtype=np.uint64))
 
 
@@ -348,7 +348,7 @@ def others_in(transform: Callable[[Any], Any] | None) -> list[Callable[[Any], An
 
 
 def field_kinds_of(transform: Callable[[Any], Any] | None) -> dict[str, FieldKind]:
-    """Return the kind of each field that a dataset's transform changes; empty if it changes only the image.
+    """Return the kind of each field that a dataset's transform changes, or {} if it changes only the image.
 
     Raises:
         TypeError: If a crop plan cannot express a step, which would therefore transform only the image.
@@ -419,10 +419,10 @@ def plan_transform(
         transform: One of shardio's transforms, any other callable, or None.
         images: Pictures, uint8 [height, width, 3] arrays, or any objects that other callables accept.
         rng_keys: uint64 [n], one rng key for each image. Each transform of a Compose derives its own keys.
-        calls: Calls other callables. By default, their random generators are not seeded.
+        calls: The object that calls other callables. By default, their random generators are not seeded.
 
     Returns:
-        The images and the plan that renders them; None instead of a plan if the images are finished.
+        The images, and the plan that renders them or None if they are finished.
 
     Raises:
         DecodeError: If a picture must be rendered and cannot be decoded.

@@ -201,8 +201,8 @@ class CenterCrop(_Cropping):
     """Crop the image's center.
 
     Args:
-        size: The result's size in pixels: one number for a square, or (height, width). An image that is smaller in a
-            dimension is padded with black on both sides.
+        size: The result's size in pixels: one number for a square, or (height, width). An image that is smaller in
+            either dimension is padded with black on both sides.
     """
 
     def __init__(self, size: int | Sequence[int]) -> None:
@@ -369,13 +369,13 @@ class CornerCrop(_Cropping):
 class FiveCrop(MultiCrop):
     """Crop the four corners and the center of an image, for example to evaluate on several crops.
 
-    torchvision's FiveCrop is a step of a pipeline. This class is a MultiCrop, which must be the whole transform of a
+    torchvision's FiveCrop is a step in a pipeline. This class is a MultiCrop, which must be the whole transform of a
     dataset, so it accepts the other steps as arguments.
 
     Args:
         size: The crops' size in pixels: one number for a square, or (height, width).
-        before: The transforms before the crops. Random transforms draw different parameters for each crop.
-        after: The transforms to apply to each crop.
+        before: The transforms to apply before each crop. Random transforms draw different parameters for each crop.
+        after: The transforms to apply after each crop.
 
     Example:
         >>> from shardio.transforms import FiveCrop, Resize
@@ -425,7 +425,7 @@ def check_part(scale: Bounds, ratio: Bounds) -> tuple[Bounds, Bounds]:
 def draw_sides(
     sizes: Sizes, unit: NDArray[np.float64], scale: Bounds, log_ratio: Bounds
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the sides of random parts of n images: two arrays int64 [n, NUM_TRIES].
+    """Return the sides of random parts of n images, as two int64 [n, NUM_TRIES] arrays.
 
     The sides in the first array grow with the ratio.
 

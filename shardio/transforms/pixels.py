@@ -1,9 +1,9 @@
 """Recolor, blur, erase and convert images, with torchvision's names, arguments and distributions.
 
-The pixels equal Pillow's, as in torchvision on Pillow images. torchvision rounds differently for tensors.
+The pixels match Pillow's, as torchvision's do for Pillow images. torchvision rounds differently for tensors.
 
 Most programs need no conversion: DevicePrefetcher converts and normalizes on the device, so images cross the bus as
-uint8, in a quarter of the bytes.
+uint8, which takes a quarter of the bytes.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ class RandomErasing(PixelTransform):
         self.p = check_probability(p)
         self.scale, self.ratio = check_part(scale, ratio)
         if isinstance(value, str):
-            raise ValueError(f"value must be a color, got {value!r}: shardio.BatchRandomErasing has random values")
+            raise ValueError(f"value must be a color, got {value!r}: shardio.BatchRandomErasing supports random values")
         self.value, self.inplace = value, inplace
         self._color = check_fill("value", value)
 
@@ -261,9 +261,9 @@ class _Conversion(Transform):
 
 
 class ToDtype(_Conversion):
-    """Convert images to float32 [3, height, width], from 0 to 1.
+    """Convert images to float32 [3, height, width], with values from 0 to 1.
 
-    A batch is a tensor float32 [N, 3, height, width].
+    A batch is a float32 tensor [N, 3, height, width].
 
     Args:
         dtype: torch.float32, numpy.float32, or "float32".
@@ -289,7 +289,7 @@ class ToDtype(_Conversion):
 class Normalize(_Conversion):
     """Normalize images to (image - mean) / std, float32 [3, height, width].
 
-    Pixels, uint8 [height, width, 3], are scaled to 0 to 1 first. A batch is a tensor float32 [N, 3, height, width].
+    Pixels, uint8 [height, width, 3], are scaled to [0, 1] first. A batch is a float32 tensor [N, 3, height, width].
 
     Args:
         mean: The mean of red, green and blue, for pixels from 0 to 1.

@@ -53,7 +53,7 @@ _TENSOR_CONVERSIONS = frozenset({"ToTensor", "PILToTensor", "MaybePILToTensor", 
 _PILLOW_PIPELINES = ("torchvision.transforms.", "timm.data.")
 
 _INTER_LINEAR = 1
-"""OpenCV's number of this interpolation."""
+"""OpenCV's number for this interpolation."""
 
 
 def replace_leading(transform: Callable[[Any], Any] | None, decode: Decode) -> Compose | None:
@@ -64,7 +64,7 @@ def replace_leading(transform: Callable[[Any], Any] | None, decode: Decode) -> C
         decode: Whether the transform accepts arrays or Pillow images.
 
     Returns:
-        The pipeline; None if shardio does not recognize the transform's first step.
+        The pipeline, or None if shardio does not recognize the transform's first step.
     """
     steps = list(_flatten(transform))
     own = list[Callable[[Any], Any]]()
@@ -78,7 +78,7 @@ def replace_leading(transform: Callable[[Any], Any] | None, decode: Decode) -> C
 
 
 def is_made_for_pillow(transform: Callable[[Any], Any] | None) -> bool:
-    """Return whether a pipeline of torchvision or timm was made for the Pillow images of torchvision's datasets.
+    """Return whether a torchvision or timm pipeline was made for the Pillow images of torchvision's datasets.
 
     In such a pipeline, the step that converts the image to a tensor is not the first one. Other pipelines may expect
     tensors, and shardio's own transforms do not accept Pillow images.
@@ -113,7 +113,7 @@ def _is_mere_sequence(transform: Any) -> bool:
 
 
 def recognize(theirs: Any, decode: Decode) -> Callable[[Any], Any] | None:
-    """Return shardio's equivalent of another library's transform; None if shardio has no equivalent."""
+    """Return shardio's equivalent of another library's transform, or None if shardio has no equivalent."""
     kind = type(theirs)
     try:
         if decode == "pil":

@@ -61,7 +61,7 @@ class Transform(ABC):
     Attributes:
         equals_torchvisions: Whether torchvision's transform of the same name has the same distribution and, on Pillow
             images, the same pixels. If so, shardio's transform replaces torchvision's.
-        unshown: The values with which ``repr`` omits a setting, by the setting's name.
+        unshown: The value for which ``repr`` omits a setting, by the setting's name.
     """
 
     equals_torchvisions: ClassVar[bool] = True
@@ -194,7 +194,7 @@ def as_pixels(transform: Transform, image: Any) -> Pixels:
     """Convert an image to the array that a transform accepts, uint8 [height, width, 3].
 
     Raises:
-        TypeError: If the image is neither such an array nor a tensor uint8 [3, height, width].
+        TypeError: If the image is neither such an array nor a uint8 tensor [3, height, width].
     """
     if not is_pillow_image(image):
         image = as_array(image)  # torchvision's transforms return tensors.
@@ -547,7 +547,7 @@ class Calls:
         generators: The generators to seed with each image's rng key; None to seed none.
 
     Attributes:
-        elapsed_s: The duration of all calls, in seconds.
+        elapsed_s: The total duration of all calls, in seconds.
         decoder_names: The decoder of each image rendered so far.
         failed_row: The row of the image for which a callable raised an error; None if no callable did.
     """

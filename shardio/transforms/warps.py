@@ -1,7 +1,7 @@
-"""Rotate images and warp them by affine and perspective transforms.
+"""Rotate images and warp them with affine and perspective transforms.
 
-The names, arguments and distributions are torchvision's. The pixels equal Pillow's, as in torchvision on Pillow images.
-torchvision rounds differently for tensors.
+The names, arguments and distributions are torchvision's. The pixels match Pillow's, as torchvision's do for Pillow
+images. torchvision rounds differently for tensors.
 
 A warp is a rotation, an affine transform or a perspective transform. Its matrix maps each place (x, y) in the result to
 the place in the original image that appears there. The matrix has six numbers, and two more for the divisor of a
@@ -143,7 +143,7 @@ class RandomAffine(PixelTransform):
 
 
 class RandomPerspective(PixelTransform):
-    """Move the corners of images inward at random, each image with probability ``p``.
+    """Move the corners of images inward at random, in each image with probability ``p``.
 
     An image stays unchanged if three of its moved corners are on a line, for example because it has only one row.
     torchvision raises an error for such images.
@@ -245,7 +245,7 @@ def make_affine_matrix(
 
 
 def make_rotation_matrix(height: int, width: int, angle: float, center: Point | None = None) -> Matrix | None:
-    """Return the matrix of Pillow's ``rotate``; None if the image stays unchanged.
+    """Return the matrix of Pillow's ``rotate``, or None if the image stays unchanged.
 
     Args:
         height: The image's height.
@@ -263,7 +263,7 @@ def make_rotation_matrix(height: int, width: int, angle: float, center: Point | 
 
 
 def make_perspective_matrix(height: int, width: int, corners: Sequence[tuple[int, int]]) -> Matrix | None:
-    """Return the matrix of torchvision's ``perspective``; None if three corners are on a line.
+    """Return the matrix of torchvision's ``perspective``, or None if three corners are on a line.
 
     torchvision solves eight equations and rounds the solution to 32 bits. This function rounds the exact solution in
     the same way. The results differ only where numbers that should be 0 are around 1e-14 in torchvision.

@@ -169,7 +169,7 @@ REFUSED = r"""
     RandomErasing(2) -> p must be a probability
     RandomErasing(scale=(0.5, 1.5)) -> scale must be
     RandomErasing(ratio=(2, 1)) -> ratio must be
-    RandomErasing(value="random") -> shardio.BatchRandomErasing has random values
+    RandomErasing(value="random") -> shardio.BatchRandomErasing supports random values
     RandomErasing(value=(1, 2)) -> value must be a number from 0 to 255
     TrivialAugmentWide(interpolation="box") -> interpolation must be 'nearest', 'bilinear' or 'bicubic'
     AutoAugment("mnist") -> policy must be one of 'imagenet', 'cifar10', 'svhn', got 'mnist'
