@@ -14,7 +14,7 @@ enum { TAPS = 4 };  // The number of pixels that are summed together.
 enum { TAPS = 2 };
 #endif
 
-// The number of parts of TAPS pixels that a new pixel from `start` to `stop` - 1 sums.
+// The number of parts of TAPS pixels that are summed for a new pixel from `start` to `stop` - 1.
 static int64_t count_parts(int64_t num_before, int64_t num_after, int64_t start, int64_t stop, int resampling) {
     return (count_taps(num_before, num_after, start, stop, resampling) + TAPS - 1) / TAPS;
 }

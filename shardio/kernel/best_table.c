@@ -1,7 +1,7 @@
 // Make the Huffman table that needs the fewest bits for given counts of symbols, as figures K.1 to K.4 and libjpeg do:
-// find code sizes, count codes by size, limit them to 16 bits, sort symbols by size.
+// find code sizes, count codes by size, limit sizes to 16 bits, and sort symbols by size.
 //
-// The code of all ones stays unused (C.2): it belongs to an extra symbol, which counts as if it occurred once.
+// The code of all ones stays unused (C.2): it belongs to an extra symbol, which is treated as if it occurred once.
 
 #include "decoder.h"
 

@@ -1,7 +1,7 @@
 // Gaussian blur: each pixel becomes a weighted mean of its neighbors, down first and then across, with 32-bit floats.
 //
-// The sum is added up from the middle outward, so a computation with the same steps gives the same pixels: see blur()
-// in images/rendering.py. torchvision adds up in a different order, so its pixels may differ by 1.
+// Numbers are added from the middle outward, so a computation with the same steps gives the same pixels: see blur() in
+// images/rendering.py. torchvision adds them in a different order, so its pixels may differ by 1.
 //
 // Rows are computed in blocks. The last block of a row overlaps the one before it, so that no block reads or writes
 // beyond the row. Rows that are shorter than a block are copied into a block.
@@ -35,7 +35,7 @@ static int64_t make_weights(float *weights, int64_t radius, double ratio) {
     return count;
 }
 
-// The pixel that appears at a place, perhaps beyond the border: a side is mirrored at the centers of its border pixels.
+// The pixel that appears at a place, perhaps beyond the border: sides are mirrored at the centers of the border pixels.
 static __attribute__((noinline)) int64_t mirror(int64_t place, int64_t length) {
     if (place < 0) place = -place;
     if (place < length) return place;
@@ -76,7 +76,7 @@ static inline __attribute__((always_inline)) void blur_down(const uint8_t *befor
     memcpy(out, &total, (size_t)count * sizeof(float));
 }
 
-// Blur part of a row across, and round it half to even.
+// Blur part of a row across, and round the result half to even.
 static inline __attribute__((always_inline)) void blur_across(const float *row, int64_t count, Weights across,
                                                               uint8_t *out) {
     f32x32 total = across.weights[0] * load_floats(row, count);

@@ -1,7 +1,7 @@
 // Decode the images of a chunk, and render their crops.
 //
 // Up to three images are decoded at the same time: a chain that has finished its stream starts the next stream of
-// the same image, or opens the next image. An image is rendered when its last stream is decoded.
+// the same image, or opens the next image. An image is rendered when its last stream has been decoded.
 
 #include "decoder.h"
 

@@ -26,7 +26,7 @@ typedef struct {
     const uint8_t *symbols;                // In the order of their codes.
     int32_t firsts[MAX_CODE_LENGTH + 1];   // By code length.
     int32_t limits[MAX_CODE_LENGTH + 1];   // By code length.
-    int32_t offsets[MAX_CODE_LENGTH + 1];  // By code length: what to add to a code for the index of its symbol.
+    int32_t offsets[MAX_CODE_LENGTH + 1];  // By code length: what to add to a code to get its symbol's index.
 } Codes;
 
 // Number the codes of a table, by the numbers of codes of each length, 1 to 16. Return false if there are more codes

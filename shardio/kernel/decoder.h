@@ -26,7 +26,7 @@
 //   Huffman tables   A table with more codes than their lengths allow, or with more than 256 symbols, is refused.
 //   scans            A scan is copied to a buffer with PADDING more bytes. unstuff() writes up to 64 bytes after the
 //                    copy. An MCU, or a block of a progressive scan, begins before the end of the copy or at it. An
-//                    MCU has at most 6 × (27 + 63 × 26) bits, a progressive block 64 × 32, and a look ahead reads 8
+//                    MCU has at most 6 × (27 + 63 × 26) bits, a progressive block 64 × 32, and a look-ahead reads 8
 //                    more bytes.
 //   coefficients     Their indices are states of huffman.c, below ALL_STATES: a code leads at most 15 states beyond
 //                    its block, and these lead only out of the loop. progressive.c compares an index with the scan's
@@ -34,9 +34,9 @@
 //   stored pixels    Their number of bytes follows from their size. Rows are read whole, to memory of their size.
 //   kept images      Only the kernel writes them, to memory that it has taken for them alone.
 //   samples          Only MCUs of the region are transformed. allocate_planes() computes the planes' size from it.
-//   rows of pixels   A row has room for those of the region. Vectors may read and write MARGIN more bytes before and
+//   rows of pixels   A row has room for the region's pixels. Vectors may read and write MARGIN more bytes before and
 //                    after it, and in planes. A crop is within its picture, or is refused. The pixels that it mixes
-//                    are within the region, and a gathering vector reads at most 128 bytes from one of them on.
+//                    are within the region, and a gathering vector reads at most 128 bytes, starting at one of them.
 //   crops            Rows are written whole, except that the last pixels of each are copied one by one.
 //
 // tiles.c collects the restart intervals that a device decodes, with head.c, crop.c and scan.c; stages.h says how.
@@ -208,7 +208,7 @@ typedef struct {
 // All memory of a call. Python provides it filled with zeros, and reuses it for the next call.
 typedef struct Workspace {
     bool is_prepared;
-    uint64_t num_uses;  // How often a Huffman table was looked for and found or made.
+    uint64_t num_uses;  // How often a Huffman table was found or made.
     Member members[NUM_CHAINS];
     Member *current;  // The member whose streams are decoded next.
     const Call *call;

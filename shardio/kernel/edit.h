@@ -23,8 +23,8 @@ int64_t edit_pixels(uint8_t *pixels, int64_t num_pixels, const Operation *operat
 
 // tones.c
 
-// A blend of bytes with other bytes. If processors look up bytes fast and `has_tables` is set, the blend is the other
-// byte plus rises[byte - other], or minus falls[other - byte].
+// A blend of bytes with other bytes. If the processor looks up bytes fast and `has_tables` is set, the blend is the
+// other byte plus rises[byte - other], or minus falls[other - byte].
 typedef struct {
     float factor;
     bool has_tables;
@@ -65,7 +65,7 @@ static inline int64_t as_integer(double number) {
     return number < limit ? (int64_t)number : 1ll << 40;
 }
 
-// A number as a byte, limited and rounded towards 0. The lower limit becomes 0; a limit of 0 takes one more
+// A number as a byte, limited and rounded toward 0. The lower limit, 0.5, becomes 0; a limit of 0 would take one more
 // instruction.
 static inline uint8_t as_byte(float number) {
     number = number > 0.5f ? number : 0.5f;

@@ -2,7 +2,7 @@
 //
 // Decoding is a chain of dependent steps: look up the code, shift it away, look up the next one. One chain leaves most
 // of a core idle; three interleaved chains fill it. A number, the state, replaces most branches: see huffman.c. So each
-// round of the loop, which takes three look-ups of each stream, has a single branch.
+// round of the loop, which makes three look-ups for each stream, has a single branch.
 
 #include "decoder.h"
 #include "vectors.h"

@@ -85,7 +85,7 @@ class StoredPixels(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """A JPEG to keep decoded, or an image that is kept: see kept.c.
+    """A JPEG whose decoded image is to be kept, or a kept image: see kept.c.
 
     Attributes:
         content: The bytes of a JPEG; None for a kept image.
@@ -261,7 +261,7 @@ class Kernel:
         chunk: NDArray[np.uint8],
         turns: NDArray[np.uint8] | None = None,
     ) -> tuple[NDArray[np.bool_], int]:
-        """Collect the tiles that crops of images need, for a device to decode; see tiles.c.
+        """Collect the tiles that image crops need, for a device to decode; see tiles.c.
 
         Args:
             contents: n images.
@@ -308,7 +308,7 @@ class Kernel:
 
 
 def count_chunk_bytes(num_images: int, sizes: Sequence[tuple[int, int]]) -> int:
-    """Return the size of a chunk of tiles, which has room for the pixels of all crops instead; see tiles.h."""
+    """Return the size of a chunk of tiles, enough to hold the pixels of all crops instead of tiles; see tiles.h."""
     return num_images * (TILED_IMAGE.itemsize + count_image_bytes(sizes)) + CHUNK_PADDING
 
 

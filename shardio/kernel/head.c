@@ -19,7 +19,7 @@ enum {
 };
 
 static const uint8_t TILES[] = {'s', 'h', 'a', 'r', 'd', 'i',
-                                'o', 0,   1,   0,   1};  // A one-segment tile table's first bytes.
+                                'o', 0,   1,   0,   1};  // The first bytes of a one-segment tile table.
 
 // The content of a segment, after the marker and the length: data[first] to data[end - 1].
 typedef struct {
@@ -59,7 +59,7 @@ static bool find_huffman_tables(Segment segment, Head *head) {
     return true;
 }
 
-// SOF: the frame header (B.2.2), of 8 bits, with one component or three. Only the first component may have larger
+// SOF: the frame header (B.2.2) of an 8-bit image with one component or three. Only the first component may have larger
 // factors.
 static bool read_frame(Segment segment, Head *head) {
     static const uint8_t FACTORS[] = {0x11, 0x21, 0x22, 0x12, 0x41};  // 4:4:4, 4:2:2, 4:2:0, 4:4:0 and 4:1:1.
@@ -140,8 +140,8 @@ int read_markers(const uint8_t *data, int64_t length, int64_t at, Head *head) {
         if (at + 4 > length) return 0;
         Segment segment = {data, at + 4, at + 2 + read_16(data + at + 2)};
         if (segment.end < segment.first || segment.end > length) return 0;
-        // Other markers are rare between scans. libjpeg dequantizes a component with the table at its first scan
-        // (jdinput.c).
+        // Other markers are rare between scans. libjpeg dequantizes a component with the table that is in effect at the
+        // component's first scan (jdinput.c).
         if (head->scan_start && marker != DHT && marker != DRI && marker != SOS) return 0;
         if (marker == DQT) {
             if (!read_quantizers(segment, head)) return 0;

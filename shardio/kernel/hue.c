@@ -5,14 +5,14 @@
 
 #include "edit.h"
 
-// The value of a color channel: the highest in two of the six sectors, the one between in two, and the lowest in two.
+// The value of a color channel: the highest in two of the six sectors, the middle one in two, and the lowest in two.
 static inline int32_t pick(int32_t sector, int high_1, int high_2, int between_1, int between_2, int32_t high,
                            int32_t between, int32_t low) {
     bool is_high = (sector == high_1) | (sector == high_2), is_between = (sector == between_1) | (sector == between_2);
     return is_high ? high : is_between ? between : low;
 }
 
-// Add a number to the hue of pixels, in 1/256 of the circle as Pillow has it.
+// Add a number to the hue of pixels, in units of 1/256 of the circle, as in Pillow.
 void turn_hue(Block *block, int64_t count, int32_t shift) {
     uint8_t *restrict reds = block->colors[0], *restrict greens = block->colors[1], *restrict blues = block->colors[2];
     for (int64_t i = 0; i < count; i++) {

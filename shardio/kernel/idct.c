@@ -1,8 +1,8 @@
 // Dequantize coefficients and transform them to samples: libjpeg's inverse DCT `islow` (jidctint.c).
 //
-// The integers are those of libjpeg, bit for bit. Like libjpeg-turbo's vector code (jidctint-avx2.asm), this computes
-// in 16 bits in some places, and limits samples to 0 to 255. Blocks with numbers that do not fit are reported; no
-// encoder writes such blocks. Two blocks are transformed together, one in each lane of a vector.
+// The integers are those of libjpeg, bit for bit. Like libjpeg-turbo's vector code (jidctint-avx2.asm), this code
+// computes in 16 bits in some places, and limits samples to the range 0 to 255. Blocks with numbers that do not fit are
+// reported; no encoder writes such blocks. Two blocks are transformed together, one in each lane of a vector.
 
 #include "decoder.h"
 #include "vectors.h"
@@ -25,8 +25,8 @@ void prepare_quantizers(Member *member) {
 }
 
 // Transform eight vectors of numbers below HALF_RANGE: the sum of even and odd terms of figure A.3.3, times 2^13.
-// libjpeg's constants FIX_0_298631336 and so on are 2^13 times their name. The terms are collected into a factor for
-// each number.
+// libjpeg's constants FIX_0_298631336 and so on are 2^13 times the numbers in their names. The terms are collected into
+// a factor for each number.
 static inline __attribute__((always_inline)) void transform(i16x16 rows[8], int shift, int added) {
     const i16x16 zero = {};
     i16x16 sum = rows[0] + rows[4], difference = rows[0] - rows[4], z3 = rows[7] + rows[3], z4 = rows[5] + rows[1];
@@ -53,7 +53,7 @@ static inline __attribute__((always_inline)) void transform(i16x16 rows[8], int 
     for (int i = 0; i < 8; i++) rows[i] = pack(results[0][i], results[1][i]);
 }
 
-// Interleave numbers of 32 bits in the first or the second halves of two vectors, in each lane.
+// Interleave 32-bit numbers in the first or the second halves of two vectors, in each lane.
 #define ZIP_32_LOW(a, b) ((i16x16)__builtin_shufflevector((i32x8)(a), (i32x8)(b), 0, 8, 1, 9, 4, 12, 5, 13))
 #define ZIP_32_HIGH(a, b) ((i16x16)__builtin_shufflevector((i32x8)(a), (i32x8)(b), 2, 10, 3, 11, 6, 14, 7, 15))
 #define ZIP_64_LOW(a, b) ((i16x16)__builtin_shufflevector((i64x4)(a), (i64x4)(b), 0, 4, 2, 6))

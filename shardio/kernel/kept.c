@@ -1,12 +1,12 @@
-// Decoded images that are kept in memory which processes share, so that later epochs decode nothing.
+// Decoded images that are kept in memory shared by processes, so that later epochs decode nothing.
 //
 // The memory holds a Cache, its slots, and the kept images one after the other. A slot is found by an image's key,
 // like an entry of a hash table with linear probing. Nothing is ever removed or moved. Processes take slots and memory
-// with atomic operations, and publish an image's offset after its samples, so an image whose process ends while it
-// writes is never seen.
+// with atomic operations, and publish an image's offset after its samples, so an image is never seen if its process
+// ends while writing it.
 //
-// A kept image has a KeptHead, and then the samples of each component as color.c reads them: in each row, one sample
-// more on each side. Vectors read up to MARGIN bytes after the last row.
+// A kept image has a KeptHead, and then the samples of each component as color.c reads them: each row has one extra
+// sample on each side. Vectors read up to MARGIN bytes after the last row.
 
 #include "decoder.h"
 

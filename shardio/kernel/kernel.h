@@ -1,15 +1,15 @@
-// The functions that Python calls, and the records that it fills in. Their fields are those of the numpy types of the
-// same names in kernel/records.py.
+// The functions that Python calls, and the records that it fills in. The records' fields are those of the numpy types
+// with the same names in kernel/records.py.
 //
 //   shardio_decode_chunk       chunk.c, and the files that decoder.h lists
 //   shardio_collect_tiles, …   tiles.c and stages.c: what a device decodes, and how
 //   shardio_find_kept          kept.c
 //   shardio_read_size          head.c
-//   shardio_read_scan, …       tokens.c and best_table.c: recoding with restart intervals and other Huffman tables
+//   shardio_read_scan, …       tokens.c and best_table.c: recoding with new restart intervals and Huffman tables
 //   shardio_edit_images        edit.c, and the files that edit.h lists
 //   shardio_normalize_image    normalize.c
 //
-// vectors.h has vectors, and what each kind of processor does with them in its own way. bits.h reads bits.
+// vectors.h has vectors, and operations on them that differ between kinds of processors. bits.h reads bits.
 
 #ifndef SHARDIO_KERNEL_H
 #define SHARDIO_KERNEL_H
@@ -31,17 +31,17 @@ typedef struct {
     int64_t offset;  // The offset of the image in the cache's memory; 0 if there is no image yet.
 } Slot;
 
-// An image of a chunk: a JPEG, a kept image, or pixels without compression, which may be in a file.
+// An image in a chunk: a JPEG, a kept image, or pixels without compression, which may be in a file.
 typedef struct {
     const uint8_t *content;  // The JPEG or the first pixel; NULL if the pixels are read from the file.
     int64_t length;
     const uint8_t *kept;    // The kept image, or NULL.
     uint64_t key;           // The key under which to keep a JPEG, or 0 not to keep it.
     int64_t offset;         // The offset of the first pixel in the file.
-    int64_t height, width;  // Of pixels without compression, as are the next fields.
+    int64_t height, width;  // These and the next two fields describe pixels without compression.
     int32_t file;           // The descriptor of an open file.
     uint8_t num_channels;   // 1 for gray, 3 for colors; 0 for a JPEG.
-    uint8_t turn;           // How to turn the stored picture upright: flags of shared.h, or'ed.
+    uint8_t turn;           // How to turn the stored picture upright: flags from shared.h, or'ed.
 } Image;
 
 // The destination of a crop.
@@ -71,7 +71,7 @@ typedef struct {
     const Plan *plans;    // [num_images, num_crops]
     const Row *rows;      // [num_images, num_crops], the sizes of the crops; no pixels are written.
     int64_t max_bytes;    // The number of bytes that an image may take, besides its TiledImage.
-    uint8_t *chunk;       // Room for as many bytes of each image, and for CHUNK_PADDING bytes: a result.
+    uint8_t *chunk;       // Room for a TiledImage and max_bytes for each image, and for CHUNK_PADDING: a result.
     uint8_t *is_done;     // [num_images], whether each image's tiles are in the chunk: a result.
     struct Workspace *workspace;
     int64_t num_used;  // The number of used bytes of the chunk: a result.
@@ -79,7 +79,7 @@ typedef struct {
 
 ENTRY void shardio_collect_tiles(Collection *call);
 
-// Decode a batch of such images on the processor (stages.c). A damaged image's pixels are arbitrary.
+// Decode a batch of tiled images on the processor (stages.c). A damaged image's pixels are arbitrary.
 ENTRY void shardio_decode_tiles(const Batch *batch);
 
 // Return a kept image, which begins with height << 32 | width in 64 bits and its turn in 8, or NULL if there is none.
@@ -107,7 +107,7 @@ typedef struct {
     const StoredTable *tables;  // [8]; unused for progressive files.
     Component *components;      // [num_components]
     int64_t num_components;
-    const int64_t *blocks;  // [num_blocks], the index of the component of each block of an MCU.
+    const int64_t *blocks;  // [num_blocks], the component index of each block in an MCU.
     int64_t num_blocks, num_mcus;
     // MCUs between restart markers in the data and in the recoded data; 0 without markers.
     int64_t old_interval, new_interval;

@@ -27,7 +27,7 @@ void sharpen(const uint8_t *before, uint8_t *pixels, int64_t height, int64_t wid
         uint16_t sums[CHUNK + 6];
         _Alignas(64) uint8_t smooth[CHUNK], values[CHUNK];
         for (int64_t i = 0; i < count + 6; i++) sums[i] = (uint16_t)(above[i - 3] + here[i - 3] + below[i - 3]);
-        // Pillow's sum of weights 1/13 and 5/13, rounded. 5042 / 2^16 is just above 1/13, for all such sums.
+        // Pillow's sum with weights 1/13 and 5/13, rounded. 5042 / 2^16 is close enough to 1/13 for all such sums.
         for (int64_t i = 0; i < count; i++) {
             uint16_t total = (uint16_t)(sums[i] + sums[i + 3] + sums[i + 6] + 4 * here[i] + 6);
             smooth[i] = (uint8_t)((uint32_t)total * 5042 >> 16);
@@ -145,7 +145,7 @@ static void scale(const Transform *transform) {
     }
 }
 
-// A number as an integer with 16 bits after the point.
+// A number as a fixed-point integer with 16 fractional bits.
 static int64_t to_fixed(double number) { return as_integer(floor(number * 65536.0 + 0.5)); }
 
 // Whether a place, in 1/2^16 pixels, is in the image.
@@ -211,7 +211,7 @@ static bool is_near(const double *numbers, int64_t x, int64_t y) {
            fabs((double)x * numbers[3] + (double)y * numbers[4] + numbers[5]) < 32768;
 }
 
-// Replace each pixel by the pixel at a transformed place, as Image.transform does without interpolation (Geometry.c).
+// Replace each pixel with the pixel at a transformed place, as Image.transform does without interpolation (Geometry.c).
 // The numbers are the matrix, and the color of pixels outside the image. Pillow's result is certain only for sides
 // below 2^15.
 void transform_affinely(const uint8_t *before, uint8_t *pixels, int64_t height, int64_t width, const double *numbers) {

@@ -2,8 +2,8 @@
 // as torchvision does.
 //
 // Processors divide slowly. If they multiply and add with one rounding, a product with the reciprocal, given as the sum
-// of two numbers, is rounded like the quotient, unless the quotient is very close to the middle between two numbers. So
-// products are used if they are right for all 256 values.
+// of two numbers, is rounded like the quotient, unless the quotient is very close to halfway between two 32-bit
+// numbers. So products are used if they are right for all 256 values.
 
 #include "kernel.h"
 #include "vectors.h"

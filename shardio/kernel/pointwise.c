@@ -2,8 +2,8 @@
 //
 // Some operations need statistics of the whole image first: the mean gray value, or each color's lowest and highest
 // values or frequencies. From such an operation on, adjacent operations become steps that are applied together.
-// Operations that treat each color alone are functions of bytes. If processors look up bytes fast, tables replace any
-// number of functions.
+// Operations that treat each color alone are functions of bytes. On processors that look up bytes fast, tables replace
+// any number of functions.
 //
 // A block has room for whole vectors: unused pixels at its end are also edited, but neither read from the image nor
 // written.
@@ -13,8 +13,8 @@
 
 enum { MAX_STEPS = 8 };
 
-// A product that gives the same bytes as a table. Integers are four times as fast as looking up bytes one by one, and
-// four in five ranges that ImageOps.autocontrast stretches have such a product.
+// A product that gives the same bytes as a table. Integer arithmetic is four times as fast as looking up bytes one by
+// one, and four in five ranges that ImageOps.autocontrast stretches have such a product.
 typedef struct {
     bool is_used;
     uint32_t start, factor;  // The new byte is (byte - start) * factor >> 16.

@@ -6,8 +6,8 @@
 //
 // Why no read or write leaves its array: entropy-coded data is copied to a buffer with PADDING more bytes, and each
 // block begins before the data's end. A block has at most 64 codes of 16 bits, each with a value of at most 15 bits,
-// and 64 more bits. Blocks follow from the image's size, and indices of coefficients are compared with the scan's last
-// index.
+// and 64 more bits. The places of blocks follow from the image's size, and indices of coefficients are compared with
+// the scan's last index.
 
 #include "bits.h"
 #include "decoder.h"
@@ -266,7 +266,7 @@ static Outcome decode_scan(const Head *head, const uint8_t **at, const uint8_t *
 // Decode all scans of an image whose first scan has been found. `unstuffed` has PADDING more bytes than the file, and
 // `coefficients->blocks[0]` has room for all coefficients.
 Outcome decode_scans(const uint8_t *data, int64_t length, Head *head, uint8_t *unstuffed, Coefficients *coefficients) {
-    // Each MCU has at least one bit, so a small file does not need much memory.
+    // Each MCU has at least one bit. This check keeps small files from using much memory.
     if ((int64_t)head->rows * head->columns > 8 * length) return DAMAGED;
     clear_coefficients(head, coefficients);
     coefficients->stop = data + head->scan_start;

@@ -45,13 +45,13 @@ IMAGE = _record(
     kept=np.int64,  # The address of the kept image, or 0.
     key=np.uint64,  # The key under which to keep a JPEG, or 0 not to keep it.
     offset=np.int64,  # The offset of the first pixel in the file.
-    height=np.int64,  # Of pixels without compression, as are the next fields.
+    height=np.int64,  # This field and the next three describe pixels without compression.
     width=np.int64,
     file=np.int32,  # The descriptor of an open file.
     num_channels=np.uint8,  # 1 for gray, 3 for colors; 0 for a JPEG.
     turn=np.uint8,  # How to turn the stored picture upright: UPSIDE_DOWN, MIRRORED and then TRANSPOSED, or'ed.
 )
-"""An image of a chunk: a JPEG, a kept image, or pixels without compression, which may be in a file."""
+"""An image in a chunk: a JPEG, a kept image, or pixels without compression, which may be in a file."""
 
 CACHE = _record(
     num_bytes=np.int64,  # The size of the memory.
@@ -79,7 +79,7 @@ CALL = _record(
     num_crops=np.int64,  # The number of crops to render from each image.
     images=np.int64,  # The address of IMAGE [num_images].
     plans=np.int64,  # The address of PLAN [num_images, num_crops].
-    order=np.int64,  # The address of int64 [num_images]: the order in which to decode them.
+    order=np.int64,  # The address of int64 [num_images]: the order in which to decode the images.
     rows=np.int64,  # The address of ROW [num_images, num_crops].
     is_done=np.int64,  # The address of uint8 [num_images], set to 1 for each image whose crops are rendered.
     workspace=np.int64,  # The address of WORKSPACE_BYTES bytes that nothing else uses during the call.
@@ -109,16 +109,16 @@ STORED_TABLE = _record(
 """A Huffman table as in a DHT segment (B.2.4.2)."""
 
 MAX_TILED_TABLES = 4
-"""The number of Huffman tables of a TILED_IMAGE."""
+"""The number of Huffman tables in a TILED_IMAGE."""
 
 LOOKUP_BITS = 10
-"""The number of bits that a number of a look-up table stands for."""
+"""The number of bits that select a number in a look-up table."""
 
 CHUNK_PADDING = 8
 """The number of bytes after the data of a chunk of tiles."""
 
 TILE = _record(
-    offset=np.int64,  # Of its data in the chunk.
+    offset=np.int64,  # The offset of its data in the chunk.
     length=np.int64,
     row=np.int32,  # The position of its first MCU in the picture.
     column=np.int32,
@@ -129,7 +129,7 @@ TILED_CROP = _record(
     plan=PLAN,
     height=np.int64,  # The size of the result.
     width=np.int64,
-    taps_down=np.int64,  # The largest number of pixels that a new pixel sums; 0 without resizing.
+    taps_down=np.int64,  # The largest number of pixels summed for a new pixel; 0 without resizing.
     taps_across=np.int64,
     weights=np.int64,  # The index of the crop's first number among those of the image: see stages.h.
 )
@@ -152,7 +152,7 @@ TILED_IMAGE = _record(
     first_column=np.int32,
     num_rows=np.int32,
     num_columns=np.int32,
-    interval=np.int32,  # The number of MCUs of each tile.
+    interval=np.int32,  # The number of MCUs in each tile.
     num_tiles=np.int32,
     pixels=np.int64,  # The offset of the pixels of each crop, uint8 [height, width, 3].
     crops=np.int64,  # The offset of TILED_CROP [crops].
@@ -163,7 +163,7 @@ TILED_IMAGE = _record(
     quantizers=(np.uint16, (3, 64)),  # Of each component, in zigzag order.
     tables=(STORED_TABLE, MAX_TILED_TABLES),
 )
-"""An image of a chunk: offsets count from the chunk's first byte (tiles.h)."""
+"""An image in a chunk. Offsets count from the chunk's first byte (tiles.h)."""
 
 LOCATION = _record(
     chunk=np.int64,  # The address of the chunk.
@@ -227,7 +227,7 @@ SCAN_READING = _record(
     tables=np.int64,  # The address of STORED_TABLE [8].
     components=np.int64,  # The address of COMPONENT [components].
     num_components=np.int64,
-    blocks=np.int64,  # The address of int64 [num_blocks]: the index of the component of each block of an MCU.
+    blocks=np.int64,  # The address of int64 [num_blocks]: the component index of each block in an MCU.
     num_blocks=np.int64,
     num_mcus=np.int64,
     old_interval=np.int64,  # The number of MCUs between restart markers in the data; 0 if there are none.

@@ -37,7 +37,7 @@ static void make_columns(const Window *window, int64_t first, Columns *columns) 
     make_gather(sources, &columns->gather);
 }
 
-// Resize a row horizontally, to numbers of 15 bits, for whole groups of columns.
+// Resize a row horizontally, to 15-bit numbers, for whole groups of columns.
 static void resize_row(const uint8_t *row, const Columns *columns, int64_t num_groups, int16_t *out) {
     for (int64_t group = 0; group < num_groups; group++) {
         Twos twos = gather_twos(row, &columns[group].gather, 0);

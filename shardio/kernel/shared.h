@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// How to turn a stored picture upright: these flags, or'ed, in this order.
+// How to turn a stored picture upright: these flags, or'ed, which are applied in this order.
 enum { UPSIDE_DOWN = 1, MIRRORED = 2, TRANSPOSED = 4 };
 
 // Resampling methods. Pillow's methods are antialiased.
@@ -38,7 +38,7 @@ typedef enum { GRAY, YCC, RGB } Color;
 enum {
     MAX_COMPONENTS = 3,
     MAX_BLOCKS = 6,  // Blocks in an MCU: 4:2:0 and 4:1:1 have six.
-    MAX_DC = 2047,   // The largest coefficients of images with samples of 8 bits (F.1.2.1 and F.1.2.2).
+    MAX_DC = 2047,   // The largest coefficients of images with 8-bit samples (F.1.2.1 and F.1.2.2).
     MAX_AC = 1023,
     HALF_RANGE = 1 << 14,  // The sum of two numbers below this limit fits into 16 bits: see idct.c.
     LOOKUP_BITS = 10,

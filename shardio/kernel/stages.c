@@ -1,5 +1,5 @@
-// Run the stages of a device on a processor, one thread after the other: the same pixels, and the way to test the
-// stages where there is no device.
+// Run the stages of a device on a processor, one thread after another. This gives the same pixels, so the stages can be
+// tested where there is no device.
 
 #include "kernel.h"
 #include "stages.h"

@@ -8,7 +8,7 @@
 //   render_pixel     colors become a pixel of a crop
 //
 // A stage begins when the one before it is complete. Within a stage, no thread reads what another one writes. Every
-// image gets as many threads as the image that needs most; the rest return at once.
+// image gets as many threads as the image that needs the most; surplus threads return at once.
 //
 // The integers are those of the code for processors, so the pixels are equal: entropy.c, idct.c, color.c, resize.c and
 // antialias.c explain them. stages.cu runs the stages on a GPU, and stages.c runs them on a processor, one thread after
@@ -71,7 +71,7 @@ static inline void make_lookup(const Batch *batch, int64_t i, int64_t thread) {
     batch->lookups[i * NUM_LOOKUPS + thread] = (uint16_t)(code >> 8 <= LOOKUP_BITS ? code : 0);
 }
 
-// Write the first pixel that a new pixel sums, and the weights, to `out`.
+// Write the first pixel that is summed for a new pixel, and the weights, to `out`.
 static inline void write_weights(int64_t num_before, int64_t num_after, int64_t i, int64_t num_taps, int resampling,
                                  bool is_column, int64_t *out) {
     if (resampling == OPENCV_BILINEAR) {
@@ -352,7 +352,7 @@ static inline void make_color(const Batch *batch, int64_t i, int64_t thread) {
 // The colors of the part of the picture that a plan resizes.
 typedef struct {
     const uint32_t *colors;
-    int64_t first, stride;  // The index of the part's first pixel, which may not be needed; from one row to the next.
+    int64_t first, stride;  // The index of the part's first pixel, which may be unneeded, and the step between rows.
 } Part;
 
 static inline Part find_part(const Batch *batch, const Location *location, const Plan *plan) {

@@ -26,8 +26,8 @@ class Target:
 
     Attributes:
         name: The target's name, which is part of the shared object's name.
-        triple: The compiler's name of the platform.
-        processor: The compiler's name of the instruction set.
+        triple: The compiler's name for the platform.
+        processor: The compiler's name for the instruction set.
         flags: The processor flags, as in /proc/cpuinfo, that the code needs.
     """
 
@@ -55,7 +55,7 @@ PLATFORMS: dict[str, tuple[Target, ...]] = {
     "macosx_11_0_arm64": (Target("macos-arm64", "aarch64-macos.11.0", "apple_m1"),),
     "macosx_11_0_x86_64": (Target("macos-x86-64", "x86_64-macos.11.0", "x86_64_v2"),),
 }
-"""The targets of each platform, fastest first, by the platform's tag in the names of wheels.
+"""The targets of each platform, fastest first, by the platform's tag in wheel names.
 
 The levels of x86-64 are defined in its ABI (x86-64 psABI, table 3.1: Micro-Architecture Levels). Ice Lake, Zen 4 and
 later processors have VBMI2.
@@ -69,7 +69,7 @@ number run the same code.
 
 
 _ORIN = (8, 7)
-"""The compute capability of Jetson Orin, which does not run the code of other devices."""
+"""The compute capability of Jetson Orin, which does not run the code for other devices."""
 
 
 def list_source() -> list[Path]:
@@ -129,7 +129,7 @@ def find_targets() -> list[Target]:
 
 @cache
 def _read_flags() -> frozenset[str]:
-    """Return the flags of the first processor in /proc/cpuinfo; none if it cannot be read."""
+    """Return the flags of the first processor in /proc/cpuinfo, or an empty set if the file cannot be read."""
     try:
         with _CPUINFO.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:

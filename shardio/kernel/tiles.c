@@ -1,4 +1,4 @@
-// Collect the tiles that the crops of images need, so that a device can decode them: see tiles.h.
+// Collect the tiles that image crops need, so that a device can decode the tiles: see tiles.h.
 //
 // An image is left to the processor if it is not a baseline JPEG with a tile table, if a table is damaged, or if its
 // tiles need more room than the pixels of its crops. So the chunk has room for either.
@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-// Take memory of the chunk. Return its offset, or -1 if there is no room.
+// Take memory from the chunk. Return its offset, or -1 if there is no room.
 static int64_t take_bytes(Collection *call, int64_t num_bytes, int64_t limit) {
     int64_t offset = (call->num_used + 15) / 16 * 16;
     if (num_bytes > limit - offset) return -1;
@@ -16,7 +16,7 @@ static int64_t take_bytes(Collection *call, int64_t num_bytes, int64_t limit) {
     return offset;
 }
 
-// Copy a Huffman table. Return its index, or -1 if it is missing or damaged, or there are too many.
+// Copy a Huffman table. Return its index, or -1 if it is missing or damaged, or if there are too many tables.
 static int add_table(const uint8_t *counts, bool is_dc, TiledImage *image, int *num_tables) {
     Codes codes;
     if (!counts || !number_codes(counts, counts + MAX_CODE_LENGTH, &codes)) return -1;
@@ -67,7 +67,7 @@ static TiledCrop describe_crop(const Plan *plan, const Row *row, int64_t *num_we
     return crop;
 }
 
-// Copy the tiles of an image's region. Return whether there is room, and no damage was found.
+// Copy the tiles of an image's region. Return whether there was room and no damage was found.
 static bool add_tiles(Collection *call, Member *member, TiledImage *image, int64_t limit) {
     Chain *chain = &call->workspace->chains[0];
     const Region *region = &member->region;

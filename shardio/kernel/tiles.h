@@ -1,4 +1,4 @@
-// Images that a device decodes from their tiles: the records that a processor fills in (tiles.c), and that the device
+// Images that a device decodes from their tiles: the records that a processor fills in (tiles.c) and that the device
 // reads (stages.h).
 //
 // A chunk of memory begins with the TiledImage of each image. After them come, for each image, its Crops, its Tiles,
@@ -18,7 +18,7 @@ enum {
 
 // A restart interval.
 typedef struct {
-    int64_t offset, length;  // Of its data in the chunk.
+    int64_t offset, length;  // The offset and length of its data in the chunk.
     int32_t row, column;     // The position of its first MCU in the picture.
 } Tile;
 
@@ -26,7 +26,7 @@ typedef struct {
 typedef struct {
     Plan plan;
     int64_t height, width;           // The size of the result.
-    int64_t taps_down, taps_across;  // The largest number of pixels that a new pixel sums; 0 without resizing.
+    int64_t taps_down, taps_across;  // The largest number of pixels summed for a new pixel; 0 without resizing.
     int64_t weights;                 // The index of the crop's first number among those of the image: see stages.h.
 } TiledCrop;
 
@@ -39,7 +39,7 @@ typedef struct {
     int32_t height, width;             // The size of the stored picture.
     int32_t first_row, first_column;   // The MCUs that the crops need.
     int32_t num_rows, num_columns;
-    int32_t interval, num_tiles;       // The number of MCUs of each tile; the number of tiles.
+    int32_t interval, num_tiles;       // The number of MCUs in each tile; the number of tiles.
     int64_t pixels;                    // The offset of the pixels of each crop, uint8 [height, width, 3].
     int64_t crops, tiles;              // The offsets of TiledCrop [num_crops] and of Tile [num_tiles].
     Box upright;                       // The pixels that the crops need, in the upright picture.

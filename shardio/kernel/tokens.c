@@ -1,5 +1,5 @@
-// Recode a scan: read its entropy-coded data as tokens, which can be written with other Huffman tables and other
-// restart intervals.
+// Recode a scan: read its entropy-coded data as tokens, which can be written with different Huffman tables and restart
+// intervals.
 //
 // Decoding follows F.2.2, and encoding F.1.2. Coefficients are not assembled: a token is a symbol and the bits that
 // follow its code. AC tokens stay as they are. Tokens of DC differences change where prediction will restart.
@@ -8,11 +8,11 @@
 //
 // Why no read or write leaves its array: entropy-coded data is copied to a buffer with 4096 more bytes, and each block
 // begins before the data's end or at it. A block has at most 27 bits (DC) and 63 times 26 bits (AC), or 208 bytes; a
-// look ahead reads 16 bytes more. A token has at least one bit, and a block at most 64 tokens. So Python provides eight
-// tokens for each byte of data, or 64 for each block, whichever is less; one for each interval, and 64 for the block
-// that goes beyond the data. For writing, it provides eight bytes for each token, which has at most 27 bits, and all of
-// whose bytes may need stuffing; four for each interval's last byte and marker; and 64, because whole words are
-// written.
+// look-ahead reads 16 bytes more. A token has at least one bit, and a block at most 64 tokens. So Python provides room
+// for eight tokens for each byte of data, or for 64 for each block, whichever is less; for one more for each interval;
+// and for 64 for the block that goes beyond the data. For writing, it provides eight bytes for each token, because a
+// token has at most 27 bits and all its bytes may need stuffing; four bytes for each interval's last byte and marker;
+// and 64 more bytes, because whole words are written.
 
 #include "bits.h"
 #include "decoder.h"
@@ -75,7 +75,7 @@ static __attribute__((noinline)) Outcome find_long_code(const Table *table, int 
     return index >= FIRST_AC_TABLE && size == 0 ? DAMAGED : OUT_OF_RANGE;
 }
 
-// Take a code and its value. Bits beyond the interval's end have any values; their tokens are not used.
+// Take a code and its value. Bits beyond the interval's end may have any values; their tokens are not used.
 static inline Outcome take_token(const Table *table, int64_t index, Bits *bits, Code *code, uint32_t *value) {
     *code = table->lookups[bits->word >> (64 - LOOKUP_BITS)];
     if (code->bits == 0) {
@@ -297,8 +297,8 @@ static inline void store_word(uint8_t *out, uint64_t word) {
     memcpy(out, &word, sizeof word);
 }
 
-// Whether any byte is 0xFF, and therefore 0 in ~word. Only if a byte is 0, subtracting 1 from each byte sets a high bit
-// that was 0.
+// Whether any byte is 0xFF, and therefore 0 in ~word. Subtracting 1 from each byte sets a high bit that was 0 only if a
+// byte is 0.
 static inline bool has_ff(uint64_t word) { return (~word - 0x0101010101010101) & word & 0x8080808080808080; }
 
 // Write the first bytes of a word, and a zero after each 0xFF (F.1.2.3). Return the end.
@@ -313,7 +313,7 @@ static uint8_t *write_stuffed(uint8_t *out, uint64_t word, uint64_t num_bytes) {
 // Write an even number of tokens, and fill the last byte with ones. Return the end.
 static uint8_t *write_interval(const uint32_t *tokens, const uint32_t *stop, const Written *codes, uint8_t *out) {
     const uint32_t mask = (1 << VALUE_BITS) - 1;
-    uint64_t word = 0, num_bits = 0;  // The word's top bits, fewer than eight, are not written yet.
+    uint64_t word = 0, num_bits = 0;  // The word's top bits, fewer than eight, have not been written yet.
     for (; tokens < stop; tokens += 2) {
         Written one = codes[tokens[0] >> VALUE_BITS], two = codes[tokens[1] >> VALUE_BITS];
         // Two tokens have at most 54 bits.
@@ -334,7 +334,7 @@ static uint8_t *write_interval(const uint32_t *tokens, const uint32_t *stop, con
     return num_bits ? write_stuffed(out, word | ~0ull >> num_bits, 1) : out;
 }
 
-// Write a scan's tokens with other Huffman tables.
+// Write a scan's tokens with different Huffman tables.
 void shardio_write_scan(ScanWriting *call) {
     Written codes[NUM_TABLES * 256];
     make_codes(call->tables, codes);

@@ -1,7 +1,7 @@
 // Operations on each byte, or on the three colors of each pixel, with the results of Pillow.
 //
-// Pillow blends two images as floating-point numbers of 32 bits, rounds towards 0, and limits the result to bytes
-// (Blend.c). It computes gray values with weights of 16 bits (Convert.c, L24).
+// Pillow blends two images as 32-bit floating-point numbers, rounds toward 0, and limits the result to bytes (Blend.c).
+// It computes gray values with 16-bit weights (Convert.c, L24).
 
 #include "edit.h"
 #include "vectors.h"
@@ -77,8 +77,8 @@ void blend_colors(Block *block, const uint8_t *others, int64_t count, const Blen
 }
 
 // The gray values of 16 pixels, whose red and blue alternate: (19595 red + 38470 green + 7471 blue + 2^15) >> 16. The
-// weights are 256 × 77 - 117, 256 × 150 + 70 and 256 × 29 + 47, so that the sums of both parts, and of all, have 16
-// bits.
+// weights are 256 × 77 - 117, 256 × 150 + 70 and 256 × 29 + 47, so that the sum of each part, and the total, fit into
+// 16 bits.
 static inline __attribute__((always_inline)) u16x16 mix_colors(u8x32 red_and_blue, u16x16 green) {
     u16x16 high = (u16x16)sum_byte_products(red_and_blue, 77, 29) + green * 150;
     i16x16 low = sum_byte_products(red_and_blue, -117, 47) + (i16x16)(green * 70);

@@ -1,7 +1,7 @@
 // Vectors: clang's vector extensions, and the few instructions for which clang's generic code is slower.
 //
-// Pixels are computed 32 at a time, as bytes or as two vectors of 16-bit numbers. Where a function says "in each lane",
-// its vectors consist of lanes of 128 bits, as x86's do.
+// Pixels are computed 32 at a time, as bytes or as two vectors of 16-bit numbers. If a function's comment says "in each
+// lane", the function's vectors consist of 128-bit lanes, as on x86.
 
 #ifndef SHARDIO_VECTORS_H
 #define SHARDIO_VECTORS_H
@@ -73,7 +73,7 @@ static inline i16x16 widen_high(u8x32 bytes) { return zip_bytes_high(bytes, (u8x
 // Two factors for sum_products, repeated.
 #define PAIR(a, b) ((i16x16)((i32x8){} + (int32_t)((uint32_t)(uint16_t)(b) << 16 | (uint16_t)(a))))
 
-// The sum of the products of each two adjacent numbers.
+// The sum of the products of each pair of adjacent numbers.
 static inline i32x8 sum_products(i16x16 a, i16x16 b) {
 #if defined(__AVX2__)
     return (i32x8)_mm256_madd_epi16((__m256i)a, (__m256i)b);
@@ -95,7 +95,7 @@ static inline i32x8 sum_products(i16x16 a, i16x16 b) {
 #endif
 }
 
-// The sum of two products for each two adjacent bytes, with numbers of 8 bits. The sums must fit into 16 bits.
+// For each pair of adjacent bytes, the sum of their products with two 8-bit numbers. The sums must fit into 16 bits.
 static inline i16x16 sum_byte_products(u8x32 bytes, int8_t first, int8_t second) {
 #if defined(__AVX2__)
     return (i16x16)_mm256_maddubs_epi16((__m256i)bytes,
@@ -225,7 +225,7 @@ enum { LOOKS_UP_VECTORS = 1 };
 enum { LOOKS_UP_VECTORS = 0 };
 #endif
 
-// Replace bytes by those in a table of 256.
+// Replace bytes with those in a table of 256.
 static inline __attribute__((always_inline)) u8x64 look_up_bytes(const uint8_t *table, u8x64 bytes) {
 #if defined(__AVX512VBMI__)
     __m512i indices = (__m512i)bytes;

@@ -7,9 +7,9 @@
 // result in less time, unless the result is so close to a whole number that rounding errors matter. Such pixels are
 // computed as in Pillow.
 //
-// All rows and columns that are read are in the image. A pixel is read with the byte after it, and two adjacent ones
-// with the two bytes after them. These bytes are ignored: they belong to the next pixels, or are among the four bytes
-// that can be read after the image.
+// All rows and columns that are read are in the image. A pixel is read with the byte after it, and two adjacent pixels
+// are read with the two bytes after them. These bytes are ignored: they belong to the next pixels, or are among the
+// four bytes that can be read after the image.
 
 #include "edit.h"
 #include "vectors.h"
@@ -41,8 +41,8 @@ bool moves_by_whole_pixels(const double *numbers) {
            fabs(down) < 32768 && right == trunc(right) && down == trunc(down);
 }
 
-// Set the places, in the original, of some pixels of a row: the matrix times their own places. A perspective has a
-// divisor.
+// Set the places, in the original, of some pixels of a row: the matrix times their own places. A perspective transform
+// has a divisor.
 static void find_places(const double *numbers, bool is_perspective, int64_t row, int64_t first, Places *places) {
     double y = (double)row + 0.5;
     double x_of_row = numbers[1] * y, y_of_row = numbers[4] * y, divisor_of_row = numbers[11] * y;
@@ -132,9 +132,9 @@ static inline u8x4 load_one(Neighbors neighbors, int row, int column) {
 }
 
 // More than twice the errors of weighted sums, for two columns and rows, and for four. The absolute values of two
-// weights add up to 1, and those of four to up to 1.5. Rounding weights, products and sums changes the sum of a column
-// by up to 3 * 255 * 2^-24, or 5 * 1.5 * 255 * 2^-24. The error of the final sum is twice that of a column, or three
-// times.
+// weights add up to 1, and those of four to at most 1.5. Rounding weights, products and sums changes the sum of a
+// column by up to 3 * 255 * 2^-24, or 5 * 1.5 * 255 * 2^-24. The error of the final sum is two times that of a column,
+// or three times.
 static const float MARGIN_OF_TWO = 0x1p-12f, MARGIN_OF_FOUR = 0x1p-10f;
 
 // Round numbers toward 0. If four values are mixed, weights may be negative, so sums must be limited.

@@ -1,5 +1,5 @@
-// The pixels that a pixel of a resized row sums, and their weights: those of OpenCV's INTER_LINEAR (resize.cpp) and of
-// Pillow (Resample.c), bit for bit. Columns are resized in the same way.
+// The pixels that are summed for a pixel of a resized row, and their weights: those of OpenCV's INTER_LINEAR
+// (resize.cpp) and of Pillow (Resample.c), bit for bit. Columns are resized in the same way.
 
 #ifndef SHARDIO_WEIGHTS_H
 #define SHARDIO_WEIGHTS_H
@@ -25,13 +25,13 @@ typedef struct {
     int32_t weights[2];
 } Mix;
 
-// The position in the row of the center of a pixel of the resized row.
+// The position, in the original row, of the center of a pixel of the resized row.
 static inline float find_position(int64_t num_before, int64_t num_after, int64_t i) {
     return (float)(((double)i + 0.5) * (1.0 / ((double)num_after / (double)num_before)) - 0.5);
 }
 
-// `is_clamped`: whether the border pixel gets all the weight beyond the border, as in OpenCV's horizontal pass. In
-// OpenCV's vertical pass, both pixels are the border pixel beyond the border.
+// `is_clamped`: whether the border pixel gets all the weight beyond the border, as in OpenCV's horizontal pass. Beyond
+// the border in OpenCV's vertical pass, both pixels are the border pixel.
 static inline Mix find_mix(int64_t num_before, int64_t num_after, int64_t i, bool is_clamped) {
     const float one = 1 << BILINEAR_BITS;
     float position = find_position(num_before, num_after, i);
@@ -69,7 +69,7 @@ static inline double weigh_distance(double x, int resampling) {
     return x < 2.0 ? (((x - 5) * x + 8) * x - 4) * a : 0.0;
 }
 
-// A weight before rounding, and after.
+// A weight, before or after rounding.
 typedef union {
     double value;
     int64_t weight;
