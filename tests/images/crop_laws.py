@@ -106,7 +106,7 @@ def assert_parts_by_kernel(content: bytes, expected: Array, boxes: Sequence[Box]
 def draw_plan(
     sizes: Sequence[tuple[int, int]], window: tuple[int, int], resampling: Resampling, random: np.random.Generator
 ) -> CropPlan:
-    """Draw a part of each picture, its new size, and a window, which may extend beyond it or show nothing of it."""
+    """Draw a part of each picture, its new size, and a window that may extend beyond the part or show nothing of it."""
     boxes = np.array([random_boxes(*size, 1, random)[0] for size in sizes])
     is_resized, is_shifted, is_flipped = random.random((3, len(sizes))) < [[0.7], [0.6], [0.5]]
     new_sizes = np.where(is_resized[:, np.newaxis], random.integers(1, 120, (len(sizes), 2)), boxes[:, 2:])
@@ -122,7 +122,7 @@ def shows_picture(plan: CropPlan) -> NDArray[np.bool_]:
 
 
 def tile_by_hand(content: bytes) -> bytes:
-    """Return a JPEG with restart intervals and a new tile table, which is made by searching for the markers."""
+    """Return a JPEG with restart intervals and a new tile table, made by searching for the markers."""
     spans = list(segments_of(content))
     frame = next(start for marker, start, _ in spans if marker in (0xC0, 0xC1))
     interval = next(content[start + 4 : end] for marker, start, end in spans if marker == 0xDD)

@@ -38,7 +38,7 @@ class LawBrokenError(AssertionError):
 
 
 def make_damaged_file(seed: int, originals: Originals) -> tuple[bytes, list[Original], random.Random]:
-    """Return the damaged file for a seed, the files that it was made of, and the random generator for the check."""
+    """Return the damaged file for a seed, the files that it was made from, and the random generator for the check."""
     rng = random.Random(seed)
     original, other = originals.pick(rng), originals.pick(rng)
     return mutate(original, other, rng), [original, other], rng
@@ -164,7 +164,7 @@ def _without_foreign_markers(content: bytes) -> Iterator[bytes]:
 
 def _leniently(content: bytes, orientation: Orientation) -> Array | None:
     """Return the pixels that libjpeg decodes despite errors, or None if it decodes none."""
-    # libjpeg only warns of an unknown JFIF version or Adobe transform, but simplejpeg refuses such files.
+    # libjpeg only warns about an unknown JFIF version or Adobe transform, but simplejpeg refuses such files.
     content = re.sub(rb"JFIF\0.", b"JFIF\0\1", content, count=1, flags=re.DOTALL)
     known = b"\1"
     with contextlib.suppress(ValueError):

@@ -108,8 +108,8 @@ class JpegOptions:
         precision: The number of bits that the frame header claims; samples always have 8 bits.
         dnl: Whether a DNL segment after the first scan gives the height, instead of the frame header.
         parts: Order of the segments before the first scan. Parts that are bytes are written unchanged.
-        fill: Number of bytes FF before each marker up to the first scan.
-        fill_in_scan: Number of bytes FF before each marker after the first scan.
+        fill: Number of FF bytes before each marker up to the first scan.
+        fill_in_scan: Number of FF bytes before each marker after the first scan.
     """
 
     factors: tuple[tuple[int, int], ...] = ((1, 1), (1, 1), (1, 1))

@@ -47,7 +47,7 @@ class Originals:
 
 
 def write_originals() -> Originals:
-    """Write tiled and untiled JPEGs of every sampling, with restarts, metadata and other codings, and other formats."""
+    """Write tiled and untiled JPEGs of every sampling, with restarts, metadata and other codings, and other images."""
     plain = [
         make_jpeg(f"{name} {size}", picture(*size), factors=factors, restart_interval=interval).content
         for name, factors in SAMPLINGS.items()
@@ -117,7 +117,7 @@ def mutate(original: Original, other: Original, rng: random.Random) -> bytes:
 
 
 def find_frame(content: bytes | bytearray) -> int:
-    """Return where the frame header of a baseline or progressive JPEG begins; 0 if there is none."""
+    """Return where the frame header of a baseline or progressive JPEG begins, or 0 if there is none."""
     found = re.search(rb"\xff[\xc0\xc2]\0", content)
     return found.start() if found else 0
 
@@ -144,7 +144,7 @@ def _edit(name: str, content: bytearray, other: Original, rng: random.Random) ->
             content[offset] ^= 1 << rng.randrange(8)
         case "set byte" if content:
             content[offset] = rng.choice(INTERESTING) if rng.random() < 0.6 else rng.randrange(256)
-        case "set after ff":  # A marker or a stuffed byte becomes another marker.
+        case "set after ff":  # A marker or a stuffed byte becomes a different marker.
             offset = content.find(0xFF, offset) + 1
             if 0 < offset < len(content):
                 content[offset] = rng.choice(INTERESTING)
@@ -210,7 +210,7 @@ TABLE_HEADER = 4 + 11 + 11
 
 
 def _edit_table(name: str, content: bytearray, span: Span, other: Original, rng: random.Random) -> None:
-    """Damage the lengths, of two bytes each, in a tile table of one part."""
+    """Damage the two-byte lengths in a one-part tile table."""
     lengths = range(span[0] + TABLE_HEADER, span[1] - 1, 2)
     first, second = rng.choice(lengths), rng.choice(lengths)
     if name == "swap":

@@ -27,7 +27,7 @@ def chunk(name: bytes, data: bytes) -> bytes:
 
 
 def write_png(values: NDArray[Any], *extra: bytes) -> bytes:
-    """Return a PNG of 16 bits without filters, with extra chunks before the data."""
+    """Return a 16-bit PNG without filters, with extra chunks before the data."""
     height, width = values.shape[:2]
     num_channels = values.shape[2] if values.ndim == 3 else 1
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)

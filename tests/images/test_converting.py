@@ -1,6 +1,6 @@
 """Converted images are upright and have Pillow's pixels, and values that a format cannot store are an error.
 
-Converted images keep their ICC profile, or have its colors in sRGB.
+Converted images keep their ICC profile, or their colors are converted from it to sRGB.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def test_transparent_colors_indices_beyond_the_palette_and_the_first_picture_are
 def cut_jpeg() -> bytes:
     content = save(PIXELS, "JPEG")
     damaged = content[:-40] + bytes(10) + content[-30:]
-    open_by_pillow(damaged)  # Pillow takes this.
+    open_by_pillow(damaged)  # Pillow accepts this.
     return damaged
 
 

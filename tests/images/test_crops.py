@@ -38,7 +38,7 @@ from tests.raising import assert_raises
 
 @pytest.mark.parametrize("factors", FACTORS.values(), ids=FACTORS)
 def test_crops_of_small_pictures(factors: Factors) -> None:
-    """Rows of 11 and 6 MCUs, with intervals of 1 and 3, end in an MCU of 1 or 4 pixels. No interval divides these.
+    """Rows of 11 and 6 MCUs, with intervals of 1 and 3, end in an MCU of 1 or 4 pixels. No interval divides the widths.
 
     The pictures are noise, in which any wrong pixel is visible. ``tools/crop_campaign.py`` checks all crops.
     """

@@ -149,7 +149,7 @@ def edit_by_torchvision(pixels: Pixels, steps: list[Step]) -> Pixels:
 
 
 def make_blur(radii: tuple[int, int], sigmas: tuple[float, float]) -> NDArray[np.void]:
-    """Return a blur, OPERATION [1], with its vertical and horizontal radii and standard deviations."""
+    """Return a blur, OPERATION [1], with these vertical and horizontal radii and standard deviations."""
     down, across = (math.exp(-0.5 / sigma**2) for sigma in sigmas)
     operation: NDArray[np.void] = make_operations(1, codes.GAUSSIAN_BLUR, radii[0], down, radii[1], across)[0]
     return operation

@@ -114,7 +114,7 @@ def test_unsupported_images_are_left_to_libjpeg_for_a_short_reason(name: str) ->
 
 
 def test_an_image_without_ac_codes_is_not_rendered() -> None:
-    kernel = Kernel(require_functions())  # A new kernel has no tables of earlier images.
+    kernel = Kernel(require_functions())  # A new kernel has no tables from earlier images.
     plans, rows = np.array([(0, 0, 40, 50, 40, 50, 0, 0, 0, OPENCV_BILINEAR)], PLAN), np.zeros((1, 40, 50, 3), np.uint8)
     assert not kernel.decode([without_ac_codes(_BASELINE)], plans, np.zeros(1, np.int64), rows)[0]
 

@@ -104,7 +104,7 @@ def _refusal(content: bytes) -> NotTileable:
 
 @pytest.fixture(scope="module")
 def small_files() -> dict[str, bytes]:
-    """Files of 400 to 2,500 bytes: one and three components, with and without restarts, and tiled."""
+    """Return files of 400 to 2,500 bytes: with one or three components, with and without restarts, and tiled."""
     picture = make_picture(40, 48)
     subsampled = SAMPLINGS["4:2:0"]
     color = write_jpeg(picture, factors=subsampled, quality=60, huffman="best")
@@ -259,7 +259,7 @@ def test_a_huffman_table_with_a_code_of_all_ones_is_damage() -> None:
 
 
 def test_an_interval_is_about_64_pixels_wide() -> None:
-    """Without a divisor of 32 to 128 pixels, it is one MCU if an MCU is wide enough, or else the row."""
+    """Without a divisor of 32 to 128 pixels, an interval is one MCU if an MCU is wide enough, or else the row."""
     of_16_pixels = {32: 4, 21: 3, 10: 5, 22: 2, 31: 1}
     of_8_pixels = {64: 8, 63: 9, 1: 1, 62: 62, 47: 47}
     for width, intervals in ((16, of_16_pixels), (8, of_8_pixels), (32, {20: 2, 7: 1})):

@@ -36,7 +36,7 @@ def read_by_simplejpeg(content: bytes) -> Array:
 
 
 def read_by_cv2(content: bytes) -> Array:
-    """Decode a file with OpenCV to uint8 [height, width, 3], without its orientation."""
+    """Decode a file with OpenCV to uint8 [height, width, 3], ignoring its orientation."""
     pixels = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
     if pixels is None:
         raise ValueError("OpenCV cannot read the file")
@@ -190,7 +190,7 @@ def _check_tiles(name: str, tiled: bytes) -> None:
     codes = [bytes([0xFF, 0xD0 + i % 8]) for i in range(len(parts.restarts))]
     _hold(parts.restarts == codes, name, "restart markers have the right numbers")
     others = re.search(rb"\xff([^\x00]|$)", _RST.sub(b"", parts.scan))
-    _hold(others is None, name, "a scan holds restart markers and no others")
+    _hold(others is None, name, "a scan holds restart markers and no other markers")
 
 
 def _check_ways_back(name: str, content: bytes, tiled: bytes, plain: bytes) -> None:

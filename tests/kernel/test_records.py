@@ -1,4 +1,4 @@
-"""Python's records and constants are those of the C headers: the same fields at the same places, the same numbers."""
+"""Python's records and constants are those of the C headers, with the same fields in the same places."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardio.kernel import operations, records
 from shardio.kernel.targets import FOLDER
 
 NAMES_IN_C = {"IMAGES_AT_ONCE": "NUM_CHAINS", "READ_PADDING": "PADDING"}
-"""The constants that have other names in C."""
+"""The constants that have different names in C."""
 
 OF_PYTHON = {"INTERPOLATION", "SLACK", "WORKSPACE_BYTES"}
 """The constants that C does not have: decoder.h compares the size of a workspace itself."""

@@ -278,7 +278,7 @@ def test_other_operations_leave_pixels_where_they_are() -> None:
 
 @pytest.mark.parametrize("dtype", ["uint8", "int32", "float32", "uint16", "bool", "int64"])
 def test_masks_are_moved_and_turned_as_by_pillows_nearest(dtype: str) -> None:
-    """Pillow has no mode for some of these types, but their values fit in its mode of 32 bits."""
+    """Pillow has no mode for some of these types, but their values fit in its 32-bit mode."""
     random = np.random.default_rng(0)
     for number in range(120):
         height, width = random.integers(1, 90, 2).tolist()

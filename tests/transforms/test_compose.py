@@ -212,7 +212,7 @@ def render(transform: tr.MultiCrop, contents: list[bytes], rng_keys: Any) -> lis
 
 
 def expected_crops(images: list[Array], transform: tr.MultiCrop, rng_keys: Any) -> list[list[Array]]:
-    """Return each transform's crops, which plain code computes from decoded images."""
+    """Return each transform's crops, computed from decoded images in plain code."""
     keys = [derive_rng_key(rng_keys, np.array([i], np.uint64)) for i in range(len(transform.transforms))]
     steps: list[list[Any]] = [getattr(each, "transforms", [each]) for each in transform.transforms]
     return [naive.transform_all(own, images, key) for own, key in zip(steps, keys, strict=True)]

@@ -93,7 +93,7 @@ class TestEach(TransformTests):
 # Arguments.
 
 OTHER_DEFAULTS = {("RandomResizedCrop", "antialias"), ("Resize", "antialias"), ("ToDtype", "dtype")}
-"""Defaults that differ from torchvision's (docs/transforms.md describes antialias). Its ToDtype needs a dtype."""
+"""Defaults that differ from torchvision's (docs/transforms.md describes antialias). ToDtype has none in torchvision."""
 
 
 def parameters_of(transform: Any) -> dict[str, Any]:
@@ -298,7 +298,7 @@ LOADED = tr.MultiCrop([tr.Compose(ALL), tr.Compose([*ALL[:3], tr.Normalize(MEAN,
 
 
 def test_every_executor_gives_the_same_images(packed: Path) -> None:
-    """Compare the calling process, shardio's processes, which stop and resume, torch's workers, and torch's loader."""
+    """Compare the calling process, shardio's processes (which stop and resume), torch's workers and torch's loader."""
 
     def start(kind: Any, transform: Any, num_workers: int) -> Any:
         dataset = ShardMapDataset(packed, transform=transform, fields=("image", "key"))

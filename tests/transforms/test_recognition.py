@@ -58,7 +58,7 @@ RECOGNIZED = """
     RandomChoice([RandomInvert(), RandomGrayscale()], [3, 1])
     RandomOrder([RandomInvert(), RandomGrayscale()])
 """
-"""Transforms of torchvision, of both versions, with the same arguments as shardio's."""
+"""Transforms from both versions of torchvision, with the same arguments as shardio's."""
 
 
 def make(expression: str, library: Any) -> Any:
