@@ -49,7 +49,7 @@ x86 if both sides shrink."""
 Resampling = Literal["bilinear", "plain bilinear", "antialiased bilinear", "antialiased bicubic", "antialiased box"]
 """The resampling method. "plain bilinear" computes each new pixel from the nearest four pixels. So does "bilinear",
 except that it averages over all pixels if both sides shrink to half or less (see CropPlan.is_halved). The other methods
-(Pillow's BILINEAR, BICUBIC and BOX) average over all pixels whenever they shrink."""
+(Pillow's BILINEAR, BICUBIC and BOX) average over all pixels when shrinking."""
 
 Sizes = NDArray[np.int64]
 """int64 [n, 2]: the height and width of n images."""
