@@ -164,9 +164,9 @@ def _convert_wide(content: bytes, stored: ValueFormat, *, is_shrunk: bool, to_sr
         _check_frames(image)
         profile, transparency = image.info.get("icc_profile"), image.info.get("transparency")
     if to_srgb and profile is not None:
-        raise ValueError("color with more than 8 bits cannot be converted to sRGB: leave out to_srgb")
+        raise ValueError("color of more than 8 bits cannot be converted to sRGB: leave out to_srgb")
     if is_shrunk:
-        raise ValueError("color with more than 8 bits cannot be shrunk: leave out max_side and min_side")
+        raise ValueError("color of more than 8 bits cannot be shrunk: leave out max_side and min_side")
     values = decode_unconverted(content, orientation="apply", max_pixels=max_pixels)
     return encode_png(stored.scale(values), icc_profile=profile, transparency=transparency)
 
@@ -186,7 +186,7 @@ def _convert_colors(image: PIL.Image.Image, profile: bytes) -> PIL.Image.Image:
     if image.mode == "LAB":  # LAB needs no profile, because Pillow converts it to sRGB.
         return _simplify(image)
     if image.mode == "I;16" or image.mode in _INTEGERS or image.mode == "F":
-        raise ValueError(f"gray with over 8 bits (mode {image.mode}) cannot be converted to sRGB: leave out to_srgb")
+        raise ValueError(f"gray of more than 8 bits (mode {image.mode}) cannot be converted to sRGB: leave out to_srgb")
     if image.mode != "CMYK":
         image = _simplify(image)
     if image.has_transparency_data and image.mode not in ("LA", "RGBA"):
