@@ -1,4 +1,7 @@
-"""Start processes and describe their exits, handle forks and signals, preserve generators, and count processors."""
+"""Start processes and describe their exits, handle forks and signals, and count processors.
+
+Also preserve generators of random numbers, and report the progress of long work.
+"""
 
 from __future__ import annotations
 
@@ -332,3 +335,13 @@ def ignore_pillows_warnings() -> None:
     precedence. Call this only in shardio's own processes.
     """
     warnings.filterwarnings("ignore", module=r"PIL\.", append=True)
+
+
+class WorkProgress:
+    """A receiver of progress reports that ignores them. Subclasses override its methods."""
+
+    def start(self, total: int, num_bytes: int | None = None) -> None:
+        """Receive the number of items to process and, if known, their size in bytes. Called once, at the start."""
+
+    def advance(self, num_done: int, num_bytes: int = 0, num_samples: int = 0) -> None:
+        """Receive the number of items done since the last call, their size in bytes, and their number of samples."""

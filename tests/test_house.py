@@ -115,7 +115,7 @@ OPENING |= {f"{verb}_{what}" for verb in ("read", "write") for what in ("bytes",
 FOLDERS_OF_DATASETS = ("shards", "reading", "datasets", "packing")
 
 OTHER_FILES = {
-    "reading/seen.py": "maps anonymous memory",
+    "shards/shard_reading.py": "maps anonymous memory",
     "packing/folders.py": "appends to a local file, which no dataset contains",
     "shards/tar_scan.py": "tarfile reads from an object of a store",
 }

@@ -15,7 +15,7 @@ from shardio.cli.options import SHARDS, DatasetPath, MaxShardSize, StorageOption
 from shardio.cli.terminal import ProgressReporter, echo, name_of, print_error, printable, value_errors_as_usage_errors
 from shardio.packing import DEFAULT_SHARD_SIZE, Layout, SourceKind
 from shardio.packing.preparing import require_kernel
-from shardio.progress import WorkProgress
+from shardio.process import WorkProgress
 from shardio.values import count, format_bytes
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from shardio.packing import (
     pack_source,
 )
 from shardio.packing.pack_call import Option, kinds_of_options
-from shardio.progress import WorkProgress
+from shardio.process import WorkProgress
 from shardio.storage import make_direct_access
 from shardio.values import count, format_bytes
 

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from shardio.process import ignore_pillows_warnings
-from shardio.progress import WorkProgress
+from shardio.process import WorkProgress, ignore_pillows_warnings
 from shardio.values import count, format_bytes
 
 if TYPE_CHECKING:

@@ -23,8 +23,7 @@ from shardio.packing.pack_call import PackOptions
 from shardio.packing.preparing import PackedShard, Preparation
 from shardio.packing.sources.records import close_records
 from shardio.packing.sources.source import FileChangedError, SourceSample
-from shardio.process import count_processors, ignore_pillows_warnings, start_process
-from shardio.progress import WorkProgress
+from shardio.process import WorkProgress, count_processors, ignore_pillows_warnings, start_process
 from shardio.sample import Sample
 from shardio.shards import index_location, list_names, split_name, write_shard
 from shardio.storage import Location, find_path

@@ -60,7 +60,7 @@ from shardio.packing.sources.source import (
     explain_changes,
     list_some,
 )
-from shardio.progress import WorkProgress
+from shardio.process import WorkProgress
 from shardio.sample import Sample
 from shardio.shards import END, Manifest, PackSettings, hash_key
 from shardio.storage import Location, absolute_path, parse_location

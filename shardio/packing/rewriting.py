@@ -33,7 +33,7 @@ from shardio.packing.packer import pack_source
 from shardio.packing.shard_writer import ShardLimits, ShardSequence, name_shard
 from shardio.packing.sources.source import SourceKind, make_parts
 from shardio.packing.sources.tars import CopySource, describe, refuse_duplicates
-from shardio.progress import WorkProgress
+from shardio.process import WorkProgress
 from shardio.sample import Sample
 from shardio.shards import (
     LABEL_FIELD,

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import FormatError, SampleError, ShardioError, StaleIndexError, StoreError
-from shardio.reading.seen import SeenShards, Unseen
 from shardio.sample import Sample
-from shardio.shards import Ints, Manifest, Shard, ShardTable, hash_key, read_keys, read_shards
+from shardio.shards import Ints, Manifest, SeenShards, Shard, ShardTable, Unseen, hash_key, read_keys, read_shards
 from shardio.storage import Location, ReplacedError, StorageOptions, StoredFile, make_access, map_locations
 from shardio.values import check_choice, count
 

@@ -39,7 +39,7 @@ from .shard import (
     write_shard as write_shard,
 )
 from .shard_index import ShardIndex as ShardIndex
-from .shard_reading import read_shards as read_shards
+from .shard_reading import SeenShards as SeenShards, Unseen as Unseen, read_shards as read_shards
 from .sources import DatasetSource as DatasetSource, open_table as open_table
 from .tar import (
     BLOCK as BLOCK,

@@ -16,8 +16,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from shardio.errors import FormatError
-from shardio.process import count_processors, let_through
-from shardio.progress import WorkProgress
+from shardio.process import WorkProgress, count_processors, let_through
 from shardio.shards.index import INDEX_SUFFIX, IndexColumns, find_equal, index_location, read_columns
 from shardio.shards.indexing import find_index, has_split_samples
 from shardio.shards.manifest import MANIFEST_NAME, UNFINISHED_NAME, ShardEntry, read_manifest

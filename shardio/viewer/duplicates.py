@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 
 from shardio.images import open_image
 from shardio.pages import Markup, counted, element, join, make_page, section, table, tiles
-from shardio.process import let_through
-from shardio.progress import WorkProgress
+from shardio.process import WorkProgress, let_through
 from shardio.values import check_integer, count
 from shardio.viewer import DEFAULT_THRESHOLD, MAX_THRESHOLD
 from shardio.viewer.overview import Thumbnail, figure, make_thumbnails

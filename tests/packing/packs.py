@@ -15,7 +15,7 @@ import shardio
 from shardio import PackError
 from shardio.libraries import import_torchvision
 from shardio.packing import PackOptions, PackResult, pack_source
-from shardio.progress import WorkProgress
+from shardio.process import WorkProgress
 from shardio.storage import Location
 from tests.processes import forkserver_context
 from tests.raising import assert_raises

@@ -17,7 +17,7 @@ from shardio.images.converting import convert_image
 from shardio.images.jpeg import has_tiles
 from shardio.images.tiling import tile_jpeg
 from shardio.packing import REJECTED_NAME, TILED, TILED_PROGRESSIVE, PackResult, packer
-from shardio.progress import WorkProgress
+from shardio.process import WorkProgress
 from tests.files import read_files
 from tests.images.pictures import exif_of, make_picture, read_by_pillow, save
 from tests.packing.packs import Interrupt, assert_refused, pack, read_packed, write_files

@@ -18,7 +18,7 @@ import shardio
 from shardio.errors import FormatError, LocationError, PackError, StoreError
 from shardio.packing import PackOptions, PackResult, make_parts, pack_parts
 from shardio.packing.folders import RECORD_PREFIX, choose_folder
-from shardio.progress import WorkProgress
+from shardio.process import WorkProgress
 from shardio.shards import MANIFEST_NAME, UNFINISHED_NAME, open_table
 from shardio.storage import Location, StorageOptions, make_direct_access, parse_location
 from shardio.storage.client import Client, Request

@@ -22,8 +22,8 @@ import shardio
 from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset
 from shardio.errors import FormatError, SampleError, StaleIndexError
 from shardio.reading import SampleReader, Verify
-from shardio.reading.seen import SeenSamples, Unseen
 from shardio.shards import ShardTable, open_table
+from shardio.shards.shard_reading import SeenSamples, Unseen
 from shardio.storage.local import MAX_DESCRIPTORS, LocalFile
 from tests.files import count_open_files, flip
 from tests.raising import assert_raises

@@ -15,7 +15,7 @@ import pytest
 
 import shardio
 from shardio.errors import PackError
-from shardio.progress import WorkProgress
+from shardio.process import WorkProgress
 from tests.packing.packs import assert_refused, pack, read_packed
 from tests.processes import assert_passes_in_fresh_process
 from tests.raising import assert_raises
