@@ -220,11 +220,12 @@ def ends_early(location: Location, size: int, start: int, stop: int) -> EOFError
 class Store(Protocol):
     """A storage backend, which stores objects by key. Keys are strings whose parts are separated by slashes.
 
-    A store is a frozen value that can be compared, hashed and pickled. A folder is a key prefix that ends before a
-    slash; it need not be created. Methods that read an object raise FileNotFoundError if the object does not exist.
-    These methods raise NotADirectoryError or FileNotFoundError if a parent of the key is an object, and
-    IsADirectoryError or FileNotFoundError if the key names a folder. In a read-only store, the methods that write raise
-    LocationError, and ``can_write`` returns False. A subclass may override the methods that are not abstract.
+    A store is a frozen value that can be compared, hashed and pickled. Its objects must be readable in every
+    process. A folder is a key prefix that ends before a slash; it need not be created. Methods that read an object
+    raise FileNotFoundError if the object does not exist. These methods raise NotADirectoryError or
+    FileNotFoundError if a parent of the key is an object, and IsADirectoryError or FileNotFoundError if the key
+    names a folder. In a read-only store, the methods that write raise LocationError, and ``can_write`` returns
+    False. A subclass may override the methods that are not abstract.
     """
 
     __slots__ = ()
