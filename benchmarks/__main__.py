@@ -33,13 +33,13 @@ def main(
     candidate: Annotated[list[str] | None, typer.Option(help="Run only this candidate. Repeatable.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each candidate.")] = 5,
     samples: Annotated[int, typer.Option(min=1, help="Number of samples; images are repeated to reach it.")] = 5000,
-    small_samples: Annotated[int, typer.Option(min=1, help="Number of samples of 1 KiB.")] = 200_000,
+    small_samples: Annotated[int, typer.Option(min=1, help="Number of 1 KiB samples.")] = 200_000,
     workers: Annotated[int, typer.Option(min=1, help="Workers (or threads) of each candidate.")] = 2,
     epochs: Annotated[int, typer.Option(min=1, help="Timed epochs, after a warm-up epoch.")] = 1,
     work: Annotated[Path | None, typer.Option(help="Directory to keep the data in (default: temporary).")] = None,
     results: Annotated[Path, typer.Option(help="Directory for the results.")] = HERE / "results",
-    name: Annotated[str, typer.Option(help="Name of the results, part of their file name.")] = "loaders",
-    chart: Annotated[Path | None, typer.Option(help="Plot the training case to this file.")] = None,
+    name: Annotated[str, typer.Option(help="Name of the results, used in their file name.")] = "loaders",
+    chart: Annotated[Path | None, typer.Option(help="Save a chart of the training case to this file.")] = None,
     show: Annotated[bool, typer.Option("--list", help="List the candidates and exit.")] = False,
 ) -> None:
     """Compare image loaders: candidates take turns, each in its own process."""

@@ -26,7 +26,7 @@ LOADERS: dict[str, Any] = {"torch": torch.utils.data.DataLoader, "shardio": shar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A shape of samples.
+    """A kind of sample, and how many samples to deliver.
 
     Attributes:
         make: A function that returns the sample at an index.
@@ -91,7 +91,7 @@ class Candidate:
         self.wall_ms, self.cpu_ms = list[float](), list[float]()
 
     def run(self) -> None:
-        """Run an epoch, and record the wall time and the CPU time of all processes per batch."""
+        """Run an epoch, and record its wall time and the CPU time of all processes, both per batch."""
         began, cpu = time.perf_counter(), self._cpu_s()
         for _ in self.loader:
             pass

@@ -1,6 +1,6 @@
 """Measure what checking costs: ``python -m benchmarks.bench_check``.
 
-The benchmark measures the memory and time needed to judge 10^8 deliveries by integer keys, and the time that
+The benchmark measures the memory and time needed to judge 10^8 deliveries of integer keys, and the time that
 CoverageRecorder adds per image in batches of 256 string keys.
 """
 
@@ -25,7 +25,7 @@ def judge_many() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.perf_counter()
     coverage = Coverage()
-    step = 99_999_989  # A prime: its multiples visit all numbers below 10^8 in a scattered order.
+    step = 99_999_989  # A prime: its multiples, modulo 10^8, visit all numbers below 10^8 in scattered order.
     for batch in range(NUM_KEYS // BATCH_SIZE):
         numbers = np.arange(batch * BATCH_SIZE, (batch + 1) * BATCH_SIZE, dtype=np.uint64)
         scattered = numbers * np.uint64(step) % np.uint64(NUM_KEYS)

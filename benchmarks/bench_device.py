@@ -1,9 +1,9 @@
 """Measure how long a GPU waits for its batches: ``python -m benchmarks.bench_device [PHOTOS]``.
 
-A training step in bfloat16 uses batches (a) that are already on the GPU, (b) from shardio's DevicePrefetcher, (c) from
-pinned memory with non_blocking, as torch's documentation recommends, or (d) from timm's prefetcher, if timm is
-installed. The source ``memory`` decodes nothing, so only the transfer is measured. In the source ``photographs``,
-shardio's loader and torch's decode JPEGs. A profile shows how much of the copy time overlapped with kernels.
+The batches of a training step in bfloat16 (a) are already on the GPU, or come (b) from shardio's DevicePrefetcher, (c)
+from pinned memory with non_blocking, as torch's documentation recommends, or (d) from timm's prefetcher, if timm is
+installed. With the source ``memory``, nothing is decoded, so only the transfer is measured. With ``photographs``, the
+loaders of shardio and torch decode JPEGs. A profile shows how much of the copy time overlapped with kernels.
 
 ``--device cpu`` runs everything that needs no GPU, at small sizes. A run on the CPU tests the benchmark; its timings
 mean nothing.
@@ -59,7 +59,7 @@ def read_arguments(arguments: list[str] | None = None) -> tuple[Settings, Path |
     parser.add_argument(
         "--results", type=Path, help="directory for the results (default: benchmarks/results, or none on a CPU)"
     )
-    parser.add_argument("--name", default="device", help="name of the results, part of their file name")
+    parser.add_argument("--name", default="device", help="name of the results, used in their file name")
     given = parser.parse_args(arguments)
     device = torch.device(given.device)
     is_cuda = device.type == "cuda"
@@ -116,7 +116,7 @@ def describe_device(device: torch.device) -> dict[str, Any]:
 
 
 def _ask_driver() -> list[str]:
-    """Return what nvidia-smi reports for each GPU (driver, bus, power limit); nothing if it is not installed."""
+    """Return what nvidia-smi reports for each GPU (driver, bus, power limit), or [] if it is not installed."""
     if shutil.which("nvidia-smi") is None:
         return []
     asked = "name,driver_version,pcie.link.gen.max,pcie.link.width.max,power.limit,clocks.max.sm"

@@ -1,8 +1,8 @@
 """Measure what crops of JPEGs cost, and which steps take the time.
 
-``python -m benchmarks.bench_images PHOTOS``: CPU time on one thread from a JPEG's bytes to a crop of 224×224 pixels
-in a batch's row, for shardio and its peers. There are random crops (RandomResizedCrop's defaults, the same boxes for
-all) and evaluation crops (shorter side to 256, then the center). All outputs are compared first.
+``python -m benchmarks.bench_images PHOTOS`` measures CPU time on one thread from a JPEG's bytes to a 224×224 crop in a
+batch's row, for shardio and its peers: random crops (RandomResizedCrop's defaults, the same boxes for all) and
+evaluation crops (shorter side to 256, then the center). All outputs are compared first.
 """
 
 from __future__ import annotations

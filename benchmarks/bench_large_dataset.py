@@ -1,4 +1,4 @@
-"""Measure how soon spawned workers deliver from a dataset of millions of samples, and the memory that they add.
+"""Measure how soon spawned workers deliver from a dataset of millions of samples, and how much memory they add.
 
 ``python -m benchmarks.bench_large_dataset``. The dataset is a SharedList of paths and labels, or a plain list. The
 memory is the workers' private memory, minus that of workers with a small dataset, plus the growth of the machine's
@@ -35,13 +35,13 @@ class Samples(torch.utils.data.Dataset[Any]):
 
 
 def _read_bytes(path: str, *names: str) -> int:
-    """Return the sum of the values of a file in /proc whose names start with these prefixes, in bytes."""
+    """Return the sum, in bytes, of the values in a file of /proc whose names start with these prefixes."""
     lines = Path(path).read_text().splitlines()
     return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(names))
 
 
 def _measure(loader: Any, num_workers: int) -> tuple[float, int]:
-    """Return the time to the first batch in seconds, and the memory that the workers added, in bytes."""
+    """Return the time to the first batch, in seconds, and the memory that the workers added, in bytes."""
     before, began = _read_bytes("/proc/meminfo", "Shmem:"), time.perf_counter()
     batches = iter(loader)
     next(batches)
@@ -56,7 +56,7 @@ def main(
     samples: Annotated[int, typer.Option(min=1)] = 10_000_000,
     workers: Annotated[int, typer.Option(min=1)] = 8,
     loader: Annotated[str, typer.Option(help="torch or shardio.")] = "shardio",
-    plain: Annotated[bool, typer.Option(help="Whether the samples are in a plain list.")] = False,
+    plain: Annotated[bool, typer.Option(help="Keep the samples in a plain list.")] = False,
     method: Annotated[Literal["spawn", "forkserver", "fork"], typer.Option()] = "spawn",
     rounds: Annotated[int, typer.Option(min=1)] = 3,
 ) -> None:

@@ -3,7 +3,7 @@
 ``python -m benchmarks.bench_mixture`` writes three datasets of tiny samples in every loader's own format to a temporary
 folder, and prints one table. Every measurement runs in a process of its own, and the loaders take turns.
 
-``python -m benchmarks.bench_mixture --only sources PHOTOS`` compares a ShardDataset's second epoch with mixtures'.
+``python -m benchmarks.bench_mixture --only sources PHOTOS`` compares second epochs of a ShardDataset and of mixtures.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def write_mds(path: str, source: int) -> None:
 
 def write_chunks(path: str, source: int) -> None:
     """Write LitData's chunks."""
-    # With the README's chunks of 64 MB, or of 2,500 samples, a sample takes about four times the CPU time.
+    # With chunks of 64 MB, as in LitData's README, or of 2,500 samples, a sample takes about four times the CPU time.
     options: dict[str, Any] = {"output_dir": path, "chunk_size": 1000, "num_workers": 1, "verbose": False}
     _import_litdata().optimize(fn=make_samples, inputs=[source], **options)
 
@@ -77,7 +77,7 @@ def _import_litdata() -> Any:
 
 
 def write_records(path: str, source: int) -> None:
-    """Write Grain's files, from which it reads single records."""
+    """Write ArrayRecord files, from which Grain reads single records."""
     module: Any = importlib.import_module("array_record.python.array_record_module")
     Path(path).mkdir()
     writer = module.ArrayRecordWriter(f"{path}/samples.arecord", "group_size:1")
@@ -92,7 +92,7 @@ def _list_sources(job: Job) -> list[tuple[str, float]]:
 
 
 def open_shardio(job: Job) -> Opened:
-    """Mix ShardDatasets until each sample was delivered."""
+    """Mix ShardDatasets until each sample has been delivered."""
     sources = {
         path: (shardio.ShardDataset(path, fields=("cls", "npy"), shuffle=True), weight)
         for path, weight in _list_sources(job)
@@ -103,7 +103,7 @@ def open_shardio(job: Job) -> Opened:
 
 
 def open_litdata(job: Job) -> Opened:
-    """Combine StreamingDatasets in given proportions, which ends an epoch with the end of any of them."""
+    """Combine StreamingDatasets in given proportions. An epoch ends when any of them ends."""
     litdata = _import_litdata()
     datasets = [litdata.StreamingDataset(path, shuffle=True) for path, _ in _list_sources(job)]
     mix = litdata.CombinedStreamingDataset(datasets, weights=WEIGHTS, iterate_over_all=False)
@@ -122,7 +122,7 @@ def open_mosaic(job: Job, batching: str = "random") -> Opened:
 
 
 def open_webdataset(job: Job) -> Opened:
-    """Mix endless WebDatasets, which workers read from shards of their own."""
+    """Mix endless WebDatasets. Each worker reads its own shards."""
     wds: Any = importlib.import_module("webdataset")
     tars = [sorted(map(str, Path(path).glob("*.tar"))) for path, _ in _list_sources(job)]
     datasets = [
@@ -134,7 +134,7 @@ def open_webdataset(job: Job) -> Opened:
 
 
 def open_grain(job: Job) -> Opened:
-    """Mix endless shuffled MapDatasets, with the iterator that can resume on another number of ranks."""
+    """Mix endless shuffled MapDatasets, with the iterator that can resume with a different number of ranks."""
     grain: Any = importlib.import_module("grain")
     experimental: Any = importlib.import_module("grain.experimental")
     parts = [
@@ -187,8 +187,8 @@ def _deviations(codes: Codes) -> NDArray[np.float64]:
 
 
 def _count_inexact(codes: Codes) -> tuple[int, int]:
-    # The repeats of samples when others of their source have been delivered less often, and the samples that are not
-    # among the first n of a source of n samples.
+    # The repeats of samples while other samples of their source had been delivered less often, and the samples that are
+    # missing from the first n deliveries of a source of n samples.
     early = missing = 0
     for source, size in enumerate(SIZES):
         own = codes[codes // BASE == source]
@@ -215,8 +215,8 @@ def measure_mixtures(folder: Path, rounds: int) -> None:
         print(f"{name}: {cells[name]}", file=sys.stderr, flush=True)
     found = take_turns(jobs, rounds)
     print("| loader | largest deviation of a prefix | of a global batch of 256 | early repeats, 1 / 2 workers ", end="")
-    print("| missing from the sources' first epochs, 1 / 2 workers | resumed alike | resumed with 1 worker ", end="")
-    print("| resumed with 2 ranks | bytes of state | samples/s | CPU µs a sample |\n" + "|---" * 11 + "|")
+    print("| missing from the sources' first epochs, 1 / 2 workers | resumed in the same setup | 1 worker ", end="")
+    print("| 2 ranks | bytes of state | samples/s | CPU µs a sample |\n" + "|---" * 11 + "|")
     for name in names:
         times = [summarize(found[name]["rate"]), summarize(found[name]["cpu_us"], 1)]
         print(f"| {name} | {' | '.join([*cells[name], *times])} |")

@@ -1,9 +1,9 @@
 """Compare the speed of loaders with the same user code.
 
-``python -m benchmarks.bench_own_code PHOTOS`` makes random crops of photographs to 224×224 with typical user code: a
-function, torchvision's and Albumentations' pipelines, a ``collate_fn``, a tokenizer. Each loader calls the same code
-with the same kind of image, in two workers. Loaders take turns, one epoch each. images/s are measured in wall-clock
-time. CPU time includes the process and its children.
+``python -m benchmarks.bench_own_code PHOTOS`` makes random 224×224 crops of photographs with typical user code: a
+function, pipelines from torchvision and Albumentations, a ``collate_fn``, and a tokenizer. Each loader calls the same
+code with the same kind of image, in two workers. Loaders take turns, one epoch each. Rates (images/s) are measured in
+wall-clock time. CPU time includes the process and its children.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ def cpu_s() -> float:
 def main(
     photos: Annotated[Path, typer.Argument(help="Class folders of JPEGs.")],
     rounds: Annotated[int, typer.Option(min=1)] = 5,
-    samples: Annotated[int, typer.Option(min=1, help="Number of samples; photographs repeat to reach it.")] = 1140,
+    samples: Annotated[int, typer.Option(min=1, help="Number of samples; photos are repeated to reach it.")] = 1140,
     case: Annotated[list[str] | None, typer.Option(help="Run only this case. Repeatable.")] = None,
 ) -> None:
     """Print the table."""

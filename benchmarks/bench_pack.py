@@ -1,9 +1,9 @@
 """Compare the cost of packing with shardio, with tar, and with the writers of other formats.
 
 ``python -m benchmarks.bench_pack PHOTOS``. All candidates pack the same photographs and take turns. Each
-candidate is a whole process, and its start is included. A warm-up round fills the page cache. CPU time includes the
-process and all its children. The wall time of ``shardio pack`` includes syncing every shard to disk, which the other
-tools omit.
+candidate is a whole process, and its startup is included. A warm-up round fills the page cache. CPU time includes the
+process and all its children. The wall time of ``shardio pack`` includes syncing every shard to disk, a step that the
+other tools omit.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def write_webdataset(source: Path, out: Path) -> None:
 
 
 def write_mosaic(source: Path, out: Path) -> None:
-    """Pack with MosaicML's MDSWriter, with hashes."""
+    """Pack with MosaicML's MDSWriter, which also writes hashes."""
     import_library("torchvision")  # streaming imports it.
     streaming: Any = importlib.import_module("streaming")
     columns = {"key": "str", "jpg": "bytes", "cls": "int"}
@@ -59,12 +59,12 @@ def write_mosaic(source: Path, out: Path) -> None:
 
 
 def read_one(path: str) -> dict[str, Any]:
-    """Return the sample of a file. LitData calls this function in its workers."""
+    """Return the sample in a file. LitData calls this function in its workers."""
     return {"key": path, "jpg": Path(path).read_bytes(), "cls": 0}
 
 
 def write_litdata(source: Path, out: Path) -> None:
-    """Pack with LitData's optimize, in two workers."""
+    """Pack with LitData's optimize, with two workers."""
     import_library("torchvision")  # litdata imports it.
     litdata: Any = importlib.import_module("litdata")
     litdata.optimize(
@@ -112,7 +112,7 @@ def make_commands(source: Path, out: Path) -> dict[str, list[str]]:
 
 def measure(command: list[str], num_images: int) -> Run:
     """Run a command and return its cost."""
-    os.sync()  # Writes of earlier runs must not slow this run down.
+    os.sync()  # Writes from earlier runs must not slow this run down.
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)

@@ -56,7 +56,7 @@ app = typer.Typer(add_completion=False)
 def main(
     photos: Annotated[Path, typer.Argument(help="Class folders of JPEGs.")],
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each candidate.")] = 3,
-    raw: Annotated[bool, typer.Option("--raw", help="Compare loaders of single images.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Compare loaders that read single images.")] = False,
     only: Annotated[list[str] | None, typer.Option(help="Run only this candidate; may be repeated.")] = None,
     run: Annotated[str | None, typer.Option(help="Used by this program itself.", hidden=True)] = None,
 ) -> None:
@@ -84,7 +84,7 @@ def _compare(names: list[str], folder: Path, server: Server, rounds: int, num_im
     for number in range(rounds):
         for name in names[number % len(names) :] + names[: number % len(names)]:
             kind, _ = {**PACKED, **RAW}[name]
-            # WebDataset reads over HTTP, because it has no client for S3.
+            # WebDataset reads over HTTP, because it has no S3 client.
             root = f"http://{server.host}:{server.port}/{server.url[5:]}" if name == "webdataset" else server.url
             for place, source in {"local": str(folder / kind), "store": f"{root}/{kind}"}.items():
                 seconds = _run(name, source, {**server.options, "local": str(folder / kind)}, server, folder / "cache")
@@ -103,7 +103,7 @@ def _compare(names: list[str], folder: Path, server: Server, rounds: int, num_im
 
 
 def _run(name: str, source: str, options: dict[str, str], server: Server, cache: Path) -> dict[str, float]:
-    """Return the time that two epochs and the first batch take in a new process, in seconds."""
+    """Return the times, in seconds, that two epochs and the first batch take in a new process."""
     shutil.rmtree(cache, ignore_errors=True)
     cache.mkdir()
     environment = {

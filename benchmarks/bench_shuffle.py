@@ -1,8 +1,8 @@
 """Measure how well an order mixes samples, and how much a rank reads for it.
 
-``python -m benchmarks.bench_shuffle``: one epoch of several datasets, in shardio's default order, in a global shuffle,
-with other windows and strata, and with WebDataset's shuffle of shards and its buffer. The measures are those of
-shardio/order/quality.py, exact over all samples and ranks. No data are read, and every machine gives the same figures.
+``python -m benchmarks.bench_shuffle`` measures one epoch of several datasets, in shardio's default order, in a global
+shuffle, with other windows and strata, and with WebDataset's shard shuffle and buffer. The measures (see
+shardio/order/quality.py) are exact over all samples and ranks. No data is read; every machine gives the same figures.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ HEADER = """\
 |---|---|---|---|---|---|"""
 
 Choice = tuple[int | None, int | None]
-"""Window and strata, None for the default."""
+"""Window and strata; None means the default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A dataset of equal shards, its readers, and the orders to measure besides the default and the global one."""
+    """A dataset of equal shards, its readers, and the orders to measure besides the default and the global order."""
 
     num_shards: int
     shard_size: int
@@ -118,7 +118,7 @@ def _webdataset_rank(case: Case, rank: int, buffer: int) -> Iterator[list[int]]:
 
 
 def _webdataset_worker(case: Case, rank: int, worker: int, buffer: int) -> Iterator[int]:
-    """Yield the samples of one worker in webdataset's own order, after its splits by node and by worker."""
+    """Yield the samples of one worker in webdataset's own order, after the splits by node and by worker."""
     shards = range(case.num_shards)[rank :: case.world_size][worker :: case.num_workers]
     shuffle = webdataset.filters._shuffle
     rng = random.Random(rank * case.num_workers + worker)

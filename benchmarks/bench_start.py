@@ -1,8 +1,8 @@
 """Measure the CPU time that worker processes take to start: ``python -m benchmarks.bench_start IMAGES PACKED``.
 
 The CPU time is what the fork server and the worker processes of a new program need until they are ready, before any
-batch. The benchmark alternates between a directory and the same directory, packed, each with one and with two worker
-processes. The first line shows a bare ``import numpy``. The benchmark needs Linux.
+batch. The benchmark alternates between a directory and its packed copy, each with one and with two worker processes.
+The first line shows the CPU time of a bare ``import numpy``. The benchmark needs Linux.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def cpu_ms(process_id: int) -> float:
 
 
 def start(source: str, num_workers: int) -> float:
-    """Start worker processes in this program, and return their CPU time and that of their fork server."""
+    """Start worker processes in this program, and return the CPU time of them and their fork server in milliseconds."""
     dataset = (ShardDataset if (Path(source) / "shardio.json").exists() else ImageFolder)(
         source, transform=RandomResizedCrop(224)
     )
@@ -59,7 +59,7 @@ def import_numpy() -> float:
 
 def main(
     images: Annotated[Path, typer.Argument(help="Class folders of JPEGs.")],
-    packed: Annotated[Path, typer.Argument(help="The same, packed.")],
+    packed: Annotated[Path, typer.Argument(help="The same images, packed.")],
     rounds: Annotated[int, typer.Option(min=1)] = 11,
 ) -> None:
     """Print the CPU times."""

@@ -1,9 +1,9 @@
 """Measure how fast a GPU decodes tiles: ``python -m benchmarks.bench_tiles [PHOTOS]``.
 
-- the stages that decode a batch of 256 random crops, in bfloat16: their time on the device, and that of each stage;
+- the stages that decode a batch of 256 random crops in bfloat16: the time on the device, in total and for each stage;
 - whole batches on the device, decoded there or by the workers: images/s, and the CPU time of all processes;
 - the loader alone, with pixels or tiles;
-- torchvision's decoder on the device (nvJPEG), whole images of the same photographs.
+- torchvision's decoder on the device (nvJPEG), which decodes the same photographs whole.
 
 ``--device cpu`` tests the benchmark, at small sizes. The CPU then runs the stages, so their timings mean nothing.
 ``--loader-only`` measures only the loader, which needs no device.
@@ -55,7 +55,7 @@ def measure_stages(loader: Any, device: torch.device, rounds: int) -> Figures:
         on_host: TiledImages = next(batches)[0]
     tiles = on_host.to(device)
     colors = Colors(torch.bfloat16, torch.ones(3), torch.zeros(3), torch.channels_last)
-    num_calls = 20 if device.type == "cuda" else 1  # The program enqueues them faster than the device completes them.
+    num_calls = 20 if device.type == "cuda" else 1  # The program enqueues calls faster than the device completes them.
 
     def decode() -> None:
         for _ in range(num_calls):
@@ -101,7 +101,7 @@ def _time(function: Callable[[], object], device: torch.device) -> float:
 def measure_batches(
     packed: Path, batch_size: int, num_workers: int, device: torch.device | None, rounds: int
 ) -> Figures:
-    """Return images/s and CPU µs an image of whole epochs, with each way to decode, which take turns.
+    """Return images/s and CPU µs per image of whole epochs, for each way to decode. The ways take turns.
 
     Without a device, only the loader is measured.
     """
@@ -132,7 +132,7 @@ def _collect(loader: Any) -> Iterable[Any]:
 def _measure_epoch(
     loader: Any, deliver: Callable[[Any], Iterable[Any]], device: torch.device | None
 ) -> tuple[float, float]:
-    """Return images/s and CPU µs an image of a loader's second epoch. The first one starts the workers."""
+    """Return images/s and CPU µs per image of a loader's second epoch. The first epoch starts the workers."""
     batches = deliver(loader)
     for _ in batches:
         pass
@@ -146,7 +146,7 @@ def _measure_epoch(
 
 
 def _read_cpu_s() -> float:
-    """Return the CPU time of this process and of all that descend from it, in seconds."""
+    """Return the CPU time of this process and all its descendants, in seconds."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     total, parents = usage.ru_utime + usage.ru_stime, dict[int, tuple[int, float]]()
     for folder in Path("/proc").iterdir():
@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, action="append", help="worker processes (default: 2); repeatable")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batch-size", type=int, help="default: 256, or 16 on a CPU")
-    parser.add_argument("--samples", type=int, help="images are repeated to reach it (default: 10240, or 128 on a CPU)")
+    parser.add_argument("--samples", type=int, help="sample count; images may repeat (default: 10240, or 128 on a CPU)")
     parser.add_argument("--loader-only", action="store_true", help="measure only the loader")
     parser.add_argument("--results", type=Path, help="directory for the results (default: none)")
     given = parser.parse_args()

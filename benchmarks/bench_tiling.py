@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.bench_tiling PHOTOS`` measures the sizes of unchanged photographs, of photographs re-encoded at
 several qualities, and of smaller photographs. For several restart intervals, in MCUs, the benchmark measures the sizes
-of files and the CPU time of crops. Photographs whose MCU rows have no divisor from 2 to 8 are measured separately.
+of files and the CPU time of crops, in groups of photographs by the number of MCUs in a row.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def tell_sizes(photographs: list[bytes]) -> None:
 
 
 def mean_kb(contents: Iterable[bytes]) -> float:
-    """Return the mean size of some files."""
+    """Return the mean size of some files, in kB."""
     sizes = [len(content) for content in contents]
     return sum(sizes) / len(sizes) / 1000
 

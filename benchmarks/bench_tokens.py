@@ -1,7 +1,7 @@
 """Compare loaders of token blocks: shardio, a memory-mapped array in torch, LitData, MosaicML Streaming and Grain.
 
-The same documents are stored for each loader in its own form. Each loader delivers shuffled batches of 16 blocks of
-2,049 tokens with 2 workers, in processes of its own, and the loaders take turns. Then each one resumes from its state.
+The same documents are stored for each loader in its own format. Each loader delivers shuffled batches of 16 blocks of
+2,049 tokens with 2 workers, in its own processes, and the loaders take turns. Then each loader resumes from its state.
 
     python -m benchmarks.bench_tokens
 """
@@ -53,7 +53,7 @@ def make_documents(num_documents: int) -> Iterator[NDArray[np.uint16]]:
 
 @cache
 def make_blocks(num_documents: int) -> NDArray[np.uint16]:
-    """Return the blocks of all documents, with a token between two documents: shape (blocks, tokens)."""
+    """Return the blocks of all documents, with EOS after each document: shape (blocks, tokens)."""
     stream = np.concatenate([np.append(document, EOS) for document in make_documents(num_documents)])
     return stream[: len(stream) // BLOCK * BLOCK].reshape(-1, BLOCK).astype(np.uint16)
 
@@ -101,7 +101,7 @@ def write_records(folder: Path, num_documents: int) -> None:
 
 
 def _import_litdata() -> Any:
-    import_torchvision()  # LitData imports torchvision, whose compiled part may not fit torch.
+    import_torchvision()  # LitData imports torchvision, whose compiled part may not match torch.
     return import_module("litdata")
 
 
@@ -162,7 +162,7 @@ def open_mosaic(job: Job) -> Opened:
 
 
 def open_grain(job: Job) -> Opened:
-    """Deliver stored blocks, with the iterator that can resume on another number of ranks."""
+    """Deliver stored blocks, with the iterator that can resume with a different number of ranks."""
     grain: Any = import_module("grain")
     blocks = grain.MapDataset.source(grain.sources.ArrayRecordDataSource(f"{job.data}/blocks")).seed(0).shuffle()
     blocks = blocks.repeat().map(lambda row: np.frombuffer(row, np.uint16).astype(np.int32))

@@ -1,7 +1,7 @@
 """Compare the speed of pixel transforms with torchvision's: ``python -m benchmarks.bench_transforms``.
 
-All candidates transform 64 smooth images of 224×224 with some noise, on one thread, and take turns in each round. The
-time includes drawing parameters.
+All candidates transform 64 smooth 224×224 images with some noise, on one thread, and take turns in each round. The time
+includes drawing parameters.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class Case(NamedTuple):
-    """A transform of shardio, and the same transform of torchvision.
+    """A shardio transform, and the same transform in torchvision.
 
     Attributes:
         ours: shardio's transform.
-        make_theirs: A function that makes torchvision's transform, given its module v2.
+        make_theirs: A function that makes torchvision's transform, given torchvision's module v2.
         takes_pillow: Whether torchvision's transform also accepts Pillow images.
     """
 
@@ -147,7 +147,7 @@ def main(rounds: int = 7) -> None:
             call_ours,
         ]
         times = np.full((rounds, 3), np.nan)
-        for turn in range(-1, rounds):  # The first round only warms up.
+        for turn in range(-1, rounds):  # The first round is a warm-up.
             for candidate, call in enumerate(calls):
                 if candidate or case.takes_pillow:
                     copies[:] = images

@@ -2,7 +2,7 @@
 
 The benchmark measures the CPU time of reading an image from a packed directory, with ``verify="first"`` (every image
 is read for the first time) and with ``verify="off"``. It also prints the difference as a share of the time that an
-image takes from reading to a random crop of 224×224. The candidates take turns in one process.
+image takes from reading to a random 224×224 crop. The candidates take turns in one process.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def _resize_with_opencv(pixels: Pixels, task: Task, row: Pixels) -> None:
 
 
 def make_torchvision() -> Load:
-    """Return torchvision's decoder with its resize of tensors, which antialiases by default."""
+    """Return torchvision's decoder, with torchvision's resize for tensors, which antialiases by default."""
     import torch
 
     torch.set_num_threads(1)
@@ -126,6 +126,6 @@ def find_peers() -> tuple[dict[str, Load], list[str]]:
             continue
         try:
             peers[name] = make()
-        except (ImportError, OSError, RuntimeError) as error:  # A peer may be built for another version of torch.
+        except (ImportError, OSError, RuntimeError) as error:  # A peer may be built for a different version of torch.
             missing.append(f"{name} ({error})")
     return peers, missing

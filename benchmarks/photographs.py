@@ -21,11 +21,11 @@ TARGET = 224
 """The side length of a crop in pixels."""
 
 SHORTER_SIDE = 256
-"""Length in pixels of an image's shorter side after the resize of the evaluation crop."""
+"""The length in pixels of an image's shorter side after the resize of the evaluation crop."""
 
 
 class Task(NamedTuple):
-    """An image's crop plan, in plain numbers for the peers: cut out the box, resize it, cut out the window."""
+    """An image's crop plan, as plain numbers for the peers: cut out the box, resize it, cut out the window."""
 
     box: tuple[int, int, int, int]
     size: tuple[int, int]
@@ -66,12 +66,12 @@ def read_photographs(directory: Path, num_images: int | None = None) -> list[byt
 
 
 def random_crops(*, antialias: bool = False, size: int = TARGET) -> list[Geometry]:
-    """Return the transforms of training, which crop a random part of the image."""
+    """Return the transforms for training, which crop a random part of the image."""
     return [RandomResizedCrop(size, antialias=antialias)]
 
 
 def evaluation_crop(*, antialias: bool = False) -> list[Geometry]:
-    """Return the transforms of evaluation, which crop the center of the resized image."""
+    """Return the transforms for evaluation, which crop the center of the resized image."""
     return [Resize(SHORTER_SIDE, antialias=antialias), CenterCrop(TARGET)]
 
 
@@ -101,7 +101,7 @@ def make_rng_keys(num_images: int) -> Words:
 
 
 def make_tasks(plan: CropPlan) -> list[Task]:
-    """Return a crop plan in plain numbers, one task for each image."""
+    """Return a crop plan as plain numbers, one task for each image."""
     rows = zip(plan.box.tolist(), plan.size.tolist(), plan.window.tolist(), strict=True)
     return [Task(tuple(box), tuple(size), tuple(window)) for box, size, window in rows]
 

@@ -77,7 +77,7 @@ def load_webdataset(source: str, cache: Path, options: dict[str, str]) -> Callab
 
 
 def load_mosaic(source: str, cache: Path, options: dict[str, str]) -> Callable[[int], Iterable[Any]]:
-    """Read MDS with StreamingDataset."""
+    """Read MDS shards with StreamingDataset."""
     import torch
     from PIL import Image
 
@@ -113,14 +113,14 @@ def _usual_transform() -> Callable[[Any], Any]:
 def read_for_litdata(path: str) -> dict[str, Any]:
     """Return a sample. LitData calls this function in its workers.
 
-    The content is an array, because LitData decodes JPEGs in bytes objects with torchvision's own decoder, which not
-    every build of torchvision has.
+    The content is an array, because LitData decodes JPEGs in bytes objects with torchvision's own decoder, which some
+    builds of torchvision lack.
     """
     return {"jpg": np.fromfile(path, np.uint8), "cls": 0}
 
 
 def write_litdata(source: Path, out: Path) -> None:
-    """Write LitData's chunks, in two workers."""
+    """Write LitData's chunks, with two workers."""
     _import_litdata().optimize(
         fn=read_for_litdata,
         inputs=list(map(str, walk_files(source))),
@@ -159,10 +159,10 @@ def load_litdata_raw(source: str, cache: Path, options: dict[str, str]) -> Calla
     local = Path(options["local"])
 
     class Listed(files.BaseIndexer):  # type: ignore[misc]  # without types
-        """Lists the files of the local copy, because LitData's own listing needs another S3 client."""
+        """An indexer that lists the files of the local copy: LitData's own indexer needs one more S3 client."""
 
         def discover_files(self, input_dir: str, storage_options: Any) -> Any:
-            raise NotImplementedError  # Only LitData's build_or_load_index calls this method, and is overridden below.
+            raise NotImplementedError  # Only LitData's build_or_load_index calls this, and that is overridden below.
 
         def build_or_load_index(self, *arguments: Any, **more: Any) -> list[Any]:
             return [

@@ -33,7 +33,7 @@ from shardio.transforms import Geometry
 from tools.make_images import Job, make_image, make_textures
 
 FAR = 8
-"""The difference, in levels of 255, above which a value counts as far off."""
+"""The difference above which a value, from 0 to 255, is far off."""
 
 AMPLIFIED = 4
 """The factor by which the picture amplifies the difference."""

@@ -1,6 +1,6 @@
 """Measure what each step of docs/speed-up.md gains: ``python -m benchmarks.speed_up PHOTOS``.
 
-The steps take turns, one epoch each, with two workers that persist. CPU time includes the process and its children.
+The steps take turns, one epoch each, with two persistent workers. CPU time includes the process and its children.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def make_shards(packed: Path, transform: Callable[[Any], Any], **settings: Any) 
 def main(
     photos: Annotated[Path, typer.Argument(help="Class folders of JPEGs.")],
     rounds: Annotated[int, typer.Option(min=1)] = 7,
-    samples: Annotated[int, typer.Option(min=1, help="Number of samples; photographs repeat to reach it.")] = 1536,
+    samples: Annotated[int, typer.Option(min=1, help="Number of samples; photos are repeated to reach it.")] = 1536,
 ) -> None:
     """Print the table."""
     torch.set_num_threads(1)

@@ -35,7 +35,7 @@ Profile = dict[str, Rounds]
 
 
 class _Stopwatch:
-    """Adds up the CPU time of functions by stage, in seconds."""
+    """A stopwatch that adds up the CPU time of functions by stage, in seconds."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(STAGES, 0.0)

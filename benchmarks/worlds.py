@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from benchmarks.loaders.measure import Stopwatch
 
-SAVED_AFTER, NUM_RESUMED = 40, 40  # batches before the state is saved, and batches that are compared after it
+SAVED_AFTER, NUM_RESUMED = 40, 40  # batches before the state is saved, and batches compared after that
 NUM_SKIPPED = 20  # untimed batches at the beginning of each epoch
 
 Codes = NDArray[np.int64]
@@ -38,14 +38,14 @@ class Job:
         module: The benchmark's module.
         loader: The name of the loader.
         data: The folder of its data.
-        codes: The beginning of the paths of the files.
+        codes: The common beginning of the files' paths.
         batch_size: The samples in the batches of all ranks together.
         num_workers: The workers of each rank.
         num_batches: The batches to deliver.
-        rank: This process.
+        rank: The rank of the process.
         world_size: The number of ranks.
-        saves: Save the state after 40 batches.
-        resumes: Load the state at the beginning.
+        saves: Whether to save the state after 40 batches.
+        resumes: Whether to load the state at the beginning.
     """
 
     module: str
@@ -95,7 +95,7 @@ def deliver_here(job: Job, open_loader: Callable[[Job], Opened]) -> dict[str, An
             if len(codes) == first + NUM_SKIPPED:
                 stopwatch, first_timed = Stopwatch(), len(codes)
             if len(codes) == SAVED_AFTER and job.saves and opened.save is not None:
-                state = opened.save()  # as a pickle, because LitData's has integers as keys
+                state = opened.save()  # as a pickle, because LitData's state has integer keys
                 Path(f"{job.codes}.state").write_bytes(pickle.dumps(state))
                 state_size = len(state if isinstance(state, bytes) else json.dumps(state, default=int))
             if len(codes) == job.num_batches:

@@ -43,7 +43,7 @@ def pack_photographs(images: Path, work: Path, num_samples: int) -> str:
 
 
 def open_photographs(work: Path, batch_size: int, num_workers: int, device: torch.device) -> Source:
-    """Return shardio's loader over shards and torch's over files with OpenCV, both with random crops and flips."""
+    """Return shardio's loader over shards and torch's over files (with OpenCV); both crop and flip at random."""
     from benchmarks.loaders.crops import use_one_thread, use_opencv
     from benchmarks.loaders.from_shardio import make_shards
     from benchmarks.loaders.peers_torch import Files

@@ -1,4 +1,4 @@
-"""The feeds: ways to bring a source's batches to the device, by shardio, torch and timm.
+"""The feeds: ways to bring a source's batches to the device, with shardio, torch and timm.
 
 Every feed yields normalized images, bfloat16 [n, 3, 224, 224] in channels_last memory, and labels, int64 [n], both on
 the device. Images are copied to the device as uint8.
@@ -39,17 +39,17 @@ ALONE = {
 }
 NORMALIZE = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 NUM_RESIDENT = 4
-"""The number of batches that candidate (a) has on the device."""
+"""The number of batches that candidate (a) keeps on the device."""
 
 TOLERANCE = 0.05
-"""The maximum difference of prepared values: bfloat16 has 8 bits of precision, and timm normalizes in bfloat16."""
+"""The maximum difference between prepared values: bfloat16 has 8 bits of precision, and timm normalizes in bfloat16."""
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Images and labels."""
 
 
 class BufferLikeLoader:
-    """Yields batches from memory like shardio's buffers: a few blocks in rotation, without decoding. It never ends.
+    """An endless loader of batches in memory like shardio's buffers: a few blocks in rotation, without decoding.
 
     Args:
         num_buffers: The number of blocks.
@@ -91,7 +91,7 @@ class BufferLikeLoader:
 
 
 class Planes:
-    """Yields images [n, height, width, 3] as views [n, 3, height, width]."""
+    """A loader that yields images [n, height, width, 3] as views [n, 3, height, width]."""
 
     def __init__(self, loader: Iterable[Batch]) -> None:
         self.loader = loader
@@ -102,7 +102,7 @@ class Planes:
 
 
 class CopyBeforeStep:
-    """Copies each batch from pinned memory right before its step, without waiting, as most training scripts do."""
+    """A loader that copies each batch from pinned memory right before its step, without waiting, as most scripts do."""
 
     def __init__(self, loader: Iterable[Batch], device: torch.device) -> None:
         self.loader, self.device = loader, device
@@ -115,7 +115,7 @@ class CopyBeforeStep:
 
 
 class Resident:
-    """Yields a few batches in rotation, forever. If ``prepare`` is given, it is applied to the images each time."""
+    """A loader that yields a few batches in rotation, forever. If given, ``prepare`` is applied to images each time."""
 
     def __init__(self, batches: Sequence[Batch], prepare: ImagePreparation | None = None) -> None:
         self.batches, self.prepare = batches, prepare
@@ -165,7 +165,7 @@ def make_feeds(source: Source, device: torch.device) -> tuple[dict[str, Iterable
     try:
         timm: Any = importlib.import_module("timm.data.loader")
         feeds[TIMM] = timm.PrefetchLoader(source.for_others, *NORMALIZE, device=device, img_dtype=torch.bfloat16)
-    except Exception as error:  # timm may raise any error if torchvision was built for another version of torch.
+    except Exception as error:  # timm may raise any error if torchvision was built for a different torch version.
         problems[TIMM] = f"timm cannot be imported: {error}"
     return feeds, problems
 
@@ -176,7 +176,7 @@ def make_preparation(device: torch.device) -> ImagePreparation:
 
 
 def check_feed(feed: Iterable[Batch], source: Source, device: torch.device, batch_size: int) -> None:
-    """Raise ValueError unless a feed yields batches of the common form and, if nothing is decoded, the same values."""
+    """Raise ValueError unless a feed yields batches in the common format, with equal values if nothing is decoded."""
     images, labels = next(iter(feed))
     is_right = (
         (images.shape, images.dtype, images.device.type)

@@ -52,7 +52,7 @@ def make_network(name: str, width: int = WIDTH) -> tuple[nn.Module, str]:
         try:
             models: Any = importlib.import_module("torchvision.models")
             return getattr(models, name)(weights=None), "torchvision"
-        except Exception as error:  # torchvision may raise any error if it was built for another version of torch.
+        except Exception as error:  # torchvision may raise any error if it was built for a different torch version.
             return _make_own(name, width), f"the benchmark's own, because torchvision cannot be imported ({error})"
     return _make_own(name, width), f"the benchmark's own, {width} channels wide"
 

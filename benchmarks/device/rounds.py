@@ -64,8 +64,8 @@ class Group:
         network: A description of the network's origin.
         feeds: The figures of each feed, by the feed's name and the figure's name.
         loaders_alone: The images/s of the decoding loaders and of DevicePrefetcher, without training.
-        process_us: The CPU time of this process per image in the runs without training, in µs. Workers are other
-            processes.
+        process_us: The CPU time of this process per image in the runs without training, in µs. The time of workers is
+            not included.
         pinned_gb_per_s: The bandwidth of plain copies from pinned memory.
         is_registered: Whether candidate (b) copies from the loader's own memory; None on a CPU.
         problems: The reason why a feed was not measured completely, by the feed's name.
@@ -118,7 +118,7 @@ def run_group(
     settings: Settings,
     keep: Callable[[Group], None] = lambda _: None,
 ) -> Group:
-    """Run all rounds of a network with a source, and call ``keep`` with the figures after each of them.
+    """Run all rounds of a network with a source, and call ``keep`` with the figures after each round.
 
     A feed that fails is left out of later rounds. If (a) fails, its error is raised.
     """

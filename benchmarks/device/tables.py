@@ -1,4 +1,4 @@
-"""Present the results as tables in Markdown, and judge whether they meet the targets."""
+"""Present the results as Markdown tables, and judge whether they meet the targets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_PROCESS_US = 10.0
 """The target for the CPU time of the training process per image, in µs."""
 
 MAX_STALL = 0.02
-"""The target for the share of its time that the device waits for data."""
+"""The target for the share of the time during which the device waits for data."""
 
 
 def make_table(group: Group) -> str:

@@ -31,7 +31,7 @@ def count_samples(batch: Batch) -> int:
 
 
 class ImageCheck:
-    """Checks an epoch of images: that they are valid, and the number of samples per label. Computes the mean pixel."""
+    """A check of an epoch's images and of the number of samples per label, which also computes the mean pixel."""
 
     def __init__(self, labels: Iterable[int], batch_size: int) -> None:
         self._expected = Counter(labels)
@@ -71,7 +71,7 @@ class ImageCheck:
 
 
 class BytesCheck:
-    """Checks an epoch of small samples: each one arrives once, byte for byte."""
+    """A check that each small sample of an epoch arrives once, byte for byte."""
 
     def __init__(self, samples: Iterable[bytes]) -> None:
         self._expected = Counter(map(fingerprint, samples))
@@ -86,6 +86,6 @@ class BytesCheck:
         if self._found != self._expected:
             raise ContentError(
                 f"expected {self._expected.total()} samples, got {self._found.total()}, {len(self._found)} of them "
-                f"different: {len(self._expected - self._found)} are missing"
+                f"distinct: {len(self._expected - self._found)} are missing"
             )
         return {}

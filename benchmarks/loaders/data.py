@@ -1,7 +1,7 @@
 """Create the data in every candidate's format, once in each work directory.
 
-``python -m benchmarks.loaders.data WORK STORAGE`` creates one format from ``WORK/folder``. Each format has its own
-process, which keeps the libraries apart.
+``python -m benchmarks.loaders.data WORK STORAGE NUM_SMALL`` creates one format from ``WORK/folder``. Each format is
+created in its own process, which keeps the libraries apart.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NUM_SHARDS = 16
 """The number of shards: enough for loaders that distribute whole shards to eight workers."""
 
 NUM_TINY = 256
-"""The number of samples of the dataset that is read for many epochs."""
+"""The number of samples in the dataset that is read for many epochs."""
 
 SMALL_SIZE = 1024
 """The size of a small sample in bytes."""
@@ -41,7 +41,7 @@ def copy_images(images: Path, work: Path, num_samples: int) -> None:
     source = {"images": str(images.resolve()), "num_samples": num_samples, "numbered": True}
     if done.exists():
         if json.loads(done.read_text()) != source:
-            raise SystemExit(f"{work} contains other data, {done.read_text()}: pass another --work, or delete it")
+            raise SystemExit(f"{work} contains different data, {done.read_text()}: pass another --work, or delete it")
         return
     paths = [path for path in sorted(images.glob("*/**/*")) if path.suffix.lower() in {".jpg", ".jpeg"}]
     if not paths:
@@ -79,7 +79,7 @@ def prepare(work: Path, storage: str, num_small: int) -> Path:
 
 
 def small_samples(number: int) -> Iterator[bytes]:
-    """Yield samples of 1 KiB: random bytes, the same on every call."""
+    """Yield 1 KiB samples of random bytes, the same on every call."""
     generator = np.random.default_rng(0)
     for start in range(0, number, 1000):
         block = generator.bytes(min(1000, number - start) * SMALL_SIZE)
@@ -127,7 +127,7 @@ def _unpack(storage: str) -> Callable[[Path, Path, int], None]:
 
 
 def _make_raw(work: Path, target: Path, _: int) -> None:
-    """Store the pixels of all re-encoded images, one after the other, as an array that can be mapped into memory."""
+    """Store the pixels of all re-encoded images, one after another, as an array that can be mapped into memory."""
     import simplejpeg
 
     target.mkdir(parents=True)
@@ -195,7 +195,7 @@ def _make_parquet(work: Path, target: Path, _: int) -> None:
     files = _shuffled(work)
     for shard in range(NUM_SHARDS):
         samples = [read_sample(file) for file in files[shard::NUM_SHARDS]]
-        # The guide of Hugging Face datasets recommends small groups of rows for images: a reader needs little memory.
+        # The guide to Hugging Face datasets recommends small row groups for images, so a reader needs little memory.
         parquet.write_table(arrow.Table.from_pylist(samples), target / f"{shard:03d}.parquet", row_group_size=100)
 
 
@@ -240,7 +240,7 @@ class _Decoded:
 
 
 def _make_turboloader(work: Path, target: Path, _: int) -> None:
-    """Store the pixels of all images in turboloader's format, with the same size for all of them."""
+    """Store the pixels of all images in turboloader's format, all at the same size."""
     turboloader: Any = importlib.import_module("turboloader")
 
     target.mkdir(parents=True)

@@ -11,19 +11,19 @@ TARGET = 224
 """The side length of a crop in pixels."""
 
 SHORTER_SIDE = 256
-"""Length in pixels of an image's shorter side after the resize of the evaluation crop."""
+"""The length in pixels of an image's shorter side after the resize of the evaluation crop."""
 
 SCALE = (0.08, 1.0)
-"""Range of a random crop's area, as a share of the image's area."""
+"""The range of a random crop's area, as a share of the image's area."""
 
 RATIO = (3 / 4, 4 / 3)
-"""Range of a random crop's width / height."""
+"""The range of a random crop's width / height."""
 
 Crop = Literal["train", "eval"]
-"""``train``: a random crop, resized, and a flip; ``eval``: the center of the resized image."""
+"""``train``: a random crop, resized and perhaps flipped; ``eval``: the center of the resized image."""
 
 Batch = Any
-"""Images uint8 [n, 224, 224, 3] or [n, 3, 224, 224] and n labels; or a list of n bytes objects."""
+"""Images, uint8 [n, 224, 224, 3] or [n, 3, 224, 224], and n labels; or a list of n bytes objects."""
 
 Epochs = Iterable[Batch]
 """Batches; each ``iter`` starts a new epoch."""

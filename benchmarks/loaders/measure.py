@@ -1,7 +1,7 @@
 """Measure the CPU time and memory of a process and its descendants, from Linux's ``/proc``.
 
-A process belongs to the tree if it is a descendant, or is in the session that the measured process leads. So helper
-processes whose parent has exited are also counted.
+A process belongs to the tree if it is a descendant, or is in the session that the measured process leads. Helper
+processes whose parent has exited are therefore also counted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Process(NamedTuple):
 
 
 def find_tree(root: int) -> dict[int, _Process]:
-    """Return the process ids of the tree, including ``root``."""
+    """Return the processes of the tree by process id, including ``root``."""
     processes = {}
     for entry in PROC.iterdir():
         if entry.name.isdigit() and (process := _read_process(entry)) is not None:
@@ -46,7 +46,7 @@ def measure_pss(root: int) -> int:
 
 
 class PeakMemory:
-    """Samples a tree's memory in a thread while the context is open.
+    """A thread that samples a tree's memory while the context is open.
 
     Attributes:
         peak: The peak memory in bytes.
@@ -87,7 +87,7 @@ class Times(NamedTuple):
 
 
 class Stopwatch:
-    """Measures times since it was created."""
+    """A stopwatch that starts when it is created."""
 
     def __init__(self) -> None:
         self._start = self._read()

@@ -1,4 +1,4 @@
-"""Loaders with their own decoders in C++: DALI on the CPU, FFCV and turboloader."""
+"""Loaders with their own C++ decoders: DALI on the CPU, FFCV and turboloader."""
 
 from __future__ import annotations
 

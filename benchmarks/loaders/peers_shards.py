@@ -13,7 +13,7 @@ from benchmarks.loaders.crops import make_batch, use_one_thread, use_opencv
 from benchmarks.loaders.job import Batch, Crop, Epochs, Job
 
 BUFFER_SIZE = 1000
-"""Size of a worker's shuffle buffer, in samples."""
+"""The size of a worker's shuffle buffer, in samples."""
 
 
 def make_webdataset(job: Job) -> Epochs:
@@ -32,13 +32,13 @@ def make_small_shuffled(job: Job) -> Epochs:
 
 
 def collate_images(samples: Sequence[tuple[bytes, bytes]], *, crop: Crop) -> Batch:
-    """Make a batch of undecoded (JPEG, label) pairs, as stored in the tar."""
+    """Make a batch from undecoded (JPEG, label) pairs, as stored in the tar."""
     images = make_batch([content for content, _ in samples], crop, use_opencv)
     return torch.from_numpy(images), torch.tensor([int(label) for _, label in samples])
 
 
 def collate_small(samples: Sequence[tuple[bytes]]) -> list[bytes]:
-    """Make a batch of bytes."""
+    """Make a batch of bytes objects."""
     return [content for (content,) in samples]
 
 

@@ -76,12 +76,12 @@ def collate_rows(rows: Sequence[dict[str, Any]], *, crop: Crop) -> Batch:
 
 
 def collate_small(samples: Sequence[dict[str, bytes]]) -> list[bytes]:
-    """Make a batch of bytes."""
+    """Make a batch of bytes objects."""
     return [sample["bin"] for sample in samples]
 
 
 def import_streaming() -> Any:
-    """Import MosaicML Streaming, even if torchvision or transformers are missing or cannot be imported.
+    """Import MosaicML Streaming, even if torchvision or transformers is missing or cannot be imported.
 
     MosaicML Streaming imports both packages for datasets and checks that this benchmark does not use, so empty classes
     replace the classes of missing packages.
@@ -99,7 +99,7 @@ def import_streaming() -> Any:
 def _loads(package: str) -> bool:
     try:
         importlib.import_module(package)
-    except Exception:  # A build for another version of torch may raise any error.
+    except Exception:  # A build for a different version of torch may raise any error.
         return False
     return True
 

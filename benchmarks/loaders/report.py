@@ -114,7 +114,7 @@ def _describe(result: Result) -> dict[str, Any]:
 
 
 def find_version(package: str) -> str:
-    """Return the version of a package; "" if it is not installed."""
+    """Return the version of a package, or "" if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Run rounds: in each, every candidate runs once, in its own process.
+"""Run rounds: in each round, every candidate runs once, in its own process.
 
 A different candidate comes first in each round.
 """

@@ -1,4 +1,4 @@
-"""Present the results as tables in Markdown."""
+"""Present the results as Markdown tables."""
 
 from __future__ import annotations
 

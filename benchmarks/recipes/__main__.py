@@ -1,9 +1,9 @@
 """Compare the speed of loaders with common training recipes.
 
-``python -m benchmarks.recipes PHOTOS``: torchvision's ResNet-50 recipe (random crop, TrivialAugmentWide,
+``python -m benchmarks.recipes PHOTOS`` measures torchvision's ResNet-50 recipe (random crop, TrivialAugmentWide,
 RandomErasing), SimCLR's two views and DINO's ten crops of photographs, at 224×224 and 96×96, with two workers. Loaders
-take turns, one epoch each. images/s are photographs per second of wall-clock time. CPU time includes the process and
-its children.
+take turns, one epoch each. The rate (images/s) is the number of photographs per second of wall-clock time. CPU time
+includes the process and its children.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def find_loaders(recipe: str, folder: Path, tiled: Path) -> Iterator[tuple[str, 
 
 
 def make_nodes(files: Photographs) -> Iterable[Any]:
-    """Return a loader of torchdata.nodes, with threads."""
+    """Return a torchdata.nodes loader that uses threads."""
     nodes: Any = importlib.import_module("torchdata.nodes")
     batches = BatchSampler(RandomSampler(files), BATCH_SIZE, drop_last=False)
 
@@ -152,7 +152,7 @@ def race(recipe: str, folder: Path, tiled: Path, rounds: int) -> None:
 def main(
     photos: Annotated[Path, typer.Argument(help="Class folders of JPEGs.")],
     rounds: Annotated[int, typer.Option(min=1)] = 5,
-    samples: Annotated[int, typer.Option(min=1, help="Number of samples; photographs repeat to reach it.")] = 570,
+    samples: Annotated[int, typer.Option(min=1, help="Number of samples; photos are repeated to reach it.")] = 570,
     recipe: Annotated[list[str] | None, typer.Option(help="Run only this recipe. Repeatable.")] = None,
 ) -> None:
     """Print the tables."""

@@ -23,7 +23,7 @@ Make = Callable[[Any], Any]
 
 SIZE, SMALL = 224, 96
 BLUR = {SIZE: 23, SMALL: 9}
-"""The size of the blur's kernel for each size of image."""
+"""The size of the blur's kernel for each image size."""
 
 
 def make_torchvision(recipe: str, *, takes_tensors: bool) -> Make:
@@ -60,7 +60,7 @@ def make_torchvision(recipe: str, *, takes_tensors: bool) -> Make:
 
 
 def make_albumentations(recipe: str) -> Make:
-    """Return a recipe of Albumentations' transforms, for arrays, uint8 [height, width, 3].
+    """Return a recipe built from Albumentations transforms, for arrays, uint8 [height, width, 3].
 
     Albumentations has no TrivialAugment, so this function lists the operations of TrivialAugment. Strengths are drawn
     from ranges instead of from 31 fixed values.
