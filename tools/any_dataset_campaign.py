@@ -45,7 +45,7 @@ Seed = Annotated[int, typer.Option(help="Seed of the programs.")]
 def compare(
     cases: Cases = 2000,
     seed: Seed = 0,
-    threads: Annotated[bool, typer.Option(help="Whether shardio's workers are threads.")] = False,
+    threads: Annotated[bool, typer.Option(help="Use threads as shardio's workers.")] = False,
 ) -> None:
     """Run programs with torch's loader and with shardio's."""
     if threads:

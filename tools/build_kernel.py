@@ -1,15 +1,15 @@
 """Compile the kernel into shared objects, one for each kind of processor: ``shardio/kernel/built/``.
 
     python tools/build_kernel.py                      for this machine
-    python tools/build_kernel.py macosx_11_0_arm64    for a platform, by its tag in the names of wheels
+    python tools/build_kernel.py macosx_11_0_arm64    for a platform, by its tag in wheel names
     python tools/build_kernel.py --all                for all platforms
 
 hatch_build.py runs this script when it builds shardio. The compiler is clang, from the package ziglang, for every
 platform. Files that were already compiled from the same source are kept. Two builds with the same version of ziglang
 produce identical bytes.
 
-If the packages cuda-core and nvidia-cuda-nvrtc-cu12 are installed, the stages of CUDA devices are compiled, too, for
-platforms with Linux. This needs no device.
+If the packages cuda-core and nvidia-cuda-nvrtc-cu12 are installed, the stages for CUDA devices are also compiled, for
+the Linux platforms. This needs no device.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _STANDARD_HEADERS = {
         typedef unsigned long long uint64_t;
     """,
 }
-"""The standard headers that the stages include. NVRTC has none."""
+"""The standard headers that the stages include, because NVRTC has none."""
 
 
 def build_stages(capability: tuple[int, int], path: Path) -> None:
@@ -90,7 +90,7 @@ def build_stages(capability: tuple[int, int], path: Path) -> None:
 
 
 def can_build_stages() -> bool:
-    """Return whether the compiler of the stages is installed. The code of NVRTC 13 needs newer drivers."""
+    """Return whether the compiler for the stages is installed. Code from NVRTC 13 would need newer drivers."""
     try:
         import cuda.core  # noqa: F401
         from cuda.bindings import nvrtc
@@ -98,7 +98,7 @@ def can_build_stages() -> bool:
         return False
     try:
         _, major, minor = nvrtc.nvrtcVersion()
-    except RuntimeError:  # There is no library.
+    except RuntimeError:  # The library is missing.
         return False
     return bool(major == 12 and minor >= 9)
 

@@ -30,4 +30,4 @@ def describe_end(process: BaseProcess, alarm: int, too_long: str) -> str:
     code = process.exitcode or 0
     if code == -alarm:
         return too_long
-    return f"the process ended by {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
+    return f"the process ended with {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"

@@ -1,6 +1,6 @@
 """Plant faults in loaders, and verify that the checker identifies each fault and accepts all correct loaders.
 
-The cases are defined in ``tests/check/``, and the tests run the quick cases. The output is two tables in Markdown. The
+The cases are defined in ``tests/check/``, and the tests run the quick cases. The output is two Markdown tables. The
 campaign fails if the checker misses or misnames a fault, or rejects a correct loader.
 """
 

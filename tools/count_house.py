@@ -1,4 +1,4 @@
-"""Count what a newcomer has to read: files, lines, imports, words and tests of a checkout.
+"""Count what a newcomer has to read: files, lines, imports, words and tests in a checkout.
 
 ``python tools/count_house.py [CHECKOUT …] [--junit FILE …]`` prints one column for each checkout. The script's
 environment must have the dependencies of each checkout.
@@ -71,7 +71,7 @@ def count(checkout: Path, junit: Path | None) -> Iterator[tuple[str, str]]:
 
 
 def count_code(path: Path) -> int:
-    """Return the number of lines that hold code: no blank lines, comments or docstrings."""
+    """Return the number of lines that hold code, not counting blank lines, comments and docstrings."""
     text = path.read_text()
     ignored = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
     found = set[int]()
@@ -118,7 +118,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkouts", nargs="*", type=Path, default=[Path(__file__).parents[1]])
-    parser.add_argument("--junit", nargs="*", type=Path, default=[], help="pytest's --junitxml of each checkout")
+    parser.add_argument("--junit", nargs="*", type=Path, default=[], help="pytest's --junitxml file for each checkout")
     arguments = parser.parse_args()
     junits = [*arguments.junit, *[None] * len(arguments.checkouts)]
     columns = [dict(count(checkout, junit)) for checkout, junit in zip(arguments.checkouts, junits, strict=False)]

@@ -2,7 +2,7 @@
 
 Each chunk holds several photographs, some of them tiled or turned by EXIF, with one or more crops of each. The kernel
 renders all crops of a chunk together where possible. The campaign compares the crops with those of simplejpeg, OpenCV
-and Pillow, and those that the stages of a device render with the kernel's.
+and Pillow. It also compares the crops that the stages of a device render with the kernel's crops.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def main(
 
 
 def open_photograph(path: Path, random: np.random.Generator) -> Photograph:
-    """Open a photograph, sometimes tiled and sometimes turned."""
+    """Open a photograph, after sometimes tiling it and sometimes turning it."""
     content = path.read_bytes()
     if random.random() < 0.5:
         with suppress(NotTileable):
@@ -113,7 +113,7 @@ def check_crops(photographs: list[Photograph], num_crops: int, random: np.random
     collected = collect_tiles(planned)
     assert collected is not None, "all crops have the same size"
     chunk, names = collected
-    assert chunk.memory is not None, "it is new"
+    assert chunk.memory is not None, "the chunk is new"
     staged, is_damaged = decode_tiles(
         require_functions(), chunk.memory[: chunk.num_bytes], chunk.num_images, chunk.sizes
     )
@@ -121,7 +121,7 @@ def check_crops(photographs: list[Photograph], num_crops: int, random: np.random
     for crops, found_by_stages in zip(images, staged, strict=True):
         for photograph, found, by_stages in zip(photographs, crops, found_by_stages, strict=True):
             if not np.array_equal(found, by_stages):
-                raise AssertionError(f"{photograph.name}: other pixels by the stages of a device")
+                raise AssertionError(f"{photograph.name}: different pixels by the stages of a device")
     decoders["the stages of a device"] += names.count("device") * num_crops
     return decoders
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs shardio and shows the main use: packs a directory of images, checks it, and trains from it.
+# Installs shardio and demonstrates its main use: packs a directory of images, checks it, and trains from it.
 #   bash tools/demo.sh [IMAGES]      IMAGES/class/…/name.jpg; creates synthetic photographs if you pass no IMAGES
 # Needs a package index and Python 3.10 or newer (python3 by default; set PYTHON to use a different one).
 set -euo pipefail
@@ -11,7 +11,7 @@ if [[ ! -x .venv/bin/shardio ]]; then
   "${PYTHON:-python3}" -m venv .venv
   install=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt)
   "${install[@]}" torch
-  # Without --no-build-isolation, pip would also install the compiler of the stages of CUDA devices.
+  # Without --no-build-isolation, pip would also install the compiler for the stages of CUDA devices.
   "${install[@]}" editables hatchling ziglang
   "${install[@]}" --no-build-isolation --editable .
 fi

@@ -1,8 +1,8 @@
 """Verify that the doctor names the causes of slow loaders, and finds nothing wrong with healthy ones.
 
 The loaders are defined in ``tests/diagnosis/patients.py``. Run the campaign on a machine that does nothing else: some
-causes, such as too many workers, show only there. The output is a table in Markdown. The campaign fails if a cause is
-not named, or a healthy loader is advised to change.
+causes, such as too many workers, show only there. The output is a Markdown table. The campaign fails if a cause is
+not named, or if the doctor advises changes to a healthy loader.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.diagnosis import patients
 
 def main(
     only: Annotated[str, typer.Option(help="Examine only the loaders whose names contain this text.")] = "",
-    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds of each measurement.")] = 1.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds that each measurement takes.")] = 1.0,
 ) -> None:
     """Examine all loaders."""
     warnings.simplefilter("ignore")

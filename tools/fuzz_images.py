@@ -1,6 +1,6 @@
 """Damage hundreds of thousands of small image files at random, then read and tile them.
 
-Each file has its own seed, so ``--only`` can repeat one that breaks a law. The laws are those of
+Each file has its own seed, so ``--only`` can repeat a file that breaks a law. The laws are those of
 ``tests/images/fuzz_laws.py``: reading gives a meaningful error or the right pixels. Reading never crashes, and takes at
 most a few seconds and little memory.
 """
@@ -37,7 +37,7 @@ MEMORY = 512 * 2**20
 """The number of bytes of address space that the process may add after the warm-up."""
 
 WARM_UP = 300
-"""The number of files to read before memory is measured, to compile loops and fill caches."""
+"""The number of files to read before memory is measured, to import modules and fill caches."""
 
 FILES_PER_REPORT = 500
 

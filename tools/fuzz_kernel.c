@@ -1,7 +1,7 @@
 // Let libFuzzer choose what the kernel decodes: inputs that reach new code are kept, and changed further.
 //
 // The first HEAD_BYTES bytes of an input make the plans of its crops, and the rest is a JPEG. fuzz_kernel.py says where
-// clang and its sanitizers come from. An hour on one core:
+// clang and its sanitizers come from. To run it for an hour on one core:
 //
 //   python tools/fuzz_kernel.py --write-seeds seeds
 //   clang-19 -g -O2 -march=native -std=gnu11 -fwrapv -Wno-psabi -fsanitize=fuzzer,address,undefined,float-cast-overflow
@@ -37,7 +37,7 @@ static Plan make_plan(const uint8_t *bytes, int64_t height, int64_t width) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static Workspace workspace, *work = &workspace;
-    memset(work->tables, 0, sizeof work->tables);  // Then no input depends on earlier inputs.
+    memset(work->tables, 0, sizeof work->tables);  // Results must not depend on earlier inputs.
     if (size < HEAD_BYTES) return -1;
     Image image = {.content = data + HEAD_BYTES, .length = (int64_t)size - HEAD_BYTES, .turn = data[0] & 7};
     Head head;

@@ -77,7 +77,7 @@ SEED_HEAD_BYTES = 23
 _FILE = TemporaryFile()  # noqa: SIM115  # The process's end removes the file.
 
 PROBLEM = 1
-"""The process's exit code if the kernel changed a row of an image that it did not render."""
+"""The process's exit code if pixels are wrong, or if a row of an image that was not rendered has changed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +187,7 @@ def _render(
         again = [Kept(None, kept=found.address) if found else image for found, image in zip(kept, images, strict=True)]
         same = np.full_like(rows, UNTOUCHED)
         if (kernel.decode(again, records, orders, same, turned) != is_done).any() or (same != rows).any():
-            print("kept images have other pixels", file=sys.stderr)
+            print("kept images have different pixels", file=sys.stderr)
             sys.exit(PROBLEM)
     if (rows.reshape(len(contents), -1)[~is_done] != UNTOUCHED).any():
         print("rows of images that were not rendered have changed", file=sys.stderr)
@@ -197,7 +197,7 @@ def _render(
         is_staged, crops, is_damaged = render_by_stages(functions, kernel, images, records, turned, rows.shape)
         is_equal = (crops == rows).reshape(len(images), -1).all(axis=1)
         if (is_staged & ((is_damaged == is_done) | (is_done & ~is_equal))).any():
-            print("the stages of a device give other pixels", file=sys.stderr)
+            print("the stages of a device render different pixels", file=sys.stderr)
             sys.exit(PROBLEM)
     return is_done, is_staged
 
@@ -330,7 +330,7 @@ def main(
 
 
 def _write_seeds(folder: Path) -> None:
-    """Write undamaged files for fuzz_kernel.c, with plans of whole pictures before them."""
+    """Write undamaged files for fuzz_kernel.c, each preceded by plans for the whole picture."""
     folder.mkdir()
     originals = write_originals()
     for i, original in enumerate([*originals.tiled, *originals.untouched]):

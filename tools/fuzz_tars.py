@@ -1,6 +1,6 @@
 """Read millions of random hostile tars and indexes.
 
-Each input has its own seed, so ``--only`` can repeat one that breaks a law. The laws are those of
+Each input has its own seed, so ``--only`` can repeat an input that breaks a law. The laws are those of
 ``tests/shards/tar_laws.py``: reading gives one of shardio's errors, or the samples that tarfile reads. Reading never
 crashes, takes at most a few seconds and little memory, and never writes a file outside the campaign's folder.
 """
@@ -97,7 +97,7 @@ class Limits:
             resource.setrlimit(resource.RLIMIT_AS, (self._num_bytes + MEMORY_PER_BYTE * num_bytes, hard_limit))
 
     def stop(self) -> None:
-        """End the limits."""
+        """Remove the limits."""
         signal.setitimer(signal.ITIMER_PROF, 0)
         _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (hard_limit, hard_limit))
@@ -107,7 +107,7 @@ class Limits:
             path, _, flags = arguments
             if not flags & WRITING or not isinstance(path, str | bytes):
                 return
-        elif event in CHANGES and not isinstance(arguments[0], int):  # A descriptor is that of anonymous memory.
+        elif event in CHANGES and not isinstance(arguments[0], int):  # A descriptor belongs to anonymous memory.
             if arguments[-1] not in (-1, None) and event in ("os.remove", "os.rmdir"):
                 return  # shutil.rmtree passes a path relative to an open folder.
             path = arguments[0]
@@ -173,7 +173,7 @@ def run_job(seeds: range, folder: Path) -> Iterator[Report]:
                 try:
                     report: Report = receive.recv()
                 except EOFError:
-                    too_long = f"one way of reading it took longer than {LIMIT_S} s of processor time per MiB"
+                    too_long = f"one way of reading the input took longer than {LIMIT_S} s of processor time per MiB"
                     wrong, seed = describe_end(process, signal.SIGPROF, too_long), int(current.value)
                     report = Report(num_inputs=seed + 1 - seeds[-num_left], wrong=wrong, seed=seed)
                 num_left -= report.num_inputs

@@ -245,7 +245,7 @@ def _write_results(out: Path, found: Sequence[dict[str, Any]]) -> None:
 
 
 def find_problem(device: str) -> str | None:
-    """Return the reason why this Python cannot use the device; None if it can."""
+    """Return the reason why this Python cannot use the device, or None if it can."""
     if importlib.util.find_spec("torch") is None:
         return f"torch is not installed for {sys.executable}: pip install a build of torch for CUDA"
     if device == "cpu":

@@ -37,7 +37,7 @@ BATCH = (256, 3, 224, 224)
 """The shape of a batch of images."""
 
 BUFFER_BYTES = int(np.prod(BATCH))
-"""The size of this batch in bytes, as uint8."""
+"""The size of such a batch in bytes, as uint8."""
 
 NORMALIZE = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
@@ -158,7 +158,7 @@ def measure_overhead(device: torch.device) -> Facts:
 
 
 def measure_stalls(device: torch.device) -> Facts:
-    """Measure the stalls of a loader that takes 20 ms per batch, and of one whose batches are ready."""
+    """Measure the stalls of a loader that takes 20 ms per batch, and of a loader whose batches are ready."""
 
     def load(seconds: float) -> Iterator[torch.Tensor]:
         for _ in range(50):
@@ -279,7 +279,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--results", type=Path, help="directory for facts.json")
-    parser.add_argument("--only", action="append", choices=list(FACTS), help="measure only this; repeatable")
+    parser.add_argument("--only", action="append", choices=list(FACTS), help="measure only this fact; repeatable")
     given = parser.parse_args(arguments)
     device = torch.device("cuda", torch.cuda.current_device()) if given.device == "cuda" else torch.device(given.device)
     found, has_failed = Facts(), False

@@ -36,7 +36,7 @@ class GuardedMemory:
         Args:
             shape: The shape of the array.
             dtype: The type of the elements.
-            at_end: Whether the array lies at the end of the memory, and not at its start.
+            at_end: Whether the array lies at the end of the memory rather than at its start.
             content: The content of the array, which makes it read-only. By default, the content is arbitrary.
         """
         kind = np.dtype(dtype)

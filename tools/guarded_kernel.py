@@ -70,7 +70,7 @@ class Sanitizer(str, Enum):
     """A kind of check that a compiler adds to the code.
 
     ADDRESS detects accesses outside arrays, including those that the kernel allocates, and undefined behavior. ADDRESS
-    needs clang 16 or newer, for instance Debian's packages clang-19 and libclang-rt-19-dev. UNDEFINED detects only
+    needs clang 16 or newer, for instance from Debian's packages clang-19 and libclang-rt-19-dev. UNDEFINED detects only
     undefined behavior, with the clang of ziglang.
     """
 
@@ -107,7 +107,7 @@ class GuardedFunctions(Functions):
         kind: The kind of memory.
 
     Attributes:
-        at_end: Whether arrays lie at the end of the accessible memory, and not at its start.
+        at_end: Whether arrays lie at the end of the accessible memory rather than at its start.
     """
 
     def __init__(self, path: Path, kind: type[GuardedMemory | HeapMemory] = GuardedMemory) -> None:

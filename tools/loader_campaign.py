@@ -68,7 +68,7 @@ MAX_GROWTH = 1.05
 ratio."""
 
 PIPELINES = ("shardio", "a function", "Albumentations", "torchvision")
-"""Transforms that start worker processes with user code."""
+"""The transforms of the cases: shardio's own, and user code."""
 
 Item = TypeVar("Item")
 
@@ -190,7 +190,7 @@ def kills(
     runs: Annotated[int, typer.Option(min=1, help="Number of runs.")] = 100,
     seed: Annotated[int, typer.Option(min=0, max=2**31, help="Seed of the campaign, which selects the runs.")] = 0,
     only: Annotated[int | None, typer.Option(min=0, help="Run only the case with this seed.")] = None,
-    others: Annotated[bool, typer.Option(help="Use transforms and a collate_fn of the user.")] = False,
+    others: Annotated[bool, typer.Option(help="Also use user-defined transforms and a collate_fn.")] = False,
 ) -> None:
     """Kill or stop worker processes or fork servers at random moments, and check that all batches are unchanged."""
     warnings.filterwarnings("ignore", message="worker process|fork server")  # Worker processes are expected to die.
@@ -261,7 +261,7 @@ def _describe(resources: dict[str, int] | Counter[str]) -> str:
 def epochs(
     epochs: Annotated[int, typer.Option(min=8, help="Number of epochs.")] = 50,
     num_workers: Annotated[int, typer.Option(min=1, help="Number of workers.")] = 2,
-    persistent: Annotated[bool, typer.Option(help="Whether worker processes outlive an epoch.")] = True,
+    persistent: Annotated[bool, typer.Option(help="Keep worker processes between epochs.")] = True,
 ) -> None:
     """Run many epochs, and check that the memory of the process and its worker processes does not grow."""
     started, sizes_mb = time.perf_counter(), list[float]()

@@ -3,8 +3,8 @@
 ``python tools/mutation_campaign.py choose 60 --seed 1 > changes.json`` chooses changes, the same number in each folder.
 ``python tools/mutation_campaign.py run changes.json`` applies one change at a time to this checkout, which must have no
 uncommitted changes. For each change, the script runs the tests of the changed folder, then all others, until a test
-fails. All tests must pass before any change is made. For comparison, ``--checkout`` uses another checkout, where each
-change is found by its function and its statement, in any file.
+fails. All tests must pass before any change is made. For comparison, ``--checkout`` uses a different checkout, where
+each change is found by its function and its statement, in any file.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def choose(num_changes: int, seed: int) -> list[Change]:
 
 
 def apply(checkout: Path, wanted: Change) -> Path | None:
-    """Make a change in a checkout, and return its file, or None if the checkout has no such statement."""
+    """Make a change in a checkout, and return the changed file, or None if the checkout has no such statement."""
     for path in sorted((checkout / "shardio").rglob("*.py")):
         text = path.read_text()
         for name, statement in find_statements(ast.parse(text)):
@@ -150,7 +150,7 @@ def run_tests(checkout: Path, paths: Sequence[Path]) -> bool:
 def run(checkout: Path, changes: Sequence[Change]) -> None:
     """Apply changes one at a time, and print whether a test noticed each one."""
     if run_tests(checkout, [checkout / "tests"]):
-        raise SystemExit("error: tests fail without a change: mend them first")
+        raise SystemExit("error: tests fail without a change: fix them first")
     found = defaultdict[str, int](int)
     for number, wanted in enumerate(changes):
         path = apply(checkout, wanted)

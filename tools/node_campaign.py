@@ -1,9 +1,9 @@
-"""Rehearse a run on several nodes, which is stopped and resumed on fewer nodes, on one machine.
+"""Rehearse, on one machine, a run on several nodes that is stopped and then resumed on fewer nodes.
 
 Each rank is a process with torchrun's variables. The ranks of a node share a cache, and reach a real object store
-(SeaweedFS) through a proxy of their own, which delays each request and counts the node's requests. The campaign checks
-that each sample is delivered exactly once, that the global batches are those of an uninterrupted run on one rank, and
-prints what each node has fetched. Run ``bash tools/servers.sh`` first.
+(SeaweedFS) through the node's own proxy, which delays each request and counts the node's requests. The campaign checks
+that each sample is delivered exactly once and that the global batches are those of an uninterrupted run on one rank,
+and prints what each node has fetched. Run ``bash tools/servers.sh`` first.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ app = typer.Typer(add_completion=False)
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """The task of one rank: read some batches from a position on, or all batches to the end of the epoch."""
+    """The task of one rank: to read some batches from a position on, or all batches up to the end of the epoch."""
 
     source: str
     options: dict[str, str]
@@ -79,7 +79,7 @@ def run_nodes(
     num_batches: int | None,
     state: dict[str, Any] | None,
 ) -> tuple[list[list[list[str]]], dict[str, Any]]:
-    """Run ``num_ranks`` ranks on each node. Return each rank's batches, and the state that all have saved."""
+    """Run ``num_ranks`` ranks on each node. Return each rank's batches, and the state that all ranks saved."""
     processes, outs = [], []
     world_size = num_ranks * len(proxies)
     for rank in range(world_size):
@@ -111,7 +111,7 @@ def run_nodes(
     found = [json.loads(out.read_text()) for out in outs]
     for rank, each in enumerate(found):
         if each["state"] != found[0]["state"]:
-            sys.exit(f"rank {rank} has saved another state: {each['state']} instead of {found[0]['state']}")
+            sys.exit(f"rank {rank} has saved a different state: {each['state']} instead of {found[0]['state']}")
     return [each["keys"] for each in found], found[0]["state"]
 
 
@@ -141,7 +141,7 @@ def main(
     samples: Annotated[int, typer.Option(min=1, help="Number of samples.")] = 24_000,
     job: Annotated[str | None, typer.Option(help="Used by this program itself.", hidden=True)] = None,
 ) -> None:
-    """Read an epoch on several nodes, interrupted, and compare it with one rank that reads the local dataset."""
+    """Read an epoch on several nodes, with an interruption, and compare it with an epoch of the local dataset."""
     if job is not None:
         read(Job(**json.loads(job)))
         return

@@ -62,7 +62,7 @@ def draw_case(seed: int) -> Case:
 
 
 def _draw_group(rng: random.Random, num_samples: int | None) -> Group:
-    """Return a group that stops anywhere in an epoch of ``num_samples`` or, if that is None, runs to the end."""
+    """Return a group that stops anywhere in an epoch of ``num_samples``, or runs to the end if that is None."""
     world_size, batch_size = rng.randint(1, 9), rng.randint(1, rng.choice((2, 8, 20)))
     num_batches = None if num_samples is None else rng.randint(0, num_samples // (world_size * batch_size) + 1)
     return Group(world_size=world_size, num_workers=rng.randint(1, 4), batch_size=batch_size, num_batches=num_batches)
@@ -117,7 +117,7 @@ def main(
     seed: Annotated[int, typer.Option(min=0, max=2**31, help="Seed of the campaign, which selects the cases.")] = 0,
     processes: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 2,
     only: Annotated[int | None, typer.Option(min=0, help="Run only the case with this seed.")] = None,
-    laws: Annotated[Laws, typer.Option(help="Which laws to check.")] = "order",
+    laws: Annotated[Laws, typer.Option(help="The laws to check.")] = "order",
 ) -> None:
     """Check the laws of order and state on random cases."""
     if only is not None:

@@ -42,10 +42,10 @@ MODES = (("--no-check",), (), ("--jpeg", "tile"), ("--jpeg", "reencode", "--max-
 
 def main(
     kills: Annotated[int, typer.Option(min=1, help="Number of interruptions.")] = 200,
-    samples: Annotated[int, typer.Option(min=20, help="Number of images; more make packs longer.")] = 1500,
-    seed: Annotated[int, typer.Option(help="Seed of the moments.")] = 0,
+    samples: Annotated[int, typer.Option(min=20, help="Number of images; more images make packs longer.")] = 1500,
+    seed: Annotated[int, typer.Option(help="Seed of the random choices.")] = 0,
 ) -> None:
-    """Interrupt packs, resume them, and exit with code 1 if one differs from the undisturbed pack."""
+    """Interrupt packs, resume them, and exit with code 1 if a pack differs from the undisturbed pack."""
     with tempfile.TemporaryDirectory(prefix="shardio-pack-") as name:
         campaign = Campaign(Path(name), samples, random.Random(seed))
         while campaign.interruptions.total() < kills:
@@ -162,7 +162,7 @@ KINDS: dict[str, Interrupt] = {
 
 
 def list_children(pid: int) -> list[int]:
-    """Return the child processes of a process; none if it has ended."""
+    """Return the child processes of a process, or none if it has ended."""
     try:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
@@ -173,7 +173,7 @@ def wait_for_end(pids: list[int]) -> None:
     """Wait until processes have ended, or fail after a timeout."""
     deadline = time.monotonic() + ENDS_WITHIN_S
     while left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
-        assert time.monotonic() < deadline, f"worker processes {left} are left"
+        assert time.monotonic() < deadline, f"worker processes {left} are still running"
         time.sleep(0.01)
 
 

@@ -14,7 +14,7 @@ if [[ "$(cat "$installed" 2>/dev/null)" != "$wanted" ]]; then
   echo "setting up .venv (only once; torch is a large download)"
   install=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt)
   "${install[@]}" torch
-  # A build needs these packages. Without --no-build-isolation, pip would build with other versions of them.
+  # A build needs these packages. Without --no-build-isolation, pip would build with different versions.
   "${install[@]}" editables hatchling ziglang
   "${install[@]}" --no-build-isolation --editable '.[dev,docs]'
   # The tests that pack other tools' datasets need the tools, which work with newer packages than they declare:

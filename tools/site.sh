@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the documentation's site in site/. Fails if a page, a link or an anchor is missing.
+# Builds the documentation site in site/. Fails if a page, a link or an anchor is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,4 +1,4 @@
-"""Add pages to the documentation's site: commands, public names, and the files outside docs/ that pages link to.
+"""Add pages to the documentation site: commands, public names, and the files outside docs/ that pages link to.
 
 mkdocs calls the functions named ``on_…``. griffe, which reads the docstrings, calls ``Docstrings``.
 """
@@ -37,13 +37,13 @@ GROUPS = {
     "testing": ("Conformance tests", ["testing"]),
     "errors": ("Errors", ["errors"]),
 }
-"""The title of each reference page, and the folders and modules whose public names it has."""
+"""The title of each reference page, and the folders and modules whose public names it shows."""
 
 SHOWN = {"", ".c", ".h", ".md", ".py", ".sh", ".toml", ".txt", ".yaml"}
 """The suffixes of files outside docs/ that get a page. Links to other files become plain text."""
 
 LINK = re.compile(
-    r"^(`{3,}).*?^\1 *$|`[^`\n]+`"  # Links in code are none.
+    r"^(`{3,}).*?^\1 *$|`[^`\n]+`"  # Links in code do not count.
     r"|(?P<mark>!?)\[(?P<text>[^\]]*)\]\((?![a-z]+:|#)(?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)",
     re.MULTILINE | re.DOTALL,
 )
@@ -119,7 +119,7 @@ def find_page(link: str, uri: str) -> str | None:
 
 
 def find_targets(text: str, uri: str) -> Iterator[str]:
-    """Yield the pages to which a page has links."""
+    """Yield the pages to which a page links."""
     for match in LINK.finditer(text):
         if match["target"] and (target := find_page(match["target"], uri)):
             yield target
@@ -134,7 +134,7 @@ def show_file(path: str) -> str:
 
 
 def describe_commands() -> str:
-    """Return the page of the commands, in the panels of ``shardio --help``."""
+    """Return the page of the commands, grouped in the panels of ``shardio --help``."""
     lines = ["# Commands", "", "`shardio COMMAND --help` shows the same text in a terminal."]
     for panel, commands in PANELS.items():
         lines += ["", f"## {panel}"]
@@ -155,7 +155,7 @@ def describe_commands() -> str:
 
 
 def escape(text: str) -> str:
-    """Return text that Markdown shows as it is."""
+    """Return text escaped so that Markdown shows it unchanged."""
     return re.sub(r"([\\`*_{}\[\]#])", r"\\\1", text).replace("<", "&lt;")
 
 
@@ -215,7 +215,7 @@ def to_markdown(text: str) -> str:
 
 
 class Docstrings(griffe.Extension):
-    """Converts docstrings to Markdown, and gives datasets the arguments that ``takes`` gives them."""
+    """An extension that converts docstrings to Markdown, and gives datasets the arguments that ``takes`` gives them."""
 
     def on_instance(self, *, obj: griffe.Object, **others: Any) -> None:
         """Convert the docstring of an object."""
@@ -223,7 +223,7 @@ class Docstrings(griffe.Extension):
             obj.docstring.value = to_markdown(obj.docstring.value)
 
     def on_package(self, *, pkg: griffe.Module, **others: Any) -> None:
-        """Replace the arguments of constructors whose signature is set when Python runs."""
+        """Replace the arguments of constructors whose signature is set at run time."""
         for kind in filter(inspect.isclass, map(pkgutil.resolve_name, DOCUMENTED)):
             if pkg.name == "shardio" and hasattr(kind.__init__, "__signature__"):
                 init = pkg[f"{kind.__module__}.{kind.__name__}.__init__".removeprefix("shardio.")]

@@ -6,7 +6,7 @@
 
 Each page is opened 390 and 1,280 pixels wide, in light and dark mode. The program fails if a page is wider than the
 window, an image or another file is missing, or a script fails. With ``--before``, it prints which pages have changed,
-and by how much. Look at the screenshots all the same.
+and by how much. Look at the screenshots anyway.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def take_screenshots(site: Path, url: str, browser: Any, out: Path) -> Iterator[
 
 
 def compare(before: Path, after: Path) -> float:
-    """Return the share of the pixels that differ between two screenshots; 1 if their sizes differ."""
+    """Return the share of the pixels that differ between two screenshots, or 1 if their sizes differ."""
     images = [np.asarray(Image.open(path).convert("RGB")) for path in (before, after)]
     if images[0].shape != images[1].shape:
         return 1.0
@@ -69,7 +69,7 @@ def compare(before: Path, after: Path) -> float:
 def main(
     site: Annotated[Path, typer.Argument(help="The built site.", exists=True)],
     out: Annotated[Path, typer.Argument(help="Where to write the screenshots.")],
-    before: Annotated[Path | None, typer.Option(help="Screenshots of another build.")] = None,
+    before: Annotated[Path | None, typer.Option(help="Screenshots of an earlier build.")] = None,
     chromium: Annotated[Path, typer.Option(help="The browser.")] = Path("/usr/bin/chromium"),
 ) -> None:
     """Take screenshots of the site."""

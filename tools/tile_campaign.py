@@ -161,8 +161,8 @@ def main(
     photos: Annotated[
         Path | None, typer.Option(exists=True, file_okay=False, help="Folder with more JPEGs to tile.")
     ] = None,
-    corpus: Annotated[bool, typer.Option(help="Whether to tile the corpus.")] = True,
-    limit: Annotated[int | None, typer.Option(min=1, help="Number of files of the corpus; all by default.")] = None,
+    corpus: Annotated[bool, typer.Option(help="Tile the corpus.")] = True,
+    limit: Annotated[int | None, typer.Option(min=1, help="Number of corpus files (default: all).")] = None,
     jpegtran: Annotated[bool, typer.Option("--jpegtran", help="Compare with the program jpegtran.")] = False,
     crops: Annotated[int, typer.Option(min=0, help="Number of random crops of each file.")] = 0,
     broken: Annotated[Path, typer.Option(help="Where to write a file that breaks a law.")] = Path("broken.jpg"),

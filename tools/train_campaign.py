@@ -5,8 +5,8 @@
 
 SIGKILL ends each launch at a random moment, uniformly distributed over the duration of a whole run, including the
 start. The same command then resumes the run until it finishes. The campaign checks that the weights, and the losses and
-learning rates of every step, are bit-identical. The campaign starts more runs until it reaches the requested number of
-kills.
+learning rates of every step, are bit-identical to those of an uninterrupted run. The campaign starts more runs until it
+reaches the requested number of kills.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ def make(num_classes):
 def main(
     kills: Annotated[int, typer.Option(min=1, help="Number of kills.")] = 50,
     ranks: Annotated[int, typer.Option(min=1, help="Number of ranks.")] = 1,
-    samples: Annotated[int, typer.Option(min=30, help="Samples in the dataset; more make runs longer.")] = 1500,
-    seed: Annotated[int, typer.Option(help="Seed of the moments.")] = 0,
+    samples: Annotated[int, typer.Option(min=30, help="Samples in the dataset; more samples make runs longer.")] = 1500,
+    seed: Annotated[int, typer.Option(help="Seed of the times of the kills.")] = 0,
 ) -> None:
-    """Kill training runs, resume them, and exit with code 1 if one differs from the uninterrupted run."""
+    """Kill training runs, resume them, and exit with code 1 if a run differs from the uninterrupted run."""
     with tempfile.TemporaryDirectory(prefix="shardio-train-") as name:
         campaign = Campaign(Path(name), ranks, samples, random.Random(seed))
         campaign.run(kills)
     phases = ", ".join(f"{num_kills} {phase}" for phase, num_kills in campaign.phases.most_common())
-    typer.echo(f"{kills} kills of seed {seed} ({phases}), {campaign.num_runs} runs: all equal the uninterrupted one")
+    typer.echo(f"{kills} kills of seed {seed} ({phases}), {campaign.num_runs} runs: all equal the uninterrupted run")
 
 
 class Campaign:

@@ -1,7 +1,7 @@
 """Compare operations on pixels with torchvision and Pillow, in many more cases than the tests.
 
     python -m tools.transform_campaign operations --cases 100000 --seed 1   random images, operations and sequences
-    python -m tools.transform_campaign hues                                 all 2^24 colors, each of 256 shifts
+    python -m tools.transform_campaign hues                                 all 2^24 colors, each with 256 shifts
     python -m tools.transform_campaign blurs --cases 20000 --seed 1         random images and Gaussian blurs
 
 The exit code is 1 if any pixel differs. For blurs, the exit code is 1 if a pixel differs from the definition, or by

@@ -178,4 +178,4 @@ def test_tiled_files_are_compared_with_jpegtrans(
 @pytest.mark.slow
 def test_a_killed_run_equals_an_uninterrupted_one(capsys: pytest.CaptureFixture[str]) -> None:
     train_campaign.main(kills=1, ranks=1, samples=30, seed=1)
-    assert re.fullmatch(r"(?s)1 kills of seed 1 \(.*all equal the uninterrupted one\n", capsys.readouterr().out)
+    assert re.fullmatch(r"(?s)1 kills of seed 1 \(.*all equal the uninterrupted run\n", capsys.readouterr().out)

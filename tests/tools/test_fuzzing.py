@@ -70,7 +70,7 @@ def _end(seeds: range, reports: Any, path: Path, *, hangs: bool) -> None:
     time.sleep(600)  # The alarm ends it.
 
 
-@pytest.mark.parametrize(("hangs", "said"), [(False, "the process ended by SIGSEGV"), (True, "longer than 5 s")])
+@pytest.mark.parametrize(("hangs", "said"), [(False, "the process ended with SIGSEGV"), (True, "longer than 5 s")])
 def test_a_crash_or_a_hang_keeps_the_file(
     hangs: bool, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -107,8 +107,8 @@ def test_a_campaign_continues_after_a_broken_law_a_crash_and_a_hang(
     assert sum(report.num_inputs for report in reports) == 10
     assert {report.seed: report.wrong for report in reports if report.wrong} == {
         3: "other samples",
-        5: "the process ended by SIGKILL",
-        7: "one way of reading it took longer than 2 s of processor time per MiB",
+        5: "the process ended with SIGKILL",
+        7: "one way of reading the input took longer than 2 s of processor time per MiB",
     }
     assert "--only 37" in fuzz_tars._save(37, tmp_path / "saved")
     (saved,) = (tmp_path / "saved").iterdir()
