@@ -32,7 +32,7 @@ def cpu_ms(process_id: int) -> float:
 
 
 def start(source: str, num_workers: int) -> float:
-    """Start worker processes in this program, and return the CPU time of them and their fork server in milliseconds."""
+    """Start worker processes in this program, and return their CPU time plus that of their fork server, in ms."""
     dataset = (ShardDataset if (Path(source) / "shardio.json").exists() else ImageFolder)(
         source, transform=RandomResizedCrop(224)
     )

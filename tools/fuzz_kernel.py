@@ -203,7 +203,7 @@ def _render(
 
 
 def _find_pixels(content: bytes, rng: random.Random) -> StoredPixels | None:
-    """Return the pixels of a PPM, in memory or in a file, which may be too short."""
+    """Return the pixels of a PPM, in memory or in a file that may be too short."""
     if (layout := find_pixels(content)) is None:
         return None
     if rng.random() < 0.5:

@@ -143,7 +143,7 @@ class Source:
 
 
 def open_memory(num_buffers: int, batch_size: int, device: torch.device) -> Source:
-    """Return batches in memory. Batches for candidates (c) and (d) are pinned in advance, which is their best case."""
+    """Return batches in memory. Batches for candidates (c) and (d) are pinned in advance: the best case for them."""
     loader = BufferLikeLoader(num_buffers, batch_size)
     others = loader.batches()
     if device.type == "cuda":

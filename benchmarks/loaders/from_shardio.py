@@ -22,7 +22,7 @@ def make_shards(job: Job, decoded_cache: str | None = None) -> Epochs:
 
 
 def make_cached(job: Job) -> Epochs:
-    """Return shardio's loader over shards, which keeps decoded images in memory."""
+    """Return shardio's loader over shards, with decoded images kept in memory."""
     return make_shards(job, decoded_cache="4GB")
 
 
