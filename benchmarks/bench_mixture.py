@@ -134,7 +134,7 @@ def open_webdataset(job: Job) -> Opened:
 
 
 def open_grain(job: Job) -> Opened:
-    """Mix endless shuffled MapDatasets, with the iterator that can resume with a different number of ranks."""
+    """Mix endless shuffled MapDatasets. The iterator can resume with a different number of ranks."""
     grain: Any = importlib.import_module("grain")
     experimental: Any = importlib.import_module("grain.experimental")
     parts = [

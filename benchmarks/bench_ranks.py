@@ -89,7 +89,7 @@ def measure(dataset: Dataset, world_size: int) -> str:
 
 
 def count_index_bytes(indices: Ints, dataset: Dataset) -> int:
-    """Return the number of bytes of indexes that a node fetches for its samples of a window, with an empty cache."""
+    """Return the number of index bytes that a node with an empty cache fetches for its samples of a window."""
     shards, inner = np.divmod(indices, dataset.shard_samples)
     if ENTRY_BYTES * dataset.shard_samples <= MAX_WHOLE:
         return len(np.unique(shards)) * ENTRY_BYTES * dataset.shard_samples
@@ -112,7 +112,7 @@ def count_mosaic(dataset: Dataset, world_size: int) -> int:
 
 
 def count_litdata(dataset: Dataset, world_size: int) -> int:
-    """Return the number of chunks that the nodes of LitData fetch."""
+    """Return the number of chunks that the nodes fetch with LitData."""
     import_torchvision()  # LitData imports torchvision, whose compiled part may not fit torch.
     shuffle: Any = import_module("litdata.utilities.shuffle")
     environment: Any = import_module("litdata.utilities.env")._DistributedEnv(world_size, 0, -(-world_size // NODE))

@@ -64,7 +64,7 @@ TINY_BYTES, TINY_BATCH, NUM_TINY_SHARDS = 100, 256, 128
 
 
 def write_tiny_tars(data: Path, shard_samples: int) -> None:
-    """Write one shard of tiny samples, and link it to 127 other names."""
+    """Write one shard of tiny samples, and link it under 127 other names."""
     samples = (
         Sample(key=f"{number:08d}", fields={"bin": b"x" * TINY_BYTES, "cls": b"7"}, origin="")
         for number in range(shard_samples)
@@ -78,7 +78,7 @@ def write_tiny_tars(data: Path, shard_samples: int) -> None:
 
 
 def write_tiny_mds(data: Path, shard_samples: int) -> None:
-    """Write one shard of tiny samples with MosaicML Streaming, and link it to 127 other names."""
+    """Write one shard of tiny samples with MosaicML Streaming, and link it under 127 other names."""
     import_torchvision()  # Otherwise, a stand-in for torchvision would stay for the next measures.
     with import_streaming().MDSWriter(out=str(data), columns={"bin": "bytes", "cls": "int"}, size_limit=None) as writer:
         for _ in range(shard_samples):
@@ -94,7 +94,7 @@ def write_tiny_mds(data: Path, shard_samples: int) -> None:
 
 
 def write_tiny_chunks(data: Path, shard_samples: int) -> None:
-    """Write one chunk of tiny samples with LitData, and link it to 127 other names."""
+    """Write one chunk of tiny samples with LitData, and link it under 127 other names."""
     import_torchvision()  # LitData imports torchvision, whose compiled part may not fit torch.
     writer: Any = importlib.import_module("litdata.streaming.writer").BinaryWriter(str(data), chunk_size=shard_samples)
     for number in range(shard_samples):

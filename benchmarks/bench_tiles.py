@@ -101,7 +101,7 @@ def _time(function: Callable[[], object], device: torch.device) -> float:
 def measure_batches(
     packed: Path, batch_size: int, num_workers: int, device: torch.device | None, rounds: int
 ) -> Figures:
-    """Return images/s and CPU µs per image of whole epochs, for each way to decode. The ways take turns.
+    """Return the images/s and CPU µs per image of whole epochs for each way of decoding. The ways take turns.
 
     Without a device, only the loader is measured.
     """
@@ -132,7 +132,7 @@ def _collect(loader: Any) -> Iterable[Any]:
 def _measure_epoch(
     loader: Any, deliver: Callable[[Any], Iterable[Any]], device: torch.device | None
 ) -> tuple[float, float]:
-    """Return images/s and CPU µs per image of a loader's second epoch. The first epoch starts the workers."""
+    """Return the images/s and CPU µs per image of a loader's second epoch. The first epoch starts the workers."""
     batches = deliver(loader)
     for _ in batches:
         pass

@@ -52,7 +52,7 @@ def make_loaders(packed: Path) -> tuple[shardio.DataLoader, shardio.DataLoader]:
     training = shardio.ShardDataset(
         [shard for shard in shards if shard not in held_out], shuffle=True, transform=augmented
     )
-    # On several ranks, some samples are repeated to fill the last batches; "mask" marks the repeats as invalid.
+    # With several ranks, some samples are repeated to fill the last batches; "mask" marks the repeats as invalid.
     validation = shardio.ShardDataset(held_out, remainder="mask", transform=central)
     return (
         shardio.DataLoader(training, batch_size=16, num_workers=2, persistent_workers=True),

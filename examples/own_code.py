@@ -57,7 +57,7 @@ def add_noise(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def tokenize(sample: dict[str, Any]) -> dict[str, Any]:
-    """Return a whole sample with tokens instead of a caption, which may be missing."""
+    """Return the whole sample, with its caption (which may be missing) replaced by tokens."""
     tokens = np.zeros(MAX_WORDS, np.int64)
     for place, word in enumerate((sample["txt"] or "").split()):
         tokens[place] = 1 + WORDS.index(word)

@@ -176,7 +176,7 @@ def copy_mark(error: BaseException, other: BaseException) -> None:
 
 
 def as_sample_error(error: BaseException, stages: Collection[Stage]) -> SampleError | None:
-    """Return a SampleError, or a marked error as a SampleError, if its stage is one of ``stages``; None otherwise."""
+    """Return a SampleError, or a marked error as a SampleError, if its stage is in ``stages``; otherwise, None."""
     if isinstance(error, MemoryError):
         return None  # The sample is not necessarily at fault.
     if not isinstance(error, SampleError):

@@ -193,7 +193,7 @@ def make_grid(
 
 
 def choose_ticks(end: float, max_steps: int, min_step: float = 0) -> list[float]:
-    """Return multiples of a round number, from 0 to at most a positive end.
+    """Return the multiples of a round number from 0 up to a positive end.
 
     >>> choose_ticks(8, 4), choose_ticks(1040, 8)
     ([0.0, 2.0, 4.0, 6.0, 8.0], [0.0, 200.0, 400.0, 600.0, 800.0, 1000.0])

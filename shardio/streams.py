@@ -90,7 +90,7 @@ def find_streams(source: StreamNames) -> tuple[StreamSource, ...]:
         FormatError: If a stream is named twice.
         ImportError: If a stream needs WebDataset, which is not installed.
         LocationError: If a URL is not supported.
-        ValueError: If nothing is named, or the braces of a pattern do not match.
+        ValueError: If no stream is named, or the braces of a pattern do not match.
     """
     patterns = [source] if isinstance(source, str | os.PathLike) else list(source)
     names = [name for pattern in patterns for name in _expand(os.fspath(pattern))]

@@ -80,7 +80,7 @@ def build_stages(capability: tuple[int, int], path: Path) -> None:
             arch="sm_{}{}".format(*capability),
             std="c++20",
             device_as_default_execution_space=True,
-            fma=False,  # Floating-point numbers are rounded as on processors.
+            fma=False,  # Round floating-point results as CPUs do.
             include_path=[headers, str(source)],
         )
         compiled = Program((source / "stages.cu").read_text(), "c++", options).compile("cubin")

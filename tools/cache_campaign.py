@@ -201,7 +201,7 @@ def find_bundles(url: str, options: Mapping[str, str], folder: Path) -> dict[str
 
 
 def check_copies(cache: Path, originals: Mapping[str, bytes], max_bytes: int) -> int:
-    """Compare all blocks that are present with the objects, and return the number of these blocks."""
+    """Check all present blocks against the objects, and return the number of blocks checked."""
     num_present = used = 0
     for path in cache.glob(f"*{COPY_SUFFIX}"):
         original = originals.get(path.name)

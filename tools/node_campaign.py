@@ -39,7 +39,7 @@ app = typer.Typer(add_completion=False)
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """The task of one rank: to read some batches from a position on, or all batches up to the end of the epoch."""
+    """The task of one rank: to read some batches, beginning at a position, or all up to the end of the epoch."""
 
     source: str
     options: dict[str, str]

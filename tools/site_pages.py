@@ -119,7 +119,7 @@ def find_page(link: str, uri: str) -> str | None:
 
 
 def find_targets(text: str, uri: str) -> Iterator[str]:
-    """Yield the pages to which a page links."""
+    """Yield the pages that a page links to."""
     for match in LINK.finditer(text):
         if match["target"] and (target := find_page(match["target"], uri)):
             yield target

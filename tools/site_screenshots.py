@@ -59,7 +59,7 @@ def take_screenshots(site: Path, url: str, browser: Any, out: Path) -> Iterator[
 
 
 def compare(before: Path, after: Path) -> float:
-    """Return the share of the pixels that differ between two screenshots, or 1 if their sizes differ."""
+    """Return the fraction of pixels that differ between two screenshots, or 1 if the sizes differ."""
     images = [np.asarray(Image.open(path).convert("RGB")) for path in (before, after)]
     if images[0].shape != images[1].shape:
         return 1.0

@@ -4,8 +4,8 @@
     python -m tools.transform_campaign hues                                 all 2^24 colors, each with 256 shifts
     python -m tools.transform_campaign blurs --cases 20000 --seed 1         random images and Gaussian blurs
 
-The exit code is 1 if any pixel differs. For blurs, the exit code is 1 if a pixel differs from the definition, or by
-more than 1 from torchvision.
+The exit code is 1 if any pixel differs. For blurs, the exit code is 1 if a pixel differs from the definition, or
+differs from torchvision's by more than 1.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The recipes in torchvision (on Pillow images and on tensors) and in Albumentations, as in typical user code.
 
 All recipes make uint8 images, so the loaders do equal work. In torchvision's own recipe, images are normalized before a
-part is erased to 0; in the benchmark, the erased part gets the mean color.
+part is erased (set to 0); in the benchmark, the erased part gets the mean color.
 """
 
 from __future__ import annotations

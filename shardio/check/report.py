@@ -134,7 +134,7 @@ class CoverageReport:
     def is_right(self) -> bool:
         """Whether each sample arrived exactly once, or as the remainder policy requires."""
         expected = self.expected
-        # An empty epoch is right only if no samples are expected.
+        # An empty epoch is correct only if no samples are expected.
         has_samples = self.num_deliveries > 0 or expected.num_samples in (0, expected.num_missing)
         num_samples = self.num_deliveries if expected.num_samples is None else expected.num_samples
         # Padding cycles through the epoch, so the numbers of deliveries of any two samples differ by at most one.
@@ -179,7 +179,7 @@ class CoverageReport:
         return "\n".join(lines)
 
     def raise_if_wrong(self) -> None:
-        """Raise a CoverageError with this report unless the epoch is right."""
+        """Raise a CoverageError with this report unless the epoch is correct."""
         if not self.is_right:
             raise CoverageError(str(self))
 

@@ -114,7 +114,7 @@ def train(
     num_workers: NumWorkers = 2,
     on_error: OnError = "raise",
     max_pixels: Annotated[
-        int, in_data(min=1, help="Maximum number of pixels in an image; a larger image is an error.")
+        int, in_data(min=1, help="Maximum number of pixels in an image; a larger image raises an error.")
     ] = DEFAULT_MAX_PIXELS,
     decoded_cache: Annotated[
         int | None,
@@ -171,7 +171,7 @@ def train(
 ) -> None:
     """Train a classifier, and print how fast and how well it learns.
 
-    On several ranks: torchrun --nproc-per-node 2 -m shardio train SOURCE …
+    With several ranks: torchrun --nproc-per-node 2 -m shardio train SOURCE …
 
     Example: shardio train packed/train --val packed/val --recipe imagenet_train
     """

@@ -277,7 +277,7 @@ class MixedDataset(Ordered, Iterated):
         return share.num_own_samples
 
     def __getitem__(self, position: int) -> Any:
-        """Return the sample at a position of the schedule, at least 0; the schedule continues after an epoch."""
+        """Return the sample at a position (at least 0) of the schedule, which continues after an epoch."""
         return self.__getitems__([position])[0]
 
     def __getitems__(self, positions: Any) -> list[Any]:

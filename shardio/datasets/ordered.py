@@ -368,7 +368,7 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
         return self.own_split(Cursor(epoch=0)).num_own_samples
 
     def __iter__(self) -> Iterator[int]:
-        """Iterate over the indices of this rank's samples. Without ``set_epoch``, each iteration repeats one epoch.
+        """Iterate over this rank's sample indices. Without ``set_epoch``, every iteration repeats the same epoch.
 
         Raises:
             ValueError: If the remainder policy marks repeats.

@@ -123,7 +123,7 @@ class PackedTokens(MapDataset):
         found, places = np.unique(pieces.documents, return_inverse=True)
         is_alone = np.bincount(pieces.rows)[pieces.rows] == 1
         is_long = bool((is_alone & (pieces.starts > LONG * self.block)).any())
-        try:  # For a block far into a long document, read only its own part.
+        try:  # For a block deep inside a long document, read only the part of the document that the block contains.
             contents = self._documents.read(found, (TOKENS,), (TOKENS,) if is_long else ()).columns[TOKENS]
         except SampleError as error:  # The error's row is that of a document: find the block's.
             raise error.at_row(int(pieces.rows[places == error.row][0])) from error

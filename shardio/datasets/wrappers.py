@@ -45,7 +45,7 @@ class Unwrapped:
 
     @property
     def datasets(self) -> tuple[Any, ...]:
-        """The user's datasets: the Subsets, outermost first, the inner dataset, and that dataset's parts."""
+        """The user's datasets: the Subsets (outermost first), the inner dataset, and that dataset's parts."""
         inner = self.dataset.datasets if isinstance(self.dataset, JoinedDataset) else (self.dataset,)
         return (*self.subsets, *inner)
 

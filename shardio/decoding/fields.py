@@ -512,7 +512,7 @@ class FieldDecoder:
             raise
         leader = PlannedImages(name=name, samples=samples, crops=crops, calls=calls)
         images = {name: leader}
-        for other, others in further:  # Several images require a Compose with fields, whose steps all extend plans.
+        for other, others in further:  # Several images need a Compose that has fields and whose steps all extend plans.
             same, plan = leader.crops[0]
             try:
                 images[other] = replace(leader, name=other, crops=[(render_like(others, same), plan)])

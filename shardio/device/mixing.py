@@ -97,9 +97,9 @@ def find_images(batch: Any) -> torch.Tensor:
 def find_labels(batch: Any, getter: LabelsGetter) -> torch.Tensor:
     """Return the labels of a batch.
 
-    By default, the labels are the second value of a tuple or a list. If the batch or this value is a mapping, its
-    key ``labels`` holds the labels or, failing that, the first key that contains ``label``, regardless of case. This is
-    torchvision's rule.
+    By default, the labels are the second value of a tuple or a list. If the batch or this value is a mapping, its key
+    ``labels`` holds the labels; without this key, the first key that contains ``label``, regardless of case, holds
+    them. This is torchvision's rule.
 
     Raises:
         TypeError: If the labels are not a tensor, or are not found.
@@ -340,7 +340,7 @@ class CutMix(_Mixing[PixelBox]):
     """Replace a random box in each image of a batch with the box of the image before it, and blend their labels.
 
     The box is the same for all images of a batch. Labels become float [N, ``num_classes``]. Repeats that
-    ``remainder="mask"`` marks are not cut into other images.
+    ``remainder="mask"`` marks are not pasted into other images.
 
     Args:
         alpha: The parameter of Beta(alpha, alpha), from which each batch draws lambda, the nominal share of an image

@@ -312,8 +312,8 @@ class WaitingTimes:
         """Add the time from one event to another. The time is read when the device has reached both events.
 
         Args:
-            requested: The event after all work that was queued before the batch was requested.
-            received: The event before all work that is queued after the batch was received.
+            requested: An event that follows all work queued before the batch was requested.
+            received: An event that precedes all work queued after the batch was received.
         """
         self._unread.append((requested, received))
         self._read()

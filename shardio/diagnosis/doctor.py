@@ -76,7 +76,7 @@ class Diagnosis:
             return "Without a training step (step=, --step), the doctor cannot say whether loading is the bottleneck."
         share = f"{self.both.waiting:.1%}" if self.both.waiting < 2 * NEGLIGIBLE else f"{self.both.waiting:.0%}"
         answer = "Loading is not the bottleneck" if self.keeps_up else "Loading holds training back"
-        return f"{answer}: training waits {share} of its time for data."
+        return f"{answer}: training spends {share} of its time waiting for data."
 
     def __str__(self) -> str:
         return "\n".join(

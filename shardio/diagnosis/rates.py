@@ -147,7 +147,7 @@ class _FirstBatches:
 class _Part:
     """The measured part of an epoch, or the whole epoch if it is short.
 
-    Processor times are those of fewer samples, because they are read less often.
+    Processor times cover fewer samples, because the processor clock is read less often.
     """
 
     is_whole: bool = False

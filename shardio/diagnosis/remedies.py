@@ -313,7 +313,7 @@ def _measure(value: Any) -> int:
 
 
 def _advise_order(evidence: LoaderEvidence) -> Advice | None:
-    """Find sorted data that is barely shuffled, from the labels in the first batches."""
+    """Find out from the labels in the first batches whether sorted data is barely shuffled."""
     labels = evidence.run.labels
     if len(labels) < 2:
         return None

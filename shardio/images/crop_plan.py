@@ -332,7 +332,7 @@ def resize(
 
 
 def _resize_by_pillow(image: Pixels, height: int, width: int, resampling: Resampling) -> PIL.Image.Image:
-    """Resize an image horizontally, round, and resize it vertically.
+    """Resize an image horizontally, round the values, and resize it vertically.
 
     Versions of Pillow before 13 always use this order. Pillow 13 chooses the order according to the sizes.
     """

@@ -75,7 +75,7 @@ def open_image(
 ) -> Picture:
     """Open an image of any common format.
 
-    libjpeg-turbo decodes only the requested parts of JPEGs, and damaged data is an error. 8-bit binary PGM and PPM
+    libjpeg-turbo decodes only the requested parts of JPEGs, and damaged data raises an error. 8-bit binary PGM and PPM
     files are not decoded: only the requested rows are read. CMYK JPEGs and all other formats are decoded whole, to the
     pixels of Pillow's ``convert("RGB")``.
 

@@ -186,7 +186,7 @@ def divide_images(images: NDArray[np.void], max_bytes: int) -> list[slice]:
 
 
 def _count_elements(images: NDArray[np.void]) -> dict[str, NDArray[np.int64]]:
-    """Return the lengths of each image's parts of the arrays, int64 [n], by the fields of a LOCATION."""
+    """Return the length of each image's part of each array, int64 [n], keyed by the fields of a LOCATION."""
     return {
         "block": images["num_blocks"].astype(np.int64) * images["num_rows"] * images["num_columns"],
         "sample": images["num_samples"],

@@ -63,7 +63,7 @@ typedef struct {
     int64_t count;  // The number of weights after the first.
 } Weights;
 
-// Blur part of a row down: `count` values, at most a block.
+// Blur part of a row vertically: `count` values, at most a block.
 static inline __attribute__((always_inline)) void blur_down(const uint8_t *before, int64_t height, int64_t length,
                                                             int64_t y, int64_t count, Weights down, float *out) {
     f32x32 total = down.weights[0] * __builtin_convertvector(load_bytes(before + y * length, count), f32x32);

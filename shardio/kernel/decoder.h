@@ -6,7 +6,7 @@
 //   head.c       read the markers before the scan (ISO/IEC 10918-1, annex B)
 //   crop.c       find the MCUs that the crops need; render the crops
 //   scan.c       find the restart intervals that these MCUs need, and copy them without stuffed bytes
-//   huffman.c    make look-up tables of the Huffman codes (C.2)
+//   huffman.c    make lookup tables of the Huffman codes (C.2)
 //   entropy.c    decode three streams side by side: bits become coefficients (F.2.2)
 //   progressive.c  decode the scans of a progressive image, instead of scan.c, huffman.c and entropy.c (annex G)
 //   idct.c       dequantize and transform each MCU as soon as it is decoded: coefficients become samples (A.3.3)
@@ -25,7 +25,7 @@
 //                    of a tile table are used only if they add up to those of the scan (find_tile_table in scan.c).
 //   Huffman tables   A table with more codes than their lengths allow, or with more than 256 symbols, is refused.
 //   scans            A scan is copied to a buffer with PADDING more bytes. unstuff() writes up to 64 bytes after the
-//                    copy. An MCU, or a block of a progressive scan, begins before the end of the copy or at it. An
+//                    copy. An MCU, or a block of a progressive scan, begins at or before the end of the copy. An
 //                    MCU has at most 6 × (27 + 63 × 26) bits, a progressive block 64 × 32, and a look-ahead reads 8
 //                    more bytes.
 //   coefficients     Their indices are states of huffman.c, below ALL_STATES: a code leads at most 15 states beyond
@@ -62,7 +62,7 @@ enum {
     WAITING = DONE + 16,
     REST = 1 << 11,
     PREFIX_BITS = 6,
-    MAX_LOOKUP_BITS = 18,  // The maximum bits of a code and its value: three times as many bits fit into a word.
+    MAX_LOOKUP_BITS = 18,  // The maximum number of bits in a code and its value: three times as many fit into a word.
     NUM_CACHED_TABLES = 24,
     MAX_NEW_SIDE = 1 << 20,  // Of resized parts.
     MAX_BUFFER = 1 << 30,
@@ -108,7 +108,7 @@ typedef struct {
 // Read the markers of a file up to its first scan. Return false if the kernel does not decode such files.
 bool read_head(const uint8_t *data, int64_t length, Head *head);
 
-// Read the markers from an offset on, up to the next scan. Return SOS, EOI, or 0 if the kernel does not decode such
+// Read the markers between an offset and the next scan. Return SOS, EOI, or 0 if the kernel does not decode such
 // files.
 int read_markers(const uint8_t *data, int64_t length, int64_t at, Head *head);
 

@@ -1,4 +1,4 @@
-// What the files of operations on pixels share.
+// Declarations that the files of pixel operations share.
 
 #ifndef SHARDIO_EDIT_H
 #define SHARDIO_EDIT_H
@@ -72,7 +72,7 @@ static inline uint8_t as_byte(float number) {
     return (uint8_t)(int32_t)(number < 255 ? number : 255);
 }
 
-// The factor of a blend, limited. Larger factors would not fit into the integers, and give the same blends.
+// The factor of a blend, limited. Larger factors would overflow the integers, and would give the same blends anyway.
 static inline float limit_factor(double number) {
     const float limit = 1 << 20;
     float factor = (float)number;

@@ -2,7 +2,7 @@
 //
 // Decoding is a chain of dependent steps: look up the code, shift it away, look up the next one. One chain leaves most
 // of a core idle; three interleaved chains fill it. A number, the state, replaces most branches: see huffman.c. So each
-// round of the loop, which makes three look-ups for each stream, has a single branch.
+// round of the loop, which makes three lookups for each stream, has a single branch.
 
 #include "decoder.h"
 #include "vectors.h"
@@ -113,7 +113,7 @@ static __attribute__((noinline)) void leave_loop(Chain *chain, Workspace *work) 
     chain->state = find_start(chain->member);
 }
 
-// Return the next bits. A word has at least 57 of them, which is enough for three look-ups.
+// Return the next bits. A word has at least 57 of them, which is enough for three lookups.
 static inline uint64_t look_ahead(uint64_t bit) {
     return load_word((const uint8_t *)(uintptr_t)(bit >> 3)) << (bit & 7);
 }

@@ -1,4 +1,4 @@
-// Turn the hue of pixels, with the results of Pillow's conversions to HSV and back (Convert.c).
+// Rotate the hue of pixels, with the same results as Pillow's conversions to HSV and back (Convert.c).
 //
 // Pillow computes some numbers with 64 bits. These formulas use 32 bits and give the same results for all 2^24 colors
 // and all 256 shifts, as `python -m tools.transform_campaign hues` shows.

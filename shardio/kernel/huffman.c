@@ -1,6 +1,6 @@
-// Look-up tables of Huffman codes (C.2 and F.2.2.3).
+// Lookup tables of Huffman codes (C.2 and F.2.2.3).
 //
-// A look-up takes the next LOOKUP_BITS bits, and gives all that entropy.c needs: the bits of a code and of the value
+// A lookup takes the next LOOKUP_BITS bits, and gives all that entropy.c needs: the bits of a code and of the value
 // after it, or of two AC codes with their values. The progress of a stream in an MCU is one number, its state:
 //
 //     state                   what comes next
@@ -16,7 +16,7 @@
 //                             fast loop
 //     REST                    the first PREFIX_BITS bits of a long code are decoded: all of them are ones
 //
-// A round has more look-ups than an MCU may need. Those after DONE give the state WAITING: what they write is not
+// A round has more lookups than an MCU may need. Those after DONE give the state WAITING: what they write is not
 // within the last block, and no code leads there.
 
 #include "decoder.h"
@@ -33,8 +33,8 @@ static void set_entries(Entry *entries, int count, Entry entry) {
     for (int i = 0; i < count; i++) memcpy(&entries[i], &number, sizeof number);
 }
 
-// Add a code to a look-up table, unless it is too long: the first bit of the value must be among the bits of the
-// look-up. `code` has `length` bits.
+// Add a code to a lookup table, unless it is too long: the first bit of the value must be among the bits of the
+// lookup. `code` has `length` bits.
 static void add_code(Entry *entries, Symbol symbol, int code, int length, int added_step) {
     int num_bits = length + symbol.size;
     if (length + (symbol.size > 0) > LOOKUP_BITS || num_bits > MAX_LOOKUP_BITS) return;

@@ -22,7 +22,7 @@
 typedef struct {
     int64_t num_bytes;  // The size of the memory.
     int64_t num_slots;  // A power of two.
-    int64_t used;       // The number of bytes in use, from the first one on.
+    int64_t used;       // The number of bytes in use, beginning with the first.
     int64_t unused[5];
 } Cache;
 
@@ -102,7 +102,7 @@ typedef struct {
 typedef enum { RECODED, DAMAGED, EXCESS_DATA, WRONG_MARKER, OUT_OF_RANGE, NO_END, MISSING_SCANS, UNSUPPORTED } Outcome;
 
 typedef struct {
-    const uint8_t *data;  // [num_bytes], the file from the scan's first byte on, or a progressive file.
+    const uint8_t *data;  // [num_bytes], the file from the scan's first byte, or a progressive file.
     int64_t num_bytes;
     const StoredTable *tables;  // [8]; unused for progressive files.
     Component *components;      // [num_components]

@@ -100,7 +100,7 @@ static inline void copy_pixels(const Transform *transform, int64_t source, int64
     memcpy(transform->pixels + 3 * to, transform->before + 3 * source, (size_t)(3 * count));
 }
 
-// The columns that show the image: `start` to `stop` - 1. If `is_moved`, they show adjacent columns, from `first` on.
+// The columns that show the image: `start` to `stop` - 1. If `is_moved`, they show adjacent columns, from `first`.
 typedef struct {
     int64_t start, stop, first;
     bool is_moved;
@@ -148,7 +148,7 @@ static void scale(const Transform *transform) {
 // A number as a fixed-point integer with 16 fractional bits.
 static int64_t to_fixed(double number) { return as_integer(floor(number * 65536.0 + 0.5)); }
 
-// Whether a place, in 1/2^16 pixels, is in the image.
+// Whether a place, in units of 1/2^16 pixel, is in the image.
 static bool is_in_image(const Transform *transform, int64_t x_in, int64_t y_in) {
     return fits(x_in >> 16, transform->width) && fits(y_in >> 16, transform->height);
 }

@@ -20,7 +20,7 @@ typedef struct {
     uint16_t lookups[1 << SHORT_CODE];
 } Table;
 
-// Make the look-ups of a table, from the contents of its DHT segment. Return false if the table is invalid.
+// Build the lookup table of a Huffman table from the contents of its DHT segment. Return false if the table is invalid.
 static bool make_table(const uint8_t *counts, bool is_dc, Table *table) {
     const Codes *codes = &table->codes;
     if (!counts || !number_codes(counts, counts + MAX_CODE_LENGTH, &table->codes)) return false;

@@ -56,7 +56,7 @@ IMAGE = _record(
 CACHE = _record(
     num_bytes=np.int64,  # The size of the memory.
     num_slots=np.int64,  # A power of two.
-    used=np.int64,  # The number of bytes in use, from the first one on.
+    used=np.int64,  # The number of bytes in use, beginning with the first.
     unused=(np.int64, 5),
 )
 """The start of memory for decoded images (kept.c)."""
@@ -112,7 +112,7 @@ MAX_TILED_TABLES = 4
 """The number of Huffman tables in a TILED_IMAGE."""
 
 LOOKUP_BITS = 10
-"""The number of bits that select a number in a look-up table."""
+"""The number of bits that select a number in a lookup table."""
 
 CHUNK_PADDING = 8
 """The number of bytes after the data of a chunk of tiles."""
@@ -222,7 +222,7 @@ READ_PADDING = 4096
 """Bytes after the unstuffed data, which reading a damaged block may reach (tokens.c and progressive.c)."""
 
 SCAN_READING = _record(
-    data=np.int64,  # The address of uint8 [num_bytes]: the file from the scan's first byte on, or a progressive file.
+    data=np.int64,  # The address of uint8 [num_bytes]: the file from the scan's first byte, or a progressive file.
     num_bytes=np.int64,
     tables=np.int64,  # The address of STORED_TABLE [8].
     components=np.int64,  # The address of COMPONENT [components].

@@ -16,8 +16,8 @@ enum {
 typedef struct {
     uint8_t indices[2 * COLUMNS], fours[4 * COLUMNS];  // Two and four bytes of each column, counted from its base.
     int32_t sources[COLUMNS], bases[COLUMNS / GROUP];  // The base of each group of columns.
-    bool is_near;     // Whether all bytes are among the 128 from the first base on. Then all groups have this base.
-    bool is_grouped;  // Whether the bytes of each group are among the 64 from its base on.
+    bool is_near;     // Whether all bytes are among the 128 from the first base. Then all groups have this base.
+    bool is_grouped;  // Whether the bytes of each group are among the 64 from its base.
 } Gather;
 
 // Prepare to gather bytes. The columns' sources ascend or descend.
@@ -97,7 +97,7 @@ static inline void join_some_colors(u8x32 red, u8x32 green, u8x32 blue, int64_t 
     memcpy(out, joined, 3 * (size_t)count);
 }
 
-// Return a row of the part that a plan resizes, from the part's first column on.
+// Return a row of the part that a plan resizes, beginning at the part's first column.
 typedef Pixels (*ReadRow)(const void *source, int64_t row, int place);
 
 // The visible part of a crop: its rows and columns in the resized part, and their place in the result.

@@ -14,7 +14,7 @@ static int64_t read_big_endian(const uint8_t *data, int num_bytes) {
     return value;
 }
 
-// Whether any of `count` MCUs, from `mcu` on, is in the region.
+// Whether any of `count` MCUs, beginning at `mcu`, is in the region.
 static bool meets(int64_t mcu, int64_t count, const Head *head, const Region *region) {
     int64_t columns = head->columns, last = mcu + count - 1, row = mcu / columns, last_row = last / columns;
     if (last_row < region->first_row || row >= region->stop_row) return false;
@@ -71,7 +71,7 @@ bool open_scan(const uint8_t *data, int64_t length, Member *member) {
     return true;
 }
 
-// Copy the next stream that the region needs to a chain. Return false if there is none, after the region or after
+// Copy to a chain the next stream that the region needs. Return false if there is none, after the region or after
 // damage. The lengths in the tile table keep `at` within the scan: see find_tile_table.
 bool take_stream(Member *member, Chain *chain) {
     const Head *head = &member->head;

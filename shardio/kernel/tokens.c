@@ -7,12 +7,12 @@
 // The coefficients of a progressive image become the tokens of a baseline image.
 //
 // Why no read or write leaves its array: entropy-coded data is copied to a buffer with 4096 more bytes, and each block
-// begins before the data's end or at it. A block has at most 27 bits (DC) and 63 times 26 bits (AC), or 208 bytes; a
+// begins at or before the data's end. A block has at most 27 bits (DC) and 63 times 26 bits (AC), or 208 bytes; a
 // look-ahead reads 16 bytes more. A token has at least one bit, and a block at most 64 tokens. So Python provides room
-// for eight tokens for each byte of data, or for 64 for each block, whichever is less; for one more for each interval;
-// and for 64 for the block that goes beyond the data. For writing, it provides eight bytes for each token, because a
-// token has at most 27 bits and all its bytes may need stuffing; four bytes for each interval's last byte and marker;
-// and 64 more bytes, because whole words are written.
+// for eight tokens per byte of data or 64 per block, whichever is less; one more token per interval; and 64 more for
+// the block that goes beyond the data. For writing, it provides eight bytes per token, because a token has at most 27
+// bits and all its bytes may need stuffing; four bytes per interval, for its last byte and marker; and 64 more bytes,
+// because whole words are written.
 
 #include "bits.h"
 #include "decoder.h"
@@ -26,7 +26,7 @@ enum {
     TO_END = 128,  // What the end of the block adds to the index of the coefficient. Runs lead to 79 at most.
 };
 
-// The meaning of a code. `bits` is 0 if the code is too long for a look-up, or if no baseline image has its symbol.
+// The meaning of a code. `bits` is 0 if the code is too long for a lookup, or if no baseline image has its symbol.
 typedef struct {
     uint8_t bits;    // The number of bits of the code and the value.
     uint8_t step;    // What to add to the index of the coefficient.
@@ -50,7 +50,7 @@ static Code make_code(int table, int symbol, int length) {
     };
 }
 
-// Make the look-ups of a table (F.2.2.3).
+// Build the lookup table of a Huffman table (F.2.2.3).
 static void make_table(int index, const StoredTable *stored, Table *table) {
     const Codes *codes = &table->codes;
     number_codes(stored->lengths, stored->symbols, &table->codes);
@@ -64,7 +64,7 @@ static void make_table(int index, const StoredTable *stored, Table *table) {
     }
 }
 
-// Find a code that the look-ups do not have. Return the outcome. If this function were inlined, reading would take
+// Find a code that the lookups do not have. Return the outcome. If this function were inlined, reading would take
 // twice as long.
 static __attribute__((noinline)) Outcome find_long_code(const Table *table, int index, uint64_t word, int64_t num_left,
                                                         Code *found) {
@@ -277,7 +277,7 @@ typedef struct {
     uint32_t bits, num_bits;
 } Written;
 
-// Make the codes of all tables, by the tokens without their values. A symbol without a code has no bits.
+// Make the codes of all tables, indexed by the token without its value. A symbol without a code has no bits.
 static void make_codes(const StoredTable *tables, Written *codes) {
     memset(codes, 0, NUM_TABLES * 256 * sizeof *codes);
     for (int index = 0; index < NUM_TABLES; index++) {

@@ -176,7 +176,7 @@ static inline __attribute__((always_inline)) f64x4 interpolate(const f64x4 *valu
     return v2 + distance * (p2 + distance * (p3 + distance * p4));
 }
 
-// Whether all pixels to mix are equal. Their mixture is the same color, but mix_quickly is not certain of the result.
+// Whether all pixels to mix are equal. Their mixture is the same color, but mix_quickly reports it as uncertain.
 static inline __attribute__((always_inline)) bool are_equal(Neighbors neighbors, int count) {
     uint64_t first = (uint64_t)load_two(neighbors, 0, 0), difference = (first ^ first >> 24) & 0xFFFFFF;
     for (int j = 0; j < count; j++) {

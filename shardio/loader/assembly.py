@@ -308,8 +308,8 @@ class ChunkQueue:
     def _redo(self, death: Death) -> None:
         """Queue all unfinished batches again, in different buffers.
 
-        The chunks that a dead process was making are suspects. Each suspect is made alone: if it kills another
-        process, the chunk is at fault.
+        Each chunk that a dead process was making may be at fault. Such a chunk is made again alone: if it kills another
+        process, it is at fault.
         """
         self._tally.num_worker_restarts += death.num_processes
         self._buffers.retire()

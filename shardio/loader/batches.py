@@ -309,8 +309,8 @@ def collate_column(values: Sequence[Any]) -> Any:
     """Collate the values of one field, as :func:`collate_channels_last` does.
 
     Args:
-        values: The values. As in torch, strings are returned in this sequence: a list if samples are strings or
-            dicts, a tuple if samples are tuples.
+        values: The values. As in torch, strings are returned in a list if samples are strings or dicts, and in a tuple
+            if samples are tuples.
     """
     try:
         functions: Any = {

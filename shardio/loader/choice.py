@@ -273,8 +273,8 @@ def warn_of_no_batches(split: Split, warned_of: set[Split]) -> None:
     warned_of.add(split)
     if split.remainder_policy.leaves_out:
         why = (
-            f"{count(split.num_samples, 'sample')} cannot fill a batch on every rank, for which "
-            f"{count(split.world_size * split.batch_size, 'sample')} would be needed, and drop_last=True or "
+            f"{count(split.num_samples, 'sample')} cannot fill a batch on every rank (that would take "
+            f"{count(split.world_size * split.batch_size, 'sample')}), and drop_last=True or "
             f"remainder={split.remainder!r} leaves them out: use a smaller batch_size, or drop_last=False and a "
             "different remainder"
         )

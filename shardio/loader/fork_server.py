@@ -71,7 +71,7 @@ class ForkServer:
         return self._running is not None and self._finalizer.alive  # Finalizers run in any order when Python exits.
 
     def set_up(self, setup: WorkerSetup) -> None:
-        """Set the setup for worker processes that are started from now on.
+        """Define the setup for worker processes that are started from now on.
 
         User code may depend on this process's environment variables, module search path and working directory. If
         they have changed, or a module has been reloaded, the next worker process gets a new fork server.

@@ -400,8 +400,8 @@ class _BatchIterator(Iterator[list[Any]]):
     def pass_end(self, states: dict[str, Any]) -> None:
         """If the loaded states are those after an epoch's last sample, let the sampler end that epoch.
 
-        Samplers whose states are at the end of the epoch yield nothing once. The states of other samplers are at the
-        beginning of the next epoch.
+        Samplers whose states are at the end of the epoch yield nothing once. The states of other samplers are those at
+        the beginning of the next epoch.
         """
         if self.has_ended and _SAMPLER_STATE in states and next(iter(self._sampler), None) is not None:
             load_state(self._sampler, states[_SAMPLER_STATE])

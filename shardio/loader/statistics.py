@@ -369,7 +369,7 @@ def read_images(dataset: ImageFolder | ShardDataset | ShardMapDataset, number: i
     """
     num_samples = count_stored(dataset)
     indices = np.linspace(0, num_samples - 1, min(num_samples, number), dtype=np.int64)
-    reader: Any = dataset.reader  # Each kind of reader accepts what its dataset locates.
+    reader: Any = dataset.reader  # Each kind of reader accepts what its dataset's locate() returns.
     columns = reader.read(dataset.locate(indices), dataset.decoder.stored_fields).columns
     for contents in zip(*(columns[name] for name in IMAGE_FORMATS if name in columns), strict=True):
         yield next(filter(None, contents), b"")

@@ -1,6 +1,6 @@
 """The orders of an epoch, which map positions to samples by arithmetic, and the random words that they use.
 
-The permuted shards, laid end to end, form the tape. The tape is cut into windows, and a window into strata of
+The permuted shards, laid end to end, form the tape. The tape is cut into windows, and each window into strata of
 neighboring samples. Positions visit the strata of a window in turn, in bit-reversed order, so any run of positions is
 spread evenly over the window, and :class:`Split` can give each rank a part of the window. Each stratum is shuffled.
 Only the table of shard sizes is in memory. Each position is computed independently, so an epoch can begin anywhere at
@@ -142,7 +142,7 @@ def _network(value: Words, bits: Words, rng_key: Words) -> Words:
 
 
 def _swap_first_two(value: Words, size: NDArray[np.int64], rng_key: Words) -> Words:
-    # Swap for half of the rng keys, because a Feistel network is always an even permutation.
+    # Swap two values for half of the rng keys, because a Feistel network is always an even permutation.
     coin: Words = mix64(~rng_key) & np.uint64(1)
     swapped = (value < np.uint64(2)) & (size > 1)
     swap: Words = swapped.astype(np.uint64) & coin

@@ -83,11 +83,12 @@ def _round_counts(position: int, weights: Sequence[int], total: int) -> list[int
     """Return the number of picks from each source before a position at which a block begins.
 
     Let f be the fraction by which a source's share exceeds an integer. The sum of all f is an integer h, so h sources
-    are rounded up. Those that are not must still fit after the position, in the order of their deadlines: of any number
-    of sources whose deadlines come first, at least floor(sum of f) are rounded up. Those that are rounded up must have
-    fit before the position: of any number of sources whose windows began last, at most ceil(sum of f) are rounded up.
-    Both conditions can be satisfied at once, because two nested families of sets form a totally unimodular matrix. The
-    greedy choice satisfies the first condition as late as possible, and takes the sources whose windows began first.
+    are rounded up. The sources that are not rounded up must still fit after the position, in order of their deadlines:
+    for every k, at least floor(sum of f) of the k sources with the earliest deadlines are rounded up. Those that are
+    rounded up must have fit before the position: for every k, at most ceil(sum of f) of the k sources whose windows
+    began last are rounded up. Both conditions can be satisfied at once, because two nested families of sets form a
+    totally unimodular matrix. The greedy choice satisfies the first condition as late as possible, and takes the
+    sources whose windows began first.
     """
     shares = [divmod(position * weight, total) for weight in weights]
     counts = [count for count, _ in shares]

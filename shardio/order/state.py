@@ -30,7 +30,7 @@ class Progress:
 
     Attributes:
         cursor: The start of the epoch.
-        split: The rank's share from the cursor on.
+        split: The rank's share, beginning at the cursor.
         num_batches: The number of delivered batches.
         is_finished: Whether another batch was requested after the rank's last batch of the epoch.
     """

@@ -96,7 +96,7 @@ class DatasetFolder(Protocol):
         """
 
     def list_names(self) -> list[str]:
-        """Return the sorted names of the files in the folder, without locks. Some files may be partial."""
+        """Return the sorted names of the files in the folder, except lock files. Some files may be partial."""
 
     def remove(self, names: Sequence[str]) -> None:
         """Remove files, in any order."""

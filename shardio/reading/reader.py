@@ -181,7 +181,7 @@ class SampleReader:
         return self._use(shard, lambda opened: opened.describe(int(inner[0]), fields))
 
     def close(self) -> None:
-        """Close all shards until the next read."""
+        """Close all shards; the next read reopens those that it needs."""
         self._open.clear()
 
     def locate(
@@ -441,7 +441,7 @@ class KeyedShards(Mapping[str, dict[str, Any]]):
         return self._reader.describe(self._find(key), self.fields)[1]
 
     def close(self) -> None:
-        """Close all shards until the next read."""
+        """Close all shards; the next read reopens those that it needs."""
         self._reader.close()
 
     def __getitem__(self, key: str) -> dict[str, Any]:

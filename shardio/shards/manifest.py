@@ -366,7 +366,7 @@ def _list_timm(table: ShardTable, split: str, prefix: str) -> Files:
 
 
 def _list_sizes(table: ShardTable, split: str, prefix: str) -> Files:
-    """List the ``sizes.json`` of a WebDataset, which maps each shard's file name to its number of samples.
+    """List the file ``sizes.json`` of a WebDataset, which maps each shard's file name to its number of samples.
 
     open_clip reads this file (``get_dataset_size`` in ``src/open_clip_train/data.py`` of
     https://github.com/mlfoundations/open_clip).

@@ -4,10 +4,10 @@ A copy is a sparse file: the object's bytes at their own offsets, then, for each
 if the block is present. Members of tars begin at multiples of 512 bytes, so two samples never share a block. A *sealed*
 copy ends with a hash of the whole content.
 
-Bytes are written before they are marked, and readers of a removed copy keep its content. A process that is killed at
-any point therefore leaves a correct copy. After a power failure, marks may be on disk without their content. For this
-reason, samples are compared with their hashes on each read, and sealed copies are compared with their hashes when they
-are opened. Damaged blocks are unmarked.
+Bytes are written before they are marked as present, and readers of a removed copy keep its content. A process that is
+killed at any point therefore leaves a correct copy. After a power failure, marks may be on disk without their content.
+For this reason, samples are compared with their hashes on each read, and sealed copies are compared with their hashes
+when they are opened. Damaged blocks are unmarked.
 
 A file that another user may have written does not count as a copy, and is replaced, unless users share the cache.
 """
@@ -102,7 +102,7 @@ class CachedCopy:
             return [self._read_range(descriptor, start, stop) for start, stop in zip(starts, stops, strict=True)]
 
     def read_into(self, start: int, buffer: memoryview) -> bool:
-        """Fill a buffer with the bytes from ``start`` on. Return False if some of the bytes are missing."""
+        """Fill a buffer with bytes, beginning at ``start``. Return False if some of the bytes are missing."""
         with self._opened(os.O_RDONLY) as descriptor:
             if descriptor is None or not _is_present(descriptor, self.size, start, start + len(buffer)):
                 return False
@@ -151,7 +151,7 @@ class CachedCopy:
             os.close(descriptor)
 
     def is_damaged(self) -> bool:
-        """Return whether a sealed copy is completely present, but does not match its hash."""
+        """Return whether a sealed copy is complete but does not match its hash."""
         assert self.is_sealed, "only sealed copies have a hash"
         with self._opened(os.O_RDONLY) as descriptor:
             if descriptor is None or not _is_present(descriptor, self.size, 0, self.size):

@@ -318,7 +318,7 @@ class CachedFiles:
         )
 
     def prefetch(self, keys: Sequence[str], *, is_urgent: bool = False) -> None:
-        """Put files into the cache. Return when all of them are present.
+        """Put files into the cache. Wait until all of them are present.
 
         Args:
             keys: The keys of the files. Keys that the listing lacks are ignored.

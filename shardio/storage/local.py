@@ -200,7 +200,7 @@ class LocalFile(StoredFile):
 
 
 def read_range_into(descriptor: int, start: int, buffer: memoryview) -> bool:
-    """Fill a buffer with the bytes of an open file from ``start`` on. Return False if there are too few bytes."""
+    """Fill a buffer with the bytes of an open file, beginning at ``start``. Return False if there are too few bytes."""
     num_read = 0
     while num_read < len(buffer):
         num_more = os.preadv(descriptor, [buffer[num_read:]], start + num_read)

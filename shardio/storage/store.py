@@ -196,7 +196,7 @@ class StoredFile(Protocol):
         return None
 
     def prefetch(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Fetch ranges, given by start and stop, into the store's cache, if any. Return when the ranges are present."""
+        """Fetch ranges, given by start and stop, into the store's cache, if any. Wait until they are present."""
         return
 
     def discard(self, start: int, stop: int) -> bool:
@@ -406,11 +406,11 @@ REMOTE_PIECE = 8 * 2**20
 requests would incur the store's latency more often. Larger requests would save nothing, and delay other requests."""
 
 ALIGNED_FROM = 2**17
-"""The size in bytes from which memory is aligned to pages. The C library takes smaller blocks from its heap."""
+"""The minimum size, in bytes, of memory that is aligned to pages. The C library takes smaller blocks from its heap."""
 
 
 def read_pieces(file: StoredFile, start: int = 0, num_bytes: int | None = None) -> Iterator[memoryview]:
-    """Yield a file's content from byte ``start`` on, in pieces. Each piece overwrites the previous piece.
+    """Yield a file's content in pieces, beginning at byte ``start``. Each piece overwrites the previous piece.
 
     Args:
         file: The file.

@@ -364,14 +364,14 @@ class RemainderPolicyTests:
                 cursor = ranks[0].position_after(num_steps)
             counted = sorted(position for position in found if position < first.num_samples)
             is_whole = counted == list(range(first.num_samples))
-            assert is_whole or first.remainder_policy.leaves_out, "every sample comes once, apart from repeats"
+            assert is_whole or first.remainder_policy.leaves_out, "every sample is delivered once, apart from repeats"
             assert counted == list(range(len(counted))), "the last samples are left out"
 
 
 def make_world(
     rng: random.Random, remainder: Remainder, *, strata: int, of: int | None = None, start: int | None = None
 ) -> list[Split]:
-    """Return the shares of a random number of ranks in an epoch of ``of`` samples, from position ``start`` on."""
+    """Return the shares of a random number of ranks in an epoch of ``of`` samples, beginning at ``start``."""
     num_samples = rng.randint(1, 60) if of is None else of
     cursor = rng.randint(0, num_samples) if start is None else start
     world_size, batch_size = rng.randint(1, 6), rng.randint(1, 6)

@@ -486,7 +486,7 @@ class _Side(NamedTuple):
 
 
 def _clip(places: Places, low: float, high: float) -> Places:
-    """Limit places to a range. For a few places, this function takes a third of the time that np.clip takes."""
+    """Clip coordinates to a range. For a few places, this function takes a third of the time that np.clip takes."""
     return np.minimum(np.maximum(places, low), high)
 
 

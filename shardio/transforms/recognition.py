@@ -102,7 +102,7 @@ def _flatten(transform: Any) -> Iterator[Any]:
 
 
 def _is_mere_sequence(transform: Any) -> bool:
-    """Return whether a transform is an Albumentations Compose without boxes or points that only calls its steps."""
+    """Return whether a transform is an Albumentations Compose that has no boxes or points and only calls its steps."""
     kind = type(transform)
     return bool(
         f"{kind.__module__}.{kind.__qualname__}" == "albumentations.core.composition.Compose"

@@ -351,7 +351,7 @@ def as_array(image: Any) -> Any:
 
 
 def _choose_form(transform: Any, image: Any) -> Any:
-    """Return an image in a form that a torchvision transform, and all transforms that it calls, act on.
+    """Return an image in a form on which a torchvision transform, and every transform that it calls, acts.
 
     If the transforms act on different forms, return a form for the first one, because it may convert the image.
     """

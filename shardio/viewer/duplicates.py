@@ -1,8 +1,8 @@
 """Find images that occur several times in one or more sources.
 
 The hash is pHash, as Krawetz describes it ("Looks Like It", 2011, https://www.hackerfactor.com/blog) and the Python
-package ImageHash computes it. The picture is reduced to 32×32 gray pixels. Each bit says whether one of the 8×8 lowest
-frequencies of the discrete cosine transform exceeds their median. The hash of the same name by Zauner
+package ImageHash computes it. The picture is reduced to 32×32 gray pixels. Each bit says whether one of the 8×8
+lowest-frequency coefficients of the discrete cosine transform exceeds their median. The hash of the same name by Zauner
 (https://www.phash.org, 2010) leaves out the constant frequencies, which makes the hash less stable.
 
 To find near pairs, the bits are split into bands. If two hashes differ in at most t bits, and there are t + k bands,

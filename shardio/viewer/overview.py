@@ -289,7 +289,7 @@ def _read_header(content: bytes) -> tuple[tuple[int, int], str]:
 
 
 def make_log_histogram(values: NDArray[np.int64]) -> Histogram:
-    """Return a histogram of positive integers whose bins are equally wide on a logarithmic scale.
+    """Return a histogram of positive integers, with bins of equal width on a logarithmic scale.
 
     The bounds are powers of two, rounded up to integers. The exponents are consecutive multiples of 1/4, 1/2, 1, 2 or
     4. Values below 1 are counted as 1.

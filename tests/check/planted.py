@@ -1,4 +1,4 @@
-"""Faults that the checker must find: samples, workers, ranks, keys, remainder policies, recordings and the guard."""
+"""Faults that the checker must find in samples, workers, ranks, keys, remainder policies, recordings and the guard."""
 
 from __future__ import annotations
 

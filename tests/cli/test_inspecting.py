@@ -329,7 +329,7 @@ def test_the_doctor_examines_loaders_of_scripts_and_datasets(packed: Path, image
     (tmp_path / "train.py").write_text(SCRIPT)
     short, make, step = ("--seconds", 0.05), f"{tmp_path / 'train.py'}:make_loader", f"{tmp_path / 'train.py'}:step"
     output = run("doctor", make, "--step", step, *short).stdout
-    assert re.match(r"Loading (holds training back|is not the bottleneck): training waits \d+% of its time", output)
+    assert re.match(r"Loading (holds training back|is not the bottleneck): training spends \d+% of its time ", output)
     found = json.loads(run("doctor", make, *short, "--json").stdout)
     assert found["store"] is None
     assert (found["loader"]["step_samples_per_s"], found["loader"]["loader"]["batch_size"]) == (None, 8)

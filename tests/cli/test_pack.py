@@ -289,7 +289,7 @@ UNCLIPPED = {"e.png": write_png(make_values("uint16", 32, 24, 3)), "f.tif": writ
 
 @pytest.fixture(scope="module")
 def clipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Gray images whose values are clipped to uint8, as torchvision does, and two images that are not clipped."""
+    """Gray images whose values are clipped to uint8 as in torchvision, and two images that are not clipped."""
     files = {name: content for name, (content, _) in FILES.items()} | UNCLIPPED
     return write_files(tmp_path_factory.mktemp("images"), {f"class/{name}": content for name, content in files.items()})
 

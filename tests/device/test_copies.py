@@ -1,7 +1,8 @@
 """Batches that are copied on a stream arrive whole and in order, however late the stream is, and are released in time.
 
-The stream is simulated, and may work as late as CUDA is allowed to. The loader's memory is overwritten as soon as it
-is freed, and buffers are pinned while the prefetcher uses them. ``test_cuda.py`` tests the same laws on a GPU.
+The stream is simulated, and may delay its work for as long as CUDA is allowed to. The loader's memory is overwritten as
+soon as it is freed, and buffers are pinned while the prefetcher uses them. ``test_cuda.py`` tests the same laws on a
+GPU.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Accelerate delivers every sample of two epochs once, even in a resumed run.
 
-Splitting the samples a second time is an error.
+Splitting the samples a second time raises an error.
 """
 
 from __future__ import annotations

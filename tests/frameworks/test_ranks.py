@@ -72,7 +72,7 @@ def test_the_trainer_on_one_rank_and_two_delivers_or_fails(packed: Path, tmp_pat
         for name, splitter in SPLITTERS.items():
             assert f"{splitter} splits the samples over 2 processes" in rank[name]
             assert "Pass the framework a shardio.DataLoader" in rank[name]
-    # Skipping batches without the loader's state is an error.
+    # Skipping batches without the loader's state raises an error.
     for rank in (*returned(tmp_path, 1), *returned(tmp_path, 2)):
         assert "instead of using skip_first_batches()" in rank["skipped"]
 

@@ -33,7 +33,7 @@ def gray_profile(gamma: float) -> bytes:
 
 
 def cmyk_profile() -> bytes:
-    """Return a profile with white paper in which each full ink is black."""
+    """Return a profile in which the paper is white and each full ink is black."""
     # The cube of four inks has 16 corners, the last ink varying fastest, with L* 255 (white) or 0, and a* = b* = 0.
     corners = bytes(byte for corner in range(16) for byte in (255 if corner == 0 else 0, 128, 128))
     identity = struct.pack(">9i", *(65536 * (i % 4 == 0) for i in range(9)))

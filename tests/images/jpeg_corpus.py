@@ -382,7 +382,7 @@ def metadata(sizes: Sizes) -> Iterator[JpegFile]:
 
 
 def large() -> Iterator[JpegFile]:
-    """Yield an image as large as a photograph, and images of the longest row and column that libjpeg writes."""
+    """Yield a photograph-sized image, and images with the longest row and the longest column that libjpeg can write."""
     yield JpegFile(name="photograph", content=by_pillow(make_picture(375, 500), quality=92))
     yield JpegFile(name="longest row", content=by_pillow(flat(1, 65500)))
     yield JpegFile(name="longest column", content=by_pillow(flat(65500, 1)))

@@ -40,7 +40,7 @@ Step = tuple[int, list[float], Callable[[Image.Image], Image.Image]]
 
 
 def make_image(random: np.random.Generator) -> Pixels:
-    """Return noise, one color, few colors or a ramp, of any size."""
+    """Return noise, one color, a few colors or a ramp, of any size."""
     height, width = random.integers(1, 70, 2)
     kinds: list[Callable[[], Any]] = [
         lambda: random.integers(0, 256, (height, width, 3)),

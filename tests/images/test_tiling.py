@@ -259,7 +259,7 @@ def test_a_huffman_table_with_a_code_of_all_ones_is_damage() -> None:
 
 
 def test_an_interval_is_about_64_pixels_wide() -> None:
-    """Without a divisor of 32 to 128 pixels, an interval is one MCU if an MCU is wide enough, or else the row."""
+    """If no divisor is 32 to 128 pixels wide, an interval is one MCU if an MCU is wide enough, otherwise the row."""
     of_16_pixels = {32: 4, 21: 3, 10: 5, 22: 2, 31: 1}
     of_8_pixels = {64: 8, 63: 9, 1: 1, 62: 62, 47: 47}
     for width, intervals in ((16, of_16_pixels), (8, of_8_pixels), (32, {20: 2, 7: 1})):

@@ -92,7 +92,7 @@ def take_apart(content: bytes) -> Parts:
 
 
 def tile_by(content: bytes, interval: int) -> bytes:
-    """Tile a JPEG with a given interval in MCUs, which must divide the row."""
+    """Tile a JPEG with intervals of a given number of MCUs, which must divide the number of MCUs in a row."""
     with patch.object(tiling, "choose_interval", lambda *_: interval):
         return tile_jpeg(content)
 

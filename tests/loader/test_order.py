@@ -377,7 +377,7 @@ def test_epochs_without_batches_are_warned_of_once_but_not_the_rest_of_an_epoch(
     ):
         loader = DataLoader(dataset, 22, drop_last=True, **options)
         with pytest.warns(
-            RuntimeWarning, match="no batches: 21 samples cannot fill a batch on every rank, .* 22 samp"
+            RuntimeWarning, match="no batches: 21 samples cannot fill a batch on every rank \\(.* 22 samp"
         ) as warned:
             assert list(loader) == []
         assert warned[0].filename == __file__

@@ -117,7 +117,7 @@ def draw(base: Any, options: dict[str, Any]) -> list[Any]:
 
 
 def begin_several(base: Any, options: dict[str, Any]) -> list[Any]:
-    """Create several iterators, each with its own persistent workers, and reset one after the other."""
+    """Create several iterators, each with its own persistent workers, and reset them one after the other."""
     loader = base(range(12), batch_size=3, **options)
     iterators = [loader._get_iterator() for _ in range(2)]
     found = [batch.tolist() for pair in zip(*iterators, strict=True) for batch in pair]

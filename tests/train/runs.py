@@ -65,7 +65,7 @@ def make_network(num_classes: int = 3, side: int = 6, seed: int = 0) -> nn.Seque
 
 
 class Poison(nn.Module):
-    """A module that turns inputs into NaN from forward pass number ``first`` on, counted from 1."""
+    """A module that turns its inputs into NaN, beginning with forward pass number ``first`` (counted from 1)."""
 
     def __init__(self, first: int) -> None:
         super().__init__()

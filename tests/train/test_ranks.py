@@ -1,7 +1,7 @@
-"""Training on several ranks.
+"""Training with several ranks.
 
-Starting ranks takes longer than these runs. So each launch trains several runs, and the tests check the files that the
-runs leave. torchrun's agent starts the ranks of one of the launches.
+Starting ranks takes longer than these runs. So each launch performs several runs, and the tests check the files that
+the runs leave. torchrun's agent starts the ranks of one of the launches.
 """
 
 from __future__ import annotations

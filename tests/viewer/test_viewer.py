@@ -217,7 +217,7 @@ def test_samples_without_images_are_not_compared(tmp_path: Path) -> None:
 
 
 def check_pairs(hashes: NDArray[np.uint64], threshold: int) -> None:
-    """Check that the near pairs are those that comparing all pairs finds."""
+    """Check that the near pairs are those that a comparison of all pairs finds."""
     numbers = hashes.tolist()
     expected = {
         (first, second)
