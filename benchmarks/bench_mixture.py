@@ -216,7 +216,7 @@ def measure_mixtures(folder: Path, rounds: int) -> None:
     found = take_turns(jobs, rounds)
     print("| loader | largest deviation of a prefix | of a global batch of 256 | early repeats, 1 / 2 workers ", end="")
     print("| missing from the sources' first epochs, 1 / 2 workers | resumed in the same setup | 1 worker ", end="")
-    print("| 2 ranks | bytes of state | samples/s | CPU µs a sample |\n" + "|---" * 11 + "|")
+    print("| 2 ranks | bytes of state | samples/s | CPU µs per sample |\n" + "|---" * 11 + "|")
     for name in names:
         times = [summarize(found[name]["rate"]), summarize(found[name]["cpu_us"], 1)]
         print(f"| {name} | {' | '.join([*cells[name], *times])} |")
@@ -250,7 +250,7 @@ def measure_sources(folder: Path, photographs: Path, rounds: int) -> None:
             shardio.pack(unpacked, folder / str(num_parts) / f"part-{part}", jpeg="tile", max_shard_size=8 * 2**20)
         jobs[name] = make_job(loader="photographs", data=str(folder / str(num_parts)), codes="")
     found = take_turns(jobs, rounds)
-    print("| dataset | images/s in the second epoch | CPU µs an image | CPU time, times the `ShardDataset`'s |")
+    print("| dataset | images/s in the second epoch | CPU µs per image | CPU time, times the `ShardDataset`'s |")
     print("|---|---|---|---|")
     reference = found["`ShardDataset` alone"]["cpu_us"]
     for name, own in found.items():

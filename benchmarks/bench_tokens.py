@@ -233,7 +233,7 @@ def main(
         "| loader | resumed in the same setup | with 1 worker | with 2 ranks | bytes of state ",
         end="",
     )
-    print("| million tokens/s | CPU µs a block |\n" + "|---" * 7 + "|")
+    print("| million tokens/s | CPU µs per block |\n" + "|---" * 7 + "|")
     for name, own in found.items():
         times = [summarize([rate * BLOCK / 1e6 for rate in own["rate"]], 1), summarize(own["cpu_us"])]
         print(f"| {name} | {' | '.join([*cells[name], *times])} |")

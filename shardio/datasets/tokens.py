@@ -32,7 +32,7 @@ LAYOUTS_KEPT = 64
 """The number of shards whose layouts are kept in memory, at 16 bytes a document."""
 
 LONG = 4
-"""If more than this number of blocks precede a block in its document, the document is not read whole."""
+"""If more than this number of blocks precede a block in its document, the document is not read in full."""
 
 NPY_HEAD = 128
 """The size of the header of an npy file with a one-dimensional array of integers."""

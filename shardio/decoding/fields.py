@@ -394,7 +394,7 @@ class FieldDecoder:
     @cached_property
     def chunk_size(self) -> int:
         """The number of samples to decode together."""
-        has_masks = any(isinstance(each.kind, Mask) for each in self.located_values)  # Masks are decoded whole.
+        has_masks = any(isinstance(each.kind, Mask) for each in self.located_values)  # Masks are decoded in full.
         is_lean = self.pipeline[1] == "array" and self.orientation == "ignore" and self.transform is not None
         return CHUNK if is_lean and not has_masks else CHUNK_OF_WHOLE
 

@@ -76,8 +76,8 @@ def open_image(
     """Open an image of any common format.
 
     libjpeg-turbo decodes only the requested parts of JPEGs, and damaged data raises an error. 8-bit binary PGM and PPM
-    files are not decoded: only the requested rows are read. CMYK JPEGs and all other formats are decoded whole, to the
-    pixels of Pillow's ``convert("RGB")``.
+    files are not decoded: only the requested rows are read. CMYK JPEGs and all other formats are decoded in full, to
+    the pixels of Pillow's ``convert("RGB")``.
 
     Args:
         content: The bytes of an image file, or where to read them.

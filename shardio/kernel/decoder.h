@@ -31,13 +31,13 @@
 //   coefficients     Their indices are states of huffman.c, below ALL_STATES: a code leads at most 15 states beyond
 //                    its block, and these lead only out of the loop. progressive.c compares an index with the scan's
 //                    last one, and finds blocks by the image's size.
-//   stored pixels    Their number of bytes follows from their size. Rows are read whole, to memory of their size.
+//   stored pixels    Their number of bytes follows from their size. Rows are read in full, to memory of their size.
 //   kept images      Only the kernel writes them, to memory that it has taken for them alone.
 //   samples          Only MCUs of the region are transformed. allocate_planes() computes the planes' size from it.
 //   rows of pixels   A row has room for the region's pixels. Vectors may read and write MARGIN more bytes before and
 //                    after it, and in planes. A crop is within its picture, or is refused. The pixels that it mixes
 //                    are within the region, and a gathering vector reads at most 128 bytes, starting at one of them.
-//   crops            Rows are written whole, except that the last pixels of each are copied one by one.
+//   crops            Rows are written in full, except that the last pixels of each are copied one by one.
 //
 // tiles.c collects the restart intervals that a device decodes, with head.c, crop.c and scan.c; stages.h says how.
 //

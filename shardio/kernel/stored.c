@@ -44,7 +44,7 @@ static bool read_file(int file, int64_t offset, int64_t num_bytes, uint8_t *out)
 
 bool read_stored(const Image *image, Member *member) {
     Region *region = &member->region;
-    region->first_column = 0;  // A crop's rows are read whole, because most of their pixels are needed.
+    region->first_column = 0;  // A crop's rows are read in full, because most of their pixels are needed.
     region->stop_column = member->head.columns;
     int64_t stride = image->num_channels * image->width, first = 8 * (int64_t)region->first_row;
     int64_t num_rows = 8 * (int64_t)region->stop_row - first;

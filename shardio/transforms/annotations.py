@@ -141,7 +141,7 @@ def check_field_kinds(fields: object) -> dict[str, FieldKind]:
         raise TypeError(f"fields must map fields to kinds, such as {{'image': 'image', 'png': 'mask'}}, got {fields!r}")
     kinds = {name: _check_kind(name, kind) for name, kind in fields.items()}
     if "image" not in kinds.values():
-        raise ValueError(f"fields must name an image, because crops are drawn from its size: got {fields!r}")
+        raise ValueError(f"fields must name an image, because its size determines the crops: got {fields!r}")
     boxes = [name for name, kind in kinds.items() if isinstance(kind, BoundingBoxes)]
     for name, kind in kinds.items():
         if not isinstance(kind, Labels | KeyPoints):
@@ -486,7 +486,7 @@ class _Side(NamedTuple):
 
 
 def _clip(places: Places, low: float, high: float) -> Places:
-    """Clip coordinates to a range. For a few places, this function takes a third of the time that np.clip takes."""
+    """Clip coordinates to a range. For a few numbers, this function takes a third of the time that np.clip takes."""
     return np.minimum(np.maximum(places, low), high)
 
 

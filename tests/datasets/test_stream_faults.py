@@ -123,7 +123,7 @@ def test_a_stored_tar_is_not_read_again(tmp_path: Path, tar: Path, monkeypatch: 
 
 @pytest.fixture
 def living(tmp_path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield a prefix that opens a FIFO in all processes of a command, and a function that asserts that they have ended."""
+    """Yield a prefix that opens a FIFO in a command's processes, and a function that asserts that all have ended."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     descriptor = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
