@@ -558,7 +558,7 @@ class FieldDecoder:
             samples: n samples.
             keys: uint64 [n], the rng keys that seed the random generators of user decoders.
             calls: The object that calls user decoders.
-            without: The names of further fields not to decode.
+            without: The names of additional fields not to decode.
 
         Returns:
             The n values of each field, by name.

@@ -68,7 +68,7 @@ typedef struct {
     Table dc[MAX_COMPONENTS], ac;
     Bits bits;
     int dc_before[MAX_COMPONENTS];  // The last DC coefficients, by component of the scan.
-    int64_t num_ended;              // The number of following blocks without further coefficients: EOBRUN.
+    int64_t num_ended;              // The number of following blocks without more coefficients: EOBRUN.
 } ScanState;
 
 // G.1.2.1: the first bits of a DC coefficient.

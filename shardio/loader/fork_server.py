@@ -143,7 +143,7 @@ class ForkServer:
         if digest != running.digest:
             running.digest = digest
             if running.surroundings is not None:
-                running.surroundings = find_surroundings()  # Loading the setup may import further modules.
+                running.surroundings = find_surroundings()  # Loading the setup may import more modules.
             # On a ConnectionError, the fork server has died; starting the first worker process reveals this.
             with suppress(ConnectionError):
                 if not send_within(CLOSE_S, running.end, content):

@@ -96,8 +96,7 @@ class FileReader:
     def read(
         self, samples: Sequence[LabeledFile], fields: Sequence[str], deferred: Container[str] = ()
     ) -> StoredSamples:
-        """Read some files. Each sample has an image and a label, and is read in full, regardless of the other
-        arguments.
+        """Read some files. Each sample has an image and a label, and is read in full, whatever the other arguments.
 
         Raises:
             SampleError: If a file cannot be read.

@@ -461,7 +461,7 @@ def scatter_plot(points: Sequence[tuple[tuple[int, int], int]]) -> Markup:
 
 
 def figure(thumbnail: Thumbnail, label: str | None, *lines: str) -> Markup:
-    """Return a thumbnail, its label in bold, and further lines. A placeholder replaces an undecodable image."""
+    """Return a thumbnail, its label in bold, and more lines. A placeholder replaces an undecodable image."""
     if thumbnail.jpeg is None:
         warning = element("span", "cannot be decoded", class_="warn")
         inner = element("p", warning, Markup("<br>"), thumbnail.reason[:120])
