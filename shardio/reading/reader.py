@@ -127,7 +127,7 @@ class SampleReader:
         self._seen = SeenShards(table.manifest.shard_sizes)
         # There are no locks, because a forked child could inherit a held lock. Each operation is atomic.
         self._open: OrderedDict[int, Shard] = OrderedDict()
-        self._num_index_bytes = 0  # The memory of the indexes that were opened since the last count.
+        self._num_index_bytes = 0  # At least the memory of the indexes of open shards.
 
     def read(self, indices: Ints, fields: Sequence[str], deferred: Container[str] = ()) -> StoredSamples:
         """Read fields of samples.

@@ -118,7 +118,7 @@ class Shard:
         raise SampleError(message, row=row, key=key, where=origin)
 
     def find_unreadable(self, samples: Ints, fields: Sequence[str], first_row: int) -> None:
-        """Read samples one by one. Raise SampleError for the first sample that cannot be read.
+        """Read samples one by one. Raise SampleError for the first one that cannot be read; otherwise, return.
 
         Args:
             samples: int64 [n], indices in the shard.

@@ -22,6 +22,9 @@ from shardio.shards.tar import BLOCK, MAX_MEMBER, Ints, header_fits
 from shardio.shared import SharedNumbers
 from shardio.storage import LIMITS
 
+FEW = 16
+"""The largest number of ranges that are joined with Python's integers, because arrays of so few take longer."""
+
 
 def read_shards(
     visits: Sequence[tuple[Shard, Ints]],
@@ -48,13 +51,9 @@ def read_shards(
     """
     request = _Request(visits, tuple(fields))
     request.refuse_too_large()
-    files = [shard.tar.hold() for shard, _ in visits] if any(field in deferred for field in fields) else []
+    files, is_late = request.find_late(unseen, deferred)
     ends = request.stops
     if any(files):
-        are_held = np.repeat([file is not None for file in files], np.diff(request.bounds))
-        is_late = np.outer([field in deferred for field in request.fields], are_held) & (request.starts >= 0)
-        if unseen is not None:
-            is_late &= ~unseen
         ends = np.where(is_late, np.minimum(ends, request.starts + HEAD_BYTES), ends)
     columns = request.read(ends, unseen)
     if any(files):
@@ -67,7 +66,7 @@ class _Request:
 
     Attributes:
         fields: F names of fields, in the order in which the first sample's fields are stored.
-        by_place: int64 [F], the place of each of these fields in the arguments.
+        by_place: int64 [F], the indices of these fields among the requested fields.
         bounds: The row of the first sample of each shard, and the number of samples n.
         starts, stops: int64 [F, n], the range of each content in its tar, or -1 if the sample lacks the field.
         hashes: uint64 [F, n], the xxh3-64 of each content according to the index.
@@ -76,21 +75,39 @@ class _Request:
     def __init__(self, visits: Sequence[tuple[Shard, Ints]], fields: tuple[str, ...]) -> None:
         self._visits = visits
         self.bounds = [0, *accumulate(len(samples) for _, samples in visits)]
-        cells = np.empty((3, len(fields), self.bounds[-1]), np.int64)
-        for (shard, samples), start, stop in self._parts():
-            cells[:, :, start:stop] = shard.index.find_entries(samples, fields)
-        self.by_place = cells[0, :, 0].argsort(kind="stable") if self.bounds[-1] else np.arange(len(fields))
+        cells = [shard.index.find_entries(samples, fields) for shard, samples in visits]
+        together = (
+            cells[0] if len(cells) == 1 else np.concatenate(cells or [np.empty((3, len(fields), 0), int)], axis=2)
+        )
+        self.by_place = together[0, :, 0].argsort(kind="stable") if self.bounds[-1] else np.arange(len(fields))
         self.fields = tuple(fields[column] for column in self.by_place.tolist())
-        self.starts, self.stops, hashes = cells[:, self.by_place]
+        self.starts, self.stops, hashes = together[:, self.by_place]
         self.hashes = hashes.view(np.uint64)
 
     def refuse_too_large(self) -> None:
         """Raise SampleError if a field is too large."""
         sizes = self.stops - self.starts
         if sizes.max(initial=0) > MAX_MEMBER:
-            column, row = np.argwhere(sizes > MAX_MEMBER)[0].tolist()
+            row, column = np.argwhere(sizes.T > MAX_MEMBER)[0].tolist()
             shard, sample = self._find_sample(row)
             shard.raise_too_large(sample, row, self.fields[column], int(sizes[column, row]))
+
+    def find_late(
+        self, unseen: NDArray[np.bool_] | None, deferred: Container[str]
+    ) -> tuple[list[Descriptor | None], NDArray[np.bool_]]:
+        """Return the local files of the shards, and the contents to read later from these, bool [F, n]."""
+        files: list[Descriptor | None] = [None] * len(self._visits)
+        are_deferred = [field in deferred for field in self.fields]
+        is_late = (self.stops > self.starts) & np.array(are_deferred, np.bool_)[:, None]
+        if unseen is not None:
+            is_late &= ~unseen
+        if any(are_deferred) and is_late.any():
+            for visit, ((shard, _), start, stop) in enumerate(self._parts()):
+                if is_late[:, start:stop].any() and (file := shard.tar.hold()) is not None:
+                    files[visit] = file
+                else:
+                    is_late[:, start:stop] = False
+        return files, is_late
 
     def read(self, ends: Ints, unseen: NDArray[np.bool_] | None) -> list[list[Any]]:
         """Return the columns of contents, each up to its end, and compare unseen samples with the index."""
@@ -118,9 +135,8 @@ class _Request:
 
     def defer(self, columns: list[list[Any]], is_late: NDArray[np.bool_], files: Sequence[Descriptor | None]) -> None:
         """Replace the first bytes of contents with ranges to read later, where ``is_late``, bool [F, n], is True."""
-        file_of_row = [files[visit] for visit, (_, start, stop) in enumerate(self._parts()) for _ in range(start, stop)]
         for column, row in np.argwhere(is_late).tolist():
-            file = file_of_row[row]
+            file = files[bisect_right(self.bounds, row) - 1]
             assert file is not None, "only local files are held"
             start, stop = int(self.starts[column, row]), int(self.stops[column, row])
             columns[column][row] = FileRange(file, start, stop, columns[column][row], int(self.hashes[column, row]))
@@ -143,28 +159,35 @@ class _Request:
             stops: int64 [m], the byte after its last byte.
             bounds: The place of each shard's first range, and m.
         """
-        is_small = stops - starts <= LIMITS.max_small
-        gaps = starts[1:] - stops[:-1]  # Negative if the fields or the samples are not requested in stored order.
-        is_first = np.ones(len(starts) + 1, np.bool_)
-        is_first[1:-1] = ~(is_small[1:] & is_small[:-1] & (gaps >= 0) & (gaps <= LIMITS.max_gap))
+        if len(starts) <= FEW:
+            found = list[bytes]()
+            for visit, (start, stop) in enumerate(pairwise(bounds)):
+                if start < stop:
+                    found += self._try(visit, "read_many", starts[start:stop], stops[start:stop])
+            return found
+        is_first = np.zeros(len(starts) + 1, np.bool_)
         is_first[bounds] = True
+        if ((starts[1:] < starts[:-1]) & ~is_first[1:-1]).any():  # Fields or samples are not in stored order.
+            order = np.lexsort((starts, is_first[:-1].cumsum()))
+            contents = [b""] * len(order)
+            ordered = self._read_ranges(starts[order], stops[order], bounds)
+            for place, content in zip(order.tolist(), ordered, strict=True):
+                contents[place] = content
+            return contents
+        is_small = stops - starts <= LIMITS.max_small
+        is_first[1:-1] |= ~(is_small[1:] & is_small[:-1] & (starts[1:] - stops[:-1] <= LIMITS.max_gap))
         # Cut long runs at multiples of ``max_run`` from their starts.
         runs_begin = starts[np.maximum.accumulate(np.where(is_first[:-1], np.arange(len(starts)), 0))]
         cuts = (starts - runs_begin) // LIMITS.max_run
         is_first[1:-1] |= cuts[1:] != cuts[:-1]
-        firsts = np.flatnonzero(is_first)
-        begins, ends = starts[firsts[:-1]], stops[firsts[1:] - 1]
-        run_begins, run_ends, runs = begins.tolist(), ends.tolist(), list[bytes]()
+        firsts = np.flatnonzero(is_first[:-1])
+        begins = starts[firsts]
+        run_begins, run_ends = begins.tolist(), np.maximum.reduceat(stops, firsts).tolist()
         run_bounds = firsts.searchsorted(bounds).tolist()
-        for ((shard, samples), row, _), (start, stop) in zip(self._parts(), pairwise(run_bounds), strict=True):
-            try:
-                runs += shard.tar.read_apart(run_begins[start:stop], run_ends[start:stop])
-            except (OSError, EOFError) as error:  # noqa: PERF203  # Reads are slow.
-                let_through(error)
-                shard.let_store_errors_through(error)
-                shard.find_unreadable(samples, self.fields, row)
-                # Each sample could be read separately, so read all of them together again.
-                runs += shard.tar.read_apart(run_begins[start:stop], run_ends[start:stop])
+        runs = list[bytes]()
+        for visit, (start, stop) in enumerate(pairwise(run_bounds)):
+            if start < stop:
+                runs += self._try(visit, "read_apart", run_begins[start:stop], run_ends[start:stop])
         if len(runs) == len(starts):
             return runs
         run_of_range = is_first[:-1].cumsum() - 1
@@ -172,20 +195,34 @@ class _Request:
         parts = zip(run_of_range.tolist(), (starts - offsets).tolist(), (stops - offsets).tolist(), strict=True)
         return [runs[run][start:stop] for run, start, stop in parts]
 
+    def _try(self, visit: int, method: str, starts: Any, stops: Any) -> list[bytes]:
+        """Read ranges of a shard's tar. If that fails, raise SampleError for the first sample that cannot be read."""
+        shard, samples = self._visits[visit]
+        read = getattr(shard.tar, method)
+        try:
+            found: list[bytes] = read(starts, stops)
+        except (OSError, EOFError) as error:
+            let_through(error)
+            shard.let_store_errors_through(error)
+            shard.find_unreadable(samples, self.fields, self.bounds[visit])
+            found = read(starts, stops)  # Each sample could be read separately, so read all of them together again.
+        return found
+
     def _compare(self, pieces: Sequence[Any], headers: Ints, columns: Sequence[Sequence[Any]]) -> None:
         """Compare contents with the index, given the place of each one's header in ``pieces``, int64 [n, F], or -1."""
         keys = [key for shard, samples in self._visits for key in shard.index.raw_keys(samples)]
+        suffixes = [f".{field}".encode(errors="surrogateescape") for field in self.fields]
         digest = xxhash.xxh3_64_intdigest
-        for column, field in enumerate(self.fields):
-            suffix = f".{field}".encode(errors="surrogateescape")
-            rows = zip(keys, headers[:, column].tolist(), columns[column], self.hashes[column].tolist(), strict=True)
-            for row, (key, place, content, expected) in enumerate(rows):
+        rows = zip(keys, headers.tolist(), zip(*columns, strict=True), self.hashes.T.tolist(), strict=True)
+        for row, (key, places, contents, hashes) in enumerate(rows):
+            for column, (place, content, expected) in enumerate(zip(places, contents, hashes, strict=True)):
                 if place < 0:
                     continue
                 header = pieces[place]
-                if not header_fits(header, key, suffix, len(content)) or digest(content) != expected:
+                if not header_fits(header, key, suffixes[column], len(content)) or digest(content) != expected:
                     shard, _ = self._find_sample(row)
-                    shard.compare(row, int(self.starts[column, row]), key, field, header, content, expected)
+                    start = int(self.starts[column, row])
+                    shard.compare(row, start, key, self.fields[column], header, content, expected)
 
 
 class SeenSamples:
@@ -254,7 +291,7 @@ class Unseen:
             return
         self._records = records
         self._bounds = [0, *accumulate(map(len, samples))]
-        together = np.concatenate(samples)
+        together = samples[0] if len(samples) == 1 else np.concatenate(samples)
         self._places, self._masks = together >> 3, np.left_shift(np.uint8(1), (together & 7).astype(np.uint8))
         bits = np.empty(len(together), np.uint8)
         for record, start, stop in self._parts():
@@ -267,7 +304,8 @@ class Unseen:
         """Record the samples as seen."""
         if self.mask is not None:
             for record, start, stop in self._parts():
-                record.add(self._places[start:stop], self._masks[start:stop])
+                own = start + np.flatnonzero(self.mask[start:stop])
+                record.add(self._places[own], self._masks[own])
 
     def _parts(self) -> Iterator[tuple[SeenSamples, int, int]]:
         return zip(self._records, self._bounds[:-1], self._bounds[1:], strict=True)

@@ -267,7 +267,9 @@ def test_a_tar_that_is_damaged_in_the_cache_is_indexed_as_it_is_in_the_store(tmp
 # Folders that cannot be used
 
 FILL_AND_READ = """
+import os
 import sys
+import time
 from errno import ENOSPC
 from pathlib import Path
 
@@ -277,9 +279,12 @@ disk = Path(sys.argv[1])
 with shardio.ShardWriter("memory://x/data") as writer:
     for number in range(100):
         writer.write({"__key__": str(number), "txt": "x" * 2000})
+empty = os.statvfs(disk).f_bfree
 for num_free in map(int, sys.argv[2:]):
     for path in disk.iterdir():
         path.unlink()
+    while os.statvfs(disk).f_bfree < empty:  # Another process may still have a deleted file open.
+        time.sleep(0.01)
     (disk / "other").write_bytes(bytes(2**20 - 4096 - num_free))
     try:
         dataset = shardio.ShardDataset("memory://x/data", fields=("txt",), cache=disk, cache_size="100MB")
