@@ -112,6 +112,8 @@ class _Request:
     def read(self, ends: Ints, unseen: NDArray[np.bool_] | None) -> list[list[Any]]:
         """Return the columns of contents, each up to its end, and compare unseen samples with the index."""
         present, num_fields = self.starts >= 0, len(self.fields)
+        if not num_fields:
+            return []
         if unseen is None and present.all():
             bounds = [num_fields * bound for bound in self.bounds]
             contents = self._read_ranges(self.starts.T.ravel(), ends.T.ravel(), bounds)

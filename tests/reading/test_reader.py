@@ -327,6 +327,29 @@ def test_a_damaged_tar_header_is_an_error_that_names_the_sample(copy: Path) -> N
     assert_raises(SampleError, re.escape(message), SampleReader(open_table(copy)).read, np.arange(5), ["cls", "jpg"])
 
 
+def test_the_first_damaged_sample_is_reported(tmp_path: Path) -> None:
+    with shardio.ShardWriter(tmp_path) as writer:
+        for number in range(6):
+            writer.write({"__key__": str(number), "a": b"a-%d" % number, "b": b"b-%d" % number})
+    tar = next(tmp_path.glob("*.tar"))
+    tar.write_bytes(tar.read_bytes().replace(b"a-4", b"A-4").replace(b"b-1", b"B-1"))
+    caught = assert_raises(
+        SampleError, "'b' of sample 1 in", SampleReader(open_table(tmp_path)).read, np.arange(6), ["a", "b"]
+    )
+    assert isinstance(caught, SampleError)
+    assert caught.row == 1
+
+
+def test_a_shard_from_which_nothing_is_read_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardio.storage.local.MAX_DESCRIPTORS", 1)
+    for name in "ab":
+        write_tar(tmp_path / f"{name}.tar", [("0.txt", name.encode())])
+    reader = SampleReader(open_table(tmp_path))
+    reader.read(np.arange(2), ["txt"])
+    (tmp_path / "a.tar").unlink()
+    assert reader.read(np.arange(2), ["json"]).columns == {"json": [None, None]}
+
+
 @pytest.mark.parametrize("lacks", [None, 6])
 def test_comparing_costs_no_more_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacks: int | None) -> None:
     contents = {"cls": b"1", "json": b"1", "jpg": bytes(100_000)}

@@ -28,11 +28,12 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 import shardio
 from shardio.errors import FormatError, SampleError, StaleIndexError
-from shardio.reading import KeyedShards
+from shardio.reading import KeyedShards, SampleReader
 from shardio.sample import Sample
 from shardio.shards import open_compressed, open_table, read_shards, size_in_tar, write_shard
 from shardio.shards.indexing import index_tar, scan_contents
 from shardio.shards.repairing import repair
+from shardio.shards.shard import DecompressedFile
 from shardio.shards.tar import BLOCK, END, MAX_MEMBER, StoredField, are_plain_headers, header_fits, make_header
 from shardio.shards.tar_scan import IncompleteTarError, StreamedTar, TarScan, find_member
 from shardio.storage import Location, parse_location
@@ -492,3 +493,21 @@ def test_a_damaged_tar_is_read_or_refused_as_by_the_index(seed: int, piece: int)
 def test_what_is_no_tar_of_samples_is_refused(content: bytes, message: str) -> None:
     assert_raises(FormatError, message, stream, content)
     assert unless_refused(partial(index, content)) is None
+
+
+def test_a_compressed_tar_is_decompressed_once_in_any_order_of_fields(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = [(f"{number:03d}.{field}", b"1") for number in range(200) for field in ("ab" if number % 2 else "ba")]
+    write_tar(tmp_path / "a.tar", members)
+    (tmp_path / "a.tar.gz").write_bytes(gzip.compress((tmp_path / "a.tar").read_bytes()))
+    index_tar(parse_location(tmp_path / "a.tar.gz"))
+    restarts, restart = list[DecompressedFile](), DecompressedFile._restart
+
+    def count_and_restart(file: DecompressedFile) -> None:
+        restarts.append(file)
+        restart(file)
+
+    monkeypatch.setattr(DecompressedFile, "_restart", count_and_restart)
+    SampleReader(open_compressed(parse_location(tmp_path / "a.tar.gz"))).read(np.arange(200), ["a", "b"])
+    assert len(restarts) <= 1
