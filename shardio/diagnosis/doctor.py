@@ -66,7 +66,7 @@ class Diagnosis:
 
     @property
     def keeps_up(self) -> bool:
-        """Whether training spends less than 5 % of its time waiting for data; false without a step."""
+        """Whether training spends less than 5 % of its time waiting for data; False if no step was measured."""
         return self.both is not None and self.both.waiting < NEGLIGIBLE
 
     @property

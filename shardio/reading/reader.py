@@ -183,6 +183,7 @@ class SampleReader:
     def close(self) -> None:
         """Close all shards; the next read reopens those that it needs."""
         self._open.clear()
+        self._num_index_bytes = 0
 
     def locate(
         self, shard: int, inner: Ints, fields: tuple[str, ...]
@@ -220,22 +221,18 @@ class SampleReader:
 
     def _read_together(
         self, parts: Sequence[tuple[int, Ints, Ints]], fields: Sequence[str], deferred: Container[str]
-    ) -> Iterator[tuple[list[int], list[list[Any]]]]:
-        """Yield the rows and the fields of the samples that :meth:`by_shard` found."""
+    ) -> list[tuple[list[int], list[list[Any]]]]:
+        """Return the rows and the fields of the samples that :meth:`by_shard` found.
+
+        All shards are read together. If anything is wrong, each shard is read alone instead, which fetches damaged
+        bytes again, reopens replaced files, and raises the errors.
+        """
         if len(parts) > 1:
             with suppress(SampleError, FormatError):
-                found = self._read(
-                    [(self._get_open(shard), shard, inner) for shard, _, inner in parts], fields, deferred
-                )
-                yield np.concatenate([rows for _, rows, _ in parts]).tolist(), found
-                return
-        # Read each shard alone, which fetches damaged bytes again, reopens replaced files, and raises the errors.
-        for shard, rows, inner in parts:
-            try:
-                found = self._read_checked(shard, inner, fields, deferred)
-            except SampleError as error:
-                raise error.at_row(int(rows[error.row])) from error
-            yield rows.tolist(), found
+                visits = [(self._get_open(shard), shard, inner) for shard, _, inner in parts]
+                found = self._read(visits, fields, deferred)
+                return [(np.concatenate([rows for _, rows, _ in parts]).tolist(), found)]
+        return [(rows.tolist(), self._read_alone(shard, rows, inner, fields, deferred)) for shard, rows, inner in parts]
 
     def _read(
         self, visits: Sequence[tuple[Shard, int, Ints]], fields: Sequence[str], deferred: Container[str]
@@ -253,22 +250,25 @@ class SampleReader:
         unseen.mark_seen()
         return found
 
-    def _read_checked(
-        self, shard: int, inner: Ints, fields: Sequence[str], deferred: Container[str]
+    def _read_alone(
+        self, shard: int, rows: Ints, inner: Ints, fields: Sequence[str], deferred: Container[str]
     ) -> list[list[Any]]:
+        """Read fields of samples of one shard, which have ``rows`` in the request."""
         try:
             return self._use(shard, lambda opened: self._read([(opened, shard, inner)], fields, deferred))
         except SampleError as error:
-            return self._read_again(shard, inner, fields, error)
+            return self._read_again(shard, rows, inner, fields, error)
 
-    def _read_again(self, shard: int, inner: Ints, fields: Sequence[str], error: SampleError) -> list[list[Any]]:
+    def _read_again(
+        self, shard: int, rows: Ints, inner: Ints, fields: Sequence[str], error: SampleError
+    ) -> list[list[Any]]:
         """Read samples again because one is damaged. If the bytes came over a network, fetch them again."""
         num_failures = Counter[int]()
         while True:
             sample, opened = int(inner[error.row]), self._get_open(shard)
             num_failures[sample] += 1
             if num_failures[sample] > MAX_FAILURES or not opened.discard(sample, fields):
-                raise error
+                raise error.at_row(int(rows[error.row])) from error
             if num_failures[sample] > 1:
                 opened.index.discard()
                 self._open.pop(shard, None)

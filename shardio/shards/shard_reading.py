@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import mmap
 from bisect import bisect_right
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -165,7 +165,8 @@ class _Request:
             found = list[bytes]()
             for visit, (start, stop) in enumerate(pairwise(bounds)):
                 if start < stop:
-                    found += self._try(visit, "read_many", starts[start:stop], stops[start:stop])
+                    tar = self._visits[visit][0].tar
+                    found += self._try(visit, tar.read_many, starts[start:stop], stops[start:stop])
             return found
         is_first = np.zeros(len(starts) + 1, np.bool_)
         is_first[bounds] = True
@@ -189,7 +190,8 @@ class _Request:
         runs = list[bytes]()
         for visit, (start, stop) in enumerate(pairwise(run_bounds)):
             if start < stop:
-                runs += self._try(visit, "read_apart", run_begins[start:stop], run_ends[start:stop])
+                tar = self._visits[visit][0].tar
+                runs += self._try(visit, tar.read_apart, run_begins[start:stop], run_ends[start:stop])
         if len(runs) == len(starts):
             return runs
         run_of_range = is_first[:-1].cumsum() - 1
@@ -197,18 +199,16 @@ class _Request:
         parts = zip(run_of_range.tolist(), (starts - offsets).tolist(), (stops - offsets).tolist(), strict=True)
         return [runs[run][start:stop] for run, start, stop in parts]
 
-    def _try(self, visit: int, method: str, starts: Any, stops: Any) -> list[bytes]:
+    def _try(self, visit: int, read: Callable[[Any, Any], list[bytes]], starts: Any, stops: Any) -> list[bytes]:
         """Read ranges of a shard's tar. If that fails, raise SampleError for the first sample that cannot be read."""
-        shard, samples = self._visits[visit]
-        read = getattr(shard.tar, method)
         try:
-            found: list[bytes] = read(starts, stops)
+            return read(starts, stops)
         except (OSError, EOFError) as error:
+            shard, samples = self._visits[visit]
             let_through(error)
             shard.let_store_errors_through(error)
             shard.find_unreadable(samples, self.fields, self.bounds[visit])
-            found = read(starts, stops)  # Each sample could be read separately, so read all of them together again.
-        return found
+            return read(starts, stops)  # Each sample could be read separately, so read all of them together again.
 
     def _compare(self, pieces: Sequence[Any], headers: Ints, columns: Sequence[Sequence[Any]]) -> None:
         """Compare contents with the index, given the place of each one's header in ``pieces``, int64 [n, F], or -1."""

@@ -164,7 +164,7 @@ class StoredFile(Protocol):
         return [self.read(start, stop) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
 
     def read_apart(self, starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
-        """Return the contents of ranges that are not worth joining, for example because they are far apart.
+        """Return the contents of ranges whose neighbors have been joined as a local file needs it.
 
         Raises:
             The same errors as :meth:`read`.
