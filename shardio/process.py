@@ -309,10 +309,23 @@ def _absolute_module_path() -> list[str]:
 
 def is_stopped(process_id: int) -> bool:
     """Return whether a signal has stopped a process; false if the operating system does not report this."""
+    return _find_state(process_id) == "T"
+
+
+def has_ended(process_id: int) -> bool:
+    """Return whether a process has ended, even if its exit status was not collected."""
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return True
+    return _find_state(process_id) == "Z"
+
+
+def _find_state(process_id: int) -> str:
     with suppress(OSError):
-        status = Path(f"/proc/{process_id}/stat").read_bytes()  # proc(5): the state follows the name.
-        return status.rpartition(b")")[2].split()[0] == b"T"
-    return False
+        status = Path(f"/proc/{process_id}/stat").read_text("utf-8", "replace")
+        return status.rpartition(")")[2].split()[0]  # proc(5): the state follows the name.
+    return ""
 
 
 def describe_exit(process: str, code: int) -> str:

@@ -405,7 +405,8 @@ class _Process:
         with theirs:
             if context.get_start_method() == "forkserver":
                 _await_fork_server()
-            process = context.Process(target=run_worker_process, args=(theirs, job, worker_id, base_seed), daemon=True)
+            arguments = theirs, job, worker_id, base_seed, os.getpid()
+            process = context.Process(target=run_worker_process, args=arguments, daemon=True)
             process.start()
         self.process = process
 

@@ -330,7 +330,9 @@ def _run_thread(channel: QueueChannel, answers: _Answers, job: FetchJob, worker_
 _MapOfFunctions = dict[Any, Callable[..., Any]]
 
 
-def run_worker_process(end: socket.socket, job: FetchJob | None, worker_id: int, base_seed: int) -> None:
+def run_worker_process(
+    end: socket.socket, job: FetchJob | None, worker_id: int, base_seed: int, parent_id: int
+) -> None:
     """Run a worker in this process, which was started for it; see :class:`FetchWorker`.
 
     Args:
@@ -338,9 +340,10 @@ def run_worker_process(end: socket.socket, job: FetchJob | None, worker_id: int,
         job: The settings of the loader; None if the settings come through the socket pair.
         worker_id: The number of the worker.
         base_seed: The seed of worker 0.
+        parent_id: The process ID of the training process, without which the worker ends.
     """
     torch.set_num_threads(1)
-    if job is None and (job := receive_job(end)) is None:
+    if job is None and (job := receive_job(end, parent_id)) is None:
         return
     seed_process(base_seed, worker_id)  # Seed after importing the dataset's modules, which may also seed.
     # User code calls torch's get_worker_info, and torch has no public function to set its result.
@@ -348,7 +351,7 @@ def run_worker_process(end: socket.socket, job: FetchJob | None, worker_id: int,
         id=worker_id, num_workers=job.num_workers, seed=base_seed + worker_id, dataset=job.dataset
     )
     with suppress(KeyboardInterrupt):  # The training process also raises this error.
-        FetchWorker(worker_id, job, SocketChannel(end)).run()
+        FetchWorker(worker_id, job, SocketChannel(end, parent_id)).run()
 
 
 class SocketChannel:
@@ -356,11 +359,12 @@ class SocketChannel:
 
     Args:
         end: The worker's end of the socket pair.
+        parent_id: The process ID of the training process.
     """
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket, parent_id: int) -> None:
         self._end = end
-        self._messages = receive_all(end, os.getppid())
+        self._messages = receive_all(end, parent_id)
         self._buffers = MappedBuffers()
         self._arena: Arena | None = None
         self._is_closed = False  # If true, requests that were sent earlier stay unanswered.

@@ -423,12 +423,12 @@ class MoreDescriptors:
     """A message with descriptors that the job needs."""
 
 
-def receive_job(end: socket.socket) -> FetchJob | None:
-    """Return the job that was sent to this process; None if the other end is closed.
+def receive_job(end: socket.socket, parent_id: int) -> FetchJob | None:
+    """Return the job that was sent to this process; None if the other end is closed or the parent has ended.
 
     If the job cannot be loaded, return one that answers every request with the error.
     """
-    messages = receive_all(end, os.getppid())
+    messages = receive_all(end, parent_id)
     if (received := next(messages, None)) is None:
         return None
     message, (descriptor,) = received

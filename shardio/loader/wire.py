@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from shardio.errors import add_note, copy_mark
 from shardio.loader.buffers import make_memory
-from shardio.process import describe_error, let_through
+from shardio.process import describe_error, has_ended, let_through
 
 if TYPE_CHECKING:
     from shardio.decoding import FieldDecoder
@@ -116,7 +116,7 @@ def receive_all(end: socket.socket, parent_id: int) -> Iterator[tuple[Any, list[
             if (received := receive(end)) is None:
                 return
             yield received
-        elif os.getppid() != parent_id:
+        elif has_ended(parent_id):  # Another process may hold a copy of the other end.
             return
 
 

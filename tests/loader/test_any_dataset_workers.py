@@ -26,8 +26,11 @@ from torch.utils.data import IterableDataset
 
 import shardio
 from shardio import DataLoader, StateError, WorkerError
-from shardio.loader import buffers, fetch_pool
+from shardio.loader import buffers, fetch_pool, wire
+from shardio.loader.fetch_job import make_failing_job
 from shardio.loader.fetch_pool import describe_death
+from shardio.loader.fetch_worker import run_worker_process
+from shardio.loader.wire import make_pair
 from shardio.process import describe_exit
 from tests.buffers import find_buffers
 from tests.files import count_open_files
@@ -292,6 +295,27 @@ def test_the_error_of_a_dead_worker_has_the_words_of_torchs_and_says_cause_and_r
     assert words in str(describe_death(process))
     assert message in str(describe_death(process))
     assert words in describe_exit(f"DataLoader worker (pid {process.pid})", process.exitcode or 0)
+
+
+@pytest.mark.parametrize("is_collected", [True, False])
+@pytest.mark.parametrize("job", [None, make_failing_job(ValueError())], ids=["no job", "job"])
+def test_a_worker_ends_if_its_loaders_process_ended_first(
+    job: Any, is_collected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "CHECK_PARENT_S", 0.05)
+    training = multiprocessing.get_context("fork").Process(target=int)
+    training.start()
+    os.waitid(os.P_PID, training.pid or 0, os.WEXITED | os.WNOWAIT)
+    if is_collected:
+        training.join()
+    end, workers = make_pair()  # This process keeps its end open, as a fork of the training process does.
+    with end, workers:
+        arguments = workers, job, 0, 0, training.pid
+        worker = multiprocessing.get_context("fork").Process(target=run_worker_process, args=arguments)
+        worker.start()
+        worker.join(60)
+        assert worker.exitcode == 0
+    training.join()
 
 
 @pytest.mark.parametrize("method", ["multiprocessing", "thread"])
