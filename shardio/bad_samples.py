@@ -175,9 +175,14 @@ class BadSamples:
         """Count one replaced or skipped sample in this worker."""
         self._count.array[find_worker().worker_id % len(self._count.array)] += 1
 
+    @property
+    def num_counted(self) -> int:
+        """The sum of all workers' counts."""
+        return sum(self._count.values)
+
     def warn_of_counted(self, epoch: int | None) -> None:
         """Call :meth:`warn` with the sum of all workers' counts."""
-        self.warn(sum(self._count.values), epoch)
+        self.warn(self.num_counted, epoch)
 
     def warn(self, num_bad: int, epoch: int | None) -> None:
         """Warn about an epoch's bad samples, if there are any. Call this at the end of the epoch."""

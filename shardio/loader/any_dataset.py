@@ -249,7 +249,7 @@ class Fetching(Executor):
         epoch = self._source.begin(cursor, split, has_new_workers=workers is None)
         job, position = epoch.job, epoch.position
         names = [getattr(each, "__qualname__", type(each).__name__) for each in (job.dataset, job.collate_fn)]
-        self.tally = Tally(num_workers=job.num_workers, in_python=tuple(names))
+        self.tally = Tally(num_workers=job.num_workers, bad_samples=self._bad_samples, in_python=tuple(names))
         number = None if cursor is None else cursor.epoch
         if not settings.num_workers:
             in_caller = CallerBatches(job, epoch.indices, position, self.tally)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shardio.bad_samples import BadSamples
 from shardio.datasets import ImageFolder, ShardDataset, ShardMapDataset, unwrap
 from shardio.errors import SampleError
 from shardio.files import write_whole
@@ -201,9 +202,14 @@ class _Wait(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """Running counts, which become :class:`LoaderStats`, and the latest spans, which become a trace."""
+    """Running counts, which become :class:`LoaderStats`, and the latest spans, which become a trace.
+
+    Attributes:
+        bad_samples: The policy that counts the bad samples, if workers call the dataset.
+    """
 
     num_workers: int
+    bad_samples: BadSamples | None = None
     in_python: tuple[str, ...] = ()
     recognized: tuple[str, ...] = ()
     began: float = field(default_factory=time.perf_counter)
@@ -252,6 +258,10 @@ class Tally:
         """Return the statistics so far."""
         images = self.num_images_by_decoder
         names: tuple[DecoderName, ...] = ("kernel", "device", "cache", "libjpeg", "raw")
+        num_replaced, num_skipped = self.num_replaced, self.num_skipped
+        if self.bad_samples is not None:
+            num_counted, is_replacing = self.bad_samples.num_counted, self.bad_samples.on_error == "replace"
+            num_replaced, num_skipped = (num_counted, 0) if is_replacing else (0, num_counted)
         return LoaderStats(
             num_batches=self.num_batches,
             num_samples=self.num_samples,
@@ -263,8 +273,8 @@ class Tally:
             transform_s=self.times.transform_s,
             decode_s=self.times.decode_s,
             idle_s=self.times.idle_s,
-            num_replaced=self.num_replaced,
-            num_skipped=self.num_skipped,
+            num_replaced=num_replaced,
+            num_skipped=num_skipped,
             num_worker_restarts=self.num_worker_restarts,
             python_s=self.times.python_s,
             in_python=self.in_python,

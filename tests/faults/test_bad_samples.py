@@ -76,8 +76,8 @@ def test_replacements_do_not_depend_on_the_workers(subject: Subject) -> None:
         assert loader.calls_dataset == (options is CALLING)
         with warns_of_bad_samples():
             found.append((batches_of(loader), subject.entries()))
+        assert loader.stats().num_replaced == len(subject.entries())
         if not loader.calls_dataset:
-            assert loader.stats().num_replaced == len(subject.entries())
             assert count_images(loader.stats()) == NUM_SAMPLES
         assert loader.state_dict()["position"] == NUM_SAMPLES
     assert found[0] == found[1] == found[2]
@@ -128,8 +128,10 @@ def test_skip_leaves_out_those_samples_and_nothing_else(subject: Subject, num_wo
     with warns_of_bad_samples(len(subject.bad), 1):
         collect(loader, Batches())
     assert [plain(batch) for batch in kept] == batches, "smaller batches that were kept do not change"
+    calling = subject.loader(0, on_error="skip", **CALLING)
     with warns_of_bad_samples(len(subject.bad)):
-        assert batches_of(subject.loader(0, on_error="skip", **CALLING)) == batches
+        assert batches_of(calling) == batches
+    assert (calling.stats().num_skipped, calling.stats().num_replaced) == (len(subject.bad), 0)
 
 
 @pytest.mark.filterwarnings("ignore:unreadable samples")  # Some ranks have none.
