@@ -42,7 +42,7 @@ def write_texts(folder: Path) -> None:
 
 
 def make_loader(folder: Path) -> shardio.DataLoader[torch.Tensor]:
-    """Return the loader of the mixture: 9 parts of prose to 1 of numbers, then half and half, then mostly numbers."""
+    """Return the loader of the mixture: 9 parts prose to 1 part numbers, then half and half, then mostly numbers."""
     prose, numbers = (
         PackedTokens(folder / kind, BLOCK, eos=END_OF_TEXT, fields="tokens") for kind in ("prose", "numbers")
     )

@@ -249,7 +249,7 @@ class guard(Generic[Batch]):  # noqa: N801  # used like a function
             self._refuse_changes(len(self._former) + num_new, num_samples)
 
     def _remember(self, seen: dict[int, int]) -> None:
-        """Compare a complete epoch's contents with earlier epochs, if there is only one rank."""
+        """Compare a complete epoch's contents with those of earlier epochs, if there is only one rank."""
         assert self._claims is not None, "_content_ids has set the claims"
         together = self._former | seen.keys()
         if self._former and self._claims.num_dataset is None and find_world().world_size == 1:

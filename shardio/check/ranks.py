@@ -509,7 +509,7 @@ def _send(process: subprocess.Popen[bytes], number: int) -> bool:
     """Send a signal to a process's group, and return whether the group has processes. Signal 0 only tests this."""
     try:
         os.killpg(process.pid, number)
-    except (ProcessLookupError, PermissionError):  # macOS raises PermissionError if the last process was not reaped.
+    except (ProcessLookupError, PermissionError):  # PermissionError on macOS if the last process has not been reaped.
         return False
     return True
 

@@ -159,7 +159,7 @@ class CoverageReport:
     def __str__(self) -> str:
         expected = self.expected
         repeats = f" ({count(self.num_repeats, 'repeat')}, {expected.num_repeats} required by the remainder policy)"
-        not_due = f" ({expected.num_missing} left out by the remainder policy, or delivered before a resumption)"
+        not_due = f" ({expected.num_missing} left out by the remainder policy, or delivered before the run resumed)"
         num_samples = self.num_deliveries - self.num_repeats if expected.num_samples is None else expected.num_samples
         head = (
             f"{count(num_samples, 'sample')}: {self.num_once} delivered once, {self.num_repeated} more than once"
@@ -274,7 +274,7 @@ def _name(identity: int, names: dict[int, Hashable]) -> str:
 
 
 def find_causes(report: CoverageReport) -> list[str]:
-    """Return the likely causes of a wrong report, most specific first; [] if it is right."""
+    """Return the likely causes of a report's problems, most specific first; [] if there are none."""
     if report.is_right:
         return []
     if not report.num_deliveries:

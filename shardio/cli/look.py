@@ -50,7 +50,7 @@ MAX_POINTS = 100_000
 """The maximum number of samples to plot. For a larger dataset, a random subset is plotted."""
 
 RATE = 1000
-"""The number of samples per second that a rank reads in the table of requests."""
+"""The number of samples per second that the table of requests assumes for a rank."""
 
 WORLD_SIZES = (1, 8, 64, 512)
 """The numbers of ranks in the table of requests, besides the one that the user asks for."""

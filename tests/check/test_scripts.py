@@ -152,7 +152,7 @@ def chosen():
 """
 
 PADDED = "20 delivered once, 1 more than once (1 repeat, 1 required by the remainder policy), 0 never"
-LEFT_OUT = "5 left out by the remainder policy, or delivered before a resumption"
+LEFT_OUT = "5 left out by the remainder policy, or delivered before the run resumed"
 DROPPED = f"16 delivered once, 0 more than once, 5 never ({LEFT_OUT})"
 ALL = "21 delivered once, 0 more than once, 0 never"
 
