@@ -4,8 +4,8 @@ The kernel keeps an image when it first decodes it, and renders later crops from
 (kept.c). Images are found by the hash of their file's content, so a changed file is a different image. Images that do
 not fit, and those that the kernel does not decode, are decoded in every epoch.
 
-The memory has no name in any file system, and is freed when the last process ends, however it ends. A process that
-joins later opens the memory in /proc, through the descriptor of another process.
+The memory has no name in any file system, and is freed when the last process ends, even if it is killed. A process
+that joins later opens the memory in /proc, through the descriptor of another process.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MIN_BYTES = 1 << 20
 """The smallest cache."""
 
 BYTES_PER_SLOT = 4096
-"""The number of bytes of memory for which there is at least one slot. Most decoded images are larger."""
+"""The largest number of bytes of memory per slot. Most decoded images are larger."""
 
 
 class KeptImage(NamedTuple):
@@ -144,7 +144,7 @@ def make_cache(num_bytes: int, name: str) -> DecodedCache | None:
     """Return a cache. If this machine has no kernel or cannot share memory, warn and return None.
 
     Raises:
-        ValueError: If the cache is larger than the machine's memory, or very small.
+        ValueError: If the cache is larger than the machine's memory, or too small.
     """
     largest = _count_memory()
     if not MIN_BYTES <= num_bytes <= largest:
@@ -170,14 +170,14 @@ def _count_memory() -> int:
     """Return the memory of the machine in bytes, or the limit of the container if it is lower."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with suppress(OSError, ValueError):  # There is no limit, or it is "max".
+        with suppress(OSError, ValueError):  # The file is missing or contains "max".
             total = min(total, int(Path(path).read_text()))
     return total
 
 
 @contextmanager
 def _list_members(name: str) -> Iterator[list[_Member]]:
-    """Yield a list of the processes that share a memory, and make other processes wait. The block may change the list.
+    """Yield a list of the processes that share the memory, while other processes wait. The block may change the list.
 
     The list is empty if this user's folder cannot be trusted. Each process then has its own memory.
     """

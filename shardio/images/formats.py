@@ -60,7 +60,7 @@ class ImageFormat(NamedTuple):
         name: Pillow's name for the format.
         suffixes: The suffixes of the format's files, which are also the names of samples' fields.
         signature: A pattern that matches the first 16 bytes of every file in this format. If it is None, Pillow
-            identifies the format, more slowly.
+            identifies the format, which takes longer.
     """
 
     name: str
@@ -88,7 +88,7 @@ JPEG_FIELDS = ("jpg", "jpeg")
 """Fields that usually hold JPEGs."""
 
 PIXEL_FIELDS = ("ppm", "pgm")
-"""Fields that usually hold pixels without compression, row by row."""
+"""Fields that usually hold uncompressed pixels, row by row."""
 
 UNCOMPRESSED = frozenset(("bmp", *PIXEL_FIELDS))
 """Fields of formats that are rarely compressed."""
@@ -377,14 +377,14 @@ def read_value_format(content: bytes) -> ValueFormat | None:
 def find_clipped_type(content: bytes) -> str | None:
     """Return the type of an image's gray values if conversion to RGB clips them, else None.
 
-    Pillow keeps the upper 8 bits of colors, but clips gray of more than 8 bits, and treats signed bytes as unsigned.
+    Pillow keeps the upper 8 bits of colors, but clips gray values to 8 bits, and treats signed bytes as unsigned.
     """
     stored = read_value_format(content)
     return stored.dtype.name if stored is not None and stored.num_channels == 1 and stored.dtype != np.uint8 else None
 
 
 def is_for_opencv(image: PIL.Image.Image, content: bytes) -> bool:
-    """Return whether OpenCV gives Pillow's pixels for an image: a still, non-interlaced PNG with 8-bit colors."""
+    """Return whether an image is a still, non-interlaced PNG with 8-bit colors, which OpenCV decodes as Pillow does."""
     if image.format != "PNG" or image.mode not in ("RGB", "RGBA") or getattr(image, "is_animated", False):
         return False
     return content[_PNG_DEPTH] == 8 and "interlace" not in image.info

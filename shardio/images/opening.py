@@ -76,8 +76,8 @@ def open_image(
     """Open an image of any common format.
 
     libjpeg-turbo decodes only the requested parts of JPEGs, and damaged data raises an error. 8-bit binary PGM and PPM
-    files are not decoded: only the requested rows are read. CMYK JPEGs and all other formats are decoded in full, to
-    the pixels of Pillow's ``convert("RGB")``.
+    files are not decoded: only the requested rows are read. CMYK JPEGs and all other formats are decoded in full, with
+    the same pixels as Pillow's ``convert("RGB")``.
 
     Args:
         content: The bytes of an image file, or where to read them.
@@ -120,7 +120,7 @@ def decode_image(
 def decode_pil(
     content: bytes | FileRange, *, orientation: Orientation = "ignore", max_pixels: int = DEFAULT_MAX_PIXELS
 ) -> PIL.Image.Image:
-    """Decode an image to an RGB Pillow image, with the pixels and errors of :func:`decode_image`."""
+    """Decode an image to an RGB Pillow image, with the same pixels and errors as :func:`decode_image`."""
     import PIL.Image  # Pillow is imported only when an image needs it: see crop_plan.py.
 
     return PIL.Image.fromarray(decode_image(content, orientation=orientation, max_pixels=max_pixels))
@@ -154,7 +154,7 @@ def decode_unconverted(
 def decode_unconverted_pil(
     content: bytes, *, orientation: Orientation = "ignore", max_pixels: int = DEFAULT_MAX_PIXELS
 ) -> PIL.Image.Image:
-    """Decode an image to a Pillow image of the stored mode, with the values of :func:`decode_unconverted`.
+    """Decode an image to a Pillow image of the stored mode, with the same values as :func:`decode_unconverted`.
 
     Raises:
         ValueError: As for :func:`decode_unconverted`, or if a Pillow image cannot hold the values.

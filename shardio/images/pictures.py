@@ -43,7 +43,7 @@ DECODER_DESCRIPTIONS: dict[DecoderName, str] = {
 CLIPPED_ADVICE = (
     "as images, they are converted to 8-bit RGB, which clips values to the range 0 to 255, as in torchvision: most "
     "pixels may become white or black. Read them as a field, such as fields=('png', 'label'), which keeps their "
-    "values, or scale the files first"
+    "values, or scale the values in the files first"
 )
 """The effect of conversion on gray images that do not have 8 bits, and the remedy."""
 

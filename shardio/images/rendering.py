@@ -232,7 +232,7 @@ def render_by_kernel(crops: Sequence[PlannedCrop], rows: Sequence[Rows]) -> NDAr
         return is_rendered
     records = np.stack([as_records(crop.plan) for crop in crops], axis=1)
     records["height"][~is_for_kernel] = 0
-    # Sort by how much of an untiled file must be read, so images whose decoding is interleaved take about equally long.
+    # Sort by how much of an untiled file must be read, so that images decoded together take about the same time.
     bottom = np.max([crop.plan.box[:, 0] + crop.plan.box[:, 2] for crop in crops], axis=0)
     lengths = [len(each if isinstance(each, bytes) else each.content or b"") for each in contents]
     order = np.argsort(bottom / [picture.size[0] for picture in pictures] * lengths)

@@ -1,4 +1,4 @@
-"""Collect the tiles that image crops need, for a device to decode. Tiles are a fraction of the size of pixels.
+"""Collect the tiles that image crops need, for a device to decode. Tiles take far less memory than pixels.
 
 A device decodes JPEGs that have a tile table. All other images are decoded here, and so are images whose pixels are
 edited afterward; the chunk holds their pixels instead.

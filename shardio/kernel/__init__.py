@@ -25,7 +25,7 @@ def find_functions() -> Functions | None:
 @cache
 def load_functions() -> tuple[Functions | None, str]:
     """Return the kernel's functions, or None and the reason why there is no kernel."""
-    reason = "shardio was built without it for this processor"
+    reason = "shardio was built without the kernel for this processor"
     for target in find_targets():
         if target.path.exists():
             from shardio.kernel.functions import Functions
@@ -33,7 +33,7 @@ def load_functions() -> tuple[Functions | None, str]:
             try:
                 return Functions(target.path), ""
             except OSError as error:  # For example, the file system does not allow execution.
-                reason = f"it cannot be loaded: {error}"
+                reason = f"the kernel cannot be loaded: {error}"
     return None, reason
 
 

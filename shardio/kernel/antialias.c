@@ -1,4 +1,4 @@
-// Antialiased resizing with the pixels of Pillow (Resample.c): each new pixel is a weighted sum of all pixels nearby.
+// Antialiased resizing that matches Pillow (Resample.c): each new pixel is a weighted sum of all nearby pixels.
 //
 // Pillow computes weights with floating-point numbers, rounds them to 22 bits, and sums with integers. Rows are resized
 // first, and rounded to bytes. Weights are split into 15 low bits and the rest, so that both parts are 16-bit numbers,

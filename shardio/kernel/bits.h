@@ -12,7 +12,7 @@ typedef struct {
     const uint8_t *from, *stop;
 } Bits;
 
-// Make `word` have at least 56 bits.
+// Fill `word` to at least 56 bits.
 static inline void refill(Bits *bits) {
     bits->word |= load_word(bits->from) >> bits->num_bits;
     bits->from += (63 - bits->num_bits) >> 3;

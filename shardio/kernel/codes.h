@@ -21,7 +21,7 @@ static inline Symbol read_symbol(int symbol, bool is_dc) {
     return is_dc ? dc : ac;
 }
 
-// The codes of a table. Those of a length are the numbers from firsts[length] up to limits[length].
+// The codes of a table. The codes of each length are the numbers from firsts[length] to limits[length] - 1.
 typedef struct {
     const uint8_t *symbols;                // In the order of their codes.
     int32_t firsts[MAX_CODE_LENGTH + 1];   // By code length.
@@ -29,7 +29,7 @@ typedef struct {
     int32_t offsets[MAX_CODE_LENGTH + 1];  // By code length: what to add to a code to get its symbol's index.
 } Codes;
 
-// Number the codes of a table, by the numbers of codes of each length, 1 to 16. Return false if there are more codes
+// Number the codes of a table, given the number of codes of each length, 1 to 16. Return false if there are more codes
 // than their lengths allow.
 static inline bool number_codes(const uint8_t *counts, const uint8_t *symbols, Codes *codes) {
     codes->symbols = symbols;

@@ -1,4 +1,4 @@
-// Make rows of pixels from samples: libjpeg's "fancy" upsampling of chroma (jdsample.c), and its colors (jdcolor.c).
+// Make rows of pixels from samples: libjpeg's "fancy" chroma upsampling (jdsample.c) and color conversion (jdcolor.c).
 //
 // A component with fewer samples than the picture has pixels gets the missing samples by interpolation: three quarters
 // of the nearer sample and a quarter of the farther one, first down and then across. Samples beyond the border equal

@@ -11,15 +11,15 @@
 //   progressive.c  decode the scans of a progressive image, instead of scan.c, huffman.c and entropy.c (annex G)
 //   idct.c       dequantize and transform each MCU as soon as it is decoded: coefficients become samples (A.3.3)
 //   kept.c       keep decoded images, and find their planes instead of the stages above
-//   stored.c     read rows of pixels without compression, instead of the stages above
+//   stored.c     read rows of uncompressed pixels, instead of the stages above
 //   color.c      interpolate chroma, and convert a row of samples to red, green and blue
-//   resize.c     resize rows with the pixels of OpenCV's INTER_LINEAR
-//   antialias.c  resize rows with the pixels of Pillow
+//   resize.c     resize rows with the same results as OpenCV's INTER_LINEAR
+//   antialias.c  resize rows with the same results as Pillow
 //
 // Pixels are those of libjpeg-turbo's default decoder. An image that is damaged, or of a kind that is not decoded here,
 // is left to libjpeg-turbo: the kernel never rejects an image.
 //
-// Why no read or write leaves its array:
+// Why no read or write is out of bounds:
 //
 //   files            Each read follows a comparison with the file's end or, in head.c, with a segment's. The lengths
 //                    of a tile table are used only if they add up to those of the scan (find_tile_table in scan.c).
@@ -39,7 +39,7 @@
 //                    are within the region, and a gathering vector reads at most 128 bytes, starting at one of them.
 //   crops            Rows are written in full, except that the last pixels of each are copied one by one.
 //
-// tiles.c collects the restart intervals that a device decodes, with head.c, crop.c and scan.c; stages.h says how.
+// tiles.c uses head.c, crop.c and scan.c to collect the restart intervals that a device decodes: see stages.h.
 //
 // tokens.c says why recoding is safe, and edit.h, neighbors.c and warping.c say why operations on pixels are.
 

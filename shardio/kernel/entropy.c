@@ -1,6 +1,6 @@
 // Decode Huffman codes of up to three streams side by side (F.2.2).
 //
-// Decoding is a chain of dependent steps: look up the code, shift it away, look up the next one. One chain leaves most
+// Decoding is a chain of dependent steps: look up the code, shift it out, look up the next one. One chain leaves most
 // of a core idle; three interleaved chains fill it. A number, the state, replaces most branches: see huffman.c. So each
 // round of the loop, which makes three lookups for each stream, has a single branch.
 
@@ -8,7 +8,7 @@
 #include "vectors.h"
 
 static const uint64_t PARKED =
-    NUM_CHAINS * NUM_STATES + 64;  // The state of a chain without a stream, which no code leaves.
+    NUM_CHAINS * NUM_STATES + 64;  // The state of a chain without a stream; no code leaves this state.
 
 static uint64_t find_start(const Member *member) { return (uint64_t)(member->state_offset + member->first_state); }
 

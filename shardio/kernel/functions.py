@@ -65,7 +65,7 @@ def scratch_pixels(purpose: str, height: int, width: int) -> NDArray[np.uint8]:
 
 
 class StoredPixels(NamedTuple):
-    """Pixels without compression, row by row, in memory or in an open file.
+    """Uncompressed pixels, row by row, in memory or in an open file.
 
     Attributes:
         content: The bytes that hold the pixels, or None if they are in a file.
@@ -198,7 +198,7 @@ class Functions:
 class Kernel:
     """The decoder.
 
-    Any number of threads may call the decoder at the same time, but no more of them run than there are processors. So
+    Any number of threads may call the decoder at the same time, but only as many run as there are processors. So
     waiting threads need no workspaces, and the workspaces of running threads stay in the processor's caches.
 
     Args:
@@ -370,7 +370,7 @@ def _check_row(pixels: Pixels) -> None:
 
 
 def _make_workspace() -> NDArray[np.uint8]:
-    """Return a workspace. Unused pages need no memory, and pages are small, because images use little of each array."""
+    """Return a workspace in small pages: images use little of each array, and unused pages take no memory."""
     memory = mmap.mmap(-1, WORKSPACE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         with suppress(OSError):  # The operating system has no huge pages.

@@ -12,7 +12,7 @@
 // the coefficient, so a block's coefficients are the 64 before the state of the next block. Some states have an
 // additional bit:
 //
-//     DONE                    a complete MCU, and a state whose code is not in the tables: entropy.c leaves its
+//     DONE                    a complete MCU, or a state whose code is not in the tables: entropy.c leaves its
 //                             fast loop
 //     REST                    the first PREFIX_BITS bits of a long code are decoded: all of them are ones
 //
@@ -118,7 +118,7 @@ static bool is_used(const HuffmanTable *table, const Workspace *work) {
 static const HuffmanTable *find_table(const uint8_t *counts, bool is_dc, Workspace *work) {
     int num_symbols = 0;
     for (int i = 0; i < MAX_CODE_LENGTH; i++) num_symbols += counts[i];
-    if (num_symbols == 0) return NULL;  // The unused tables of the cache are also empty, but not filled.
+    if (num_symbols == 0) return NULL;  // Unused tables in the cache also have no symbols, and are not filled.
     HuffmanTable *oldest = NULL;
     for (int i = 0; i < NUM_CACHED_TABLES; i++) {
         HuffmanTable *table = &work->tables[i];

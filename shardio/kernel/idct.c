@@ -26,7 +26,7 @@ void prepare_quantizers(Member *member) {
 
 // Transform eight vectors of numbers below HALF_RANGE: the sum of even and odd terms of figure A.3.3, times 2^13.
 // libjpeg's constants FIX_0_298631336 and so on are 2^13 times the numbers in their names. The terms are collected into
-// a factor for each number.
+// one factor for each number.
 static inline __attribute__((always_inline)) void transform(i16x16 rows[8], int shift, int added) {
     const i16x16 zero = {};
     i16x16 sum = rows[0] + rows[4], difference = rows[0] - rows[4], z3 = rows[7] + rows[3], z4 = rows[5] + rows[1];

@@ -31,17 +31,17 @@ typedef struct {
     int64_t offset;  // The offset of the image in the cache's memory; 0 if there is no image yet.
 } Slot;
 
-// An image in a chunk: a JPEG, a kept image, or pixels without compression, which may be in a file.
+// An image in a chunk: a JPEG, a kept image, or uncompressed pixels, perhaps in a file.
 typedef struct {
     const uint8_t *content;  // The JPEG or the first pixel; NULL if the pixels are read from the file.
     int64_t length;
     const uint8_t *kept;    // The kept image, or NULL.
     uint64_t key;           // The key under which to keep a JPEG, or 0 not to keep it.
     int64_t offset;         // The offset of the first pixel in the file.
-    int64_t height, width;  // These and the next two fields describe pixels without compression.
+    int64_t height, width;  // These and the next two fields describe uncompressed pixels.
     int32_t file;           // The descriptor of an open file.
     uint8_t num_channels;   // 1 for gray, 3 for colors; 0 for a JPEG.
-    uint8_t turn;           // How to turn the stored picture upright: flags from shared.h, or'ed.
+    uint8_t turn;           // How to turn the stored picture upright: flags from shared.h, ORed together.
 } Image;
 
 // The destination of a crop.
@@ -89,7 +89,7 @@ ENTRY const uint8_t *shardio_find_kept(Cache *cache, uint64_t key);
 ENTRY int64_t shardio_read_size(const uint8_t *content, int64_t length);
 
 // Scans are recoded as tokens. A token holds the index of a Huffman table, a symbol, and the value of the bits that
-// follow the symbol's code: (table << 8 | symbol) << VALUE_BITS | value. NO_TOKEN is written as nothing: no baseline
+// follow the symbol's code: (table << 8 | symbol) << VALUE_BITS | value. Nothing is written for NO_TOKEN: no baseline
 // image has its symbol.
 enum { VALUE_BITS = 11, NO_TOKEN = (4 << 8 | 0xFF) << VALUE_BITS };
 

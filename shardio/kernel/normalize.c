@@ -30,7 +30,7 @@ static inline __attribute__((always_inline)) float multiply(float number, const 
     return __builtin_fmaf(number, scale->reciprocal, number * scale->rest);
 }
 
-// The scale of a color. Whether to divide is found by comparing bits, so that -0 is not 0.
+// The scale of a color. Whether to divide is decided by comparing bits, so that -0 differs from 0.
 static Scale make_scale(float mean, float deviation) {
     double reciprocal = 1 / (double)deviation;
     float rounded = (float)reciprocal, rest = (float)(reciprocal - (double)rounded);

@@ -4,7 +4,7 @@
 // whole image are kept until the last scan. Then the MCUs of the region are transformed, as in baseline images, or the
 // coefficients are recoded (tokens.c).
 //
-// Why no read or write leaves its array: entropy-coded data is copied to a buffer with PADDING more bytes, and each
+// Why no read or write is out of bounds: entropy-coded data is copied to a buffer with PADDING more bytes, and each
 // block begins before the data's end. A block has at most 64 codes of 16 bits, each with a value of at most 15 bits,
 // and 64 more bits. The places of blocks follow from the image's size, and indices of coefficients are compared with
 // the scan's last index.
@@ -14,7 +14,7 @@
 
 enum { SHORT_CODE = 9, MAX_LOW = 13 };
 
-// A Huffman table: by the next SHORT_CODE bits, a code's symbol, and above it the code's length, or 0 for longer codes.
+// A Huffman table. `lookups` is indexed by the next SHORT_CODE bits: length << 8 | symbol, or 0 for longer codes.
 typedef struct {
     Codes codes;
     uint16_t lookups[1 << SHORT_CODE];
@@ -226,7 +226,7 @@ static Outcome check_end(const ScanState *scan) {
     return num_left >= 8 ? EXCESS_DATA : num_left < 0 || scan->num_ended ? DAMAGED : RECODED;
 }
 
-// Read the marker before a restart interval, which fill bytes may precede, and move `at` behind the marker.
+// Read the marker before a restart interval, which fill bytes may precede, and move `at` past the marker.
 static Outcome skip_marker(const uint8_t **at, const uint8_t *stop, int64_t interval) {
     while (stop - *at > 2 && (*at)[0] == 0xFF && (*at)[1] == 0xFF) ++*at;
     if (stop - *at < 2 || (*at)[0] != 0xFF || (*at)[1] != RST0 + (interval - 1) % 8) return WRONG_MARKER;

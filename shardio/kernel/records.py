@@ -45,13 +45,13 @@ IMAGE = _record(
     kept=np.int64,  # The address of the kept image, or 0.
     key=np.uint64,  # The key under which to keep a JPEG, or 0 not to keep it.
     offset=np.int64,  # The offset of the first pixel in the file.
-    height=np.int64,  # This field and the next three describe pixels without compression.
+    height=np.int64,  # This field and the next three describe uncompressed pixels.
     width=np.int64,
     file=np.int32,  # The descriptor of an open file.
     num_channels=np.uint8,  # 1 for gray, 3 for colors; 0 for a JPEG.
-    turn=np.uint8,  # How to turn the stored picture upright: UPSIDE_DOWN, MIRRORED and then TRANSPOSED, or'ed.
+    turn=np.uint8,  # How to turn the stored picture upright: UPSIDE_DOWN, MIRRORED, then TRANSPOSED, ORed together.
 )
-"""An image in a chunk: a JPEG, a kept image, or pixels without compression, which may be in a file."""
+"""An image in a chunk: a JPEG, a kept image, or uncompressed pixels, perhaps in a file."""
 
 CACHE = _record(
     num_bytes=np.int64,  # The size of the memory.
@@ -136,7 +136,7 @@ TILED_CROP = _record(
 """A crop for a device to render."""
 
 TILED_IMAGE = _record(
-    is_tiled=np.uint8,  # Whether the device decodes the image. If not, only ``pixels`` has a meaning.
+    is_tiled=np.uint8,  # Whether the device decodes the image. If not, only ``pixels`` is meaningful.
     num_components=np.uint8,
     across=np.uint8,
     down=np.uint8,
@@ -219,7 +219,7 @@ RECODED, DAMAGED, EXCESS_DATA, WRONG_MARKER, OUT_OF_RANGE, NO_END, MISSING_SCANS
 """The outcomes of reading a scan to recode it."""
 
 READ_PADDING = 4096
-"""Bytes after the unstuffed data, which reading a damaged block may reach (tokens.c and progressive.c)."""
+"""The number of bytes after the unstuffed data that reading a damaged block may reach (tokens.c and progressive.c)."""
 
 SCAN_READING = _record(
     data=np.int64,  # The address of uint8 [num_bytes]: the file from the scan's first byte, or a progressive file.

@@ -1,4 +1,4 @@
-// Bilinear resizing with the pixels of OpenCV's INTER_LINEAR (resize.cpp).
+// Bilinear resizing with the same results as OpenCV's INTER_LINEAR (resize.cpp).
 //
 // OpenCV computes with integers, and weights have 11 bits. Rows are resized first and keep 7 more bits than a pixel
 // has. Then two rows are mixed.

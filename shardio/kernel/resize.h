@@ -9,7 +9,7 @@
 
 enum {
     COLUMNS = 32,  // The number of columns of the result that are computed together.
-    GROUP = 4,     // The number of columns of a group.
+    GROUP = 4,     // The number of columns in a group.
 };
 
 // Where 32 columns of the result find the first of some adjacent bytes.

@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// How to turn a stored picture upright: these flags, or'ed, which are applied in this order.
+// How to turn a stored picture upright: these flags, which are ORed together and applied in this order.
 enum { UPSIDE_DOWN = 1, MIRRORED = 2, TRANSPOSED = 4 };
 
 // Resampling methods. Pillow's methods are antialiased.

@@ -1,6 +1,6 @@
 // The stages in which a device decodes a batch of tiled images: each function here is the work of one thread.
 //
-//   make_lookup      a number of a lookup table of Huffman codes
+//   make_lookup      one number in a lookup table of Huffman codes
 //   find_weights     the weights of a row or a column of a crop
 //   decode_tile      bits become coefficients (F.2.2)
 //   transform_block  coefficients become samples (A.3.3)
@@ -14,9 +14,9 @@
 // antialias.c explain them. stages.cu runs the stages on a GPU, and stages.c runs them on a processor, one thread after
 // the other.
 //
-// Why no read or write leaves its array: tiles.c has made the records, and the arrays have the sizes that the records
+// Why no read or write is out of bounds: tiles.c has made the records, and the arrays have the sizes that the records
 // give. decode_tile() compares a tile's place with the chunk and the image. It ends when a code goes beyond the tile's
-// data, and reads at most CHUNK_PADDING bytes after it. The index of a coefficient is compared before it is written.
+// data, and reads at most CHUNK_PADDING bytes after it. Indices of coefficients are checked before they are used.
 
 #ifndef SHARDIO_STAGES_H
 #define SHARDIO_STAGES_H

@@ -31,7 +31,7 @@ typedef struct {
 } TiledCrop;
 
 typedef struct {
-    uint8_t is_tiled;  // Whether the device decodes the image. If not, only `pixels` has a meaning.
+    uint8_t is_tiled;  // Whether the device decodes the image. If not, only `pixels` is meaningful.
     uint8_t num_components, across, down, color, turn;
     uint8_t num_blocks;                // The number of blocks in an MCU.
     uint8_t dc_table[3], ac_table[3];  // The index in `tables` of each component's tables.

@@ -6,7 +6,7 @@
 //
 // The coefficients of a progressive image become the tokens of a baseline image.
 //
-// Why no read or write leaves its array: entropy-coded data is copied to a buffer with 4096 more bytes, and each block
+// Why no read or write is out of bounds: entropy-coded data is copied to a buffer with 4096 more bytes, and each block
 // begins at or before the data's end. A block has at most 27 bits (DC) and 63 times 26 bits (AC), or 208 bytes; a
 // look-ahead reads 16 bytes more. A token has at least one bit, and a block at most 64 tokens. So Python provides room
 // for eight tokens per byte of data or 64 per block, whichever is less; one more token per interval; and 64 more for
@@ -23,7 +23,7 @@
 enum {
     MAX_DC_SIZE = 11,
     MAX_AC_SIZE = 10,
-    TO_END = 128,  // What the end of the block adds to the index of the coefficient. Runs lead to 79 at most.
+    TO_END = 128,  // What the end of the block adds to the index of the coefficient. A run reaches 79 at most.
 };
 
 // The meaning of a code. `bits` is 0 if the code is too long for a lookup, or if no baseline image has its symbol.
@@ -144,7 +144,7 @@ static inline Outcome read_block(const Table *tables, Component *component, Bits
     return count_left(bits) >= 0 && (k == 64 || k > TO_END) ? RECODED : DAMAGED;
 }
 
-// Read the marker at the end of a restart interval, which fill bytes may precede, and move `at` behind the marker.
+// Read the marker at the end of a restart interval, which fill bytes may precede, and move `at` past the marker.
 static Outcome skip_marker(const uint8_t **at, const uint8_t *stop, int64_t num_left, int64_t interval) {
     if (num_left >= 8) return EXCESS_DATA;
     if (*at >= stop) return WRONG_MARKER;

@@ -1,4 +1,4 @@
-// Operations on each byte, or on the three colors of each pixel, with the results of Pillow.
+// Operations on each byte, or on the three colors of each pixel, with the same results as Pillow.
 //
 // Pillow blends two images as 32-bit floating-point numbers, rounds toward 0, and limits the result to bytes (Blend.c).
 // It computes gray values with 16-bit weights (Convert.c, L24).
@@ -99,7 +99,7 @@ int64_t make_gray(const Block *block, int64_t count, uint8_t *gray) {
     return __builtin_reduce_add(__builtin_convertvector(total, i32x16));
 }
 
-// Make the table of ImageOps.autocontrast, which stretches values from `low` to `high`. Return whether they change.
+// Make the table of ImageOps.autocontrast, which stretches values from `low` to `high`. Return whether any change.
 bool make_stretching_table(int64_t low, int64_t high, uint8_t *table) {
     if (high <= low || (low == 0 && high == 255)) return false;
     double scale = 255.0 / (double)(high - low), offset = -(double)low * scale;
@@ -108,7 +108,7 @@ bool make_stretching_table(int64_t low, int64_t high, uint8_t *table) {
     return true;
 }
 
-// Make the table of ImageOps.equalize, which makes all values equally frequent. Return whether they change.
+// Make the table of ImageOps.equalize, which makes all values equally frequent. Return whether any change.
 bool make_equalizing_table(const uint32_t *counts, int64_t num_pixels, uint8_t *table) {
     int last = 0, num_values = 0;
     for (int value = 0; value < 256; value++) {

@@ -118,7 +118,7 @@ static inline i16x16 sum_byte_products(u8x32 bytes, int8_t first, int8_t second)
 #endif
 }
 
-// Convert two vectors of 32-bit numbers to 16 bits, limited to their range; in each lane, those of `a` come first.
+// Convert two vectors of 32-bit numbers to 16 bits, with saturation; in each lane, those of `a` come first.
 static inline i16x16 pack(i32x8 a, i32x8 b) {
 #if defined(__AVX2__)
     return (i16x16)_mm256_packs_epi32((__m256i)a, (__m256i)b);
@@ -140,7 +140,7 @@ static inline i16x16 pack(i32x8 a, i32x8 b) {
 #endif
 }
 
-// Convert two vectors of 16-bit numbers to bytes, limited to their range; in each lane, those of `a` come first.
+// Convert two vectors of 16-bit numbers to bytes, with saturation; in each lane, those of `a` come first.
 static inline u8x32 pack_bytes(i16x16 a, i16x16 b) {
 #if defined(__AVX2__)
     return (u8x32)_mm256_packus_epi16((__m256i)a, (__m256i)b);

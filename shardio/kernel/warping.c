@@ -1,4 +1,4 @@
-// Affine and perspective transforms, with the results of Pillow's ImagingGenericTransform (Geometry.c).
+// Affine and perspective transforms, with the same results as Pillow's ImagingGenericTransform (Geometry.c).
 //
 // Pillow finds where the center of each pixel of the result is in the original. It interpolates between the centers of
 // the nearest pixels there. Beyond the border, pixels are equal to those at the border.

@@ -1,4 +1,4 @@
-"""Executors for any dataset, which call it and collate its samples as torch's DataLoader does.
+"""Executors that call any dataset and collate its samples as torch's DataLoader does.
 
 :class:`Fetching` makes batches in shardio's workers or the calling process, in the order of a sampler or in shardio's
 order. For other loaders, torch's own iterators make the batches.

@@ -34,10 +34,10 @@ from shardio.loader.wire import Chunk, Failed, Failure, Made, Outcome
 from shardio.process import let_through
 
 MIN_CHUNK = 8
-"""The minimum size of a chunk, in samples, because each chunk has a fixed cost."""
+"""The minimum size of a chunk, in samples: each chunk has a fixed cost."""
 
 MAX_DEATHS = 3
-"""The number of worker deaths on the same chunk, or of consecutive failed starts, that raises an error."""
+"""The number of worker deaths on the same chunk, or of consecutive failed starts, after which an error is raised."""
 
 DEFAULT_PREFETCH = 2
 """The minimum default number of batches made ahead: one that is ready, and one in progress."""
@@ -67,7 +67,7 @@ class ChunkSizing:
     keeps_whole: bool = False
 
     def num_chunks(self, num_samples: int, layout: Layout | None) -> int:
-        """Return the number of chunks of a batch: the same number for each thread, so no thread waits for another."""
+        """Return the number of chunks of a batch: the same for each thread, so that no thread waits for another."""
         if self.keeps_whole or layout is None or not layout.columns:
             return 1
         rounds = -(-num_samples // (self.num_threads * self.chunk_size))
@@ -288,7 +288,7 @@ class ChunkQueue:
         return list(batches)
 
     def _submit(self) -> None:
-        # A suspect is made alone, with nothing else in flight.
+        # A suspect chunk is made alone, with nothing else in flight.
         requests = []
         while self._pending and not (self._in_flight and (self._pending[0][1].is_suspect or self._tries_suspect)):
             batch, chunk = self._pending.popleft()
@@ -302,7 +302,7 @@ class ChunkQueue:
 
     @property
     def _tries_suspect(self) -> bool:
-        _, chunk = next(iter(self._in_flight.values()))  # If a suspect is in flight, it is the only entry.
+        _, chunk = next(iter(self._in_flight.values()))  # If a suspect chunk is in flight, it is the only entry.
         return chunk.is_suspect
 
     def _redo(self, death: Death) -> None:

@@ -383,7 +383,7 @@ class BufferPool:
         return buffer.hand_out(self._freed, spans)
 
     def put_back(self, buffers: Iterable[Buffer]) -> None:
-        """Take back buffers whose content is no longer needed. No worker may still be filling them."""
+        """Take back buffers whose content is no longer needed. Workers must no longer be filling them."""
         superfluous, num_spare = [], self._num_spare + sum(watch.num_held for watch in self._watches)
         for buffer in buffers:
             self._taken.pop(buffer.buffer_id, None)

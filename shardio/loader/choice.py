@@ -287,7 +287,7 @@ def warn_of_no_batches(split: Split, warned_of: set[Split]) -> None:
 
 
 def sole_split(num_samples: int, batch_size: int | None) -> Split:
-    """Return the share of a single rank, which drops the samples that do not fill a batch."""
+    """Return the share of a single rank, without the samples that do not fill a batch."""
     alone: dict[str, int] = {"num_samples": num_samples, "start": 0, "rank": 0, "world_size": 1}
     return Split(**alone, batch_size=batch_size or 1, strata=1, remainder=DROP_LAST)
 

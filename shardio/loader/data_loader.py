@@ -91,7 +91,7 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
     On Linux, shardio's worker processes decode shardio's datasets (and subclasses that override nothing), and torch's
     Subsets and ConcatDatasets of the map-style ones. The transform and ``collate_fn`` must be picklable, and
     ``batch_size=None``, ``worker_init_fn`` and ``multiprocessing_context`` must not be used. There are ``num_workers``
-    processes or, on few processors, fewer processes with ``num_workers`` threads in total. Otherwise, as in torch,
+    processes or, with few processors, fewer processes with ``num_workers`` threads in total. Otherwise, as in torch,
     workers have a copy of the dataset and call its methods.
 
     All workers write to memory that is reused when a batch is freed, so its tensors cannot be enlarged in place. With

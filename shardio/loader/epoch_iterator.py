@@ -1,4 +1,4 @@
-"""The iterators over a loader's batches, which count the batches that the user receives.
+"""Iterate over a loader's batches, and count the batches that the user receives.
 
 ``Accelerator.prepare`` does not wrap a loader that already splits samples over ranks. So this module also does the work
 of Accelerate's wrappers: it reports the last batch to ``accumulate``, and its repeats to ``gather_for_metrics``.

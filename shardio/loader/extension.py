@@ -149,7 +149,7 @@ class Extension:
 
     def iterate(self, loader: Any) -> Any:
         """Begin the loader's next epoch and return an iterator over its batches, on the CPU."""
-        # As in torch, all iterators of persistent workers are one object. In shardio's order, each iterator has an
+        # As in torch, persistent workers have a single iterator object. In shardio's order, each iterator has an
         # epoch of its own.
         return TorchDataLoader.__iter__(loader) if self.order is None else loader._get_iterator()
 

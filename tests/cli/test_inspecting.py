@@ -93,9 +93,9 @@ def test_info_shows_the_decoders_that_the_loader_will_use(
     assert loader.stats().num_images_by_decoder == {**counts, "device": 0, "cache": 0}
 
     with monkeypatch.context() as patch:
-        patch.setattr("shardio.kernel.load_functions", lambda: (None, "it cannot be loaded"))
+        patch.setattr("shardio.kernel.load_functions", lambda: (None, "the kernel cannot be loaded"))
         by_libjpeg = "9 by libjpeg-turbo (7 × no kernel, 2 × no end-of-image marker)"
-        why = "no kernel because it cannot be loaded"
+        why = "no kernel because the kernel cannot be loaded"
         assert rows_of(mixed)["decoders"].startswith(f"{by_libjpeg}; {by_pillow}; {why}")
     for num_samples in (1, 5, 11):
         monkeypatch.setattr(look, "MAX_SAMPLES", num_samples)

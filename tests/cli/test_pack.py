@@ -242,7 +242,7 @@ def test_files_that_cannot_be_tiled_are_reported_and_the_others_are_written(
     assert f"{tmp_path}/long.jpg: not rewritten: bytes after the end of the image" in done.stderr
     assert f"{tmp_path}/a.webp: not rewritten: not a JPEG" in done.stderr
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["photo.jpg"]
-    monkeypatch.setattr("shardio.kernel.load_functions", lambda: (None, "it cannot be loaded"))
+    monkeypatch.setattr("shardio.kernel.load_functions", lambda: (None, "the kernel cannot be loaded"))
     assert "install a wheel that has it" in error_of("tile", photo)
 
 

@@ -104,7 +104,7 @@ def test_the_first_target_that_is_built_and_loads_is_used(tmp_path: Path, monkey
     monkeypatch.setattr("shardio.kernel.find_targets", lambda: [damaged])
     functions, reason = load_functions.__wrapped__()
     assert functions is None
-    assert reason.startswith("it cannot be loaded: ")
+    assert reason.startswith("the kernel cannot be loaded: ")
     assert "damaged.so" in reason
 
 
@@ -127,7 +127,7 @@ def describe_batches(path: str) -> list[object]:
 def test_where_no_build_fits_the_libraries_make_the_same_batches(packed: Path) -> None:
     done = subprocess.run([sys.executable, "-c", NOWHERE, str(packed)], capture_output=True, text=True, check=True)
     *checksums, reason = describe_batches(str(packed))
-    assert done.stdout.strip() == str([*checksums, "shardio was built without it for this processor"])
+    assert done.stdout.strip() == str([*checksums, "shardio was built without the kernel for this processor"])
     assert reason is None
 
 

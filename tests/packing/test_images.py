@@ -147,8 +147,8 @@ def test_strict_refuses_a_damaged_jpeg(source: Path, tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("jpeg", ["tile", "reencode"])
 def test_rewriting_jpegs_needs_the_kernel(source: Path, jpeg: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardio.kernel.load_functions", lambda: (None, "it cannot be loaded"))
-    assert_refused("kernel: it cannot be loaded: install a wheel that has it", source, jpeg=jpeg, check=False)
+    monkeypatch.setattr("shardio.kernel.load_functions", lambda: (None, "the kernel cannot be loaded"))
+    assert_refused("kernel: the kernel cannot be loaded: install a wheel that has it", source, jpeg=jpeg, check=False)
 
 
 SIZES = ("max_shard_size", "max_shard_samples", "num_workers")

@@ -39,8 +39,8 @@ padding                    bytes that no code needs, before a restart marker or 
                            most three, which encoders write to align data to 16 or 32 bits, or repetitions of a
                            single byte. libjpeg counts only bytes that its bit buffer does not already hold
 damage to pixels           everything else: data that ends early, unknown codes, wrong restart markers, scans in an
-                           impossible order, and other bytes that no code needs. A flipped bit has this effect if the
-                           codes after it change their meaning, and end before the data does
+                           impossible order, and other bytes that no code needs. A flipped bit leaves such bytes if it
+                           changes the meaning of the codes after it, and they end before the data does
 =========================  ===========================================================================================
 
 libjpeg-turbo reports only its first warning, so the file is decoded again without the parts whose damage is harmless.

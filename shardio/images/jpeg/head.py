@@ -1,7 +1,7 @@
 """The constants of the JPEG standard, and the head of a JPEG file: its segments up to the entropy-coded data (annex B).
 
 The standard is ITU-T Recommendation T.81 (ISO/IEC 10918-1). Where comments in :mod:`shardio.images` name a section,
-table, figure or annex without a source, they refer to it.
+table, figure or annex without a source, they refer to this standard.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MAX_CODE_LENGTH = 16
 """The maximum length of a Huffman code in bits (C.1)."""
 
 MAX_DC_SIZE, MAX_AC_SIZE = 11, 10
-"""The maximum bits in a DC difference and in an AC coefficient of an 8-bit baseline image (tables F.1 and F.2)."""
+"""The maximum number of bits in a DC difference and an AC coefficient of 8-bit baseline images (tables F.1 and F.2)."""
 
 MAX_DC = 2047
 """The largest absolute value of a DC coefficient. The sum of the differences must fit into 12 bits."""
@@ -258,7 +258,7 @@ def _read_components(content: bytes, start: int, stop: int) -> tuple[bytes, Fact
     first, num_components = start + 10, content[start + 9]
     if stop != first + 3 * num_components or not num_components:
         raise ValueError(
-            f"the frame header at byte {start} has {stop - start} bytes, which does not fit {num_components} components"
+            f"the frame header at byte {start} has {stop - start} bytes, the wrong size for {num_components} components"
         )
     factors = tuple([(byte >> 4, byte & 15) for byte in content[first + 1 : stop : 3]])
     for across, down in factors:
@@ -272,7 +272,7 @@ def _is_complete_scan(content: bytes, start: int, stop: int, ids: bytes) -> bool
     num_components = content[start + 4]
     if stop != start + 8 + 2 * num_components:
         raise ValueError(
-            f"the scan header at byte {start} has {stop - start} bytes, which does not fit {num_components} components"
+            f"the scan header at byte {start} has {stop - start} bytes, the wrong size for {num_components} components"
         )
     return content[start + 5 : stop - 3 : 2] == ids and content[stop - 3 : stop] == b"\x00\x3f\x00"
 
