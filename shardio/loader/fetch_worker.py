@@ -176,7 +176,7 @@ def make_rng(base_seed: int, worker_id: int) -> WorkerRng:
 
 
 def _find_numpy_seed(base_seed: int, worker_id: int) -> list[int]:
-    # uint32 [4], the words that torch's workers compute: numpy's SeedSequence makes the same words from this entropy.
+    # uint32 [4], the words that torch's workers compute. numpy's SeedSequence makes the same words from this entropy.
     entropy = (worker_id, base_seed & 0xFFFFFFFF, base_seed >> 32, 0)
     words: list[int] = np.random.SeedSequence(entropy).generate_state(4).tolist()
     return words
@@ -340,7 +340,7 @@ def run_worker_process(
         job: The settings of the loader; None if the settings come through the socket pair.
         worker_id: The number of the worker.
         base_seed: The seed of worker 0.
-        parent_id: The process ID of the training process, without which the worker ends.
+        parent_id: The process ID of the training process. If that process has ended, the worker also ends.
     """
     torch.set_num_threads(1)
     if job is None and (job := receive_job(end, parent_id)) is None:
@@ -485,7 +485,7 @@ def _is_like(first: torch.Tensor, other: Any) -> bool:
 
 
 def _make(arena: Arena | None, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor | None:
-    """Return an empty tensor in the buffer; None if the tensor is small or does not fit, or there is no buffer."""
+    """Return an empty tensor in the buffer; None if the tensor is small or does not fit, or if there is no buffer."""
     num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     if arena is None or num_bytes < MIN_BYTES or (memory := arena.take(num_bytes)) is None:
         return None

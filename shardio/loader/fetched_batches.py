@@ -33,7 +33,7 @@ from shardio.process import let_through, no_end
 
 _WORKERS_ENDED = (
     "this iterator's workers were shut down before its last batch: iterate over the loader again. Workers end when "
-    "another iterator resumes from a loaded state, or a framework shuts them down"
+    "another iterator resumes from a loaded state, or when a framework shuts them down"
 )
 
 
@@ -286,7 +286,7 @@ class WorkerBatches(BatchIterator):
             self.workers.submit(worker_id, FetchTask(task_id=task_id, index=index))
 
     def _next_worker(self) -> int | None:
-        """Return the worker that fetches the next batch; None if all workers are exhausted, or have enough tasks."""
+        """Return the worker that fetches the next batch; None if each worker is exhausted or has enough tasks."""
         num_active = self._exhausted.count(False)
         for _ in range(len(self._exhausted)):
             worker_id = next(self._turns)

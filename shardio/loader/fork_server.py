@@ -34,7 +34,7 @@ from shardio.loader.wire import (
 from shardio.process import call_at_fork, describe_exit, start_process
 
 CLOSE_S = 5.0
-"""The time that a fork server has to end all worker processes or itself before they are killed, in seconds."""
+"""The time, in seconds, that a fork server has to end all worker processes or itself; after that, they are killed."""
 
 REUSE_OF_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(128 << 20), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
 """Settings of glibc's malloc for user code, which makes new arrays for each image.
@@ -44,7 +44,7 @@ next image. Clearing 600 kB of float32 takes 150 µs.
 """
 
 EXIT_S = 1.0
-"""The time that a process may take to exit after it has closed its end, in seconds.
+"""The time, in seconds, that a process may take to exit after it has closed its end of the socket pair.
 
 The process's own exit code is more informative than that of a kill.
 """
@@ -67,7 +67,7 @@ class ForkServer:
 
     @property
     def is_running(self) -> bool:
-        """Whether the fork server was started, and was neither ended nor found dead."""
+        """Whether the fork server has been started, and has neither been ended nor found dead."""
         return self._running is not None and self._finalizer.alive  # Finalizers run in any order when Python exits.
 
     def set_up(self, setup: WorkerSetup) -> None:
@@ -144,7 +144,7 @@ class ForkServer:
             running.digest = digest
             if running.surroundings is not None:
                 running.surroundings = find_surroundings()  # Loading the setup may import more modules.
-            # On a ConnectionError, the fork server has died; starting the first worker process reveals this.
+            # A ConnectionError means that the fork server has died; starting the first worker process reveals this.
             with suppress(ConnectionError):
                 if not send_within(CLOSE_S, running.end, content):
                     self.close()
@@ -219,7 +219,7 @@ class RunningServer:
         return self.process.wait()
 
     def leave_to_parent(self) -> None:
-        """Close the end in a forked child. Otherwise, the fork server would outlive the parent."""
+        """Close this end in a forked child. Otherwise, the fork server would outlive the parent."""
         self.end.close()
         # The fork server is not a child of this process, so this process cannot wait for it.
         self.process.returncode = 0
@@ -344,7 +344,7 @@ class Surroundings:
         now = find_surroundings()
         if (self.cwd, self.environment, self.module_path) != (now.cwd, now.environment, now.module_path):
             return False
-        # Specs of the same file are equal, but not the same object.
+        # Two specs of the same file are equal, but are different objects.
         return all(now.specs.get(name, spec) is spec for name, spec in self.specs.items())
 
 

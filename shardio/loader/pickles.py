@@ -1,9 +1,9 @@
-"""Pickles whose tensors and arrays keep their memory out of band, to send values of any type between processes.
+"""Pickles that send values of any type between processes, and keep the memory of tensors and arrays out of band.
 
 As with the buffers of pickle protocol 5, the memory of tensors, arrays and storages stays outside the pickle, in
-*pieces*. Unlike with that protocol, tensors keep their strides, and tensors that share memory still share it.
+*pieces*. Unlike with protocol 5, tensors keep their strides, and tensors that share memory still share it.
 
-A large piece is in a batch buffer, or in memory made only for this value. A small piece is sent with the pickle.
+A large piece is in a batch buffer, or in memory allocated only for this value. A small piece is sent with the pickle.
 
 A loader's job is pickled once for all its worker processes. A job may hold anything that multiprocessing can send to a
 new process: locks, queues, tensors in shared memory. Each worker maps the memory of the job's arrays, and
@@ -152,7 +152,7 @@ def take_memory_out(value: Any) -> tuple[Pickle, list[Memory]]:
     """Pickle a value without its memory.
 
     Returns:
-        The pickle, and its pieces, uint8 [n] each. The piece of a storage has only the bytes that the value uses.
+        The pickle, and its pieces, uint8 [n] each. The piece of a storage contains only the bytes that the value uses.
 
     Raises:
         RuntimeError: If the value contains a tensor that requires a gradient and is not a leaf. torch's queues also
@@ -364,7 +364,7 @@ class SharedJob:
         with _sending() as sending:
             try:
                 # As in Python's pickler, __init__ accepts only positional arguments.
-                ForkingPickler(self, 5, True, buffers.append).dump(job)  # It calls only write().
+                ForkingPickler(self, 5, True, buffers.append).dump(job)  # The pickler calls only write().
             except Exception as error:
                 let_through(error)
                 _name_attribute(error, job)
@@ -492,7 +492,7 @@ def _find(descriptors: Sequence[int], number: int) -> _Received:
 
 @contextmanager
 def _sending() -> Iterator[_Sending]:
-    """Pretend in the block that a process is being started, because multiprocessing's reductions work only then."""
+    """In the block, pretend that a process is being started, because multiprocessing's reductions work only then."""
     sending = _Sending()
     context.set_spawning_popen(sending)  # type: ignore[arg-type]  # has all attributes that reductions use
     try:

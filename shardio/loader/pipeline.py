@@ -57,7 +57,7 @@ class PlannedBatches(BatchIterator):
 
     def __next__(self) -> Any:
         began = time.perf_counter()
-        if self._progress is not None and self._has_failed:  # A failed batch is counted with the next request.
+        if self._progress is not None and self._has_failed:  # A failed batch is counted when the next one is requested.
             self._progress.count_one()
         try:
             batch, views = self._take()
@@ -69,7 +69,7 @@ class PlannedBatches(BatchIterator):
             if self._progress is not None:
                 self._progress.finish()
             raise
-        except BaseException:  # Ctrl-C, for example, may cut a message off, so the next epoch starts new workers.
+        except BaseException:  # Ctrl-C, for example, may cut off a message, so the next epoch starts new workers.
             self.end_workers()
             raise
         self._has_failed = isinstance(made, Failure)
@@ -89,14 +89,14 @@ class PlannedBatches(BatchIterator):
         """Return the next plan, a failed batch if the user's sampler has failed, or None at the end."""
         try:
             return next(self._plans, None)
-        except Exception as error:  # Every request after the earlier batches raises this error.
+        except Exception as error:  # After the earlier batches, every request raises this error.
             let_through(error)
             self._plans = repeat_error(error)
             return Batch(error=error)
 
 
 def take_tiles(epoch: PlannedEpoch, watches: Sequence[BufferWatch], settings: BatchSettings) -> PlannedEpoch:
-    """Return the plans of an epoch. If a watch decodes images, and this is possible, images are collected as tiles."""
+    """Return the plans of an epoch. If a watch decodes images, they are collected as tiles where possible."""
     here = threading.get_ident()
     is_wanted = any(watch.takes_tiles and watch.thread_id == here for watch in watches)
     if not is_wanted or settings.collation is not None or not epoch.source.decoder.can_tile:
@@ -275,10 +275,10 @@ class Pipeline(PlannedBatches):
             self._give_up([batch])
             self._queue.drop(batch)
             return batch, {}
-        if self._buffers.layout is None and (chunk := batch.chunks[0]).columns:  # A collation's first batch.
+        if self._buffers.layout is None and (chunk := batch.chunks[0]).columns:  # The first batch of a collation.
             layout = choose_layout([""] * len(chunk.columns), chunk.columns, num_rows=1)
             self._buffers.lay_out(layout, self._settings.sizing.num_spare(layout))
-        self._fill_up()  # Do this now, because the workers might run out of chunks while the user computes.
+        self._fill_up()  # Do this now, because the workers might run out of chunks while user code runs.
         return batch, {} if batch.buffer is None else self._buffers.hand_out(batch.buffer)
 
     def _fill_up(self) -> None:
@@ -290,7 +290,7 @@ class Pipeline(PlannedBatches):
             layout, error = fit_layout(buffers.layout, plan, self._make_probe, self._source, self._settings)
             if error is not None:
                 self._batches.append(Batch(error=error))
-                # Deliver this error before planning more batches, because each further error may take just as long.
+                # Deliver this error before planning more batches, because the next error may take just as long.
                 return
             if layout is not None and layout is not buffers.layout:
                 buffers.lay_out(layout, sizing.num_spare(layout))

@@ -71,7 +71,7 @@ class Epochs:
         Args:
             loader: The loader.
             has_new_workers: Whether the loader's workers are started for this epoch; true if there are no workers.
-            skip: Called with the sampler's value for each batch before that position, if the sampler has no state.
+            skip: Called with the sampler's value for each batch to skip, if the sampler has no state.
 
         Returns:
             The position at which the epoch begins, and the indices of the epoch's batches.
@@ -108,7 +108,7 @@ class Epochs:
         return position, indices
 
     def watch(self, batches: Any) -> None:
-        """Register the batches of the epoch in flight, by weak reference, to query them for a state."""
+        """Register the current epoch's batches, by weak reference, so that a state can be obtained from them."""
         self._latest = weakref.ref(batches)
 
     def dump(self, loader: Any) -> dict[str, Any]:
@@ -307,10 +307,10 @@ class Indices:
         return index
 
     def _before(self, position: SamplerPosition) -> Iterator[Any]:
-        """Return an iterator over the values before a position, even if it was saved with a different batch size."""
+        """Return an iterator over the values before a position, even one saved with a different batch size."""
         num_samples = position.num_samples
         if num_samples is None and isinstance(position.iterator_state, dict):
-            num_samples = position.iterator_state.get(_SAMPLES_YIELDED)  # StatefulDataLoader counts them there.
+            num_samples = position.iterator_state.get(_SAMPLES_YIELDED)  # In states of StatefulDataLoader.
         if self._batches is None or num_samples is None:
             return itertools.islice(self._iterator, position.num_yielded)
         return self._batches.pass_over(num_samples)
@@ -400,8 +400,8 @@ class _BatchIterator(Iterator[list[Any]]):
     def pass_end(self, states: dict[str, Any]) -> None:
         """If the loaded states are those after an epoch's last sample, let the sampler end that epoch.
 
-        Samplers whose states are at the end of the epoch yield nothing once. The states of other samplers are those at
-        the beginning of the next epoch.
+        Samplers whose states are at the end of the epoch yield nothing in the first iteration. The states of other
+        samplers are those at the beginning of the next epoch.
         """
         if self.has_ended and _SAMPLER_STATE in states and next(iter(self._sampler), None) is not None:
             load_state(self._sampler, states[_SAMPLER_STATE])

@@ -1,7 +1,7 @@
 """The state of a loader without shardio's order: its format, and the states of objects and random generators in it.
 
-States have the keys of torchdata's StatefulDataLoader, which programs may read. This loader can also resume from states
-that StatefulDataLoader saved, unless they contain the state of torchdata's own samplers.
+States have the same keys as those of torchdata's StatefulDataLoader, because programs may read them. This loader can
+also resume from states that StatefulDataLoader saved, unless they contain the state of torchdata's own samplers.
 """
 
 from __future__ import annotations
@@ -394,7 +394,7 @@ _GLOBALS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
     "python": (random.getstate, random.setstate),
     "numpy": (np.random.get_state, np.random.set_state),  # User samplers may draw from numpy's generator.
 }
-"""The functions that get and set the state of each global generator of a process, by its name."""
+"""The functions that get and set the state of each global generator of a process, by the generator's name."""
 
 States = dict[str, Any]
 """States of global generators by name: those of torch's CPU generator, and of the modules random and numpy.random."""
@@ -431,7 +431,7 @@ class OwnGenerators:
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
-        """Draw from these generators in the block. The process's generators keep their states."""
+        """In the block, draw from these generators. The process's generators keep their states."""
         before = capture(self._states)
         _apply(self._states)
         try:
@@ -442,7 +442,7 @@ class OwnGenerators:
 
 
 def drawing_from(generators: OwnGenerators | None) -> AbstractContextManager[None]:
-    """Return a context that draws from these generators, or from the process's."""
+    """Return a context in which samplers draw from these generators or, without them, from those of the process."""
     return nullcontext() if generators is None else generators.drawing()
 
 

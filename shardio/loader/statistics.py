@@ -39,7 +39,7 @@ NEGLIGIBLE = 0.05
 """The share of the time that training may wait for data before loading counts as a bottleneck."""
 
 TRACED = 10_000
-"""The number of chunks, and of batches, that a trace holds: the latest ones of the epoch."""
+"""The maximum number of chunks, and of batches, in a trace, which holds the latest ones of the epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ class LoaderStats:
             (``decode="device"``). ``cache`` counts JPEGs that ``decoded_cache`` kept decoded. ``libjpeg`` is
             libjpeg-turbo: it decodes JPEGs that the kernel does not support, and all JPEGs if there is no kernel for
             the processor. ``raw`` counts PPMs read without a kernel. ``pillow`` is Pillow or, for plain PNGs, OpenCV.
-            They decode all other formats, and the JPEGs that libjpeg-turbo cannot convert to RGB.
+            These libraries decode all other formats, and the JPEGs that libjpeg-turbo cannot convert to RGB.
         stored: The format of the samples; None if shardio's own code does not read them.
     """
 
@@ -287,7 +287,7 @@ class Tally:
         )
 
     def write_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write the latest spans as a JSON file in the Trace Event Format, which Perfetto and Chrome open.
+        """Write the latest spans as a JSON file in the Trace Event Format, which Perfetto and Chrome can open.
 
         The format is described at https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 
@@ -304,7 +304,7 @@ class Tally:
             name = "training process" if process_id == os.getpid() else "worker process"
             yield {"name": "process_name", "ph": "M", "pid": process_id, "tid": 0, "args": {"name": f"shardio {name}"}}
         for times in self.chunks:
-            # A chunk's samples may pass through the stages in several rounds: the trace shows the sum of each stage.
+            # A chunk's samples may pass through the stages in several rounds; the trace shows the sum of each stage.
             planning_s = times.transform_s - times.python_s
             start = times.began - self.began
             for name, seconds in (

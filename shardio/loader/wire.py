@@ -140,7 +140,7 @@ def receive(end: socket.socket) -> tuple[Any, list[int]] | None:
     try:
         packet, ancillary, flags, _ = end.recvmsg(1 + MAX_INLINE, space, socket.MSG_CMSG_CLOEXEC)
     except ConnectionResetError:
-        # The other end was closed before it read everything. Linux reports this once, before that end's messages.
+        # The other end was closed with unread messages. Linux reports this once, before that end's messages.
         packet, ancillary, flags, _ = end.recvmsg(1 + MAX_INLINE, space, socket.MSG_CMSG_CLOEXEC)
     if not packet:
         return None
@@ -270,7 +270,7 @@ class Chunk:
 
 @dataclass(kw_only=True, eq=False)
 class Cancel:
-    """A request to drop all chunks that were sent before. The worker process finishes the chunks in flight."""
+    """A request to drop all chunks that were sent earlier. The worker process finishes the chunks in flight."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -310,7 +310,7 @@ class StageTimes:
     thread_id: int = 0
 
     def __add__(self, other: StageTimes) -> StageTimes:
-        # Written out, because each batch adds its times.
+        # Written out for speed, because each batch adds its times.
         return StageTimes(
             read_s=self.read_s + other.read_s,
             transform_s=self.transform_s + other.transform_s,
@@ -426,7 +426,7 @@ class Failure:
         return self.error
 
     def renewed(self) -> Failure:
-        """Return the same failure with a copy of the error, to raise the error several times.
+        """Return the same failure with a copy of the error, so that the error can be raised several times.
 
         An error's traceback keeps alive every frame that the error passed through, and therefore also the loader that
         raised the error.
