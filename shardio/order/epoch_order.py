@@ -44,7 +44,7 @@ NUM_ROUNDS = 12
 
 MIN_BITS = np.uint64(6)
 """The width of the smallest network, in bits. In narrower networks, twelve rounds over halves of one or two bits are
-visibly uneven (chi-square over rng keys at n = 5 and 6). A short window needs more steps of cycle walking instead."""
+visibly uneven (chi-square over rng keys at n = 5 and 6). A short window therefore needs more steps of cycle walking."""
 
 
 def mix64(words: Words) -> Words:
@@ -86,7 +86,7 @@ def augment_rng_keys(seed: int, epoch: int, indices: NDArray[np.int64], repetiti
         epoch: The epoch's number.
         indices: int64 [n], the samples' indices.
         repetitions: uint64 [n], the number of times that a sampler returned each sample earlier in the epoch; None if
-            never.
+            there are no repetitions.
     """
     rng_keys = derive_rng_key(make_rng_key(seed, epoch, "augment"), indices.astype(np.uint64))
     if repetitions is not None and repetitions.any():
@@ -164,7 +164,7 @@ MIN_STRATUM = 32
 """The smallest default stratum, in samples. The network of a smaller stratum would need more steps of cycle walking."""
 
 MAX_STRATA = 4096
-"""The largest default number of strata. More ranks would share strata."""
+"""The largest default number of strata. If there are more ranks, they share strata."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +176,7 @@ class OrderSettings:
         seed: The user's seed, 0 <= seed < 2**63.
         window: The number of neighboring samples of the tape that are shuffled together, a multiple of ``strata``.
         strata: The number of equal parts of a window, a power of two. Consecutive positions come from the parts in
-            turn, and ranks read different parts. With 1, all ranks read the whole window.
+            turn, and ranks read different parts. If there is only one, all ranks read the whole window.
     """
 
     shuffle: bool
@@ -317,7 +317,7 @@ class EpochOrder:
 
         rng_key = derive_rng_key(make_rng_key(self.settings.seed, self.epoch, "windows"), window.astype(np.uint64))
         place = stratum_start + permute(row, stratum_size, derive_rng_key(rng_key, stratum.astype(np.uint64)))
-        # Rotate each window, so that a rank does not read the same part of a small dataset in each epoch.
+        # Rotate each window, so that a rank does not read the same part of a small dataset in every epoch.
         shift = random_words(rng_key, np.zeros(1, np.uint64)) % window_size.astype(np.uint64)
         return np.asarray(window_start + (place + shift.astype(np.int64)) % window_size, dtype=np.int64)
 

@@ -100,7 +100,7 @@ def make_mixed_order(
         changes: The steps from which the weights change, in ascending order, with the new weights.
         stop: The end of an epoch, or the number of samples in an epoch.
         is_pure: Whether the batches of a step come from one source.
-        global_batch_size: The number of samples in a step, if ``changes`` or ``is_pure`` need it.
+        global_batch_size: The number of samples in a step, if ``changes`` or ``is_pure`` needs it.
         seed: The seed of the schedule; None for a regular one.
 
     Raises:
@@ -185,7 +185,7 @@ class MixedOrder:
         pick, rest = divmod(position, self.unit)
         phase = self._find_phase(pick)
         counts = [count * self.unit for count in phase.count(pick)]
-        if rest:  # The position is in a batch of one source.
+        if rest:  # The position is within a batch from one source.
             sources, _ = phase.schedule.locate(np.array([pick - phase.start]))
             counts[int(sources[0])] += rest
         return tuple(counts)
@@ -264,7 +264,7 @@ class MixedOrder:
         Args:
             epoch: The epoch of the mixture.
             start: The step's first position.
-            stop: The end of its positions, at most the end of the epoch.
+            stop: The end of the step's positions, at most the end of the epoch.
             places: int64 [n], consecutive places in the merged order.
         """
         if not len(places):
@@ -350,7 +350,7 @@ class MixedOrder:
 
     def _find_order(self, source: int, epoch: int) -> EpochOrder:
         if (order := self._orders.get((source, epoch))) is None:
-            if len(self._orders) > 4 * len(self.sources):  # Consecutive epochs are in use.
+            if len(self._orders) > 4 * len(self.sources):  # Only consecutive epochs are in use.
                 self._orders.clear()
             order = EpochOrder(self.sources[source].shard_sizes, self.sources[source].settings, epoch)
             self._orders[source, epoch] = order
@@ -398,7 +398,7 @@ class MixedOrder:
         raise ValueError(f"stop={stop!r} is never reached, because a source has the weight 0: set stop to a number")
 
     def _picks_until(self, stop: Stop, phase: Phase, source: int) -> int | None:
-        # The number of the phase's picks that repeat nothing of the source (first), or deliver all of it (longest).
+        # The number of the phase's picks before the source repeats (first), or until all of it is delivered (longest).
         goal, weight = self._goals[source], phase.schedule.weights[source]
         left = (goal // self.unit if stop == "first" else -(-goal // self.unit)) - phase.before[source]
         if left <= 0 and stop == "longest":
@@ -417,11 +417,11 @@ def _count_merged(counts: Ints, place: int) -> Ints:
         place: The place, from 0 to the sum of ``counts``.
     """
     lows, highs = np.zeros_like(counts), counts.copy()
-    is_later = np.tri(len(counts), k=-1, dtype=np.int64)  # Of equal sort keys, the first source's comes first.
+    is_later = np.tri(len(counts), k=-1, dtype=np.int64)  # Among equal sort keys, that of the first source comes first.
     own = np.maximum(counts, 1)[:, None]
     while (lows < highs).any():
         middles = (lows + highs) // 2
-        # A sample (i, j) comes after those (m, l) with (2l + 1) * n_i < (2j + 1) * n_m, or with equality and m < i.
+        # A sample (i, j) comes after those (m, l) with (2l + 1) * n_i < (2j + 1) * n_m, or if they are equal and m < i.
         scaled = (2 * middles + 1)[:, None] * counts
         before = np.clip((scaled - own - 1 + is_later) // (2 * own) + 1, 0, counts)
         is_before = (before.sum(axis=1) < place) & (lows < highs)
@@ -437,8 +437,8 @@ ITEM_BITS = 48
 class MixedSplit(Split):
     """One rank's share of an epoch of a mixture: every rank's batches have the mixture of the whole step.
 
-    In place of positions, batches have encoded picks: source * 2**48 + the number of the source's earlier samples, or
-    its bitwise complement for repeats.
+    In place of positions, batches contain encoded picks: source * 2**48 + the number of the source's earlier samples,
+    or its bitwise complement for repeats.
 
     Attributes:
         order: The order of the mixture.

@@ -13,7 +13,7 @@ that are computed independently, so any position can be reached at once:
 A block has a complete schedule because of Hall's theorem. Consider the positions from x to y in a block. The items
 whose windows lie between x and y fit if the block neither begins at x nor ends at y, because the number of these items
 is at most the sum of floor(y * w) - ceil(x * w). For intervals at the beginning or at the end of a block, the rounding
-ensures that they fit: see :func:`_round_counts`. A block is long enough that every source is picked in it.
+ensures that the items fit: see :func:`_round_counts`. A block is long enough that every source is picked in it.
 
 With a seed, neighboring positions of a block are then swapped at random as far as the windows allow, so the
 sources do not alternate regularly.
@@ -87,8 +87,8 @@ def _round_counts(position: int, weights: Sequence[int], total: int) -> list[int
     for every k, at least floor(sum of f) of the k sources with the earliest deadlines are rounded up. Those that are
     rounded up must have fit before the position: for every k, at most ceil(sum of f) of the k sources whose windows
     began last are rounded up. Both conditions can be satisfied at once, because two nested families of sets form a
-    totally unimodular matrix. The greedy choice satisfies the first condition as late as possible, and takes the
-    sources whose windows began first.
+    totally unimodular matrix. The greedy choice rounds up a source only when the first condition requires it, and takes
+    the source whose window began first.
     """
     shares = [divmod(position * weight, total) for weight in weights]
     counts = [count for count, _ in shares]
