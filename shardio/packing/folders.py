@@ -54,7 +54,7 @@ _OTHER_NAMES = {MANIFEST_NAME, REJECTED_NAME}
 
 
 class Journal(Protocol):
-    """Records the finished shards of an unfinished pack."""
+    """A record of the finished shards of an unfinished pack."""
 
     @property
     def finished(self) -> dict[str, PackedShard]:
@@ -67,7 +67,7 @@ class Journal(Protocol):
 class DatasetFolder(Protocol):
     """The folder of a dataset that is being written. Folders can be compared, hashed and pickled.
 
-    The files are read and written through the folder's location. The methods cover the differences between stores.
+    The files are read and written through the folder's location. The methods hide the differences between stores.
     """
 
     @property
@@ -302,7 +302,7 @@ class _RemoteFolder:
                 pass
 
     def remove_partial(self, targets: Container[str] | None = None) -> None:
-        """Do nothing: objects appear whole."""
+        """Do nothing, because a store never holds partial objects."""
 
     @contextmanager
     def open_journal(self) -> Iterator[_RemoteJournal]:
@@ -571,7 +571,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _clear(folder: DatasetFolder) -> None:
-    """Remove a former dataset, starting with its manifest. Readers refuse a folder without a manifest."""
+    """Remove an earlier dataset, starting with its manifest. Readers refuse a folder without a manifest."""
     folder.remove_partial()
     (folder.location / MANIFEST_NAME).remove()
     folder.remove([name for name in whole_names(folder) if name not in (MANIFEST_NAME, UNFINISHED_NAME)])

@@ -2,7 +2,7 @@
 
 Each option appears in the signature and the docstring of :func:`pack`, and in :class:`PackOptions` with its text for
 ``--help``. The code that implements an option receives a PackOptions. The command's options are derived from
-PackOptions. If an option decides the output, the manifest records the option's value, and
+PackOptions. If an option affects the output, the manifest records the option's value, and
 :func:`~shardio.packing.append` packs more images with the recorded value.
 """
 
@@ -55,8 +55,8 @@ class Option:
         decides_output: Whether the value affects the packed bytes. An interrupted pack cannot be resumed with a
             different value. The manifest records values other than the default: strings, integers, booleans or None. A
             new option at its default must give the same bytes as before.
-        of_iterables: Whether the option applies to iterables of samples. Options that decide the output, except those
-            of documents, apply to iterables in any case.
+        of_iterables: Whether the option applies to iterables of samples. Options that affect the output, except those
+            for documents, apply to iterables in any case.
     """
 
     help: str
@@ -79,12 +79,12 @@ _ALWAYS_IDENTIFY = (
     *("max_shard_size", "max_shard_samples", "shuffle_seed", "check", "jpeg", "convert_to", "max_side", "quality"),
     *("to_srgb", "max_pixels"),
 )
-"""The options that identify an unfinished pack even at their defaults. Other options that decide
-the output identify a pack only if they differ from their defaults. A version of shardio with a new option can therefore
-resume the packs of earlier versions."""
+"""The options that identify an unfinished pack even at their defaults. Other options that affect the output identify a
+pack only if they differ from their defaults. A version of shardio with a new option can therefore resume the packs of
+earlier versions."""
 
 OPTIONS_OF_SHARDS = ("max_shard_size", "max_shard_samples", "shuffle_seed")
-"""The options that decide how samples are distributed among shards. Other options decide what each sample holds."""
+"""The options that control how samples are distributed among shards. Other options control what each sample holds."""
 
 _ALWAYS_RECORDED = (*OPTIONS_OF_SHARDS, "jpeg")
 """The options that manifests record even at their defaults."""
@@ -217,7 +217,7 @@ class PackOptions:
         tuple[str, ...] | None,
         _of_source(
             "Fields to pack from a directory, such as wav,json: each sample must have the first field, and other "
-            "files are ignored. By default, samples are images, with all files that have the same stem.",
+            "files are ignored. By default, a sample is an image and all files that have the same stem.",
             metavar="SUFFIXES",
         ),
     ] = None
@@ -245,21 +245,21 @@ class PackOptions:
     label_column: Annotated[
         str | None,
         _of_labels(
-            "Column with the labels, in the file of --labels or in the source. Optional if the file has exactly two "
+            "Column with the labels, in the --labels file or in the source. Optional if the file has exactly two "
             "columns, or the source has only one label column or a column named label."
         ),
     ] = None
     key_column: Annotated[
         str | None,
         _of_labels(
-            "Column with keys (cats/0001) or paths (cats/0001.jpg), in the file of --labels or in the source. "
+            "Column with keys (cats/0001) or paths (cats/0001.jpg), in the --labels file or in the source. "
             "Optional if the file has exactly two columns. Samples of a source without a key column are numbered."
         ),
     ] = None
     tokenizer: Annotated[
         Tokenizer | str | None,
         _of_documents(
-            "Function that returns the tokens of a text, to pack texts as documents for PackedTokens.",
+            "Function that returns the tokens of a text. Needed to pack texts as documents for PackedTokens.",
             metavar="FILE.py:FUNCTION",
         ),
     ] = None
@@ -391,7 +391,7 @@ def kinds_of_options() -> dict[str, tuple[Any, Option]]:
 
 
 def deciding_options() -> list[str]:
-    """Return the names of the options that decide the output."""
+    """Return the names of the options that affect the output."""
     return [name for name, (_, option) in kinds_of_options().items() if option.decides_output]
 
 
@@ -498,9 +498,9 @@ def pack(
             suffix.
         check: Whether to decode each image first. Samples with an image that cannot be decoded are left out, and listed
             in ``dst/rejected.jsonl``. Without the check, all files are packed as they are, at full speed.
-        jpeg: ``copy`` stores JPEGs unchanged. ``tile`` rewrites JPEGs without changing a pixel to make crops decode
-            faster. Progressive JPEGs become baseline JPEGs, and JPEGs that cannot be tiled are stored unchanged.
-            ``reencode`` decodes each JPEG and stores it upright, tiled and, with ``max_side``, smaller.
+        jpeg: ``copy`` stores JPEGs unchanged. ``tile`` rewrites JPEGs losslessly to make crops decode faster.
+            Progressive JPEGs become baseline JPEGs, and JPEGs that cannot be tiled are stored unchanged. ``reencode``
+            decodes each JPEG and stores it upright, tiled and, with ``max_side``, smaller.
         convert_to: The format that images in other formats are converted to: ``jpeg``, ``png``, ``webp``, or ``ppm``
             for uncompressed pixels, which the loader crops without decoding. Images in formats such as GIF and
             AVIF, which are not packed by default, are also converted. Masks and other fields such as ``mask.png`` stay
@@ -519,7 +519,7 @@ def pack(
             paths) or ``tars``. ``auto`` recognizes it. A table that only names or labels images is not a source.
             ``documents`` are files of tokens (``.npy``, ``.safetensors``), or of texts or tokens (``.txt``, ``.jsonl``,
             ``.parquet``), given as a file, a directory or a pattern. ``auto`` recognizes them if all files are ``.npy``
-            or ``.safetensors``, or if an option of documents is set, such as ``tokenizer``.
+            or ``.safetensors``, or if an option for documents is set, such as ``tokenizer``.
         layout: ``auto`` accepts class folders or a flat directory, and refuses a source that looks different: one
             with splits, or with images and masks. ``classes`` treats each folder as a class, regardless of its
             name. ``flat`` creates no classes. ``pairs`` turns matching files into fields of one sample:
@@ -533,7 +533,7 @@ def pack(
             such as a mask. ``raise`` stops with an error; ``skip`` leaves the image out; ``keep`` packs the image with
             the files that it has. To read the packed dataset, set ``missing=None``.
         fields: The fields to pack from a directory, such as ``["wav", "json"]``: the suffixes of the files of a sample.
-            Each sample must have the first field. Other files are ignored. By default, samples are images, with all
+            Each sample must have the first field. Other files are ignored. By default, a sample is an image and all
             files that have the same stem.
         classes: The class names that define the labels, or a dataset or manifest that has class names. For validation
             data, pass the class names of the training data. By default, the classes are the sorted
@@ -547,7 +547,7 @@ def pack(
         key_column: The column of ``labels`` with keys (``cats/0001``) or paths (``cats/0001.jpg``) below ``src``; by
             default, the first of two columns. Without ``labels``, the column of the source with keys; by default, the
             samples are numbered.
-        tokenizer: The function that returns the tokens of a text, as a sequence of integers, to pack texts as
+        tokenizer: The function that returns the tokens of a text, as a sequence of integers, for packing texts as
             documents. It is called in worker processes. Pass the function, or its name as
             ``"path/to/file.py:function"`` or ``"package.module:function"``. The manifest records only the name.
         token_column: The column with the tokens of documents or, with ``tokenizer``, their texts; by default, the only

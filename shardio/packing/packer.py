@@ -210,8 +210,8 @@ class PackPlan:
     Attributes:
         order: The rows of all samples in packing order, int64 [n].
         stops: The end of each shard in packing order, int64 [shards].
-        digest: A digest that identifies an unfinished pack, made from the samples, their labels, their files' sizes and
-            times, and the settings.
+        digest: A digest of the samples, their labels, their files' sizes and times, and the settings, which identifies
+            an unfinished pack.
     """
 
     order: NDArray[np.int64]
@@ -270,7 +270,7 @@ def pack_parts(
     options: PackOptions,
     progress: WorkProgress | None = None,
 ) -> dict[str, PackResult]:
-    """Pack a source into several datasets. A hash of each sample's key chooses the sample's dataset.
+    """Pack a source into several datasets. A hash of each sample's key determines the sample's dataset.
 
     All datasets have the class names of the whole source. Samples stay in their parts when other samples are added to
     the source. In all other respects, this function behaves like :func:`pack_source`.
@@ -308,7 +308,7 @@ def _pack(
     progress = progress or WorkProgress()
     choose_rewrite(options)  # Raise an error early if a required package is missing.
     refuse_url(src, out)
-    if options.engine == "ray":  # Ray tasks run in other directories.
+    if options.engine == "ray":  # Ray tasks run in different directories.
         src = absolute_path(src)
     folders = [choose_folder(dst) for dst in dsts]
     is_ending = are_ending(folders)

@@ -181,7 +181,7 @@ class Findings:
 
     Attributes:
         jpegs: The tally of the JPEGs.
-        converted: The number of converted images by their former format.
+        converted: The number of converted images by their original format.
         clipped: The number of images whose gray values are clipped in the conversion to RGB, by the type of the values.
         mislabelled: Images whose format does not match their suffix. They are packed anyway.
         rejected: Samples whose image cannot be decoded. They are left out.
@@ -333,7 +333,7 @@ class Preparation:
         self._options, self._root = options, root
         self._rewrite = choose_rewrite(options)
         self._rewrite_converted = self._rewrite
-        if options.convert_to is not None and options.jpeg == "reencode":  # Avoid compressing images lossily twice.
+        if options.convert_to is not None and options.jpeg == "reencode":  # Avoid a second lossy compression.
             self._rewrite_converted = choose_rewrite(replace(options, jpeg="tile"))
         self.findings = Findings()
 

@@ -252,7 +252,7 @@ def _copy(
 
 
 def _unite_classes(tables: Sequence[ShardTable]) -> tuple[str, ...]:
-    """Return the longest list of class names, by label. The lists of other datasets must be prefixes of this list."""
+    """Return the longest list of class names, by label. The other datasets' lists must be prefixes of this list."""
     longest = max(tables, key=lambda table: len(table.manifest.classes))
     names = longest.manifest.classes
     for table in tables:

@@ -169,7 +169,7 @@ def _prepare_tokenizer(tokenizer: Tokenizer | str | None) -> bytes | str | None:
     try:
         if isinstance(tokenizer, str):
             file, _, name = tokenizer.rpartition(":")
-            # Ray tasks run in other directories.
+            # Ray tasks run in different directories.
             prepared: bytes | str = f"{absolute_path(Path(file))}:{name}" if file.endswith(".py") else tokenizer
         else:
             import cloudpickle  # The import takes 30 ms.
@@ -531,7 +531,7 @@ def _scan(src: Path, options: PackOptions) -> SourceScan:
 
 
 def _find_root(src: Path) -> Path:
-    """Return the directory below which paths determine keys."""
+    """Return the directory that the paths in keys are relative to."""
     return src if src.is_dir() else next(parent for parent in src.parents if not re.search(r"[*?[]", str(parent)))
 
 

@@ -73,7 +73,7 @@ class FileTable:
 
     Attributes:
         root: The directory of the source, as a string that ends in a slash.
-        home: The prefix of all files' paths: ``root`` or empty.
+        home: The prefix of all files' paths: ``root`` or an empty string.
         keys: The keys of the samples.
         stems: The paths of the samples' files without ``home``, prefix and suffix. Stems usually equal the keys.
         kinds: For each kind of sample, the names of its files, sorted by field.
@@ -198,7 +198,7 @@ class Pairing:
         stems: The stems of the samples, relative to the folder of images.
 
     Args:
-        folders: All files.
+        folders: All files, by folder.
         images: The name of the folder of images.
         main: The suffixes of images.
     """
@@ -289,7 +289,7 @@ _File = tuple[FileName, int, int]
 def group_files(
     src: Path, folders: Sequence[FolderFiles], images: str | None, options: PackOptions
 ) -> tuple[FileTable, list[str], list[str]]:
-    """Group the files of a source into samples. ``images`` is the image folder of layout ``pairs``, if any.
+    """Group the files of a source into samples. ``images`` is the image folder of the layout ``pairs``, if any.
 
     Returns:
         The samples that have a main field; the paths of all other files, relative to ``src``; and the keys that end in
@@ -387,7 +387,7 @@ class _Grouping:
         )
 
     def _add(self, stem: str, files: list[_File], undotted: frozenset[str]) -> None:
-        """Add a sample, or the error that prevents it. Ignore files without a main field."""
+        """Add a sample, or the error that prevents packing it. Ignore files without a main field."""
         if not any(name.field in self._main for name, _, _ in files):
             self.ignored += (_path(stem, name) for name, _, _ in files)
             return

@@ -374,7 +374,7 @@ def find_labels(
         int64 [n], and the class names by label, or () if the file has integers.
 
     Raises:
-        PackError: If the file cannot be read, a sample has no label or several, or class names and integers are mixed.
+        PackError: If the file cannot be read, a sample has no or several labels, or class names and integers are mixed.
     """
     labels = _read_labels(file, names or {}, frozenset(keys))
     if missing := [key for key in keys if key not in labels]:
