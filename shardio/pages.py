@@ -146,7 +146,7 @@ def line_plot(title: str, curves: Mapping[str, Points], x_name: str) -> Markup:
     for style, name, points in shown:
         path = [place(*point) for point in _thin(points)]
         line = " ".join(f"{x},{y}" for x, y in path)
-        marks = [element("path", d=f"M{path[0][0]},{path[0][1]} L{line}")]  # A round cap shows a single point.
+        marks = [element("path", d=f"M{path[0][0]},{path[0][1]} L{line}")]  # A round cap makes a single point visible.
         if len(points) <= MAX_MARKED:
             hints = [element("title", f"{name}, {x_name} {x:,}: {form(y)}") for x, y in points]
             marks += [element("circle", hint, cx=x, cy=y, r=2.5) for hint, (x, y) in zip(hints, path, strict=True)]
@@ -204,7 +204,7 @@ def choose_ticks(end: float, max_steps: int, min_step: float = 0) -> list[float]
 
 
 def _thin(points: Points) -> Points:
-    """Return at most ``MAX_POINTS`` points: the means of equally many neighbors."""
+    """Return at most ``MAX_POINTS`` points: the means of equal numbers of neighboring points."""
     size = -(-len(points) // MAX_POINTS)
     groups = [points[start : start + size] for start in range(0, len(points), size)]
     return [(sum(x for x, _ in group) / len(group), sum(y for _, y in group) / len(group)) for group in groups]

@@ -1,6 +1,6 @@
 """Start processes and describe their exits, handle forks and signals, and count processors.
 
-Also preserve generators of random numbers, and report the progress of long work.
+Also preserve random number generators, and report the progress of long work.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Owner = TypeVar("Owner")
 
 @contextmanager
 def keep_generators() -> Iterator[None]:
-    """Restore the global generators of torch (on the CPU), numpy and Python at the end of a ``with`` block."""
+    """Restore the global random number generators of torch (CPU), numpy and Python at the end of a ``with`` block."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     torch_state, numpy_state = torch and torch.get_rng_state(), numpy and numpy.random.get_state()
     python_state = random.getstate()
@@ -74,7 +74,7 @@ def _quotas(root: Path) -> Iterator[tuple[int, int]]:
         group = PurePosixPath(name.lstrip("/"))
         for folder in dict.fromkeys([group, *group.parents]):
             text = _read(mount / folder, ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",))
-            if len(values := [word for word in text.split() if word.isdigit()]) == 2:  # Neither "max" nor -1.
+            if len(values := [word for word in text.split() if word.isdigit()]) == 2:  # The quota is not "max" or -1.
                 yield int(values[0]), int(values[1])
 
 
@@ -173,7 +173,7 @@ class Owned:
     """A group of workers that belongs to the process that created it, and ends when that process closes or frees it.
 
     Args:
-        end: A function that ends the workers and waits for them. It must not refer to the Owned object.
+        end: A function that ends the workers and waits for them. The function must not refer to the Owned object.
     """
 
     def __init__(self, end: Callable[[], object]) -> None:
@@ -237,7 +237,7 @@ def no_end(error: Exception) -> Exception:
     """Return the error, or a RuntimeError for StopIteration, which would end the epoch silently (PEP 479)."""
     if not isinstance(error, StopIteration):
         return error
-    failure = RuntimeError("a dataset, decoder, transform or collate_fn raised StopIteration: raise another exception")
+    failure = RuntimeError("a dataset, decoder, transform or collate_fn raised StopIteration: raise a different error")
     failure.__cause__ = error
     return failure
 

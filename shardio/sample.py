@@ -51,7 +51,7 @@ def check_classes(classes: Classes) -> tuple[str, ...]:
         classes: A list of names, or a dataset (or a Subset of one, or a manifest) that has ``classes``.
 
     Raises:
-        TypeError: If ``classes`` is neither.
+        TypeError: If ``classes`` is neither a list of names nor a dataset with class names.
         ValueError: If it is empty, repeats a name, or is a dataset whose parts number their classes differently.
     """
     members = list(_members(classes))
@@ -133,8 +133,8 @@ def _members(dataset: Any, depth: int = 0) -> Iterator[Any]:
         if (wrapped := getattr(dataset, inner, None)) is not None:
             yield from _members(wrapped, depth + 1)
             return
-    datasets = getattr(dataset, "datasets", None)  # A ConcatDataset or a MixedDataset has them.
-    if isinstance(datasets, list | tuple) and type(dataset).__name__ != "StackDataset":  # It never mixes labels.
+    datasets = getattr(dataset, "datasets", None)  # The parts of a ConcatDataset or a MixedDataset.
+    if isinstance(datasets, list | tuple) and type(dataset).__name__ != "StackDataset":  # It keeps labels apart.
         for each in datasets:
             yield from _members(each, depth + 1)
 
@@ -142,7 +142,7 @@ def _members(dataset: Any, depth: int = 0) -> Iterator[Any]:
 def _find_names(dataset: Any) -> Any:
     try:
         return getattr(dataset, "classes", None)
-    except Exception:  # A property may raise anything.
+    except Exception:  # A property may raise any error.
         return None
 
 

@@ -157,7 +157,7 @@ class SharedList(MutableSequence[T], Generic[T]):
 
     def __getstate__(self) -> dict[str, Any]:
         if self._packed is None:
-            with suppress(TypeError, OverflowError):  # After a change, the values may not fit into arrays.
+            with suppress(TypeError, OverflowError):  # After a change, the values might not fit into arrays.
                 return {"_packed": _pack(self._values), "_values": []}
         return self.__dict__
 
@@ -174,7 +174,7 @@ class _Column(Protocol):
         """Return the values from ``start`` to ``stop``."""
 
     def join(self, columns: list[Any]) -> _Column:
-        """Return the values of several columns of the same kind, this column included."""
+        """Return the values of several columns of the same kind, including this column."""
 
 
 class _Numbers:

@@ -59,7 +59,7 @@ MAX_GAP = 4096
 
 PART_FOR_GAPS = 16
 """Larger gaps between the ranges of a tar are also fetched, smallest first, up to the ranges' size divided by this
-number. At the ends of a rank's part of a window, two ranks' samples alternate: requests would cost more than gaps."""
+number. At the ends of a rank's part of a window, two ranks' samples alternate: separate requests would cost more."""
 
 MAX_RANGE = REMOTE_PIECE
 """The approximate maximum size of a range in bytes."""
@@ -74,8 +74,8 @@ requests are small, and the first batches need not wait for most of the order's 
 the rest of the window: each of its pieces has samples that are needed early. Smaller pieces would arrive later."""
 
 SHUFFLED = 64 * 2**20
-"""The approximate minimum size of a stretch in bytes, if the order is shuffled. With many ranks, each reads little of
-each window, so it plans several windows at once."""
+"""The approximate minimum size of a stretch in bytes, if the order is shuffled. With many ranks, each rank reads
+only a small part of each window, so it plans several windows at once."""
 
 UNSHUFFLED = 256 * 2**20
 """The size of a stretch in bytes if the order is not shuffled."""
@@ -96,7 +96,7 @@ class FileReader:
     def read(
         self, samples: Sequence[LabeledFile], fields: Sequence[str], deferred: Container[str] = ()
     ) -> StoredSamples:
-        """Read some files. Each sample has an image and a label, and is read in full, whatever the other arguments.
+        """Read some files. Each sample has an image and a label, and is read in full, whatever the other arguments are.
 
         Raises:
             SampleError: If a file cannot be read.
@@ -221,7 +221,7 @@ SOURCE_FIELD = "source.cls"
 
 
 class SourceReader:
-    """A reader of a mixture's samples, which adds :data:`SOURCE_FIELD`.
+    """A reader that adds :data:`SOURCE_FIELD` to a mixture's samples.
 
     Args:
         reader: The reader of the other fields.
@@ -267,7 +267,7 @@ Reader = SampleReader | FileReader | JoinedReader | SourceReader
 
 
 class RemoteSamples(Protocol):
-    """Samples in a remote store, which can be fetched into a cache."""
+    """Remote samples that can be fetched into a cache."""
 
     def choose_lengths(self, window: int | None) -> Iterator[tuple[int, int]]:
         """Endlessly yield the minimum and the maximum number of samples in each stretch, at least 1.
@@ -380,7 +380,7 @@ class ReadAhead:
             self._moved.release()
 
     def close(self) -> None:
-        """Stop the thread after its requests in progress. Return without waiting for the thread to end."""
+        """Stop the thread when its requests in progress have finished, but do not wait for the thread to end."""
         self._is_closed = True
 
     def _run(self) -> None:
@@ -421,9 +421,9 @@ class RemoteShards:
         if window > longest:
             warnings.warn(
                 f"the cache of {format_bytes(self._cache_bytes)} is too small for the shuffle: {window:,} samples of "
-                f"{format_bytes(mean)} are mixed, and the cache should hold {SHARE_OF_CACHE} times as much. Samples "
-                f"may be fetched more than once. Set cache_size to {format_bytes(SHARE_OF_CACHE * window * mean)}, or "
-                "use a smaller window",
+                f"{format_bytes(mean)} each are mixed, and the cache should hold {SHARE_OF_CACHE} times their total "
+                "size. Samples may be fetched more than once. Set cache_size to "
+                f"{format_bytes(SHARE_OF_CACHE * window * mean)}, or use a smaller window",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -456,7 +456,7 @@ class _Range(NamedTuple):
 def estimate_traffic(indices: Ints, shard_sizes: Ints, shard_bytes: Ints) -> tuple[int, int]:
     """Return the number of requests, and the number of bytes to fetch, for a rank's samples in a stretch.
 
-    All samples of a shard are taken to have the same size.
+    All samples of a shard are assumed to have the same size.
 
     Args:
         indices: int64 [n], the samples' indices in manifest order.

@@ -127,7 +127,7 @@ class SampleReader:
         self._seen = SeenShards(table.manifest.shard_sizes)
         # There are no locks, because a forked child could inherit a held lock. Each operation is atomic.
         self._open: OrderedDict[int, Shard] = OrderedDict()
-        self._num_index_bytes = 0  # At least the memory of the indexes of open shards.
+        self._num_index_bytes = 0  # An upper bound on the memory of the indexes of open shards.
 
     def read(self, indices: Ints, fields: Sequence[str], deferred: Container[str] = ()) -> StoredSamples:
         """Read fields of samples.
@@ -193,7 +193,7 @@ class SampleReader:
         Args:
             shard: The shard's place in the manifest.
             inner: int64 [n], the samples' indices in the shard.
-            fields: F names of fields.
+            fields: The names of F fields.
 
         Returns:
             The open tar; the start and the stop of each content, int64 [n, F], or -1 if the sample lacks the field; and
@@ -224,8 +224,8 @@ class SampleReader:
     ) -> list[tuple[list[int], list[list[Any]]]]:
         """Return the rows and the fields of the samples that :meth:`by_shard` found.
 
-        All shards are read together. If anything is wrong, each shard is read alone instead, which fetches damaged
-        bytes again, reopens replaced files, and raises the errors.
+        All shards are read together. If anything is wrong, each shard is read alone instead, to fetch damaged
+        bytes again, reopen replaced files, and raise the errors.
         """
         if len(parts) > 1:
             with suppress(SampleError, FormatError):
@@ -253,7 +253,7 @@ class SampleReader:
     def _read_alone(
         self, shard: int, rows: Ints, inner: Ints, fields: Sequence[str], deferred: Container[str]
     ) -> list[list[Any]]:
-        """Read fields of samples of one shard, which have ``rows`` in the request."""
+        """Read fields of samples of one shard, given the samples' rows in the request."""
         try:
             return self._use(shard, lambda opened: self._read([(opened, shard, inner)], fields, deferred))
         except SampleError as error:
@@ -327,7 +327,7 @@ class SampleReader:
             while len(self._open) > MAX_OPEN_SHARDS:
                 self._open.popitem(last=False)
             if self._num_index_bytes > MAX_INDEX_BYTES:
-                # The number includes closed shards. Make room for many shards, because counting all takes a long time.
+                # The number includes closed shards. Make room for many shards, because counting takes a long time.
                 self._num_index_bytes = sum(opened.index.num_bytes for opened in list(self._open.values()))
                 while self._num_index_bytes > MAX_INDEX_BYTES * 3 // 4 and len(self._open) > 1:
                     _, oldest = self._open.popitem(last=False)

@@ -44,7 +44,7 @@ SCATTERED_FORMAT = 2
 INDEX_SUFFIX = ".idx"
 
 DENSE = 4
-"""Entries are read in one piece if the piece has at most this many times as many entries as are needed."""
+"""Entries are read in one piece if the piece has at most this many entries for each entry that is needed."""
 
 AHEAD = 512
 """The number of neighboring samples whose entries are fetched together if the index is fetched in parts."""
@@ -233,7 +233,7 @@ class IndexFile:
             raise self._unreadable(error) from error
 
     def _unreadable(self, error: EOFError) -> FormatError:
-        # An OSError, such as a full cache disk, does not mean damage.
+        # An OSError, for example from a full cache disk, does not mean damage.
         return FormatError(f"the index {self._file.location} cannot be read: {error}")
 
     def _damaged_keys(self, remedy: str) -> FormatError:
@@ -263,7 +263,7 @@ class IndexFile:
             if not isinstance(metadata, str):
                 raise TypeError(f"its metadata must be a string, got {type(metadata).__name__}")
             values = parse_json(metadata)
-            if values["format"] not in (INDEX_FORMAT, SCATTERED_FORMAT):  # Checked first: formats differ.
+            if values["format"] not in (INDEX_FORMAT, SCATTERED_FORMAT):  # Check this first: formats differ.
                 raise FormatError(
                     f"the index {file.location} has format {values['format']}, but this version of shardio reads "
                     f"{INDEX_FORMAT} and {SCATTERED_FORMAT}: use the version that wrote it, or pack the dataset again. "

@@ -305,7 +305,7 @@ def read_tar_list(folder: Location) -> dict[str, IndexHeader]:
     location = folder / TAR_LIST_NAME
     try:
         content = location.read_whole()
-    except (FileNotFoundError, PermissionError):  # Stores that may not be listed deny access to missing objects.
+    except (FileNotFoundError, PermissionError):  # Without list permission, stores deny access to missing objects.
         return {}
     try:
         values = parse_json(content)

@@ -487,7 +487,7 @@ def export_index(
 
     ``wids`` writes ``wids.json``, ``timm`` writes ``_info.json``, ``webdataset-sizes`` writes ``sizes.json``, and
     ``dali`` writes a ``NAME.idx`` for each ``NAME.tar``. ``energon`` writes ``.nv-meta`` and a ``NAME.tar.idx`` for
-    each tar. shardio's own index has the same name, so ``energon`` needs another folder, ``out``. The tars are
+    each tar. shardio's own index has the same name, so ``energon`` needs a different folder, ``out``. The tars are
     hard-linked into this folder, or copied if links are impossible.
 
     Args:

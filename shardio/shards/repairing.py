@@ -64,8 +64,8 @@ def find_complete(file: StoredFile, columns: IndexColumns | None) -> TruncatedTa
     Args:
         file: The tar.
         columns: The index of the whole tar, which lists the fields of the last sample, or None if the tar has no index.
-            Without an index, the last sample counts as complete if another sample begins after it, or if an earlier
-            sample has the same fields.
+            Without an index, the last sample is considered complete if another sample begins after it, or if an
+            earlier sample has the same fields.
     """
     scan, members = TarScan(file), list[tuple[str, StoredField]]()
     try:
@@ -233,7 +233,7 @@ class _Repair:
             for tar in find_indexed(self._folder):
                 if tar not in tars:
                     index = index_location(tar).name
-                    self._add_problem("missing", tar, f"the index {index} exists, but the tar does not: download it")
+                    self._add_problem("missing", tar, f"the index {index} exists, but not the tar: download the tar")
         entries, fields = list[ShardEntry](), set[str]()
         for tar in tars:
             entry, fields_of_shard = self._repair_shard(tar, old_entries.get(tar.name))

@@ -75,7 +75,7 @@ class Shard:
     Raises:
         FileNotFoundError: If the tar does not exist.
         FormatError: If the index does not exist or is damaged.
-        StaleIndexError: If the index belongs to another tar.
+        StaleIndexError: If the index belongs to a different tar.
     """
 
     def __init__(self, tar: Location, index: Location) -> None:
@@ -118,7 +118,7 @@ class Shard:
         raise SampleError(message, row=row, key=key, where=origin)
 
     def find_unreadable(self, samples: Ints, fields: Sequence[str], first_row: int) -> None:
-        """Read samples one by one. Raise SampleError for the first one that cannot be read; otherwise, return.
+        """Read samples one by one, and raise SampleError for the first sample that cannot be read.
 
         Args:
             samples: int64 [n], indices in the shard.
@@ -152,7 +152,7 @@ class Shard:
 
         Raises:
             SampleError: If the sample is damaged.
-            StaleIndexError: If the tar has another member at the indexed offset.
+            StaleIndexError: If the tar has a different member at the indexed offset.
         """
         if not header_fits(header, key, f".{field}".encode(errors="surrogateescape"), len(content)):
             self._doubt_name(row, start, len(content), key, field, header)
@@ -187,7 +187,7 @@ class Shard:
                 "the dataset again"
             )
             raise self._damaged(row, raw_key, start, message)
-        found = "another member" if member is None else member[0]
+        found = "a different member" if member is None else member[0]
         sizes = f" with {member[1]} bytes instead of {num_bytes}" if has_name and member is not None else ""
         raise StaleIndexError(
             f"field {field!r} of sample {decode_key(raw_key)} is expected in {describe_offset(self.tar, start)}, but "

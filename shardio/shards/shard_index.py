@@ -65,7 +65,7 @@ class ShardIndex:
 
     Raises:
         FormatError: If the file is not an index, or is damaged.
-        StaleIndexError: If the file is the index of another tar.
+        StaleIndexError: If the file is the index of a different tar.
     """
 
     def __init__(self, location: Location, tar: StoredFile) -> None:
@@ -104,7 +104,7 @@ class ShardIndex:
 
         Args:
             samples: int64 [n], indices in the shard.
-            fields: F names of fields.
+            fields: The names of F fields.
 
         Returns:
             The start and the stop of each content in the tar, both int64 [n, F], -1 where a sample lacks the field;
@@ -174,7 +174,7 @@ class ShardIndex:
         # Local tars were compared when the dataset was opened. An equal tar may replace a tar that is in use.
         if is_replaced and header.compression is None and not self._tar.is_local:
             raise StaleIndexError(
-                f"the index {self.location} was created for another version of {self._tar.location}, which has "
+                f"the index {self.location} was created for a different version of {self._tar.location}, which has "
                 f"changed. Index it again (shardio index {self._tar.location.folder}). {self._remedy}"
             )
         num_key_bytes = self._file.num_key_bytes

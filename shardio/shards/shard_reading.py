@@ -23,7 +23,7 @@ from shardio.shared import SharedNumbers
 from shardio.storage import LIMITS
 
 FEW = 16
-"""The largest number of ranges that are joined with Python's integers, because arrays of so few take longer."""
+"""The largest number of ranges that are joined with Python's integers, because arrays are slower for so few ranges."""
 
 
 def read_shards(
@@ -36,7 +36,7 @@ def read_shards(
 
     Args:
         visits: Each shard, and its samples' indices in the shard, int64. There are n samples in all.
-        fields: F names of fields.
+        fields: The names of F fields.
         unseen: bool [n], whether to compare each sample's tar headers and contents with the index, or None to compare
             no sample.
         deferred: The fields to read later, if they need not be compared.
@@ -47,7 +47,7 @@ def read_shards(
 
     Raises:
         SampleError: If a sample cannot be read or is damaged, or a field is too large.
-        StaleIndexError: If a tar has another member at the indexed offset.
+        StaleIndexError: If a tar has a different member at the indexed offset.
     """
     request = _Request(visits, tuple(fields))
     request.refuse_too_large()
@@ -65,7 +65,7 @@ class _Request:
     """Fields of samples from some shards, to be read together.
 
     Attributes:
-        fields: F names of fields, in the order in which the first sample's fields are stored.
+        fields: The names of F fields, in the order in which the first sample's fields are stored.
         by_place: int64 [F], the indices of these fields among the requested fields.
         bounds: The row of the first sample of each shard, and the number of samples n.
         starts, stops: int64 [F, n], the range of each content in its tar, or -1 if the sample lacks the field.
@@ -95,7 +95,7 @@ class _Request:
     def find_late(
         self, unseen: NDArray[np.bool_] | None, deferred: Container[str]
     ) -> tuple[list[Descriptor | None], NDArray[np.bool_]]:
-        """Return the local files of the shards, and the contents to read later from these, bool [F, n]."""
+        """Return the local files of the shards, and whether to read each content from them later, bool [F, n]."""
         files: list[Descriptor | None] = [None] * len(self._visits)
         are_deferred = [field in deferred for field in self.fields]
         is_late = (self.stops > self.starts) & np.array(are_deferred, np.bool_)[:, None]
@@ -158,7 +158,7 @@ class _Request:
 
         Args:
             starts: int64 [m], the first byte of each range, in the order of the samples.
-            stops: int64 [m], the byte after its last byte.
+            stops: int64 [m], the byte after each range's last byte.
             bounds: The place of each shard's first range, and m.
         """
         if len(starts) <= FEW:
@@ -211,7 +211,7 @@ class _Request:
             return read(starts, stops)  # Each sample could be read separately, so read all of them together again.
 
     def _compare(self, pieces: Sequence[Any], headers: Ints, columns: Sequence[Sequence[Any]]) -> None:
-        """Compare contents with the index, given the place of each one's header in ``pieces``, int64 [n, F], or -1."""
+        """Compare contents with the index, given the place of each header in ``pieces``, int64 [n, F], or -1."""
         keys = [key for shard, samples in self._visits for key in shard.index.raw_keys(samples)]
         suffixes = [f".{field}".encode(errors="surrogateescape") for field in self.fields]
         digest = xxhash.xxh3_64_intdigest
@@ -277,7 +277,7 @@ class SeenSamples:
 
 
 class Unseen:
-    """Samples of one or more shards that are read together, and which of them have not been seen.
+    """Samples of one or more shards that are read together, and a mask of those that have not been seen.
 
     Args:
         records: The record of each shard.
@@ -328,7 +328,7 @@ class SeenShards:
         self._stops = np.cumsum(-(-self._sizes // 8))
         # Unused pages of an anonymous mapping need no memory.
         self._bits = np.frombuffer(mmap.mmap(-1, int(self._stops[-1:].sum()) or 1), np.uint8)
-        # A hash of the fields and the version that each shard's bits are for, or 0.
+        # For each shard, a hash of the fields and the version to which its bits belong, or 0.
         self._owners = np.frombuffer(mmap.mmap(-1, 8 * len(self._sizes) or 1), np.uint64, len(self._sizes))
         self._lock = SharedNumbers([0])
         self._records: dict[tuple[int, tuple[str, ...]], SeenSamples] = {}
@@ -350,7 +350,7 @@ class SeenShards:
         return record
 
     def _find_bits(self, shard: int, fields: tuple[str, ...], version: str) -> NDArray[np.uint8] | None:
-        """Return the shared bits, if they are for these fields and this version, or not used yet."""
+        """Return the shared bits, if they are for these fields and this version, or are unused."""
         own = xxhash.xxh3_64_intdigest(repr((fields, version)).encode()) | 1
         with self._lock.locked():
             if self._owners[shard] == 0:

@@ -255,7 +255,7 @@ def are_plain_headers(blocks: NDArray[np.uint8], names: Sequence[bytes], sizes: 
 
     Args:
         blocks: uint8 [n, 512], the blocks.
-        names: n names.
+        names: The n names.
         sizes: int64 [n], sizes in bytes, not negative.
     """
     lengths = np.fromiter(map(len, names), np.int64, len(names))

@@ -230,7 +230,7 @@ def is_header(block: bytes) -> bool:
 
 
 def find_member(file: StoredFile, offset: int) -> tuple[str, int] | None:
-    """Return the name and the size of the member whose content starts at an offset, or None if there is none."""
+    """Return the name and size of the member whose content starts at an offset, or None if no content starts there."""
     try:
         for info, _ in read_headers(ForwardFile(file)):
             if info.offset_data >= offset:

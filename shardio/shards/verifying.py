@@ -83,7 +83,7 @@ class Problem:
     Attributes:
         kind: The kind of the problem.
         where: The path of the tar, index, manifest or directory.
-        message: A description of the problem, with the found and the expected values.
+        message: A description of the problem, with the actual and the expected values.
         key: The key of the sample, or None if the problem is not about one sample.
         field: The name of the field, or None if the problem is not about one field.
         offset: The problem's offset in the tar, in bytes, or None if the offset is unknown.

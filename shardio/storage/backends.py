@@ -174,7 +174,7 @@ _EXPIRED = re.compile(r"Expired|RequestTimeTooSkewed|TokenRefreshRequired|invali
 _TRANSIENT_CODES = {"RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "Throttling"}
 
 _TRANSIENT_STATUSES = {408, 412, 425, 429}
-"""HTTP statuses of refusals that may be temporary, like most server errors."""
+"""HTTP statuses of refusals that, like most server errors, may be temporary."""
 
 _LASTING_STATUSES = {501, 505, 511}
 """HTTP statuses of permanent server errors: not implemented, HTTP version not supported, network login required."""
@@ -282,7 +282,7 @@ _SIGNS = (
         "another folder",
     ),
 )
-"""The signs, in order of precedence: the first match counts."""
+"""The meanings of errors, in order of precedence: the first pattern that matches determines the meaning."""
 
 
 class FailedRequestError(Exception):

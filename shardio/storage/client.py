@@ -1,9 +1,9 @@
 """Connect this process to its storage process.
 
 The storage process may be suspended, or swapped out, in the middle of an answer. A long wait alone does not show that
-the process is suspended, because a request may take minutes. But the storage process always greets a new connection
-immediately. A client that has waited for some time therefore opens another connection. If the client receives no
-greeting, it kills the storage process, and all waits for the process end.
+the process is suspended, because a request may take minutes. However, the storage process always greets a new
+connection immediately. A client that has waited for some time therefore opens another connection. If the client
+receives no greeting, it kills the storage process, so no client waits for it any longer.
 """
 
 from __future__ import annotations
@@ -463,7 +463,7 @@ class Client:
         return None
 
     def _start(self) -> None:
-        """Start the storage process. If one has died, reuse its folder, which may hold a cache."""
+        """Start the storage process. If a storage process has died, reuse its folder, which may hold a cache."""
         if self._is_exiting:
             raise StoreError("cannot read from an object store while Python is exiting")
         if self._process is not None:

@@ -4,12 +4,12 @@ A copy is a sparse file: the object's bytes at their own offsets, then, for each
 if the block is present. Members of tars begin at multiples of 512 bytes, so two samples never share a block. A *sealed*
 copy ends with a hash of the whole content.
 
-Bytes are written before they are marked as present, and readers of a removed copy keep its content. A process that is
-killed at any point therefore leaves a correct copy. After a power failure, marks may be on disk without their content.
-For this reason, samples are compared with their hashes on each read, and sealed copies are compared with their hashes
-when they are opened. Damaged blocks are unmarked.
+Bytes are written before they are marked as present, and readers of a removed copy can still read its content. A
+process that is killed at any point therefore leaves a correct copy. After a power failure, marks may be on disk without
+their content. For this reason, samples are compared with their hashes on each read, and sealed copies are compared with
+their hashes when they are opened. Damaged blocks are unmarked.
 
-A file that another user may have written does not count as a copy, and is replaced, unless users share the cache.
+A file that another user may have written is not treated as a copy, and is replaced, unless users share the cache.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ GRANTS = 256
 the folder."""
 
 SLACK = 16
-"""The number of grants, over all processes, that may be reserved but still unused when copies are removed."""
+"""The number of grants, across all processes, that may be reserved but still unused when copies are removed."""
 
 PATIENCE_S = 10.0
 """The time in seconds to wait while another process makes room. After this time, slightly more than necessary may be
@@ -72,7 +72,7 @@ _HASH_AT_A_TIME = 2**20
 MAX_REPLACED = 10
 """The maximum number of attempts to replace a file that is not a copy."""
 
-_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # A FIFO must not block.
+_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # Opening a FIFO must not block.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,7 +318,7 @@ class Budget:
 
     @property
     def file_mode(self) -> int:
-        """The permissions of files in the folder, which must exist."""
+        """The permissions of files in the folder. The folder must exist."""
         return self.folder.stat().st_mode & 0o666 if self._settings.is_shared else 0o600
 
     def make_folder(self) -> None:
@@ -343,8 +343,8 @@ class Budget:
         else:
             raise StoreError(
                 f"the cache {folder} {describe_owner(status)}: other users can put data into it, and this data would "
-                "be read as yours. Choose your own folder, remove the write access of others (chmod go-w) or, if you "
-                "trust all users who can write to it, set cache_shared=True (--cache-shared)"
+                "be read as if it were yours. Choose your own folder, remove the write access of others (chmod go-w) "
+                "or, if you trust all users who can write to it, set cache_shared=True (--cache-shared)"
             )
 
     def reserve(self, num_bytes: int, in_use: str) -> None:

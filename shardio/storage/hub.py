@@ -78,7 +78,7 @@ def make_store(root: str, options: RemoteOptions, config: Mapping[str, str], set
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubFile:
-    """A file's status in the Hub.
+    """A file's status on the Hub.
 
     Attributes:
         size: Its size in bytes.
@@ -170,7 +170,7 @@ class HubRepository:
         return headers
 
     def find_commit(self) -> str:
-        """Return the commit. It is requested once.
+        """Return the commit, which is requested only once.
 
         Raises:
             LocationError: If the repository or the revision does not exist.
@@ -275,7 +275,7 @@ class HubRepository:
             raise FailedRequestError(RequestFailure(kind="permanent", cause=cause)) from None
         except errors.HfHubHTTPError as error:
             raise FailedRequestError(self._explain(error)) from None
-        # The errors of the HTTP library, which depends on huggingface_hub's version.
+        # The errors of the HTTP library that this version of huggingface_hub uses.
         except (errors.HTTPError, OSError) as error:  # type: ignore[attr-defined]  # `errors` imports it.
             cause = redact(str(error).partition("\n")[0]) or type(error).__name__
             is_reached = "Connect" not in type(error).__name__

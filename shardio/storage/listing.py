@@ -96,7 +96,7 @@ def open_listing(folder: Location, kept: str | os.PathLike[str] | None) -> Listi
             is saved.
 
     Raises:
-        FormatError: If the file is damaged, or contains the listing of another folder.
+        FormatError: If the file is damaged, or contains the listing of a different folder.
         OSError: If the folder cannot be listed, or the file cannot be read or written.
     """
     if kept is None:
@@ -184,7 +184,7 @@ def _load(folder: Location, path: Path) -> Listing:
         if where == str(folder):
             _check(files, names, f"{folder.key}/" if folder.key else "")
     except (ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"{path} is not a listing: {error}. Delete it, and shardio creates it again") from error
+        raise FormatError(f"{path} is not a listing: {error}. Delete it, and shardio will create it again") from error
     if where != str(folder):
         raise FormatError(f"{path} is the listing of {where}, not of {folder}: name another file, or delete this one")
     return make_listing(folder, files, names, path)

@@ -160,7 +160,7 @@ def make_direct_access(storage_options: StorageOptions | None = None) -> RemoteA
 
 
 def parse_location(name: str | os.PathLike[str], access: RemoteAccess | None = None) -> Location:
-    """Return the location that a path or URL names. It stays valid when the working directory changes.
+    """Return the location that a path or URL names. The location stays valid when the working directory changes.
 
     Args:
         name: A path, or a URL of an object store or an HTTP server.
@@ -238,7 +238,7 @@ def link_or_copy(source: Location, target: Location, *, copy: bool = False) -> b
         Whether ``target`` is a hard link.
 
     Raises:
-        FileExistsError: If ``target`` exists and would be linked.
+        FileExistsError: If a hard link is possible, but ``target`` exists.
         OSError: If the source cannot be read, or the target cannot be written.
     """
     if not copy and isinstance(source.store, LocalStore) and isinstance(target.store, LocalStore):
@@ -265,7 +265,7 @@ _BODY = re.compile(
 )
 
 _REVISION = re.compile(r"(?!(?:.*/)?\.{0,2}(?:/|\Z))[^\x00-\x1f\x7f]+")
-"""No part of a revision is empty, '.' or '..': such a part would lead to other URLs of the Hub."""
+"""No part of a revision is empty, '.' or '..': such a part would lead to different URLs of the Hub."""
 
 _UNREQUESTABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 """Control characters, and surrogates, which UTF-8 cannot encode."""

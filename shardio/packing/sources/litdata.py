@@ -221,7 +221,7 @@ class _Items:
         except Exception as error:  # LitData may raise any error for an invalid index.
             let_through(error)
             raise PackError(f"{path / INDEX} is invalid: {describe_error(error)}. Create it again") from error
-        # By default, LitData reads whole chunks, because it expects reads of all samples of a chunk in order.
+        # By default, LitData reads whole chunks, because it expects all samples of a chunk to be read in order.
         self._loader.set_mmap_allowed_chunks(set(range(len(series.names))))
         self._loader.set_posix_fast(True, keep=_NUM_MAPPED, willneed=False)
 

@@ -190,7 +190,7 @@ class _EntryNames:
             self._add_named(stem, entries)
 
     def _add_named(self, stem: str, entries: Sequence[tuple[_Entry, str]]) -> None:
-        """Add a sample, or the error that prevents it. Ignore entries without a main field."""
+        """Add a sample, or an error if the entries are invalid. Ignore entries without a main field."""
         if not any(field in self._main for _, field in entries):
             self._ignored += (entry.name for entry, _ in entries)
             return
@@ -209,7 +209,7 @@ class _EntryNames:
         if len(set(fields)) < len(fields) or sum(field in self._main for field in fields) > 1:
             names = " and ".join(repr(entry.name) for entry, _ in entries)
             self._errors.append(
-                f"{names} belong to one sample, and would be the same field or several images: keep only one of them"
+                f"{names} belong to one sample, but would become the same field or several images: keep one of them"
             )
             return
         try:

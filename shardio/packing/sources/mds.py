@@ -148,7 +148,7 @@ def find_files(
 ) -> tuple[tuple[SourceFile, ...], TemporaryFolder | None]:
     """Return the files of a dataset, and the folder of newly decompressed files, if any.
 
-    MosaicML Streaming and LitData leave decompressed files beside the compressed files. This function uses them.
+    MosaicML Streaming and LitData leave decompressed files beside the compressed files. This function uses such files.
 
     Args:
         src: The dataset.
@@ -205,7 +205,7 @@ def _matches(folder: Path, kind: IndexKind) -> bool:
 
 
 class TemporaryFolder:
-    """A folder that is removed when this object is deleted, or when the process that created it ends.
+    """A folder that is removed when this object is deleted, or when the process that created the folder ends.
 
     Worker processes receive copies of this object, which do not remove the folder.
 

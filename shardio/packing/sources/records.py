@@ -243,7 +243,7 @@ def number_labels_of_records(
         raise PackError(f"{records.describe(len(labels))} of {path} has {error}") from error
     rows = np.flatnonzero(is_selected).tolist()
     if all(labels[row] in (None, -1) for row in rows):
-        return None, ()  # Hugging Face marks missing labels with -1, as in test sets.
+        return None, ()  # Hugging Face marks missing labels with -1, for example in test sets.
     if names:  # The dataset has names for its integers, but this pack may number the names differently.
         labels = [_name_label(names, label) for label in labels]
     wanted = list[int | str]()
@@ -298,8 +298,8 @@ class Columns:
 
     Attributes:
         contents: The columns whose values are contents of files.
-        image: The column of images, whose field is named after the format alone, such as ``jpg``. The fields of other
-            contents have names such as ``depth.png``.
+        image: The column of images, whose field name is the format alone, such as ``jpg``. The fields of other contents
+            have names such as ``depth.png``.
         label: The column with labels.
         key: The column with keys.
         others: The columns that become the ``json`` field.

@@ -42,7 +42,7 @@ SOURCES: Mapping[SourceKind, str] = {
     "documents": "documents:Documents",
 }
 """The module in this folder and the :class:`PackSource` of each kind, in the order of the search. If several kinds find
-the same file, shardio chooses the first kind, so special kinds precede general kinds."""
+the same file, shardio chooses the first kind, so specific kinds precede general kinds."""
 
 COLUMNS = ("image_column", "label_column", "key_column")
 

@@ -230,7 +230,7 @@ def _choose_columns(src: Path, names: Sequence[str], options: PackOptions) -> Co
 
 
 def _find_field(path: str) -> str:
-    """Return the field of an image whose suffix is not a field's name, such as .jfif, or "" for other files."""
+    """Return the field of an image whose suffix, such as .jfif, is not a field's name, or "" for other files."""
     if (found := read_format(Path(path))) is None:
         return ""
     return next((suffix for suffix, name in IMAGE_FORMATS.items() if name == found), "image")
@@ -482,7 +482,7 @@ def _sizes_of(src: Path, column: Any) -> NDArray[np.int64]:
                     found[row] = stat_file(path).size
                 except OSError as error:
                     raise PackError(
-                        f"the file {path}, whose path {src} holds instead of its content, cannot be read: "
+                        f"{src} holds the path {path} instead of the file's content, but the file cannot be read: "
                         f"{error.strerror or error}. Add the file, or remove the row"
                     ) from error
     return found

@@ -49,7 +49,7 @@ MAX_BYTES = 32 * 2**20
 """The maximum number of bytes that are read together, unless one sample has more."""
 
 _TAR = re.compile(r".+\.(tar(\.\w+)?|tgz)", re.IGNORECASE)
-"""The pattern of tar names, including compressed tars, for which the error message suggests a remedy."""
+"""The pattern of the names of tars and compressed tars, for which the error message suggests a remedy."""
 
 
 def refuse_duplicates(tables: Sequence[ShardTable]) -> None:
