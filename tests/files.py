@@ -42,11 +42,11 @@ def read_parts(folder: Path) -> dict[str, dict[str, bytes]]:
 def count_open_files(*, with_shared_numbers: bool = False) -> int:
     """Return the number of this process's descriptors.
 
-    Descriptors of shared numbers are left out by default: any dataset may open memory that later datasets also use.
+    Memory of shared numbers does not count by default: any dataset may open such memory, and later datasets use it.
     """
     targets = list[str]()
     for descriptor in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # The descriptor of the directory itself is closed by now.
+        with suppress(FileNotFoundError):  # The descriptor of the directory itself is already closed.
             targets.append(str(descriptor.readlink()))
     return sum(with_shared_numbers or "memfd:shared-numbers" not in target for target in targets)
 

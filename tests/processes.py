@@ -26,7 +26,7 @@ TIMEOUT_S = 300.0
 IMPORTED = [
     "torch.distributed",
     "torch.utils.data",
-    "torch._dynamo",  # Every optimizer imports it.
+    "torch._dynamo",  # Every optimizer imports this module.
     "matplotlib.figure",
     "platformdirs",
     "pydantic.dataclasses",  # This reads manifests.
@@ -153,7 +153,7 @@ def _run_script(
             main.__file__ = command[0]
             exec(compile(Path(command[0]).read_bytes(), command[0], "exec"), vars(main))
     finally:
-        atexit._run_exitfuncs()  # multiprocessing does not run them.
+        atexit._run_exitfuncs()  # multiprocessing does not run these functions.
 
 
 def _begin(environment: dict[str, str]) -> None:

@@ -45,7 +45,7 @@ def write_mixed(root: Path) -> None:
     If there is a kernel, it decodes the crops of 2 baseline, 2 progressive and 3 tiled JPEGs. libjpeg-turbo decodes 2
     JPEGs with a byte after their end, and Pillow decodes a CMYK JPEG and 2 PNGs.
     """
-    from shardio.images.tiling import tile_jpeg  # It would slow the start of each process.
+    from shardio.images.tiling import tile_jpeg  # A global import would slow the start of each process.
 
     size: dict[str, Any] = {"width": 96, "height": 64}
     files = [("jpg", encode(seed, **size, progressive=seed < 2)) for seed in range(4)]

@@ -115,6 +115,6 @@ def open_shard(tar: Path) -> Shard:
 
 @contextmanager
 def open_file(path: Path) -> Iterator[StoredFile]:
-    """Open a local file in the same way as readers."""
+    """Open a local file as readers do."""
     with closing(parse_location(path).open()) as file:
         yield file

@@ -94,7 +94,7 @@ def check_usage(name: str, arguments: list[str]) -> str:
     if name not in MODULES:
         return f"no command {name}"
     command = load_command(name)
-    # The command keeps the first names of its help option, and other tests use the command too.
+    # The command caches its help option with these names, and other tests use the command too.
     context = typer.Context(command, info_name=name, help_option_names=["-h", "--help"])
     try:
         _, others, _ = command.make_parser(context).parse_args(arguments)

@@ -1,4 +1,4 @@
-"""Files are written whole, locked by one process, and trusted only if no other user can have written them."""
+"""Files are written whole, locked by one process, and trusted only if no other user could have written them."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def test_frozen_dataclasses_with_slots_have_no_state_of_their_own_which_python_3
 
 
 def test_workers_and_the_bound_of_epochs_have_one_owner() -> None:
-    """Other modules may mention them in messages, which contain 2**62 without spaces."""
+    """Messages in other modules may mention both, but write 2**62 without spaces."""
     naming = {
         path
         for path, node in nodes()

@@ -245,7 +245,7 @@ FIRST_VERSION = {
     "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
     "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
 }
-"""The files of a process in a control group of version 1, with a quota of 4 processors."""
+"""The files of a process in a version 1 control group, with a quota of 4 processors."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Settings of other libraries' types become Python's types, and every defect in a JSON text is a ValueError."""
+"""Settings with types from other libraries become Python types, and every defect in a JSON text causes a ValueError."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ MANY = b"".join(b'"%d":0,' % i for i in range(100_000))
 WRONG = [b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 100_000 + b"1" + b"}" * 100_000]
 WRONG += [b'{"a": 1, "b": {"c": 2, "c": 2}}', b"{" + MANY + b'"99999":0}', b'{"a": NaN}', b"[-Infinity]"]
 WRONG += ["{}".encode("utf-16"), '{"ä": 1}'.encode("latin-1"), b'{"a": ', b""]
-"""Texts that are too deep, repeat a name, have numbers that JSON lacks, have other encodings, or are cut or empty."""
+"""Texts that nest too deeply, repeat a name, have numbers that JSON lacks or other encodings, or are cut or empty."""
 
 
 @pytest.mark.parametrize("content", WRONG, ids=range(len(WRONG)))

@@ -44,7 +44,7 @@ def be_rank(target: str, arguments: list[Any]) -> None:
 
 if __name__ == "__main__":
     _, num_ranks, target, texts = sys.argv
-    importlib.import_module(target.split(":")[0])  # Once for all ranks.
+    importlib.import_module(target.split(":")[0])  # Import the module once for all ranks.
     gc.freeze()
     options = ["--nproc-per-node", num_ranks, *RENDEZVOUS, "--start-method", "fork", "no script"]
     elastic_launch(config_from_args(parse_args(options))[0], be_rank)(target, json.loads(texts))

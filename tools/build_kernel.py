@@ -9,7 +9,7 @@ platform. Files that were already compiled from the same source are kept. Two bu
 produce identical bytes.
 
 If the packages cuda-core and nvidia-cuda-nvrtc-cu12 are installed, the stages for CUDA devices are also compiled, for
-the Linux platforms. This needs no device.
+the Linux platforms. Compiling them needs no device.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def can_build_stages() -> bool:
         return False
     try:
         _, major, minor = nvrtc.nvrtcVersion()
-    except RuntimeError:  # The library is missing.
+    except RuntimeError:  # The NVRTC library is missing.
         return False
     return bool(major == 12 and minor >= 9)
 

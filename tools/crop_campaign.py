@@ -80,7 +80,7 @@ def main(
 
 
 def open_photograph(path: Path, random: np.random.Generator) -> Photograph:
-    """Open a photograph, after sometimes tiling it and sometimes turning it."""
+    """Sometimes tile and sometimes turn a photograph, then open it."""
     content = path.read_bytes()
     if random.random() < 0.5:
         with suppress(NotTileable):
@@ -121,7 +121,7 @@ def check_crops(photographs: list[Photograph], num_crops: int, random: np.random
     for crops, found_by_stages in zip(images, staged, strict=True):
         for photograph, found, by_stages in zip(photographs, crops, found_by_stages, strict=True):
             if not np.array_equal(found, by_stages):
-                raise AssertionError(f"{photograph.name}: different pixels by the stages of a device")
+                raise AssertionError(f"{photograph.name}: the stages of a device render different pixels")
     decoders["the stages of a device"] += names.count("device") * num_crops
     return decoders
 

@@ -1,8 +1,8 @@
 """Damage hundreds of thousands of small image files at random, then read and tile them.
 
 Each file has its own seed, so ``--only`` can repeat a file that breaks a law. The laws are those of
-``tests/images/fuzz_laws.py``: reading gives a meaningful error or the right pixels. Reading never crashes, and takes at
-most a few seconds and little memory.
+``tests/images/fuzz_laws.py``: reading raises a meaningful error or gives the right pixels. Reading never crashes, and
+takes at most a few seconds and little memory.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Read millions of random hostile tars and indexes.
 
 Each input has its own seed, so ``--only`` can repeat an input that breaks a law. The laws are those of
-``tests/shards/tar_laws.py``: reading gives one of shardio's errors, or the samples that tarfile reads. Reading never
-crashes, takes at most a few seconds and little memory, and never writes a file outside the campaign's folder.
+``tests/shards/tar_laws.py``: reading raises one of shardio's errors, or gives the samples that tarfile reads. Reading
+never crashes, takes at most a few seconds and little memory, and never writes a file outside the campaign's folder.
 """
 
 from __future__ import annotations

@@ -292,7 +292,7 @@ def name_of(distribution: str) -> str:
 
 
 def _read_minutes(text: str) -> float:
-    """Return a duration such as 25m or 90s in seconds."""
+    """Convert a duration, such as 25m or 90s, to seconds."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([ms])", text)
     if found is None:
         raise argparse.ArgumentTypeError(f"must be minutes or seconds, such as 25m or 90s, got {text!r}")

@@ -208,7 +208,7 @@ class GuardedFunctions(Functions):
         call["rows"] = self._lend_rows(call["rows"], num_images)
         shape = num_images, int(call["num_operations"])
         call["operations"] = self._copy("operations", call["operations"], shape, OPERATION)
-        length = -(-int(call["scratch_length"]) // 16) * 16  # The memory is aligned like malloc's.
+        length = -(-int(call["scratch_length"]) // 16) * 16  # The memory is aligned as memory from malloc is.
         call["scratch"] = self.scratch("operations' scratch", length).ctypes.data
 
     def _move_normalize_image(self, call: Any) -> None:

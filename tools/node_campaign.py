@@ -127,7 +127,7 @@ def describe_traffic(proxy: FaultProxy, num_samples: int) -> str:
         num_bytes[kind] += each.num_bytes
     share = num_bytes["tar"] / (num_samples * SAMPLE_BYTES)
     return (
-        f"{gets['head']} heads, {gets['json']} of the manifest, {gets['idx']} of indexes, "
+        f"{gets['head']} HEAD requests, {gets['json']} reads of the manifest, {gets['idx']} of indexes, "
         f"{gets['tar']} of tars: {gets['tar'] / num_samples:.4f} per sample, {share:.2f} times the samples' bytes"
     )
 

@@ -74,7 +74,7 @@ class Comparison:
     num_table_bytes: int = 0
 
     def add(self, subject: Subject) -> None:
-        """Compare the tiled file with jpegtran's.
+        """Compare the tiled file with the file that jpegtran writes.
 
         Raises:
             AssertionError: If their pixels differ.

@@ -59,7 +59,7 @@ def numbers(**options: Any) -> Any:
 
 
 def millions(change: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[torch.Tensor]:
-    numbers = torch.arange(MILLION) * 999_983 % MILLION  # A prime: all numbers, scattered.
+    numbers = torch.arange(MILLION) * 999_983 % MILLION  # Multiplying by a prime scatters all numbers.
     return iter(change(numbers).split(10_000))
 
 

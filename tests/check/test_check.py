@@ -110,7 +110,7 @@ def test_checking_does_not_change_a_loader(keys: list[str], persistent_workers: 
 def test_exactly_what_the_remainder_policy_requires_is_allowed(
     allowance: dict[str, int], right: list[str], wrong: list[str]
 ) -> None:
-    """Each digit of a text is the number of deliveries of one sample."""
+    """Each digit of a string is the number of times that one sample is delivered."""
     for counts in (*right, *wrong):
         coverage = Coverage()
         for key, count in enumerate(counts):
@@ -157,7 +157,7 @@ def test_wrappers_with_some_attributes_of_a_loader(more: list[str] | None, num_w
 PLANTED = planted.case.cases
 UNUSUAL = unusual.case.cases
 
-# webdataset leaves files to the garbage collector. torchdata calls a deprecated function.
+# webdataset leaves files for the garbage collector to close. torchdata calls a deprecated function.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),

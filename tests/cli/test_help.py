@@ -24,7 +24,7 @@ MAX_OPTIONS = 10
 
 
 def sections_of(text: str) -> dict[str, list[str]]:
-    """Return the first word of each row of a help text, by the heading of the section."""
+    """Return the first word of each row of a help text, grouped by section heading."""
     found = re.findall(r"^(\S.*):\n((?:  .*\n)+)", text + "\n", re.MULTILINE)
     return {heading: re.findall(r"^  (\S+)", rows, re.MULTILINE) for heading, rows in found}
 
@@ -37,7 +37,7 @@ def test_each_command_has_plain_help_with_panels_and_an_example(
     assert text == run(name, "-h").stdout == run("help", name).stdout
     assert re.match(rf"Usage: shardio {name} \[OPTIONS\]( [A-Z]+(\.\.\.)?| \[[A-Z]+\])+\n", text)
     assert text.replace("\n", "").isprintable()
-    assert not re.search(r"[\u2500-\u257f\u2011{}]", text)  # Boxes, non-breaking hyphens, marks of arguments.
+    assert not re.search(r"[\u2500-\u257f\u2011{}]", text)  # Box characters, non-breaking hyphens and braces.
     assert max(map(len, text.splitlines())) <= 80
     assert not re.search(r"\w-$", text, re.MULTILINE)
 

@@ -230,7 +230,7 @@ def test_order_prints_the_settings_and_the_measurements(packed: Path) -> None:
     assert (found["window"], found["read by"]) == ("21 samples in 1 stratum", "1 rank, batches of 256")
     assert found["moved by"].endswith("of the epoch on average (ideal 0.333)")
     assert found["neighbors"].endswith("of the epoch apart (ideal 0.333)")
-    # One batch has all 21 samples, so the probability is ideal.
+    # One batch has all 21 samples, so the probability equals the ideal one.
     probability, ideal = (found["same shard"].split()[i] for i in (1, -1))
     assert f"{probability})" == ideal
     assert found["shards open"].endswith(", 4 at most")

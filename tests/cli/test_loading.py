@@ -393,7 +393,7 @@ def test_the_same_command_resumes_a_run(packed: Path, tmp_path: Path) -> None:
     assert_fails(StateError, message, packed, "--epochs", 2, *command)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script. is deprecated:DeprecationWarning")  # It is still supported.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script. is deprecated:DeprecationWarning")  # TorchScript still works.
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="torch has no TorchScript on Python 3.14")
 def test_validation_is_of_other_shards_or_left_out(images: Path, packed: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
@@ -454,7 +454,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def six_of_eight(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Make torch use six threads on a machine with eight processors, as if the user had chosen no number."""
+    """Make torch use six threads on a machine with eight processors, as if the user had not chosen a number."""
     monkeypatch.setattr(command, "count_processors", lambda: 8)
     for name in (*VARIABLES, "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)

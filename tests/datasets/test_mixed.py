@@ -1,4 +1,4 @@
-"""MixedDataset delivers each source in its own order and share, on any ranks and workers, and in a resumed run."""
+"""MixedDataset delivers each source in its own order and share, with any ranks and workers, even in a resumed run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DAMAGED = "web-05"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three datasets of different sizes, and a copy of the first one with a damaged image. Keys begin with the name."""
+    """Three datasets of different sizes, and a damaged copy of the first one. Keys begin with the dataset's name."""
     root = tmp_path_factory.mktemp("sources")
     for name, size in {**SIZES, "damaged": SIZES["web"]}.items():
         with ShardWriter(root / name, max_shard_samples=4) as writer:
@@ -207,7 +207,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(folder: Path, stop: Any) -> 
 
     whole = [DataLoader(make(rank=0, world_size=1), 6)]
     expected = [run_steps(whole) for _ in range(2)]
-    # The change of weights that follows the interruption is not known before it.
+    # This run learns of the later change of weights only after the interruption.
     ranks = [DataLoader(make(until=1, rank=rank, world_size=2), 3, num_workers=1 - rank) for rank in range(2)]
     found = run_steps([islice(rank, 4) for rank in ranks])
     state = json.loads(json.dumps(ranks[0].state_dict()))

@@ -1,4 +1,4 @@
-"""Shards that are sorted by class, as users often have them before packing, are mixed more widely."""
+"""Shards that are sorted by class, as users' shards often are, are mixed more widely than other shards."""
 
 from __future__ import annotations
 

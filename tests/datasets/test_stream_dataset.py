@@ -1,4 +1,4 @@
-"""StreamDataset reads each tar once per epoch, as ShardDataset and webdataset do, in a computed order, and resumes."""
+"""StreamDataset reads tars once per epoch, as ShardDataset and webdataset do, in a computed order, and can resume."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_the_order_is_a_function_of_seed_and_epoch_and_shuffles_windows(tars: li
         assert keys_of(dataset) == found, "without set_epoch, an epoch is repeated"
         return found
 
-    assert order(1, 4) == order(1, 4, transform=RandomResizedCrop(8))  # It decodes different chunks.
+    assert order(1, 4) == order(1, 4, transform=RandomResizedCrop(8))  # Transforms change the chunks.
     different = [order(1, 4), order(1, 5), order(2, 4), order(1, 4, buffer=3), keys_of(streams(tars))]
     assert (len(set(map(tuple, different))), len({frozenset(each) for each in different})) == (5, 1)
     shards = order_of(len(tars), True, 0, 1, 0, 1).own_shards(0)
@@ -348,7 +348,7 @@ def test_a_state_of_other_samples_is_refused(tmp_path: Path, names: str, buffer:
     resumed.load_state_dict(state)
     message = ", or a stream after it, does not have the same" if buffer else " does not begin with the same 5 samples"
     assert_raises(StateError, rf"a\.tar{message}", next, resumed)
-    assert_raises(RuntimeError, "ended before its last batch", next, resumed)  # This is not StopIteration.
+    assert_raises(RuntimeError, "ended before its last batch", next, resumed)  # The error is not StopIteration.
 
 
 def test_what_is_no_state_of_this_order_is_refused(packed: Path) -> None:

@@ -42,7 +42,7 @@ def stream(command: str, **options: Any) -> StreamDataset:
 
 
 def read_until_error(dataset: StreamDataset) -> tuple[list[str], ShardioError]:
-    """Return the samples that are delivered before an error, and the error. The next call raises no StopIteration."""
+    """Return the samples delivered before an error, and the error. The next call must not raise StopIteration."""
     found, samples = list[str](), iter(dataset)
     caught = assert_raises(ShardioError, None, found.extend, samples)
     assert_raises(RuntimeError, "ended before its last batch", next, samples)
@@ -114,7 +114,7 @@ def test_another_content_of_a_reopened_stream_is_noticed(tar: Path, tmp_path: Pa
 
 
 def test_a_stored_tar_is_not_read_again(tmp_path: Path, tar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "FIRST_WAIT_S", 1000.0)  # It does not wait.
+    monkeypatch.setattr(streams, "FIRST_WAIT_S", 1000.0)  # A retry would take long.
     (tmp_path / "cut.tar").write_bytes(tar.read_bytes()[:9000])
     _, error = read_until_error(StreamDataset(tmp_path / "cut.tar", fields="key"))
     assert isinstance(error, FormatError)

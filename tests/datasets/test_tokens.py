@@ -39,7 +39,7 @@ def write_documents(folder: Path, documents: Iterable[NDArray[Any]], max_shard_s
 def draw_documents(num_documents: int, dtype: str, seed: int = 0) -> list[NDArray[Any]]:
     rng = np.random.default_rng(seed)
     lengths = rng.integers(0, 90, num_documents)
-    lengths[num_documents // 2] = 1000  # It is read in parts.
+    lengths[num_documents // 2] = 1000  # This document is read in parts.
     return [rng.integers(0, 60_000, length).astype(dtype) for length in lengths]
 
 

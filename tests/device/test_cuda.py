@@ -153,7 +153,7 @@ def test_a_loader_that_is_iterated_plainly_is_never_torn(packed: Path, is_wrappe
 
 
 def test_a_refused_registration_does_not_fail_the_next_kernel() -> None:
-    memory = np.frombuffer(mmap.mmap(-1, 1 << 20), np.uint8)  # It begins at a page.
+    memory = np.frombuffer(mmap.mmap(-1, 1 << 20), np.uint8)  # The memory begins at a page boundary.
     cudart, second_half = torch.cuda.cudart(), memory.ctypes.data + memory.nbytes // 2
     assert int(cudart.cudaHostRegister(second_half, memory.nbytes // 2, 0)) == 0
     try:

@@ -1,7 +1,7 @@
 """While a prefetcher iterates, the loader's state counts what the user received, not the batches in flight.
 
 A random transform on the device draws the same numbers for a batch in a resumed run. The copy stream is simulated, and
-may work as late as CUDA is allowed to.
+may delay its work for as long as CUDA is allowed to.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def test_a_resumed_run_draws_the_same(packed: Path, is_late: bool, checks: bool,
 
 
 def test_ranks_and_seeds_draw_different_numbers(packed: Path) -> None:
-    """Without shardio's order, the global generator seeds them."""
+    """Without shardio's order, the global generator seeds the transforms."""
     every: list[dict[str, Any]] = [{"rank": 0, "world_size": 2}, {"rank": 1, "world_size": 2}, {"seed": 1}]
     drawn = [number for options in every for _, number in make_drawing(packed, of_dataset=options)]
     assert len(set(drawn)) == len(drawn)

@@ -1,4 +1,4 @@
-"""Batches whose tiles are decoded where they are needed equal those that workers decode.
+"""Batches whose tiles the device decodes equal those that workers decode.
 
 Without a CUDA device, the processor runs the stages: the same code, compiled as C.
 """
@@ -139,7 +139,7 @@ def test_keys_labels_and_masks_come_along(device: str, data: Path) -> None:
 def test_map_style_datasets_are_decoded_too(kind: Any, data: Path) -> None:
     batches = []
     for decode in ("device", "workers"):
-        dataset: Any = ImageFolder(data / "images", transform=CROP)  # Its files have no tiles.
+        dataset: Any = ImageFolder(data / "images", transform=CROP)  # These files have no tiles.
         if kind is ShardMapDataset:  # Bare images.
             dataset = ShardMapDataset(data / "packed", transform=CROP, fields="image")
         num_tiled = NUM_TILED if kind is ShardMapDataset else 0
@@ -221,7 +221,7 @@ def test_images_that_differ_in_size_are_refused(data: Path, tmp_path: Path) -> N
         for decode in ("workers", "device")
     )
     assert_equal(one, other)
-    sizes = [(60, 80)] * 16 + [(60, 80 + i) for i in range(16)]  # Those of the first chunk are equal.
+    sizes = [(60, 80)] * 16 + [(60, 80 + i) for i in range(16)]  # The sizes in the first chunk are equal.
     contents = [tile_jpeg(by_pillow(make_picture(*size, seed=i), quality=50)) for i, size in enumerate(sizes)]
     write_tar(tmp_path / "a.tar", [(f"{i:02}.jpg", content) for i, content in enumerate(contents)])
     loader = DataLoader(ShardDataset(tmp_path, fields="image"), 32, num_workers=2)

@@ -48,7 +48,7 @@ def examine(loader: Any, profile: SampleProfile | None = None, *, shm_free: int 
 
 
 def profile_with(**shares: float) -> SampleProfile:
-    """Return a profile of transforms by the shares of their time."""
+    """Return a profile in which transforms take the given shares of the time."""
     stages = {SampleStage("transform", name): share for name, share in shares.items()}
     return SampleProfile(num_samples=1, sample_s=1.0, cpu_s=1.0, stages=stages)
 

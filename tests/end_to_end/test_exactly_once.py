@@ -108,7 +108,7 @@ def run_rank(
     if rank == 1:
         forkserver_context(IMPORTED_BY_WORKERS)
     for name, loader_class, options in LOADERS:
-        # One fork server is enough, because each imports torch.
+        # Start only one fork server, because each imports torch.
         loaders[name] = loader_class(dataset, batch_size=2, **(FORK if rank == 0 and options == SERVER else options))
         if name in states:
             loaders[name].load_state_dict(states[name])

@@ -29,7 +29,7 @@ def _run(script: str | Path, *options: str | Path, status: int = 0) -> str:
 
 def _prepare() -> None:
     warnings.simplefilter("error")
-    # Only torch's warning about more workers than cores is allowed, because of small machines.
+    # Only torch's warning about more workers than cores is allowed, because some machines are small.
     warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
     # torch 2.6 removes a temporary directory only when Python exits.
     if torch.__version__ < "2.7":  # torch compares this string as a version.

@@ -325,7 +325,7 @@ class Handler(BaseHTTPRequestHandler):
         return None
 
     def _pass_on(self, response: HTTPResponse) -> None:
-        if response.length is None:  # It has chunks, or ends with the connection.
+        if response.length is None:  # The body has chunks, or ends with the connection.
             body = response.read()
             self._send(response.status, with_length(response, len(body)), [body])
         else:

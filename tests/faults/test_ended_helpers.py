@@ -210,7 +210,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_processes_that_are_threads_deliver_all_batches(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.utils.data._utils.worker._worker_info", None)  # torch's threads leave their own value.
+    monkeypatch.setattr("torch.utils.data._utils.worker._worker_info", None)  # torch's threads set this variable.
     options: dict[str, Any] = {"batch_size": BATCH_SIZE, "num_workers": 2, "multiprocessing_context": ThreadContext()}
     oracle = torch.utils.data.DataLoader(Called(abs, NUM_SAMPLES), **options)
     loader = DataLoader(range(NUM_SAMPLES), **options)

@@ -238,7 +238,7 @@ class Interruption:
     def __call__(self, frame: Any, event: str, argument: object) -> None:
         code = frame.f_code
         is_ours = code.co_filename.startswith(PACKAGE) and event in ("call", "c_call", "c_return")
-        if is_ours and code.co_name not in ("__del__", "<genexpr>"):  # Errors there are lost.
+        if is_ours and code.co_name not in ("__del__", "<genexpr>"):  # Errors in these are lost.
             self.num_left -= 1
             if self.num_left == 0:
                 raise KeyboardInterrupt
@@ -376,7 +376,7 @@ def test_nothing_is_blamed_for_what_a_signal_handler_raises(
     assert loader.state_dict()["position"] == 4
     assert not quarantine.exists()
     monkeypatch.setattr(PIL.Image, "open", lambda file: signal_us())
-    error = SyntaxError("stop")  # Pillow raises this type for files in other formats.
+    error = SyntaxError("stop")  # Pillow's readers raise this type for files in other formats.
     with handler_raises(error), pytest.raises(SyntaxError) as of_file:
         find_format(b"neither PNG nor JPEG")
     assert of_file.value is error

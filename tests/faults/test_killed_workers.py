@@ -391,7 +391,7 @@ def test_a_warning_comes_once_for_each_doubling() -> None:
     with pytest.warns(RuntimeWarning, match=r"uses 1\.098 GiB of memory, 1\.049 GiB more than when it started"):
         watch.record(1, limit + 1)
     watch.record(1, 2 * limit + 2)
-    watch.record(2, 3 * limit)  # Another process has used this much memory from the start.
+    watch.record(2, 3 * limit)  # Worker 2 has used this much memory from the start.
     with pytest.warns(RuntimeWarning, match="uses 2.195 GiB"):
         watch.record(1, 2 * limit + 3)
     assert watch.forget(1) == " (it used 2.195 GiB of memory before its last chunks)"

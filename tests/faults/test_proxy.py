@@ -1,4 +1,4 @@
-"""The fault proxy passes everything on unchanged, keeps its limits, and produces the faults that its script names."""
+"""The fault proxy passes on everything unchanged, obeys its limits, and produces the faults that its script names."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Labeled(Dataset[tuple[int, str]]):
 
 
 def make_mixed(packed: str, **options: Any) -> MixedDataset:
-    """Return a mixture whose epochs are those of its sources."""
+    """Return a mixture whose epochs contain each sample of its sources once."""
     shards = ShardDataset(packed, fields=FIELDS, shuffle=True)
     return MixedDataset({"shards": (shards, 2), "own": (Labeled(), 1)}, stop="all-once", **options)
 

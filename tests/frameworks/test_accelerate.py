@@ -49,10 +49,10 @@ def test_two_ranks(packed: Path, tmp_path: Path, keys: list[str]) -> None:
     launch("tests.frameworks.with_accelerate:run", tmp_path, packed)
     first, second = returned(tmp_path, 2)
     assert first["batches"] == second["batches"]
-    check_epochs(tmp_path / "2" / "saved", keys, num_epochs=1)  # It is resumed from Accelerate's checkpoint.
+    check_epochs(tmp_path / "2" / "saved", keys, num_epochs=1)  # This run is resumed from Accelerate's checkpoint.
     for kind in with_accelerate.MAKERS:
         expected, length = ([*keys, *Labeled.keys], 4) if kind == "mixed" else (keys, 3)
-        for option in with_accelerate.CONFIGURATIONS:  # Each has two epochs, the second of which is resumed.
+        for option in with_accelerate.CONFIGURATIONS:  # Each run has two epochs, the second of which is resumed.
             check_epochs(tmp_path / "2" / f"{kind}-{option}", expected)
             assert first["batches"][f"{kind}-{option}"] == length
         for rank in (first, second):
@@ -130,7 +130,7 @@ def test_accelerate_tracks_an_epoch_until_it_ends_or_is_left(packed: Path, prepa
     assert not removed.called
     assert not accelerator.gradient_state.in_dataloader
     direct = with_accelerate.make_shards(str(packed))
-    for _ in direct:  # It was not prepared.
+    for _ in direct:  # This loader was not prepared.
         assert not accelerator.gradient_state.in_dataloader
 
 

@@ -38,7 +38,7 @@ def test_batches_are_those_of_torchvisions_folder(images: Path, is_training: boo
 
 
 def as_gray(image: Any) -> Any:
-    return image.convert("L").convert("RGB")  # A method of Pillow's.
+    return image.convert("L").convert("RGB")  # A method of Pillow images.
 
 
 PIPELINES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {

@@ -88,7 +88,7 @@ def be_rank(folder: str) -> None:
     warnings.simplefilter("error")
     for message in ("This DataLoader will create", ".*set_vital", ".*is deprecated", "'pin_memory' argument"):
         warnings.filterwarnings("ignore", message)
-    warnings.filterwarnings("ignore", ".* has no state_dict")  # It costs nothing here.
+    warnings.filterwarnings("ignore", ".* has no state_dict")  # The warning does not matter here.
     torch.distributed.init_process_group("gloo")
     root = Path(folder)
     train_alone(root / "distributed", lambda: DataLoader(Own(), 4, sampler=DistributedSampler(Own()), num_workers=2))

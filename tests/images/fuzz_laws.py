@@ -168,7 +168,7 @@ def _leniently(content: bytes, orientation: Orientation) -> Array | None:
     content = re.sub(rb"JFIF\0.", b"JFIF\0\1", content, count=1, flags=re.DOTALL)
     known = b"\1"
     with contextlib.suppress(ValueError):
-        known = b"\2" if len(read_head(content).factors) == 4 else b"\1"  # CMYK has the transforms 0 and 2.
+        known = b"\2" if len(read_head(content).factors) == 4 else b"\1"  # CMYK files use transforms 0 and 2.
     content = re.sub(rb"(Adobe.{6})[^\0" + known + rb"]", rb"\g<1>" + known, content, count=1, flags=re.DOTALL)
     pixels = _read(content, strict=False)
     return None if pixels is None else _turned(pixels, content, orientation)

@@ -114,7 +114,7 @@ def extremes(height: int, width: int) -> Array:
 def waves(height: int, width: int) -> Array:
     """Return blocks whose pixels have the signs of a DCT basis function.
 
-    These blocks have the largest possible coefficient of that function's frequency.
+    These blocks have the largest possible coefficient at that function's frequency.
     """
     random = np.random.default_rng([2, height, width])
     rows, columns = np.indices((height, width))

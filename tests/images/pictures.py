@@ -15,7 +15,7 @@ from shardio.images.converting import convert_image
 Array = NDArray[np.uint8]
 
 SIZES = [(1, 1), (2, 2), (3, 5), (1, 17), (17, 1), (32, 48), (101, 67), (375, 500)]
-"""Heights and widths: smaller than a block, odd, a single row or column, and that of a photograph."""
+"""Heights and widths: smaller than a block, odd, a single row or column, and those of a photograph."""
 
 TURNS: dict[int, Any] = {
     1: lambda image: image,

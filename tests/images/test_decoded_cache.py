@@ -194,7 +194,7 @@ def test_batches_equal_those_without_a_cache(kind: Any, name: str, data: Path) -
     found, loader = read_epochs(kind, data, cache="16MB", **SETTINGS[name])
     assert_equal(found, expected)
     if "decode" not in SETTINGS[name]:
-        counts = loader.stats().num_images_by_decoder  # Of the last epoch.
+        counts = loader.stats().num_images_by_decoder  # These are the counts of the last epoch.
         assert counts == {"kernel": 0, "device": 0, "cache": 55, "libjpeg": 2, "raw": 0, "pillow": 3}
 
 

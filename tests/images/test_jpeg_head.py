@@ -1,4 +1,4 @@
-"""Heads of JPEG files: reading finds the written values, and any other content is an error that states its position."""
+"""Heads of JPEG files: reading finds the written values, and other content causes an error that states its position."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_a_file_truncated_after_opening_is_an_error_that_names_the_row(tmp_path:
     top, whole = (
         CropPlan.whole(np.full((2, 2), (rows, 30))).resize(np.full((2, 2), 9)) for rows in (8, 20)
     )  # fmt: skip
-    assert len(render_chunk([other, picture], top).images) == 2  # These rows are still there.
+    assert len(render_chunk([other, picture], top).images) == 2  # The file still contains these rows.
     rows: Any = np.full((2, 9, 9, 3), 77, np.uint8)
     assert render_chunk_by_kernel([other, picture], whole, rows).tolist() == [True, False]
     assert (rows[1] == 77).all()

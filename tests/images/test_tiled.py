@@ -92,9 +92,9 @@ def tiled_pictures(number: int) -> list[Array]:
 def test_images_that_no_device_decodes_are_rendered_among_the_others() -> None:
     pictures = tiled_pictures(6)
     contents = [tile_jpeg(by_pillow(picture, quality=75)) for picture in pictures]
-    contents[1] = by_pillow(pictures[1], quality=75)  # It has no tiles.
+    contents[1] = by_pillow(pictures[1], quality=75)  # This file has no tiles.
     contents[3] = save(pictures[3], "png")
-    contents[4] = tile_jpeg(by_pillow(np.asarray(noise(500, 600)), quality=100))  # It has more bytes than its crops.
+    contents[4] = tile_jpeg(by_pillow(np.asarray(noise(500, 600)), quality=100))  # This file is larger than its crops.
     opened = [open_image(content) for content in contents]
     crops = [
         PlannedCrop(opened, CropPlan.whole(sizes_of(opened)).resize(np.array([size] * 6)))

@@ -220,7 +220,7 @@ def test_a_file_truncated_anywhere_is_damaged_even_if_it_ends_in_eoi(name: str, 
         if start <= stop < len(content) - 2 and name != "one block":
             cut = content[:stop].rstrip(b"\xff") + b"\xff\xd9"
             is_damaged = _refusal(cut).reason in (ENDS_EARLY, WRONG_MARKER)
-            # A progressive file may be cut between its scans, or in the headers there.
+            # A progressive file may be cut between its scans, or in the headers between them.
             assert is_damaged or name == "progressive", f"cut at {stop} of {len(content)}"
 
 
@@ -259,7 +259,7 @@ def test_a_huffman_table_with_a_code_of_all_ones_is_damage() -> None:
 
 
 def test_an_interval_is_about_64_pixels_wide() -> None:
-    """If no divisor is 32 to 128 pixels wide, an interval is one MCU if an MCU is wide enough, otherwise the row."""
+    """If no divisor gives 32 to 128 pixels, an interval is one MCU (if that is wide enough) or the whole row."""
     of_16_pixels = {32: 4, 21: 3, 10: 5, 22: 2, 31: 1}
     of_8_pixels = {64: 8, 63: 9, 1: 1, 62: 62, 47: 47}
     for width, intervals in ((16, of_16_pixels), (8, of_8_pixels), (32, {20: 2, 7: 1})):
@@ -325,7 +325,7 @@ CERTAINTY = {
         by_pillow(PICTURE[..., 0].copy(), icc_profile=PROFILE[:500]),
         tile_jpeg(GOOD),
     ],
-    "uncertain and not decodable": [  # These files can be tiled nevertheless.
+    "uncertain and not decodable": [  # These files can still be tiled.
         _without(GOOD, 0xDB),
         make_jpeg("too wide", np.zeros((8, 65_528, 3), np.uint8), factors=((1, 1),)).content,
     ],

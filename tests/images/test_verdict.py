@@ -214,7 +214,7 @@ def test_a_folder_is_read_whole_and_cropped(folder: Path) -> None:
 def test_a_deep_verification_names_the_damaged_files(tmp_path: Path) -> None:
     for name, files, num_problems in (("a.tar", HARMLESS, 0), ("b.tar", DAMAGED, len(DAMAGED))):
         write_tar(tmp_path / name, [(f"{number:03d}.jpg", content) for number, content in enumerate(files.values())])
-        ShardDataset(tmp_path / name, fields="image")  # This makes an index.
+        ShardDataset(tmp_path / name, fields="image")  # This creates an index.
         assert len(shardio.verify(tmp_path / name, deep=True)) == num_problems
 
 

@@ -49,7 +49,7 @@ SAMPLES = [
 
 
 def by_field() -> list[Member]:
-    """Return all images and then all annotations, as in SA-1B's tars, each kind in a different order."""
+    """Return all images and then all annotations, each kind in a different order, as in SA-1B's tars."""
     numbers = range(NUM_SAMPLES)
     orders = {"jpg": numbers, "json": numbers[::-1], "cls": numbers}
     return [(f"{SAMPLES[i][0]}.{field}", SAMPLES[i][1][field]) for field, order in orders.items() for i in order]

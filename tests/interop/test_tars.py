@@ -152,7 +152,7 @@ NAMES += ["emoji-🙂", "-dash", "it's", "a=b", "100%"]
 
 def test_all_tools_read_every_sample(tmp_path: Path) -> None:
     source, out = tmp_path / "in", tmp_path / "out"
-    write_images(source, classes=11, per_class=1)  # Two digits are needed.
+    write_images(source, classes=11, per_class=1)  # The class numbers need two digits.
     for folder in "class-0", "Klasse äöü", "deep/" + "er/" * 40 + "x":
         for i, name in enumerate(NAMES):
             files = {f"{name}.PNG": encode(i, suffix="png"), f"{name}.json": f'{{"name": "{name}"}}'.encode()}

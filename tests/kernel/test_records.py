@@ -16,7 +16,7 @@ NAMES_IN_C = {"IMAGES_AT_ONCE": "NUM_CHAINS", "READ_PADDING": "PADDING"}
 """The constants that have different names in C."""
 
 OF_PYTHON = {"INTERPOLATION", "SLACK", "WORKSPACE_BYTES"}
-"""The constants that C does not have: decoder.h compares the size of a workspace itself."""
+"""The constants that C does not have: decoder.h itself checks the size of a workspace."""
 
 
 def test_records_and_constants_are_those_of_the_headers(tmp_path: Path) -> None:

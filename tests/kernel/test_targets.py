@@ -1,4 +1,4 @@
-"""A processor gets the fastest code that it supports, in any thread. With any build, pixels equal the libraries'."""
+"""A processor gets the fastest code that it supports, in any thread. Any build gives the libraries' pixels."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def make_files() -> Iterator[tuple[str, bytes, Array]]:
 
 
 def test_each_build_renders_the_libraries_pixels(functions: Functions, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shardio.kernel, "find_functions", lambda: functions)  # These functions also tile.
+    monkeypatch.setattr(shardio.kernel, "find_functions", lambda: functions)  # Tiling uses these functions too.
     names, contents, originals = zip(*make_files(), strict=True)
     kernel, number = Kernel(functions), len(names)
     for box, size, corner, is_flipped, resampling in CROPS:

@@ -68,7 +68,7 @@ def test_threads_deliver_the_same_samples(program: Program) -> None:
     is_stream = isinstance(program.dataset, torch.utils.data.IterableDataset)
     if is_stream or program.dataset.kind in ("draws", "sliced array"):
         return  # Unlike processes, threads share the global generators, torch's get_worker_info, and arrays.
-    program.arguments.pop("worker_init_fn", None)  # In a thread, it would also seed the samplers' generators.
+    program.arguments.pop("worker_init_fn", None)  # In threads, this function would also seed samplers' generators.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         seed_all(3)

@@ -53,7 +53,7 @@ pytestmark = pytest.mark.filterwarnings(
 @settings(max_examples=settings().max_examples // 7)  # Most examples start worker processes.
 def test_a_resumed_program_sees_the_rest(program: Program, num_before: int, forgets_seed: bool) -> None:
     if program.dataset.kind == "draws":
-        return  # Without a state of the dataset, its generators start again.
+        return  # The dataset has no state, so its generators start again.
     program.arguments["in_order"] = True  # Without in_order, the remaining batches may arrive in any order.
     seed_all(3)
     loader = program.make(DataLoader)

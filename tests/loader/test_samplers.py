@@ -217,7 +217,7 @@ def test_batches_are_those_of_torch(
         if options.get("sampler") == "random":
             options["sampler"] = RandomSampler(dataset, generator=torch.Generator().manual_seed(5))
         loader = loader_class(dataset, **options)
-        return [list(loader) for _ in range(1 if isinstance(dataset, ShardDataset) else 2)]  # Its order is shardio's.
+        return [list(loader) for _ in range(1 if isinstance(dataset, ShardDataset) else 2)]  # The order is shardio's.
 
     own = {} if passed["batch_size"] is None or passed["collate_fn"] else {"collate_fn": collate_channels_last}
     with warnings.catch_warnings():

@@ -119,7 +119,7 @@ def test_functions_of_files_and_modules_get_the_arguments_they_accept(own: Path,
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")  # It is still supported.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")  # torch.jit still works.
 @pytest.mark.parametrize("function", [pytest.param("scripted", marks=needs_torchscript), "compiled"])
 def test_scripted_and_compiled_models_can_be_trained_and_saved(own: Path, function: str) -> None:
     model = make_model(f"own_models:{function}", num_classes=3, image_size=8)
@@ -138,7 +138,7 @@ def test_scripted_and_compiled_models_can_be_trained_and_saved(own: Path, functi
 REFUSED = [
     ("torchvision:resnet_18", False, "did you mean resnet18"),
     ("torchvision:", False, "no classifier ''"),
-    ("torchvision:fasterrcnn_resnet50_fpn", False, "no classifier"),  # This is a detection model of torchvision.
+    ("torchvision:fasterrcnn_resnet50_fpn", False, "no classifier"),  # This is a torchvision detection model.
     ("torchvision:inception_v3", False, "several outputs"),
     ("torchvision:vit_h_14", False, r"cannot be made with image_size=32.*patch size"),
     ("torchvision:vit_b_16", True, r"image_size=32 and pretrained=True: .*expected value 224 but got 32"),

@@ -222,7 +222,7 @@ SETTINGS = OrderSettings(shuffle=True, seed=3, window=50, strata=2)
 
 
 def started(loaded: Cursor | None, *epochs: int) -> list[Cursor]:
-    """Return the starts of the next two epochs of a counter after a cursor is loaded and epochs are set.
+    """Load a cursor into a counter, set epochs, and return the starts of the next two epochs.
 
     Check that finding a start in advance does not change the counter.
     """
@@ -362,7 +362,7 @@ def deviation(counts: NDArray[np.int64], freedom: int, scale: float = 1.0) -> fl
 def test_elements_and_neighbors_land_evenly(size: int) -> None:
     images = images_over_keys(size, 20_000)
     counts = np.stack([np.bincount(images[:, i], minlength=size) for i in range(size)])
-    # The rows and columns of the counts have fixed sums. So the scaled value has (n-1)^2 degrees of freedom.
+    # The rows and columns of the counts have fixed sums, so the scaled value has (n-1)^2 degrees of freedom.
     assert abs(deviation(counts, (size - 1) ** 2, (size - 1) / size)) < 4
     pairs = np.bincount(images[:, 0] * size + images[:, 1], minlength=size * size).reshape(size, size)
     assert abs(deviation(pairs[~np.eye(size, dtype=bool)], size * (size - 1) - 1)) < 4
@@ -388,7 +388,7 @@ def test_keys_differ_by_their_parts_and_from_the_words_of_the_same_key() -> None
     assert len({int(make_rng_key(seed, *each)[0]) for seed in range(20) for each in parts}) == 20 * len(parts)
     key, numbers = make_rng_key(0), np.arange(1000, dtype=np.uint64)
     assert not set(derive_rng_key(key, numbers).tolist()) & set(random_words(key, numbers).tolist())
-    with pytest.raises(UnicodeEncodeError):  # A purpose is ASCII.
+    with pytest.raises(UnicodeEncodeError):  # A purpose must be ASCII.
         make_rng_key(0, "größe")
 
 

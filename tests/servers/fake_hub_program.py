@@ -85,7 +85,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class StorageHandler(Handler):
-    """The server for large files. It answers signed URLs, and its ETags differ from those of the Hub."""
+    """The server for large files. It serves signed URLs, and its ETags differ from those of the Hub."""
 
     secret = b"secret"
     paths: ClassVar[dict[str, Path]] = {}

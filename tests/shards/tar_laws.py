@@ -166,7 +166,7 @@ class Laws:
     def _check_index(
         self, store: MemoryStore, shard: HostileShard, rng: random.Random
     ) -> tuple[list[str] | None, list[tuple[str, str, int, int]] | None]:
-        """Read an index in every way. Return the problems, and the key, field, offset and size of each content read."""
+        """Read an index in every way. Return the problems, and the key, field, offset and size of each item read."""
         index = store.at("a.tar.idx")
         if rng.random() < 0.2:  # These attempts are rare: the reads below also read the header and the keys.
             self._attempt("read the index's header", shard, lambda: read_header(index))
@@ -243,7 +243,7 @@ def _verify(file: Any, columns: IndexColumns) -> list[str]:
 
 def _open(source: Path) -> int:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Files that macOS added give a warning.
+        warnings.simplefilter("ignore")  # Files that macOS added cause a warning.
         with shardio.open(source) as samples:
             return sum(len(samples[key]) for key in islice(samples, 8))
 

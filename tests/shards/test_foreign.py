@@ -41,7 +41,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def forbid_writing_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make ``os.access`` answer as if the user may not write in the folder, even if the user is root."""
+    """Make ``os.access`` answer as if the user could not write to the folder, even if the user is root."""
     access = os.access
     monkeypatch.setattr(
         os, "access", lambda path, mode: (Path(path) != folder or not mode & os.W_OK) and access(path, mode)

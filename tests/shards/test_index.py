@@ -36,7 +36,7 @@ SAMPLES = st.dictionaries(KEYS, CONTENTS, min_size=1, max_size=6)
 
 @pytest.fixture(params=[shard_index.MAX_KEPT, 0], ids=["in memory", "sample by sample"], autouse=True)
 def _max_kept(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Read indexes in both ways."""
+    """Read indexes both from memory and sample by sample."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shard_index, "MAX_KEPT", request.param)
         yield

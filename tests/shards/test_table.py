@@ -225,7 +225,7 @@ def test_a_directory_of_tars_is_read_in_sorted_order(tars: Path) -> None:
     (tars / ".x.tar.gz").write_bytes(b"compressed")
     names, before = [*(f"x-{i:06d}.tar" for i in range(3)), "x-000003.TAR"], count_open_files()
     assert shard_names(tars) == names
-    assert shard_names(tars) == names  # Now it has indexes.
+    assert shard_names(tars) == names  # The tars have indexes now.
     assert count_open_files() == before
     write_tar(tars / "y.tar", [("a.jpg", b"1"), ("a.cls", b"0")])
     write_tar(tars / "w.tar", [("README", b"no sample")])

@@ -37,7 +37,7 @@ def test_content_is_right_in_spite_of_any_fault(root: Location, proxy: FaultProx
         proxy.set(Script(faults={kind: 0.3}))
         for start in range(0, len(CONTENT), 500_000):
             found = file.read(start, start + 500_000)
-            if kind != "corrupt":  # Only a hash shows this.
+            if kind != "corrupt":  # Only a hash reveals corruption.
                 assert found == CONTENT[start : start + 500_000]
     assert proxy.counts().num_faults[kind]
     if kind in ("too_long", "wrong_range"):

@@ -67,7 +67,7 @@ def _end(seeds: range, reports: Any, path: Path, *, hangs: bool) -> None:
     if not hangs:
         os.kill(os.getpid(), signal.SIGSEGV)
     signal.setitimer(signal.ITIMER_REAL, 0.1)
-    time.sleep(600)  # The alarm ends it.
+    time.sleep(600)  # The alarm ends this process.
 
 
 @pytest.mark.parametrize(("hangs", "said"), [(False, "the process ended with SIGSEGV"), (True, "longer than 5 s")])
@@ -175,7 +175,7 @@ REMOVED = {
     "address": ("scan.c", "+ PADDING)) break;", ")) break;", "heap-buffer-overflow"),
     "undefined": ("head.c", "(count != 1 && count != 3)", "count > 9", "SIGILL|SIGTRAP"),
 }
-"""For each sanitizer, a bound to remove, what replaces it, and a pattern of its report."""
+"""For each sanitizer, a bound to remove, its replacement, and a pattern that the report matches."""
 
 
 @pytest.mark.slow

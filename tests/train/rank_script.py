@@ -46,7 +46,7 @@ class Settings:
 
 
 class Keys(Callback):
-    """A callback that writes the keys of each step, and ends the rank at the step of the settings."""
+    """A callback that writes the keys of each step, and ends the rank at the step that the settings name."""
 
     def __init__(self, settings: Settings) -> None:
         self.rank = find_world().rank

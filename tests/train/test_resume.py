@@ -187,7 +187,7 @@ def test_checkpoints_within_an_epoch_need_a_loader_with_a_state(packed: Path, tm
 
 
 def test_a_finished_run_does_nothing_until_more_epochs_are_wanted(packed: Path, tmp_path: Path) -> None:
-    """More epochs do not raise a rate that was cut."""
+    """Training for more epochs does not raise a learning rate that the schedule has cut."""
     config, longer = (make_config(tmp_path, schedule="step", epochs=epochs) for epochs in (EPOCHS, 2 * EPOCHS))
     first, last = train(make_model(), make_loader(packed), config), tmp_path / "last.pt"
     before = last.read_bytes()

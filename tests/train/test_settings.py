@@ -104,7 +104,7 @@ def test_settings_and_data_become_pythons_types_which_a_checkpoint_can_be_read_w
     saved = load_checkpoint(tmp_path / "last.pt")["config"]
     assert config.find_differences(saved) == []
     assert TrainConfig(**settings, data=data).find_differences(saved) == ["name 9 was 7 and is now 8"]
-    del saved["tf32"], saved["decay_all"]  # An earlier version lacked them.
+    del saved["tf32"], saved["decay_all"]  # An earlier version lacked these settings.
     assert config.find_differences(saved) == []
     changed = TrainConfig(**settings, data=config.data, tf32=True)
     assert changed.find_differences(saved) == ["tf32 was False and is now True"]
@@ -211,7 +211,7 @@ ORACLES: dict[str, tuple[Callable[[Any, float], Any], tuple[str, tuple[float, ..
 LOSSES = [3.0, 2.0, 2.0, 2.1, 2.2, 1.9, 2.0, 2.0, 2.0, 2.0, 2.0]
 
 
-@pytest.mark.filterwarnings("ignore:The epoch parameter in:UserWarning")  # torch 2.6's SequentialLR passes it.
+@pytest.mark.filterwarnings("ignore:The epoch parameter in:UserWarning")  # torch 2.6's SequentialLR passes epoch.
 @pytest.mark.parametrize("name", ORACLES)
 def test_rates_equal_those_of_torchs_schedulers(name: str) -> None:
     make, (setting, values) = ORACLES[name]

@@ -44,7 +44,7 @@ def test_factors_are_uniform_within_torchvisions_bounds() -> None:
     for code, (low, high) in zip(JITTERED, ((0.6, 1.4), (0.2, 3.0), (0.0, 2.5)), strict=False):
         assert_uniform(drawn[code], low, high)
     hues = drawn[codes.HUE]
-    assert_uniform(np.where(hues > 127, hues - 256, hues), -25.5, 25.5, 1 / 25)  # They are whole numbers.
+    assert_uniform(np.where(hues > 127, hues - 256, hues), -25.5, 25.5, 1 / 25)  # Hues are whole numbers.
     operations = tr.ColorJitter(contrast=0.4, hue=0.0).draw(SIZES, KEYS)
     assert set(np.unique(operations["code"])) == {codes.NONE, codes.CONTRAST}
     np.testing.assert_array_equal(tr.ColorJitter()(make_noise(9, 7)), make_noise(9, 7))

@@ -68,7 +68,7 @@ def make(expression: str, library: Any) -> Any:
 OTHERS: list[Any] = [
     Subclass(),
     v2.Resize(25, interpolation=v2.InterpolationMode.NEAREST),
-    v2.GaussianBlur(3),  # Its pixels may differ.
+    v2.GaussianBlur(3),  # Blurred pixels may differ.
     v2.RandomRotation(9, expand=True),
     v2.RandomAffine(9, fill={Image.Image: 7}),
     v2.RandomApply([v2.RandomInvert(), v2.GaussianBlur(3)]),
@@ -203,7 +203,7 @@ def test_albumentations_are_replaced_with_all_their_settings(theirs: Any, ours: 
         albumentations.RandomResizedCrop((20, 20), interpolation=cv2.INTER_CUBIC),
         albumentations.Resize(20, 20, area_for_downscale="image"),
         albumentations.RandomResizedCrop((20, 20), p=0.5),
-        albumentations.CenterCrop(20, 20),  # It refuses small images.
+        albumentations.CenterCrop(20, 20),  # CenterCrop refuses small images.
         albumentations.OneOf([albumentations.HorizontalFlip(p=1)]),
         albumentations.Compose([albumentations.HorizontalFlip()], p=0.5),
     ],
