@@ -83,7 +83,7 @@ def doctor(
     """Find out whether a loader holds training back, at which stage, and what to change.
 
     The doctor measures the loader, the step and both together, and then tries changes, such as different numbers of
-    workers. For a dataset in an object store, it also measures the store by reading parts of up to 8 shards.
+    workers. For a dataset in an object store, the doctor also measures the store by reading parts of up to 8 shards.
 
     Example: shardio doctor train.py:make_loader --step train.py:step
     """
@@ -147,8 +147,8 @@ class StoreNeeds:
         yield f"latency    {1000 * speed.latency_s:.1f} ms for one byte"
         for number, found in speed.bytes_per_s.items():
             yield f"bandwidth  {format_bytes(found)}/s with {count(number, 'request')} at a time"
-        yield f"saturated  by {count(speed.num_saturating, 'request')} at a time; shardio reads ahead with 16"
-        yield f"samples    {self.samples_per_s:,.0f} samples/s of {format_bytes(size)} at most, without a cache"
+        yield f"saturated  by {count(speed.num_saturating, 'request')} at a time; shardio uses 16 to read ahead"
+        yield f"samples    at most {self.samples_per_s:,.0f} samples/s of {format_bytes(size)}, without a cache"
         if rate is not None:
             is_enough = rate <= self.samples_per_s
             verdict = "the store is fast enough" if is_enough else "the store is too slow: cache the data (cache=)"
@@ -156,7 +156,7 @@ class StoreNeeds:
 
 
 def _examine(source: str, seconds: float, storage_option: list[str] | None) -> tuple[bool, StoreNeeds | None]:
-    """Return whether a dataset has images, and its store's speed; no speed if loading local images shows it."""
+    """Return whether a dataset has images, and its store's speed (None for class folders and local images)."""
     from shardio.shards import open_table
 
     access = read_access(storage_option)
@@ -263,7 +263,7 @@ def bench(
                 meter.watch(islice(loader, batches))
             report(epoch, meter)
         if not as_json and stored is not None and stored.has_images:
-            echo(f"hint: shardio doctor {shlex.quote(source)} measures how much changes would gain", err=True)
+            echo(f"hint: shardio doctor {shlex.quote(source)} measures the gain from possible changes", err=True)
     except KeyboardInterrupt:
         report(epoch, meter)
         echo("interrupted: the last epoch is incomplete", err=True)

@@ -89,7 +89,7 @@ CacheShared = Annotated[
 
 
 class RemoteArguments(TypedDict):
-    """The arguments of a dataset that control access to a remote source, and the cache."""
+    """The arguments of a dataset that control the cache and the access to a remote source."""
 
     storage_options: StorageOptions
     cache: Path | None
@@ -118,7 +118,7 @@ def read_options(texts: list[str] | None) -> StorageOptions:
 
 
 def read_access(texts: list[str] | None) -> RemoteAccess:
-    """Return the access to the stores of a command's URLs, without a cache.
+    """Return a RemoteAccess for the stores of a command's URLs, without a cache.
 
     Raises:
         typer.BadParameter: For the same reasons as :func:`read_options`.
@@ -181,7 +181,7 @@ def make_loader_options(batch_size: int, num_workers: int, on_error: OnErrorPoli
 
 
 def report_rank() -> None:
-    """If there are several ranks, report this one on standard error: RANK and WORLD_SIZE may be left over."""
+    """If there are several ranks, report this one on standard error: RANK and WORLD_SIZE may be from an earlier run."""
     from shardio.world import find_world
 
     with value_errors_as_usage_errors():
@@ -209,7 +209,7 @@ def has_class_folders(source: str | Path, access: RemoteAccess | None = None) ->
     """Return whether a directory, or a folder of an object store, holds class folders rather than shards.
 
     Raises:
-        FormatError: If it holds both.
+        FormatError: If it holds both class folders and shards.
     """
     from shardio.shards import MANIFEST_NAME
     from shardio.storage import parse_location
@@ -272,7 +272,7 @@ def make_transform(recipe: str | None, transform: str | None, size: int | None) 
         size: The size of the images in pixels; None for the default of the recipe or function.
 
     Raises:
-        ValueError: If not exactly one of the names is given, or the transform does not exist.
+        ValueError: If both names or neither of them are given, or the transform does not exist.
     """
     from shardio.transforms.recipes import RECIPES  # Commands that copy files need no transforms.
 

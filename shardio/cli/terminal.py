@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 LINE_EVERY_S = 5.0
 """The time in seconds between progress lines if standard error is not a terminal."""
 
-# C0, DEL and C1, and characters that change the direction of text (Unicode, UAX #9).
+# Control characters (C0, DEL and C1), and characters that change the direction of text (Unicode, UAX #9).
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 _PACKAGE = Path(__file__).parents[1]
@@ -147,7 +147,7 @@ def require_matplotlib() -> None:
 
 
 def name_of(name: str) -> str:
-    """Return a path as pathlib writes it, or a URL, without a slash at its end."""
+    """Return a path as pathlib writes it, or a URL, without a trailing slash."""
     from shardio.storage import find_url  # This loads numpy, which `--version` does not need.
 
     url = find_url(name)
@@ -176,7 +176,7 @@ def make_bar() -> ProgressBar:
 
 
 class ProgressReporter(WorkProgress):
-    """A context manager that shows the progress of work: a bar on a terminal, lines elsewhere. Threads can share it.
+    """A thread-safe context manager that shows the progress of work: a bar on a terminal, lines elsewhere.
 
     Attributes:
         num_done: The number of finished items.

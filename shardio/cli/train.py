@@ -144,7 +144,7 @@ def train(
         bool, in_model("--script", help="Convert the model to TorchScript (needs Python 3.13 or older).")
     ] = False,
     gradient_penalty: Annotated[
-        float | None, in_learning(help="Weight of the gradient norm to add to the loss.")
+        float | None, in_learning(help="Weight of the gradient norm, which is added to the loss.")
     ] = None,
     out: Annotated[
         Path | None,
@@ -291,8 +291,8 @@ ranks."""
 def choose_threads(num_processors: int, num_ranks: int, num_workers: int) -> int:
     """Return the number of torch threads for each rank: its share of the processors minus its workers, at least 1.
 
-    By default, torch uses all processors. After each operation, its threads wait in a busy loop until all of them have
-    finished, so one thread on a busy processor delays all others.
+    By default, torch uses all processors. After each operation, torch's threads wait in a busy loop until all of them
+    have finished, so one thread on a busy processor delays all others.
 
     >>> choose_threads(8, 1, 2), choose_threads(8, 2, 2), choose_threads(2, 1, 2)
     (6, 2, 1)
@@ -301,7 +301,7 @@ def choose_threads(num_processors: int, num_ranks: int, num_workers: int) -> int
 
 
 def leave_processors_to_workers(num_workers: int, device: torch.device, num_before: int) -> str | None:
-    """Reduce torch's threads if it computes on a CPU and the user has not chosen their number.
+    """Reduce the number of torch's threads if torch computes on a CPU and the user has not chosen this number.
 
     Args:
         num_workers: The number of the loader's workers.

@@ -50,8 +50,8 @@ def verify(
     """Compare a dataset's manifest, indexes and tars, and print every problem. Nothing is written.
 
     Each tar is read once. A tar's size, digest and headers, and the hashes of its contents, must match its index.
-    Repeated keys, tars that the manifest lacks, members that the index lacks, and unfinished packs are also problems.
-    The exit code is 1 if there are any problems.
+    Repeated keys, tars missing from the manifest, members missing from the index, and unfinished packs are also
+    problems. The exit code is 1 if there are any problems.
 
     Example: shardio verify out --deep
     """

@@ -249,7 +249,7 @@ def _check_out(out: Path, dataset: MapDataset) -> None:
     if not out.parent.is_dir():
         error = f"the directory {printable(out.parent)} does not exist: create it first"
         raise typer.BadParameter(error, param_hint="--out")
-    paths = (path for path, _ in getattr(dataset, "samples", ()))  # Packed datasets have none.
+    paths = (path for path, _ in getattr(dataset, "samples", ()))  # Packed datasets lack this attribute.
     if out.exists() and any(path.endswith(out.name) and not find_url(path) and out.samefile(path) for path in paths):
         raise _refuse_image(out)
 
@@ -406,8 +406,8 @@ class _Column(NamedTuple):
 def fit_cell(image: Image.Image) -> Image.Image:
     """Return an image that fits into a cell, with the same proportions.
 
-    A small image is enlarged by a whole number without smoothing, to keep each pixel visible. A large image is reduced
-    with smoothing.
+    A small image is enlarged by an integer factor without smoothing, to keep each pixel visible. A large image is
+    reduced with smoothing.
     """
     factor = CELL // max(image.size)
     if factor:
