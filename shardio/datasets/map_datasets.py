@@ -58,7 +58,7 @@ class MapDataset(Transformed, Dataset[Any]):
 
     Attributes:
         decoder: The decoder of the stored fields.
-        reader: The reader, which gets samples in the form that :meth:`locate` returns.
+        reader: The reader, which takes samples in the form that :meth:`locate` returns.
         map_epoch: The seed and epoch, if the user set them.
     """
 

@@ -108,9 +108,9 @@ class MixedDataset(Ordered, Iterated):
     """An iterable-style dataset that mixes several datasets in given proportions.
 
     After any number n of samples, a source with the share w has been picked floor(n * w) or ceil(n * w) times. Each
-    source is read in its own order, epoch after epoch, so it repeats a sample only when all others of that source have
-    been delivered. The schedule is a pure function of the sources, the weights and the seed. It does not depend on the
-    number of ranks and workers, so a state fits any number of them.
+    source is read in its own order, epoch after epoch, so it repeats a sample only after all other samples from that
+    source have been delivered. The schedule is a pure function of the sources, the weights and the seed. It does not
+    depend on the number of ranks and workers, so a state fits any number of them.
 
     >>> mix = MixedDataset({"web": (web, 0.7), "code": (code, 0.3)})  # doctest: +SKIP
     >>> loader = DataLoader(mix, batch_size=128, num_workers=2)  # doctest: +SKIP
@@ -190,7 +190,7 @@ class MixedDataset(Ordered, Iterated):
                 source.part.dataset.follow(source.given)
         parts = [source.part for source in self._sources]
         decoders = [getattr(part.dataset, "decoder", None) for part in parts]
-        is_current = self._joined is not None and self._joined[1].datasets[0] is self  # A copy needs its own.
+        is_current = self._joined is not None and self._joined[1].datasets[0] is self  # A copy needs its own samples.
         if self._joined is None or not is_current or any(map(operator.is_not, decoders, self._joined[0])):
             joined = MixedSamples(self, self.order, parts, has_source=self._options.source_field)
             self._joined = decoders, joined
@@ -226,7 +226,7 @@ class MixedDataset(Ordered, Iterated):
                     "dataset and its weight"
                 )
             numbers[name] = _check_number(f"the weight of the source {name!r}", weight)
-        # Nothing changes unless the order can be made.
+        # Nothing changes unless the new order is valid.
         self._set_order([*self._sources, *added], [*self._changes, (step, numbers)])
         return self
 
@@ -403,7 +403,7 @@ def _check_number(name: str, value: Any) -> float:
 
 
 def _join_tables(datasets: Sequence[ShardMapDataset]) -> ShardTable | None:
-    # One reader of all shards is faster than a reader for each dataset, but has one setting and one kind of store.
+    # One reader of all shards is faster than one for each dataset, but needs one setting and one kind of store.
     if len({(dataset.table.is_local, dataset.verify) for dataset in datasets}) > 1:
         return None
     return join_tables([dataset.table for dataset in datasets])
@@ -434,7 +434,7 @@ class MixedSamples(JoinedDataset):
                 decoder = replace(decoder, fields=(*decoder.names, SOURCE_FIELD))
                 reader = SourceReader(reader, order.starts)
         super().__init__(parts, decoder, reader)  # type: ignore[arg-type]  # Without a decoder, nothing uses it.
-        self._mix: Callable[[], MixedDataset | None] = weakref.ref(mix)  # A cycle would keep files open.
+        self._mix: Callable[[], MixedDataset | None] = weakref.ref(mix)  # A reference cycle would keep files open.
         self._order, self._has_source, self._seed = order, has_source, mix.seed
 
     @property
@@ -495,7 +495,7 @@ class MixedSamples(JoinedDataset):
         return self._order.num_all_samples
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_mix": None}  # Workers read the parts.
+        return {**self.__dict__, "_mix": None}  # Workers read only the parts.
 
     def _add_source(self, sample: Any, number: int) -> Any:
         if isinstance(sample, dict) and "source" in sample:

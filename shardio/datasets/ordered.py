@@ -396,7 +396,7 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
             *first, last = indices.tolist()
             yield from first[start:]
             start = 0
-            # Count the batch before yielding its last sample: the state must be correct as soon as the user has it.
+            # Count the batch before yielding its last sample: the state must be correct once the user has the sample.
             hand_over([partial(setattr, progress, "num_batches", num_batches)])
             yield last
         hand_over([partial(setattr, progress, "is_finished", True)])

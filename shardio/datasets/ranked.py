@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 _METHODS = frozenset({"__iter__", "__len__", "set_epoch"})
-"""The methods in which a wrapper calls the wrapped object. Only the local variables of their frames are read: reading
+"""The methods in which a wrapper calls the wrapped object. Only the local variables of these methods are read: reading
 those of a training loop would keep a batch alive."""
 
 _SHARDS = frozenset({"IterableDatasetShard", "BatchSamplerShard"})
@@ -212,7 +212,7 @@ class Iterated(Ranked, Copied, IterableDataset[Any]):
 
     @property
     def joined(self) -> Any:
-        """The dataset that loaders read in this dataset's order: this dataset, unless it mixes others."""
+        """The dataset that loaders read in this dataset's order: this dataset, unless it mixes other datasets."""
         return self
 
     @property

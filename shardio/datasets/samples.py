@@ -74,7 +74,7 @@ def takes(
         vars(construct)["__signature__"] = inspect.Signature([own, *names.values()], return_annotation=None)
         construct.__doc__ = "\nArgs:\n" + "\n".join(f"    {name}: {documented.get(name, '')}" for name in names)
         construct.__name__, construct.__qualname__ = init.__name__, init.__qualname__
-        vars(settings)["__init__"].__qualname__ = init.__qualname__  # Python's errors name it.
+        vars(settings)["__init__"].__qualname__ = init.__qualname__  # Python's error messages show it.
         return construct
 
     return decorate
@@ -172,7 +172,7 @@ class RemoteSettings:
     cache_shared: bool = False
 
     def make_access(self) -> RemoteAccess:
-        """Return the access to the source.
+        """Return a RemoteAccess for the source.
 
         Raises:
             TypeError: If a setting has the wrong type.

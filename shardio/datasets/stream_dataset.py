@@ -30,7 +30,7 @@ from shardio.values import check_flag, check_integer, check_seconds, count
 from shardio.world import find_worker
 
 STATE_VERSION = 1
-"""The version of the state's format and of the order. A state resumes only in the order in which it was saved."""
+"""The version of the state's format and of the order. A state is valid only for the order in which it was saved."""
 
 _REMEDY = (
     ". If the tar was made without tar --sort=name, the members of a sample may not be adjacent, and the field may "

@@ -1,4 +1,4 @@
-"""PackedTokens: blocks of equally many tokens from documents of any length."""
+"""PackedTokens: blocks with a fixed number of tokens, from documents of any length."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def check_decoders(decoders: object, names: Sequence[str]) -> None:
 
 
 def choose_decoder(field: str, settings: FieldDecoder) -> FieldCodec | None:
-    """Return the decoder of a stored field under a dataset's settings; None if the field stays bytes."""
+    """Return the decoder of a stored field under a dataset's settings; None if the field stays as bytes."""
     if field == LABEL_FIELD and settings.labels is not None:
         return partial(_renumber, settings.labels)
     if holds_images(field):
@@ -415,7 +415,7 @@ DECODERS: dict[str, FieldCodec] = {
 }
 """The decoder of each field, by the last extension in the field's name.
 
-Decoders of image formats depend on the dataset's settings, so they are not listed. Fields without a decoder stay bytes.
+Decoders of image formats depend on the dataset's settings, so they are omitted. Fields without a decoder stay as bytes.
 """
 
 UNBOUNDED = frozenset({"json"})
@@ -429,7 +429,7 @@ TRUSTED_DECODERS: dict[str, FieldCodec] = {
     "pickle": pickle.loads,
     "pyd": pickle.loads,
 }
-"""The decoders for trusted data, which may run code. WebDataset uses the same field names for pickles."""
+"""The decoders for trusted data, because decoding may run code. WebDataset uses the same field names for pickles."""
 
 
 def verify(
@@ -441,8 +441,8 @@ def verify(
 ) -> list[Problem]:
     """Compare a dataset's manifest, indexes and tars, and return all problems. Nothing is written.
 
-    Each tar is read once: its size and digest, each member's header and each content's hash are compared with its
-    index. The result also names keys that occur twice, tars that the manifest lacks, and unfinished packs.
+    Each tar is read once: its size and digest, and each member's header and content hash, are compared with the tar's
+    index. The result also names keys that occur twice, tars missing from the manifest, and unfinished packs.
 
     >>> problems = shardio.verify("out")  # doctest: +SKIP
     >>> for problem in problems:  # doctest: +SKIP

@@ -539,7 +539,7 @@ class FieldDecoder:
 
     @property
     def can_tile(self) -> bool:
-        """Whether a device can decode the images, so that workers need not."""
+        """Whether a device, instead of the workers, can decode the images."""
         transform, form = self.pipeline
         return bool(self.image_names) and form == "array" and is_planned(transform)
 

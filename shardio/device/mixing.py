@@ -411,7 +411,7 @@ def _take_partners(tensor: torch.Tensor, rows: torch.Tensor | None) -> torch.Ten
 
 
 def _blend(tensor: torch.Tensor, rows: torch.Tensor | None, share: float) -> torch.Tensor:
-    """Return the weighted sum of each row and its partner. The steps round as in torchvision."""
+    """Return the weighted sum of each row and its partner. The steps are rounded as in torchvision."""
     return _take_partners(tensor, rows).mul_(1.0 - share).add_(tensor.mul(share))
 
 

@@ -47,7 +47,7 @@ from shardio.process import cut_short, describe_error, let_through, no_end
 from shardio.values import check_choice, check_integer
 
 DecodePlace = Literal["workers", "device"]
-"""The place at which images are decoded."""
+"""The place where images are decoded."""
 
 CHECK_S = 0.001
 """The time in seconds to wait for the loader before checking whether the device is out of work."""
@@ -88,8 +88,8 @@ class DevicePrefetcher:
             ``device``, a CUDA device decodes JPEGs that were packed with ``--jpeg tile``, with the same pixels; only
             the tiles that the crops need are copied. This needs the package cuda-core (``pip install
             "shardio-loader[cuda]"``). Workers decode the images that the device cannot decode, and those to
-            which operations on pixels apply, such as ColorJitter. With a ``collate_fn``, or datasets or transforms that
-            are not shardio's, they decode all images.
+            which pixel operations, such as ColorJitter, apply. With a ``collate_fn``, or datasets or transforms that
+            are not shardio's, workers decode all images.
         transform: A function that takes and returns a batch, such as :class:`MixUp`, or a list of such functions to
             apply in turn. The functions run on the device after normalization; on CUDA, on the prefetcher's stream. A
             function that has a parameter ``generator`` receives a torch.Generator on the device. With shardio's order,
@@ -155,7 +155,7 @@ class DevicePrefetcher:
         iterator = PrefetchIterator(
             self.loader, batches, depth, self._last_received, self._times, self._watch, is_ahead=is_ahead
         )
-        self._iterator = weakref.ref(iterator)  # A weak reference releases an iterator that is left early.
+        self._iterator = weakref.ref(iterator)  # A weak reference lets an iterator that is left early be freed.
         return iterator
 
     def start_workers(self) -> None:
@@ -241,7 +241,7 @@ class DevicePrefetcher:
         if not callable(watch_memory) or (self._stream is None and not takes_tiles):
             return nullcontext()
         register = self._register if self._stream is not None else _leave_alone
-        # Hold one more batch than are in flight, because memory is released only when the next batch is sent.
+        # Hold one batch more than the number in flight, because memory is released only when the next batch is sent.
         options = {"takes_tiles": True} if takes_tiles else {}
         context: AbstractContextManager[object] = watch_memory(register, num_held=self.depth + 1, **options)
         return context
@@ -305,7 +305,7 @@ class LastReceived:
 
 
 class _Failure(NamedTuple):
-    """An error in place of a batch. StopIteration counts as an error."""
+    """An error in place of a batch. StopIteration is treated as an error."""
 
     error: Exception
     counts: list[Count]
@@ -316,8 +316,8 @@ class PrefetchIterator:
     """An iterator over batches on the device, with several batches in flight.
 
     The iterator raises an error of the loader after the batches that precede it. The error ends this iterator only if
-    it ends the loader's iterator. A batch that fails on its way to the device counts as received when the next batch is
-    requested.
+    it ends the loader's iterator. A batch that fails on its way to the device is considered received when the next
+    batch is requested.
 
     Args:
         loader: The source of batches.

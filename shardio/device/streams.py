@@ -119,7 +119,7 @@ def _as_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor | None:
 
 
 class PinnedPool:
-    """A pool of reusable pinned buffers, because pinning memory takes much longer than copying it.
+    """A pool of pinned buffers, which are reused because pinning memory takes much longer than copying it.
 
     Args:
         pin: A function that returns n bytes of pinned memory, uint8 [n].
@@ -228,7 +228,7 @@ class CudaStream:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device, priority=-1)  # What it prepares is needed before the next step.
+        self._stream = torch.cuda.Stream(device, priority=-1)  # The next step needs this stream's results.
 
     def send(self, copy: Callable[[], Any], prepare: Callable[[Any], Any]) -> SentBatch:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -369,7 +369,7 @@ class InFlightBatches:
         self._requests: deque[StreamEvent] = deque()
 
     def __len__(self) -> int:
-        """Return the number of batches that were sent but not yet received."""
+        """Return the number of batches that have been sent but not yet received."""
         return len(self._sent)
 
     def send(self, batch: Any, note: Any, rng_key: int | None) -> None:
@@ -405,7 +405,7 @@ class InFlightBatches:
         return self._requests[-1].query()
 
     def request(self, max_batches: int) -> None:
-        """Record a request of the consumer. Wait until the device has at most ``max_batches`` batches left to process.
+        """Record a request by the consumer. Wait until the device has at most ``max_batches`` batches left to process.
 
         Without this limit, a fast program runs ahead of its device, and each step ahead takes more memory.
         """
@@ -450,7 +450,7 @@ class SynchronousBatches:
         self._sent: deque[tuple[Any, Any, list[Check]]] = deque()
 
     def __len__(self) -> int:
-        """Return the number of batches that were sent but not yet received."""
+        """Return the number of batches that have been sent but not yet received."""
         return len(self._sent)
 
     def send(self, batch: Any, note: Any, rng_key: int | None) -> None:

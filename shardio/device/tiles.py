@@ -100,7 +100,7 @@ class TiledImages:
     ) -> TiledImages:
         """Join the chunks of a batch, whose crops have the same sizes, given the memory of each, uint8 [bytes]."""
         used = [each[: chunk.num_bytes] for each, chunk in zip(memory, chunks, strict=True)]
-        # A message may have brought a chunk to an address that is not aligned.
+        # A chunk that was received in a message may begin at an unaligned address.
         used = [each if each.data_ptr() % CHUNK_ALIGNMENT == 0 else each.clone() for each in used]
         records = [
             each.numpy()[: chunk.num_images * TILED_IMAGE.itemsize].view(TILED_IMAGE)[COUNTED]
@@ -249,7 +249,7 @@ class _CudaStages:
 
         cubin = find_cubin(torch.cuda.get_device_capability(device))
         with torch.cuda.device(device):
-            Device(device.index).set_current()  # It initializes cuda-core. torch restores its own current device.
+            Device(device.index).set_current()  # This initializes cuda-core. torch restores its own current device.
             code = ObjectCode.from_cubin(cubin)
             self._stages = [code.get_kernel(f"shardio_{name}") for name in (*self.NAMES, "render_pixel")]
         self._launch, self._config, self._stream, self._device = launch, LaunchConfig, Stream, device
