@@ -114,7 +114,7 @@ class IdentityError(ShardioError, TypeError):
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Add a line to an error's traceback, as Python 3.11 does. The error keeps its type and its text."""
+    """Add a line to an error's traceback, like Python 3.11's ``add_note``. The error keeps its type and its text."""
     if hasattr(error, "add_note"):
         error.add_note(note)
     else:

@@ -2,8 +2,8 @@
 
 A file or a folder is *trusted* if it belongs to this user or root, and neither its group nor others may write to it.
 OpenSSH demands the same for ``authorized_keys`` (StrictModes). Even the user's private group must not have write
-access, because a remote directory may add members to it. A POSIX ACL that grants write access to others is visible in
-the group's permission bits.
+access, because a remote directory service may add members to that group. A POSIX ACL that grants write access to others
+is visible in the group's permission bits.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def write_whole(path: Path) -> Iterator[BinaryIO]:
     """Open a file for writing. The file appears whole or not at all.
 
     The content goes to a hidden file in the same directory. This file is synced to disk and renamed at the end. If the
-    block raises, the hidden file is removed and ``path`` stays as it was.
+    block raises an error, the hidden file is removed and ``path`` stays as it was.
 
     Args:
         path: The file to write.
@@ -195,8 +195,8 @@ class WorkLock:
 
     The results of the work must not depend on the lock, because it is ineffective if the file system has no locks, or
     if the process that holds it is suspended. After waiting for ``patience_s``, this process logs a warning that names
-    the holder, and continues without the lock. Later attempts to take the lock try only once, until one succeeds.
-    Threads can share the lock.
+    the holder, and continues without the lock. From then on, it tries to take the lock only once each time, until it
+    succeeds. Threads can share the lock.
 
     Args:
         path: The lock file, which is created if it does not exist, and never removed.

@@ -1,7 +1,7 @@
 """Find out how much time each stage of a sample takes, in any dataset.
 
-The samples are made in the calling thread under ``sys.setprofile``. An event that begins a stage, such as a call of
-Pillow's decoder or of a transform, is recognized by the code object or the name of the builtin function. All other time
+The samples are made in the calling thread under ``sys.setprofile``. An event that begins a stage, such as a call to
+Pillow's decoder or to a transform, is recognized by the code object or the name of the builtin function. All other time
 belongs to the stage that is running, so each moment counts once.
 """
 
@@ -64,7 +64,7 @@ class SampleProfile:
 
     @property
     def waits(self) -> bool:
-        """Whether most of a sample's time is spent waiting, as for a disk or a network."""
+        """Whether most of a sample's time is spent waiting, for example for a disk or a network."""
         return self.cpu_s < self.sample_s / 2
 
     def share(self, kind: Kind) -> float:
@@ -78,7 +78,7 @@ def profile_samples(
     """Make samples and return where their time goes; None if there are no samples.
 
     Args:
-        make: Returns an iterator over samples, which makes each one when it is requested.
+        make: Returns an iterator that makes each sample when it is requested.
         collate_fn: Makes a batch from a list of samples; None if samples are not collated.
         num_samples: The maximum number of samples.
         seconds: The intended total time, in seconds. Up to half of it is spent without profiling.
@@ -194,7 +194,7 @@ class _StageClock:
                 return
             if stage == "transform":
                 owner = frame.f_locals.get("self")
-                if owner is None or hasattr(owner, "transforms"):  # A Compose only calls others.
+                if owner is None or hasattr(owner, "transforms"):  # A Compose only calls other transforms.
                     return
                 stage = SampleStage("transform", type(owner).__name__)
             self._push(stage, frame, False)

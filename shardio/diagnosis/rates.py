@@ -187,7 +187,7 @@ def _run_epoch(
         if cpu is not None:
             part.num_samples, part.wait_s = num_samples - skipped_samples, wait_s - skipped_s
             part.elapsed_s = perf_counter() - before
-            is_last = number == length or part.elapsed_s >= seconds  # Workers may end with the last batch.
+            is_last = number == length or part.elapsed_s >= seconds  # Workers may exit after the last batch.
             if is_last or perf_counter() - cpu.read_at > CPU_EVERY_S:
                 cpu = _add_cpu(part, cpu, part.num_samples, processes)
         elif number > num_skipped:
@@ -238,7 +238,7 @@ def count_samples(batch: Any) -> int:
 
 
 def holds(batch: Any, kind: type) -> bool:
-    """Return whether a batch, or one of its values, is of a kind."""
+    """Return whether a batch, or one of its values, is an instance of a type."""
     values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else [batch]
     return any(isinstance(value, kind) for value in values)
 
@@ -254,7 +254,7 @@ def find_labels(batch: Any) -> list[int] | None:
 
 
 def find_image_size(batch: Any) -> tuple[int, int] | None:
-    """Return the size (height, width) of the images in a batch, its first four-dimensional value; None without one."""
+    """Return the (height, width) of the images in a batch, its first four-dimensional value; None if it has none."""
     if isinstance(batch, Mapping | list | tuple):
         values = batch.values() if isinstance(batch, Mapping) else batch
         return next((size for value in values if (size := find_image_size(value)) is not None), None)
@@ -267,7 +267,7 @@ def find_image_size(batch: Any) -> tuple[int, int] | None:
 
 
 def _find_length(loader: Any) -> int | None:
-    with suppress(TypeError, NotImplementedError):  # As for torch's loaders over iterable datasets.
+    with suppress(TypeError, NotImplementedError):  # torch's loaders over iterable datasets may lack a length.
         return len(loader)
     return None
 

@@ -1,4 +1,4 @@
-"""Find what to change about a loader, and by how much each change would speed it up: measured, or estimated."""
+"""Find what to change about a loader, and measure or estimate the speed-up of each change."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from shardio.transforms import Transform, is_made_for_pillow, replace_leading
 from shardio.values import count, format_bytes
 
 MUCH_MEMORY = 256 << 20
-"""The smallest amount of memory, in bytes, for all copies of a dataset, that is worth advice."""
+"""The total size of all copies of a dataset, in bytes, above which advice is given."""
 
 MUCH_READING_S = 0.1
-"""The smallest time for reading, in seconds, that shows more than the start of an epoch."""
+"""The reading time, in seconds, above which storage may be slow; the start of an epoch alone may take less."""
 
 BASE_THREADS = 3
 """The number of threads in one of torch's worker processes, not counting those of other libraries."""
 
 FLOAT_CONVERSIONS = ("ToTensor", "ConvertImageDtype", "ToDtype", "Normalize")
-"""torchvision's transforms that convert images to floating-point numbers, which a GPU can do faster."""
+"""torchvision's transforms that convert images to floating-point numbers; a GPU can convert them faster."""
 
 
 def find_remedies(evidence: LoaderEvidence) -> list[Advice]:
@@ -186,7 +186,7 @@ def _advise_device(evidence: LoaderEvidence) -> Advice | None:
         return None
     with loader.watch_memory(lambda memory: None, takes_tiles=True):
         run = evidence.measure(loader)
-    # Workers decode images that no device can, such as those with operations after the crop.
+    # Workers decode images that no device can decode, such as those with operations after the crop.
     if not holds(run.batches[0], TiledImages) or (speedup := evidence.compare(run)) < WORTHWHILE:
         return None
     return Advice(
@@ -238,8 +238,8 @@ def _advise_slow_code(evidence: LoaderEvidence) -> Advice | None:
         return Advice(cause=f"{cause}, and mostly waits", remedy="read in larger pieces, or use more workers")
     return Advice(
         cause=cause,
-        remedy="make it faster: numpy instead of loops, or shardio.transforms, which are compiled. The estimate is for "
-        "twice the speed of this code",
+        remedy="make it faster: use numpy instead of loops, or shardio.transforms, which are compiled. The estimate is "
+        "for twice the speed of this code",
         speedup=without(share / 2),
     )
 

@@ -73,10 +73,10 @@ def convert_image(
     """Decode an image of any format, turn it upright, and encode it in another format.
 
     ========  =======================================================================================================
-    ``jpeg``  8 bits, gray or RGB with chroma stored as 4:2:0. An image with transparent pixels is an error
+    ``jpeg``  8 bits, gray or RGB with chroma stored as 4:2:0. Transparent pixels are an error
     ``png``   lossless. Gray, palettes, alpha and 16 bits stay as they are. Other values are an error
     ``webp``  lossy, 8 bits, RGB or RGBA
-    ``ppm``   8 bits, gray (PGM) or RGB, without compression. An image with transparent pixels is an error
+    ``ppm``   8 bits, gray (PGM) or RGB, without compression. Transparent pixels are an error
     ========  =======================================================================================================
 
     CMYK, YCbCr, LAB and HSV become RGB. 16-bit color is reduced to 8 bits, except in ``png``. All metadata except the
@@ -227,7 +227,7 @@ def _find_model(image: PIL.Image.Image) -> str:
 def _prepare_png(image: PIL.Image.Image) -> PIL.Image.Image:
     if image.mode == "P":
         num_colors = len(image.getpalette() or ()) // 3
-        # Pillow would cut off indices beyond the palette.
+        # Pillow would clip indices beyond the palette.
         if image.getextrema()[1] >= num_colors:  # type: ignore[operator]
             return image.convert("RGBA" if image.has_transparency_data else "RGB")
     return image

@@ -1,9 +1,9 @@
 """Plan the rendering of images before any image is decoded, and render images with OpenCV, Pillow and numpy.
 
-Bilinear resizing gives the pixels of OpenCV's INTER_LINEAR on x86 (resize.cpp). On other processors, some versions of
-OpenCV round differently, so OpenCV is used only if it gives these pixels in the current process. The kernel has its own
-code for the same definition. Weights have 11 bits. Rows are first resized horizontally, keeping 7 more bits than a
-pixel has. Then pairs of rows are blended. Antialiased resizing gives the pixels of Pillow.
+Bilinear resizing gives the same pixels as OpenCV's INTER_LINEAR on x86 (resize.cpp). On other processors, some versions
+of OpenCV round differently, so OpenCV is used only if it gives these pixels in the current process. The kernel has its
+own code for the same definition. Weights have 11 bits. Rows are first resized horizontally, keeping 7 more bits than a
+pixel has. Then pairs of rows are blended. Antialiased resizing gives the same pixels as Pillow.
 
 OpenCV and Pillow are imported when an image first needs them, so worker processes that need neither start 50 ms sooner.
 """
@@ -47,9 +47,9 @@ _CHECKED_SIZES = (
 x86 if both sides shrink."""
 
 Resampling = Literal["bilinear", "plain bilinear", "antialiased bilinear", "antialiased bicubic", "antialiased box"]
-"""The resampling method. "plain bilinear" computes each new pixel from the nearest four pixels. So does "bilinear",
-except that it averages over all pixels if both sides shrink to half or less (see CropPlan.is_halved). The other methods
-(Pillow's BILINEAR, BICUBIC and BOX) average over all pixels when shrinking."""
+"""The resampling method. "plain bilinear" computes each new pixel from the nearest four pixels. "bilinear" does the
+same, except that it averages over all pixels if both sides shrink to half or less (see CropPlan.is_halved). The other
+methods (Pillow's BILINEAR, BICUBIC and BOX) average over all pixels when shrinking."""
 
 Sizes = NDArray[np.int64]
 """int64 [n, 2]: the height and width of n images."""
@@ -73,7 +73,7 @@ class CropPlan:
         window: The part of the resized box to return. Pixels outside the box are black.
         flip: bool [n], whether to mirror the window left to right.
         resampling: The method for resizing the box.
-        upside_down: bool [n], whether to mirror the window top to bottom; None to mirror no window that way.
+        upside_down: bool [n], whether to mirror the window top to bottom; None to mirror none of the windows.
         operations: OPERATION [n, k], the operations on the flipped window, in order; None if there are none.
     """
 
