@@ -11,7 +11,7 @@ mean nothing.
 
 from __future__ import annotations
 
-import argparse  # Not typer: ``--source memory`` needs only torch and numpy.
+import argparse  # ``--source memory`` works without typer: it needs only torch and numpy.
 import datetime
 import json
 import re

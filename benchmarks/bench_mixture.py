@@ -187,8 +187,8 @@ def _deviations(codes: Codes) -> NDArray[np.float64]:
 
 
 def _count_inexact(codes: Codes) -> tuple[int, int]:
-    # The repeats of samples while other samples of their source had been delivered less often, and the samples that are
-    # missing from the first n deliveries of a source of n samples.
+    # The number of repeats of samples while others of their source had been delivered less often, and the number of
+    # samples that are missing from the first n deliveries of a source of n samples.
     early = missing = 0
     for source, size in enumerate(SIZES):
         own = codes[codes // BASE == source]

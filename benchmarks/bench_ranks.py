@@ -1,9 +1,9 @@
 """Estimate what one of many ranks reads from a bucket: requests, bytes, and the open shards, without reading data.
 
 ``python -m benchmarks.bench_ranks``: datasets in shardio's default order, on 1 to 1,024 ranks. The requests are those
-that shardio plans for whole windows of some ranks, in the middle of an epoch, where samples of a shard all have the
-same size. Peers fetch whole shards. A second table counts the shards that their nodes fetch, as their own code divides
-them among ranks and workers in the first epoch. Every machine gives the same figures.
+that shardio plans for whole windows of some ranks in the middle of an epoch, if all samples of a shard have the same
+size. Peers fetch whole shards. A second table counts the shards that the peers' nodes fetch, as the peers' own code
+divides them among ranks and workers in the first epoch. Every machine gives the same figures.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from shardio.storage.remote import MAX_WHOLE
 WORLD_SIZES = (1, 2, 3, 5, 8, 16, 24, 40, 64, 96, 100, 128, 256, 333, 512, 1000, 1024)
 
 NODE = 8
-"""The number of ranks of a node, which share a cache."""
+"""The number of ranks on a node; they share a cache."""
 
 ENTRY_BYTES = 68
-"""The bytes of a sample with two fields and a key of 12 bytes in an index."""
+"""The number of bytes that an index takes for a sample with two fields and a 12-byte key."""
 
 NUM_WORKERS = 2
-"""The workers of each rank of a peer."""
+"""The number of workers on each rank of a peer."""
 
 NUM_WINDOWS = 4
 """The number of windows to read on each rank, besides a part of the windows before and after them."""

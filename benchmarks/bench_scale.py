@@ -1,7 +1,7 @@
 """Measure what grows with a dataset: tiny samples, arrays, many tars, many files, batches, and shards sorted by class.
 
 ``python -m benchmarks.bench_scale`` creates the datasets in a temporary folder. CPU times are those of one process
-without workers; shardio and its peer take turns. ``--only NAME`` runs one measure.
+without workers; shardio and its peer take turns. ``--only NAME`` makes only one of the measurements.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def write_tiny_tars(data: Path, shard_samples: int) -> None:
 
 def write_tiny_mds(data: Path, shard_samples: int) -> None:
     """Write one shard of tiny samples with MosaicML Streaming, and link it under 127 other names."""
-    import_torchvision()  # Otherwise, a stand-in for torchvision would stay for the next measures.
+    import_torchvision()  # Otherwise, a stand-in for torchvision would remain in the next measurements.
     with import_streaming().MDSWriter(out=str(data), columns={"bin": "bytes", "cls": "int"}, size_limit=None) as writer:
         for _ in range(shard_samples):
             writer.write({"bin": b"x" * TINY_BYTES, "cls": 7})
@@ -133,7 +133,7 @@ def read_tiny_mds(data: Path) -> Iterator[object]:
 
 
 def read_tiny_chunks(data: Path) -> Iterator[object]:
-    """Yield shuffled samples from LitData's StreamingDataset, which shuffles chunks, and samples in a chunk."""
+    """Yield shuffled samples from LitData's StreamingDataset, which shuffles chunks and the samples in each chunk."""
     yield from importlib.import_module("litdata").StreamingDataset(str(data), shuffle=True)
 
 
@@ -147,7 +147,7 @@ TINY_READERS: dict[str, tuple[str, Callable[[Path], Iterator[object]], int]] = {
 
 
 def measure_tiny_samples(folder: Path) -> None:
-    """Read tiny samples in shuffled order from 128 shards of more and more samples."""
+    """Read tiny samples in shuffled order from 128 shards, with more and more samples per shard."""
     for shard_samples in (1_000, 10_000, 100_000, 1_000_000):
         # With a million samples in each shard, MosaicML's order of 128 million samples needs too much memory.
         names = list(TINY_READERS) if shard_samples <= 100_000 else ["shardio"]
@@ -158,7 +158,7 @@ def measure_tiny_samples(folder: Path) -> None:
             formats[name](data, shard_samples)
         print(f" {shard_samples:,} samples in each of {NUM_TINY_SHARDS} shards")
         with ExitStack() as processes:
-            # Each reader has a process of its own: background threads of one must not count for another.
+            # Each reader has a process of its own: one's background threads must not count toward another's time.
             readers = {
                 name: processes.enter_context(serve_tiny(name, folder / f"{TINY_READERS[name][0]}-{shard_samples}"))
                 for name in names
@@ -328,7 +328,7 @@ def measure_batches(folder: Path) -> None:
 
 
 def measure_sorted(folder: Path) -> None:
-    """Count the classes in a batch of 256 of one of 8 ranks, if 1,281 shards are sorted by 1,000 classes."""
+    """Count the classes in a batch of 256 samples on one of 8 ranks, if 1,281 shards are sorted by 1,000 classes."""
     case = Case(num_shards=1281, shard_size=1000, world_size=8, batch_size=256, num_workers=4, choices=[])
     classes = np.arange(case.num_samples) * 1000 // case.num_samples
     random = np.random.default_rng(0)
@@ -361,7 +361,7 @@ MEASURES = {
 
 
 def main(only: Annotated[str | None, typer.Option(help=f"One of {', '.join(MEASURES)}.")] = None) -> None:
-    """Print the measures."""
+    """Print the measurements."""
     for name, measure in MEASURES.items():
         if only in (None, name):
             print(f"{name}: {measure.__doc__}", flush=True)

@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-import argparse  # Not typer, which machines with a GPU may lack.
+import argparse  # Machines with a GPU may lack typer.
 import datetime
 import importlib
 import json

@@ -38,10 +38,10 @@ class Job:
         module: The benchmark's module.
         loader: The name of the loader.
         data: The folder of its data.
-        codes: The common beginning of the files' paths.
-        batch_size: The samples in the batches of all ranks together.
-        num_workers: The workers of each rank.
-        num_batches: The batches to deliver.
+        codes: The common prefix of the files' paths.
+        batch_size: The number of samples in a global batch, over all ranks.
+        num_workers: The number of workers on each rank.
+        num_batches: The number of batches to deliver.
         rank: The rank of the process.
         world_size: The number of ranks.
         saves: Whether to save the state after 40 batches.

@@ -184,7 +184,7 @@ def check_feed(feed: Iterable[Batch], source: Source, device: torch.device, batc
         and images.is_contiguous(memory_format=torch.channels_last)
         and (labels.shape, labels.dtype, labels.device.type) == ((batch_size,), torch.int64, device.type)
         and bool(images.isfinite().all())
-        and float(images.float().std()) > 0.1  # Not a single color.
+        and float(images.float().std()) > 0.1  # More than one color.
     )
     if not is_right:
         raise ValueError(f"wrong batch: {images.shape}, {images.dtype}, {images.stride()}, {labels}")

@@ -80,8 +80,8 @@ class Twice(DataLoader[Any]):
 OTHER = "1 never, 1 unexpected"
 REPEATED = "1 more than once, 1 never"
 wrong("1 sample of 10^6 twice", "1 more than once", with_copy, MILLION, slow=True)
-wrong("1 sample of 10^6 for another", REPEATED, lambda: millions_with(77), range(MILLION), slow=True)
-wrong("an unexpected one of 10^6", OTHER, lambda: millions_with(-1), range(MILLION), slow=True)
+wrong("1 of 10^6 samples replaced by another", REPEATED, lambda: millions_with(77), range(MILLION), slow=True)
+wrong("1 unexpected sample of 10^6", OTHER, lambda: millions_with(-1), range(MILLION), slow=True)
 SAME = "hold the same samples"
 wrong("the first batch twice", f"batch 0 of rank 0 and batch 1 of rank 0 {SAME}", [BATCHES[0], *BATCHES], N)
 EVEN, ODD = cut(range(0, N, 2)), cut(range(1, N, 2))
@@ -120,7 +120,7 @@ AGAIN = "samples with replacement"
 wrong("replacement", f"the sampler (RandomSampler) {AGAIN}", numbers(sampler=RandomSampler(NUMBERS, True)))
 WEIGHTED = WeightedRandomSampler([1.0] * N, N)
 wrong("weighted replacement", f"the sampler (WeightedRandomSampler) {AGAIN}", numbers(sampler=WEIGHTED))
-wrong("indices by random.choices", "sampled with replacement", cut(random.Random(0).choices(NUMBERS, k=N)))
+wrong("indices from random.choices", "sampled with replacement", cut(random.Random(0).choices(NUMBERS, k=N)))
 FIFTY = RandomSampler(NUMBERS, num_samples=50)
 wrong("too few indices", "has 50 indices, but the dataset has 96", numbers(sampler=FIFTY), None)
 wrong("a retry delivers the sample again", "1 more than once", cut([*range(50), 49, *range(50, N)]), NUMBERS)
@@ -157,7 +157,7 @@ for size, order, says in (
 ):
     loader = load(Shares(whole_shards), num_workers=4, batch_size=size)
     wrong(f"shards for 4 workers, batches of {size}", says, loader, order, slow=True)
-wrong("a shuffle buffer drops its rest", "16 never", cut(random.Random(0).sample(NUMBERS, N)[:-16]), NUMBERS)
+wrong("a shuffle buffer drops its remainder", "16 never", cut(random.Random(0).sample(NUMBERS, N)[:-16]), NUMBERS)
 EXHAUSTED = "no samples arrived: the iterator is exhausted"
 wrong("no batches at all", EXHAUSTED, [], None)
 wrong("no batches in the second epoch", EXHAUSTED, lambda: iter(BATCHES), None, epochs=2)
@@ -171,7 +171,7 @@ class InWorkers(Images):
 
 
 AUGMENTING = load(InWorkers(), num_workers=2, sampler=WRONG)
-wrong("augmented in workers alone, and a wrong sample", CHANGES, AUGMENTING, N, slow=True)
+wrong("augmented only in workers, and a wrong sample", CHANGES, AUGMENTING, N, slow=True)
 wrong("one too few, number expected", "1 never", cut(range(N - 1)), N)
 
 # Workers.
@@ -221,7 +221,7 @@ BOTH = "ranks 0 and 1 delivered the same 96 samples"
 wrong("no split by rank", f"{BOTH}: the loader has no DistributedSampler", (BATCHES, BATCHES), N)
 wrong("no split by rank, different orders", BOTH, (numbers(shuffle=True), numbers(shuffle=True)), N)
 FOR_FOUR = "size of 4, but the world size is 2"
-by_command("a sampler splits for four ranks of two, nothing expected", FOR_FOUR, *by(samplers(4)[:2]))
+by_command("a sampler splits for four ranks instead of two, nothing expected", FOR_FOUR, *by(samplers(4)[:2]))
 OVERLAP = "the shares of ranks overlap by"
 wrong("shares overlap by one", f"{OVERLAP} 1 sample: check where", (cut(range(49)), cut(range(48, N))), NUMBERS)
 OWN_SEEDS = by([samplers(2)[0], samplers(2, seed=1)[1]])
@@ -304,7 +304,7 @@ keyed("NaN keys", "NaN cannot be the key", torch.tensor([0.0, float("nan"), floa
 keyed("None keys", "None cannot be a sample's key", ["a", None, None], 3)
 keyed("truth values as keys", "True cannot be a sample's key", torch.tensor([True, False]), 2)
 OBJECTS = [SimpleNamespace(), SimpleNamespace()]
-keyed("objects without a text as keys", "a SimpleNamespace cannot be the key", OBJECTS, 2)
+keyed("objects with no text representation as keys", "a SimpleNamespace cannot be the key", OBJECTS, 2)
 keyed("a key that is half a number too high", OTHER, torch.tensor([0.0, 1.5]), [0, 1])
 wrong("images as keys", "a key must be one value per sample", [[torch.rand(2, 3, 4, 4), torch.arange(2)]], 2, key=0)
 KINDS = "the delivered keys and the expected keys have different types"
@@ -314,7 +314,7 @@ wrong("the hash of a text in place of the text", OTHER, [["b"], [xxhash.xxh3_64_
 IMAGES = [[torch.zeros(2, 3)], [torch.zeros(2, 3)]]
 WANTED = "To identify samples, pass key="
 wrong("equal images in plain batches", f"samples with equal data. {WANTED}", IMAGES, None)
-wrong("keys expected of images", f"no keys to compare with the expected keys. {WANTED}", IMAGES[:1], ["a", "b"])
+wrong("keys expected for images", f"no keys to compare with the expected keys. {WANTED}", IMAGES[:1], ["a", "b"])
 wrong("a key that no batch has", "nothing at key='id'", IMAGES[:1], 2, key="id")
 
 
@@ -453,7 +453,7 @@ def _(run: Path) -> None:
         watched.close()  # type: ignore[attr-defined]  # it is a generator
 
 
-@recording("a rank that recorded one epoch less", "rank 1 stopped after 0 batches")
+@recording("a rank that recorded one epoch too few", "rank 1 stopped after 0 batches")
 def _(run: Path) -> None:
     recorded(run, 0, [EVEN, EVEN])
     recorded(run, 1, [ODD])
@@ -481,7 +481,7 @@ def _(run: Path) -> None:
     CoverageRecorder(run, rank=0, world_size=1, resume=state)
 
 
-@recording("a recording by content of augmented images", "differs when it is read again")
+@recording("augmented images recorded by content", "differs when it is read again")
 def _(run: Path) -> None:
     with CoverageRecorder(run, rank=0, world_size=1) as recorder:
         list(recorder.watch(load(Images(0.1))))

@@ -74,7 +74,7 @@ right("batches in the order of completion", load(NUMBERS, num_workers=2, in_orde
 right("a stream that splits by worker", load(SPLIT, num_workers=3), epochs=2, slow=True)
 right("workers with uneven shares", load(UNEVEN, num_workers=2), slow=True)
 right("torchdata's loader", lambda: StatefulDataLoader(Images(), batch_size=B, shuffle=True), None, epochs=2)
-right("a part by SubsetRandomSampler", load(Images(), sampler=SubsetRandomSampler(range(10, 50))), None)
+right("a part from SubsetRandomSampler", load(Images(), sampler=SubsetRandomSampler(range(10, 50))), None)
 PARTS: list[Any] = [NUMBERS[:50], NUMBERS[50:]]
 right("datasets end to end", load(ConcatDataset(PARTS), shuffle=True))
 right("datasets in a chain", load(ChainDataset([Shares(lambda *_: PARTS[0]), Shares(lambda *_: PARTS[1])])))
@@ -85,12 +85,12 @@ right("DistributedSampler, unshuffled, three epochs", by(samplers(Images(), shuf
 right("DistributedSampler drops nothing", by(samplers(NUMBERS, 4, drop_last=True)))
 right("DistributedSampler with workers", by(samplers(NUMBERS, 4), num_workers=1), slow=True)
 OWN_SETS = [(0, 70), (70, 71), (71, N)]
-right("uneven datasets of ranks", tuple(load(list(range(*borders)), shuffle=True) for borders in OWN_SETS), None)
+right("ranks with uneven datasets", tuple(load(list(range(*borders)), shuffle=True) for borders in OWN_SETS), None)
 right("one rank of two has nothing to do", (cut(range(5)), []), range(5))
 
 
 FIRST, SECOND = random_split(Images(), [60, 36])
-right("a part of a dataset by random_split", load(FIRST), None)
+right("a part of a dataset from random_split", load(FIRST), None)
 right("the other part, shuffled", load(SECOND, shuffle=True), None)
 DROPPING = by(samplers(range(N + 1), 4, drop_last=True), drop_last=True)
 case("DistributedSampler with drop_last that drops, by the command, nothing expected")(
@@ -186,7 +186,7 @@ right("samples in a list, not in columns", load(Images(), collate_fn=list), N, k
 right("augmented images with keys", load(Keyed(0.1), shuffle=True), N, key="id", epochs=2)
 right("two crops of each image, with keys", load(Keyed(0.1), collate_fn=twofold), N, key=1)
 right("bfloat16 images", load([even(number).bfloat16() for number in NUMBERS]), N)
-right("a stream without length, known by content", stream(even), N)
+right("a stream without a length, identified by content", stream(even), N)
 right("a shuffled stream of images", load(Shares(lambda *_: map(even, random.sample(NUMBERS, N)))), None)
 right("pairs that were not collated, without keys", load(PAIRS, batch_size=None), N, says=WANTED)
 right("a stream of pairs, without keys", stream(PAIRS.__getitem__, batch_size=None), N, says=WANTED)
@@ -204,7 +204,7 @@ right("equal texts", load([f"text {number // 2}" for number in NUMBERS], shuffle
 right("equal images, the number expected", load(EQUAL), N, says=WANTED)
 right("augmented images without keys", load(Flipped()), N, says=WANTED)
 SEQUENCES = [torch.arange(number + 1) for number in NUMBERS]
-right("sequences padded to the longest of a batch", load(SEQUENCES, collate_fn=padded), None, says=WANTED)
+right("sequences padded to the longest in a batch", load(SEQUENCES, collate_fn=padded), None, says=WANTED)
 right("samples in a list, without keys", load(Images(), collate_fn=list), N, says=WANTED)
 CROPS = {"collate_fn": lambda samples: torch.cat([torch.stack(samples)] * 2)}
 right("two crops of each image, without keys", load(Images(), **CROPS), N, says=WANTED)
@@ -220,8 +220,8 @@ right("negative and huge numbers", [HUGE], HUGE)
 ALIKE = [1, "1", 2, "2", 1.5, "1.5"]
 right("numbers and text that look the same", [{"id": ALIKE}], ALIKE, key="id")
 right("whole numbers as floats", load([{"id": float(number)} for number in NUMBERS]), key="id")
-right("numbers of numpy, one by one", cut(list(np.arange(N))), np.int64(N))
-right("numbers of numpy, as expected keys", [{"id": list(torch.arange(N))}], np.arange(N), key="id")
+right("NumPy numbers, one by one", cut(list(np.arange(N))), np.int64(N))
+right("NumPy numbers as expected keys", [{"id": list(torch.arange(N))}], np.arange(N), key="id")
 IDS = [uuid.UUID(int=number) for number in range(20)]
 right("UUIDs", [{"id": batch} for batch in cut(IDS)], IDS, key="id")
 right("paths", [{"id": [Path("a/b"), Path("a/c")]}], ["a/b", "a/c"], key="id")
@@ -244,7 +244,7 @@ of_keys(
     "WebDataset that batches by itself",
     lambda packed: webdataset.WebLoader(web(packed).batched(4, collation_fn=list), batch_size=None),
 )
-of_keys("WebDataset that shuffles four shards alone", lambda packed: load(web(packed, shardshuffle=100)), epochs=12)
+of_keys("WebDataset that shuffles only its four shards", lambda packed: load(web(packed, shardshuffle=100)), epochs=12)
 
 # shardio's datasets, with 21 samples, 2 ranks and batches of 4
 
@@ -266,7 +266,7 @@ of_ours("pad: unshuffled", shuffle=False)
 of_ours("mask: repeats are marked", remainder="mask", key=0)
 of_ours("mask: a key function that ignores marks", remainder="mask", key=lambda batch: batch[0], epochs=1)
 of_ours("keep: uneven ranks", 4, remainder="keep")
-of_ours("drop: what fills no step is left out", remainder="drop")
+of_ours("drop: samples that fill no step are left out", remainder="drop")
 of_ours("drop: nothing expected", remainder="drop", expects=False, epochs=1)
 
 
@@ -281,7 +281,7 @@ def valid(batch: Any) -> list[str]:
 
 
 HEEDING: dict[str, Any] = {"key": valid, "epochs": 2}
-of_keys("mask: a key function that heeds marks", lambda packed: tuple(ours(packed, 5, remainder="mask")), **HEEDING)
+of_keys("mask: a key function that respects marks", lambda packed: tuple(ours(packed, 5, remainder="mask")), **HEEDING)
 of_keys("keep: by the function", lambda packed: tuple(ours(packed, 5, remainder="keep")), epochs=2)
 
 
@@ -299,7 +299,7 @@ def _(packed: Path) -> None:
     check_ranks([load(dataset, num_workers=2) for dataset in ranks], all_of(packed))
 
 
-@case("images known by content, in processes of torch's and shardio's", slow=True)
+@case("images identified by content, in torch's and shardio's processes", slow=True)
 def _(packed: Path) -> None:
     assert_exactly_once(load(ShardMapDataset(packed), num_workers=2))
     loader = shardio.DataLoader(ShardDataset(packed, shuffle=True), batch_size=4, num_workers=2)
