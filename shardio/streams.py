@@ -178,7 +178,7 @@ def import_gopen() -> Any:
         return importlib.import_module("webdataset.gopen")  # webdataset.gopen is also the name of a function.
     except ImportError as error:
         raise ImportError(
-            f"streams of commands and of web servers need the package webdataset ({error}): "
+            f"streams from commands and web servers need the package webdataset ({error}): "
             "pip install 'shardio-loader[webdataset]'"
         ) from error
 
@@ -210,7 +210,7 @@ class ShardStream:
         fields: The fields whose contents are needed.
         start: The place at which to begin.
         retries: The maximum number of consecutive attempts to reopen the stream without getting another sample.
-        timeout_s: The longest wait for bytes of a command, in seconds.
+        timeout_s: The longest wait for bytes from a command, in seconds.
 
     Attributes:
         place: The place after the last sample that was returned.
@@ -317,7 +317,7 @@ def open_stream(name: str, location: Location | None, timeout_s: float) -> ByteS
     Args:
         name: The name to pass to WebDataset.
         location: A stored tar to read instead, or None to open the stream ``name``.
-        timeout_s: The longest wait for bytes of a command, in seconds.
+        timeout_s: The longest wait for bytes from a command, in seconds.
 
     Raises:
         StreamFailureError: If the stream cannot be opened.

@@ -204,7 +204,7 @@ def choose_world(
     chosen = {"rank": rank if rank is not None else world_size, "mesh": mesh, "group": group}
     names = [name for name, value in chosen.items() if value is not None]
     if len(names) > 1:
-        raise ValueError(f"got {' and '.join(names)}: pass only one of rank and world_size, mesh, and group")
+        raise ValueError(f"got {' and '.join(names)}: pass either rank and world_size, or mesh, or group")
     if mesh is not None:
         if mesh.ndim != 1:
             raise ValueError(_describe_dims(mesh))
@@ -225,12 +225,12 @@ def _describe_dims(mesh: DeviceMesh) -> str:
     dims = mesh.mesh_dim_names
     if dims is None:
         return (
-            f"the mesh has {mesh.ndim} dimensions: pass the group of the one whose ranks read different samples, "
-            "such as group=mesh.get_group(0)"
+            f"the mesh has {mesh.ndim} dimensions: pass the group of the dimension whose ranks read different "
+            "samples, such as group=mesh.get_group(0)"
         )
     return (
-        f"the mesh has {mesh.ndim} dimensions ({', '.join(dims)}): pass the one whose ranks read different samples, "
-        f"such as mesh=mesh[{dims[0]!r}]. Join several with mesh[{dims[0]!r}, …]._flatten()"
+        f"the mesh has {mesh.ndim} dimensions ({', '.join(dims)}): pass the dimension whose ranks read different "
+        f"samples, such as mesh=mesh[{dims[0]!r}]. Join several with mesh[{dims[0]!r}, …]._flatten()"
     )
 
 

@@ -41,7 +41,7 @@ PROGRESS = 2**18
 """The minimum size in bytes of a received piece. A broken transfer is resumed after the last complete piece."""
 
 PART = REMOTE_PIECE
-"""The number of bytes in a part of a multipart upload. S3 allows 10,000 parts, so an object can have up to 80 GB."""
+"""The number of bytes in a part of a multipart upload. S3 allows 10,000 parts, so objects can be up to 80 GB."""
 
 PAGE = 1000
 """The number of keys in a page of a listing, the same as in S3."""
@@ -50,7 +50,7 @@ MAX_PARTS_AT_A_TIME = 4
 """The maximum number of parts of an object that are uploaded at a time."""
 
 FIRST_WAIT_S = 0.1
-"""The upper bound in seconds of the first wait before a request is repeated. It doubles each time."""
+"""The upper bound in seconds of the first wait before a request is repeated. The bound doubles each time."""
 
 MAX_WAIT_S = 20.0
 """The maximum wait in seconds. S3's rate limits last about a second, and a server's restart takes up to a minute."""
@@ -284,7 +284,7 @@ class Expected:
 
     def replaced(self, found: str) -> ReplacedError:
         """Return the error for an object that has a different version."""
-        hint = ". If it is the same object, several servers give it different ETags or dates: use only one of them"
+        hint = ". If it has not changed, several servers give it different ETags or dates: use only one of them"
         return ReplacedError(
             f"{self.root}/{self.key} was replaced while it was in use: expected version {self.version}, got {found}. "
             f"Restart with the current object{hint if self.root.startswith('http') else ''}"
@@ -398,14 +398,14 @@ class _Transfer:
         except PreconditionError:
             found = _find_stat(backend, root, key).version
             if found == version:
-                raise _try_again("the server reported that the object had changed, but it has not") from None
+                raise _try_again("the server reported that the object had changed, but it had not") from None
             raise self._expected.replaced(found) from None
         self.receive(result)
 
     def receive(self, result: GetResult, seconds_per_piece: float | None = None) -> None:
         """Pass a response to the function. The response begins after the last byte that arrived.
 
-        If the client sets no limit itself, each :data:`PART` may take ``seconds_per_piece``.
+        If the client itself sets no time limit, each :data:`PART` may take ``seconds_per_piece``.
         """
         self._expected.check(result)
         if tuple(result.range) != (self._position, self._stop):
@@ -514,5 +514,5 @@ def _stat_of(root: str, meta: ObjectMeta) -> FileStat:
     time_tag = f"{meta['size']}-{seconds:.6f}" if seconds else f"{meta['size']}-{UNVERSIONED}"
     tag = meta["e_tag"] or meta["version"] or time_tag
     if meta["e_tag"] and not tag.startswith(('"', "W/")):
-        tag = f'"{tag}"'  # Azure lists ETags without the quotation marks of its headers.
+        tag = f'"{tag}"'  # Azure's headers put ETags in quotation marks, but its listings do not.
     return FileStat(size=meta["size"], version=tag, identity=identify(root, meta["path"], tag))

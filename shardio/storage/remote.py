@@ -45,7 +45,7 @@ MAX_WHOLE = 2**20
 """The size in bytes up to which an index is fetched as a whole."""
 
 TOUCH_S = 10.0
-"""The minimum time in seconds before a copy is recorded as in use again."""
+"""The minimum time in seconds before a copy is again recorded as in use."""
 
 MAX_FILLS = 5
 """The maximum number of fetches for one read. If the fetched data was removed each time, the cache is too small."""
@@ -159,7 +159,7 @@ class ObjectStore(Store):
     def _refuse_writing(self, key: str) -> None:
         if self.root.startswith("hf://"):
             raise LocationError(
-                f"cannot write {self.prefix}{key}: shardio only reads repositories of the Hugging Face Hub. Write to a "
+                f"cannot write {self.prefix}{key}: shardio only reads repositories on the Hugging Face Hub. Write to a "
                 "directory, and upload it (hf upload)"
             )
 
@@ -318,7 +318,7 @@ class CachedFile(ObjectFile):
 
 
 def _join(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join neighboring ranges, such as an image and its label, because each range is a request."""
+    """Join neighboring ranges, such as an image and its label, because each range takes a request."""
     joined = list[tuple[int, int]]()
     for start, stop in sorted(ranges):
         if joined and start - joined[-1][1] <= LIMITS.max_gap:
@@ -357,7 +357,7 @@ def measure_store(files: Sequence[StoredFile], nums_requests: Sequence[int], sec
     Args:
         files: Open objects that are not read through a cache.
         nums_requests: The numbers of simultaneous requests to measure, one after another.
-        seconds: The time in seconds to spend on measuring each number of requests. Running requests are finished.
+        seconds: The time in seconds to spend on measuring each number. Requests in progress at the end are completed.
 
     Raises:
         ValueError: If all objects are empty.

@@ -43,7 +43,7 @@ NUM_LOCKS = 64
 """The number of lock files. Objects that share a lock file are fetched one after another."""
 
 MAX_REFETCHED = 2**18
-"""The largest present range in bytes that is fetched again, because two requests would cost more."""
+"""The maximum size in bytes of a present range that is fetched again because two requests would cost more."""
 
 PATIENCE_S, SHARD_PATIENCE_S = 30.0, 600.0
 """The times in seconds to wait while another process fetches the same manifest or index, or the same whole shard.
@@ -303,7 +303,7 @@ class Filler:
         if copy.size > budget.max_bytes:
             raise StoreError(
                 f"cannot read {attempts.root}/{expected.key}: the server does not send parts of it, and the whole "
-                f"object has {format_bytes(copy.size)}, more than the cache of {format_bytes(budget.max_bytes)}. Set a "
+                f"object is {format_bytes(copy.size)}, more than the cache of {format_bytes(budget.max_bytes)}. Set a "
                 "larger cache_size, or use a server that supports Range requests, such as nginx"
             )
         with self._locking(copy, budget, SHARD_PATIENCE_S):
@@ -394,7 +394,7 @@ def _explaining(folder: Path) -> Iterator[None]:
         remedy = (
             "Free some space, set cache_size, or set cache to a folder on another disk"
             if error.errno in (errno.ENOSPC, errno.EDQUOT)
-            else "Set cache to a folder on a local disk in which you may write"
+            else "Set cache to a writable folder on a local disk"
         )
         found = error.strerror or error
         raise OSError(error.errno, f"{found}: cannot write to the cache {folder}. {remedy}") from error
@@ -407,10 +407,10 @@ def _split(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def choose_parts(missing: Sequence[tuple[int, int]], in_flight: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the ranges to fetch: the missing ones without those in flight, joined across small present ranges.
+    """Return the ranges to fetch: the missing ones except those in flight, joined across small present ranges.
 
     Args:
-        missing: The ranges that are missing, sorted. If there are several, those between them are present.
+        missing: The ranges that are missing, sorted. The ranges between them are present.
         in_flight: The ranges that are being fetched, in any order.
     """
     flights, parts = sorted(in_flight), list[tuple[int, int]]()

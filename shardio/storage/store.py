@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from shardio.errors import FormatError
 from shardio.files import Descriptor
 
-# A Path keeps only one of a URL's slashes. A single letter before the colon is a Windows drive.
+# A Path keeps only one of the slashes after a URL's colon. A single letter before the colon is a Windows drive.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/+)(.*)", re.DOTALL)
 
 _WITH_AUTHORITY = frozenset(("s3", "gs", "az", "http", "https", "hf", "memory"))
@@ -164,7 +164,7 @@ class StoredFile(Protocol):
         return [self.read(start, stop) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
 
     def read_apart(self, starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
-        """Return the contents of ranges whose neighbors have been joined as a local file needs it.
+        """Return the contents of ranges, which the caller has joined where that speeds up reading a local file.
 
         Raises:
             The same errors as :meth:`read`.

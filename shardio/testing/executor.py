@@ -197,7 +197,7 @@ class ExecutorTests:
 
     @pytest.fixture
     def samples(self, tmp_path: Path) -> Samples:
-        """Return the function that makes each sample. A test may change its attributes before it begins an epoch."""
+        """Return the function that makes each sample. Tests may change its attributes before they begin an epoch."""
         return Samples(tmp_path / "gate")
 
     @pytest.fixture
@@ -247,7 +247,7 @@ class ExecutorTests:
 
     @pytest.fixture
     def takes_split(self, parts: ExecutorParts) -> bool:
-        """Return whether an epoch begins at a cursor and has one rank's share."""
+        """Return whether an epoch can begin at a cursor and contain only one rank's share."""
         return parts.split is not None
 
     def test_an_epoch_is_delivered_in_order_and_can_be_left(self, start: Start) -> None:

@@ -47,7 +47,7 @@ TURNS: dict[int, list[Image.Transpose]] = {
 
 
 def is_in_pillow(suffix: str) -> bool:
-    """Return whether Pillow reads the format of a suffix."""
+    """Return whether Pillow reads the format that a suffix stands for."""
     Image.init()
     return IMAGE_FORMATS[suffix] in Image.OPEN
 

@@ -77,7 +77,7 @@ class PackSourceTests:
 
     @pytest.fixture
     def files(self, dataset: Path) -> Sequence[Path]:
-        """Return the files whose changes a pack must notice; by default, all files of the dataset."""
+        """Return the files in which a pack must detect changes; by default, all files of the dataset."""
         return [path for path in sorted(dataset.rglob("*")) if path.is_file()] if dataset.is_dir() else [dataset]
 
     @pytest.fixture

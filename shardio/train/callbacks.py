@@ -35,8 +35,8 @@ class StepRecord:
         num_skipped: Steps skipped so far because a gradient was not finite.
         images_per_s: Images per second, over all ranks.
         step_s: The mean duration of a step in seconds.
-        data_wait_share: The share of the time that this rank's device waited for data, with nothing left to do; see
-            :meth:`shardio.DevicePrefetcher.stats`.
+        data_wait_share: The share of the time in which this rank's device waited for data, with nothing left to do;
+            see :meth:`shardio.DevicePrefetcher.stats`.
         memory_allocated: Memory in bytes; see :class:`shardio.train.loop.MemoryUse`. None if unknown.
         memory_reserved: Memory in bytes; see :class:`shardio.train.loop.MemoryUse`. None if unknown.
     """
@@ -133,7 +133,7 @@ class Callback:
         return loss
 
     def on_batch(self, batch: Any) -> None:
-        """Handle a microbatch, whose tensors are on the device, after the model was trained on it."""
+        """Handle a microbatch, whose tensors are on the device, after the model has been trained on it."""
 
     def on_log(self, record: StepRecord) -> None:
         """Handle the metrics of the steps since the last call."""
@@ -227,8 +227,8 @@ class Compile(Callback):
 class GradientPenalty(Callback):
     """A callback that smooths the loss by adding ``weight`` times the gradient's norm to it.
 
-    As in torch's "Automatic Mixed Precision examples", the gradient is computed from the scaled loss, because it could
-    underflow in fp16, and is unscaled before its norm is computed.
+    As in torch's "Automatic Mixed Precision examples", the gradient, which could underflow in fp16, is
+    computed from the scaled loss, and is unscaled before its norm is computed.
     """
 
     def __init__(self, weight: float) -> None:

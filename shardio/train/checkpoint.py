@@ -50,7 +50,7 @@ _LOADABLE = {
     *(type(None), bool, int, float, complex, str, bytes, bytearray),
     *(torch.Tensor, torch.nn.Parameter, torch.Size, torch.dtype, torch.device),
 }
-"""Types of values without parts that torch loads without executing code."""
+"""Types of indivisible values that torch loads without executing code."""
 
 LAST, BEST = "last.pt", "best.pt"
 
@@ -185,7 +185,7 @@ def load_checkpoint(path: str | os.PathLike[str], map_location: str | torch.devi
             raise TypeError(f"it contains an object of type {type(state).__name__}, not a dict")
     except MemoryError:
         raise
-    except Exception as error:  # A damaged file may raise errors of nearly every type.
+    except Exception as error:  # A damaged file may cause errors of nearly any type.
         raise FormatError(
             f"{path} cannot be read as a checkpoint ({error}): use another file or start a new run"
         ) from error
@@ -261,7 +261,7 @@ def are_equal(one: Any, other: Any) -> bool:
 def find_shared_state(states: Sequence[Any]) -> Any:
     """Return the state that loaders on any number of ranks can load to begin an epoch; None if no state fits all ranks.
 
-    Without shardio's order, the ranks' states differ in their seeds and generators, which are left out.
+    Without shardio's order, the ranks' states differ in their seeds and generators, which are not compared.
 
     Args:
         states: The states of all ranks at the end of an epoch.
@@ -339,7 +339,7 @@ class _Lock:
             _log.warning(message, directory, error)
             return
         self._descriptor = descriptor
-        with suppress(OSError):  # On a full disk, the lock holds even if the holder's name is not written.
+        with suppress(OSError):  # On a full disk, the lock works even if the holder's name is not written.
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
 

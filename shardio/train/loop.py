@@ -152,7 +152,7 @@ def _train(
 
 
 def _make_callbacks(config: TrainConfig, directory: Path | None, device: torch.device) -> list[Callback]:
-    # Only rank 0 calls this: its callbacks give hints for the GPU and write the files in the run's directory.
+    # Only rank 0 calls this function: its callbacks give hints for the GPU and write the files in the run's directory.
     callbacks: list[Callback] = []
     if device.type == "cuda" and config.precision != "fp32":
         callbacks.append(SizeHints())

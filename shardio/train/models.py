@@ -26,7 +26,7 @@ from shardio.values import load_function
 KINDS = "small, torchvision:NAME, timm:NAME, package.module:function or path/to/file.py:function"
 
 SEVERAL_OUTPUTS = ("googlenet", "inception_v3")
-"""Classifiers of torchvision that return several outputs in training mode."""
+"""torchvision classifiers that return several outputs in training mode."""
 
 
 def make_model(name: str, *, num_classes: int, image_size: int, pretrained: bool = False) -> nn.Module:
@@ -40,13 +40,13 @@ def make_model(name: str, *, num_classes: int, image_size: int, pretrained: bool
     ``path/to/file.py:function``
     ======================================  ======================================================================
 
-    A pretrained model keeps its head if the head has ``num_classes`` outputs, and gets a new one otherwise. Models of
+    A pretrained model keeps its head if the head has ``num_classes`` outputs, and gets a new one otherwise. Models from
     timm and torchvision with a fixed image size are built for ``image_size``. With pretrained weights, torchvision's
     fixed-size models accept only the size that they were trained on.
 
     Your own function receives each of the keyword arguments ``num_classes``, ``image_size`` and ``pretrained`` for
-    which it has a parameter. With ``**kwargs``, it also gets ``num_classes``. The function may return a scripted or a
-    compiled model.
+    which it has a parameter. If it accepts ``**kwargs``, it also gets ``num_classes``. The function may return a
+    scripted or a compiled model.
 
     Args:
         name: A name from the table.
@@ -77,7 +77,7 @@ def small_resnet(num_classes: int, image_size: int, width: int = 32) -> nn.Seque
     Args:
         num_classes: The number of outputs.
         image_size: The side of the square images, in pixels. The stem and each block halve the side: sides of 16 to 512
-            pixels end at 4 to 8 pixels.
+            pixels shrink to 4 to 8 pixels.
         width: The number of channels after the stem. Each block doubles the number of channels, up to 8 times
             ``width``.
     """
@@ -89,7 +89,7 @@ def small_resnet(num_classes: int, image_size: int, width: int = 32) -> nn.Seque
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut. ``stride`` 2 halves the image."""
+    """Two 3x3 convolutions and a shortcut. A ``stride`` of 2 halves the image's sides."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
@@ -184,7 +184,7 @@ _FACTORIES: dict[str, Callable[[str, int, int, bool], nn.Module]] = {
     "torchvision": _make_torchvision,
     "timm": _make_timm,
 }
-"""The functions that make models, by prefix. All other names are the user's own functions."""
+"""The functions that make models, by prefix. All other names refer to the user's own functions."""
 
 
 def _check_known(name: str, known: list[str], library: str) -> None:
@@ -343,7 +343,7 @@ class LrSchedule:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state at the same share of training, even if the number of steps per epoch has changed."""
+        """Continue from a state, at the same share of the run, even if the number of steps per epoch has changed."""
         saved, share = dict(state["torch"]), self.plan.steps_per_epoch / state["steps_per_epoch"]
         # The period stays as saved even if the run now has more epochs: a rate that was cut must not rise again.
         self.plan = dataclasses.replace(self.plan, period=max(round(state["period"] * share), 1))

@@ -39,7 +39,7 @@ COLUMNS: dict[str, Callable[[EpochResult], str]] = {
     "images/s": lambda result: f"{result.images_per_s:,.0f}",
     "waiting for data": lambda result: f"{result.data_wait_share:.1%}",
 }
-"""The columns of the table of epochs after the first one, and the text of their cells."""
+"""The columns of the table of epochs, except the first column, and the text of their cells."""
 
 
 class HtmlReport(Callback):

@@ -251,7 +251,7 @@ class TrainStep:
         return self.num_taken + self.num_skipped
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that later steps depend on, except the model's.
+        """Return the state that later steps depend on, except the model's state.
 
         Call this method between two groups of microbatches.
         """
@@ -332,8 +332,8 @@ def in_groups(batches: Iterable[Any], size: int) -> Iterator[tuple[Any, bool]]:
     """Yield each batch, and whether it ends its group of ``size``. The last group may be shorter.
 
     The iterator looks one batch ahead within a group, but not past a full group. The state of a shardio loader, or of a
-    :class:`shardio.DevicePrefetcher` of any loader, always reflects the last batch that was yielded. The next batch and
-    the end of the epoch count only when you receive them.
+    :class:`shardio.DevicePrefetcher` of any loader, always reflects the last batch that was yielded. It does not
+    reflect the next batch or the end of the epoch until you receive them.
     """
     iterator, nothing = iter(batches), object()
 
@@ -361,7 +361,7 @@ def in_groups(batches: Iterable[Any], size: int) -> Iterator[tuple[Any, bool]]:
 
 
 def make_transforms(loader: Any, config: TrainConfig) -> list[BatchTransform]:
-    """Return the transforms of training batches on the device, in the order of torchvision's reference training.
+    """Return the transforms of training batches on the device, in the same order as torchvision's reference training.
 
     Raises:
         ValueError: If batches are to be mixed and the number of classes is unknown.
@@ -442,8 +442,8 @@ def evaluate(model: nn.Module, loader: Iterable[Any], config: TrainConfig) -> Sc
 
     The model does not change. Regardless of the settings, images are neither mixed nor erased, and labels are not
     smoothed. The score is exact if the loader yields each sample once, or marks repeats with False in a last field,
-    bool [N], as shardio's loaders do with ``remainder="mask"``. If the loader pads without marks, a RuntimeWarning is
-    issued.
+    bool [N], as shardio's loaders do with ``remainder="mask"``. If the loader pads without marking repeats, a
+    RuntimeWarning is issued.
 
     Args:
         model: A module on the device that maps images to outputs [N, classes].
@@ -514,10 +514,10 @@ def images_and_labels(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def warn_of_repeats(loader: Any, world: World, *, stacklevel: int) -> None:
-    """Warn, on rank 0, if a validation loader repeats samples without marks.
+    """Warn, on rank 0, if a validation loader repeats samples without marking them.
 
     Args:
-        loader: The loader, which may be in wrappers such as DevicePrefetcher.
+        loader: The loader, which may be wrapped, for example in a DevicePrefetcher.
         world: The rank and the world size.
         stacklevel: The caller that the warning names, as in ``warnings.warn``.
     """

@@ -1,4 +1,4 @@
-"""Augment images automatically, with torchvision's names, magnitudes and distributions, and the pixels of Pillow.
+"""Augment images automatically, with torchvision's names, magnitudes and distributions, and with Pillow's pixels.
 
 AutoAugment: arxiv.org/abs/1805.09501. RandAugment: arxiv.org/abs/1909.13719. TrivialAugment: arxiv.org/abs/2103.10158.
 """

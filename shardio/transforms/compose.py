@@ -136,7 +136,7 @@ class MultiCrop(Combination):
 
     Each transform gets the image, and draws its own parameters. The file is read once. The kernel also decodes it only
     once, for the crops of all transforms that are made up entirely of shardio's own transforms. Images that the kernel
-    does not decode, such as those in other formats, are decoded for each crop. A sample's image becomes a tuple of
+    does not decode, such as PNG images, are decoded for each crop. A sample's image becomes a tuple of
     results, in the order of the transforms, and a batch's images become a list of tensors, one for each transform. So
     each transform must return images of equal size. A MultiCrop must be the whole transform of a dataset, so it cannot
     be part of a Compose.
@@ -159,7 +159,7 @@ class MultiCrop(Combination):
 class Choice(Combination, ABC):
     """The base class of transforms that choose, for each image, which of several transforms to apply.
 
-    If all transforms are shardio's and keep the sizes of images, a single call of the kernel applies them. Otherwise,
+    If all transforms are shardio's and keep the sizes of images, a single call to the kernel applies them. Otherwise,
     whole images are decoded first.
 
     Args:
@@ -358,7 +358,7 @@ def field_kinds_of(transform: Callable[[Any], Any] | None) -> dict[str, FieldKin
     other = next((step for step in _flat(transform) if _kind_of(step) not in ("geometry", "pixels")), None)
     if other is not None:
         raise TypeError(
-            f"a Compose with fields consists of shardio's own transforms, but {other!r} would transform only the "
+            f"a Compose with fields takes only shardio's own transforms, but {other!r} would transform only the "
             "image: leave it out, or transform the sample in the dataset's transform_sample= instead, without fields"
         )
     return transform.fields

@@ -43,12 +43,12 @@ class ColorJitter(PixelTransform):
     """Change brightness, contrast, saturation and hue by random factors, in random order.
 
     Args:
-        brightness: The factor for brightness is drawn from ``max(0, 1 - brightness)`` to ``1 + brightness``, or from
-            given bounds (low, high). None or 0 changes nothing.
+        brightness: The factor for brightness is drawn between ``max(0, 1 - brightness)`` and ``1 + brightness``, or
+            between given bounds (low, high). None or 0 changes nothing.
         contrast: The same for contrast.
         saturation: The same for saturation.
-        hue: The shift of the hue is drawn from ``-hue`` to ``hue``, or from given bounds, as a fraction of the color
-            circle from -0.5 to 0.5.
+        hue: The shift of the hue is drawn between ``-hue`` and ``hue``, or between given bounds, as a fraction of the
+            color circle from -0.5 to 0.5.
     """
 
     def __init__(
@@ -274,7 +274,7 @@ class ToDtype(_Conversion):
         name = getattr(dtype, "__name__", str(dtype)).removeprefix("torch.")
         if name != "float32" or not scale:
             raise ValueError(
-                f"ToDtype makes float32 images from 0 to 1, got dtype={dtype!r}, scale={scale!r}: write "
+                f"ToDtype makes float32 images with values from 0 to 1, got dtype={dtype!r}, scale={scale!r}: write "
                 "ToDtype(torch.float32, scale=True), or convert on the device, with DevicePrefetcher(dtype=...)"
             )
         self.dtype, self.scale = name, True

@@ -56,7 +56,7 @@ class Transform(ABC):
     Subclasses draw the parameters of n images in one call, as a function of the images' sizes and one rng key for each
     image. They apply the parameters to one image at a time, and keep each constructor argument in an attribute of the
     same name. When called with an image, a transform draws its rng key from torch's global generator, as torchvision's
-    do. Subclasses cannot override ``__call__``. :mod:`shardio.testing.samples` tests these rules.
+    transforms do. Subclasses cannot override ``__call__``. :mod:`shardio.testing.samples` tests these rules.
 
     Attributes:
         equals_torchvisions: Whether torchvision's transform of the same name has the same distribution and, on Pillow
@@ -73,7 +73,7 @@ class Transform(ABC):
 
     @classmethod
     def from_torchvision(cls, theirs: Any) -> Transform | None:
-        """Return this transform with the settings of torchvision's, or None if it cannot replace torchvision's.
+        """Return this transform with the settings of torchvision's transform, or None if it cannot replace that one.
 
         Raises:
             AttributeError, TypeError, ValueError: If this transform does not support the settings.
@@ -351,7 +351,7 @@ def as_array(image: Any) -> Any:
 
 
 def _choose_form(transform: Any, image: Any) -> Any:
-    """Return an image in a form on which a torchvision transform, and every transform that it calls, acts.
+    """Return an image in a form that a torchvision transform, and every transform that it calls, acts on.
 
     If the transforms act on different forms, return a form for the first one, because it may convert the image.
     """
@@ -466,8 +466,8 @@ _INCREMENT = 0xDA3E39CB94B95BDB
 class Generators:
     """The random generators of transforms: the global generators, and those of Albumentations' transforms.
 
-    Each Albumentations transform has its own generators, which the constructor replaces permanently. This class
-    finds the transforms in sequences, closures, attributes, and the globals that functions use.
+    Each Albumentations transform has its own generators, which this class replaces permanently. It finds
+    the transforms in sequences, closures, attributes, and the globals that functions use.
 
     Args:
         transforms: The transforms, and any other callables.

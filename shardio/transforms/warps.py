@@ -35,7 +35,7 @@ class RandomRotation(PixelTransform):
     """Rotate images by random angles.
 
     Args:
-        degrees: The counterclockwise angle is drawn from ``-degrees`` to ``degrees``, or from given bounds (low, high).
+        degrees: The counterclockwise angle is drawn between ``-degrees`` and ``degrees``, or given bounds (low, high).
         interpolation: "nearest", "bilinear" or "bicubic", or a torchvision or Pillow constant.
         expand: Whether to enlarge each image so that all of it stays visible. The results then differ in size, and
             Pillow rotates the images, which is slower.
@@ -90,11 +90,11 @@ class RandomAffine(PixelTransform):
     """Rotate, move, scale and shear images at random. By default, the center of an image is the fixed point.
 
     Args:
-        degrees: The clockwise angle is drawn from ``-degrees`` to ``degrees``, or from given bounds (low, high).
+        degrees: The clockwise angle is drawn between ``-degrees`` and ``degrees``, or given bounds (low, high).
         translate: The largest horizontal and vertical shifts, as fractions of the image's width and height, from 0 to
             1.
         scale: The bounds of the scale factor.
-        shear: The angle of the shear along x is drawn from ``-shear`` to ``shear``, or from given bounds (low, high).
+        shear: The angle of the shear along x is drawn between ``-shear`` and ``shear``, or given bounds (low, high).
             With four bounds, the last two are for the shear along y.
         interpolation: "nearest", "bilinear" or "bicubic", or a torchvision or Pillow constant.
         fill: The color of pixels outside the image: one number or three.

@@ -5,9 +5,9 @@ package ImageHash computes it. The picture is reduced to 32×32 gray pixels. Eac
 lowest-frequency coefficients of the discrete cosine transform exceeds their median. The hash of the same name by Zauner
 (https://www.phash.org, 2010) leaves out the constant frequencies, which makes the hash less stable.
 
-To find near pairs, the bits are split into bands. If two hashes differ in at most t bits, and there are t + k bands,
-then at least k bands are equal: each differing bit changes only one band (the pigeonhole principle). Therefore, each
-pair agrees on some choice of k bands, and sorting by these bands finds the pair. Manku, Jain and Das Sarma ("Detecting
+To find similar hashes, the bits are split into bands. If two hashes differ in at most t bits, and there are t + k
+bands, then at least k bands are equal: each differing bit changes only one band (the pigeonhole principle). So the
+hashes agree on some choice of k bands, and sorting by these bands finds them. Manku, Jain and Das Sarma ("Detecting
 Near-Duplicates for Web Crawling", 2007) use the same method: they search one table for each choice of bands.
 """
 
@@ -140,7 +140,7 @@ class DuplicateReport:
     num_even: int
 
     def count_within(self, source_index: int) -> tuple[int, int]:
-        """Return the number of groups with several samples of a source, and the number of their surplus samples."""
+        """Return the number of groups with several samples from a source, and the number of their surplus samples."""
         counts = [sum(copy.source_index == source_index for copy in group.copies) for group in self.groups]
         repeated = [count for count in counts if count > 1]
         return len(repeated), sum(repeated) - len(repeated)
@@ -149,7 +149,7 @@ class DuplicateReport:
         """Return, for each pair of sources, the number of shared groups and the numbers of samples in them.
 
         Returns:
-            For each pair, the two sources, the number of groups with samples of both, and each source's number of
+            For each pair, the two sources, the number of groups with samples from both, and each source's number of
             samples in these groups.
         """
         found = list[list[int]]()
@@ -174,14 +174,14 @@ def find_duplicates(
 ) -> DuplicateReport:
     """Find the groups of samples that have the same image.
 
-    Near duplicates are grouped transitively: two samples of a group may differ by more than the threshold if other
+    Near duplicates are grouped transitively: two samples in a group may differ by more than the threshold if other
     samples link them.
 
     Args:
         sources: The sources of the samples.
         threshold: The largest number of bits in which the perceptual hashes of near duplicates differ; None to compare
             only bytes, which decodes no image. For shards, the hashes in the indexes are compared.
-        is_between: Whether to return only groups with samples of several sources.
+        is_between: Whether to return only groups with samples from several sources.
         progress: Receives the number of images to read, then the number of images in each chunk that was read.
 
     Raises:

@@ -126,7 +126,7 @@ class ImageSource(ABC):
 
     @abstractmethod
     def list_images(self) -> ImageColumns:
-        """Return the columns of all samples. This reads indexes or directories, but no image."""
+        """Return the columns of all samples. Indexes or directories are read, but no images."""
 
     @abstractmethod
     def read(self, indices: NDArray[np.int64]) -> list[bytes | Unreadable]:
@@ -134,7 +134,7 @@ class ImageSource(ABC):
 
     @abstractmethod
     def keys(self, indices: NDArray[np.int64]) -> list[str]:
-        """Return the keys of some samples, or the paths of files below the source."""
+        """Return the keys of some samples, or the paths of their files below the source."""
 
     @abstractmethod
     def places(self, indices: NDArray[np.int64], columns: ImageColumns) -> list[Place]:

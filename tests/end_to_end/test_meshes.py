@@ -52,9 +52,9 @@ def run_mesh_rank(rank: int, packed: str, out: str) -> None:
 
     message = r"a DeviceMesh with several dimensions \(dp, tp\), so it is not clear which"
     assert_raises(RuntimeError, message, iter, DataLoader(ShardDataset(packed, **options), 4))
-    message = r"has 2 dimensions \(dp, tp\): pass the one .* such as mesh=mesh\['dp'\]"
+    message = r"has 2 dimensions \(dp, tp\): pass the dimension .* such as mesh=mesh\['dp'\]"
     assert_raises(ValueError, message, ShardDataset, packed, mesh=mesh)
-    message = "got rank and mesh: pass only one of rank and world_size, mesh, and group"
+    message = "got rank and mesh: pass either rank and world_size, or mesh, or group"
     assert_raises(ValueError, message, ShardDataset, packed, mesh=data, rank=0, world_size=2)
     apart = dist.new_group([3])
     if rank != 3:
