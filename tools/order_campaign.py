@@ -1,7 +1,7 @@
 """Check the laws of order and state on several hundred thousand random cases.
 
 Each case has its own seed, so a failing case can be rerun alone with ``--only``. The laws are defined in
-``tests/order/laws.py``, ``mixture_laws.py`` and ``token_laws.py``. The tests check them on fewer cases.
+``tests/order/laws.py`` and ``mixture_laws.py``, and in ``tests/datasets/token_laws.py``. The tests check fewer cases.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import typer
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The script imports tests/, which is not installed.
 
 from shardio.order import POLICIES, OrderSettings
+from tests.datasets.token_laws import check_tokens, draw_tokens
 from tests.order.laws import Case, Group, check_laws
 from tests.order.mixture_laws import check_mixture, draw_mixture
-from tests.order.token_laws import check_tokens, draw_tokens
 from tools.campaigns import INTERRUPTED, make_progress
 
 CASES_PER_CHUNK = 50

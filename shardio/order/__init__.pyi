@@ -48,10 +48,3 @@ from .state import (
     find_differences as find_differences,
     read_state as read_state,
 )
-from .token_layout import (
-    BestFitLayout as BestFitLayout,
-    CutLayout as CutLayout,
-    Packing as Packing,
-    Pieces as Pieces,
-    TokenLayout as TokenLayout,
-)

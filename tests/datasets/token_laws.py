@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardio.order import BestFitLayout, CutLayout, TokenLayout
+from shardio.datasets.tokens import BestFitLayout, CutLayout, TokenLayout
 
 Tokens = list[tuple[int, int]]
 """The tokens of a block: (document, position)."""
