@@ -316,8 +316,8 @@ def has_ended(process_id: int) -> bool:
     """Return whether a process has ended, even if its exit status was not collected."""
     try:
         os.kill(process_id, 0)
-    except ProcessLookupError:
-        return True
+    except OSError as error:  # PermissionError, for example, if a process has changed its user.
+        return isinstance(error, ProcessLookupError)
     return _find_state(process_id) == "Z"
 
 

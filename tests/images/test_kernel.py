@@ -155,7 +155,7 @@ def test_an_images_rows_are_written_completely_or_not_at_all(kind: str) -> None:
 
 
 @pytest.mark.slow
-def test_colors_of_all_samples_are_libjpegs() -> None:
+def test_colors_of_all_chroma_samples_are_libjpegs() -> None:
     """Compare with libjpeg's formulas (jdcolor.c, build_ycc_rgb_table and ycc_rgb_convert)."""
     samples = np.arange(256, dtype=np.uint8)
     blue, red = samples.astype(np.int64)[:, np.newaxis] - 128, samples.astype(np.int64) - 128
@@ -164,7 +164,7 @@ def test_colors_of_all_samples_are_libjpegs() -> None:
     # Each block has one color, so its only coefficient is a multiple of 8, and quantization by 8 changes no samples.
     picture = np.empty((256, 8, 256, 8, 3), np.uint8)
     picture[..., 1], picture[..., 2] = samples[:, np.newaxis, np.newaxis, np.newaxis], samples[:, np.newaxis]
-    for luma in range(256):
+    for luma in range(0, 256, 5):
         picture[..., 0] = luma
         file = io.BytesIO()
         image = Image.frombytes("YCbCr", (2048, 2048), picture.tobytes())
