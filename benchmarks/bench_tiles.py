@@ -101,7 +101,7 @@ def _time(function: Callable[[], object], device: torch.device) -> float:
 def measure_batches(
     packed: Path, batch_size: int, num_workers: int, device: torch.device | None, rounds: int
 ) -> Figures:
-    """Return the images/s and CPU µs per image of whole epochs for each way of decoding. The ways take turns.
+    """Return the images/s and CPU µs per image of whole epochs for each decoding method. The methods alternate.
 
     Without a device, only the loader is measured.
     """

@@ -52,7 +52,7 @@ def join(parts: Iterable[str]) -> Markup:
 
 
 def make_page(title: str, parts: Iterable[Markup]) -> bytes:
-    """Return a page with a title, as a UTF-8 file. Bytes of names that are not UTF-8 are shown escaped."""
+    """Return a page with a title, as a UTF-8 file. In names, bytes that are not UTF-8 are escaped."""
     template = Template(files("shardio").joinpath("page.html").read_text("utf-8"))
     page = template.substitute(title=escape(title), content=join(parts))
     return page.encode("utf-8", "backslashreplace")
@@ -78,7 +78,7 @@ def section(heading: str, *content: object) -> Markup:
 
 
 def tiles(facts: Iterable[tuple[str, str]]) -> Markup:
-    """Return short facts in large print, given as pairs of a name and a value."""
+    """Return short facts, given as pairs of a name and a value, in large print."""
     items = [element("li", element("b", value), element("span", name)) for name, value in facts]
     return element("ul", *items, class_="tiles")
 
@@ -129,8 +129,8 @@ def line_plot(title: str, curves: Mapping[str, Points], x_name: str) -> Markup:
 
     Args:
         title: The title for screen readers.
-        curves: The points (x, y) of each curve, in the order of x, from 0. At most three curves have different styles.
-        x_name: The name of x, which counts something.
+        curves: The points (x, y) of each curve, in the order of x, from 0. There are three styles for curves.
+        x_name: The name of the x-axis, which shows a count.
     """
 
     def form(y: float) -> str:

@@ -32,7 +32,7 @@ FOREIGN = {"cudaHostRegister", "cudaHostUnregister", "get_host_cpu_features", "g
 """Names of other libraries."""
 
 PHRASES = ("gone on with", "begun anew", "whoever", "somebody", "nobody", "likewise", "at the most", "of which")
-"""Phrases that no text of the package may contain."""
+"""Phrases that no text in the package may contain."""
 
 FIRST_WORDS = ("Have ", "Let ", "Say ")
 """Words with which no docstring may start."""

@@ -1,4 +1,4 @@
-"""A SharedList is a list in shared arrays. Worker processes see the numbers that another process sets."""
+"""A SharedList is a list in shared arrays. Worker processes see the values that another process sets."""
 
 from __future__ import annotations
 

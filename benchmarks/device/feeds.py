@@ -49,7 +49,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class BufferLikeLoader:
-    """An endless loader of batches in memory like shardio's buffers: a few blocks in rotation, without decoding.
+    """An endless loader whose batches are in memory like shardio's buffers: a few blocks in rotation, without decoding.
 
     Args:
         num_buffers: The number of blocks.

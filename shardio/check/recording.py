@@ -1,7 +1,7 @@
 """Iterate over a loader, and record what it claims, where each sample comes from and whether its content is stable.
 
 Only stable content identifies samples. Contents count as unstable if a transform's class name suggests randomness, if a
-sample differs when it is read again, or if epochs together hold more contents than samples.
+sample differs when it is read again, or if the epochs contain more distinct contents than there are samples.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class _TaggingCollate:
 
 @contextmanager
 def _tagged(loader: Iterable[Any]) -> Iterator[None]:
-    """Make a DataLoader's workers tag their batches within the block."""
+    """Within the block, have a DataLoader's workers tag their batches."""
     # Persistent workers would keep the tagging function after the block. A shardio loader without torch's workers would
     # start them for a different collate function. Accelerate's loader moves batches to a device, which a tagged batch
     # does not support.
@@ -231,7 +231,7 @@ def find_remainder(loader: Iterable[Any]) -> tuple[HasRemainder, RemainderPolicy
 def find_cursor(loader: Iterable[Any]) -> Cursor | None:
     """Return a loader's cursor in shardio's order, read from its state; None if there is no cursor."""
     found = find_remainder(loader)
-    # Do not call state_dict of other loaders: torchdata's loader starts workers to determine its state.
+    # Do not call the state_dict of other loaders: torchdata's loader starts workers to determine its state.
     holder: Any = loader if hasattr(loader, "calls_dataset") else None if found is None else found[0]
     if found is None or not callable(getattr(holder, "state_dict", None)):
         return None
@@ -327,7 +327,7 @@ def find_claims(loader: Iterable[Any], world_size: int) -> RankEpoch:
             f"{count(num_all, 'sample')}: if this is intended, expect only the sampler's samples (expected=, "
             "--expected)"
         )
-    if batch_size is None or num_own is None:  # There is no length, or the batch sampler is the user's own.
+    if batch_size is None or num_own is None:  # The length is unknown, or the batch sampler is the user's own.
         return epoch
     epoch.num_claimed = num_own // batch_size * batch_size if getattr(batching, "drop_last", False) else num_own
     is_own_loop = not _module_of(type(loader).__iter__).startswith(("torch.", "torchdata.", "shardio."))

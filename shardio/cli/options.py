@@ -129,10 +129,10 @@ def read_access(texts: list[str] | None) -> RemoteAccess:
 def read_remote_arguments(
     texts: list[str] | None, cache: Path | None, cache_size: int | None, cache_shared: bool
 ) -> RemoteArguments:
-    """Return a dataset's arguments from the four options of a command.
+    """Return a dataset's arguments, given the values of a command's four options.
 
     Raises:
-        typer.BadParameter: If a value is wrong.
+        typer.BadParameter: If a value is invalid.
     """
     options = read_options(texts)
     try:
@@ -313,7 +313,7 @@ def _make_own(name: str, size: int | None) -> Callable[[Any], Any]:
         )
     made = found(**offered)
     if not callable(made):
-        raise ValueError(f"{name} must return a transform, which is callable, but it returned {type(made).__name__}")
+        raise ValueError(f"{name} must return a transform (a callable), but it returned {type(made).__name__}")
     return made  # type: ignore[no-any-return]  # mypy does not narrow Any by callable().
 
 

@@ -261,7 +261,7 @@ class MixedDataset(Ordered, Iterated):
 
     @property
     def window(self) -> int:
-        # The smallest part of the mixture that reads a whole window of a source.
+        # The shortest part of the mixture in which one of the sources delivers a whole window.
         weights, total = self.order.weights_at(0), sum(self.order.weights_at(0))
         windows = [
             each.order.settings.window * total // weight
@@ -403,7 +403,7 @@ def _check_number(name: str, value: Any) -> float:
 
 
 def _join_tables(datasets: Sequence[ShardMapDataset]) -> ShardTable | None:
-    # One reader of all shards is faster than one for each dataset, but needs one setting and one kind of store.
+    # One reader of all shards is faster than one for each dataset, but requires the same settings and kind of store.
     if len({(dataset.table.is_local, dataset.verify) for dataset in datasets}) > 1:
         return None
     return join_tables([dataset.table for dataset in datasets])

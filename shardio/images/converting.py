@@ -158,15 +158,15 @@ def _is_like_pillows(stored: ValueFormat) -> bool:
 def _convert_wide(content: bytes, stored: ValueFormat, *, is_shrunk: bool, to_srgb: bool, max_pixels: int) -> bytes:
     is_storable = stored.dtype == np.uint16 and stored.num_channels <= 4 and stored.has_alpha
     if not is_storable or stored.decode is None:
-        raise ValueError(f"stores {stored.describe()}, which PNG cannot store, or shardio cannot decode: leave it out")
+        raise ValueError(f"stores {stored.describe()}, which PNG cannot store or shardio cannot decode: leave it out")
     with opened_by_pillow(content) as image:
         check_size(image.height, image.width, max_pixels)
         _check_frames(image)
         profile, transparency = image.info.get("icc_profile"), image.info.get("transparency")
     if to_srgb and profile is not None:
-        raise ValueError("color of more than 8 bits cannot be converted to sRGB: leave out to_srgb")
+        raise ValueError("color with more than 8 bits cannot be converted to sRGB: leave out to_srgb")
     if is_shrunk:
-        raise ValueError("color of more than 8 bits cannot be shrunk: leave out max_side and min_side")
+        raise ValueError("color with more than 8 bits cannot be shrunk: leave out max_side and min_side")
     values = decode_unconverted(content, orientation="apply", max_pixels=max_pixels)
     return encode_png(stored.scale(values), icc_profile=profile, transparency=transparency)
 
@@ -186,7 +186,7 @@ def _convert_colors(image: PIL.Image.Image, profile: bytes) -> PIL.Image.Image:
     if image.mode == "LAB":  # LAB needs no profile, because Pillow converts it to sRGB.
         return _simplify(image)
     if image.mode == "I;16" or image.mode in _INTEGERS or image.mode == "F":
-        raise ValueError(f"gray of more than 8 bits (mode {image.mode}) cannot be converted to sRGB: leave out to_srgb")
+        raise ValueError(f"gray with more than 8 bits (mode {image.mode}) cannot be converted to sRGB: omit to_srgb")
     if image.mode != "CMYK":
         image = _simplify(image)
     if image.has_transparency_data and image.mode not in ("LA", "RGBA"):
@@ -205,7 +205,7 @@ def _simplify(image: PIL.Image.Image) -> PIL.Image.Image:
             raise ValueError(f"stores integers from {low} to {high}, which no 16-bit image can hold")
         return integers.convert("I;16")
     if image.mode not in _SIMPLER_MODES:
-        raise ValueError(f"stores numbers of Pillow's mode {image.mode}, which shardio cannot convert")
+        raise ValueError(f"stores values of Pillow's mode {image.mode}, which shardio cannot convert")
     return image.convert(_SIMPLER_MODES[image.mode]) if image.mode != _SIMPLER_MODES[image.mode] else image
 
 

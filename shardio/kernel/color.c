@@ -7,7 +7,7 @@
 #include "decoder.h"
 #include "vectors.h"
 
-// The numbers of samples of a component across and down the picture.
+// The numbers of samples that a component has across and down the picture.
 int64_t count_across(const Head *head, int component) {
     return component ? (head->width + head->across - 1) / head->across : head->width;
 }
@@ -64,7 +64,7 @@ const uint8_t *find_samples(const Member *member, int component, int64_t row) {
     return plane->samples + (row - first) * plane->stride;
 }
 
-// Three times the nearer number plus the farther one.
+// Three times the nearer value plus the farther one.
 static i16x16 weigh(i16x16 near, i16x16 far) { return near + near + near + far; }
 
 static void store_bytes(uint8_t *out, i16x16 numbers) { STORE(out, __builtin_convertvector(numbers, u8x16)); }

@@ -58,21 +58,21 @@ void warp(const uint8_t *before, uint8_t *pixels, int64_t height, int64_t width,
 bool moves_by_whole_pixels(const double *numbers);
 void blur(const uint8_t *before, uint8_t *pixels, int64_t height, int64_t width, const double *numbers, float *memory);
 
-// An operation's number as an integer. Very large numbers are limited, because C does not define their conversion.
+// An operation's number as an integer. Very large numbers are clamped, because C does not define their conversion.
 static inline int64_t as_integer(double number) {
     const double limit = 1ll << 40;
     if (!(number > -limit)) return -(1ll << 40);
     return number < limit ? (int64_t)number : 1ll << 40;
 }
 
-// A number as a byte, limited and rounded toward 0. The lower limit, 0.5, becomes 0; a limit of 0 would take one more
+// A number as a byte, clamped and rounded toward 0. The lower limit, 0.5, becomes 0; a limit of 0 would take one more
 // instruction.
 static inline uint8_t as_byte(float number) {
     number = number > 0.5f ? number : 0.5f;
     return (uint8_t)(int32_t)(number < 255 ? number : 255);
 }
 
-// The factor of a blend, limited. Larger factors would overflow the integers, and would give the same blends anyway.
+// The factor of a blend, clamped. Larger factors would overflow the integers, and would give the same blends anyway.
 static inline float limit_factor(double number) {
     const float limit = 1 << 20;
     float factor = (float)number;

@@ -20,7 +20,7 @@ void make_gather(const int32_t *sources, Gather *gather) {
     }
 }
 
-// The bytes and weights that 32 columns of the result mix.
+// The bytes that are mixed into 32 columns of the result, and their weights.
 typedef struct {
     Gather gather;
     int16_t weights[2][32];  // See find_weight.
@@ -37,7 +37,7 @@ static void make_columns(const Window *window, int64_t first, Columns *columns) 
     make_gather(sources, &columns->gather);
 }
 
-// Resize a row horizontally, to 15-bit numbers, for whole groups of columns.
+// Resize a row horizontally, to 15-bit values, for whole groups of columns.
 static void resize_row(const uint8_t *row, const Columns *columns, int64_t num_groups, int16_t *out) {
     for (int64_t group = 0; group < num_groups; group++) {
         Twos twos = gather_twos(row, &columns[group].gather, 0);

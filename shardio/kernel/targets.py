@@ -63,8 +63,8 @@ later processors have VBMI2.
 
 
 CAPABILITIES = ((8, 0), (9, 0), (10, 0), (12, 0))
-"""The compute capabilities of CUDA devices for which the stages (stages.h) are compiled. Devices with a higher second
-number run the same code.
+"""The compute capabilities of CUDA devices for which the stages (stages.h) are compiled. Devices with a higher minor
+version run the same code.
 """
 
 
@@ -87,7 +87,7 @@ def find_cubin(capability: tuple[int, int]) -> Path:
     """Return the path of the stages for CUDA devices of a compute capability.
 
     Raises:
-        ImportError: If shardio was built without them.
+        ImportError: If shardio was built without these stages.
     """
     fitting = [each for each in CAPABILITIES if each[0] == capability[0] and each <= capability]
     if capability == _ORIN or not fitting or not (path := name_cubin(max(fitting))).exists():

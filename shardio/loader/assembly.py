@@ -302,7 +302,7 @@ class ChunkQueue:
 
     @property
     def _tries_suspect(self) -> bool:
-        _, chunk = next(iter(self._in_flight.values()))  # If a suspect chunk is in flight, it is the only entry.
+        _, chunk = next(iter(self._in_flight.values()))  # If a suspect chunk is in flight, it is the only one.
         return chunk.is_suspect
 
     def _redo(self, death: Death) -> None:

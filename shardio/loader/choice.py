@@ -353,7 +353,7 @@ def _can_fetch(loader: Any, worker_method: WorkerMethod, *, has_order: bool) -> 
 def make_source(
     loader: Any, settings: ExecutorSettings, order: LoaderOrder | None, epochs: Epochs, bad_samples: BadSamples | None
 ) -> FetchSource:
-    """Return the source of the samples of an executor that calls the dataset. See :func:`make_executor`."""
+    """Return the sample source for an executor that calls the dataset. See :func:`make_executor`."""
     if order is None:
         return SamplerSource(loader, epochs, bad_samples)
     return OrderSource(settings, order.ordered, bad_samples)

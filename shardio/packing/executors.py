@@ -351,7 +351,7 @@ def _pack_on_ray(
 ) -> Generator[tuple[int, PackedShard]]:
     """Pack on the cluster that this process is connected to, or connect to a cluster first.
 
-    All machines of the cluster must see the source and the destination under the same paths, and have the same version
+    All machines of the cluster must see the source and the destination at the same paths, and have the same version
     of shardio.
     """
     ray = _import_ray()

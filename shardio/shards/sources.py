@@ -72,7 +72,7 @@ MAX_BYTES = 2**63 - 1
 """The maximum size of a dataset in bytes, because bytes and samples are counted in int64."""
 
 MIN_LISTED = 100
-"""The minimum number of newly opened tars in a folder for which a list of the folder's tars is written."""
+"""A list of a folder's tars is written if at least this many of them were newly opened."""
 
 MAX_NAMED = 8
 """The maximum number of files that a message names."""
@@ -278,7 +278,7 @@ def _check_counts(manifest: Manifest, location: Location) -> None:
 def _table_of_tars(
     tars: list[Location], known: Mapping[Location, IndexHeader], folder: Location | None = None
 ) -> ShardTable:
-    """Return the table of tars, given the headers of the indexes of those that need not be opened.
+    """Return the table of tars, given the index headers of the tars that need not be opened.
 
     If ``folder`` is given and many of its tars had to be opened, write the list of its tars.
     """
@@ -365,7 +365,7 @@ def _describe_scattered(counts: Mapping[Location, int]) -> str:
         return ""
     return (
         f"the members of some samples ({sum(counts.values())}) are not adjacent in {_name_some(tars)}, as happens "
-        "without tar --sort=name. shardio gathers them by key, but needs a read for each part of such a sample. "
+        "without tar --sort=name. shardio gathers them by key, but must read each part of such a sample separately. "
         "WebDataset reads the parts as samples, and streams reject them. To get adjacent members, pack the tars "
         "(shardio pack), or create them with tar --sort=name"
     )

@@ -1,10 +1,10 @@
 """Read dataset repositories of the Hugging Face Hub, through the same methods as obstore's stores.
 
 The Hub lists the files, with digests of their contents (https://huggingface.co/docs/hub/api). obstore requests the
-contents. Large files come from another server: the Hub redirects each request to a signed URL that is valid for a few
-minutes.
+contents. Large files come from a different server: the Hub redirects each request to a signed URL that is valid for a
+few minutes.
 
-huggingface_hub provides the endpoint, the token, the connections and the meaning of errors. Its HfFileSystem and
+huggingface_hub provides the endpoint, the token, the connections and the meaning of errors. HfFileSystem and
 HfApi.list_repo_tree are not used. Their listings have no timeout, so a stalled connection blocks a listing forever. An
 interrupted listing starts over. Requests are repeated according to the rules of huggingface_hub, regardless of
 ``retries`` and ``deadline_s``. HfFileSystem copies all bytes in Python, whereas obstore resumes a broken transfer and
@@ -50,7 +50,7 @@ NO_TIME = datetime.fromtimestamp(0, tz=timezone.utc)
 """The modification time of all files. Only some listings of the Hub include times, and shardio does not use them."""
 
 UNREDIRECTED = set("[]^|")
-"""Characters that obstore does not escape in URLs. obstore follows no redirects from URLs with these characters."""
+"""Characters that obstore does not escape in URLs. It does not follow redirects from URLs with these characters."""
 
 _REPOSITORIES: dict[tuple[str, RemoteOptions], HubRepository] = {}
 """The repositories by their roots and settings. They keep their commits until the storage process ends."""
@@ -185,7 +185,7 @@ class HubRepository:
             return self._commit
 
     def list_folder(self, folder: str) -> HubListing:
-        """Return the listing of a folder's direct content. The listing is empty if the folder does not exist.
+        """Return the listing of a folder's immediate contents. The listing is empty if the folder does not exist.
 
         Raises:
             FailedRequestError: If a request fails. The next call continues with the page whose request failed.
@@ -400,7 +400,7 @@ class HubResult:
     Args:
         path: The file's key.
         file: The file's status.
-        result: The answer.
+        result: obstore's response.
     """
 
     def __init__(self, path: str, file: HubFile, result: GetResult) -> None:

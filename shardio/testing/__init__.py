@@ -1,6 +1,6 @@
 """Conformance tests of shardio's interfaces.
 
-Users pass their own transforms as ``transform=``, and their own decoders of fields as ``decoders=``. An implementation
+Users pass their own transforms as ``transform=``, and their own field decoders as ``decoders=``. An implementation
 of any other interface also needs a line in a table in shardio's source code; the interface's documentation names the
 table.
 

@@ -117,7 +117,7 @@ def gather(value: Value) -> list[Value]:
 
 
 def sum_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the sum of a small tensor over all ranks, on the CPU, added in rank order."""
+    """Add a small tensor over all ranks, in rank order, and return the sum on the CPU."""
     return torch.stack(gather(tensor.cpu())).sum(0)
 
 
@@ -223,7 +223,7 @@ class TrainStep:
         self._num_samples += len(labels)
         if ends_step:
             self._weight_by_samples()
-        # Ranks exchange gradients once per step, with its last microbatch.
+        # Ranks exchange gradients once per step, during the step's last microbatch.
         exchange: AbstractContextManager[Any] = nullcontext()
         if isinstance(self.model, DistributedDataParallel) and not ends_step:
             exchange = self.model.no_sync()
@@ -361,7 +361,7 @@ def in_groups(batches: Iterable[Any], size: int) -> Iterator[tuple[Any, bool]]:
 
 
 def make_transforms(loader: Any, config: TrainConfig) -> list[BatchTransform]:
-    """Return the transforms of training batches on the device, in the same order as torchvision's reference training.
+    """Return the transforms of training batches on the device, in the order of torchvision's reference training script.
 
     Raises:
         ValueError: If batches are to be mixed and the number of classes is unknown.

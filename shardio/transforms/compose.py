@@ -224,7 +224,7 @@ class RandomOrder(Choice):
 
 
 def check_transform(transform: object) -> None:
-    """Raise TypeError if a transform is not callable, or is a class, so calling it would only create an instance."""
+    """Raise TypeError if a transform is not callable, or is a class: calling a class would only create an instance."""
     if isinstance(transform, type) and (issubclass(transform, Transform | Combination) or is_known(transform)):
         raise TypeError(f"{transform.__name__} is a class, not a transform: write {transform.__name__}(...)")
     if isinstance(transform, MultiCrop):

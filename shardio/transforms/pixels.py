@@ -3,7 +3,7 @@
 The pixels match Pillow's, as torchvision's do for Pillow images. torchvision rounds differently for tensors.
 
 Most programs need no conversion: DevicePrefetcher converts and normalizes on the device, so images cross the bus as
-uint8, which takes a quarter of the bytes.
+uint8, with a quarter of the bytes of float32.
 """
 
 from __future__ import annotations

@@ -293,7 +293,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("--recipe cifar --decode pil", "use decode='array'"),
     ("--transform zzz:flip", "there is no transform 'zzz:flip': there is no module 'zzz'"),
     ("--transform OWN:nothing", "own_transforms.py has no function 'nothing'"),
-    ("--transform OWN:wrong", "must return a transform, which is callable, but it returned int"),
+    ("--transform OWN:wrong", "must return a transform (a callable), but it returned int"),
     ("--transform OWN:Rotation", "needs values for degrees: name a function"),
     ("--transform OWN:enlarged", "needs values for size"),
     ("--transform OWN:boxes", "return an image with 1, 3 or 4 channels, or a tuple of images, but returned dict"),

@@ -1,4 +1,4 @@
-"""Batches whose tiles the device decodes equal those that workers decode.
+"""Batches whose tiles the device decodes are equal to those that workers decode.
 
 Without a CUDA device, the processor runs the stages: the same code, compiled as C.
 """
@@ -79,7 +79,7 @@ def make_loader(data: Path, transform: Any, *, num_workers: int = 0, **options: 
 
 
 def flatten(batches: Iterator[Any]) -> list[Any]:
-    """Return the columns of batches, with the crops of a MultiCrop as columns of their own."""
+    """Return the columns of batches, with the crops of a MultiCrop as separate columns."""
     columns = (column for batch in batches for column in batch)
     return [part for column in columns for part in (column if isinstance(column, list) else [column])]
 
@@ -154,7 +154,7 @@ def test_batches_whose_images_need_much_memory_are_decoded_in_groups(
     device: str, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = read(make_loader(data, TRANSFORMS["several"]), device, "workers")
-    for max_scratch in (1, 1 << 18):  # One image at a time, and a few.
+    for max_scratch in (1, 1 << 18):  # One image at a time, and a few at a time.
         monkeypatch.setattr("shardio.device.tiles.MAX_SCRATCH", max_scratch)
         assert_equal(read(make_loader(data, TRANSFORMS["several"]), device, "device"), expected)
 

@@ -148,7 +148,7 @@ def test_a_second_split_is_an_error_in_workers_too(packed: Path, context: str | 
 
 
 class Passing(IterableDataset[Any]):
-    """A user-defined dataset that wraps another dataset and passes its attributes on."""
+    """A user-defined dataset that wraps another dataset and also has that dataset's attributes."""
 
     def __init__(self, inner: Any, **attributes: Any) -> None:
         self.__dict__.update(attributes, inner=inner)

@@ -43,7 +43,7 @@ KNOWN_TO_TURBOJPEG = {
     ((2, 2), (1, 2)),
     ((2, 2), (2, 1)),
 }
-"""The factors of luma and of both chromas that TurboJPEG's interface, and therefore simplejpeg, supports."""
+"""The sampling factors of luma and of both chroma components that TurboJPEG's API, and so simplejpeg, supports."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,7 +159,7 @@ def exif_with_thumbnail(thumbnail: bytes) -> bytes:
 
 
 def segments_of(content: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yield each segment's second marker byte, start and end, up to the first scan's header."""
+    """Yield each segment's type (its marker's second byte), its start and its end, up to the first scan's header."""
     start = 2
     while True:
         end = start + 2 + int.from_bytes(content[start + 2 : start + 4], "big")

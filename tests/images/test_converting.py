@@ -179,7 +179,7 @@ BAD: list[tuple[bytes, str]] = [
     *((content, "not an image in a known format") for content in (b"", b"no image", bytes(1000))),
     (save(Image.fromarray(np.array([[-1, 5]], np.int32)), "TIFF"), "stores integers from -1 to 5"),
     (save(Image.fromarray(np.array([[0, 65536]], np.int32)), "TIFF"), "stores integers from 0 to 65536"),
-    (save(Image.fromarray(WIDE.astype(np.float32)), "TIFF"), "stores numbers of Pillow's mode F"),
+    (save(Image.fromarray(WIDE.astype(np.float32)), "TIFF"), "stores values of Pillow's mode F"),
     (cut_jpeg(), r"[Cc]orrupt|extraneous"),
 ]
 

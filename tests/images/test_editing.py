@@ -1,4 +1,4 @@
-"""Operations on pixels, compiled or with Pillow, give the pixels of torchvision's functions for Pillow images."""
+"""Operations on pixels, compiled or with Pillow, yield the same pixels as torchvision's functions for Pillow images."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def draw_step(random: np.random.Generator) -> Step:
 
 
 def make_matrix(random: np.random.Generator) -> list[float]:
-    """Return a rotation, or a matrix that scales, shears and moves, perhaps beyond the range of Pillow's integers."""
+    """Return a rotation, or a matrix that scales, shears and shifts, perhaps beyond the range of Pillow's integers."""
     if random.random() < 0.5:
         angle = random.uniform(-4, 4)
         cosine, sine = math.cos(angle), math.sin(angle)
@@ -123,7 +123,7 @@ def make_matrix(random: np.random.Generator) -> list[float]:
 
 
 def make_divisor(random: np.random.Generator) -> list[float]:
-    """Return the last two numbers of a perspective transform, whose horizon may be in the image."""
+    """Return the last two coefficients of a perspective transform, whose horizon may be in the image."""
     return [float(number) for number in random.normal(size=2) * random.choice([0, 1e-3, 0.1])]
 
 

@@ -1,4 +1,4 @@
-"""Reencoded JPEGs are smaller, upright and tiled, and keep no metadata except the color profile."""
+"""Re-encoded JPEGs are smaller, upright and tiled, and keep no metadata except the color profile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of a batch that the user keeps never change, even after forks; other memory is reused, and all is freed."""
+"""The parts of a batch that the user keeps never change, even after forks. Other memory is reused, and all is freed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ VIEWS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 def test_a_view_keeps_its_memory(pictures: Path) -> None:
     def show(kept: Any, num_bytes: int) -> Any:
-        if isinstance(kept, torch.UntypedStorage):  # A short batch has the storage of a full one.
+        if isinstance(kept, torch.UntypedStorage):  # A short batch's storage is as large as a full batch's.
             kept = torch.empty(0, dtype=torch.uint8).set_(kept)[:num_bytes]
         return np.asarray(kept)
 

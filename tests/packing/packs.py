@@ -1,4 +1,4 @@
-"""Packs with the usual settings, interruptions and changes during a pack, and the same images as several sources."""
+"""Packs with usual settings; interruptions and changes during packs; and the same images in several kinds of source."""
 
 from __future__ import annotations
 

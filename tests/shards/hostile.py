@@ -69,7 +69,7 @@ def encode_size(num_bytes: int) -> bytes:
 
 
 def fix_checksum(block: bytearray, offset: int = 0) -> bytearray:
-    """Write the right checksum into the header at an offset."""
+    """Write the correct checksum into the header at an offset."""
     block[offset + 148 : offset + 156] = b" " * 8
     block[offset + 148 : offset + 156] = b"%06o\0 " % sum(block[offset : offset + BLOCK])
     return block
@@ -222,7 +222,7 @@ def _make_extended(rng: random.Random, name: bytes, num_bytes: int, falsehood: f
 
 
 def falsify(header: bytearray, rng: random.Random) -> None:
-    """Write a false value into a header, usually with the right checksum."""
+    """Write a false value into a header, usually with a correct checksum."""
     start, stop = rng.choice(
         ((0, 100), (100, 108), (124, 136), (124, 136), (124, 136), (156, 157), (157, 257), (345, 500), (386, 512))
     )

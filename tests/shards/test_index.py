@@ -99,7 +99,7 @@ def test_a_shard_appears_once_all_its_samples_are_written(tmp_path: Path, fails:
 def test_an_open_shard_holds_descriptors_and_a_closed_one_none(packed: Path) -> None:
     path, before = packed / "shard-000000.tar", count_open_files()
     with open_shard(path):
-        # The index's file is closed if its content is in memory.
+        # The index file is closed if its content is in memory.
         assert count_open_files() == before + (1 if shard_index.MAX_KEPT else 2)
     assert count_open_files() == before
 

@@ -1,4 +1,4 @@
-"""With any fault on the network, the content is right or an error says what failed. Wrong names are also errors."""
+"""Whatever fault the network has, the content is right or an error says what failed. Wrong names raise errors too."""
 
 from __future__ import annotations
 

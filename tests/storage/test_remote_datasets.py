@@ -260,7 +260,7 @@ def test_a_rank_fetches_its_share_once(
     num_bytes = sum(len(content) for _, contents in expected for content in contents)
     gets = [each for each in proxy.requests() if each.method == "GET" and each.path.endswith(".tar")]
     assert sum(each.num_bytes for each in gets) <= 1.05 * num_bytes
-    if world_size == 1:  # Single samples would need at least 600 requests.
+    if world_size == 1:  # Reading the samples one by one would need at least 600 requests.
         assert len(gets) < 300
         proxy.reset()
         assert len(list(loader)) == len(expected)

@@ -110,7 +110,7 @@ NEARLY_SQUARE = [(100, 100), (120, 100), (100, 125)]
 
 @pytest.mark.parametrize("ratio", [(3 / 4, 4 / 3), (0.5, 2.0), (0.9, 1.1), (1.0, 1.0), (2.0, 3.0)])
 def test_if_no_box_fits_the_crop_is_torchvisions_central_one(ratio: Bounds) -> None:
-    """A box of the whole area does not fit, unless the image itself has an allowed ratio."""
+    """A box with the area of the whole image fits only if the image itself has an allowed ratio."""
     for size in [*LONG, *NEARLY_SQUARE]:
         boxes = RandomResizedCrop(8, scale=(1.0, 1.0), ratio=ratio).draw(repeat_size(*size, 40), make_rng_keys(40))
         np.testing.assert_array_equal(boxes, np.tile(central_crop(*size, ratio), (40, 1)))

@@ -385,7 +385,7 @@ def _explaining(path: Path) -> Iterator[None]:
     except lmdb.Error as error:
         is_open = "already open" in str(error)
         hint = "Close it first" if is_open else "If a copy is unfinished or damaged, copy or download it again"
-        raise PackError(f"{path} cannot be read by the package lmdb: {error}. {hint}") from error
+        raise PackError(f"{path} cannot be read by the lmdb package: {error}. {hint}") from error
 
 
 def _read_start(path: Path) -> bytes:

@@ -55,7 +55,7 @@ from shardio.storage import absolute_path, parse_location
 from shardio.values import count
 
 _USUAL_NAMES = ("file", "file_name", "file_path", "filename", "filepath", "image", "image_path", "img_path", "path")
-"""The usual names of columns of paths."""
+"""The usual names of columns that hold paths."""
 
 
 class TableOfPaths(PackSource):
@@ -65,7 +65,7 @@ class TableOfPaths(PackSource):
     takes = (*COLUMNS, "source_split")
 
     def find(self, src: Path) -> Evidence | None:
-        """Recognize a table. For a Parquet file with columns of contents, the user must choose this kind."""
+        """Recognize a table. If a Parquet file has columns of file contents, the user must choose this kind."""
         suffix = src.suffix.lower()
         if not src.is_file() or suffix not in TABLE_SUFFIXES:
             return None
@@ -415,7 +415,7 @@ def _select_rows(
 def load_rows(
     kind: Literal["parquet", "saved"], src: Path, files: Sequence[SourceFile], columns: Sequence[str] | None = None
 ) -> Any:
-    """Return a dataset of the package ``datasets``, which converts Parquet files to Arrow files in its cache.
+    """Return a dataset of the ``datasets`` package, which converts Parquet files to Arrow files in its cache.
 
     Args:
         kind: The kind of the source.
@@ -436,7 +436,7 @@ def load_rows(
                 paths = [file.path for file in files]
                 dataset = datasets.load_dataset("parquet", data_files=paths, columns=columns, split="train")
         except Exception as error:  # Errors may come from pyarrow or datasets.
-            raise PackError(f"{src} cannot be read by the package datasets: {error}") from error
+            raise PackError(f"{src} cannot be read by the datasets package: {error}") from error
     for name, feature in dataset.features.items():
         if type(feature).__name__ in ("Audio", "Image", "Pdf", "Video"):
             dataset = dataset.cast_column(name, type(feature)(decode=False))

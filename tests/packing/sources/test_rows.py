@@ -297,7 +297,7 @@ def test_a_damaged_environment_is_refused(tmp_path: Path) -> None:
     data.write_bytes(content[: len(content) // 2])
     assert_refused(r"is truncated: it has \d+ bytes, expected at least \d+", tmp_path / "in")
     data.write_bytes(b"not LMDB" * 1000)
-    assert_refused(r"cannot be read by the package lmdb: .* copy or download it again", tmp_path / "in")
+    assert_refused(r"cannot be read by the lmdb package: .* copy or download it again", tmp_path / "in")
     data.write_bytes(content)
     open_here = lmdb.open(str(tmp_path / "in"), readonly=True, lock=False)
     assert_refused(r"already open in this process.*Close it first", tmp_path / "in")

@@ -1,4 +1,4 @@
-"""Packing a folder with several kinds of sources, WebDataset's tars, and packed datasets."""
+"""Packing a folder with several kinds of sources, packing WebDataset's tars, and repacking packed datasets."""
 
 from __future__ import annotations
 
