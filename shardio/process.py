@@ -313,7 +313,7 @@ def is_stopped(process_id: int) -> bool:
 
 
 def has_ended(process_id: int) -> bool:
-    """Return whether a process has ended, even if its exit status was not collected."""
+    """Return whether a process has ended, even if its exit status has not been collected."""
     try:
         os.kill(process_id, 0)
     except OSError as error:  # PermissionError, for example, if a process has changed its user.

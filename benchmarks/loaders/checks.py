@@ -31,7 +31,7 @@ def count_samples(batch: Batch) -> int:
 
 
 class ImageCheck:
-    """A check of an epoch's images and of the number of samples per label, which also computes the mean pixel."""
+    """A check of an epoch's images and of its number of samples per label. It also computes the mean of all pixels."""
 
     def __init__(self, labels: Iterable[int], batch_size: int) -> None:
         self._expected = Counter(labels)

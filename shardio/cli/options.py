@@ -236,7 +236,7 @@ def read_classes(source: str | Path, access: RemoteAccess | None = None) -> tupl
 
 
 def _read_lines(path: Path) -> list[str]:
-    """Return a text file's lines without empty lines at its end.
+    """Return a text file's lines, without the empty lines at its end.
 
     Raises:
         ValueError: If any other line is empty, or the file is not UTF-8.

@@ -65,8 +65,8 @@ class MixedSettings(RankSettings):
 
     Attributes:
         sources: A dict of sources by name. A source is a pair of a dataset and its weight or, with ``weights``, only
-            a dataset. Datasets are ShardDatasets, map-style datasets, or EpochSamplers, which give a map-style dataset
-            the settings of its order.
+            a dataset. Datasets are ShardDatasets, map-style datasets, or EpochSamplers, which set the order of a
+            map-style dataset.
         weights: ``proportional`` derives the weights from the sources' sizes: size * repeat, to the power of
             ``temperature``.
         temperature: The exponent of proportional weights. With 1, sources are picked in proportion to their sizes; with
@@ -78,7 +78,7 @@ class MixedSettings(RankSettings):
             leaves. An integer is the number of samples.
         batches: ``mixed`` mixes the sources in each batch. With ``pure``, all ranks' batches of a step come from one
             source, so sources may differ in the shapes of their samples.
-        global_batch_size: The number of samples in the batches of all ranks. ``batches="pure"`` and :meth:`at` need it.
+        global_batch_size: The total size of all ranks' batches in a step. ``batches="pure"`` and :meth:`at` need it.
         source_field: Whether to add the source's number as the last value of a tuple, or as the key ``source`` of a
             dict.
         shuffle: Whether to vary the order of the sources at random, as far as their proportions allow. This does not
@@ -179,7 +179,7 @@ class MixedDataset(Ordered, Iterated):
 
     @property
     def digest(self) -> str:  # type: ignore[override]
-        """An empty string, because a state describes the sources itself."""
+        """An empty string, because a state itself describes the sources."""
         return ""
 
     @property

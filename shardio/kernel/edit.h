@@ -80,7 +80,7 @@ static inline float limit_factor(double number) {
     return factor < limit ? factor : limit;
 }
 
-// Blend a byte with another one: `factor` is the weight of the first one.
+// Blend a byte with another one: `factor` is the weight of the first byte.
 static inline uint8_t blend_byte(uint8_t byte, uint8_t other, float factor) {
     int32_t blended = (int32_t)((float)other + factor * (float)(int16_t)(byte - other));
     blended = blended > 0 ? blended : 0;

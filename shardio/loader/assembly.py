@@ -348,7 +348,7 @@ class ChunkQueue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomeHandler:
-    """A handler of the outcomes of chunks.
+    """The handler of chunks' outcomes.
 
     Attributes:
         source: The source of the samples.

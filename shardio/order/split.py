@@ -97,7 +97,7 @@ class Split:
         rank: 0 <= rank < world_size.
         world_size: W.
         batch_size: B, the number of samples in one rank's batch.
-        strata: The number of strata of the order. With only one, a rank reads consecutive positions in each step.
+        strata: The number of strata of the order. With one stratum, a rank reads consecutive positions in each step.
         remainder: The policy for the samples that do not fill a step.
     """
 

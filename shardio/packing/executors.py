@@ -308,7 +308,7 @@ class _Parent:
             self.send_report()
 
     def send_report(self) -> None:
-        """Send the sums. Exit if the parent process has ended or has closed the connection."""
+        """Send the sums of the reports. Exit if the parent process has ended or has closed the connection."""
         try:
             self.send(("report", self._num_samples, self._num_bytes))
         except OSError:

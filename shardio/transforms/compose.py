@@ -211,7 +211,7 @@ class RandomChoice(Choice):
 
     def choose(self, rng_keys: Words) -> NDArray[np.int64]:
         bounds = np.cumsum(self.p)
-        # The last bound may be slightly below 1. Larger numbers choose the last transform with a positive weight.
+        # The last bound may be slightly below 1. Draws above it choose the last transform with a positive weight.
         last = int(np.flatnonzero(self.p)[-1])
         return np.minimum(np.searchsorted(bounds, draw_units(rng_keys, 1), side="right"), last)
 

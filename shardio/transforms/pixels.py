@@ -109,13 +109,13 @@ class RandomInvert(RandomPixelTransform):
 
 
 class RandomAutocontrast(RandomPixelTransform):
-    """Stretch each color to the range from 0 to 255, in each image with probability ``p``."""
+    """Stretch each color channel to the range from 0 to 255, in each image with probability ``p``."""
 
     code = codes.AUTOCONTRAST
 
 
 class RandomEqualize(RandomPixelTransform):
-    """Make all values of each color equally frequent, in each image with probability ``p``."""
+    """Make all values of each color channel equally frequent, in each image with probability ``p``."""
 
     code = codes.EQUALIZE
 
@@ -148,7 +148,7 @@ class RandomPosterize(RandomPixelTransform):
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """The bits as a mask."""
+        """The kept bits, as a mask."""
         return (float(mask_of(self.bits)),)
 
 

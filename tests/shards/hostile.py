@@ -274,7 +274,7 @@ class HostileShard:
 
     @property
     def num_bytes(self) -> int:
-        """The size of all files in bytes."""
+        """The total size of the files in bytes."""
         return len(self.tar) + len(self.index or b"")
 
     def dump(self) -> bytes:
