@@ -1,8 +1,8 @@
-"""Compare what batches of any dataset cost in torch's DataLoader and in shardio's.
+"""Compare the cost of batches of any dataset in torch's DataLoader and in shardio's.
 
 ``python -m benchmarks.bench_any_dataset``. The datasets return precomputed values, so only collation and
-the transfer from the workers take time. Both loaders have persistent workers and take turns, epoch by epoch, after a
-warm-up epoch. The first batches are compared. The benchmark needs Linux.
+the transfer from the workers take time. Both loaders have persistent workers, and alternate, epoch by epoch, after a
+warm-up epoch. The two loaders' first batches are compared. The benchmark needs Linux.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ CASES = {
     "strings": Case(make=lambda i: f"sample number {i}", num_batches=3000),
     "lists of 8 floats": Case(make=lambda i: [i / 3] * 8, num_batches=200),
     "ragged lists, as they are": Case(make=lambda i: list(range(i % 32)), num_batches=2000, collate_fn=list),
-    "float arrays of 10, with labels": Case(make=lambda i: (np.full(10, i / 3), i), num_batches=400),
+    "arrays of 10 floats, with labels": Case(make=lambda i: (np.full(10, i / 3), i), num_batches=400),
 }
 
 

@@ -1,8 +1,8 @@
 """Measure what the Python code around the decoder costs, and how many images/s it allows in one process.
 
-``python -m benchmarks.bench_overhead PHOTOS`` makes random crops and flips of photographs, untouched and tiled. The
-kernel is off, and functions that do nothing replace libjpeg, the resize and the flip. The remaining code holds the GIL
-most of the time, so it limits the speed of one process with any number of threads. The goal is 60 µs per image. The
+``python -m benchmarks.bench_overhead PHOTOS`` randomly crops and flips photographs, both untouched and tiled. The
+kernel is disabled, and functions that do nothing replace libjpeg, the resize and the flip. The remaining code holds the
+GIL most of the time, so it limits the speed of one process with any number of threads. The goal is 60 µs per image. The
 idle decoder still raises the errors that the real decoder raises for the same bytes, because catching them is part of
 the cost.
 """
@@ -44,7 +44,7 @@ NUM_THREADS = 2
 
 @contextmanager
 def nothing_done(load: Load, chunks: list[Chunk]) -> Iterator[None]:
-    """Replace simplejpeg and OpenCV with functions that do nothing but raise the real ones' errors for these chunks."""
+    """Replace simplejpeg and OpenCV with functions that do nothing but raise the errors that these chunks cause."""
     decode, errors = simplejpeg.decode_jpeg, dict[tuple[int, ...], str]()
 
     def record(content: bytes, *, buffer: Pixels, **options: int) -> Any:

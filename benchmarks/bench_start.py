@@ -44,7 +44,7 @@ def start(source: str, num_workers: int) -> float:
 
 
 def start_in_new_program(source: str, num_workers: int) -> float:
-    """Return the result of :func:`start` in a new Python process."""
+    """Return the result of calling :func:`start` in a new Python process."""
     code = f"from benchmarks.bench_start import start; print(start({source!r}, {num_workers}))"
     return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
 

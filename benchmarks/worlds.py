@@ -71,7 +71,7 @@ class Job:
 
 
 class Opened(NamedTuple):
-    """A loader: each ``iter(batches)`` begins the next epoch. Without ``save`` and ``load`` it has no state."""
+    """A loader: each ``iter(batches)`` begins the next epoch. If ``save`` and ``load`` are None, it has no state."""
 
     batches: Any
     find_codes: Callable[[Any], Any]
@@ -112,7 +112,7 @@ def answer(text: str, run: Callable[[Job], dict[str, Any]]) -> None:
     try:
         result = run(Job(**json.loads(text)))
     except Exception as error:  # A peer may refuse a state with any error.
-        lines = str(error).strip().splitlines() or [""]  # torch puts the traceback of a worker before its error.
+        lines = str(error).strip().splitlines() or [""]  # torch puts a worker's traceback before the message.
         result = {"error": lines[-1] if lines[0].startswith("Caught") else f"{type(error).__name__}: {lines[0]}"}
     print("\n" + json.dumps(result), flush=True)
 
@@ -137,7 +137,7 @@ def deliver(job: Job) -> tuple[list[Codes], int | None]:
     """Run a job; return the codes of its global batches, and the size of its state.
 
     Raises:
-        RuntimeError: A rank failed.
+        RuntimeError: If a rank has failed.
     """
     results = start(job)
     if errors := [result["error"] for result in results if "error" in result]:
@@ -167,7 +167,7 @@ def compare_resumed(job: Job, uninterrupted: list[Codes]) -> list[str]:
 
 
 def take_turns(jobs: dict[str, Job], rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Return the figures of each job in each round; the first job changes from round to round."""
+    """Return the figures of each job in each round; a different job runs first in each round."""
     names = list(jobs)
     found: dict[str, dict[str, list[float]]] = {name: {"rate": [], "cpu_us": []} for name in names}
     for number in range(rounds):

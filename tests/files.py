@@ -40,9 +40,9 @@ def read_parts(folder: Path) -> dict[str, dict[str, bytes]]:
 
 
 def count_open_files(*, with_shared_numbers: bool = False) -> int:
-    """Return the number of this process's descriptors.
+    """Return the number of file descriptors that this process has open.
 
-    Memory of shared numbers does not count by default: any dataset may open such memory, and later datasets use it.
+    By default, memory that holds shared numbers is not counted: any dataset may open it for later datasets to use.
     """
     targets = list[str]()
     for descriptor in Path("/proc/self/fd").iterdir():

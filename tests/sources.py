@@ -27,7 +27,7 @@ def encode(
 def write_images(
     root: Path, *, classes: int = 3, per_class: int = 7, width: int = 48, height: int = 32, suffix: str = "jpg"
 ) -> dict[str, bytes]:
-    """Write ``root/class-i/name-j.suffix``. Return the contents of the files by the keys of their samples."""
+    """Write ``root/class-i/name-j.suffix``. Return the contents of the files, by the keys of their samples."""
     contents = {}
     for class_id in range(classes):
         folder = root / f"class-{class_id}"

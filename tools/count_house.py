@@ -45,7 +45,7 @@ def count(checkout: Path, junit: Path | None) -> Iterator[tuple[str, str]]:
     package = checkout / "shardio"
     kernel = package / "kernel"
     paths = sorted(package.rglob("*.py"))
-    yield "files in shardio/", f"{len(paths)}, {sum(kernel in path.parents for path in paths)} of them the kernel"
+    yield "files in shardio/", f"{len(paths)}, {sum(kernel in path.parents for path in paths)} of them in the kernel"
     lines = {path: len(path.read_text().splitlines()) for path in paths}
     yield "lines", f"{sum(lines.values()):,}, {sum(n for path, n in lines.items() if kernel in path.parents):,}"
     code = sum(map(count_code, paths))

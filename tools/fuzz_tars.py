@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The script impor
 from tools.campaigns import INTERRUPTED, describe_end, make_progress, show
 
 LIMIT_S = 2
-"""The processor time, in seconds per MiB, for each way of reading an input."""
+"""The limit on the processor time of each way of reading an input, in seconds per MiB."""
 
 MEMORY = 64 * 2**20
 """The number of bytes of address space that the process may add after the warm-up."""
@@ -119,7 +119,7 @@ class Limits:
 
 
 def run_seeds(seeds: range, reports: Connection, current: Any, folder: Path) -> None:
-    """Check the inputs of seeds in this process, and send reports. Stop at the first input that breaks a law."""
+    """In this process, check the inputs made from seeds, and send reports. Stop at the first one that breaks a law."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["XDG_CACHE_HOME"] = tempfile.tempdir = str(folder)
     limits = Limits(folder)
@@ -140,7 +140,7 @@ def run_seeds(seeds: range, reports: Connection, current: Any, folder: Path) -> 
 
 
 def check_seed(seed: int, limits: Limits, outcomes: Counter[str], folder: Path) -> str | None:
-    """Check the input of a seed, and add its outcomes. Return the law that the input breaks, or None."""
+    """Check the input made from a seed, and count its outcomes. Return the law that the input breaks, or None."""
     from tests.shards.hostile import make_shard
     from tests.shards.tar_laws import Laws
 
@@ -159,7 +159,7 @@ def check_seed(seed: int, limits: Limits, outcomes: Counter[str], folder: Path) 
 
 
 def run_job(seeds: range, folder: Path) -> Iterator[Report]:
-    """Check seeds in a process, and yield reports. After a broken law, a new process continues."""
+    """In another process, check the inputs made from seeds. Yield its reports. If a law breaks, start a new process."""
     context = multiprocessing.get_context("spawn")
     current = context.RawValue("q", seeds.start)
     while seeds:
@@ -264,7 +264,7 @@ def run_atheris(options: list[str], save: Path) -> None:
     try:
         atheris: Any = import_module("atheris")
     except ImportError:
-        raise typer.BadParameter("--atheris needs the package atheris: pip install atheris") from None
+        raise typer.BadParameter("--atheris needs the atheris package: pip install atheris") from None
     with atheris.instrument_imports(include=["shardio.shards", "shardio.values", "tarfile", "gzip"]):
         from tests.shards.hostile import HostileShard, make_shard
         from tests.shards.tar_laws import Laws

@@ -74,7 +74,7 @@ def measure_epochs(trial: Trial) -> Figures:
 
 
 def measure_training_process(trial: Trial) -> Figures:
-    """Measure the cost of a loader to the training process: CPU time, and the pace of other Python code.
+    """Measure the cost of a loader to the training process: CPU time, and the speed of other Python code.
 
     There is one worker, so on two cores the main thread has a core to itself: if its loop slows down, other threads of
     its process are the cause. ``process_time`` covers all threads of this process, and no other process.

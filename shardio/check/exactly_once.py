@@ -113,7 +113,7 @@ DistributedSampler without drop_last
 def _make_expected(
     loaders: tuple[Iterable[Any], ...], expected: Collection[Hashable] | int | None, key: Key
 ) -> tuple[ExpectedSamples, bool]:
-    """Return the samples that each epoch should deliver, and whether their contents may be stable."""
+    """Return the samples that each epoch should deliver, and whether their contents could be stable."""
     if isinstance(expected, int | np.integer):
         return ExpectedSamples(num_samples=int(expected)), True
     if expected is not None:
@@ -142,7 +142,7 @@ def _refuse_one_pass(num_samples: int, num_again: int) -> None:
 
 
 def _read_alone(loader: HasWorkers, key: Key) -> tuple[Ids, dict[int, Hashable]]:
-    """Return the identities and keys of a loader's dataset, read without workers or sampler."""
+    """Return the identities and keys of a loader's dataset, read without workers or a sampler."""
     dataset = loader.dataset
     indices = (indices_of(loader) or range(len(dataset))) if is_map_style(loader) else None
     samples = iter(dataset) if indices is None else (dataset[index] for index in indices)
@@ -305,7 +305,7 @@ def is_by_content(coverage: Coverage) -> bool:
 
 
 def is_surely_wrong(report: CoverageReport) -> bool:
-    """Return whether an epoch's problems or its number of samples alone show that it is wrong."""
+    """Return whether an epoch's problems or its number of samples alone show that the epoch is wrong."""
     expected = report.expected
     if report.problems or expected.num_samples is None:
         return bool(report.problems)
@@ -404,7 +404,7 @@ With 10 samples, the chance is 1 in 3.6 million.
 """
 
 MAX_COMPARED = 1_000_000
-"""The largest number of an epoch's samples to compare when checking whether a loader shuffles."""
+"""The maximum number of samples of an epoch that are compared to check whether a loader shuffles."""
 
 
 def find_frozen_orders(epochs: Sequence[Coverage]) -> list[str]:
@@ -460,11 +460,11 @@ def _differ(first: Ids, second: Ids) -> bool:
 
 
 def contents_change(epochs: Sequence[Coverage], num_samples: int | None) -> bool | None:
-    """Return whether epochs hold more contents than samples; None for fewer than two epochs.
+    """Return whether epochs contain more distinct contents than there are samples; None for fewer than two epochs.
 
     Args:
         epochs: The epochs of one loader, over all ranks.
-        num_samples: The number of samples. If None, later epochs must not hold contents that the first epoch lacks.
+        num_samples: The number of samples. If None, later epochs must not contain anything that the first epoch lacks.
     """
     contents = [np.unique(epoch.arrays()[0]) for epoch in epochs if epoch.num_deliveries]
     if len(contents) < 2:

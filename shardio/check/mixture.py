@@ -23,8 +23,8 @@ class SourceReport:
         share: The expected share of the source.
         num_delivered: The number of delivered samples, including repeats.
         deviation: The largest difference, after a step, between the delivered and the expected number of samples.
-        early: The samples that were repeated before all others of the source had been delivered as often.
-        lost: The samples that were delivered less often than the source was passed through.
+        early: The samples that were repeated before all others from the source had been delivered as often.
+        lost: The samples that were delivered fewer times than there were full passes through the source.
     """
 
     num_samples: int
@@ -40,7 +40,7 @@ class MixtureReport:
     """The samples of a mixture that a loader delivered.
 
     Attributes:
-        sources: The report of each source by name.
+        sources: The report of each source, by name.
         num_delivered: The number of delivered samples.
         unexpected: The delivered samples that belong to no source.
         tolerance: The largest deviation that is not a problem.
@@ -102,7 +102,7 @@ def check_mixture(
     Args:
         loader: Any iterable of batches, or a tuple of such iterables, one per rank. A step is one batch on each rank.
         sources: The keys of each source's samples, by name. A key must not be in two sources.
-        weights: The weight of each source by name.
+        weights: The weight of each source, by name.
         key: The way to find a batch's keys: see :func:`assert_exactly_once`.
         tolerance: The largest deviation from a source's share, in samples, that is not a problem.
 
@@ -119,8 +119,8 @@ def check_mixture(
     reports = {name: SourceReport(num_samples=len(keys), share=weights[name] / total) for name, keys in sources.items()}
     report = MixtureReport(sources=reports, tolerance=tolerance)
     counts = Counter[Hashable]()
-    num_complete = dict.fromkeys(sources, 0)  # The number of times that each source was passed through.
-    num_ahead = dict.fromkeys(sources, 0)  # The number of samples that were delivered one more time than that.
+    num_complete = dict.fromkeys(sources, 0)  # The number of full passes through each source.
+    num_ahead = dict.fromkeys(sources, 0)  # The number of samples delivered once more than that.
     for batches in zip_longest(*(loader if isinstance(loader, tuple) else (loader,))):
         for batch in batches:
             if batch is None:  # This rank has no more batches.

@@ -189,7 +189,7 @@ def warn_of_other_length(dataset: Any, split: Split) -> None:
 
     Args:
         dataset: The dataset whose length is requested.
-        split: The rank's share, in blocks of the dataset's ``batch_size``, or of one sample.
+        split: The rank's share, divided into blocks of the dataset's ``batch_size``, or of one sample.
     """
     loader = next((one for one in find_callers() if isinstance(one, DataLoader) and one.dataset is dataset), None)
     if loader is None or loader.batch_size is None:
@@ -359,7 +359,7 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
         """Resume from a state.
 
         Raises:
-            StateError: If the state belongs to another dataset or order.
+            StateError: If the state belongs to a different dataset or order.
         """
         self.counter.load(self.read_cursor(state))
 
@@ -403,7 +403,7 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
 
 
 def find_digest(dataset: Any) -> str:
-    """Return a dataset's identity: its ``digest`` or, for torch's wrappers, a hash over their parts.
+    """Return a dataset's identity: its ``digest`` or, for torch's wrappers, a hash of their parts.
 
     For a Subset, the hash covers the inner identity and the indices; for a ConcatDataset or a StackDataset, the parts'
     identities and lengths.

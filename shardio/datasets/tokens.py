@@ -1,7 +1,7 @@
 """PackedTokens: blocks with a fixed number of tokens, from documents of any length.
 
-A layout divides the documents of one shard into blocks. It is computed from the shard's index alone, so blocks are
-numbered and shuffled like samples. Every token is in exactly one block. Blocks that are not full are padded.
+A layout divides the documents of one shard into blocks. The layout is computed from the shard's index alone, so blocks
+are numbered and shuffled like samples. Every token is in exactly one block. Blocks that are not full are padded.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TokenField = Literal["tokens", "documents", "positions"]
 """The values of a block."""
 
 LAYOUTS_KEPT = 64
-"""The number of shards whose layouts are kept in memory, at 16 bytes a document."""
+"""The number of shards whose layouts are kept in memory, at 16 bytes per document."""
 
 LONG = 4
 """If more than this number of blocks precede a block in its document, the document is not read in full."""
@@ -83,10 +83,10 @@ class PackedTokens(MapDataset):
     """A map-style dataset of blocks of tokens.
 
     Every token of every document is in exactly one block, and blocks are shuffled, split over ranks and resumed like
-    the samples of any dataset: use ``sampler=EpochSampler(dataset)``, or mix it with others in a MixedDataset.
+    the samples of any dataset: use ``sampler=EpochSampler(dataset)``, or mix the dataset with others in a MixedDataset.
 
     A block is a tuple of int32 tensors [block]: ``tokens``; ``documents``, the index of each token's document in the
-    dataset, by which attention can be limited to a document; and ``positions``, each token's place in its document.
+    dataset, with which attention can be limited to a document; and ``positions``, each token's place in its document.
 
     >>> tokens = PackedTokens("packed", 2049, eos=50256)  # doctest: +SKIP
     >>> loader = DataLoader(tokens, batch_size=16, sampler=EpochSampler(tokens), num_workers=2)  # doctest: +SKIP
@@ -106,7 +106,7 @@ class PackedTokens(MapDataset):
         self._window = check_integer("window", options.window, at_least=1)
         names = (options.fields,) if isinstance(options.fields, str) else tuple(options.fields)
         if not names or set(names) - set(get_args(TokenField)):
-            raise ValueError(f"fields must be some of {', '.join(get_args(TokenField))}, got {options.fields!r}")
+            raise ValueError(f"fields must be a subset of {', '.join(get_args(TokenField))}, got {options.fields!r}")
         self._is_bare = isinstance(options.fields, str)
         fillers = {"tokens": self._pad, "documents": -1, "positions": 0}
         self._fillers: dict[TokenField, int] = {name: fillers[name] for name in names}
@@ -136,7 +136,7 @@ class PackedTokens(MapDataset):
         is_long = bool((is_alone & (pieces.starts > LONG * self.block)).any())
         try:  # For a block deep inside a long document, read only the part of the document that the block contains.
             contents = self._documents.read(found, (TOKENS,), (TOKENS,) if is_long else ()).columns[TOKENS]
-        except SampleError as error:  # The error's row is that of a document: find the block's.
+        except SampleError as error:  # The error holds the row of a document: find the block's row.
             raise error.at_row(int(pieces.rows[places == error.row][0])) from error
         values = self._fill(pieces, [contents[place] for place in places.tolist()], len(indices))
         columns = [[torch.from_numpy(row.copy()) for row in array] for array in values]  # A view would keep all rows.

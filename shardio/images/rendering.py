@@ -1,7 +1,7 @@
 """Render the pictures of a chunk into the rows of a batch according to a crop plan, and edit their pixels.
 
-The kernel does this if it can; otherwise, libjpeg-turbo, OpenCV, Pillow and numpy do. Both give the same pixels.
-:mod:`shardio.kernel.operations` lists the kernel's operations.
+The kernel does this if it can; otherwise, libjpeg-turbo, OpenCV, Pillow and numpy do. The kernel and the libraries give
+the same pixels. :mod:`shardio.kernel.operations` lists the kernel's operations.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _RESAMPLINGS: dict[Resampling, int] = {
     "antialiased bicubic": PILLOW_BICUBIC,
     "antialiased box": PILLOW_BOX,
 }
-"""The number of each resampling method in a PLAN."""
+"""The number that stands for each resampling method in a PLAN."""
 
 _SMALLEST_WEIGHT = 2.0**-26
 """The smallest weight to use. Smaller weights are negligible in sums of 32-bit floats."""
@@ -257,7 +257,7 @@ def _are_contiguous(rows: Rows) -> NDArray[np.bool_]:
 
 
 def find_content(picture: Picture) -> Content:
-    """Return a JPEG, or the pixels of a PPM, in the kernel's form."""
+    """Return a JPEG, or the pixels of a PPM, in the form that the kernel takes."""
     if isinstance(picture, JpegPicture):
         return picture.content if picture.kept is None else picture.kept
     assert isinstance(picture, PixelPicture), "the kernel renders no other pictures"
@@ -268,7 +268,7 @@ def find_content(picture: Picture) -> Content:
 
 
 def encode_turn(picture: Picture) -> int:
-    """Return the turn of a picture in the kernel's form, IMAGE.turn."""
+    """Encode the turn of a picture for the kernel, as in IMAGE.turn."""
     if not isinstance(picture, JpegPicture) or picture.turn == UPRIGHT:
         return 0
     is_upside_down, is_mirrored, is_transposed = picture.turn
@@ -276,7 +276,7 @@ def encode_turn(picture: Picture) -> int:
 
 
 def as_records(plan: CropPlan) -> NDArray[np.void]:
-    """Return a plan in the kernel's form, PLAN [n]."""
+    """Encode a plan for the kernel, as PLAN [n]."""
     records = np.empty(len(plan.box), PLAN)
     records["top"], records["left"], records["height"], records["width"] = plan.box.T
     records["new_height"], records["new_width"] = plan.size.T
@@ -296,7 +296,7 @@ def make_operations(num_images: int, code: int, *numbers: object) -> Operations:
         numbers: The operation's numbers: each is one value for all images, or an array [n].
 
     Raises:
-        ValueError: If there is no such operation.
+        ValueError: If no operation has this code.
     """
     if not codes.NONE <= code <= codes.END_MIXTURE and code not in _DEFINED:  # The kernel does not check codes.
         raise ValueError(
@@ -370,7 +370,7 @@ def define_operation(name: str, edit: Edit) -> int:
         edit: A function that applies the operation to an image, given up to twelve numbers.
 
     Raises:
-        ValueError: If another operation has the name.
+        ValueError: If another operation has this name.
     """
     code = _Code(-1 - zlib.crc32(name.encode()))
     if _DEFINED.setdefault(code, edit) is not edit:
@@ -479,7 +479,7 @@ def _add_neighbors(image: NDArray[np.generic], weights: NDArray[np.float32]) -> 
 
 
 def _weigh(radius: int, ratio: float) -> NDArray[np.float32]:
-    """Return the weights of a pixel and of its neighbors up to a radius, without negligible ones."""
+    """Return the weights of a pixel and of its neighbors up to a radius, omitting negligible weights."""
     total, weight, step = 1.0, 1.0, ratio
     for _ in range(radius):
         weight, step = weight * step, step * (ratio * ratio)

@@ -1,11 +1,11 @@
 // Decoded images that are kept in memory shared by processes, so that later epochs decode nothing.
 //
-// The memory holds a Cache, its slots, and the kept images one after the other. A slot is found by an image's key,
+// The memory holds a Cache, its slots, and the kept images one after another. A slot is found by an image's key,
 // like an entry of a hash table with linear probing. Nothing is ever removed or moved. Processes take slots and memory
-// with atomic operations, and publish an image's offset after its samples, so an image is never seen if its process
-// ends while writing it.
+// with atomic operations, and publish an image's offset after its samples, so an incomplete image is never seen if
+// its process ends while writing.
 //
-// A kept image has a KeptHead, and then the samples of each component as color.c reads them: each row has one extra
+// A kept image consists of a KeptHead and the samples of each component as color.c reads them: each row has one extra
 // sample on each side. Vectors read up to MARGIN bytes after the last row.
 
 #include "decoder.h"
@@ -23,7 +23,7 @@ enum { ALIGNMENT = 64, MAX_PROBES = 64 };
 
 _Static_assert(sizeof(Cache) % ALIGNMENT == 0, "slots are aligned");
 
-// Return the slot of a key; NULL if there is none, or no room for it.
+// Return the slot of a key; NULL if the key has none, or there is no room for one.
 static Slot *find_slot(Cache *cache, uint64_t key, bool is_added) {
     Slot *slots = (Slot *)(cache + 1);
     for (uint64_t i = 0; i < MAX_PROBES; i++) {
@@ -94,7 +94,7 @@ static int64_t take_memory(Cache *cache, int64_t num_bytes) {
     return offset;
 }
 
-// Write bytes to the cache's file, because this takes less time than page faults. Return whether all were written.
+// Write bytes to the cache's file, which is faster than page faults in its memory. Return whether all were written.
 static bool write_file(int file, const uint8_t *bytes, int64_t num_bytes, int64_t offset) {
     while (num_bytes > 0) {
         ssize_t num_written = pwrite(file, bytes, (size_t)num_bytes, offset);

@@ -1,5 +1,5 @@
-// The functions that Python calls, and the records that it fills in. The records' fields are those of the numpy types
-// with the same names in kernel/records.py.
+// The functions that Python calls, and the records that Python fills in. The records have the same fields as the numpy
+// types of the same names in kernel/records.py.
 //
 //   shardio_decode_chunk       chunk.c, and the files that decoder.h lists
 //   shardio_collect_tiles, …   tiles.c and stages.c: what a device decodes, and how
@@ -9,7 +9,7 @@
 //   shardio_edit_images        edit.c, and the files that edit.h lists
 //   shardio_normalize_image    normalize.c
 //
-// vectors.h has vectors, and operations on them that differ between kinds of processors. bits.h reads bits.
+// vectors.h defines vectors, and operations on them that differ between kinds of processors. bits.h reads bits.
 
 #ifndef SHARDIO_KERNEL_H
 #define SHARDIO_KERNEL_H
@@ -71,10 +71,10 @@ typedef struct {
     const Plan *plans;    // [num_images, num_crops]
     const Row *rows;      // [num_images, num_crops], the sizes of the crops; no pixels are written.
     int64_t max_bytes;    // The number of bytes that an image may take, besides its TiledImage.
-    uint8_t *chunk;       // Room for a TiledImage and max_bytes for each image, and for CHUNK_PADDING: a result.
-    uint8_t *is_done;     // [num_images], whether each image's tiles are in the chunk: a result.
+    uint8_t *chunk;       // Output: room for a TiledImage and max_bytes for each image, and for CHUNK_PADDING.
+    uint8_t *is_done;     // Output: [num_images], whether each image's tiles are in the chunk.
     struct Workspace *workspace;
-    int64_t num_used;  // The number of used bytes of the chunk: a result.
+    int64_t num_used;  // Output: the number of bytes used in the chunk.
 } Collection;
 
 ENTRY void shardio_collect_tiles(Collection *call);
@@ -82,7 +82,7 @@ ENTRY void shardio_collect_tiles(Collection *call);
 // Decode a batch of tiled images on the processor (stages.c). A damaged image's pixels are arbitrary.
 ENTRY void shardio_decode_tiles(const Batch *batch);
 
-// Return a kept image, which begins with height << 32 | width in 64 bits and its turn in 8, or NULL if there is none.
+// Return a kept image, which begins with height << 32 | width in 64 bits and its 8-bit turn, or NULL if there is none.
 ENTRY const uint8_t *shardio_find_kept(Cache *cache, uint64_t key);
 
 // Return height << 32 | width of a JPEG, or 0 if the kernel cannot read its head.
@@ -109,13 +109,13 @@ typedef struct {
     int64_t num_components;
     const int64_t *blocks;  // [num_blocks], the component index of each block in an MCU.
     int64_t num_blocks, num_mcus;
-    // MCUs between restart markers in the data and in the recoded data; 0 without markers.
+    // The numbers of MCUs between restart markers in the data and in the recoded data; 0 without markers.
     int64_t old_interval, new_interval;
     uint8_t *unstuffed;     // [num_bytes + 4096], for data without stuffed bytes.
     int16_t *coefficients;  // [num_mcus, num_blocks, 64], for a progressive file.
-    int64_t *counts;        // [8, 256], how often each symbol occurs in the tokens: a result.
-    uint32_t *tokens;       // A result. See tokens.c for the lengths of this array and of the next one.
-    int64_t *stops;         // The end of each new interval in the tokens: a result.
+    int64_t *counts;        // Output: [8, 256], how often each symbol occurs in the tokens.
+    uint32_t *tokens;       // Output. See tokens.c for the lengths of this array and of the next one.
+    int64_t *stops;         // Output: the end of each new interval in the tokens.
     int64_t outcome;        // An Outcome. The call sets this field and the fields after it.
     int64_t reached;        // The MCU that was reached, or the scan of a progressive file.
     int64_t num_tokens;
@@ -127,16 +127,16 @@ typedef struct {
     const int64_t *stops;  // [num_intervals], the end of each restart interval in the tokens.
     int64_t num_intervals;
     const StoredTable *tables;  // [8]
-    uint8_t *out;               // For the data: a result. See tokens.c for its length.
-    int64_t *lengths;           // [num_intervals], the bytes of each interval without its marker: a result.
+    uint8_t *out;               // Output: the data. See tokens.c for its length.
+    int64_t *lengths;           // Output: [num_intervals], the number of bytes of each interval without its marker.
     int64_t size;               // The number of bytes written, set by the call.
 } ScanWriting;
 
 typedef struct {
     int64_t counts[256];     // How often each symbol occurs.
-    int64_t num_codes[258];  // The number of codes of each length; the first 17 elements are results.
-    int64_t symbols[257];    // The symbols, sorted by the lengths of their codes: a result.
-    int64_t num_symbols;     // The number of symbols with a code: a result.
+    int64_t num_codes[258];  // The number of codes of each length; the first 17 elements are output.
+    int64_t symbols[257];    // Output: the symbols, sorted by the lengths of their codes.
+    int64_t num_symbols;     // Output: the number of symbols with a code.
 } BestTable;
 
 ENTRY void shardio_read_scan(ScanReading *call);

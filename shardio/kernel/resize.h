@@ -1,4 +1,4 @@
-// What horizontal resizing needs: for every 32 columns of the result, the bytes that the columns mix.
+// The data that horizontal resizing needs: for every 32 columns of the output, the bytes that the columns mix.
 
 #ifndef SHARDIO_RESIZE_H
 #define SHARDIO_RESIZE_H
@@ -8,22 +8,22 @@
 #include "weights.h"
 
 enum {
-    COLUMNS = 32,  // The number of columns of the result that are computed together.
+    COLUMNS = 32,  // The number of columns of the output that are computed together.
     GROUP = 4,     // The number of columns in a group.
 };
 
-// Where 32 columns of the result find the first of some adjacent bytes.
+// The places from which 32 columns of the output gather the first of some adjacent bytes.
 typedef struct {
-    uint8_t indices[2 * COLUMNS], fours[4 * COLUMNS];  // Two and four bytes of each column, counted from its base.
+    uint8_t indices[2 * COLUMNS], fours[4 * COLUMNS];  // The places of 2 and of 4 bytes per column, from its base.
     int32_t sources[COLUMNS], bases[COLUMNS / GROUP];  // The base of each group of columns.
-    bool is_near;     // Whether all bytes are among the 128 from the first base. Then all groups have this base.
-    bool is_grouped;  // Whether the bytes of each group are among the 64 from its base.
+    bool is_near;     // Whether all bytes are among the 128 starting at the first base, which all groups then have.
+    bool is_grouped;  // Whether the bytes of each group are among the 64 starting at its base.
 } Gather;
 
 // Prepare to gather bytes. The columns' sources ascend or descend.
 void make_gather(const int32_t *sources, Gather *gather);
 
-// Two adjacent bytes of each of 32 columns, 16 columns in each half.
+// Two adjacent bytes for each of 32 columns, 16 columns in each half.
 typedef struct {
     u8x32 halves[2];
 } Twos;
@@ -49,7 +49,7 @@ static inline __attribute__((always_inline)) Twos gather_twos(const uint8_t *byt
 }
 
 #if defined(__AVX512VBMI__)
-// Four adjacent bytes of each of 32 columns, 16 columns in each part.
+// Four adjacent bytes for each of 32 columns, 16 columns in each part.
 typedef struct {
     __m512i parts[2];
 } Fours;
@@ -100,12 +100,12 @@ static inline void join_some_colors(u8x32 red, u8x32 green, u8x32 blue, int64_t 
 // Return a row of the part that a plan resizes, beginning at the part's first column.
 typedef Pixels (*ReadRow)(const void *source, int64_t row, int place);
 
-// The visible part of a crop: its rows and columns in the resized part, and their place in the result.
+// The visible part of a crop: its rows and columns in the resized part, and their place in the output.
 typedef struct {
     const Plan *plan;
     int64_t first_row, num_rows, first_column, num_columns;
     int column_step;  // 1, or -1 to mirror the columns.
-    uint8_t *out;     // The first pixel of the result.
+    uint8_t *out;     // The first pixel of the output.
     int64_t out_stride;
 } Window;
 

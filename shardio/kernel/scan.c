@@ -46,7 +46,7 @@ static void find_tile_table(const uint8_t *data, const Head *head, Scan *scan) {
     const uint8_t *end = scan->at;
     for (int64_t i = 0; i < scan->num_intervals; i++) {
         const uint8_t *at = table + 11 + i * num_bytes;
-        int64_t length = num_bytes == 2 ? read_big_endian(at, 2) : read_big_endian(at, 4);  // Each is one load.
+        int64_t length = num_bytes == 2 ? read_big_endian(at, 2) : read_big_endian(at, 4);  // Either takes one load.
         if (length > scan->stop - end - 2 || !is_marker(end + length, find_marker(scan, i))) return;
         end += length + 2;
     }
@@ -58,7 +58,7 @@ static void find_tile_table(const uint8_t *data, const Head *head, Scan *scan) {
 bool open_scan(const uint8_t *data, int64_t length, Member *member) {
     const Head *head = &member->head;
     Scan *scan = &member->scan;
-    // A file without EOI may be truncated below the region.
+    // A file without an EOI marker may be truncated below the region.
     if (length - head->scan_start < 2 || !is_marker(data + length - 2, EOI)) return false;
     int64_t num_mcus = (int64_t)head->rows * head->columns;
     scan->interval = head->interval ? head->interval : num_mcus;
@@ -71,8 +71,8 @@ bool open_scan(const uint8_t *data, int64_t length, Member *member) {
     return true;
 }
 
-// Copy to a chain the next stream that the region needs. Return false if there is none, after the region or after
-// damage. The lengths in the tile table keep `at` within the scan: see find_tile_table.
+// Find the next stream that the region needs, and copy it to a chain. Return false if there is none, after the region
+// or after damage. The lengths in the tile table keep `at` within the scan: see find_tile_table.
 bool take_stream(Member *member, Chain *chain) {
     const Head *head = &member->head;
     const Region *region = &member->region;

@@ -1,8 +1,8 @@
 """Buffers: batches in anonymous shared memory, reused after their tensors are freed.
 
-The user's tensors are views of a buffer's columns. When the last view of a column is freed, in any thread, a reference
-goes into a queue. When all columns of a buffer are freed, the pool may fill it again. While the user keeps batches, the
-pool creates more buffers.
+The user's tensors are views of a buffer's columns. When any thread frees the last view of a column, a reference to
+the column is put into a queue. When all columns of a buffer are freed, the pool may fill it again. While the user keeps
+batches, the pool creates more buffers.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Layout:
 
     Attributes:
         num_rows: The number of samples in a full batch.
-        columns: The dtype and shape of an item of each such column, by field index. If there are no such columns,
+        columns: The dtype and shape of an item of each fixed-size column, by field index. If there are no such columns,
             batches have no buffer.
         takes_tiles: Whether the columns of images hold tiles, for a device to decode.
     """
@@ -124,7 +124,7 @@ class Layout:
         return memory[start : start + num_bytes].view(dtype).reshape(self.num_rows, *shape)
 
     def views(self, memory: NDArray[np.uint8]) -> dict[int, NDArray[np.generic]]:
-        """Return all columns by field index."""
+        """Return all columns, by field index."""
         return {column_index: self.view(memory, column_index) for column_index in self.columns}
 
 
@@ -187,7 +187,7 @@ def as_stored(name: str, value: Any) -> NDArray[Any] | None:
         elif is_tensor and value.shape[2] == 3:
             return None  # The tensor is not an image, but an array of this shape would be read as an image.
         elif not is_tensor and value.shape[2] != 3:
-            return None  # A batch holds images without 3 channels as [channels, height, width].
+            return None  # Batches hold images that do not have 3 channels as [channels, height, width].
     return value if holds_images(name) or value.nbytes >= MIN_BYTES else None
 
 
@@ -241,7 +241,7 @@ def find_num_buffers(num_bytes: int, num_wanted: int) -> int:
 
     Args:
         num_bytes: The size of a buffer.
-        num_wanted: The largest number of buffers that the loader can use at once.
+        num_wanted: The maximum number of buffers that the loader can use at once.
 
     Raises:
         MemoryError: If there is no memory for two buffers: one for the user, and one to fill.
@@ -298,9 +298,9 @@ class Buffer:
         self._columns: list[_ColumnRef] = []
 
     def hand_out(self, freed: SimpleQueue[_ColumnRef], spans: Spans | None) -> Views:
-        """Return the columns or pieces.
+        """Return views of the columns or pieces.
 
-        When all views of a column or piece are freed, its reference goes into ``freed``. A tensor's storage holds
+        When all views of a column or piece are freed, its reference is put into ``freed``. A tensor's storage holds
         the array that it was made from, so the array lives as long as any view of it.
         """
         if spans is None:
@@ -340,7 +340,7 @@ class BufferPool:
         self._taken: dict[int, Buffer] = {}
         self._held: dict[int, Buffer] = {}
         self._num_made = 0
-        # A forked child shares the pages of the batches that the user holds, so they must not change. Retire the
+        # A forked child shares the pages of the batches that the user holds, so those pages must not change. Retire the
         # buffers before and after the fork: another thread may receive a batch in between, and the child also holds it.
         call_at_fork(self, before=BufferPool.retire_held, after_in_parent=BufferPool.retire_held)
 

@@ -39,7 +39,7 @@ class BegunEpoch:
         made: The executor and its settings.
         batches: The executor's batches.
         check: Raises an error if no further batch may be requested.
-        is_latest: Returns whether no later epoch uses its workers.
+        is_latest: Returns whether no later epoch uses this epoch's workers.
         modes: Returns a context in which batches are made, with the torch modes that apply to them.
         progress: Counts the batches; None if the order is not shardio's.
         seed: The seed of shardio's order or, if the order is not shardio's, the seed drawn for the workers as in torch.
@@ -65,7 +65,7 @@ class EpochStart(Protocol):
         Args:
             loader: The loader.
             sampler: The loader's ``_index_sampler``.
-            made: The ``made`` of the BegunEpoch of the iterator's previous epoch; None for its first epoch.
+            made: The ``made`` of the BegunEpoch of the iterator's previous epoch; None for the iterator's first epoch.
         """
 
 
@@ -154,7 +154,7 @@ class EpochIterator(LoaderIterator):
         if self._is_over:
             raise StopIteration
         self._check()
-        self._cut_short_by = "an error"  # Cleared once the batch is made; an earlier error may lose the batch.
+        self._cut_short_by = "an error"  # Cleared once the batch is made; an error before that may lose it.
         try:
             self._count()
             with before_shutdown(), self._modes():
@@ -393,7 +393,7 @@ class _Gate:
 
     def clear(self) -> None:
         self._condition, self._is_closed = threading.Condition(), False
-        self._inside: list[int] = []  # A thread's id appears once for each entry.
+        self._inside: list[int] = []  # Holds a thread's id once for each time that the thread has entered.
 
     def __enter__(self) -> None:
         with self._condition:
@@ -412,7 +412,7 @@ class _Gate:
     def close(self) -> None:
         with self._condition:
             self._is_closed = True
-            here = threading.get_ident()  # If Ctrl-C interrupted __exit__(), this thread still counts as inside.
+            here = threading.get_ident()  # If Ctrl-C interrupted __exit__(), this thread is still counted as inside.
             self._condition.wait_for(lambda: all(thread == here for thread in self._inside), PATIENCE_S)
 
 
@@ -431,7 +431,7 @@ def before_shutdown() -> AbstractContextManager[None]:
 
 @cache
 def _watch() -> None:
-    # Called with the first batch: exit handlers run in reverse order, and this one must run before the workers end.
+    # Called at the first batch: exit handlers run in reverse order, and this one must run before the workers end.
     atexit.register(_gate.close)
     # A forked child does not have the other threads that were inside the gate.
     call_at_fork(_gate, after_in_child=_Gate.clear)

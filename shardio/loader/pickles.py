@@ -38,7 +38,7 @@ from shardio.loader.wire import MAX_DESCRIPTORS, receive_all, write_all
 from shardio.process import let_through
 
 ALIGNMENT = 64
-"""The alignment of pieces in a buffer, in bytes: a multiple of the size of a cache line, and of every dtype."""
+"""The alignment of pieces in a buffer, in bytes: a multiple of the sizes of a cache line and of every dtype."""
 
 Memory = NDArray[np.uint8]
 
@@ -117,7 +117,7 @@ class Arena:
         self._stop = 0
 
     def take(self, num_bytes: int) -> Memory | None:
-        """Return a piece that was not allocated before; None if too little memory is left."""
+        """Return a piece of memory that is not in use yet; None if too little is left."""
         start = _align(self._stop)
         if start + num_bytes > len(self.memory):
             return None
@@ -149,7 +149,7 @@ def _align(num_bytes: int) -> int:
 
 
 def take_memory_out(value: Any) -> tuple[Pickle, list[Memory]]:
-    """Pickle a value without its memory.
+    """Pickle a value, leaving out the memory of its tensors, arrays and storages.
 
     Returns:
         The pickle, and its pieces, uint8 [n] each. The piece of a storage contains only the bytes that the value uses.
@@ -196,7 +196,7 @@ class _Gap(NamedTuple):
         piece_index: The index of its piece.
         dtype: The name of torch's dtype, or numpy's for arrays; "" for a storage.
         is_array: Whether the value is an array.
-        offset: Its first byte, counted from the beginning of the storage.
+        offset: The place of its first byte, counted from the beginning of the storage.
         shape: Its shape.
         strides: Its strides, in items for a tensor and in bytes for an array.
     """
@@ -243,7 +243,7 @@ class _Pickler(pickle.Pickler):
         elif kind is np.ndarray:
             gap = self._take_array(value)
         elif kind is TypedStorage:  # The storage of a special tensor, such as a Parameter.
-            return _make_typed, (value._untyped_storage, value.dtype)  # The public method warns.
+            return _make_typed, (value._untyped_storage, value.dtype)  # The public method issues a warning.
         elif kind is torch.UntypedStorage and value.device.type == "cpu":
             gap = _Gap(piece_index=self._add(_identify(value), value, 0, value.nbytes()))
         return NotImplemented if gap is None else (_fill, gap)

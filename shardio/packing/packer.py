@@ -71,7 +71,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class PackResult(Findings):
-    """The result of a pack, with the findings about all its samples.
+    """The result of a pack, with the findings about all of its samples.
 
     Attributes:
         manifest: The manifest that was written.
@@ -276,8 +276,8 @@ def pack_parts(
     the source. In all other respects, this function behaves like :func:`pack_source`.
 
     Returns:
-        The result for each part, by name. The first result also lists the ignored files of the whole source, and its
-        keys that end in suffixes.
+        The result for each part, by name. The first result also lists the ignored files of the whole source, and the
+        source's keys that end in suffixes.
 
     Raises:
         PackError: If a part would have no samples, or for the same reasons as :func:`~shardio.packing.pack`.

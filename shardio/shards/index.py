@@ -154,7 +154,7 @@ class IndexFile:
         return np.frombuffer(self._read(begin + 8 * first, begin + 8 * stop), "<i8")
 
     def read_entries(self, field_indices: Sequence[int], samples: Ints) -> Ints:
-        """Return the offset, the size and the hash of fields of samples, int64 [3, F, n]."""
+        """Return the offset, the size and the hash of the given fields of the given samples, int64 [3, F, n]."""
         columns = [8 * i * self.header.num_samples for i in field_indices]
         begins = [self._begins[name] + column for name in ("offset", "size", "hash") for column in columns]
         return self._read_rows(begins, samples).reshape(3, len(columns), len(samples))
@@ -197,7 +197,7 @@ class IndexFile:
         return KeyColumn(bounds=bounds, content=self._read(begin, begin + self.num_key_bytes))
 
     def read_all_entries(self) -> Ints:
-        """Return the offset, the size and the hash of all fields of all samples, int64 [3, F, n]."""
+        """Return the offset, the size and the hash of each field of each sample, int64 [3, F, n]."""
         shape = len(self.header.fields), self.header.num_samples
         columns = [self.read_integers(name, 0, shape[0] * shape[1]) for name in ("offset", "size", "hash")]
         return np.stack(columns).reshape(3, *shape)
@@ -366,7 +366,7 @@ class IndexColumns:
         keys: The keys.
         starts: int64 [F, n], the offset of each field's content in the tar, or negative if the sample lacks the field.
         sizes: int64 [F, n], the size of each field's content in bytes.
-        hashes: uint64 [F, n], the xxh3-64 of each field's content.
+        hashes: uint64 [F, n], the xxh3-64 hash of each field's content.
     """
 
     header: IndexHeader
@@ -389,7 +389,7 @@ def decode_key(key: bytes) -> str:
 
 
 def hash_key(key: str) -> int:
-    """Return the xxh3-64 of a key."""
+    """Return the xxh3-64 hash of a key."""
     return xxhash.xxh3_64_intdigest(key.encode(errors="surrogateescape"))
 
 

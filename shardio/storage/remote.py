@@ -36,7 +36,7 @@ from shardio.storage.store import (
 )
 
 REMOTE_LIMITS = RunLimits(max_gap=4096, max_small=2**40, max_run=REMOTE_PIECE)
-"""Neighboring ranges are read together, because each request costs as much as some 300 kB of content."""
+"""Neighboring ranges are read together, because each request takes as long as fetching about 300 kB."""
 
 MAX_TOGETHER = 64
 """The maximum number of ranges in one message to the storage process."""
@@ -54,7 +54,7 @@ NUM_SMALL = 10
 """The number of small requests whose latency is measured."""
 
 ENOUGH = 0.9
-"""The share of the highest bandwidth at which a store counts as saturated."""
+"""The share of the highest bandwidth at which a store is considered saturated."""
 
 
 def open_url(url: str, access: RemoteAccess) -> Location:
@@ -97,7 +97,7 @@ class ObjectStore(Store):
         return Request(operation=operation, root=self.root, options=self.options, key=key, arguments=arguments)
 
     def ask(self, operation: str, key: str, **arguments: Any) -> Any:
-        """Return the storage process's answer to a request, or raise its error."""
+        """Return the storage process's answer to a request, or raise the error that it reports."""
         return client().ask(self.request(operation, key, **arguments))
 
     def stat(self, key: str) -> FileStat:
@@ -182,7 +182,7 @@ def _unpickle(root: str, options: RemoteOptions, cache: CacheSettings | None, fo
 
 
 class ObjectFile(StoredFile):
-    """A remote object that is open for positioned reads. It can be shared between threads and across a fork.
+    """A remote object that is open for positioned reads. The object can be shared between threads and across a fork.
 
     No connection stays open: each read requests the version that the object had when it was opened.
 
@@ -334,7 +334,7 @@ class StoreSpeed:
 
     Attributes:
         latency_s: The median time in seconds until one byte has arrived.
-        bytes_per_s: The bandwidth in bytes per second, by the number of requests at a time.
+        bytes_per_s: The bandwidth in bytes per second, by the number of simultaneous requests.
     """
 
     latency_s: float
@@ -347,7 +347,7 @@ class StoreSpeed:
 
     @property
     def num_saturating(self) -> int:
-        """The smallest number of requests at a time that reaches nearly the highest bandwidth."""
+        """The smallest number of simultaneous requests that nearly reaches the highest bandwidth."""
         return min(number for number, rate in self.bytes_per_s.items() if rate >= ENOUGH * self.best)
 
 
@@ -356,7 +356,7 @@ def measure_store(files: Sequence[StoredFile], nums_requests: Sequence[int], sec
 
     Args:
         files: Open objects that are not read through a cache.
-        nums_requests: The numbers of simultaneous requests to measure, one after another.
+        nums_requests: The numbers of simultaneous requests, which are measured one after another.
         seconds: The time in seconds to spend on measuring each number. Requests in progress at the end are completed.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Conformance tests of a kind of dataset that can be packed. The tests need the package ``pytest``."""
+"""Conformance tests for a kind of dataset that can be packed. The tests need the ``pytest`` package."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 torchvision's v2 transforms silently return numpy arrays unchanged. Albumentations' transforms accept only arrays,
 passed as the keyword argument ``image``. timm's transforms accept only Pillow images. The module name of a transform's
-class shows its library, so shardio need not import it. User callables draw from generators that are seeded with each
-sample's rng key.
+class shows its library, so shardio need not import the library. User callables draw from generators that are seeded
+with each sample's rng key.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = ["Calls", "Generators", "Geometry", "PixelTransform", "Transform", "as
 __all__ += ["is_image_array", "rng_keys_from_torch"]
 
 Bounds = tuple[float, float]
-"""The lowest and the highest value of a parameter."""
+"""The minimum and the maximum value of a parameter."""
 
 MAX_SEARCHED = 10_000
 """The maximum number of objects to search for generators."""
@@ -61,7 +61,7 @@ class Transform(ABC):
     Attributes:
         equals_torchvisions: Whether torchvision's transform of the same name has the same distribution and, on Pillow
             images, the same pixels. If so, shardio's transform replaces torchvision's.
-        unshown: The value for which ``repr`` omits a setting, by the setting's name.
+        unshown: For some settings, by name: the value that ``repr`` omits.
     """
 
     equals_torchvisions: ClassVar[bool] = True
@@ -73,7 +73,7 @@ class Transform(ABC):
 
     @classmethod
     def from_torchvision(cls, theirs: Any) -> Transform | None:
-        """Return this transform with the settings of torchvision's transform, or None if it cannot replace that one.
+        """Return this transform with the settings of torchvision's transform; None if it cannot replace torchvision's.
 
         Raises:
             AttributeError, TypeError, ValueError: If this transform does not support the settings.
@@ -191,10 +191,10 @@ class RandomPixelTransform(PixelTransform):
 
 
 def as_pixels(transform: Transform, image: Any) -> Pixels:
-    """Convert an image to the array that a transform accepts, uint8 [height, width, 3].
+    """Convert an image to the kind of array that a transform accepts: uint8 [height, width, 3].
 
     Raises:
-        TypeError: If the image is neither such an array nor a uint8 tensor [3, height, width].
+        TypeError: If the image is neither an array of this kind nor a uint8 tensor [3, height, width].
     """
     if not is_pillow_image(image):
         image = as_array(image)  # torchvision's transforms return tensors.
@@ -252,7 +252,7 @@ _FAMILIES: dict[str, Family] = {
     "timm.data.": "timm",
     "torch.nn.modules.module.": "module",
 }
-"""The families of classes, by prefixes of their base classes' module names. The first match counts."""
+"""The families of classes, by prefixes of their base classes' module names. The first match determines the family."""
 
 _SEQUENCES = frozenset(
     {
@@ -278,14 +278,14 @@ def is_known(kind: type) -> bool:
 
 
 def call(transform: Callable[..., Any], image: Any) -> Any:
-    """Call a transform with an image, converted to a form that the transform acts on.
+    """Convert an image to a form that a transform accepts, and call the transform with it.
 
     Args:
         transform: Another library's transform, or any callable.
         image: An array, a tensor [C, H, W] or a Pillow image.
 
     Raises:
-        TypeError: If the transform acts on none of these forms, or passes an array to a torchvision transform that
+        TypeError: If the transform accepts none of these forms, or passes an array to a torchvision transform that
             ignores arrays.
     """
     family = _family(transform)
@@ -351,9 +351,9 @@ def as_array(image: Any) -> Any:
 
 
 def _choose_form(transform: Any, image: Any) -> Any:
-    """Return an image in a form that a torchvision transform, and every transform that it calls, acts on.
+    """Return an image in a form that a torchvision transform, and every transform that it calls, accepts.
 
-    If the transforms act on different forms, return a form for the first one, because it may convert the image.
+    If the transforms accept different forms, return one for the first transform, because it may convert the image.
     """
     leaves = list(_leaves(transform))
     for called in (leaves, leaves[:1]):
@@ -466,8 +466,8 @@ _INCREMENT = 0xDA3E39CB94B95BDB
 class Generators:
     """The random generators of transforms: the global generators, and those of Albumentations' transforms.
 
-    Each Albumentations transform has its own generators, which this class replaces permanently. It finds
-    the transforms in sequences, closures, attributes, and the globals that functions use.
+    Each Albumentations transform has its own generators, which this class replaces permanently. The class finds the
+    transforms in sequences, closures, attributes, and the globals that functions use.
 
     Args:
         transforms: The transforms, and any other callables.
@@ -485,7 +485,7 @@ class Generators:
         torch: Any = sys.modules.get("torch")
         if torch is not None:
             torch.default_generator.manual_seed(rng_key)  # torch.manual_seed seeds all devices, in 140 µs.
-        np.random.seed(rng_key & 0xFFFFFFFF)  # Seeding with 64 bits would take nine times as long.
+        np.random.seed(rng_key & 0xFFFFFFFF)  # Seeding with 64 bits takes nine times as long as with 32.
         random.seed(rng_key)
         if self._has_owners:
             self._python.seed(rng_key)
@@ -504,7 +504,7 @@ def _reachable(transforms: object) -> Iterator[Any]:
     while queue and len(seen) < MAX_SEARCHED:
         found = queue.popleft()
         if id(found) not in seen:
-            seen[id(found)] = found  # Keep a reference, so no other object gets its id.
+            seen[id(found)] = found  # Keep a reference, so that no other object gets this object's id.
             yield found
             queue.extend(_referents(found))
 
@@ -572,7 +572,7 @@ class Calls:
                 began = time.perf_counter()
                 try:
                     results.append(self._call_with_seed(callables, image, rng_key))
-                except BaseException as error:  # The caller marks the error with the sample.
+                except BaseException as error:  # The caller adds the sample to the error.
                     self.failed_row = len(results)
                     if isinstance(error, StopIteration):  # A StopIteration would silently end an epoch.
                         raise no_end(error) from error

@@ -179,7 +179,7 @@ def test_a_loader_of_shardio_is_judged_by_its_own_remainder(
     assert f"epoch 0: right: 21 samples: {words}, 0 unexpected" in done.output
 
 
-# This rank writes the process id of its child; rank and child then sleep until the launcher ends them. A stubborn rank
+# This rank writes the process id of its child; the two then sleep until the launcher ends them. A stubborn rank
 # responds to SIGTERM only by writing its own process id.
 WAITS = """
 import os, signal, subprocess, sys, time

@@ -129,7 +129,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def read(dataset: Any, **options: Any) -> list[tuple[str, ...]]:
-    """Return the sum of each sample's pixels, which identifies the sample, and its other values, in order."""
+    """For each sample in order, return the sum of its pixels, which identifies it, and its other values."""
     loader = shardio.DataLoader(dataset, batch_size=3, **options)
     return [
         (str(each[0].sum().item()), *map(str, (value for value in each[1:])))

@@ -1,4 +1,4 @@
-"""The doctor names the cause of loaders that were made slow on purpose. tools/doctor_campaign.py has more of them."""
+"""The doctor finds the cause in loaders that were made slow on purpose. tools/doctor_campaign.py has more of these."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_each_moment_of_a_sample_belongs_to_one_stage(tmp_path: Path) -> None:
     assert shares == sorted(shares, reverse=True)
     assert sum(shares) == pytest.approx(1)
     names = {stage.name for stage in profile.stages if stage.kind == "transform"}
-    assert names == {"RandomResizedCrop", "ToTensor"}  # Compose only calls them.
+    assert names == {"RandomResizedCrop", "ToTensor"}  # Compose only calls these two.
     own = [stage.name for stage in profile.stages if stage.kind == "your code"]
     assert own == ["LoopTransform.__call__ (patients.py)"]
     assert profile.share("decoding") > 0 < profile.share("reading")

@@ -47,7 +47,7 @@ class Originals:
 
 
 def write_originals() -> Originals:
-    """Write tiled and untiled JPEGs of every sampling, with restarts, metadata and other codings, and other images."""
+    """Write non-JPEGs, and tiled and untiled JPEGs of every sampling, with restarts, metadata and other codings."""
     plain = [
         make_jpeg(f"{name} {size}", picture(*size), factors=factors, restart_interval=interval).content
         for name, factors in SAMPLINGS.items()
@@ -102,7 +102,7 @@ def without_ac_codes(content: bytes) -> bytes:
 def mutate(original: Original, other: Original, rng: random.Random) -> bytes:
     """Damage a file once or a few times, perhaps with parts of another file.
 
-    Only the first damage may hit a known span, because it may move the other spans.
+    Only the first damage may hit a known span, because that damage may move the other spans.
     """
     content = bytearray(original.content)
     if original.tables and rng.random() < 0.3:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader  # noqa: E402
 from torch.utils.data.datapipes.iter import IterableWrapper  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
-warnings.filterwarnings("ignore", "'set_vital' is deprecated")  # torchdata triggers torch's warning.
+warnings.filterwarnings("ignore", "'set_vital' is deprecated")  # torchdata triggers a warning from torch.
 
 
 class Own(DataLoader):  # type: ignore[type-arg]

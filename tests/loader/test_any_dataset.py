@@ -126,7 +126,7 @@ def test_a_resumed_run_may_have_batches_of_another_size(num_workers: int, batch_
     assert flatten(again) == left, "the state counts all samples"
 
 
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata triggers torch's warning.
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata triggers a warning from torch.
 @pytest.mark.parametrize(("num_workers", "batch_size"), [(0, 3), (0, 8), (2, 3)])
 def test_a_state_of_torchdatas_loader_counts_samples_too(num_workers: int, batch_size: int) -> None:
     state, _ = save_after(StatefulDataLoader(NUMBERS, batch_size=4, num_workers=num_workers), 3)

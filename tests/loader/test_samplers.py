@@ -308,7 +308,7 @@ def test_torchs_samplers_give_the_batches_of_torchs_loader(
     crop_alike = taken in CONCATENATED or sampled == "weighted"  # Random crops of repeated samples differ.
     parts = make_parts(packed, images, (lambda: CenterCrop(40)) if crop_alike else make_crop)
     for part in parts:
-        part.set_epoch(1, seed=5)  # Without an epoch, torch would draw the crops.
+        part.set_epoch(1, seed=5)  # Without an epoch, torch's generator would draw the crops.
     dataset, sampler = WRAPPED[taken](*parts), BATCHED[sampled]
     torch.manual_seed(3)
     expected = batches_of(TorchLoader(dataset, **sampler(dataset)))

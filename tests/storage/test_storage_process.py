@@ -305,7 +305,7 @@ def test_locks_of_a_suspended_process_stop_nobody(monkeypatch: pytest.MonkeyPatc
 
     def list_late(folder: Location) -> listing_module.Listing:
         monkeypatch.setattr(listing_module, "list_files", list_files)
-        open_listing(folder, listing)  # Simulate another process, whose listing is saved first.
+        open_listing(folder, listing)  # Simulate another process that saves its listing first.
         put(folder / "cat/2.jpg", b"2")
         return list_files(folder)
 

@@ -1,4 +1,4 @@
-"""Campaigns pass if the laws hold, and name a case that breaks one."""
+"""Campaigns pass if the laws hold, and otherwise name a case that breaks a law."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ SAMPLES, EPOCHS = 21, 2
 
 
 def _launch(num_ranks: int, directory: Path, runs: list[dict[str, Any]]) -> tuple[Path, str]:
-    """Train runs on ranks. Return the directory, and the error if the ranks end with one."""
+    """Train runs on ranks. Return the directory, and the error with which the ranks end, if any."""
     try:
         run_launched_ranks(train_as_rank, runs, num_ranks=num_ranks)
     except (ProcessRaisedException, ProcessExitedException) as error:
@@ -65,7 +65,7 @@ def _run(packed: Path, directory: Path, **options: Any) -> dict[str, Any]:
 def killed(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Launch three ranks for a whole run and a run in which a rank is killed between checkpoints of the second epoch.
 
-    With three ranks, the sum of gradients depends on the order, and 21 samples give unequal batches.
+    With three ranks, the sum of gradients depends on the order, and 21 samples make unequal batches.
     """
     root = tmp_path_factory.mktemp("killed")
     runs = [_run(packed, root / "whole"), _run(packed, root / "killed", num_workers=1, kill=(1, 7))]
@@ -126,7 +126,7 @@ def _keys(packed: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_ranks_validate_exactly(packed: Path, killed: tuple[Path, str]) -> None:
-    """Scores equal those of one process, with shardio or with torch alone, although ranks pad with repeats."""
+    """Scores equal those that one process computes, with shardio or only torch, although ranks pad with repeats."""
     directory = killed[0] / "whole"
     result = load_checkpoint(directory / "last.pt")["results"][-1]
     model = make_model()
@@ -221,7 +221,7 @@ def test_two_ranks_learn_what_one_learns_from_batches_twice_as_large_and_keep_eq
 def test_ranks_can_train_again_and_a_rank_that_fails_ends_the_job_with_its_own_error(
     by_torchrun: tuple[Path, str],
 ) -> None:
-    """Ranks leave the group after each run and rejoin at different times. The score is that of all ranks."""
+    """Ranks leave the group after each run and rejoin at different times. The score is computed over all ranks."""
     directory, failure = by_torchrun
     one, other = _read_ends(directory / "again")
     assert one == other
@@ -242,7 +242,7 @@ def test_ranks_can_train_again_and_a_rank_that_fails_ends_the_job_with_its_own_e
 def test_a_rank_that_lost_another_one_reports_that_in_a_later_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, *, waits: bool
 ) -> None:
-    """torchrun names the first failure, in whole seconds. Within a second, the lowest rank counts as first."""
+    """torchrun names the first failure: it compares whole seconds, and within a second, picks the lowest rank."""
     for name, value in {"WORLD_SIZE": "2", "RANK": "0", "TORCHELASTIC_ERROR_FILE": str(tmp_path / "error")}.items():
         monkeypatch.setenv(name, value)
     clock = [100.9]

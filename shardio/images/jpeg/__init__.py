@@ -1,7 +1,7 @@
 r"""Locate the tiles of a JPEG, cut a smaller JPEG out of it, and tell damaged JPEGs from intact ones.
 
-A tile table locates the restart intervals of a tiled JPEG. It fills one or more APP9 segments, big-endian like the
-rest of a JPEG. Each segment holds
+A tile table locates the restart intervals of a tiled JPEG. The table fills one or more APP9 segments, big-endian like
+the rest of a JPEG. Each segment holds
 
     8 bytes   b"shardio\0"
     uint8     version, 1
@@ -11,11 +11,11 @@ rest of a JPEG. Each segment holds
 followed by its part of the table. The parts, joined end to end, are
 
     uint16    height of the image in pixels
-    uint16    width
-    uint16    restart interval in MCUs; it divides the MCU row
-    uint8     bytes of each length below, 2 or 4
-    uint32    bytes of the scan, from the end of its header to the EOI marker
-    uint16 or uint32 for each interval: the bytes of its entropy-coded data, without the marker that follows it
+    uint16    width of the image in pixels
+    uint16    restart interval in MCUs, which divides the number of MCUs in a row
+    uint8     size in bytes of each length below: 2 or 4
+    uint32    length of the scan in bytes, from the end of its header to the EOI marker
+    uint16 or uint32 for each interval: the length of its entropy-coded data in bytes, without the next marker
 
 Other decoders skip these segments. Other tools may copy them when they rewrite the image, so the table is used only if
 all of it matches the file: the sizes, the restart interval, and the marker at the end of every interval. Entropy-coded
@@ -84,7 +84,7 @@ color space. All other metadata is left out."""
 _SIZE = struct.Struct(">HH")
 
 MAX_ALIGNMENT = 3
-"""The maximum number of surplus bytes that count as padding regardless of their values."""
+"""The maximum number of surplus bytes that are treated as padding regardless of their values."""
 
 _SURPLUS = re.compile(r"Corrupt JPEG data: ([0-9]+) extraneous bytes before marker 0x(d[0-9])")
 
@@ -135,8 +135,8 @@ def dump_tile_table(height: int, width: int, interval: int, lengths: NDArray[np.
     Args:
         height: The height of the image in pixels.
         width: Its width.
-        interval: MCUs between restart markers.
-        lengths: int64 [intervals], the bytes of each interval without its marker.
+        interval: The number of MCUs between restart markers.
+        lengths: int64 [intervals], the number of bytes of each interval without its marker.
 
     Raises:
         ValueError: If there are too many intervals.
@@ -291,7 +291,7 @@ def cut_tiles(content: bytes, head: JpegHead, tiles: Tiles, box: Box) -> tuple[b
 def cut_rows(content: bytes, head: JpegHead, box: Box) -> tuple[bytes, Box]:
     """Return a JPEG whose frame ends below ``box``, and the part of the image that it shows.
 
-    The JPEG keeps the whole scan, so some data follows that of the last row.
+    The JPEG keeps the whole scan, so it still contains the data of the rows below its frame.
     """
     mcu_height, _ = head.mcu_size
     _, stop_row = _cover(box.top, box.height, mcu_height, head.height, _margin(head)[1], 1)

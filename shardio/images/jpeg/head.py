@@ -157,7 +157,7 @@ def read_head(content: bytes) -> JpegHead:
 def why_irregular(head: JpegHead) -> str | None:
     """Return the reason why parts of an image cannot be decoded separately, or None if they can.
 
-    Such decoding requires baseline or extended sequential Huffman coding, 8 bits per sample, and 1 or 3 components in
+    Decoding parts requires baseline or extended sequential Huffman coding, 8 bits per sample, and 1 or 3 components in
     one scan. There are only a few distinct reasons, all short, so callers can count images by reason.
     """
     if head.process not in (SOF0, SOF1):

@@ -191,15 +191,15 @@ class Pairing:
     """Matches each file to the sample of its image.
 
     A file's name may contain the name of its top folder, followed by other words, as in Cityscapes:
-    ``leftImg8bit/x_leftImg8bit.png`` and ``gtFine/x_gtFine_labelIds.png`` belong to ``x``. Companions may be in folders
-    inside their top folder, as in Oxford Pets: ``annotations/trimaps/x.png``.
+    ``leftImg8bit/x_leftImg8bit.png`` and ``gtFine/x_gtFine_labelIds.png`` belong to ``x``. Companions may be in
+    subfolders of their top folder, as in Oxford Pets: ``annotations/trimaps/x.png``.
 
     Attributes:
-        stems: The stems of the samples, relative to the folder of images.
+        stems: The stems of the samples, relative to the image folder.
 
     Args:
         folders: All files, by folder.
-        images: The name of the folder of images.
+        images: The name of the image folder.
         main: The suffixes of images.
     """
 

@@ -33,7 +33,7 @@ ALL_SPLITS = "all"
 """The value of ``source_split`` that packs all splits as one dataset."""
 
 Row = dict[str, Any]
-"""The values of a row by column. In CSV, all values are text."""
+"""The values of a row, by column. In CSV, all values are text."""
 
 _OTHER_COLUMN = "Choose another --key-column (key_column), or none to number the records"
 
@@ -374,7 +374,7 @@ def find_labels(
         int64 [n], and the class names by label, or () if the file has integers.
 
     Raises:
-        PackError: If the file cannot be read, a sample has no or several labels, or class names and integers are mixed.
+        PackError: If the file cannot be read, a sample has no label or several, or class names and integers are mixed.
     """
     labels = _read_labels(file, names or {}, frozenset(keys))
     if missing := [key for key in keys if key not in labels]:
@@ -402,8 +402,8 @@ def number_labels(
         int64 [n], and the class names by label, or () if the labels are integers.
 
     Raises:
-        PackError: If class names and integers are mixed, an integer is out of range or may be the name of another
-            class, or a name is not a class.
+        PackError: If class names and integers are mixed, an integer is out of range or could be the name of a
+            different class, or a name is not a class.
     """
     integers = {label for label in values if isinstance(label, int)}
     names = sorted({label for label in values if isinstance(label, str)})

@@ -1,4 +1,4 @@
-"""Pack the chunks of Lightning's LitData, which the package ``litdata`` reads."""
+"""Pack the chunks of Lightning's LitData, which the ``litdata`` package reads."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ARRAYS = ("no_header_numpy", "no_header_tensor", "numpy", "tensor")
 """The formats of arrays."""
 
 PLAIN = ("bool", "float", "int", "json", "str", "text")
-"""The formats of values for the ``json`` field."""
+"""The formats of values that go into the ``json`` field."""
 
 _RUNNING_CODE = ("graph", "pickle")
 """The formats that LitData reads by unpickling them."""

@@ -1,4 +1,4 @@
-"""Each kind of source passes the conformance tests of sources."""
+"""Each kind of source passes the conformance tests for sources."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROW = "row 2, field 'jpg': cannot be decoded"
 IMAGES = "images/*/*3.jpg"
 
 Kind = tuple[PackSource, packs.Write, str, str]
-"""A kind of source, a function that writes one, its files as a pattern, and how a message names a damaged image."""
+"""A kind of source, a function that writes one, a pattern for its files, and one for messages about a damaged image."""
 
 KINDS: list[Kind] = [
     (directory.Directory(), packs.write_folders, IMAGES, "cannot be decoded"),

@@ -66,7 +66,7 @@ def write_simple_litdata(folder: Path, num: int = 12, *, compressed: bool = Fals
 
 
 class Kind(NamedTuple):
-    """A kind of dataset: a function that writes one, its second file, and the package that reads it."""
+    """A kind of dataset: a function that writes one, the name of its second file, and the package that reads it."""
 
     write: Callable[..., Path]
     second: str

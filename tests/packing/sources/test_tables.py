@@ -273,7 +273,7 @@ def test_rows_are_packed(folder: Path, tmp_path: Path, name: str, monkeypatch: p
     assert (manifest.num_samples, manifest.classes, manifest.fields) == (NUM, CLASSES, ("cls", "jpg", "json", "png"))
     assert max(path.stat().st_size for path in (tmp_path / "out").glob("*.tar")) <= 12_000
     found = read_packed(tmp_path / "out")
-    assert list(found) == [key_of(row) for row in reversed(range(NUM))]  # Samples have the table's order.
+    assert list(found) == [key_of(row) for row in reversed(range(NUM))]  # Samples are in the order of the table.
     for row, content in enumerate(IMAGES):
         score: Any = str(row / 2) if name == "t.csv" else row / 2
         sample = found[key_of(row)]
