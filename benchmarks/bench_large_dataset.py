@@ -1,4 +1,4 @@
-"""Measure how soon spawned workers deliver batches of a dataset of millions of samples, and how much memory they add.
+"""Measure how soon spawned workers deliver batches from a dataset of millions of samples, and how much memory they add.
 
 ``python -m benchmarks.bench_large_dataset``. The dataset is a SharedList of paths and labels, or a plain list. The
 memory is the workers' private memory, minus that of workers with a small dataset, plus the growth of the machine's
@@ -35,7 +35,7 @@ class Samples(torch.utils.data.Dataset[Any]):
 
 
 def _read_bytes(path: str, *names: str) -> int:
-    """Return the sum, in bytes, of the values in a file in /proc whose names start with these prefixes."""
+    """Return the sum, in bytes, of the values whose names start with these prefixes in a file in /proc."""
     lines = Path(path).read_text().splitlines()
     return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(names))
 

@@ -37,7 +37,7 @@ from shardio.images.tiling import reencode_jpeg, tile_jpeg, untile_jpeg
 from shardio.values import count
 
 ROW = 0
-"""The number that means an interval as long as the MCU row."""
+"""The number that stands for an interval as long as a row of MCUs."""
 
 GROUPS = {(24, 32, 40): (1, 2, 4, 8, ROW), (21,): (1, 3, 7, ROW), (31,): (1, ROW)}
 """The intervals to try, by the number of MCUs in a row."""

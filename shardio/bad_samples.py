@@ -25,8 +25,8 @@ from shardio.world import find_worker
 OnError = Literal["raise", "replace", "skip"]
 
 MAX_REPLACEMENTS = 10
-"""The number of replacements tried for one sample. If all replacements are unreadable, the storage is probably at
-fault."""
+"""The maximum number of replacements tried for one sample. If all replacements are unreadable, the storage is
+probably at fault."""
 
 MAX_NAMED = 8
 """The number of samples that an error about a whole batch names."""
@@ -193,7 +193,7 @@ class BadSamples:
             warnings.warn(said, RuntimeWarning, stacklevel=3)
 
     def _find_part(self, index: int) -> tuple[int, int]:
-        # The first sample of the part, and the number of its samples. A mixture's indices also number repetitions.
+        # The first sample of the part, and the number of its samples. A mixture's indices also encode the source epoch.
         part = bisect_right(self._bounds, index % self._num_samples)
         return self._bounds[part - 1], self._bounds[part] - self._bounds[part - 1]
 

@@ -11,7 +11,7 @@ TARGET = 224
 """The side length of a crop in pixels."""
 
 SHORTER_SIDE = 256
-"""The length in pixels of an image's shorter side after the resize of the evaluation crop."""
+"""The length of an image's shorter side, in pixels, after the resize for the evaluation crop."""
 
 SCALE = (0.08, 1.0)
 """The range of a random crop's area, as a share of the image's area."""

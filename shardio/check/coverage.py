@@ -221,7 +221,7 @@ NUM_PARTS = 64
 """Deliveries are compared in this many parts, split by identity, to limit memory use."""
 
 MAX_NAMES = 1_000_000
-"""The number of keys to keep for messages. Messages show the hashes of later keys."""
+"""The number of keys to keep for messages. For later keys, messages show hashes instead."""
 
 CLOCK_SLACK_S = 60.0
 """The tolerated difference between the clocks of two machines, in seconds."""

@@ -128,7 +128,7 @@ class StoreNeeds:
 
     @property
     def samples_per_s(self) -> float:
-        """The largest number of samples per second that the store can deliver."""
+        """The maximum number of samples per second that the store can deliver."""
         return self.speed.best / self.sample_size
 
     def as_json(self) -> dict[str, Any]:

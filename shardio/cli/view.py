@@ -41,12 +41,12 @@ MAX_PNG_IMAGES = 2000
 """The maximum number of images in a PNG: 250 rows."""
 
 DRAWS = 8
-"""The default number of columns of a sheet. If each epoch has several crops, the sheet shows as many epochs as fit into
-these columns, but at least 2."""
+"""The default number of columns of a sheet. If an image has several crops per epoch, the sheet shows as many epochs
+as fit into these columns, but at least 2."""
 
 
 CELL = 160
-"""The maximum side of an image on a sheet, in pixels."""
+"""The maximum width and height of an image on a sheet, in pixels."""
 
 MIN_WIDTH = 72
 """The minimum width of a column in pixels, chosen to fit the captions."""
@@ -263,7 +263,7 @@ def open_images(
         source: Class folders, any other directory of images, an image file, or a packed dataset.
         transform: The transform of the images.
         decode: The type of the images that the transform receives: arrays or Pillow images.
-        storage_options: Settings of the store of a remote source.
+        storage_options: Settings for the store of a remote source.
 
     Raises:
         FileNotFoundError: If the source does not exist, or holds no images.

@@ -31,7 +31,7 @@ LABELED = 2000
 """The number of batches whose labels are kept."""
 
 MAX_START = 3
-"""The longest time of a measurement, including the starts of its epochs, as a multiple of the measured time."""
+"""The maximum duration of a measurement, including the starts of its epochs, as a multiple of the measured time."""
 
 CPU_EVERY_S = 0.25
 """The interval at which the processor time of all processes is read, in seconds."""
@@ -46,7 +46,7 @@ class WorkerUse(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderRun:
-    """The speed of a loader. Rates do not include the time until the first batch of each epoch.
+    """The speed of a loader. Rates exclude the time until the first batch of each epoch.
 
     Attributes:
         samples_per_s: The rate.
@@ -95,7 +95,7 @@ def run_loader(loader: Iterable[Any], seconds: float, num_processors: int, step:
 
     Args:
         loader: Any iterable of batches.
-        seconds: The time to measure, without the time until the first batch of each epoch.
+        seconds: The time to measure, excluding the time until the first batch of each epoch.
         num_processors: The number of processors that this process may use.
         step: What to do with each batch.
 
@@ -204,7 +204,7 @@ def _run_epoch(
 
 
 def time_step(step: Step, batches: Sequence[Any], seconds: float) -> float:
-    """Return the rate of a training step on batches in memory, in samples per second."""
+    """Return the rate, in samples per second, of a training step on batches in memory."""
     for batch in batches[:2]:  # The first calls allocate memory, and may compile.
         step(batch)
     synchronize()

@@ -26,7 +26,7 @@ class PixelLayout(NamedTuple):
         height: Height in pixels.
         width: Width in pixels.
         num_channels: 1 for gray, 3 for red, green and blue.
-        white: The largest value. If it is above 255, each value of a binary file has two bytes.
+        white: The maximum value. If it is above 255, each value in a binary file takes two bytes.
         is_text: Whether the values are written as text.
     """
 

@@ -1,9 +1,9 @@
 """Rewrite JPEGs so that parts of them can be decoded separately, without changing the coefficients.
 
 A tiled JPEG has restart intervals of a few MCUs, and a table that locates them (:mod:`shardio.images.jpeg`).
-So a crop can be decoded without the rest of the image. To tile a JPEG, shardio decodes its data to tokens, whose counts
-determine the best Huffman tables, and writes the tokens. A progressive JPEG is decoded to coefficients, which become
-the tokens of a baseline JPEG.
+So a crop can be decoded without the rest of the image. To tile a JPEG, shardio decodes its data to tokens, whose
+counts determine the optimal Huffman tables, and writes the tokens. A progressive JPEG is decoded to coefficients,
+which become the tokens of a baseline JPEG.
 
 :func:`tile_jpeg` reads every code of the scan, and refuses all scans about which libjpeg would warn. It does not check
 the other data that libjpeg needs: quantization tables, and the segments that determine how to convert colors. If these
@@ -253,7 +253,7 @@ def _dump_intervals(head: JpegHead, interval: int, lengths: NDArray[np.int64]) -
 
 
 def _join_file(content: bytes, head: JpegHead, new_segments: bytes, data: bytes) -> bytes:
-    # 16-bit quantization tables are not baseline (B.2.4.1). libjpeg also makes such files extended sequential.
+    # 16-bit quantization tables are not baseline (B.2.4.1). libjpeg writes such files as extended sequential JPEGs.
     sequential = SOF1 if any(_read_quantizers(content, head).values()) else SOF0
     kept = [
         marker_bytes(sequential if segment.marker == SOF2 else segment.marker)
@@ -337,7 +337,7 @@ def make_best_table(counts: Counts) -> HuffmanTable:
 
 
 class Scan(NamedTuple):
-    """A scan to recode, or the scans of a progressive image.
+    """A scan to recode, or all scans of a progressive image.
 
     Attributes:
         data: uint8, the file from the first byte of the scan; the whole file if it is progressive.
@@ -455,7 +455,7 @@ def decodes_if_tileable(content: bytes, *, max_pixels: int) -> bool:
 
     Args:
         content: A JPEG that :func:`tile_jpeg` has tiled without an error.
-        max_pixels: The largest permitted number of pixels.
+        max_pixels: The maximum number of pixels.
     """
     head = read_head(content)
     if not (max(head.height, head.width) <= MAX_SIDE and head.height * head.width <= max_pixels):
@@ -474,7 +474,7 @@ def _read_components(content: bytes, head: JpegHead) -> tuple[bytes, set[int]]:
 
 
 def _read_quantizers(content: bytes, head: JpegHead) -> dict[int, int]:
-    """Return the precision of each quantization table, 0 for 8 bits, or {} if a segment is damaged (B.2.4.1)."""
+    """Return the precision of each quantization table (0 means 8 bits), or {} if a segment is damaged (B.2.4.1)."""
     precisions = {}
     for segment in _find_segments(head, DQT):
         offset = segment.payload_start
@@ -534,7 +534,7 @@ def reencode_jpeg(
         max_side: The maximum length of the longer side in pixels, or None for no limit. Larger images are shrunk by
             area averaging.
         quality: 1 to 100, on libjpeg's scale.
-        max_pixels: The largest permitted number of pixels.
+        max_pixels: The maximum number of pixels.
         min_side: The maximum length of the shorter side in pixels, or None for no limit.
         to_srgb: Whether to convert the colors from the profile to sRGB, before shrinking, and to drop the profile.
 

@@ -25,7 +25,7 @@
 
 static const Entry JUMP = {.place = -1, .step = DONE, .keep = -1};
 
-// Set `count` entries. The compiler stores numbers, unlike structs, in whole vectors.
+// Set `count` entries. The compiler combines stores of numbers, but not of structs, into vector stores.
 static void set_entries(Entry *entries, int count, Entry entry) {
     uint64_t number;
     _Static_assert(sizeof entry == sizeof number, "an entry is stored as a number");
@@ -118,7 +118,7 @@ static bool is_used(const HuffmanTable *table, const Workspace *work) {
 static const HuffmanTable *find_table(const uint8_t *counts, bool is_dc, Workspace *work) {
     int num_symbols = 0;
     for (int i = 0; i < MAX_CODE_LENGTH; i++) num_symbols += counts[i];
-    if (num_symbols == 0) return NULL;  // Unused tables in the cache also have no symbols, and are not filled.
+    if (num_symbols == 0) return NULL;  // Unused entries of the cache also have no symbols, but must not match.
     HuffmanTable *oldest = NULL;
     for (int i = 0; i < NUM_CACHED_TABLES; i++) {
         HuffmanTable *table = &work->tables[i];

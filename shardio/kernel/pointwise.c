@@ -20,7 +20,7 @@ typedef struct {
     uint32_t start, factor;  // The new byte is (byte - start) * factor >> 16.
 } Multiple;
 
-// What to do with each block.
+// One of the operations that are applied to each block.
 typedef struct {
     enum { EDIT_BYTES, LOOK_UP, SATURATE, TURN_HUE, MAKE_GRAY } kind;
     const Operation *operation;
@@ -167,7 +167,7 @@ static bool make_tables(const uint8_t *pixels, int64_t num_pixels, int64_t code,
     return is_changed;
 }
 
-// Invert the bytes that are at or above a threshold. If this function were inlined, it would compare 64-bit numbers.
+// Invert the bytes that are at or above a threshold. If this function were inlined, it would compare 64-bit values.
 static __attribute__((noinline)) void solarize(uint8_t *bytes, int64_t count, uint8_t threshold) {
     for (int64_t i = 0; i < count; i++) bytes[i] = bytes[i] < threshold ? bytes[i] : (uint8_t)~bytes[i];
 }

@@ -226,7 +226,7 @@ static Outcome check_end(const ScanState *scan) {
     return num_left >= 8 ? EXCESS_DATA : num_left < 0 || scan->num_ended ? DAMAGED : RECODED;
 }
 
-// Read the marker before a restart interval, which fill bytes may precede, and move `at` past the marker.
+// Read the marker before a restart interval, skipping any fill bytes before it, and move `at` past the marker.
 static Outcome skip_marker(const uint8_t **at, const uint8_t *stop, int64_t interval) {
     while (stop - *at > 2 && (*at)[0] == 0xFF && (*at)[1] == 0xFF) ++*at;
     if (stop - *at < 2 || (*at)[0] != 0xFF || (*at)[1] != RST0 + (interval - 1) % 8) return WRONG_MARKER;

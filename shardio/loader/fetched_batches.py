@@ -221,7 +221,7 @@ class WorkerBatches(BatchIterator):
             self._position.sampler = self._indices.position
 
     def _receive(self, *, raises: bool = False) -> None:
-        """Wait for answers. If ``raises``, raise the error of a worker that cannot begin."""
+        """Wait for answers. If ``raises``, raise the error of a worker that cannot start."""
         answers = self.workers.receive(self._timeout_s or None)
         if not answers and self._timeout_s:
             raise TimedOutError(
@@ -313,7 +313,7 @@ class WorkerBatches(BatchIterator):
             self._pass(pending.number, pending.after)
 
     def _pass(self, number: int, after: SamplerPosition) -> None:
-        """Move the sampler's position past a delivered batch, and past those that follow without a gap."""
+        """Move the sampler's position past a delivered batch, and past all delivered batches directly after it."""
         position = self._position
         self._afters[number] = after
         while (next_number := position.sampler.num_yielded) in self._afters:

@@ -300,7 +300,7 @@ def encode_tokens(values: Any, dtype: str) -> bytes:
         dtype: The type of the tokens in the file, ``uint16`` or ``int32``.
 
     Raises:
-        ValueError: If the values are not a sequence of integers, or a token does not fit.
+        ValueError: If the values are not a sequence of integers, or a token does not fit in the type.
     """
     tokens = np.asarray(values)
     if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):

@@ -33,7 +33,7 @@ NUM_THREADS = 16
 """The maximum number of threads that open shards or fetch samples at the same time."""
 
 Verify = Literal["first", "off"]
-"""The time at which samples are compared with the index file: on their first read, or never. With ``first``, samples of
+"""When samples are compared with the index file: on their first read, or never. With ``first``, samples of
 remote shards are compared at each read, because their bytes may be fetched again."""
 
 MAX_FAILURES = 3
@@ -44,7 +44,7 @@ MAX_OPEN_SHARDS = 1024
 """The maximum number of shards that a reader keeps open, at about 5 kB each. Other shards are reopened as needed."""
 
 MAX_INDEX_BYTES = 128 * 2**20
-"""The maximum memory in bytes of the indexes of open shards."""
+"""The maximum memory that the indexes of open shards take, in bytes."""
 
 SHARDS_AT_ONCE = 64
 """The number of shards whose samples are read together."""
@@ -237,7 +237,7 @@ class SampleReader:
     def _read(
         self, visits: Sequence[tuple[Shard, int, Ints]], fields: Sequence[str], deferred: Container[str]
     ) -> list[list[Any]]:
-        """Read fields of samples: see :func:`read_shards`. Each visit has a shard, its place, and the samples in it."""
+        """Read fields of samples: see :func:`read_shards`. A visit is a shard, the shard's place and its samples."""
         opened = [(shard, inner) for shard, _, inner in visits]
         if self._verify == "off":
             return read_shards(opened, fields, deferred=deferred)
@@ -360,7 +360,7 @@ def map_in_threads(function: Callable[[Item], object], items: Sequence[Item]) ->
     """Call a function with each item, in several daemon threads.
 
     Returns:
-        The errors of stores that kept failing. The caller should raise one of these errors immediately, because
+        The errors from stores that kept failing. The caller should raise one of these errors immediately, because
         repeating the requests would take just as long. Other errors are ignored: reading an item fetches the item
         again, and reports the error with the sample.
     """
@@ -535,7 +535,7 @@ def open(  # noqa: A001  # The name follows tarfile and PIL.Image.
         source: A packed directory, a manifest, a tar, a pattern of tars, a directory of tars, or a list of tars. Tars
             without an index are indexed first.
         verify: ``first`` compares each sample with its index when the sample is first read; ``off`` compares nothing.
-        storage_options: Settings of the store of a remote source, as for :class:`shardio.ShardDataset`.
+        storage_options: Settings for the store of a remote source, as for :class:`shardio.ShardDataset`.
         cache: A local folder for the fetched parts of a remote source. Processes share this folder, which is never
             removed. By default, shardio uses a private folder and removes it at the end.
         cache_size: The size of the cache, such as ``"200GB"``; by default, a fifth of the free space, and at most
@@ -552,6 +552,6 @@ def open(  # noqa: A001  # The name follows tarfile and PIL.Image.
         OSError: If a remote store denies access, or cannot be reached.
         ValueError: If ``verify``, or a setting of the store or the cache, is invalid.
     """
-    from shardio.shards import open_table  # open_table imports tarfile, which takes 4 ms.
+    from shardio.shards import open_table  # Importing tarfile, which open_table needs, takes 4 ms.
 
     return KeyedShards(open_table(source, make_access(storage_options, cache, cache_size, cache_shared)), verify)

@@ -44,7 +44,7 @@ class TruncatedTar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """Adjacent members of a truncated tar with the same key, and whether a field occurs twice."""
+    """Adjacent members with the same key in a truncated tar, and whether a field occurs twice."""
 
     key: str
     fields: dict[str, StoredField]
@@ -233,7 +233,7 @@ class _Repair:
             for tar in find_indexed(self._folder):
                 if tar not in tars:
                     index = index_location(tar).name
-                    self._add_problem("missing", tar, f"the index {index} exists, but not the tar: download the tar")
+                    self._add_problem("missing", tar, f"the index {index} exists, but the tar does not: download it")
         entries, fields = list[ShardEntry](), set[str]()
         for tar in tars:
             entry, fields_of_shard = self._repair_shard(tar, old_entries.get(tar.name))

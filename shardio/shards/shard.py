@@ -54,7 +54,7 @@ MAX_FIELDS = 1024
 """The maximum number of fields. A tar with more fields does not follow WebDataset's naming."""
 
 MAX_EMPTY = 64
-"""The maximum number of entries in an index for each member of its tar. Surplus entries stand for missing fields."""
+"""The maximum number of entries in an index per member of its tar. Surplus entries stand for missing fields."""
 
 MAX_CELLS = 2**18
 """The number of entries that any index may have, regardless of the number of members."""

@@ -43,7 +43,7 @@ END = bytes(2 * BLOCK)
 MAX_MEMBER = 2**31
 """The maximum size of a member in bytes. The size is limited because many whole samples are in memory at a time."""
 
-TOO_LARGE = f"more than {MAX_MEMBER}, the largest size of a field: split it, or keep it outside the tars"
+TOO_LARGE = f"more than {MAX_MEMBER}, the maximum size of a field: split it, or keep it outside the tars"
 """The end of an error message about a member that is too large."""
 
 LABEL_FIELD = "cls"
@@ -229,7 +229,7 @@ def gather_members(tar: str, runs: Sequence[tuple[str, dict[str, Some]]]) -> lis
 
 
 def _join_runs(tar: str, key: str, runs: Sequence[dict[str, Some]]) -> dict[str, Some] | None:
-    """Return the members of several runs of one key as one sample, or None if each run is a sample."""
+    """Return the members of several runs of one key as one sample, or None if each run is a sample of its own."""
     counts = Counter(field for run in runs for field in run)
     if len(counts) == counts.total():
         return {field: member for run in runs for field, member in run.items()}

@@ -246,7 +246,7 @@ def name_socket(folder: Path) -> Iterator[str]:
     """Yield a path to a folder's socket. The path is short enough for a socket address.
 
     Raises:
-        StoreError: If there is no short path.
+        StoreError: If there is no path that is short enough.
     """
     path = str(folder / SOCKET)
     if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
@@ -383,7 +383,7 @@ class Client:
                 file.close()
 
     def adopt(self, folder: Path) -> None:
-        """Use another process's storage process, which may have ended, unless this process already has one."""
+        """Unless this process has a storage process, use another process's, which may have ended."""
         with self._lock:
             if self.folder is None:
                 self.folder = folder
@@ -489,7 +489,7 @@ class Client:
                 )
             (folder / PROCESS_ID).write_text(str(self._process.pid))
         except BaseException:  # Ctrl-C must not leave a folder without a process that removes it.
-            if is_new:  # An older folder may hold a cache that processes read and the next attempt reuses.
+            if is_new:  # An older folder may hold a cache that other processes read and that the next attempt reuses.
                 shutil.rmtree(folder, ignore_errors=True)
             raise
         finally:

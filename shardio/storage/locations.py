@@ -150,7 +150,7 @@ def make_access(
 
 
 def make_direct_access(storage_options: StorageOptions | None = None) -> RemoteAccess:
-    """Check a user's settings for a store that is used without a cache, such as a destination.
+    """Check a user's settings for a store that is used without a cache, such as the destination of a pack.
 
     Raises:
         TypeError: If a setting has the wrong type.
@@ -164,7 +164,7 @@ def parse_location(name: str | os.PathLike[str], access: RemoteAccess | None = N
 
     Args:
         name: A path, or a URL of an object store or an HTTP server.
-        access: The access to remote data; by default, the settings of the environment, without a cache.
+        access: The access to remote data; by default, the settings from the environment, without a cache.
 
     Raises:
         FileNotFoundError: If the name is a relative path and the working directory does not exist.

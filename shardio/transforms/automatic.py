@@ -26,12 +26,12 @@ __all__ = ["AugMix", "AutoAugment", "RandAugment", "TrivialAugmentWide"]
 
 
 class Strength(NamedTuple):
-    """The magnitudes of an operation: evenly spaced numbers.
+    """The magnitudes of an operation: evenly spaced values.
 
     Attributes:
-        last: The last number.
-        first: The first number.
-        side: The side that the numbers are relative to: the image's height (0) or width (1); None for neither.
+        last: The last value.
+        first: The first value.
+        side: The side that the values are relative to: the image's height (0) or width (1); None for neither.
         is_signed: Whether magnitudes are negated at random, with probability 0.5.
     """
 
@@ -45,7 +45,7 @@ NUM_STRENGTHS = 10
 """The number of strengths in AutoAugment and AugMix."""
 
 MAX_DEPTH = 3
-"""The largest depth of an AugMix chain whose depth is random."""
+"""The maximum depth of an AugMix chain whose depth is random."""
 
 Space = Mapping[str, Strength | None]
 """The operations to choose from, by torchvision's names; None for an operation without a magnitude."""
@@ -128,16 +128,16 @@ def make_named_operations(
 def space_evenly(
     first: float, lasts: NDArray[np.float64], num_numbers: int, chosen: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Return one number of ``torch.linspace(first, last, num_numbers)`` for each of n values of ``last``.
+    """Return one element of ``torch.linspace(first, last, num_numbers)`` for each of n values of ``last``.
 
     Like torch, this function computes in 32 bits, from the nearer end, and rounds once. Thresholds such as 255 × 0.8
     depend on these details.
 
     Args:
-        first: The first number of every sequence.
-        lasts: float64 [n], the last number of each sequence.
+        first: The first element of every sequence.
+        lasts: float64 [n], the last element of each sequence.
         num_numbers: The length of each sequence.
-        chosen: int64 [n], the index of the number to return from each sequence.
+        chosen: int64 [n], the index of the element to return from each sequence.
     """
     start, end = np.float64(np.float32(first)), lasts.astype(np.float32)
     step = ((end - np.float32(first)) / np.float32(num_numbers - 1)).astype(np.float64)
@@ -249,7 +249,7 @@ class RandAugment(Augmentation):
 
 
 PolicyStep = tuple[str, float, int | None]
-"""An operation, its probability, and the index of its strength or None if the operation has no strengths."""
+"""An operation, its probability, and the index of its strength (None if the operation has no strengths)."""
 
 _POLICIES = {
     "imagenet": """
@@ -349,7 +349,7 @@ class AugMix(Augmentation):
     transforms only images.
 
     Args:
-        severity: The largest strength of an operation, from 1 to 10.
+        severity: The maximum strength of an operation, from 1 to 10.
         mixture_width: The number of chains.
         chain_depth: The number of operations in a chain; if not positive, each chain gets a random number from 1 to 3.
         alpha: The chains' weights come from Dirichlet(alpha, …), and the image's weight from Beta(alpha, alpha).

@@ -366,7 +366,7 @@ def test_without_streams_the_program_is_the_device(device: Device) -> None:
 
 
 class Jittering:
-    """A loader that makes batches in the background; each batch takes a different time."""
+    """A loader that makes batches in the background; each batch takes a different amount of time."""
 
     def __init__(self, device: Device, costs_s: list[float], *, tells: bool) -> None:
         self.device, self.costs_s = device, costs_s

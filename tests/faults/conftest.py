@@ -1,4 +1,4 @@
-"""Fixtures that the tests of faults share."""
+"""Fixtures shared by the tests of faults."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_crops_of_upright_pictures_are_crops_of_the_turned_full_decode(orientati
 SIZE = (24, 83)
 UNTILED = by_pillow(noise(*SIZE), subsampling=0, quality=30)
 TILED = tile_by(UNTILED, 1)
-"""An image of three rows of eleven MCUs, each of which is an interval."""
+"""An image with three rows of eleven MCUs, in which each MCU is a restart interval."""
 WHOLE = read_by_simplejpeg(TILED)
 BOXES = [Box(0, 0, 3, 3), Box(9, 30, 5, 20), Box(20, 78, 4, 5), *random_boxes(*SIZE, 3, np.random.default_rng(0))]
 TABLE = next((start, end) for marker, start, end in segments_of(TILED) if marker == 0xE9)

@@ -220,7 +220,7 @@ def _check_split(case: MixtureCase, order: MixedOrder) -> None:
 
 
 def _merge(case: MixtureCase, picks: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the picks of a step in the order in which ranks take them, by the definition."""
+    """Return the picks of a step in the order in which ranks take them, computed from the definition."""
     by_source = defaultdict[int, list[int]](list)
     for source, item in picks:
         by_source[source].append(item)
@@ -234,7 +234,7 @@ def _merge(case: MixtureCase, picks: Iterable[tuple[int, int]]) -> list[tuple[in
 
 
 def _check_state(case: MixtureCase, order: MixedOrder) -> None:
-    """Check that a state is small, survives JSON, and resumes only in the schedule that led to it."""
+    """Check that a state is small, survives a JSON round trip, and resumes only in the schedule that led to it."""
     cursor = Cursor(epoch=case.epoch, position=case.probe % (order.num_samples + 1))
     state = json.loads(json.dumps(order.dump(cursor)))
     assert len(json.dumps(state)) < 2000

@@ -380,7 +380,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     **{name: {"convert_to": "png"} for name in ("max_side", "min_side", "quality", "to_srgb")},
     "on_incomplete": {"layout": "pairs"},
 }
-"""Other options that an option needs."""
+"""For each option that needs other options, those options."""
 
 
 def write_sample(folder: Path, name: str, seed: int) -> None:

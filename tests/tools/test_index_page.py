@@ -72,7 +72,7 @@ def test_the_index_page_has_no_broken_links() -> None:
     assert relative
     plain = make_index_page(readme, None)
     assert all(target.startswith(("https:", "#")) for target in find_links(plain))
-    assert "CHANGELOG.md" in plain  # The link's text stays.
+    assert "CHANGELOG.md" in plain  # The link's text is kept.
     linked = make_index_page(readme, "https://host/project/")
     targets = find_links(linked)
     assert [target.removeprefix("https://host/project/") for target in targets] == find_links(readme)

@@ -1,4 +1,4 @@
-"""Training runs for tests: data, models, callbacks that stop them, and figures."""
+"""Training runs for tests: data, models, callbacks that stop runs, and the figures in their logs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""torchvision, the oracle of transforms. If torchvision is not installed, the tests that import this module are
-skipped."""
+"""torchvision, the oracle for the tests of transforms. If torchvision is not installed, the tests that import this
+module are skipped."""
 
 from __future__ import annotations
 

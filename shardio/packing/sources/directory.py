@@ -276,7 +276,7 @@ def _find_splits(folders: Sequence[FolderFiles], main: Collection[str]) -> tuple
 def _refuse_splits_as_classes(
     src: Path, dst: Location, folders: Sequence[FolderFiles], main: Collection[str], *, pairs: bool = False
 ) -> None:
-    """Raise PackError, with the right commands, if splits of a dataset would become classes."""
+    """Raise a PackError that shows the right commands if splits of a dataset would become classes."""
     tops = {_top(folder) for folder in folders if folder.path and _has_main(folder, main)}
     splits = {name for name in tops if is_split(name)}
     if not splits or (len(splits) == 1 and splits != tops):  # A single "train" among other folders may be a class.
@@ -297,7 +297,7 @@ def _refuse_splits_as_classes(
 def _refuse_merged_splits(
     src: Path, dst: Location, folders: Sequence[FolderFiles], main: Collection[str], options: str, *, has_classes: bool
 ) -> None:
-    """Raise PackError, with the right commands, if splits of a dataset would become one dataset."""
+    """Raise a PackError that shows the right commands if splits of a dataset would become one dataset."""
     parent, splits = _find_splits(folders, main)
     if not splits or (not parent and has_classes):  # Splits among class folders raise a different error.
         return
@@ -318,7 +318,7 @@ def _refuse_merged_splits(
 def _refuse_ambiguous_layouts(
     src: Path, dst: Location, folders: Sequence[FolderFiles], main: Collection[str], *, rename_dots: bool
 ) -> None:
-    """Raise PackError, with the right command, if the files look like a layout other than class folders.
+    """Raise a PackError that shows the right command if the files look like a layout other than class folders.
 
     Images in different class folders may have the same names, so files are treated as pairs only if the names of
     their folders also suggest pairs.
