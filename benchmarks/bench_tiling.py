@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.bench_tiling PHOTOS`` measures the sizes of unchanged photographs, of photographs re-encoded at
 several qualities, and of smaller photographs. For several restart intervals, in MCUs, the benchmark measures the sizes
-of files and the CPU time of crops, in groups of photographs by the number of MCUs in a row.
+of files and the CPU time of crops, for photographs grouped by the number of MCUs in a row.
 """
 
 from __future__ import annotations

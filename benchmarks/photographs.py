@@ -1,4 +1,4 @@
-"""The photographs of the image benchmarks, and the crops to make from them, which are the same for all candidates."""
+"""The photographs of the image benchmarks, and the crops to make from them; both are the same for all candidates."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ class SampleReader:
         self._seen = SeenShards(table.manifest.shard_sizes)
         # There are no locks, because a forked child could inherit a held lock. Each operation is atomic.
         self._open: OrderedDict[int, Shard] = OrderedDict()
-        self._num_index_bytes = 0  # An upper bound on the memory of the indexes of open shards.
+        self._num_index_bytes = 0  # An upper bound on the memory that the indexes of open shards take.
 
     def read(self, indices: Ints, fields: Sequence[str], deferred: Container[str] = ()) -> StoredSamples:
         """Read fields of samples.
@@ -253,7 +253,7 @@ class SampleReader:
     def _read_alone(
         self, shard: int, rows: Ints, inner: Ints, fields: Sequence[str], deferred: Container[str]
     ) -> list[list[Any]]:
-        """Read fields of samples of one shard, given the samples' rows in the request."""
+        """Read fields of samples from one shard, given the samples' rows in the request."""
         try:
             return self._use(shard, lambda opened: self._read([(opened, shard, inner)], fields, deferred))
         except SampleError as error:

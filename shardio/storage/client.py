@@ -48,7 +48,7 @@ CLOSE_S = 0.5
 """The time in seconds to wait for the storage process to end when this process exits. This usually takes 10 ms."""
 
 MAX_DEATHS = 3
-"""The number of deaths of the storage process after which a request fails."""
+"""The number of times that the storage process dies before a request fails."""
 
 SOCKET, PROCESS_ID = "socket", "process"
 """The names of the socket in the storage process's folder, and of the file that holds its process ID."""

@@ -1,4 +1,4 @@
-"""Datasets and a ``collate_fn`` in their own module, which workers import faster than one that imports a framework."""
+"""Datasets and a ``collate_fn`` in their own module: workers import it faster than one that imports a framework."""
 
 from __future__ import annotations
 

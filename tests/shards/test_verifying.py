@@ -238,7 +238,7 @@ def run(folder: Path, **options: Any) -> RepairResult:
 
 
 def state_of(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return each file's inode and modification time, which change if it is written again."""
+    """Return each file's inode and modification time, which change if the file is written again."""
     return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.iterdir()}
 
 
