@@ -1,4 +1,4 @@
-"""Estimate what one of many ranks reads from a bucket: requests, bytes, and the open shards, without reading data.
+"""Estimate what one of many ranks reads from a bucket: requests, bytes and open shards, without reading data.
 
 ``python -m benchmarks.bench_ranks``: datasets in shardio's default order, on 1 to 1,024 ranks. The requests are those
 that shardio plans for whole windows of some ranks in the middle of an epoch, if all samples of a shard have the same
@@ -132,7 +132,7 @@ def count_litdata(dataset: Dataset, world_size: int) -> int:
 def print_peers(dataset: Dataset) -> None:
     """Print how many shards the nodes of peers fetch, and how unequal the ranks of WebDataset are."""
     print(
-        f"Peers, with {NUM_WORKERS} workers a rank: requests per sample, and the bytes of the dataset that they read\n"
+        f"Peers with {NUM_WORKERS} workers per rank: requests per sample, and the bytes of the dataset that they read\n"
     )
     print("| ranks | MosaicML | LitData | WebDataset | the samples of WebDataset's ranks, × their share |")
     print("|---|---|---|---|---|")

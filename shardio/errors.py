@@ -122,7 +122,7 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def find_user_level() -> int:
-    """Return the ``stacklevel`` with which a warning of the caller names the user's line, not a library's.
+    """Return the ``stacklevel`` with which the caller's warning points to the user's code, not a library's.
 
     The command line is treated as the user's program.
     """
@@ -164,7 +164,7 @@ def move_mark(error: Exception, first_row: int) -> None:
 
 
 def place_mark(error: Exception, rows: Sequence[int]) -> None:
-    """Map the row of a marked error from a part of the requested samples to all of them, given the part's rows."""
+    """Replace a marked error's row in a part of the request by its row in the whole request, given the part's rows."""
     if (mark := getattr(error, _MARK, None)) is not None:
         mark["row"] = int(rows[mark["row"]])
 

@@ -1,4 +1,4 @@
-"""Lists in the documentation name everything that the code's tables hold, and nothing else."""
+"""Lists in the documentation name everything that the code's tables contain, and nothing else."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class Report:
 
 
 def check_seed(seed: int, note: BinaryIO) -> list[str]:
-    """Write the file of a seed to ``note``, check it, and return the outcomes."""
+    """Write the file made from a seed to ``note``, check it, and return the outcomes."""
     content, made_of, rng = make_damaged_file(seed, ORIGINALS)
     note.seek(0)
     note.truncate()
@@ -86,7 +86,7 @@ ORIGINALS = write_originals()
 
 
 def run_seeds(seeds: range, reports: Connection, path: Path) -> None:
-    """Check the files of seeds in this process, and send reports. Stop at the first file that breaks a law."""
+    """Check the seeds' files in this process, and send reports. Stop at the first file that breaks a law."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with path.open("wb", buffering=0) as note:
         _report_seeds(seeds, reports, note)
@@ -118,7 +118,7 @@ def _limit_memory() -> None:
 
 
 def run_jobs(seeds: range, num_jobs: int, folder: Path) -> Iterator[tuple[Report, Path]]:
-    """Check seeds in processes. Yield each report and the path of the process's file, up to the first broken law."""
+    """Check the seeds' files in processes. Yield reports and the paths of their files, up to the first broken law."""
     context = multiprocessing.get_context("spawn")
     jobs = []
     for i in range(num_jobs):
@@ -153,7 +153,7 @@ def main(
     seed: Annotated[int, typer.Option(min=0, max=2**31, help="Seed of the damage.")] = 0,
     jobs: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 2,
     save: Annotated[Path, typer.Option(help="Folder for a file that breaks a law.")] = Path("fuzz-failures"),
-    only: Annotated[int | None, typer.Option(min=0, help="Read only the file of this seed, in this process.")] = None,
+    only: Annotated[int | None, typer.Option(min=0, help="Read only this seed's file, in this process.")] = None,
 ) -> None:
     """Damage small image files at random, then read and tile them."""
     if only is not None:

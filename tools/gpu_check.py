@@ -113,8 +113,8 @@ def list_stages(device: str) -> list[Stage]:
         Stage(name="photographs", what="Training on photographs", command=[*bench, "photographs"], share=180),
         Stage(
             name="sanitizer",
-            what="Memory errors in a short loop, by NVIDIA's compute-sanitizer",
-            # Without torch's own cache of memory, an access beyond an array leaves its allocation.
+            what="Memory errors in a short loop, found by NVIDIA's compute-sanitizer",
+            # Without torch's own memory cache, an access beyond an array is outside the array's allocation.
             command=["env", "PYTORCH_NO_CUDA_MEMORY_CACHING=1", *sanitizer, *facts, *short],
             share=60,
             program="compute-sanitizer",

@@ -37,7 +37,7 @@ class GuardedMemory:
             shape: The shape of the array.
             dtype: The type of the elements.
             at_end: Whether the array lies at the end of the memory rather than at its start.
-            content: The content of the array, which makes it read-only. By default, the content is arbitrary.
+            content: The content of the array, which is then read-only. By default, the content is arbitrary.
         """
         kind = np.dtype(dtype)
         num_bytes = kind.itemsize * int(math.prod(shape) if isinstance(shape, tuple) else shape)

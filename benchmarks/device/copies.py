@@ -105,7 +105,7 @@ def record(run: Callable[[], object], device: torch.device) -> Activity:
 
 
 def time_pinned_copies(num_bytes: int, device: torch.device, num_copies: int = 40) -> float:
-    """Return the bandwidth of copies of ``num_bytes`` from pinned memory to a CUDA device, in 10^9 bytes per second."""
+    """Return the bandwidth of copies of ``num_bytes`` bytes from pinned memory to a CUDA device, in 10^9 bytes/s."""
     # There are several blocks, as in a buffer pool: a single one might stay in the processor's cache.
     here = [torch.zeros(num_bytes, dtype=torch.uint8).pin_memory() for _ in range(8)]
     there = torch.empty(num_bytes, dtype=torch.uint8, device=device)

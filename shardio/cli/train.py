@@ -121,7 +121,7 @@ def train(
         in_data(
             parser=parse_size_option,
             metavar="SIZE",
-            help="Memory, such as 64GB, in which JPEGs are kept decoded, so that later epochs only crop and resize.",
+            help="Memory, such as 64GB, for keeping decoded JPEGs, so that later epochs only crop and resize.",
         ),
     ] = None,
     storage_option: StorageOptionTexts = None,
@@ -133,7 +133,7 @@ def train(
         in_model(
             help="small (a residual network), torchvision:NAME or timm:NAME (if installed), or your own "
             "module:function or file.py:function. Your function receives num_classes, image_size and pretrained if it "
-            "has parameters of these names."
+            "has parameters with these names."
         ),
     ] = "small",
     pretrained: Annotated[
@@ -275,7 +275,7 @@ def _with_options() -> inspect.Signature:
 
 @contextmanager
 def _errors_name_the_option() -> Iterator[None]:
-    """Turn TrainConfig's errors, which start with the name of a setting, into usage errors about its option."""
+    """Turn TrainConfig's errors, which start with a setting's name, into usage errors about the setting's option."""
     try:
         yield
     except ValueError as error:

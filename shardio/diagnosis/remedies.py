@@ -178,7 +178,7 @@ def _advise_replacement(evidence: LoaderEvidence) -> Advice | None:
 
 
 def _advise_device(evidence: LoaderEvidence) -> Advice | None:
-    """Suggest that the GPU decodes tiled JPEGs. Only the workers' part is measured, not the GPU's."""
+    """Suggest decoding tiled JPEGs on the GPU. Only the workers' part is measured, not the GPU's."""
     stats, loader = evidence.stats, evidence.loader
     if stats is None or stats.stored is None or not stats.stored.has_gpu or stats.stored.jpeg != "tile":
         return None

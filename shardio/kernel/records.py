@@ -16,7 +16,7 @@ OPENCV_BILINEAR, PILLOW_BILINEAR, PILLOW_BICUBIC, PILLOW_BOX = range(4)
 UPSIDE_DOWN, MIRRORED, TRANSPOSED = 1, 2, 4
 
 WORKSPACE_BYTES = 1 << 20
-"""The memory that decoding needs, besides the memory that the kernel allocates itself."""
+"""The memory that decoding needs, in addition to the memory that the kernel allocates itself."""
 
 
 def _record(**fields: object) -> np.dtype[np.void]:
@@ -48,7 +48,7 @@ IMAGE = _record(
     height=np.int64,  # This field and the next three describe uncompressed pixels.
     width=np.int64,
     file=np.int32,  # The descriptor of an open file.
-    num_channels=np.uint8,  # 1 for gray, 3 for colors; 0 for a JPEG.
+    num_channels=np.uint8,  # 1 for gray, 3 for color; 0 for a JPEG.
     turn=np.uint8,  # How to turn the stored picture upright: UPSIDE_DOWN, MIRRORED, then TRANSPOSED, ORed together.
 )
 """An image in a chunk: a JPEG, a kept image, or uncompressed pixels, perhaps in a file."""
@@ -94,11 +94,11 @@ COLLECTION = _record(
     images=np.int64,  # The address of IMAGE [num_images].
     plans=np.int64,  # The address of PLAN [num_images, num_crops].
     rows=np.int64,  # The address of ROW [num_images, num_crops]: the sizes of the crops.
-    max_bytes=np.int64,  # The number of bytes that an image may take, besides its TILED_IMAGE.
-    chunk=np.int64,  # The address of uint8 [...], which tiles.h describes: a result.
-    is_done=np.int64,  # The address of uint8 [num_images], whether each image's tiles are in the chunk: a result.
+    max_bytes=np.int64,  # The number of bytes that an image may take, not counting its TILED_IMAGE.
+    chunk=np.int64,  # Output: the address of uint8 [...], which tiles.h describes.
+    is_done=np.int64,  # Output: the address of uint8 [num_images], whether each image's tiles are in the chunk.
     workspace=np.int64,  # As in a CALL.
-    num_used=np.int64,  # The number of used bytes of the chunk: a result.
+    num_used=np.int64,  # Output: the number of bytes used in the chunk.
 )
 """The arguments of shardio_collect_tiles (tiles.c), and its results."""
 
@@ -112,7 +112,7 @@ MAX_TILED_TABLES = 4
 """The number of Huffman tables in a TILED_IMAGE."""
 
 LOOKUP_BITS = 10
-"""The number of bits that select a number in a lookup table."""
+"""The number of bits that select an entry in a lookup table."""
 
 CHUNK_PADDING = 8
 """The number of bytes after the data of a chunk of tiles."""
@@ -129,9 +129,9 @@ TILED_CROP = _record(
     plan=PLAN,
     height=np.int64,  # The size of the result.
     width=np.int64,
-    taps_down=np.int64,  # The largest number of pixels summed for a new pixel; 0 without resizing.
+    taps_down=np.int64,  # The maximum number of pixels summed for a new pixel; 0 without resizing.
     taps_across=np.int64,
-    weights=np.int64,  # The index of the crop's first number among those of the image: see stages.h.
+    weights=np.int64,  # The index of the crop's first weight among the weights of the image: see stages.h.
 )
 """A crop for a device to render."""
 
@@ -203,7 +203,7 @@ BATCH = _record(
     coefficients=np.int64,  # The address of int16 [blocks, 64], in zigzag order; zeros before the first stage.
     samples=np.int64,  # The address of uint8 [samples].
     colors=np.int64,  # The address of uint32 [pixels].
-    is_damaged=np.int64,  # The address of int32 [num_images], zeros before the first stage: a result.
+    is_damaged=np.int64,  # Output: the address of int32 [num_images], zeros before the first stage.
 )
 """A batch for a device to decode (stages.h)."""
 
@@ -234,9 +234,9 @@ SCAN_READING = _record(
     new_interval=np.int64,  # The number of MCUs between restart markers in the recoded data; 0 if there are none.
     unstuffed=np.int64,  # The address of uint8 [num_bytes + READ_PADDING], for data without stuffed bytes.
     coefficients=np.int64,  # The address of int16 [num_mcus, num_blocks, 64], for a progressive file.
-    counts=np.int64,  # The address of int64 [8, 256], how often each symbol occurs in the tokens: a result.
-    tokens=np.int64,  # The address of uint32 [...]: a result. See tokens.c for its length.
-    stops=np.int64,  # The address of int64 [intervals], the end of each new interval in the tokens: a result.
+    counts=np.int64,  # Output: the address of int64 [8, 256], how often each symbol occurs in the tokens.
+    tokens=np.int64,  # Output: the address of uint32 [...]. See tokens.c for its length.
+    stops=np.int64,  # Output: the address of int64 [intervals], the end of each new interval in the tokens.
     outcome=np.int64,  # RECODED or the problem. The call sets this field and the fields after it.
     reached=np.int64,  # The MCU that was reached, or the scan of a progressive file.
     num_tokens=np.int64,
@@ -251,16 +251,16 @@ SCAN_WRITING = _record(
     tables=np.int64,  # The address of STORED_TABLE [8].
     # The address of the output, uint8 [...], which the call fills with entropy-coded data. See tokens.c for its length.
     out=np.int64,
-    lengths=np.int64,  # The address of int64 [num_intervals], the bytes of each interval without its marker: a result.
+    lengths=np.int64,  # Output: the address of int64 [num_intervals], the size of each interval without its marker.
     size=np.int64,  # The number of bytes written, set by the call.
 )
 """The arguments of shardio_write_scan (tokens.c), and its results."""
 
 BEST_TABLE = _record(
     counts=(np.int64, 256),  # How often each symbol occurs.
-    num_codes=(np.int64, 258),  # The number of codes of each length; the first 17 elements are results.
-    symbols=(np.int64, 257),  # The symbols, sorted by the lengths of their codes: a result.
-    num_symbols=np.int64,  # The number of symbols with a code: a result.
+    num_codes=(np.int64, 258),  # The number of codes of each length; the first 17 elements are outputs.
+    symbols=(np.int64, 257),  # Output: the symbols, sorted by the lengths of their codes.
+    num_symbols=np.int64,  # Output: the number of symbols with a code.
 )
 """The arguments of shardio_make_best_table (best_table.c), and its results."""
 

@@ -1,4 +1,4 @@
-// What the code for processors and the code for GPUs share: plans of crops, and the terms of JPEG.
+// Definitions that the code for processors and the code for GPUs share: plans of crops, and the terms of JPEG.
 
 #ifndef SHARDIO_SHARED_H
 #define SHARDIO_SHARED_H
@@ -28,7 +28,7 @@ typedef struct {
     int64_t top, left, height, width;
 } Box;
 
-// Rows or columns, from the first one to the one after the last.
+// Rows or columns, from the first to one past the last.
 typedef struct {
     int64_t start, stop;
 } Range;
@@ -44,8 +44,8 @@ enum {
     LOOKUP_BITS = 10,
 };
 
-// A Huffman table as in a DHT segment (B.2.4.2). Python has checked that the lengths have room for the
-// codes, without the code of all ones, and that there are at most 256 symbols.
+// A Huffman table as in a DHT segment (B.2.4.2). Python has checked that all codes fit without the code of all ones,
+// and that there are at most 256 symbols.
 typedef struct {
     uint8_t lengths[16];   // The number of codes of each length; zeros if there is no such table.
     uint8_t symbols[256];  // The symbols, in the order of their codes.

@@ -26,8 +26,8 @@ typedef struct {
 typedef struct {
     Plan plan;
     int64_t height, width;           // The size of the result.
-    int64_t taps_down, taps_across;  // The largest number of pixels summed for a new pixel; 0 without resizing.
-    int64_t weights;                 // The index of the crop's first number among those of the image: see stages.h.
+    int64_t taps_down, taps_across;  // The maximum number of pixels summed for a new pixel; 0 without resizing.
+    int64_t weights;                 // The index of the crop's first weight among the image's weights: see stages.h.
 } TiledCrop;
 
 typedef struct {
@@ -53,7 +53,7 @@ typedef struct {
     const uint8_t *chunk;
     int64_t num_bytes;  // The size of the chunk.
     int64_t index;      // The index of the image in the chunk.
-    // The first elements that belong to the image: of `coefficients`, in blocks, and of the other arrays of a Batch.
+    // The index of the image's first element in each array of a Batch; for `coefficients`, in blocks.
     int64_t block, sample, color, weight;
 } Location;
 
@@ -78,7 +78,7 @@ typedef struct {
     int16_t *coefficients;  // [blocks, 64], in zigzag order; zeros before the first stage.
     uint8_t *samples;
     uint32_t *colors;
-    int32_t *is_damaged;  // [num_images], zeros before the first stage: a result.
+    int32_t *is_damaged;  // Output: [num_images], zeros before the first stage.
 } Batch;
 
 #endif

@@ -23,13 +23,13 @@
 enum {
     MAX_DC_SIZE = 11,
     MAX_AC_SIZE = 10,
-    TO_END = 128,  // What the end of the block adds to the index of the coefficient. A run reaches 79 at most.
+    TO_END = 128,  // Added to the coefficient's index at the end of the block. A run reaches 79 at most.
 };
 
 // The meaning of a code. `bits` is 0 if the code is too long for a lookup, or if no baseline image has its symbol.
 typedef struct {
     uint8_t bits;    // The number of bits of the code and the value.
-    uint8_t step;    // What to add to the index of the coefficient.
+    uint8_t step;    // The increment of the coefficient's index.
     uint16_t mask;   // A mask for the bits of the value.
     uint32_t token;  // The token for a value of 0.
 } Code;
@@ -64,7 +64,7 @@ static void make_table(int index, const StoredTable *stored, Table *table) {
     }
 }
 
-// Find a code that the lookups do not have. Return the outcome. If this function were inlined, reading would take
+// Find a code that is not in the lookup table. Return the outcome. If this function were inlined, reading would take
 // twice as long.
 static __attribute__((noinline)) Outcome find_long_code(const Table *table, int index, uint64_t word, int64_t num_left,
                                                         Code *found) {
@@ -107,7 +107,7 @@ static inline Outcome write_dc(Component *component, int dc, uint32_t *token) {
     return RECODED;
 }
 
-// Read the token of a block's DC coefficient, and write that of its new difference.
+// Read the token of a block's DC coefficient, and write the token of its new difference.
 static inline Outcome read_dc(const Table *tables, Component *component, Bits *bits, uint32_t *token) {
     Code code;
     uint32_t value;
@@ -144,7 +144,7 @@ static inline Outcome read_block(const Table *tables, Component *component, Bits
     return count_left(bits) >= 0 && (k == 64 || k > TO_END) ? RECODED : DAMAGED;
 }
 
-// Read the marker at the end of a restart interval, which fill bytes may precede, and move `at` past the marker.
+// Read the marker at the end of a restart interval, skipping any fill bytes before it, and move `at` past the marker.
 static Outcome skip_marker(const uint8_t **at, const uint8_t *stop, int64_t num_left, int64_t interval) {
     if (num_left >= 8) return EXCESS_DATA;
     if (*at >= stop) return WRONG_MARKER;

@@ -1,7 +1,7 @@
 // Operations on each byte, or on the three colors of each pixel, with the same results as Pillow.
 //
-// Pillow blends two images as 32-bit floating-point numbers, rounds toward 0, and limits the result to bytes (Blend.c).
-// It computes gray values with 16-bit weights (Convert.c, L24).
+// Pillow blends two images as 32-bit floating-point numbers, rounds toward 0, and clamps the result to a byte
+// (Blend.c). It computes gray values with 16-bit weights (Convert.c, L24).
 
 #include "edit.h"
 #include "vectors.h"
@@ -12,7 +12,7 @@
 //
 // Blend.c computes other + factor * (byte - other). Rounding that sum to 32 bits does not carry it to the next integer
 // if the product is an integer, or more than 2^-16 away from one: sums from 128 to 256 are rounded to multiples of
-// 2^-16, smaller ones have more bits, and larger ones are limited to 255. If all products meet this condition, they are
+// 2^-16, smaller ones have more bits, and larger ones are clamped to 255. If all products meet this condition, they are
 // rounded first.
 void prepare_blend(double number, Blend *blend) {
     float factor = limit_factor(number);
@@ -48,7 +48,7 @@ static inline __attribute__((always_inline)) u8x32 blend_vectors(u8x32 bytes, u8
                       blend_sixteen(widen_high(bytes), widen_high(others), factor));
 }
 
-// Blend some planes of bytes, each with the same other bytes. `count` is a multiple of 64.
+// Blend each plane of bytes with the same bytes, `others`. `count` is a multiple of 64.
 static inline __attribute__((always_inline)) void blend_planes(uint8_t (*planes)[BLOCK_LENGTH], int num_planes,
                                                                const uint8_t *others, int64_t count,
                                                                const Blend *blend) {

@@ -76,7 +76,7 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
     """torch's DataLoader, extended with a resumable state, shardio's workers and shardio's order.
 
     The class can replace torch's DataLoader in any program: see docs/speed-up.md. With a :class:`shardio.ShardDataset`,
-    or an :class:`shardio.EpochSampler` as ``sampler``, the loader has shardio's order. With this order, every ``iter``
+    or a :class:`shardio.EpochSampler` as ``sampler``, the loader uses shardio's order. With this order, every ``iter``
     begins the next epoch unless ``set_epoch`` sets one, ``drop_last=True`` means ``remainder="drop"``, and the state
     fits any number of ranks and workers. Otherwise, torch determines the order and the state is that of torchdata's
     StatefulDataLoader. This also applies to subclasses of EpochSampler that override ``__iter__`` or ``__len__``: call
@@ -114,7 +114,7 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
             RuntimeWarning reports how many samples were replaced or skipped.
         on_error_in: The stages whose errors are treated as errors of a sample: ``read``, ``decode`` (including your own
             decoders), and ``transform`` (your own ``transform`` or ``transform_sample``). Any other error is raised. In
-            datasets that are not shardio's, all errors of ``__getitem__`` belong to ``read``.
+            datasets that are not shardio's, all errors of ``__getitem__`` count as ``read`` errors.
         quarantine: The file that logs replaced and skipped samples, one JSON object per line. The constructor checks
             that the file can be written; the first entry creates the file.
         check_duplicates: Whether to raise an error when an epoch repeats a sample; see :func:`shardio.check.guard`.
@@ -239,7 +239,7 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
         Without shardio's order, the loaded epoch is known only if the sampler has a ``set_epoch`` method. If the loaded
         epoch is unknown, setting any epoch keeps the position.
 
-        An epoch in flight continues, and ``state_dict`` describes it until the next ``iter``. The method also calls
+        An epoch in progress continues, and ``state_dict`` describes it until the next ``iter``. The method also calls
         ``set_epoch`` on other samplers and datasets.
 
         Raises:
@@ -304,8 +304,8 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
             callback: Receives the memory as a uint8 [n] array, and must not keep a reference to it.
             num_held: The number of batches that the caller holds at a time, in addition to those that it has passed on.
                 The loader provides memory for these additional batches.
-            takes_tiles: Whether the caller decodes images: where that is possible, batches hold objects with a method
-                ``decode`` instead of images.
+            takes_tiles: Whether the caller decodes images: where that is possible, batches hold objects with a
+                ``decode`` method instead of images.
         """
         return _find_own(self).watch_memory(callback, num_held=num_held, takes_tiles=takes_tiles)
 

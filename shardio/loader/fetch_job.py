@@ -125,7 +125,7 @@ class Fetcher(Protocol):
         """Return the samples for a value of the sampler or, without batches, a single sample.
 
         Raises:
-            DatasetEndError: If an iterable dataset has no further batch.
+            DatasetEndError: If an iterable dataset has no more batches.
         """
 
     def skip(self, num_batches: int) -> None:
@@ -136,7 +136,7 @@ class Fetcher(Protocol):
 
 
 class DatasetEndError(Exception):
-    """An iterable dataset has no further batch.
+    """An iterable dataset has no more batches.
 
     User code may raise StopIteration by mistake, so the end of a dataset has an error of its own.
     """

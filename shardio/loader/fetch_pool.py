@@ -253,7 +253,7 @@ class FetchProcesses(FetchWorkers):
             ready = poll.poll(1000 * min(left_s, CHECK_S))
             for descriptor, _ in ready:
                 answers += self._read(workers[descriptor])
-            if not ready:  # While another process holds a copy of a dead process's end, poll() reports nothing.
+            if not ready:  # While any process holds a copy of a dead worker's socket, poll() reports nothing.
                 for worker in workers.values():
                     worker.check_life()
             if answers or not left_s:
@@ -460,7 +460,7 @@ def _await_fork_server() -> None:
                 f"multiprocessing's fork server (pid {process_id}) has been stopped by a signal for {STOPPED_S:.0f} s, "
                 f"so no worker can start: continue it (kill -CONT {process_id})"
             )
-        time.sleep(min(CHECK_S, STOPPED_S) / 10)  # Poll, because no event reports that a process continues.
+        time.sleep(min(CHECK_S, STOPPED_S) / 10)  # Poll, because no event reports that a stopped process has resumed.
 
 
 def describe_stop(process: BaseProcess) -> WorkerError:
@@ -472,7 +472,7 @@ def describe_stop(process: BaseProcess) -> WorkerError:
 
 
 def describe_death(process: BaseProcess) -> WorkerError:
-    """Return the error for a worker process that has closed its end."""
+    """Return the error for a worker process that has closed its end of the socket."""
     process.join(JOIN_S)
     code = process.exitcode
     what = f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly"

@@ -199,7 +199,7 @@ def draw_seed(generator: torch.Generator | None) -> int:
 
 
 def _find_samplers(outermost: Any) -> list[Any]:
-    """Return the sampler that a loader draws from, and those inside it, from the outside in."""
+    """Return the sampler that a loader draws from, and the samplers nested in it, outermost first."""
     found, inside = list[Any](), [outermost]
     while inside:
         sampler = inside.pop(0)
@@ -276,8 +276,8 @@ class Indices:
                 return
             if self._batches is not None:
                 self._batches.has_ended = False
-            # The states of some samplers are at the beginning of the next epoch, and the states of other samplers
-            # are at the end of this epoch.
+            # The loaded states of some samplers describe the beginning of the next epoch, and those of other samplers
+            # describe the end of this epoch.
             first = list(itertools.islice(self._iterator, 1))
             if first:
                 self._iterator = itertools.chain(first, self._iterator)
@@ -345,7 +345,7 @@ class _BatchIterator(Iterator[list[Any]]):
     As in torch, a batch size that the program sets applies to the next batch or, with ``drop_last``, to the next epoch.
 
     Attributes:
-        num_samples: The number of yielded samples.
+        num_samples: The number of samples yielded so far.
         has_ended: Whether the sampler has yielded all of its values.
     """
 

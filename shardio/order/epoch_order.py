@@ -38,7 +38,7 @@ GAMMA = np.uint64(0x9E3779B97F4A7C15)
 """The odd number nearest to 2**64 / golden ratio: the step between two counters."""
 
 _DERIVE = np.uint64(0xD1B54A32D192ED03)
-"""The constant that keeps the rng keys derived from an rng key apart from the words of that rng key's stream."""
+"""The constant that makes the rng keys derived from an rng key differ from the words of its stream."""
 
 NUM_ROUNDS = 12
 
@@ -196,10 +196,10 @@ def choose_settings(
 ) -> OrderSettings:
     """Check the user's settings and fill in defaults, which depend only on the shards and on ``is_sorted``.
 
-    By default, the tape is cut into the fewest equal windows that hold at most 32 shards of average size, or 65,536
-    samples if that is more. So a small dataset is shuffled as a whole. A stratum has at least 32 samples, and a window
-    at most 4,096 strata. If the shards are sorted, windows hold at least 120 shards and have one stratum, so that the
-    batches of each rank come from many shards.
+    By default, the tape is cut into as few equal windows as possible, each of at most 32 shards of average size, or
+    65,536 samples if that is more. So a small dataset is shuffled as a whole. A stratum has at least 32 samples, and a
+    window at most 4,096 strata. If the shards are sorted, windows hold at least 120 shards and have one stratum, so
+    that the batches of each rank come from many shards.
 
     Args:
         shard_sizes: int64 [shards], the number of samples in each shard.

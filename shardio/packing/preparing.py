@@ -40,7 +40,7 @@ _JPEG_START = b"\xff\xd8\xff"
 
 @dataclass(slots=True, kw_only=True)
 class JpegTally:
-    """Counts how the JPEGs of a shard, or of all shards, are stored.
+    """A tally of how the JPEGs of a shard, or of all shards, are stored.
 
     Attributes:
         outcomes: The number of JPEGs by outcome: TILED, TILED_PROGRESSIVE, or the reason why they are stored unchanged.
@@ -319,7 +319,7 @@ class _PreparedImage:
 
 
 class Preparation:
-    """Prepares the samples of a shard.
+    """The preparation of a shard's samples.
 
     Attributes:
         findings: The findings so far.

@@ -103,7 +103,7 @@ class Problem:
         return f"{self.where}{at}: {' of '.join(parts)}{': ' if parts else ''}{self.message}"
 
     def dump(self) -> dict[str, Any]:
-        """Return the problem as values for JSON."""
+        """Return the problem as JSON values."""
         return asdict(self)
 
 

@@ -90,7 +90,7 @@ class NoRangesError(StoreError):
 
 
 class Attempts:
-    """Makes requests to a store, and repeats those that fail. Threads can share this object.
+    """A client that makes requests to a store, and repeats those that fail. Threads can share this object.
 
     Args:
         root: The root of the store.
@@ -231,7 +231,7 @@ def is_md5_of(e_tag: str | None, parts: Iterable[bytes | memoryview]) -> bool:
 def compare_upload(backend: Backend, key: str, path: Path, e_tag: str | None, part_size: int | None) -> str | None:
     """Return what is wrong with an uploaded object, or None if it has the file's content.
 
-    Nothing is read back if :func:`is_md5_of` accepts the object's ETag, as in S3 without KMS encryption.
+    Nothing is read back if :func:`is_md5_of` accepts the object's ETag, as it does on S3 without KMS encryption.
 
     Args:
         backend: The store.

@@ -164,7 +164,7 @@ class StoredFile(Protocol):
         return [self.read(start, stop) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
 
     def read_apart(self, starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
-        """Return the contents of ranges, which the caller has joined where that speeds up reading a local file.
+        """Return the contents of ranges. The caller has joined ranges where that speeds up reading a local file.
 
         Raises:
             The same errors as :meth:`read`.
@@ -281,7 +281,7 @@ class Store(Protocol):
 
     @abstractmethod
     def walk_stats(self, key: str) -> Iterator[tuple[str, FileStat]]:
-        """Yield the key and the status of all objects below a folder, as :meth:`walk` and :meth:`stat` return them."""
+        """Yield the key and the status of each object below a folder, as :meth:`walk` and :meth:`stat` return them."""
 
     @abstractmethod
     def write_whole(self, key: str) -> AbstractContextManager[Writer]:

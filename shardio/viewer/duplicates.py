@@ -179,8 +179,8 @@ def find_duplicates(
 
     Args:
         sources: The sources of the samples.
-        threshold: The largest number of bits in which the perceptual hashes of near duplicates differ; None to compare
-            only bytes, which decodes no image. For shards, the hashes in the indexes are compared.
+        threshold: The maximum number of bits in which the perceptual hashes of near duplicates differ; None to compare
+            only bytes, without decoding images. For shards, the hashes in the indexes are compared.
         is_between: Whether to return only groups with samples from several sources.
         progress: Receives the number of images to read, then the number of images in each chunk that was read.
 

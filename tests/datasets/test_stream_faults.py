@@ -114,7 +114,7 @@ def test_another_content_of_a_reopened_stream_is_noticed(tar: Path, tmp_path: Pa
 
 
 def test_a_stored_tar_is_not_read_again(tmp_path: Path, tar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "FIRST_WAIT_S", 1000.0)  # A retry would take long.
+    monkeypatch.setattr(streams, "FIRST_WAIT_S", 1000.0)  # A retry would take a long time.
     (tmp_path / "cut.tar").write_bytes(tar.read_bytes()[:9000])
     _, error = read_until_error(StreamDataset(tmp_path / "cut.tar", fields="key"))
     assert isinstance(error, FormatError)
@@ -123,7 +123,7 @@ def test_a_stored_tar_is_not_read_again(tmp_path: Path, tar: Path, monkeypatch: 
 
 @pytest.fixture
 def living(tmp_path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield a prefix that opens a FIFO in a command's processes, and a function that asserts that all have ended."""
+    """Yield a command prefix that makes its processes open a FIFO, and a function that asserts that all have ended."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     descriptor = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)

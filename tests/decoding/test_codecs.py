@@ -1,4 +1,4 @@
-"""Every field codec passes the conformance tests, and arrays that declare too large a size are refused."""
+"""Every field codec passes the conformance tests, and arrays that declare too large a size are rejected."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ NUM_BATCHES = 300
 
 
 class _Batches:
-    """A loader that makes each batch from its number, and keeps no references, so that memory is reused immediately."""
+    """A loader that makes each batch from its index, and keeps no references, so that memory is reused immediately."""
 
     def __init__(self, num_batches: int = NUM_BATCHES, *, is_pinned: bool = False) -> None:
         self.num_batches, self.is_pinned = num_batches, is_pinned
@@ -158,7 +158,7 @@ def test_a_refused_registration_does_not_fail_the_next_kernel() -> None:
     assert int(cudart.cudaHostRegister(second_half, memory.nbytes // 2, 0)) == 0
     try:
         assert not torch.from_numpy(memory).is_pinned()
-        Registration(torch.device("cuda", torch.cuda.current_device()))(memory)  # CUDA refuses overlapping ranges.
+        Registration(torch.device("cuda", torch.cuda.current_device()))(memory)  # CUDA rejects overlapping ranges.
         assert not torch.from_numpy(memory).is_pinned()
         assert int(torch.ones(5, device="cuda").sum()) == 5
     finally:

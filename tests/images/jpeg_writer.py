@@ -18,7 +18,7 @@ ZIGZAG = sorted(range(64), key=lambda i: (i // 8 + i % 8, (i // 8 if (i // 8 + i
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HuffmanTable:
-    """The number of codes of 1 to 16 bits, and the symbols in the order of their codes (T.81, C.1)."""
+    """The number of codes of each length from 1 to 16 bits, and the symbols in the order of their codes (T.81, C.1)."""
 
     counts: bytes
     symbols: bytes
@@ -74,7 +74,7 @@ FLAT = {
 
 
 def _read_standard_tables() -> tuple[dict[int, list[int]], dict[tuple[int, bool], HuffmanTable]]:
-    """Return the tables of Annex K from a file of libjpeg: quantization (K.1 and K.2), and Huffman (K.3 to K.6)."""
+    """Return the tables of Annex K from a file that libjpeg wrote: quantization (K.1, K.2) and Huffman (K.3 to K.6)."""
     file = io.BytesIO()
     Image.new("RGB", (8, 8)).save(file, "JPEG", quality=50)
     content, start, huffman = file.getvalue(), 0, {}
@@ -229,7 +229,7 @@ def _blocks(plane: NDArray[np.float64], quantization: Sequence[int]) -> list[lis
     blocks = plane.reshape(rows, 8, columns, 8).swapaxes(1, 2)  # [row, column, y, x]
     coefficients = (cosines @ blocks @ cosines.T).reshape(rows, columns, 64) / np.array(quantization)
     rounded = np.trunc(coefficients + np.copysign(0.5, coefficients))  # Round halves away from zero, as libjpeg does.
-    # Baseline has no codes for coefficients outside these limits (tables F.1 and F.2).
+    # Baseline JPEGs have no codes for coefficients outside these limits (tables F.1 and F.2).
     lowest = np.where(np.arange(64) == 0, -1024, -1023)
     quantized: list[list[list[int]]] = np.clip(rounded, lowest, 1023).astype(int)[..., ZIGZAG].tolist()
     return quantized
@@ -239,7 +239,7 @@ def _intervals(
     samples: Array, scan: tuple[int, ...], options: JpegOptions
 ) -> Iterator[list[list[tuple[int, int, int]]]]:
     """Yield the MCUs of each restart interval. An MCU is a list of its blocks' components, rows and columns."""
-    if len(scan) == 1:  # In a scan of one component, each MCU is one block, without further padding (A.2.2).
+    if len(scan) == 1:  # In a scan of one component, each MCU is one block, without additional padding (A.2.2).
         (h, v), (h_max, v_max) = options.factors[scan[0]], _largest(options)
         rows = _ceil(_ceil(samples.shape[0] * v, v_max), 8)
         columns = _ceil(_ceil(samples.shape[1] * h, h_max), 8)

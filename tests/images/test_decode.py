@@ -239,14 +239,14 @@ def test_content_that_is_not_an_image_is_a_value_error(decode: Callable[..., Any
         assert_raises(ValueError, ".+", decode, content, orientation=orientation)
 
 
-# Files that claim to be huge are refused before memory is allocated for them.
+# Files that claim to be huge are rejected before memory is allocated for them.
 
 TOO_LARGE = "max_pixels|decompression bomb"
 """The error for a file that claims to be huge. For the largest files, Pillow raises the error."""
 
 
 def _bombs(height: int, width: int) -> dict[str, bytes]:
-    """Return small files whose headers claim a size."""
+    """Return small files whose headers claim a given size."""
     picture = make_picture(20, 30)
     png, jpeg = save(picture, "PNG"), save(picture, "JPEG")
     header = struct.pack(">II", width, height) + png[24:29]

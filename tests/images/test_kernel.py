@@ -156,7 +156,7 @@ def test_an_images_rows_are_written_completely_or_not_at_all(kind: str) -> None:
 
 @pytest.mark.slow
 def test_colors_of_all_chroma_samples_are_libjpegs() -> None:
-    """Compare with libjpeg's formulas (jdcolor.c, build_ycc_rgb_table and ycc_rgb_convert)."""
+    """Compare the pixels with libjpeg's formulas (jdcolor.c, build_ycc_rgb_table and ycc_rgb_convert)."""
     samples = np.arange(256, dtype=np.uint8)
     blue, red = samples.astype(np.int64)[:, np.newaxis] - 128, samples.astype(np.int64) - 128
     sums = [91881 * red + 0 * blue, -22554 * blue - 46802 * red, 116130 * blue + 0 * red]
@@ -194,7 +194,7 @@ def test_files_are_rendered_as_predicted_unless_they_are_damaged_and_tiling_chan
         is_predicted, is_done = predict_and_render(file.content)
         num_rendered += is_done
         assert is_predicted or not is_done, file.name
-        # Fill bytes between an interval and its marker, which no encoder writes, are not in the head.
+        # No encoder writes fill bytes between an interval and its marker; they are not in the head.
         assert not file.tileable or is_done == is_predicted or "fill bytes in the scan" in file.name, file.name
         if file.tileable and is_predicted:
             assert predict_and_render(tile_jpeg(file.content)) == (True, True), file.name

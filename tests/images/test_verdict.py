@@ -167,7 +167,7 @@ def test_damaged_pixels_are_refused_in_every_way_that_reads_them(name: str) -> N
     assert_raises(NotTileable, r"damaged|progressive|4 components", tile_jpeg, content)
     for read_part in (lambda box: open_image(content).read(box), lambda box: render_strictly(content, box)):
         assert isinstance(_pixels_or_error(read_part, BOXES[0]), ValueError)
-        for box in BOXES[1:]:  # A crop outside the damage may be right.
+        for box in BOXES[1:]:  # A crop outside the damaged part may be correct.
             found = _pixels_or_error(read_part, box)
             assert isinstance(found, ValueError) or np.array_equal(found, part(by_pillow, box))
 

@@ -308,7 +308,7 @@ def test_a_worker_ends_if_its_loaders_process_ended_first(
     os.waitid(os.P_PID, training.pid or 0, os.WEXITED | os.WNOWAIT)
     if is_collected:
         training.join()
-    end, workers = make_pair()  # This process keeps its end open, as a fork of the training process does.
+    end, workers = make_pair()  # This process keeps its socket open, as a fork of the training process does.
     with end, workers:
         arguments = workers, job, 0, 0, training.pid
         worker = multiprocessing.get_context("fork").Process(target=run_worker_process, args=arguments)

@@ -345,7 +345,7 @@ def test_pythons_shutdown_waits_for_batches_of_other_threads_and_not_for_its_own
 
 
 def count_buffers(loader: DataLoader) -> int:
-    """Return the lower number of buffers of two epochs, because forks by other code in this process replace buffers."""
+    """Return the lower of two epochs' buffer counts, because forks by other code in this process replace buffers."""
     return min(len(buffers_of(loader)) for _ in range(2))
 
 

@@ -1,4 +1,4 @@
-"""Sources that do not look like class folders are refused with commands that pack them."""
+"""Sources that do not look like class folders are rejected; the error messages contain commands that pack them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ AMBIGUOUS = {
 
 
 def follow(message: str) -> None:
-    """Run the commands in an error message. If a command is refused, run the commands in its message."""
+    """Run the commands in an error message. If a command is rejected, run the commands in its error message."""
     commands = re.findall(r"^  (shardio pack .*)$", message, re.MULTILINE)
     assert commands
     for command in commands:

@@ -127,7 +127,7 @@ class Laws:
                     again = self._attempt("index the complete part", shard, lambda: scan_contents(new))
                 if again is None or len(again.samples) != cut.num_samples:
                     raise LawBrokenError(f"the complete part of a tar should have {cut.num_samples} samples")
-            if rng.random() < 0.2:  # Verify the tar with another tar's index.
+            if rng.random() < 0.2:  # Verify the tar against another tar's index.
                 other = rng.choices(good_shards(), WEIGHTS)[0][1]
                 store.objects["a.tar.idx"] = fit(other, len(shard.tar))
                 self._check_index(store, HostileShard(tar=shard.tar, index=store.objects["a.tar.idx"]), rng)
@@ -255,7 +255,7 @@ def _read_compressed(tar: Location) -> dict[str, dict[str, bytes]]:
 
 
 def read_by_tarfile(content: bytes) -> list[tuple[str, int, int]] | None:
-    """Return the name, offset and size of each regular file in a tar, or None if tarfile refuses the tar."""
+    """Return the name, offset and size of each regular file in a tar, or None if tarfile rejects the tar."""
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
             return [(info.name, info.offset_data, info.size) for info in tar if info.isreg()]

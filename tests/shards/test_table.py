@@ -1,4 +1,4 @@
-"""Manifests and tables of tars: those that can be read, errors, and warnings."""
+"""Manifests and tables of tars: valid ones, errors and warnings."""
 
 from __future__ import annotations
 

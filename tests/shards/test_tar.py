@@ -1,6 +1,6 @@
 """Writing, scanning and streaming tars.
 
-If a header is false, shardio either raises an error or reads the same contents as tarfile.
+If a header is wrong, shardio either raises an error or reads the same contents as tarfile.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ RIGHT = {
 
 @pytest.mark.parametrize("content", RIGHT.values(), ids=RIGHT)
 def test_a_tar_with_right_headers_is_read(tmp_path: Path, content: bytes) -> None:
-    """Correct headers are accepted, so the headers above are refused only because they are false."""
+    """Correct headers are accepted, so the headers above are rejected only because they are wrong."""
     (tmp_path / "a.tar").write_bytes(content + END)
     assert (open_table(tmp_path / "a.tar").manifest.num_samples, shardio.verify(tmp_path / "a.tar")) == (1, [])
     assert stream(content + END) == index(content + END)

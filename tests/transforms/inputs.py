@@ -11,7 +11,7 @@ NUM_DRAWS = 20_000
 
 
 def ks_limit(num_draws: int) -> float:
-    """Return the Kolmogorov-Smirnov distance that 1 in 1,000 pairs of samples from the same distribution exceeds."""
+    """Return the Kolmogorov-Smirnov distance exceeded by 1 in 1,000 pairs of samples from the same distribution."""
     return float(1.95 * (2 / num_draws) ** 0.5)
 
 

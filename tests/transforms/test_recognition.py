@@ -203,7 +203,7 @@ def test_albumentations_are_replaced_with_all_their_settings(theirs: Any, ours: 
         albumentations.RandomResizedCrop((20, 20), interpolation=cv2.INTER_CUBIC),
         albumentations.Resize(20, 20, area_for_downscale="image"),
         albumentations.RandomResizedCrop((20, 20), p=0.5),
-        albumentations.CenterCrop(20, 20),  # CenterCrop refuses small images.
+        albumentations.CenterCrop(20, 20),  # CenterCrop rejects small images.
         albumentations.OneOf([albumentations.HorizontalFlip(p=1)]),
         albumentations.Compose([albumentations.HorizontalFlip()], p=0.5),
     ],

@@ -35,7 +35,7 @@ _CONTENTS = {"bytes": "", "jpeg": "jpg", "pil": "", "png": "png"}
 """The encodings of file contents, and the suffix of each."""
 
 _LISTS = {"jpeg_array": 0, "jpegarray": 0, "list[jpeg]": 4, "list[pil]": 4, "list[png]": 4}
-"""The encodings of lists of images, and the number of bytes before the count of images."""
+"""The encodings of lists of images, and the number of bytes before the count of images in each of them."""
 
 _PLAIN = (
     *("json", "str", "str_decimal", "str_float", "str_int", "int", "float16", "float32", "float64"),
@@ -54,7 +54,7 @@ class IndexKind:
     Attributes:
         entries: The name of the list of files in the JSON object.
         key: A key of each object in that list.
-        pattern: The pattern of the files beside ``index.json``, which identify the tool if ``index.json`` is damaged.
+        pattern: The pattern of the files beside ``index.json`` that identify the tool if ``index.json`` is damaged.
     """
 
     entries: str
@@ -86,7 +86,7 @@ def split_contents(value: bytes) -> list[bytes]:
 
 
 def find_index(src: Path, kind: IndexKind) -> Evidence | None:
-    """Find the ``index.json`` of a tool in a directory, or in one of its splits."""
+    """Find the ``index.json`` that a tool wrote in a directory, or in one of its splits."""
     found = (src / split for split in (".", *_SPLITS) if _matches(src / split, kind))
     return next((Evidence(folder / INDEX) for folder in found), None)
 
@@ -308,7 +308,7 @@ class _Shards(IndexedRecords):
 
 
 class _Reader:
-    """Reads samples: see :class:`~shardio.packing.sources.records.RecordReader`."""
+    """A reader of samples: see :class:`~shardio.packing.sources.records.RecordReader`."""
 
     def __init__(self, streaming: _Streaming, shards: Sequence[Any], series: FileSeries, columns: Columns) -> None:
         self._streaming, self._shards, self._series, self._columns = streaming, shards, series, columns
@@ -492,7 +492,7 @@ def _find_columns(shard: Any, file: StoredFile, offsets: NDArray[np.int64]) -> N
 
 def _decode(streaming: _Streaming, encoding: str, value: bytes) -> Any:
     if encoding == "str_decimal":
-        encoding = "str"  # JSON has no decimal type, so decimals stay text.
+        encoding = "str"  # JSON has no decimal type, so decimals are kept as text.
     found = streaming.decode(encoding, value)
     return found.item() if isinstance(found, np.generic) else found
 
