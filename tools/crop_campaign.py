@@ -38,7 +38,7 @@ CHUNK = 8
 """The number of photographs that are rendered together."""
 
 LARGEST = 300
-"""The largest side of a resized crop, in pixels."""
+"""The maximum length of a resized crop's sides, in pixels."""
 
 SUFFIXES = {".jpg", ".jpeg"}
 

@@ -39,7 +39,7 @@ FIRST_CALL = ("facts", "tests", "tiles", "memory")
 """The stages that run if a call names none."""
 
 END_S = 5.0
-"""The time, in seconds, in which a stage can end by itself after its time limit; then the stage is killed."""
+"""The time, in seconds, that a stage has to end by itself after its time limit, before it is killed."""
 
 CUDA_TESTS = (
     "tests/device/test_cuda.py",

@@ -131,7 +131,7 @@ TILED_CROP = _record(
     width=np.int64,
     taps_down=np.int64,  # The maximum number of pixels summed for a new pixel; 0 without resizing.
     taps_across=np.int64,
-    weights=np.int64,  # The index of the crop's first weight among the weights of the image: see stages.h.
+    weights=np.int64,  # The index of the crop's first element among the image's weights: see stages.h.
 )
 """A crop for a device to render."""
 

@@ -27,7 +27,7 @@ typedef struct {
     Plan plan;
     int64_t height, width;           // The size of the result.
     int64_t taps_down, taps_across;  // The maximum number of pixels summed for a new pixel; 0 without resizing.
-    int64_t weights;                 // The index of the crop's first weight among the image's weights: see stages.h.
+    int64_t weights;                 // The index of the crop's first element among the image's weights: see stages.h.
 } TiledCrop;
 
 typedef struct {

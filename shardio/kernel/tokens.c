@@ -272,7 +272,7 @@ void shardio_read_progressive(ScanReading *call) {
     call->stop = coefficients.stop - call->data;
 }
 
-// How to write a symbol (C.2): its code, followed by zeros for its value's bits, and the number of both.
+// How to write a symbol (C.2): its code, followed by zeros for its value's bits, and the total number of bits.
 typedef struct {
     uint32_t bits, num_bits;
 } Written;

@@ -8,7 +8,7 @@
 
 #include <math.h>
 
-// Prepare to blend with a factor, the weight of the first bytes.
+// Prepare to blend, given the weight of the first bytes.
 //
 // Blend.c computes other + factor * (byte - other). Rounding that sum to 32 bits does not carry it to the next integer
 // if the product is an integer, or more than 2^-16 away from one: sums from 128 to 256 are rounded to multiples of
@@ -99,7 +99,7 @@ int64_t make_gray(const Block *block, int64_t count, uint8_t *gray) {
     return __builtin_reduce_add(__builtin_convertvector(total, i32x16));
 }
 
-// Make the table of ImageOps.autocontrast, which stretches values from `low` to `high`. Return whether any change.
+// Make the table of ImageOps.autocontrast, which stretches values from `low` to `high`. Return whether values change.
 bool make_stretching_table(int64_t low, int64_t high, uint8_t *table) {
     if (high <= low || (low == 0 && high == 255)) return false;
     double scale = 255.0 / (double)(high - low), offset = -(double)low * scale;
@@ -108,7 +108,7 @@ bool make_stretching_table(int64_t low, int64_t high, uint8_t *table) {
     return true;
 }
 
-// Make the table of ImageOps.equalize, which makes all values equally frequent. Return whether any change.
+// Make the table of ImageOps.equalize, which makes all values equally frequent. Return whether values change.
 bool make_equalizing_table(const uint32_t *counts, int64_t num_pixels, uint8_t *table) {
     int last = 0, num_values = 0;
     for (int value = 0; value < 256; value++) {

@@ -446,7 +446,7 @@ class _Process:
 
 
 def _await_fork_server() -> None:
-    """Wait while multiprocessing's fork server is stopped, because starting a process would wait for it forever.
+    """Wait while multiprocessing's fork server is stopped, because starting a process would otherwise block forever.
 
     Raises:
         WorkerError: If the fork server does not continue.

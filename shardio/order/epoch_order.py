@@ -157,14 +157,14 @@ MIN_WINDOW = 65_536
 ranks then reads 64 samples of a window."""
 
 SORTED_SHARDS = 120
-"""The smallest number of shards of average size in a window if shards are sorted by class. A batch of 256 samples then
+"""The minimum number of shards of average size in a window if shards are sorted by class. A batch of 256 samples then
 comes from 106 shards on average, and a rank holds one descriptor for each open shard."""
 
 MIN_STRATUM = 32
 """The smallest default stratum, in samples. The network of a smaller stratum would need more steps of cycle walking."""
 
 MAX_STRATA = 4096
-"""The largest default number of strata. If there are more ranks, they share strata."""
+"""The maximum default number of strata. If there are more ranks, they share strata."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,7 +345,7 @@ class StreamOrder:
     num_workers: int
 
     def own_shards(self, epoch: int) -> NDArray[np.int64]:
-        """Return the shards that the worker reads, in their order, int64 [n].
+        """Return the shards that the worker reads, in reading order, int64 [n].
 
         The shards of an epoch are assigned to the ranks in turn, and the shards of a rank to its workers in turn.
         """

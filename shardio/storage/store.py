@@ -287,7 +287,7 @@ class Store(Protocol):
     def write_whole(self, key: str) -> AbstractContextManager[Writer]:
         """Write an object atomically: it appears, complete, when the ``with`` block ends.
 
-        If the block raises, the store is unchanged.
+        If the block raises an error, the store is unchanged.
         """
 
     @abstractmethod
@@ -403,7 +403,7 @@ PIECE = 2**20
 
 REMOTE_PIECE = 8 * 2**20
 """The maximum number of bytes in a request to a remote store. Receiving this many bytes takes 6 ms of CPU time. Smaller
-requests would incur the store's latency more often. Larger requests would save nothing, and delay other requests."""
+requests would incur the store's latency more often. Larger requests would save nothing and delay other requests."""
 
 ALIGNED_FROM = 2**17
 """The minimum size, in bytes, of memory that is aligned to pages. The C library takes smaller blocks from its heap."""

@@ -51,7 +51,7 @@ NUM_BITS = 64
 """The number of bits of a hash."""
 
 MAX_KEPT_BANDS = 4
-"""The largest number of bands that must agree."""
+"""The maximum number of bands that must agree."""
 
 SORT_COST = 20
 """The time to sort one hash, as a multiple of the time to compare one pair."""

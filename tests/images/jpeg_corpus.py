@@ -191,7 +191,7 @@ def patch_sof(content: bytes, marker: int) -> bytes:
 
 
 def _with_long_code(content: bytes, symbol: int) -> bytes:
-    """Return a file whose first Huffman table has one more code, which is longer than all others."""
+    """Return a file whose first Huffman table has one additional code, which is longer than all others."""
     start, stop = next((start, stop) for kind, start, stop in segments_of(content) if kind == 0xC4)
     counts = bytearray(content[start + 5 : start + 21])
     counts[len(counts.rstrip(b"\0"))] = 1

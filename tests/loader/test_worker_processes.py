@@ -370,7 +370,7 @@ def test_batches_are_made_ahead_until_each_worker_has_two_chunks_or_as_many_as_t
 
 
 NUM_BATCHES = 400
-"""More than the number of packets in a socket's buffer, which holds fewer than 300."""
+"""More packets than a socket's buffer holds, which is fewer than 300."""
 
 
 def make_long_loader(packed: Path, **options: Any) -> DataLoader:
