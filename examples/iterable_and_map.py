@@ -1,6 +1,6 @@
 """Load the same images as an iterable dataset, as a map-style dataset, and from class folders, with two loaders.
 
-    python examples/iterable_and_map.py [IMAGES]    # IMAGES/class/…/name.jpg; creates some if you pass none
+    python examples/iterable_and_map.py [IMAGES]    # IMAGES/class/…/name.jpg; creates images by default
 
 | dataset           | kind      | what defines the order                                    |
 |-------------------|-----------|-----------------------------------------------------------|
@@ -9,8 +9,8 @@
 | `ImageFolder`     | map-style | the same, but for images that are not packed              |
 
 Each dataset runs in shardio's DataLoader and in torch's. Both loaders deliver every sample exactly once in each of two
-epochs, in a different order each time. A model is then trained on each loader for one epoch, and the losses on shards
-agree.
+epochs, in a different order each time. A model is then trained on each loader for one epoch, and the losses on the two
+datasets of shards are equal.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def render_images(folder: Path) -> None:
 
 
 def make_loaders(images: Path, packed: Path, loader_type: Any) -> Iterator[tuple[Any, Callable[[int], None]]]:
-    """Yield a loader for each dataset, with the function that sets the epoch."""
+    """Yield a loader for each dataset, and the function that sets its epoch."""
     # Without random crops, the content identifies a sample. With random crops, use fields=(…, "key"), and key= for
     # the check.
     transform = Compose([Resize(IMAGE_SIZE), CenterCrop(IMAGE_SIZE)])

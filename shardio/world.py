@@ -78,7 +78,7 @@ class WorkerInfo:
         id: Its number.
         num_workers: The loader's number of workers.
         seed: The seed of ``rng``.
-        dataset: The loader's dataset, which all workers share; an iterable dataset is this worker's copy.
+        dataset: The loader's dataset, which all workers share; for an iterable dataset, this worker's copy.
         rng: The worker's own random number generators.
         worker_method: "thread".
     """

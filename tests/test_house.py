@@ -119,10 +119,10 @@ OTHER_FILES = {
     "packing/folders.py": "appends to a local file, which no dataset contains",
     "shards/tar_scan.py": "tarfile reads from an object of a store",
 }
-"""Files in ``FOLDERS_OF_DATASETS`` that may call a function in ``OPENING``, with the reason."""
+"""Files in ``FOLDERS_OF_DATASETS`` that may call a function in ``OPENING``, with the reason for each."""
 
 RENAMING = {"files.py": "the only atomic write", "check/ranks.py": "gives a former run's file another name"}
-"""Files that may rename other files, with the reason."""
+"""Files that may rename other files, with the reason for each."""
 
 
 def test_files_are_opened_and_written_by_their_owners() -> None:

@@ -109,7 +109,7 @@ class Job:
     num_staged: Any = field(default_factory=lambda: RawValue(c_int64, 0))
 
     def calls(self) -> Iterator[range]:
-        """Yield the files of each call. Files of two chunks never share a call, because their rows differ in size."""
+        """Yield the files of each call. Files of different chunks never share a call, as their rows differ in size."""
         start = self.files.start
         while start < self.files.stop:
             stop = min(start + self.num_at_once, (start // CHUNK + 1) * CHUNK, self.files.stop)
@@ -229,7 +229,7 @@ def _make_plan(content: bytes, rng: random.Random) -> tuple[int, ...]:
     else:
         corner = [rng.randrange(max(side, 1)) for side in sides]
         box = [rng.randint(1, max(1, min(side - first, 90))) for side, first in zip(sides, corner, strict=True)]
-    longest = 1_100_000 if rng.random() < 0.05 else 120  # The kernel refuses more than 2^20.
+    longest = 1_100_000 if rng.random() < 0.05 else 120  # The kernel refuses sides longer than 2^20.
     after = box if rng.random() < 0.3 else [rng.choice((rng.randint(1, longest), rng.randint(1, 3))) for _ in sides]
     window = [0, 0] if rng.random() < 0.5 else [rng.randint(-30, side) for side in after]
     return (*corner, *box, *after, *window, rng.randrange(2), rng.randrange(4))

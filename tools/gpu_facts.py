@@ -237,7 +237,7 @@ NEED_CUDA = ("refused_registration", "registration", "waiting", "decoding")
 
 
 def check(is_right: bool, problem: str) -> None:
-    """Raise ValueError with the problem unless a fact is correct."""
+    """Raise ValueError with the problem if a fact is wrong."""
     if not is_right:
         raise ValueError(problem)
 

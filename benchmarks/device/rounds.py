@@ -200,7 +200,7 @@ def _take_turn(training: Training, feed: Iterable[Batch], settings: Settings) ->
 
 
 def _time_loader(loader: Iterable[Batch], settings: Settings) -> tuple[float, float]:
-    """Return a loader's images/s and this process's CPU time per image in µs. Batches are dropped immediately."""
+    """Return a loader's images/s and this process's CPU time per image in µs. Batches are discarded immediately."""
     batches, num_images = iter(loader), settings.steps * settings.batch_size
     for _ in islice(batches, settings.warmup):
         pass

@@ -164,7 +164,7 @@ class CoverageRecorder:
         return merge([load_recording(part, f"rank {rank}") for rank, part in enumerate(parts)], world_size=len(parts))
 
     def state_dict(self) -> dict[str, int]:
-        """Write the recording to its file, and return the number of epochs and the number of batches in the last one.
+        """Write the recording to its file, and return the number of epochs and the last epoch's number of batches.
 
         Save the result in each checkpoint, together with the loader's state.
         """

@@ -77,7 +77,7 @@ class _PrintableFormatter(logging.Formatter):
 
 
 def prepare_streams() -> None:
-    """Prepare standard output and error for all names and control characters. Call this before a command runs."""
+    """Prepare the standard streams for all names and control characters. Call this before a command runs."""
     _open_closed_streams()
     _take_any_name()
     if logging.lastResort is not None:
@@ -101,7 +101,7 @@ def _open_closed_streams() -> None:
 
 
 def _take_any_name() -> None:
-    """Make standard output and error accept any name: use UTF-8 instead of ASCII, and keep undecodable bytes."""
+    """Make the standard streams accept any name: use UTF-8 instead of ASCII, and keep undecodable bytes."""
     for stream in sys.stdout, sys.stderr:
         if isinstance(stream, io.TextIOWrapper):
             if codecs.lookup(stream.encoding).name in ("ascii", "utf-8"):
@@ -161,7 +161,7 @@ def format_counts(counts: Counter[str]) -> str:
 
 def make_bar() -> ProgressBar:
     """Return a progress bar on standard error, with a description, a rate and the remaining time."""
-    from rich.console import Console  # Only terminals need rich, whose import takes 30 ms.
+    from rich.console import Console  # Only terminals need rich, which takes 30 ms to import.
     from rich.progress import BarColumn, MofNCompleteColumn, Progress as ProgressBar, TextColumn, TimeRemainingColumn
 
     return ProgressBar(

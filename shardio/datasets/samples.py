@@ -41,7 +41,7 @@ Settings = TypeVar("Settings")
 Owner = TypeVar("Owner")
 
 TOO_LATE = (
-    "dataset.transform was set during an iteration, or persistent worker processes still hold the previous one: set "
+    "dataset.transform was set during an iteration, or persistent worker processes still hold the old transform: set "
     "it before iterating, or create a new loader"
 )
 
@@ -74,7 +74,7 @@ def takes(
         vars(construct)["__signature__"] = inspect.Signature([own, *names.values()], return_annotation=None)
         construct.__doc__ = "\nArgs:\n" + "\n".join(f"    {name}: {documented.get(name, '')}" for name in names)
         construct.__name__, construct.__qualname__ = init.__name__, init.__qualname__
-        vars(settings)["__init__"].__qualname__ = init.__qualname__  # Python's error messages show it.
+        vars(settings)["__init__"].__qualname__ = init.__qualname__  # Python's error messages show this.
         return construct
 
     return decorate
@@ -158,7 +158,7 @@ class RemoteSettings:
     Attributes:
         storage_options: Settings of the store of a remote source, such as ``endpoint``, ``region``, ``profile``,
             ``retries`` or ``timeout_s``. The default settings come from the environment, as for the store's own tools.
-        cache: For a remote source, a local folder in which processes and jobs of this machine keep the bytes that they
+        cache: For a remote source, a local folder in which processes and jobs on this machine keep the bytes that they
             have read. By default, the cache is a temporary folder, which is removed at the end.
         cache_size: The size of the cache, such as ``200GB``; by default, a fifth of the free space, and at most 32 GiB
             if ``cache`` is not given.
@@ -187,7 +187,7 @@ class KeepingSettings:
 
     Attributes:
         decoded_cache: The amount of memory, such as ``64GB``, for decoded JPEGs, which later epochs only crop and
-            resize. All workers and ranks of a machine share the memory. The setting does not change the pixels.
+            resize. All workers and ranks on a machine share the memory. The setting does not change the pixels.
     """
 
     decoded_cache: str | int | None = None
@@ -282,8 +282,8 @@ class EpochCell:
         return self._agree(worker.loader_seed, worker.num_workers)
 
     def _agree(self, loader: int, num_workers: int) -> Cursor:
-        # All workers of a loader get the value that is current when the first of them calls. Another loader may have
-        # the same seed, so an agreement ends after num_workers calls.
+        # All workers of a loader get the value that is current when the first of them asks. Another loader may have
+        # the same seed, so an agreement ends after num_workers requests.
         with self._numbers.locked():
             known_loader, known_start, epoch, position, num_to_come = self._numbers.array[2:].tolist()
             if not num_to_come or (known_loader, known_start) != (loader, self._num_starts):
@@ -442,7 +442,7 @@ class Transformed(Copied):
 
 
 class RaggedTensor(torch.Tensor):
-    """A tensor whose length differs between samples: a batch holds a list of them, even if all are equally long.
+    """A tensor whose length differs between samples: a batch holds a list of tensors, even if all are equally long.
 
     Operations return plain tensors.
     """
@@ -519,7 +519,7 @@ def _convert_images(value: Any) -> Any:
 
 
 def as_tensor(image: Any) -> Any:
-    """Return pixels, including those in a tuple, as tensors that share memory; return anything else unchanged.
+    """Return pixels, including those in a tuple, as tensors that share their memory; return anything else unchanged.
 
     Pixels are uint8 arrays [height, width, channels]. timm's arrays, [1 to 4, height, width], stay arrays.
     """

@@ -98,7 +98,7 @@ class TiledImages:
         *,
         is_multiple: bool,
     ) -> TiledImages:
-        """Join the chunks of a batch, whose crops have the same sizes, given the memory of each, uint8 [bytes]."""
+        """Join the chunks of a batch, which have the same crop sizes, given the memory of each, uint8 [bytes]."""
         used = [each[: chunk.num_bytes] for each, chunk in zip(memory, chunks, strict=True)]
         # A chunk that was received in a message may begin at an unaligned address.
         used = [each if each.data_ptr() % CHUNK_ALIGNMENT == 0 else each.clone() for each in used]
@@ -283,7 +283,7 @@ def check_device(device: torch.device) -> None:
 
 
 class ImagePreparation:
-    """A function that prepares images: uint8 tensors [N, C, H, W].
+    """A function that prepares images, which are uint8 tensors [N, C, H, W].
 
     The function returns masks and all other tensors unchanged.
 
@@ -376,7 +376,7 @@ def normalize(
         dtype: The dtype of the result.
         memory_format: The memory format of the result.
         in_one_kernel: Whether to use a single torch operation, for which a GPU needs only one kernel. On a CPU, torch
-            makes copies for this operation, so it is slower for large batches than several operations
+            makes copies for this operation, so for large batches it is slower than several operations
             (benchmarks/results/device.md). The results are the same either way, except for float32's rounding.
     """
     if in_one_kernel:

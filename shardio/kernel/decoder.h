@@ -6,11 +6,11 @@
 //   head.c       read the markers before the scan (ISO/IEC 10918-1, annex B)
 //   crop.c       find the MCUs that the crops need; render the crops
 //   scan.c       find the restart intervals that these MCUs need, and copy them without stuffed bytes
-//   huffman.c    make lookup tables of the Huffman codes (C.2)
+//   huffman.c    make lookup tables for the Huffman codes (C.2)
 //   entropy.c    decode three streams side by side: bits become coefficients (F.2.2)
 //   progressive.c  decode the scans of a progressive image, instead of scan.c, huffman.c and entropy.c (annex G)
 //   idct.c       dequantize and transform each MCU as soon as it is decoded: coefficients become samples (A.3.3)
-//   kept.c       keep decoded images, and find their planes instead of the stages above
+//   kept.c       keep decoded images, and find their planes; the stages above are then skipped
 //   stored.c     read rows of uncompressed pixels, instead of the stages above
 //   color.c      interpolate chroma, and convert a row of samples to red, green and blue
 //   resize.c     resize rows with the same results as OpenCV's INTER_LINEAR
@@ -31,8 +31,8 @@
 //   coefficients     Their indices are states of huffman.c, below ALL_STATES: a code leads at most 15 states beyond
 //                    its block, and these lead only out of the loop. progressive.c compares an index with the scan's
 //                    last one, and finds blocks by the image's size.
-//   stored pixels    Their number of bytes follows from their size. Rows are read in full, to memory of their size.
-//   kept images      Only the kernel writes them, to memory that it has taken for them alone.
+//   stored pixels    Their number of bytes follows from their size. Full rows are read, to memory of sufficient size.
+//   kept images      Only the kernel writes them, to memory that it has allocated for them alone.
 //   samples          Only MCUs of the region are transformed. allocate_planes() computes the planes' size from it.
 //   rows of pixels   A row has room for the region's pixels. Vectors may read and write MARGIN more bytes before and
 //                    after it, and in planes. A crop is within its picture, or is refused. The pixels that it mixes
@@ -98,7 +98,7 @@ typedef struct {
     bool has_jfif;
     int adobe;  // The color transform of an Adobe segment, or -1.
     uint8_t ids[MAX_COMPONENTS], quantizer[MAX_COMPONENTS];
-    uint16_t quantizers[MAX_TABLE_ID + 1][64];  // In zigzag order; the first number is 0 if there is no table.
+    uint16_t quantizers[MAX_TABLE_ID + 1][64];  // In zigzag order; the first value is 0 if there is no table.
     const uint8_t *huffman[NUM_TABLES];         // Each table's numbers of codes, then its symbols; or NULL.
     ScanHeader scan;                            // The header of the last scan that was read.
     int64_t scan_start;
@@ -120,7 +120,7 @@ enum { RST0 = 0xD0, SOI = 0xD8, EOI = 0xD9, SOS = 0xDA };
 typedef struct {
     int16_t *blocks[MAX_COMPONENTS];
     int across[MAX_COMPONENTS], down[MAX_COMPONENTS];   // The number of blocks in an MCU.
-    int rows[MAX_COMPONENTS], columns[MAX_COMPONENTS];  // The number of rows and columns of blocks in the image.
+    int rows[MAX_COMPONENTS], columns[MAX_COMPONENTS];  // The numbers of rows and columns of blocks in the image.
     int stride[MAX_COMPONENTS];                         // The number of blocks from one row to the next.
     int8_t missing[MAX_COMPONENTS][64];                 // How many bits are not known yet; -1 if no bit is known.
     int num_scans;                                      // The number of decoded scans.
@@ -162,7 +162,7 @@ typedef struct {
 // The restart intervals of an image.
 typedef struct {
     const uint8_t *at, *stop;               // The data of the next interval, and the file's end.
-    int64_t next, num_intervals, interval;  // The next interval, their number, and the MCUs in each.
+    int64_t next, num_intervals, interval;  // The next interval, the number of intervals, and the MCUs in each.
     const uint8_t *lengths;                 // The lengths in the tile table, or NULL.
     int length_bytes;
 } Scan;
@@ -172,7 +172,7 @@ typedef struct {
     int64_t index;    // The image's index in the chunk.
     bool is_open;     // Whether the member holds an image.
     bool is_good;     // Whether no damage has been found so far.
-    bool is_decoded;  // Whether the planes are complete, so that there are no streams.
+    bool is_decoded;  // Whether the planes are complete, so there are no streams.
     bool has_more;    // Whether there may be more streams to decode.
     int num_busy;     // The number of chains that decode a stream of the image.
     Head head;
@@ -181,7 +181,7 @@ typedef struct {
     int num_blocks;  // The number of blocks in an MCU.
     uint8_t component[MAX_BLOCKS];
     uint16_t quantizers[MAX_COMPONENTS][64], limits[MAX_COMPONENTS][64];  // See idct.c.
-    int first_state, state_offset;  // The state in which an MCU begins, and the offset of all states of this member.
+    int first_state, state_offset;  // The state in which an MCU begins, and what is added to all the member's states.
     const HuffmanTable *tables[NUM_TABLES];
     Plane planes[MAX_COMPONENTS];
     Buffer memory;  // The memory of the planes.

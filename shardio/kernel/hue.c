@@ -1,6 +1,6 @@
 // Rotate the hue of pixels, with the same results as Pillow's conversions to HSV and back (Convert.c).
 //
-// Pillow computes some numbers with 64 bits. These formulas use 32 bits and give the same results for all 2^24 colors
+// Pillow computes some values with 64 bits. These formulas use 32 bits and give the same results for all 2^24 colors
 // and all 256 shifts, as `python -m tools.transform_campaign hues` shows.
 
 #include "edit.h"

@@ -109,7 +109,7 @@ enum { PATCH_STRIDE = 16 };  // Four pixels, and the bytes that load_two reads a
 
 static inline int64_t limit(int64_t index, int64_t count) { return max(0, min(index, count - 1)); }
 
-// Find `count` rows and columns to mix. At the border, they are copied to `patch`, uint8 [4 PATCH_STRIDE].
+// Find `count` rows and columns to mix. At the border, the pixels are copied to `patch`, uint8 [4 PATCH_STRIDE].
 static inline __attribute__((always_inline)) Neighbors list_neighbors(const Job *job, const Places *places, int i,
                                                                       int count, uint8_t *patch) {
     int64_t column = places->column[i] - (count == 4), row = places->row[i] - (count == 4), stride = 3 * job->width;
@@ -133,11 +133,11 @@ static inline u8x4 load_one(Neighbors neighbors, int row, int column) {
 
 // More than twice the errors of weighted sums, for two columns and rows, and for four. The absolute values of two
 // weights add up to 1, and those of four to at most 1.5. Rounding weights, products and sums changes the sum of a
-// column by up to 3 * 255 * 2^-24, or 5 * 1.5 * 255 * 2^-24. The error of the final sum is two times that of a column,
-// or three times.
+// column by up to 3 * 255 * 2^-24, or 5 * 1.5 * 255 * 2^-24. The error of the final sum is twice that of a
+// column, or three times.
 static const float MARGIN_OF_TWO = 0x1p-12f, MARGIN_OF_FOUR = 0x1p-10f;
 
-// Round numbers toward 0. If four values are mixed, weights may be negative, so sums must be limited.
+// Round numbers toward 0. If four values are mixed, weights may be negative, so sums must be clamped.
 static inline i32x4 round_floats(f32x4 numbers, int count) {
     i32x4 rounded = __builtin_convertvector(numbers, i32x4);
     if (count == 2) return rounded;

@@ -95,7 +95,7 @@ static inline int64_t find_taps(int64_t num_before, int64_t num_after, int64_t i
     return reach.start;
 }
 
-// The largest number of pixels that Pillow sums for the new pixels from `start` to `stop` - 1.
+// The largest number of pixels that Pillow sums for any one of the new pixels from `start` to `stop` - 1.
 static inline int64_t count_taps(int64_t num_before, int64_t num_after, int64_t start, int64_t stop, int resampling) {
     int64_t num_taps = 0;
     for (int64_t i = start; i < stop; i++) {

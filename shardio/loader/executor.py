@@ -27,7 +27,7 @@ from shardio.loader.statistics import Tally
 from shardio.order import Cursor, EpochCounter, Split
 
 TorchDataLoader = torch.utils.data.dataloader.DataLoader
-"""torch's own class. Some programs replace the name in torch with shardio's class."""
+"""torch's own class. Some programs make torch's name refer to shardio's class."""
 
 _VALUES = (bool, int, float, str, MethodType)
 """Types whose instances are compared by value. Each access to a method creates a new object, equal to earlier ones."""
@@ -177,8 +177,8 @@ class ExecutorSettings:
     def is_same(self, other: ExecutorSettings) -> bool:
         """Return whether all settings are the same: plain values by value, the user's objects by identity.
 
-        The ``==`` of the user's objects may raise an error, as for dataclasses with tensors, and equal objects may
-        behave differently.
+        The ``==`` of the user's objects may raise an error, as that of dataclasses with tensors does, and equal
+        objects may behave differently.
         """
         return all(_is_same(getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
 

@@ -154,7 +154,7 @@ class EpochPosition:
 
         Args:
             random_states: The current states of the generators.
-            keeps_workers: Whether the workers of this epoch serve the next one, with the states of their datasets.
+            keeps_workers: Whether the workers of this epoch serve the next epoch and keep the states of their datasets.
         """
         position = self.begin(self.num_workers, is_iterable=self.is_iterable, random_states=random_states)
         position.sampler_epoch, position.batch_size = self.sampler_epoch, self.batch_size
@@ -341,7 +341,7 @@ def takes_arguments(value: Any) -> bool:
         inspect.signature(value.state_dict).bind()
     except TypeError:
         return True
-    except ValueError:  # A compiled function may have no signature.
+    except ValueError:  # Some compiled functions have no signature.
         return False
     return False
 
@@ -397,7 +397,7 @@ _GLOBALS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
 """The functions that get and set the state of each global generator of a process, by the generator's name."""
 
 States = dict[str, Any]
-"""States of global generators by name: those of torch's CPU generator, and of the modules random and numpy.random."""
+"""States of global generators by name: those of torch's CPU generator, and those of random and numpy.random."""
 
 
 def capture(names: Iterable[str]) -> States:
@@ -425,7 +425,7 @@ class OwnGenerators:
         return OwnGenerators(self.cover({}), self._process)
 
     def cover(self, states: States) -> States:
-        """Return states of the process, replaced by the states of these generators where the next epoch uses them."""
+        """Return the process's states, replaced by those of these generators where the next epoch uses the latter."""
         changed = _find_differences(self._process, capture(self._states))
         return states | {name: state for name, state in self._states.items() if name not in changed}
 
@@ -442,7 +442,7 @@ class OwnGenerators:
 
 
 def drawing_from(generators: OwnGenerators | None) -> AbstractContextManager[None]:
-    """Return a context in which samplers draw from these generators or, without them, from those of the process."""
+    """Return a context in which samplers draw from the given generators or, for None, from those of the process."""
     return nullcontext() if generators is None else generators.drawing()
 
 
@@ -483,7 +483,7 @@ class RandomStates:
 
     @classmethod
     def decode(cls, states: dict[str, Any]) -> RandomStates:
-        """Return the states that :meth:`encode` returned."""
+        """Return the states that :meth:`encode` encoded."""
         python, array = states["python"], states["numpy"]
         found: States = {"torch": torch.from_numpy(_decode(states["torch"], np.uint8))}
         if python is not None:

@@ -31,7 +31,7 @@ Stop = Literal["first", "longest", "all-once"]
 Ints = NDArray[np.int64]
 
 MAX_POSITION = 2**47
-"""The position of the schedule up to which epochs may begin: numbers of samples must fit in int64."""
+"""The last position in the schedule at which an epoch may begin, because numbers of samples must fit in int64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class SourceOrder:
 
     Attributes:
         name: The source's name.
-        shard_sizes: int64 [shards], the number of samples of each shard.
+        shard_sizes: int64 [shards], the number of samples in each shard.
         settings: The settings of the source's own order.
         digest: The identity of the source's dataset, or "" if it has none.
         repeat: The number of times that the source is delivered before it is exhausted.
@@ -101,7 +101,7 @@ def make_mixed_order(
         stop: The end of an epoch, or the number of samples in an epoch.
         is_pure: Whether the batches of a step come from one source.
         global_batch_size: The number of samples in a step, if ``changes`` or ``is_pure`` needs it.
-        seed: The seed of the schedule; None for a regular one.
+        seed: The seed of the schedule; None for a regular schedule.
 
     Raises:
         ValueError: If the weights are invalid or the settings contradict each other.
@@ -143,7 +143,7 @@ class MixedOrder:
         changes: The picks from which the weights change, in ascending order, with the new weights.
         stop: The end of an epoch, or the number of samples in an epoch.
         unit: The number of samples in a pick.
-        seed: The seed of the schedule; None for a regular one.
+        seed: The seed of the schedule; None for a regular schedule.
 
     Attributes:
         num_samples: N, the number of samples in an epoch.
@@ -211,7 +211,7 @@ class MixedOrder:
         return (phase.start + phase.schedule.find(source, item - phase.before[source])) * self.unit
 
     def pick(self, epoch: int, positions: Ints) -> tuple[Ints, Ints]:
-        """Return the source of each position of an epoch, and the number of the source's earlier samples, int64 [n].
+        """Return the source at each position of an epoch, and the number of earlier samples of that source, int64 [n].
 
         Args:
             epoch: The epoch of the mixture.
@@ -234,9 +234,9 @@ class MixedOrder:
     def find_samples(self, sources: Ints, items: Ints) -> Ints:
         """Return the samples of some sources, given the number of each source's earlier samples, int64 [n].
 
-        The result numbers the samples of all sources, one source after another, and includes the source's epoch: source
-        epoch * ``num_all_samples`` + the source's first index + the sample's index. So repetitions have different
-        numbers, and therefore different random transforms.
+        The samples of all sources are numbered, one source after another, and a number includes the source's epoch:
+        source epoch * ``num_all_samples`` + the source's first index + the sample's index. So repetitions have
+        different numbers, and therefore different random transforms.
         """
         epochs, own = np.divmod(items, self._sizes[sources])
         samples = np.empty_like(own)
@@ -410,7 +410,7 @@ class MixedOrder:
 
 
 def _count_merged(counts: Ints, place: int) -> Ints:
-    """Return the number of each source's samples before a place of the merged order, int64 [sources].
+    """Return the number of each source's samples before a place in the merged order, int64 [sources].
 
     Args:
         counts: int64 [sources], the number of samples of each source in the step.
@@ -421,7 +421,7 @@ def _count_merged(counts: Ints, place: int) -> Ints:
     own = np.maximum(counts, 1)[:, None]
     while (lows < highs).any():
         middles = (lows + highs) // 2
-        # A sample (i, j) comes after those (m, l) with (2l + 1) * n_i < (2j + 1) * n_m, or if they are equal and m < i.
+        # Sample (i, j) comes after each (m, l) where (2l + 1) * n_i < (2j + 1) * n_m, or both are equal and m < i.
         scaled = (2 * middles + 1)[:, None] * counts
         before = np.clip((scaled - own - 1 + is_later) // (2 * own) + 1, 0, counts)
         is_before = (before.sum(axis=1) < place) & (lows < highs)
@@ -435,7 +435,7 @@ ITEM_BITS = 48
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedSplit(Split):
-    """One rank's share of an epoch of a mixture: every rank's batches have the mixture of the whole step.
+    """One rank's share of an epoch of a mixture: every rank's batches mix the sources in the step's proportions.
 
     In place of positions, batches contain encoded picks: source * 2**48 + the number of the source's earlier samples,
     or its bitwise complement for repeats.
@@ -474,6 +474,6 @@ class MixedSplit(Split):
 
 
 def decode_picks(picks: Ints) -> tuple[Ints, Ints]:
-    """Return the sources of encoded picks, and the numbers of the sources' earlier samples, int64 [n] each."""
+    """Return the source of each encoded pick, and the number of earlier samples of that source, int64 [n] each."""
     picks = np.where(picks < 0, ~picks, picks)
     return picks >> ITEM_BITS, picks & ((1 << ITEM_BITS) - 1)

@@ -94,7 +94,7 @@ def find_or_make_index(tar: Location) -> tuple[Location, TarContents | None]:
 def find_or_make_compressed_index(tar: Location) -> tuple[Location, TarContents | None]:
     """Return the index of a compressed tar, and the tar's contents if the index had to be created.
 
-    The tar is decompressed twice: once to find its size, and once to read it. Memory use does not depend on the size.
+    The tar is decompressed twice: once to find its size, and once to read it. Its size does not affect memory use.
 
     Raises:
         FormatError: If the file is not a complete tar in a complete gzip file, or cannot be indexed.
@@ -276,7 +276,7 @@ def _can_list(header: IndexHeader) -> bool:
 
 
 def write_tar_lists(reports: Iterable[IndexReport]) -> list[Location]:
-    """Write the list of each folder whose tars are all reported and have indexes next to them. Return these folders.
+    """For each folder whose tars are all reported and have indexes next to them, write its list. Return these folders.
 
     Folders in which this process may not write are left out.
     """

@@ -394,7 +394,7 @@ def _make_dali(index: Location) -> bytes:
     lines = [f"v1.2 {len(columns.keys)}"]
     for sample in range(len(columns.keys)):
         key = columns.keys.text(sample)
-        if any(letter.isspace() for letter in key):  # DALI separates values by white space.
+        if any(letter.isspace() for letter in key):  # DALI separates values with white space.
             raise FormatError(
                 f"the key {key!r} contains white space, which DALI's index cannot hold: write the dataset again with "
                 "different keys"

@@ -248,7 +248,7 @@ class SeenSamples:
         self.version, self._is_kept = version, is_kept
         if bits is None:
             bits = np.zeros(-(-num_samples // 8), np.uint8)
-        if num_samples % 8:  # There are no samples for the last bits.
+        if num_samples % 8:  # The last bits belong to no sample.
             bits[-1] |= 256 - (1 << num_samples % 8)
         self._bits = bits
         self._num_unseen = num_samples  # Approximate, because threads update this number concurrently.
@@ -259,7 +259,7 @@ class SeenSamples:
         return not len(self._bits)
 
     def read(self, places: Ints) -> NDArray[np.uint8] | int:
-        """Return the bytes of the bits at ``places``, uint8 [n], or 255 if all samples have been seen."""
+        """Return the bytes at ``places`` in the array of bits, uint8 [n], or 255 if all samples have been seen."""
         bits = self._bits  # Read the attribute once: another thread may drop the bits.
         return bits[places] if len(bits) else 255
 
@@ -317,7 +317,7 @@ class SeenShards:
     """The records of a dataset's shards.
 
     Processes forked from this one share the records, so each sample is compared in only one of them. A process that
-    reads different fields from the first process, or a different version of the tar, has a record of its own.
+    reads different fields than the first process does, or a different version of the tar, has a record of its own.
 
     Args:
         shard_sizes: The number of samples in each shard.

@@ -1,4 +1,4 @@
-"""The models, the optimizers and the learning rate schedules, by name.
+"""The models, the optimizers and the learning-rate schedules, by name.
 
 A rate depends only on the step, so a run can resume at any step, and its rates are known in advance. The rates equal
 those of torch's ``OneCycleLR``, ``CyclicLR``, ``StepLR``, and ``CosineAnnealingLR`` after ``LinearLR``. Only
@@ -45,8 +45,8 @@ def make_model(name: str, *, num_classes: int, image_size: int, pretrained: bool
     fixed-size models accept only the size that they were trained on.
 
     Your own function receives each of the keyword arguments ``num_classes``, ``image_size`` and ``pretrained`` for
-    which it has a parameter. If it accepts ``**kwargs``, it also gets ``num_classes``. The function may return a
-    scripted or a compiled model.
+    which it has a parameter. A function that accepts ``**kwargs`` always receives ``num_classes``. The function
+    may return a scripted or a compiled model.
 
     Args:
         name: A name from the table.
@@ -226,7 +226,7 @@ CUT = 1 / 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LrPlan:
-    """The numbers of steps, and the share of warm-up, that define a run's learning-rate schedule.
+    """The numbers of steps and the share of warm-up steps, which define a run's learning-rate schedule.
 
     Attributes:
         num_steps: Steps in all epochs.

@@ -1,4 +1,4 @@
-"""Loaders that were made slow on purpose, each with the cause that the doctor must name, and healthy ones."""
+"""Loaders that were made slow on purpose, each with the cause that the doctor must name, and healthy loaders."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Files(Dataset[Any]):
 
 
 class Remote(Dataset[Any]):
-    """Images behind a server."""
+    """Images that a server provides."""
 
     def __init__(self, url: str, num_samples: int) -> None:
         self._url, self._num_samples = url, num_samples
@@ -106,7 +106,7 @@ class Listed(Dataset[Any]):
 
 
 def write_photographs(folder: Path) -> None:
-    """Write images as large and as detailed as photographs: in smooth ones, there is little to decode."""
+    """Write images as large and as detailed as photographs: in smooth images, there is little to decode."""
     size = {"width": 800, "height": 600, "quality": 95}
     write_class(Job(folder=folder, class_id=0, num_classes=1, num_images=120, seed=0, **size))
 

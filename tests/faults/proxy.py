@@ -1,4 +1,4 @@
-"""A proxy between a client and an HTTP server that delays, limits and spoils responses according to a script.
+"""A proxy in front of an HTTP server. It delays, limits and disrupts responses according to a script.
 
 The proxy runs in a separate process, with one thread for each connection. The test controls it through an inherited
 socket, and the process ends when the socket is closed.
@@ -163,9 +163,9 @@ class Turn:
         self._has_begun = False
 
     def carry(self, num_bytes: int) -> None:
-        """Wait until the connection has carried the next bytes of the body. Idle time is not made up for."""
+        """Wait until the connection has carried the next bytes of the body. Idle time does not speed up later bytes."""
         rate, now = self.script.connection_bytes_per_s, time.monotonic()
-        # Only short delays, such as those of sleep, are made up for.
+        # Compensate only for short delays, such as those of sleep.
         earliest = now - MAX_LATE_S if self._has_begun else max(now, self.ready_at)
         self._free_at, self._has_begun = max(self._free_at, earliest), True
         if rate is not None:
@@ -325,7 +325,7 @@ class Handler(BaseHTTPRequestHandler):
         return None
 
     def _pass_on(self, response: HTTPResponse) -> None:
-        if response.length is None:  # The body has chunks, or ends with the connection.
+        if response.length is None:  # The body is sent in chunks, or ends when the connection closes.
             body = response.read()
             self._send(response.status, with_length(response, len(body)), [body])
         else:

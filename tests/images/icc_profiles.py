@@ -14,10 +14,10 @@ Floats = NDArray[np.float64]
 _D50 = (0.9642, 1.0, 0.8249)
 
 WIDE_PRIMARIES = np.array([(0.60974, 0.20528, 0.14919), (0.31111, 0.62567, 0.06322), (0.01947, 0.06087, 0.74457)])
-"""XYZ of the primaries of Adobe RGB (1998), in columns, adapted to D50."""
+"""The XYZ values of Adobe RGB (1998)'s primaries, in columns, adapted to D50."""
 
 SRGB_PRIMARIES = np.array([(0.43607, 0.38515, 0.14307), (0.22249, 0.71687, 0.06061), (0.01392, 0.09708, 0.71410)])
-"""XYZ of the primaries of sRGB, in columns, adapted to D50."""
+"""The XYZ values of sRGB's primaries, in columns, adapted to D50."""
 
 GAMMA = 563 / 256
 

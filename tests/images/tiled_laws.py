@@ -27,7 +27,7 @@ def render_by_stages(
     turns: NDArray[np.uint8],
     shape: tuple[int, ...],
 ) -> tuple[NDArray[np.bool_], Array, NDArray[np.bool_]]:
-    """Render crops of equal size of n images with the stages.
+    """Render equally sized crops of n images with the stages.
 
     Return which images have tiles, bool [n]; their crops, uint8 [n * crops, height, width, 3]; and which are damaged.
     """

@@ -25,7 +25,7 @@ TILED = "tiled"
 """The outcome for a file that can be tiled. For other files, the outcome is the reason why they cannot be tiled."""
 
 LONGEST_REASON = 60
-"""The maximum number of characters of a reason, because tables show reasons."""
+"""The maximum number of characters in a reason, because reasons are shown in tables."""
 
 _RST = re.compile(rb"\xff[\xd0-\xd7]")
 _SIZES = struct.Struct(">HHHBI")

@@ -66,7 +66,7 @@ def make(packed: Path, kind: str, loader_class: Any = DataLoader, **options: Any
 
 @pytest.fixture
 def find_workers(no_process_of_other_tests: None) -> Callable[[], set[Any]]:
-    others = set(multiprocessing.active_children())  # Some servers of other tests run until the session ends.
+    others = set(multiprocessing.active_children())  # Some other tests' servers run until the session ends.
     return lambda: (set(multiprocessing.active_children()) - others) | find_worker_processes()
 
 
@@ -198,7 +198,7 @@ def test_a_loader_that_keeps_its_iterator_is_released_with_its_workers(
 
 
 class Stream(IterableDataset[int]):
-    """A stream of four 2-sample batches, of which the second one fails. The length that it reports is too small."""
+    """A stream of four 2-sample batches, the second of which fails. The length that it reports is too small."""
 
     def __len__(self) -> int:
         return 2

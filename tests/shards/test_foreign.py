@@ -1,4 +1,4 @@
-"""Indexes beside tars of other tools, and indexes that other tools read."""
+"""Indexes next to other tools' tars, and indexes that other tools read."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_tar_that_changed_only_in_the_middle_is_indexed_again(tar: Path, is_re
     write_tar(tar, members(1, 2, 3, 4))
     assert read_all(tar) == {str(number): b"%03d" % number for number in (1, 2, 3, 4)}
     before = tar.stat()
-    if is_replaced:  # The new tar has the time of the old one.
+    if is_replaced:  # The new tar has the old tar's modification time.
         write_tar(tar.with_name("new"), members(1, 3, 2, 4))
         tar.with_name("new").replace(tar)
         os.utime(tar, ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -189,7 +189,7 @@ def export(
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    """A dataset of 9 samples in five shards. Some names need extended headers, and some samples lack a field."""
+    """A dataset of nine samples in five shards. Some names need extended headers, and some samples lack a field."""
     with shardio.ShardWriter(tmp_path / "out", max_shard_samples=2) as writer:
         for i in range(9):
             key = "d/" * 60 + f"ü{i}" if i % 3 == 0 else f"k{i}"

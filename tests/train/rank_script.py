@@ -1,7 +1,7 @@
 """Train one run after another, as the ranks of a test.
 
-In the run's directory, each rank writes the keys of each of its steps into ``keys-LAUNCH-RANK.jsonl``, and its error,
-if there is one, into ``error-RANK.txt``.
+In the run's directory, each rank writes the keys of each of its steps to ``keys-LAUNCH-RANK.jsonl``, and its error,
+if there is one, to ``error-RANK.txt``.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def make_model(*, is_plain: bool = False) -> nn.Module:
 
 
 def train_as(settings: Settings) -> None:
-    """Train and evaluate one run, and write its figures into ``end-RANK.json``."""
+    """Train and evaluate one run, and write its figures to ``end-RANK.json``."""
     fields = ("image", "label", "key")
     dataset = ShardDataset(
         settings.source, fields=fields, shuffle=True, remainder=settings.remainder, transform=RandomResizedCrop(16)

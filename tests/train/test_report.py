@@ -291,7 +291,7 @@ def test_a_resumed_run_also_draws_the_earlier_rates_each_once(tmp_path: Path, ki
     assert collect.records[0].step == killed_after // STEPS_PER_EPOCH * STEPS_PER_EPOCH + 1
     assert plot.planned is not None
     np.testing.assert_allclose(plot.taken, plot.planned, rtol=1e-12)
-    # A new run in the same directory does not draw the earlier rates.
+    # A new run in the same directory does not plot the earlier rates.
     fresh = make_config(tmp_path, resume=False, epochs=1)
     plot = RatePlot(tmp_path / "lr.png", fresh, STEPS_PER_EPOCH)
     run(fresh, plot)

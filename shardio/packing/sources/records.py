@@ -41,7 +41,7 @@ IMAGE = ""
 
 
 class RecordReader(Protocol):
-    """Reads records in one process."""
+    """A reader of records in one process."""
 
     def read(self, row: int) -> Mapping[str, bytes]:
         """Return the fields of a record, without the label. The image's field has the placeholder name ``IMAGE``.
@@ -268,7 +268,7 @@ def close_records() -> None:
 
 
 class _Opened:
-    """Keeps a dataset open in this process, because opening it for each sample would be slow."""
+    """A dataset that stays open in this process, because opening it for each sample would be slow."""
 
     def __init__(self) -> None:
         self._records: Records | None = None
@@ -298,8 +298,8 @@ class Columns:
 
     Attributes:
         contents: The columns whose values are contents of files.
-        image: The column of images, whose field name is the format alone, such as ``jpg``. The fields of other contents
-            have names such as ``depth.png``.
+        image: The column of images, whose field name is the format alone, such as ``jpg``. The fields of the
+            other columns in ``contents`` have names such as ``depth.png``.
         label: The column with labels.
         key: The column with keys.
         others: The columns that become the ``json`` field.
