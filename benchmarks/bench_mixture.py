@@ -3,7 +3,7 @@
 ``python -m benchmarks.bench_mixture`` writes three datasets of tiny samples in every loader's own format to a temporary
 folder, and prints one table. Every measurement runs in a process of its own, and the loaders take turns.
 
-``python -m benchmarks.bench_mixture --only sources PHOTOS`` compares second epochs of a ShardDataset and of mixtures.
+``python -m benchmarks.bench_mixture --only sources PHOTOS`` compares the second epochs of a ShardDataset and mixtures.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SIZES, WEIGHTS = (30_000, 17_000, 5_000), (0.5, 0.3, 0.2)
 NUM_TOKENS, SHARD_SAMPLES = 256, 2500
 NUM_BATCHES = 240  # batches whose samples are examined: at least an epoch of every source
 make_job = partial(Job, module="benchmarks.bench_mixture", batch_size=256)
-BASE = 1_000_000  # A sample's code is its source * BASE + its index in the source.
+BASE = 1_000_000  # A sample's code is its source's number * BASE + its index in the source.
 
 
 def make_samples(source: int) -> Iterator[dict[str, Any]]:
@@ -181,13 +181,13 @@ def examine(job: Job) -> list[str]:
 
 
 def _deviations(codes: Codes) -> NDArray[np.float64]:
-    # The largest deviation of each prefix.
+    # For each prefix, the largest deviation of a source.
     counts = (codes[:, None] // BASE == np.arange(len(SIZES))).cumsum(axis=0)
     return np.abs(counts - np.arange(1, len(codes) + 1)[:, None] * WEIGHTS).max(axis=1)  # type: ignore[no-any-return]
 
 
 def _count_inexact(codes: Codes) -> tuple[int, int]:
-    # The number of repeats of samples while others of their source had been delivered less often, and the number of
+    # The number of samples repeated while others of their source had been delivered less often, and the number of
     # samples that are missing from the first n deliveries of a source of n samples.
     early = missing = 0
     for source, size in enumerate(SIZES):
@@ -250,7 +250,7 @@ def measure_sources(folder: Path, photographs: Path, rounds: int) -> None:
             shardio.pack(unpacked, folder / str(num_parts) / f"part-{part}", jpeg="tile", max_shard_size=8 * 2**20)
         jobs[name] = make_job(loader="photographs", data=str(folder / str(num_parts)), codes="")
     found = take_turns(jobs, rounds)
-    print("| dataset | images/s in the second epoch | CPU µs per image | CPU time, times the `ShardDataset`'s |")
+    print("| dataset | images/s in the second epoch | CPU µs per image | CPU time relative to the `ShardDataset` |")
     print("|---|---|---|---|")
     reference = found["`ShardDataset` alone"]["cpu_us"]
     for name, own in found.items():

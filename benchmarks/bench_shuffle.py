@@ -1,4 +1,4 @@
-"""Measure how well an order mixes samples, and how much a rank reads for it.
+"""Measure how well an order mixes samples, and how much data each rank reads.
 
 ``python -m benchmarks.bench_shuffle`` measures one epoch of several datasets, in shardio's default order, in a global
 shuffle, with other windows and strata, and with WebDataset's shard shuffle and buffer. The measures (see
@@ -109,7 +109,7 @@ def measure_webdataset(case: Case, buffer: int) -> OrderQuality:
 
 
 def _webdataset_rank(case: Case, rank: int, buffer: int) -> Iterator[list[int]]:
-    """Yield a rank's batches as torch's DataLoader takes them from its workers, in turn, until all are exhausted."""
+    """Yield a rank's batches in the order of torch's DataLoader: one from each worker in turn, until all end."""
     workers = [_webdataset_worker(case, rank, worker, buffer) for worker in range(case.num_workers)]
     while workers:
         batches = [list(islice(worker, case.batch_size)) for worker in workers]
@@ -118,7 +118,7 @@ def _webdataset_rank(case: Case, rank: int, buffer: int) -> Iterator[list[int]]:
 
 
 def _webdataset_worker(case: Case, rank: int, worker: int, buffer: int) -> Iterator[int]:
-    """Yield the samples of one worker in webdataset's own order, after the splits by node and by worker."""
+    """Yield the samples of one worker in WebDataset's own order, after the splits by node and by worker."""
     shards = range(case.num_shards)[rank :: case.world_size][worker :: case.num_workers]
     shuffle = webdataset.filters._shuffle
     rng = random.Random(rank * case.num_workers + worker)

@@ -47,7 +47,7 @@ def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Exclude imported and collected objects from garbage collection: gc.collect() in tests searches only the rest."""
+    """Exclude imported and collected objects from garbage collection: gc.collect() in tests examines only the rest."""
     gc.disable()
     try:
         return (yield)
@@ -58,7 +58,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call() -> Generator[None, object, object]:
-    """Give all tests the same environment variables: after a change, fork servers do not serve user code."""
+    """Give all tests the same environment variables, because fork servers do not serve user code after a change."""
     os.environ["PYTEST_CURRENT_TEST"] = ""
     return (yield)
 
@@ -81,8 +81,8 @@ def functions(request: pytest.FixtureRequest) -> Functions:
 def _torchs_loaders_end_soon() -> Iterator[None]:
     """Make torch wait less than its usual 5 s for workers that cannot end, and then terminate them.
 
-    The garbage collector may close their queues first when it frees an iterator that an expected error's traceback
-    holds.
+    When the garbage collector frees an iterator that the traceback of an expected error has kept alive, it may close
+    the workers' queues before the iterator ends the workers.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)

@@ -1,4 +1,4 @@
-"""A store of local files that shardio treats like those of any other backend: as neither local nor in an object store.
+"""A store of local files that shardio treats as neither local nor in an object store, as with any other backend.
 
 Its URLs contain local paths: ``mirror:///data/train``.
 """

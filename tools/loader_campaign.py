@@ -61,11 +61,11 @@ STARTUP_PATIENCE_S = 10.0
 """Seconds to wait for a worker process that was stopped before it had started."""
 
 LATEST_S = 0.8
-"""The latest moment of a kill: about the time of an epoch, including the start of the worker processes."""
+"""The maximum time before a kill, in seconds: about one epoch, including the start of the worker processes."""
 
 MAX_GROWTH = 1.05
-"""The maximum ratio of the memory in the last epochs to that in the first. A leak of a batch per epoch exceeds this
-ratio."""
+"""The maximum ratio of the memory in the last epochs to that in the first. If one batch per epoch leaks, the ratio is
+higher."""
 
 PIPELINES = ("shardio", "a function", "Albumentations", "torchvision")
 """The transforms of the cases: shardio's own, and user code."""
@@ -113,7 +113,7 @@ def darken(samples: list[Any]) -> Any:
 
 
 def draw_case(seed: int, *, with_others: bool = False) -> Case:
-    """Return the case of a seed."""
+    """Return the case for a seed."""
     rng = random.Random(seed)
     return Case(
         kind=rng.choice(KINDS),

@@ -53,7 +53,7 @@ def main(
     kills: Annotated[int, typer.Option(min=1, help="Number of kills.")] = 50,
     ranks: Annotated[int, typer.Option(min=1, help="Number of ranks.")] = 1,
     samples: Annotated[int, typer.Option(min=30, help="Samples in the dataset; more samples make runs longer.")] = 1500,
-    seed: Annotated[int, typer.Option(help="Seed of the times of the kills.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for the random times at which runs are killed.")] = 0,
 ) -> None:
     """Kill training runs, resume them, and exit with code 1 if a run differs from the uninterrupted run."""
     with tempfile.TemporaryDirectory(prefix="shardio-train-") as name:

@@ -1,4 +1,4 @@
-"""Loaders of tars: WebDataset, and Megatron Energon, which is built on it."""
+"""Loaders for tars: WebDataset, and Megatron Energon, which is built on it."""
 
 from __future__ import annotations
 

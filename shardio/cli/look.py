@@ -489,7 +489,7 @@ def _estimate_requests(
 def _plot_epoch(
     path: Path, samples: NDArray[np.int64], sizes: NDArray[np.int64], settings: OrderSettings, title: str
 ) -> None:
-    """Plot the shard, if there are several, and the index in it, against the position; the color shows the stratum."""
+    """Plot the index in the shard, and the shard if there are several, against the position. Colors show strata."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator

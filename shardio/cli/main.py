@@ -74,7 +74,7 @@ MODULES = {name: module for commands in PANELS.values() for name, (module, _) in
 
 
 def find_url(*labels: str) -> str | None:
-    """Return the first of the project's URLs with these labels: see ``[project.urls]`` in pyproject.toml."""
+    """Return the project's URL for the first of these labels that it has: see ``[project.urls]`` in pyproject.toml."""
     from importlib.metadata import PackageNotFoundError, metadata  # Only help and internal errors need it.
 
     try:
@@ -139,7 +139,7 @@ class Command(TyperCommand):
 
 
 class LazyCommand(TyperCommand):
-    """A command whose module is imported when it runs. ``shardio --help`` imports no modules of commands."""
+    """A command whose module is imported when it runs. ``shardio --help`` does not import the commands' modules."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Context | None = None, **extra: Any) -> Any:
         return load_command(str(self.name)).make_context(info_name, args, parent, **extra)

@@ -192,7 +192,7 @@ class FolderSettings(RemoteSettings, KeepingSettings, SampleSettings, FolderRoot
             again: delete the file after adding or removing images. By default, each process lists the folder.
     """
 
-    transform: Transform | None = field(default=None, kw_only=False)  # As in torchvision, transform follows the root.
+    transform: Transform | None = field(default=None, kw_only=False)  # The second argument, as in torchvision.
     listing: str | os.PathLike[str] | None = None
 
 

@@ -56,7 +56,7 @@ class StreamSettings(RankSettings, FieldedSettings):
             class names, so the labels stay as they are stored.
         retries: The maximum number of consecutive attempts to reopen a failed stream without getting another sample.
             Waits between the attempts are random and grow exponentially, up to 20 s.
-        timeout_s: The longest wait, in seconds, for the next bytes of a command. After this time, the command fails.
+        timeout_s: The maximum wait, in seconds, for the next bytes from a command. After this time, the command fails.
     """
 
     source: StreamNames = field(kw_only=False)
@@ -92,7 +92,7 @@ class StreamDataset(Iterated, Transformed):
     >>> loader = DataLoader(dataset, batch_size=128, num_workers=4)  # doctest: +SKIP
 
     Attributes:
-        sources: The sources of the streams. ``str`` of a source contains no secrets.
+        sources: The sources of the streams. ``str(source)`` contains no secrets.
         digest: The identity of the list of streams, which does not depend on the streams' contents.
 
     Raises:
@@ -172,7 +172,7 @@ class StreamItem:
     """A sample that has been read but not yet decoded.
 
     Attributes:
-        turn: The number of its shard in the worker's order.
+        turn: The number of the sample's shard in the worker's order.
         shard: The shard's number in the dataset.
         before: The place in the shard where the sample begins.
         sample: The sample.

@@ -121,8 +121,8 @@ class PlannedImages:
         """Render the images.
 
         Args:
-            rows: The destination of each crop's images, uint8 [n, height, width, 3], of the same size; None for new
-                arrays. By default, all crops are rendered into new arrays.
+            rows: The destination of each crop's images, uint8 [n, height, width, 3], of its output size; None for
+                new arrays. By default, all crops are rendered into new arrays.
 
         Returns:
             The images of each crop, with the name of each image's decoder.

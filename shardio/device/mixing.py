@@ -51,7 +51,7 @@ def takes_generator(transform: BatchTransform) -> bool:
         transform = transform.forward  # The signature of a module's __call__ lacks forward's parameters.
     try:
         return "generator" in inspect.signature(transform).parameters
-    except ValueError:  # C functions may have no signature.
+    except ValueError:  # Some C functions have no signature.
         return False
 
 
@@ -124,7 +124,7 @@ def find_valid(batch: Any) -> torch.Tensor | None:
 
 
 def replace_tensors(batch: Any, *replacements: tuple[torch.Tensor, torch.Tensor]) -> Any:
-    """Return a batch with some tensors replaced, given as pairs (old, new). The given batch does not change."""
+    """Return a batch with some tensors replaced, given as pairs (old, new). The given batch is not modified."""
     new_by_id = {id(old): new for old, new in replacements}
     return map_tensors(batch, lambda tensor: new_by_id.get(id(tensor), tensor))
 
@@ -139,7 +139,7 @@ def _find_by_default(batch: Any) -> Any:
 
 
 class BatchRandomErasing:
-    """Fill a random box in each image of a batch, with probability ``p``. Each image has its own box.
+    """Fill a random box in each image of a batch with probability ``p``. Each image has its own box.
 
     >>> erased = BatchRandomErasing(p=1.0)(torch.ones(4, 3, 32, 32), generator=torch.Generator())
     >>> [bool((image == 0).any()) for image in erased]
@@ -169,7 +169,7 @@ class BatchRandomErasing:
         self.p, self.scale, self.ratio, self.value = p, scale, ratio, _check_value(value)
 
     def __call__(self, batch: Any, *, generator: torch.Generator) -> Any:
-        """Return the batch with boxes erased. The given batch does not change.
+        """Return the batch with boxes erased. The given batch is not modified.
 
         Args:
             batch: A batch with images [N, C, H, W].
@@ -250,7 +250,7 @@ class _Mixing(ABC, Generic[Parameters]):
         self.num_classes = check_optional_integer("num_classes", num_classes, at_least=1)
 
     def __call__(self, batch: Any, *, generator: torch.Generator) -> Any:
-        """Return the mixed batch. The given batch does not change.
+        """Return the mixed batch. The given batch is not modified.
 
         Args:
             batch: A batch with images [N, C, H, W], and labels: int64 [N], or soft labels [N, ``num_classes``].
@@ -321,8 +321,8 @@ class MixUp(_Mixing[float]):
         alpha: The parameter of Beta(alpha, alpha), from which each batch draws lambda, the weight of an image's own
             pixels.
         num_classes: The number of classes. None is allowed if labels are soft.
-        labels_getter: A function that returns the labels of a batch. By default, they are the second value, or
-            the value of a mapping under ``labels`` or another key that contains ``label``.
+        labels_getter: A function that returns the labels of a batch. By default, the labels are the second value,
+            or the value of a mapping under ``labels`` or another key that contains ``label``.
     """
 
     def draw(self, numbers: random.Random, height: int, width: int) -> float:
@@ -346,8 +346,8 @@ class CutMix(_Mixing[PixelBox]):
         alpha: The parameter of Beta(alpha, alpha), from which each batch draws lambda, the nominal share of an image
             outside the box. At an edge, the box is clipped; the labels reflect its actual area.
         num_classes: The number of classes. None is allowed if labels are soft.
-        labels_getter: A function that returns the labels of a batch. By default, they are the second value, or
-            the value of a mapping under ``labels`` or another key that contains ``label``.
+        labels_getter: A function that returns the labels of a batch. By default, the labels are the second value,
+            or the value of a mapping under ``labels`` or another key that contains ``label``.
     """
 
     def draw(self, numbers: random.Random, height: int, width: int) -> PixelBox:
@@ -386,7 +386,7 @@ class OneOf:
 
 
 def find_partners(valid: torch.Tensor) -> torch.Tensor:
-    """Return a valid row for each row: the nearest one before it or, if there is none, the last valid row.
+    """Return a valid row for each row: the nearest valid row before it or, if there is none, the last valid row.
 
     If no row is valid, return any rows. Repeats are therefore not mixed into other samples, and valid rows are mixed as
     if there were no repeats.

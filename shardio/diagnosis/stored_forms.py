@@ -108,7 +108,7 @@ def _find_files(evidence: LoaderEvidence, contents: Sequence[bytes], size: tuple
 
 
 def _find_decoded(evidence: LoaderEvidence, size: tuple[int, int]) -> Iterator[Form]:
-    """Yield the forms that need no decoding, for loaders whose decoding is shardio's."""
+    """Yield the forms that need no decoding, for loaders whose images shardio decodes."""
     stats = evidence.stats
     if stats is None or stats.stored is None or stats.num_images_by_decoder.get("cache"):
         return

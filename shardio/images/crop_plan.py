@@ -1,9 +1,9 @@
 """Plan the rendering of images before any image is decoded, and render images with OpenCV, Pillow and numpy.
 
 Bilinear resizing gives the same pixels as OpenCV's INTER_LINEAR on x86 (resize.cpp). On other processors, some versions
-of OpenCV round differently, so OpenCV is used only if it gives these pixels in the current process. The kernel has its
-own code for the same definition. Weights have 11 bits. Rows are first resized horizontally, keeping 7 more bits than a
-pixel has. Then pairs of rows are blended. Antialiased resizing gives the same pixels as Pillow.
+of OpenCV round differently, so OpenCV is used only if it gives the same pixels in the current process. The kernel has
+its own code for the same definition. Weights have 11 bits. Rows are first resized horizontally, keeping 7 more bits
+than a pixel has. Then pairs of rows are blended. Antialiased resizing gives the same pixels as Pillow.
 
 OpenCV and Pillow are imported when an image first needs them, so worker processes that need neither start 50 ms sooner.
 """
@@ -43,8 +43,8 @@ _CHECKED_SIZES = (
     ((48, 64), (15, 40)),
     ((23, 17), (61, 70)),
 )
-"""The sizes before and after resizing with which OpenCV is checked. On ARM, OpenCV's pixels differ from those on
-x86 if both sides shrink."""
+"""The sizes, before and after resizing, of the images that are used to check OpenCV. On ARM, OpenCV's pixels differ
+from those on x86 if both sides shrink."""
 
 Resampling = Literal["bilinear", "plain bilinear", "antialiased bilinear", "antialiased bicubic", "antialiased box"]
 """The resampling method. "plain bilinear" computes each new pixel from the nearest four pixels. "bilinear" does the
@@ -55,7 +55,7 @@ Sizes = NDArray[np.int64]
 """int64 [n, 2]: the height and width of n images."""
 
 Boxes = NDArray[np.int64]
-"""int64 [n, 4]: top, left, height, width of a part of each of n images."""
+"""int64 [n, 4]: the top, left, height and width of one part of each of n images."""
 
 Rows = Pixels | Sequence[Pixels]
 """The destinations of n images: uint8 [n, height, width, 3], or n uint8 [height, width, 3] arrays."""
@@ -65,7 +65,7 @@ Rows = Pixels | Sequence[Pixels]
 class CropPlan:
     """Instructions for rendering n images: read a box of each, resize it, take a window, and flip and edit the window.
 
-    Transforms extend the plan in order. No image is decoded between transforms that can extend it.
+    Transforms extend the plan in order. No image is decoded between transforms that can extend the plan.
 
     Attributes:
         box: The part of each image to read. It does not reach beyond the image.
@@ -372,9 +372,9 @@ class Points(NamedTuple):
 
         Args:
             positions: float [n], in pixels from the center of the first pixel.
-            length: The length of the side in pixels. If it is given, a point beyond the border gets its value from the
-                border's pixel alone. If it is None, the weight is divided between two copies of this pixel, and the
-                result is rounded differently.
+            length: The length of the side in pixels. If given, a point beyond the border gets its value from the
+                border's pixel alone. If None, the weight is divided between two copies of this pixel, and the result is
+                rounded differently.
         """
         exact = positions.astype(np.float32)
         first = np.floor(exact)

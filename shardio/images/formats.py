@@ -168,7 +168,7 @@ def _find_format(file: BinaryIO) -> str | None:
             warnings.simplefilter("ignore")  # Decoding repeats the warnings.
             with PIL.Image.open(file) as image:
                 return image.format
-    except pillow_errors() as error:  # Pillow's readers raise all these errors for bytes that are not an image.
+    except pillow_errors() as error:  # Pillow's readers may raise any of these errors for bytes that are not an image.
         let_through(error)
         return None
 
@@ -473,7 +473,7 @@ def _read_tiff(content: bytes) -> ValueFormat | None:
         bits, kinds = {*tags.get(_BITS, (1,))}, {*tags.get(_KINDS, (_UNSIGNED,))}
         photometric, planes, orientation = (int(tags.get(tag, 1)) for tag in (_PHOTOMETRIC, _PLANES, _ORIENTATION))
         extra: tuple[int, ...] = tuple(tags.get(_EXTRA, ()))
-    except pillow_errors() as error:  # Pillow's reader raises all these errors for damaged files.
+    except pillow_errors() as error:  # Pillow's reader may raise any of these errors for damaged files.
         let_through(error)
         return None
     if _TRANSPOSING <= orientation <= 8:  # Both Pillow and OpenCV turn TIFFs upright.

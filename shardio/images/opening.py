@@ -82,8 +82,8 @@ def open_image(
     Args:
         content: The bytes of an image file, or where to read them.
         orientation: Whether to apply the EXIF orientation. Pillow always applies a TIFF's orientation.
-        max_pixels: The largest permitted number of pixels.
-        cache: Where decoded JPEGs are kept.
+        max_pixels: The maximum number of pixels.
+        cache: The cache for decoded JPEGs.
 
     Raises:
         ValueError: If the image is damaged, too large, or of an unknown format.
@@ -184,7 +184,7 @@ def _is_rgb(content: bytes, max_pixels: int) -> bool:
             check_size(image.height, image.width, max_pixels)
             return image.mode == "RGB"
     except ValueError:
-        # Only a decoder in _OPENERS reads a format that Pillow lacks.
+        # Pillow cannot read this format, so a decoder in _OPENERS reads it.
         if (name := find_format(content)) is not None and name not in PIL.Image.OPEN:
             return True
         raise
@@ -302,9 +302,9 @@ def prepare_part(content: bytes, head: JpegHead, box: Box, *, is_regular: bool) 
         is_regular: Whether parts of the image can be decoded separately.
 
     Returns:
-        A function that returns RGB pixels, uint8 [box.height, box.width, 3], equal to those of a full decode. They are
-        valid until this thread decodes again. The function raises ValueError if the image is truncated, or damaged in
-        the part that is read.
+        A function that returns RGB pixels, uint8 [box.height, box.width, 3], equal to those of a full decode. The
+        pixels are valid until this thread decodes again. The function raises ValueError if the image is truncated, or
+        damaged in the part that is read.
     """
     cut = _cut(content, head, box) if is_regular else None
 
@@ -354,7 +354,7 @@ def _decode_to(pixels: NDArray[np.uint8], content: bytes | bytearray, *, strict:
 
 
 def _cut(content: bytes, head: JpegHead, box: Box) -> _Cut | None:
-    """Cut out the intervals that contain a box, or the rows down to its last row. Return None if that saves nothing."""
+    """Cut out the intervals that contain a box, or the rows down to its last row. Return None if no bytes are saved."""
     tiles = read_tiles(content, head)
     if tiles is not None:
         return _Cut(*cut_tiles(content, head, tiles, box), next_marker=None)
@@ -375,7 +375,7 @@ def _marker_after(head: JpegHead, height: int) -> int:
 
 
 def _decode_cut(cut: _Cut) -> NDArray[np.uint8] | None:
-    """Decode a smaller JPEG. Return None if it has an error: a full decode then reports the error."""
+    """Decode a JPEG that was cut from a file. Return None if it has an error: a full decode then reports the error."""
     pixels = scratch_pixels("decoded", cut.shown.height, cut.shown.width)
     try:
         _decode_to(pixels, cut.content)
@@ -455,7 +455,7 @@ def _open_stored(content: bytes) -> PIL.Image.Image:
 
 def _convert_to_rgb(image: PIL.Image.Image) -> Pixels:
     if image.mode == "P":
-        image.info.pop("transparency", None)  # Pillow warns about some forms of transparency, which RGB does not have.
+        image.info.pop("transparency", None)  # Pillow warns about some forms of transparency, but RGB has none.
     return np.array(image.convert("RGB"))
 
 

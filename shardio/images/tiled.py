@@ -29,7 +29,7 @@ from shardio.kernel.functions import CHUNK_ALIGNMENT, count_chunk_bytes
 from shardio.kernel.records import CHUNK_PADDING, LOCATION, LOOKUP_BITS, MAX_TILED_TABLES, TILED_IMAGE
 
 MAX_GROUP = 1 << 15
-"""The largest number of images that a device decodes together: CUDA limits the size of a grid."""
+"""The maximum number of images that a device decodes together: CUDA limits the size of a grid."""
 
 NUM_LOOKUPS = MAX_TILED_TABLES << LOOKUP_BITS
 """The length of an image's part of BATCH.lookups."""
@@ -41,7 +41,7 @@ class TiledChunk(NamedTuple):
     Attributes:
         num_images: n.
         sizes: The height and width of each crop, which are the same for all images.
-        num_bytes: The number of used bytes.
+        num_bytes: The number of bytes used.
         memory: uint8 [num_bytes or more], described in kernel/tiles.h; None if a buffer holds it.
     """
 
@@ -96,7 +96,7 @@ def _render_others(
     num_bytes: int,
     names: list[DecoderName],
 ) -> int:
-    """Render crops of images without tiles to a chunk, after its used bytes. Return the new number of used bytes."""
+    """Render crops of images without tiles into a chunk, after its used bytes. Return the new number of bytes used."""
     images = memory[: len(names) * TILED_IMAGE.itemsize].view(TILED_IMAGE)
     rows = list[list[Pixels]]([] for _ in crops)
     for index in others:
@@ -120,7 +120,7 @@ class TiledLayout(NamedTuple):
     Attributes:
         locations: LOCATION [n].
         lengths: The number of bytes of each array that the stages share.
-        most: The largest number of threads for an image in each stage except the last.
+        most: The maximum number of threads for an image in each stage except the last.
     """
 
     locations: NDArray[np.void]
@@ -132,7 +132,7 @@ COUNTED = ["num_blocks", "num_rows", "num_columns", "num_tiles", "num_samples", 
 """The fields of a TILED_IMAGE that :func:`lay_out` needs."""
 
 _ARRAYS = {"coefficients": ("block", 128), "samples": ("sample", 1), "colors": ("color", 4), "weights": ("weight", 8)}
-"""The arrays of a BATCH whose parts differ in length, with the fields of a LOCATION and the bytes of an element."""
+"""The arrays of a BATCH whose parts differ in length, with the name of their LOCATION fields and an element's bytes."""
 
 _LOOKUP_BYTES = 2 * NUM_LOOKUPS
 """The number of bytes of an image's part of BATCH.lookups."""
@@ -168,11 +168,11 @@ def lay_out(images: NDArray[np.void], locations: NDArray[np.void], sizes: Sequen
 
 
 def divide_images(images: NDArray[np.void], max_bytes: int) -> list[slice]:
-    """Divide images into groups whose arrays have at most ``max_bytes``, or that have one image.
+    """Divide images into groups: each has arrays of at most ``max_bytes``, or a single image.
 
     Args:
         images: The fields COUNTED of TILED_IMAGE [n].
-        max_bytes: The largest size of the arrays of a group.
+        max_bytes: The maximum size of a group's arrays in bytes.
     """
     counts = _count_elements(images)
     stops = np.cumsum(_LOOKUP_BYTES + sum(num_bytes * counts[place] for place, num_bytes in _ARRAYS.values()))
@@ -196,7 +196,7 @@ def _count_elements(images: NDArray[np.void]) -> dict[str, NDArray[np.int64]]:
 
 
 def _find_tileable(crop: PlannedCrop, pictures: Sequence[Picture]) -> NDArray[np.bool_]:
-    """Return the images whose crop a device can render, bool [n]."""
+    """Return which images' crops a device can render, bool [n]."""
     is_tileable = find_suitable(crop, pictures)
     is_tileable &= [isinstance(each, JpegPicture) and each.kept is None for each in crop.pictures]
     if (operations := operations_of(crop.plan)) is not None:

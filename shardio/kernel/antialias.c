@@ -2,7 +2,7 @@
 //
 // Pillow computes weights with floating-point numbers, rounds them to 22 bits, and sums with integers. Rows are resized
 // first, and rounded to bytes. Weights are split into 15 low bits and the rest, so that both parts are 16-bit numbers,
-// and pixels are summed two by two.
+// and pixels are summed in pairs.
 
 #include "resize.h"
 
@@ -122,7 +122,7 @@ static void set_row_weight(RowWeights *weights, int tap, int32_t weight) {
     weights->lower = tap ? weights->lower | lower : lower;
 }
 
-// Sums of the pairs of bytes of sixteen columns, with both parts of the weights.
+// Sums of pairs of bytes for sixteen columns, one sum for each part of the weights.
 typedef struct {
     i32x8 upper[2], lower[2];
 } Sums;
@@ -205,8 +205,8 @@ bool resize_antialiased(const Window *window, ReadRow read_row, const void *sour
                 window->first_column + min(COLUMNS * group + i, window->num_columns - 1) * window->column_step;
             int64_t num_taps = TAPS * num_parts;
             int64_t first = find_taps(plan->width, plan->new_width, column, plan->resampling, num_taps, taps);
-            // The last columns may sum fewer pixels than others. Their taps begin earlier, with weights of 0, so that
-            // fewer than TAPS of them are after the part's last pixel.
+            // For the last columns, fewer pixels may be summed than for the others. Their taps begin earlier, with
+            // weights of 0, so that fewer than TAPS of them are after the part's last pixel.
             int64_t source = max(min(first, plan->width - num_taps), 0), num_before = first - source;
             sources[i] = (int32_t)source;
             for (int64_t tap = 0; tap < num_taps; tap++) {

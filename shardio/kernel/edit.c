@@ -22,7 +22,7 @@ static Memory divide_scratch(const Edit *call, int64_t size, bool has_mixture) {
     return (Memory){call->scratch, floats, has_mixture ? floats + size : floats, original};
 }
 
-// Mixtures of an image and of the results of chains of operations, as in AugMix: sums of 32-bit numbers.
+// Mixtures of an image and the outputs of chains of operations, as in AugMix: sums of 32-bit numbers.
 
 static void begin_mixture(const uint8_t *pixels, int64_t size, float weight, const Memory *memory) {
     float *restrict mixture = memory->mixture;

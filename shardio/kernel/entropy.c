@@ -40,7 +40,7 @@ static void end_stream(Chain *chain, bool is_good, Workspace *work) {
     next_stream(chain, work);
 }
 
-// Decode a code that the tables do not have, and its value (F.2.2.3). Return false if there is no such code.
+// Decode a code that is not in the lookup tables, and its value (F.2.2.3). Return false if there is no such code.
 static bool decode_long_code(Chain *chain) {
     const Member *member = chain->member;
     uint64_t state = chain->state - (uint64_t)member->state_offset - DONE;
@@ -113,7 +113,7 @@ static __attribute__((noinline)) void leave_loop(Chain *chain, Workspace *work) 
     chain->state = find_start(chain->member);
 }
 
-// Return the next bits. A word has at least 57 of them, which is enough for three lookups.
+// Return a word that begins with the next bits: at least 57 of them, which is enough for three lookups.
 static inline uint64_t look_ahead(uint64_t bit) {
     return load_word((const uint8_t *)(uintptr_t)(bit >> 3)) << (bit & 7);
 }
@@ -134,7 +134,7 @@ static inline __attribute__((always_inline)) uint64_t take_codes(Workspace *work
     (*coefficients)[first] = (int16_t)((word >> (-entry->bits & 63)) + (uint64_t)entry->bias);
     at->bit += entry->bits;
     word <<= entry->bits;
-    // Without this barrier, the compiler postpones some of these numbers, and runs out of registers.
+    // Without this barrier, the compiler postpones some of these computations, and runs out of registers.
     __asm__ volatile("" : "+r"(word), "+r"(at->state), "+r"(at->bit));
     return word;
 }

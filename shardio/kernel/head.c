@@ -74,7 +74,7 @@ static bool read_frame(Segment segment, Head *head) {
     int factors = frame[7], across = factors >> 4, down = factors & 15;
     if (count == 1) {
         if (across < 1 || across > 4 || down < 1 || down > 4) return false;
-        factors = 0x11;  // The MCU of a single component is one block, whatever the factors say (A.2.2).
+        factors = 0x11;  // The MCU of a single component is one block, regardless of the factors (A.2.2).
         across = down = 1;
     }
     for (int c = 0; c < count; c++) {

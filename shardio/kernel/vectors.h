@@ -36,7 +36,7 @@ typedef float f32x8 __attribute__((vector_size(32)));
 typedef float f32x32 __attribute__((vector_size(128)));
 typedef double f64x4 __attribute__((vector_size(32)));
 
-// Load a vector from any address, and store one.
+// Load a vector from any address, and store a vector to any address.
 #define LOAD(type, address)                          \
     ({                                               \
         type loaded_;                                \
@@ -73,7 +73,7 @@ static inline i16x16 widen_high(u8x32 bytes) { return zip_bytes_high(bytes, (u8x
 // Two factors for sum_products, repeated.
 #define PAIR(a, b) ((i16x16)((i32x8){} + (int32_t)((uint32_t)(uint16_t)(b) << 16 | (uint16_t)(a))))
 
-// The sum of the products of each pair of adjacent numbers.
+// For each pair of adjacent numbers in `a`, the sum of their products with those in `b`.
 static inline i32x8 sum_products(i16x16 a, i16x16 b) {
 #if defined(__AVX2__)
     return (i32x8)_mm256_madd_epi16((__m256i)a, (__m256i)b);
@@ -196,7 +196,7 @@ static inline __attribute__((always_inline)) void join_colors(u8x32 red, u8x32 g
 }
 
 // The inverse of join_colors: the colors of 32 pixels, 16 in each lane. In three parts of 16 bytes, no two bytes of a
-// color have the same place. So the parts are blended to the bytes of one color, which are then put in order.
+// color have the same place. So the parts are blended into the bytes of one color, which are then put in order.
 static inline __attribute__((always_inline)) void split_colors(const uint8_t *pixels, u8x32 colors[3]) {
     const u8x32 thirds = {0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2, 0,
                           0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2, 0};
@@ -252,7 +252,7 @@ static inline __attribute__((always_inline)) u8x64 look_up_bytes(const uint8_t *
 #endif
 }
 
-// Eight bytes as one number, the first byte highest.
+// Eight bytes as one number, most significant byte first.
 static inline uint64_t load_word(const uint8_t *bytes) { return __builtin_bswap64(LOAD(uint64_t, bytes)); }
 
 // Copy entropy-coded bytes up to a marker, or to `stop`, without the zero after each 0xFF (F.1.2.3). Return the
@@ -271,7 +271,7 @@ static inline const uint8_t *unstuff(const uint8_t *at, const uint8_t *stop, uin
         if (after_ff) {
             uint64_t markers = after_ff & ~_mm512_cmpeq_epi8_mask(bytes, _mm512_setzero_si512());
             kept &= ~after_ff;
-            if (markers) {  // The marker's 0xFF has been copied: it is the last byte before the marker's second one.
+            if (markers) {  // The marker's 0xFF has been copied: it is the last byte before the marker's second byte.
                 int second = __builtin_ctzll(markers);
                 kept &= (1ull << second) - 1;
                 _mm512_storeu_si512(to, _mm512_maskz_compress_epi8(kept, bytes));

@@ -36,7 +36,7 @@ STARTUP_PATIENCE_S = 120.0
 """The time, in seconds, that a process may take to start, even from a slow disk or a network file system."""
 
 GROWTH_BYTES = 1 << 30
-"""A worker process may use twice its initial memory and this much more before a warning."""
+"""A worker process may use twice its initial memory plus this many bytes before a warning is logged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +195,7 @@ class WorkerPool(Owned):
             if not self.server.is_running:  # All worker processes ended with the fork server.
                 self._dying.update((process, "") for process in self._processes if process not in self._dying)
             self.cancel()  # Sending the message may reveal more dead processes.
-        if not self.server.is_running:  # Otherwise, the fork server has waited for these processes.
+        if not self.server.is_running:  # Otherwise, the fork server has waited for them to end.
             for process in deaths:
                 process.await_end()
         for process in deaths:  # Restart only now, because a new process may die immediately.
@@ -217,7 +217,7 @@ class WorkerPool(Owned):
 
 
 def divide_threads(num_threads: int, num_processors: int) -> list[int]:
-    """Return the number of threads of each process: one, or more if there are fewer processors than threads.
+    """Return the number of threads for each process: one, or more if there are fewer processors than threads.
 
     Threads that share a process spend a tenth of their time waiting for the GIL.
     """
@@ -261,7 +261,7 @@ class _Process:
 
 
 class MemoryWatch:
-    """The latest memory of each worker process of a pool.
+    """The memory of each worker process of a pool, as last reported.
 
     Args:
         warns: Whether to warn about growth.

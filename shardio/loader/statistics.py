@@ -39,7 +39,7 @@ NEGLIGIBLE = 0.05
 """The share of the time that training may wait for data before loading counts as a bottleneck."""
 
 TRACED = 10_000
-"""The maximum number of chunks, and of batches, in a trace, which holds the latest ones of the epoch."""
+"""The maximum number of chunks in a trace, and of batches. A trace holds the latest ones of an epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class DatasetFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderStats:
-    """Statistics since the latest ``iter`` of a loader. Times are in seconds.
+    """Statistics since the latest call to ``iter(loader)``. Times are in seconds.
 
     Attributes:
         num_batches: The number of delivered batches.

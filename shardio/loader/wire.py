@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from shardio.reading import Reader
 
 MAX_INLINE = 8 * 1024
-"""The largest pickle, in bytes, that is sent in the packet itself. A socket's buffer holds dozens of such packets."""
+"""The maximum size in bytes of a pickle sent in the packet itself. A socket's buffer holds dozens of such packets."""
 
 MAX_DESCRIPTORS = 2
 """The maximum number of descriptors in a packet: one for the pickle, and one for a buffer."""
@@ -140,7 +140,7 @@ def receive(end: socket.socket) -> tuple[Any, list[int]] | None:
     try:
         packet, ancillary, flags, _ = end.recvmsg(1 + MAX_INLINE, space, socket.MSG_CMSG_CLOEXEC)
     except ConnectionResetError:
-        # The other end was closed with unread messages. Linux reports this once, before that end's messages.
+        # The other end was closed while it had unread messages. Linux reports this once, before that end's messages.
         packet, ancillary, flags, _ = end.recvmsg(1 + MAX_INLINE, space, socket.MSG_CMSG_CLOEXEC)
     if not packet:
         return None
@@ -264,7 +264,7 @@ class Chunk:
 
     @property
     def rows(self) -> slice:
-        """The chunk's rows of the batch."""
+        """The chunk's rows in the batch."""
         return slice(self.row, self.row + len(self.rng_keys))
 
 
@@ -325,9 +325,9 @@ class Made:
     """A finished chunk.
 
     Attributes:
-        chunk_id: Its number.
-        columns: One column for each field; if a collation made the batch in a worker process, one for each piece of
-            its memory, with a single row.
+        chunk_id: The chunk's number.
+        columns: One column for each field; if a collation made the batch in a worker process, one for each piece of the
+            batch's memory, with a single row.
         times: The time that the chunk took.
         num_images_by_decoder: The number of images by decoder.
         batch: The batch that a collation made, as a Pickle if it comes from a worker process.

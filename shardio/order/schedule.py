@@ -38,7 +38,7 @@ MAX_TOTAL = 2**31
 """The maximum sum of the integers that stand for weights. Its products with positions in a block fit in int64."""
 
 MIN_SHARE = 2**-20
-"""The smallest weight, as a share of the sum. A block must be long enough to contain every source."""
+"""The minimum weight, as a share of the sum. A block must be long enough to contain every source."""
 
 MIN_BLOCK = 1024
 """The minimum number of positions in a block."""
@@ -84,8 +84,8 @@ def _round_counts(position: int, weights: Sequence[int], total: int) -> list[int
 
     Let f be the fraction by which a source's share exceeds an integer. The sum of all f is an integer h, so h sources
     are rounded up. The sources that are not rounded up must still fit after the position, in order of their deadlines:
-    for every k, at least floor(sum of f) of the k sources with the earliest deadlines are rounded up. Those that are
-    rounded up must have fit before the position: for every k, at most ceil(sum of f) of the k sources whose windows
+    for every k, at least floor(sum of f) of the k sources with the earliest deadlines are rounded up. The sources that
+    are rounded up must have fit before the position: for every k, at most ceil(sum of f) of the k sources whose windows
     began last are rounded up. Both conditions can be satisfied at once, because two nested families of sets form a
     totally unimodular matrix. The greedy choice rounds up a source only when the first condition requires it, and takes
     the source whose window began first.
@@ -121,7 +121,7 @@ class Schedule:
     """A schedule with constant weights.
 
     Attributes:
-        weights: The sources' weights, as integers. A source of weight 0 is never picked.
+        weights: The sources' weights, as integers. A source with weight 0 is never picked.
         seed: The seed of the swaps; None for no swaps.
     """
 
@@ -174,7 +174,7 @@ class Schedule:
         weights = np.array(self.weights, np.int64)
         sources = np.repeat(np.arange(len(weights)), stops - counts)
         items = np.arange(length) - np.repeat(np.cumsum(stops - counts) - stops, stops - counts)
-        # Count items and positions from the block's start, because products of the total must fit in int64.
+        # Count items and positions from the block's start, because products with the total must fit in int64.
         floors, rests = np.array([divmod(start * weight, self._total) for weight in self.weights]).T
         scaled = (items - floors[sources]) * self._total - rests[sources]
         weight_of = weights[sources]
@@ -194,7 +194,7 @@ def _make_block(schedule: Schedule, number: int) -> Block:
 
 
 def _schedule_earliest(begins: Ints, deadlines: Ints) -> Ints:
-    """Return the item at each position, int64: the one with the earliest deadline among those that may be there.
+    """Return the item at each position, int64: of the items allowed there, the one with the earliest deadline.
 
     Args:
         begins: int64 [items], the first position of each item, in ascending order.

@@ -68,9 +68,9 @@ class EpochCounter:
     """The choice of the next epoch and its start, and the progress of the latest epoch.
 
     Each start begins the next epoch, unless ``set_epoch`` has set an epoch. A start after ``load`` resumes at the
-    loaded cursor. After ``load``, setting the loaded epoch keeps the position, and setting another epoch drops it. If
-    the loaded cursor is at the end of its epoch, the next epoch begins. If ``set_epoch`` has set the loaded epoch, that
-    epoch begins instead, with no samples left.
+    loaded cursor. After ``load``, setting the loaded epoch keeps the position; setting a different epoch discards it.
+    If the loaded cursor is at the end of its epoch, the next epoch begins. If ``set_epoch`` has set the loaded epoch,
+    that epoch begins instead, with no samples left.
 
     Attributes:
         next: The start of the next epoch.

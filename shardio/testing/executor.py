@@ -71,7 +71,7 @@ class Samples:
     Attributes:
         fails: The sample that raises RefusedSampleError.
         waits: The first sample that waits for the file.
-        callers: A folder with an empty file for each process that has made samples. The file's name is the process id.
+        callers: A folder with an empty file for each process that has made samples. Each file's name is the process id.
     """
 
     def __init__(self, gate: Path) -> None:
@@ -223,7 +223,7 @@ class ExecutorTests:
 
     @pytest.fixture
     def executor(self, make_executor: MakeExecutor, parts: ExecutorParts) -> Executor:
-        """Return the executor of the loader of numbers."""
+        """Return the executor of the loader, which delivers numbers."""
         return make_executor(parts)
 
     @pytest.fixture

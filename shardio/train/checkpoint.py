@@ -1,4 +1,4 @@
-"""Checkpoints, which hold the state that a training run needs to resume, and a run's directory.
+"""A run's directory, and its checkpoints, which hold the state needed to resume the run.
 
 A checkpoint is one file, written atomically.
 """
@@ -354,7 +354,7 @@ def prepare_directory(directory: Path, config: TrainConfig) -> bool:
 
     Raises:
         StateError: If ranks see different directories, or the directory holds another tool's log or a run without its
-            last checkpoint. In these cases, nothing is removed.
+            last checkpoint. Nothing is then removed.
         FormatError: If the best checkpoint cannot be read.
     """
     last = directory / LAST

@@ -80,11 +80,11 @@ def train(
 
     Under torchrun, ranks average their gradients, and the loader gives each rank its own part of the data.
 
-    With a ``directory``, the same call resumes an interrupted run, on any number of ranks. On the same number of ranks,
+    With a ``directory``, the same call resumes an interrupted run on any number of ranks. On the same number of ranks,
     the resumed run equals an uninterrupted one, with two exceptions. In datasets that are not shardio's, transforms
     that use the generators of torch, numpy or Python draw different numbers. Results are bit-identical only on a CPU
-    with ``deterministic``. On a different number of ranks, each sample is still used once per epoch. Without shardio's
-    order, a run can change its number of ranks only between epochs. Callbacks resume if they have a ``state_dict``.
+    with ``deterministic``. With a different number of ranks, each sample is still used once per epoch. Without
+    shardio's order, the number of ranks can change only between epochs. Callbacks resume if they have a ``state_dict``.
 
     Args:
         model: A module that maps images, float [N, C, H, W], to outputs [N, classes]. The model is moved to the device
@@ -398,7 +398,7 @@ class TrainRun:
             )
 
     def _load(self, state: dict[str, Any], path: Path) -> None:
-        # Keep no reference to the weights in the state, to free their memory.
+        # Keep no reference to the state's weights, so that their memory can be freed.
         check_parts(state, path)
         if differences := self.config.find_differences(state["config"]):
             raise StateError(

@@ -417,7 +417,7 @@ def _show_thumbnails(overview: Overview) -> Markup:
 
 
 def column_chart(histogram: Histogram, noun: str, form: Callable[[float], str]) -> Markup:
-    """Return a histogram as vertical bars, with a collapsible table of its numbers.
+    """Return a histogram as vertical bars, with a collapsible table of its values.
 
     Args:
         histogram: The histogram.
@@ -457,7 +457,7 @@ def scatter_plot(points: Sequence[tuple[tuple[int, int], int]]) -> Markup:
         x, y = place(width, height)
         hint = element("title", f"{width}×{height}: {num_equal:,}")
         circles.append(element("circle", hint, cx=x, cy=y, r=f"{max(2.5, 11 * (num_equal / most) ** 0.5):.1f}"))
-    return make_plot("Resolutions", "Widths and heights in pixels. The table has the numbers.", [grid, *circles])
+    return make_plot("Resolutions", "Widths and heights in pixels. The table gives the counts.", [grid, *circles])
 
 
 def figure(thumbnail: Thumbnail, label: str | None, *lines: str) -> Markup:

@@ -359,7 +359,7 @@ tampered("mask: every sample twice, marked the second time", MARKED, "mask", 1, 
 tampered("mask: a sample is marked that is not a repeat", "1 never", "mask", 0, mark_first, key=0)
 
 
-@case("pad: the repeat comes early, only the number known", "1 repeat came earlier")
+@case("pad: the repeat comes early, and only the number of samples is known", "1 repeat came earlier")
 def _(packed: Path) -> None:
     first, second = ours(packed)
     repeated = next(iter(ours(packed)[0]))[0]

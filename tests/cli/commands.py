@@ -48,7 +48,7 @@ class Ended(NamedTuple):
 
 
 def run_main(*arguments: object) -> Ended:
-    """Run the whole program, which prints a command's error."""
+    """Run the whole program, which prints the error if a command fails."""
     stdout, stderr = io.StringIO(), io.StringIO()
     argv = mock.patch.object(sys, "argv", ["shardio", *map(str, arguments)])
     with argv, redirect_stdout(stdout), redirect_stderr(stderr):

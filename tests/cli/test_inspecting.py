@@ -262,7 +262,7 @@ def test_the_plot_is_a_png_with_a_panel_of_shards_if_there_are_several(
         with Image.open(path) as picture:
             assert (picture.format, picture.height) == ("PNG", height)
             pixels = np.asarray(picture.convert("RGB"))
-        # The plot has points in the lane's color, not only gray axes and text.
+        # The plot has colored points, not only gray axes and text.
         assert np.ptp(pixels.astype(int), axis=2).max() > 50
     assert rows_of(one)["shards"] == "1, 21 samples"
     assert "max_shard_size 256 MiB" in rows_of(one)["packed"]

@@ -47,7 +47,7 @@ def samples_of(*arguments: object) -> list[int]:
 
 
 def stats(seconds: dict[str, Any], *, num_workers: int = 2, elapsed_s: float = 10.0) -> LoaderStats:
-    """Return the statistics of an epoch whose workers spent all their time on these stages."""
+    """Return the statistics of an epoch whose workers spent all their time on the given stages."""
     times: dict[str, Any] = dict.fromkeys(("read_s", "transform_s", "decode_s", "idle_s"), 0.0) | seconds
     times |= {"num_batches": 10, "num_samples": 1000, "first_batch_s": 1.0, "wait_for_data_s": 9.0}
     return LoaderStats(elapsed_s=elapsed_s, num_workers=num_workers, **times)
@@ -454,7 +454,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def six_of_eight(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Make torch use six threads on a machine with eight processors, as if the user had not chosen a number."""
+    """Make torch use six threads on a machine with eight processors, as if the user had set no number of threads."""
     monkeypatch.setattr(command, "count_processors", lambda: 8)
     for name in (*VARIABLES, "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)

@@ -238,7 +238,7 @@ class Interruption:
     def __call__(self, frame: Any, event: str, argument: object) -> None:
         code = frame.f_code
         is_ours = code.co_filename.startswith(PACKAGE) and event in ("call", "c_call", "c_return")
-        if is_ours and code.co_name not in ("__del__", "<genexpr>"):  # Errors in these are lost.
+        if is_ours and code.co_name not in ("__del__", "<genexpr>"):  # Errors in those two are lost.
             self.num_left -= 1
             if self.num_left == 0:
                 raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""The code of each rank in a test of Lightning."""
+"""The code that each rank runs in a test of Lightning."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardio.world import find_world
 from tests.frameworks.launch import record_epochs
 from tests.frameworks.samples import FIELDS, Own, make_mixed
 
-import_library("torchvision")  # Lightning imports torchvision, which may not match torch.
+import_library("torchvision")  # Lightning imports torchvision, which may not be compatible with torch.
 from lightning.pytorch import LightningModule, Trainer  # noqa: E402
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
 from lightning.pytorch.utilities import CombinedLoader  # noqa: E402
@@ -82,7 +82,7 @@ class Recorded(LightningModule):
 def fit(folder: Path, packed: str, kind: str) -> None:
     """Train for two epochs, with a checkpoint after two batches of the second epoch, then resume from the checkpoint.
 
-    Record the batches in ``training``, ``validation`` and ``resumed``. The last includes those before the checkpoint.
+    Record the batches in ``training``, ``validation`` and ``resumed``, which includes those before the checkpoint.
     """
     make = MAKERS[kind]
     whole, rest = Recorded(), Recorded()

@@ -28,7 +28,7 @@ MAX_PIXELS = 2**17
 """A limit that all undamaged files here respect. Files that claim to have more pixels must be refused."""
 
 TILING_SHARE = 1.0
-"""The fraction of files that are also tiled, which takes much longer than reading."""
+"""The fraction of files that are also tiled: tiling takes much longer than reading."""
 
 MARKER_OF_NO_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 
@@ -111,7 +111,7 @@ def _draw_box(size: tuple[int, int], rng: random.Random) -> Box:
 def _judge(
     pixels: Array, content: bytes, picture: Picture, made_of: list[Original], orientation: Orientation, box: Box
 ) -> str:
-    """Check pixels. Return the name of the decode with equal pixels, usually a full decode by libjpeg or Pillow.
+    """Check pixels. Return the name of the decode that gives equal pixels, usually a full decode by libjpeg or Pillow.
 
     At damaged restart markers outside the box, libjpeg may lose synchronization, unlike a reader of the tile table. The
     pixels are then those of the undamaged file.

@@ -60,7 +60,7 @@ def resize_bilinear(image: Array, height: int, width: int) -> Array:
 
 
 def render(image: Array, plan: CropPlan, row: int) -> Array:
-    """Crop, resize, crop again and perhaps mirror an array, as the row of a plan says."""
+    """Crop, resize, crop again and perhaps mirror an array, as a row of a plan specifies."""
     part = crop(image, Box(*plan.box[row].tolist()))
     resized = resize(part, *plan.size[row].tolist(), resampling=plan.resampling)
     window = crop(resized, Box(*plan.window[row].tolist()))
@@ -99,7 +99,7 @@ def transform_all(steps: Sequence[Geometry], images: Sequence[Array], rng_keys: 
 
 
 def draw_steps(random: np.random.Generator, smallest: int, largest: int) -> list[Geometry]:
-    """Draw one to five transforms, in any order, whose results have sides from ``smallest`` to ``largest``."""
+    """Draw one to five transforms, in any order, whose outputs have sides from ``smallest`` to ``largest``."""
 
     def side() -> int:
         return int(random.integers(smallest, largest + 1))

@@ -235,7 +235,7 @@ def test_two_ranks_share_a_cache(data: Path) -> None:
         assert [len(list(loader)) for loader in loaders] == [8, 8]
         num_decoded.append(sum(loader.stats().num_images_by_decoder["kernel"] for loader in loaders))
     # Each loader makes its first sample twice, to learn its shape. In the second epoch, each rank reads samples
-    # that the other one has decoded.
+    # that the other rank has decoded.
     assert num_decoded == [55 - 2, 0]
 
 

@@ -1,4 +1,4 @@
-"""Every image format passes the conformance tests in all its modes, and other content has no format."""
+"""Every image format passes the conformance tests in all its modes, and no format is found for other content."""
 
 from __future__ import annotations
 

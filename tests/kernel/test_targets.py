@@ -1,4 +1,4 @@
-"""A processor gets the fastest code that it supports, in any thread. Any build gives the libraries' pixels."""
+"""A processor gets the fastest code it supports, in any thread. All builds give the same pixels as the libraries."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ CROPS: list[tuple[Box, tuple[int, int], tuple[int, int], bool, Resampling]] = [
 
 
 def make_files() -> Iterator[tuple[str, bytes, Array]]:
-    """Yield names, files and pixels of JPEGs of each subsampling: baseline, tiled and progressive."""
+    """Yield the names, files and pixels of baseline, tiled and progressive JPEGs with each subsampling."""
     picture = make_picture(HEIGHT, WIDTH)
     for sampling in SAMPLINGS:
         for quality in (60, 95):

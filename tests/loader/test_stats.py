@@ -210,7 +210,7 @@ def test_a_trace_holds_the_times_of_the_statistics(packed: Path, tmp_path: Path,
     assert len(waits) == stats.num_batches == 6
     assert all(span["ts"] >= 0 and span["ts"] + span["dur"] <= 1e6 * stats.elapsed_s + 1 for span in waits)
     assert [event["ts"] for event in spans] == sorted(event["ts"] for event in spans)
-    # The spans of a thread follow one another.
+    # A thread's spans do not overlap.
     for thread_id in {span["tid"] for span in spans if span not in waits}:
         own = [span for span in spans if span["tid"] == thread_id]
         assert all(one["ts"] + one["dur"] <= other["ts"] + 1 for one, other in pairwise(own))

@@ -184,7 +184,7 @@ def check_regions(case: Case, batches: list[list[list[int]]]) -> None:
 
 
 def check_workers(order: _WrittenOrder, split: Split, batches: list[list[int]], num_workers: int) -> None:
-    """Check that a rank's batches do not depend on the number of workers, which yield whole batches or samples.
+    """Check that a rank's batches do not depend on the number of workers, whether these yield whole batches or samples.
 
     Torch's loader receives batches from the workers in turn, and skips workers that have ended. If workers yield
     samples, the loader batches each worker's samples separately.

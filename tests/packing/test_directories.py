@@ -131,7 +131,7 @@ def test_images_that_differ_in_the_suffix_are_samples(tmp_path: Path, caplog: py
     samples = read_packed(tmp_path / "out")
     keys = ["c/a_JPG", "c/a_jpg", "c/b_jpeg", "c/b_jpg", "c/b_png", "c/d", "d/a"]
     assert sorted(samples) == keys
-    import_torchvision()  # Unlike a plain import, this call works even if torchvision does not match torch.
+    import_torchvision()  # Unlike a plain import, this call works even if torchvision is not compatible with torch.
     expected = pytest.importorskip("torchvision.datasets").ImageFolder(str(source))
     for key, (path, label) in zip(keys, sorted(expected.samples), strict=True):
         suffix = Path(path).suffix[1:].lower()
@@ -358,7 +358,7 @@ def test_a_ray_cluster_writes_the_same_bytes(cluster: str, tmp_path: Path, monke
 
     pack_to(tmp_path / "alone", num_workers=1)
     alone = read_files(tmp_path / "alone")
-    monkeypatch.chdir(tmp_path)  # Ray's tasks run in other directories.
+    monkeypatch.chdir(tmp_path)  # Ray's tasks run in different directories.
     assert [sample.key for sample in pack_to(Path("out"), engine="ray").rejected] == ["class-0/broken"]
     assert read_files(tmp_path / "out") == alone
     path, elsewhere = source / "class-1" / "name-003.jpg", tmp_path / "elsewhere.jpg"

@@ -150,11 +150,11 @@ def test_a_pack_that_cannot_write_can_be_resumed(source: Path, resume: Resume, t
 
 
 NUM_RENAMES = 8
-"""The number of renames in a pack into three shards: the plan's digest, three tars, their indexes, and the manifest."""
+"""The number of files renamed in a pack: the plan's digest, three tars, their indexes, and the manifest."""
 
 
 def assert_only_whole_files(out: Path, uninterrupted: Files) -> None:
-    """Assert that each file with a final name equals that of an uninterrupted pack, and that tars end properly."""
+    """Assert that each file with a final name equals the uninterrupted pack's file, and that tars end properly."""
     for name, content in read_files(out).items():
         if not name.startswith("."):
             assert content == uninterrupted[name]

@@ -1,4 +1,4 @@
-"""Colors, blurs, floating-point images, padding, warps and erasing have torchvision's distributions and pixels."""
+"""Colors, blurs, floating-point images, padding, warps and erasing match torchvision's distributions and pixels."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_an_image_that_is_too_small_is_named_with_the_remedy(packed: Path) -> No
 
 
 def make_image(random: np.random.Generator) -> Pixels:
-    """Return noise of any size, which may be a square or have a single row or column."""
+    """Return an image of noise, of any size; it may be square, or have a single row or column."""
     height, width = random.integers(1, 60, 2).tolist()
     height, width = [(height, width), (1, width), (height, 1), (1, 1), (width, width)][random.integers(5)]
     return random.integers(0, 256, (height, width, 3), np.uint8)
@@ -235,7 +235,7 @@ def draw_perspective(random: np.random.Generator, height: int, width: int) -> Wa
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic"])
 @pytest.mark.parametrize(("seed", "draw"), [(0, draw_rotation), (1, draw_affine), (2, draw_perspective)])
 def test_warps_give_torchvisions_pixels(seed: int, draw: Callable[..., Warp], interpolation: str) -> None:
-    random = np.random.default_rng(seed)  # With other seeds, torchvision rounds a few pixels differently.
+    random = np.random.default_rng(seed)  # With different seeds, torchvision rounds a few pixels differently.
     for number in range(150):
         pixels = make_image(random)
         if draw is draw_perspective and min(pixels.shape[:2]) < 2:
@@ -316,7 +316,7 @@ def test_corners_are_uniform_within_torchvisions_bounds(monkeypatch: pytest.Monk
         "shardio.transforms.warps.make_perspective_matrix", lambda height, width, corners: drawn.append(corners)
     )
     tr.RandomPerspective(0.6, p=1).draw(SIZES, KEYS)
-    first = np.array([[0, 0], [41, 0], [41, 27], [0, 27]])  # Corners move by up to 18 of 60 pixels and 12 of 40.
+    first = np.array([[0, 0], [41, 0], [41, 27], [0, 27]])  # At most 18 of 60 pixels in x, and 12 of 40 in y.
     for corner in range(4):
         for axis, count in enumerate((19, 13)):
             values = np.array(drawn)[:, corner, axis] - first[corner, axis]

@@ -259,7 +259,7 @@ class _Batch(NamedTuple):
 
 
 _Files = Mapping[SourceFile, str]
-"""The files of a source in order, with the start of the keys of their documents."""
+"""The files of a source, in order, each with the prefix of its documents' keys."""
 
 _ColumnTypes = Mapping[str, bool | None]
 """For each column of a table: True if it holds text, False if it holds tokens, None if it holds other values."""
@@ -315,7 +315,7 @@ def _scan_lines(files: _Files, settings: _Settings) -> Iterator[_Batch]:
 
 
 def _find_lines(file: SourceFile) -> Iterator[NDArray[np.int64]]:
-    """Yield the places of a file's lines, without line feeds and empty lines, int64 [n, 3] for each MiB."""
+    """Yield the places of a file's lines, excluding line feeds and empty lines, int64 [n, 3] for each MiB."""
     row = start = offset = 0
     with closing(parse_location(file.path).open()) as opened:
         for piece in read_pieces(opened):

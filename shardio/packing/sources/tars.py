@@ -49,7 +49,7 @@ MAX_BYTES = 32 * 2**20
 """The maximum number of bytes that are read together, unless one sample has more."""
 
 _TAR = re.compile(r".+\.(tar(\.\w+)?|tgz)", re.IGNORECASE)
-"""The pattern of the names of tars and compressed tars, for which the error message suggests a remedy."""
+"""Matches the names of tars and compressed tars, for which the error message suggests a remedy."""
 
 
 def refuse_duplicates(tables: Sequence[ShardTable]) -> None:
@@ -69,7 +69,7 @@ def describe(table: ShardTable) -> str:
 
 
 class CopySource:
-    """Reads the samples of datasets, numbered consecutively. The context manager closes the shards.
+    """A reader that numbers the samples of all datasets consecutively. The context manager closes the shards.
 
     Args:
         tables: The datasets.
@@ -155,7 +155,7 @@ class _Tars:
     """The samples of tars: see :class:`~shardio.packing.sources.records.Records`."""
 
     path: Path
-    digest: str  # A hash of the fields below, which are not compared because comparing thousands of tars is slow.
+    digest: str  # A hash of the fields below, compared in their place, because comparing thousands of tars is slow.
     files: tuple[SourceFile, ...] = field(compare=False)
     indexes: tuple[str, ...] = field(compare=False)
     series: FileSeries = field(compare=False)
@@ -205,7 +205,7 @@ class Tars(PackSource):
     def find(self, src: Path) -> Evidence | None:
         """Find a tar or a manifest: the source itself, a pattern of tars, or a file in a directory.
 
-        A compressed tar does not show that there are samples, because it probably contains the directory's other files.
+        A compressed tar does not prove that there are samples: it probably contains the directory's other files.
         """
         if not src.is_dir():
             return Evidence(src) if src.name == MANIFEST_NAME or _TAR.fullmatch(src.name) is not None else None
