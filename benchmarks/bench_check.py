@@ -61,7 +61,7 @@ def time_recorder() -> None:
     median = statistics.median(costs)
     print(
         f"the recorder adds {median:.2f} µs of CPU time per image ({min(costs):.2f} to {max(costs):.2f}), including "
-        f"its file: {median / 100:.2%} of the time per image at 10,000 images/s"
+        f"writing its file: {median / 100:.2%} of the time per image at 10,000 images/s"
     )
 
 

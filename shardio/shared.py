@@ -47,8 +47,8 @@ class SharedList(MutableSequence[T], Generic[T]):
     """A list of strings, bytes, integers, floats, booleans, or tuples of these.
 
     All values have the same type, and tuples also have the same length and element types. The list compares equal to a
-    plain list of the same values. An integer takes 8 bytes, and a string takes its UTF-8 encoding plus 8 bytes.
-    After a change, the values are kept in a plain list until the SharedList is pickled.
+    plain list of the same values. An integer takes 8 bytes, and a string takes 8 bytes plus the length of its UTF-8
+    encoding. After a change, the values are kept in a plain list until the SharedList is pickled.
 
     >>> samples = SharedList([("a.jpg", 0), ("b.jpg", 1)])
     >>> samples[1], len(samples)

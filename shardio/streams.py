@@ -43,10 +43,10 @@ PIPE_BYTES = 2**20
 """The size of an enlarged pipe, in bytes. A large pipe allows a command to continue while samples are decoded."""
 
 MAX_POLL_MS = 2**31 - 1
-"""The longest wait for bytes that the operating system supports, in milliseconds."""
+"""The longest wait for bytes, in milliseconds, that the operating system supports."""
 
 TERMINATION_S = 5.0
-"""The time, in seconds, that a terminated command has to exit before it is killed."""
+"""The time limit, in seconds, for a terminated command to exit before it is killed."""
 
 MAX_SAID = 400
 """The maximum number of characters of a command's error output in a message."""
@@ -61,7 +61,7 @@ FIRST_WAIT_S = 0.1
 """The upper bound of the first wait before a stream is opened again. The bound doubles each time."""
 
 MAX_WAIT_S = 20.0
-"""The longest wait before a stream is opened again, in seconds."""
+"""The maximum wait, in seconds, before a stream is opened again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,14 +203,14 @@ class ShardStream:
     """A reader of a stream's samples.
 
     If the stream fails, it is opened again, and the samples that have already been returned are skipped. So each sample
-    is returned exactly once. Streams of stored tars are not opened again, because stores repeat their own requests.
+    is returned exactly once. Streams of stored tars are not opened again, because stores retry requests themselves.
 
     Args:
         source: The source of the stream.
         fields: The fields whose contents are needed.
         start: The place at which to begin.
         retries: The maximum number of consecutive attempts to reopen the stream without getting another sample.
-        timeout_s: The longest wait for bytes from a command, in seconds.
+        timeout_s: The maximum wait for bytes from a command, in seconds.
 
     Attributes:
         place: The place after the last sample that was returned.
@@ -317,7 +317,7 @@ def open_stream(name: str, location: Location | None, timeout_s: float) -> ByteS
     Args:
         name: The name to pass to WebDataset.
         location: A stored tar to read instead, or None to open the stream ``name``.
-        timeout_s: The longest wait for bytes from a command, in seconds.
+        timeout_s: The maximum wait for bytes from a command, in seconds.
 
     Raises:
         StreamFailureError: If the stream cannot be opened.
@@ -398,7 +398,7 @@ class CommandStream:
 
     Args:
         pipe: WebDataset's Pipe.
-        timeout_s: The longest wait in seconds for bytes or, after the last byte, for the end of the command.
+        timeout_s: The maximum wait in seconds for bytes or, after the last byte, for the end of the command.
         errors: The file for the command's error output, if the command has a session of its own.
     """
 

@@ -75,7 +75,7 @@ def _call_frozen(rank: int, function: Callable[..., object], *arguments: Any) ->
 
 
 def run_launched_ranks(function: Callable[..., object], *arguments: Any, num_ranks: int) -> None:
-    """Call a function in a fresh process for each rank, with torchrun's variables and its store."""
+    """Call a function in a fresh process for each rank, with torchrun's environment variables and its store."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     run_ranks(_call_as_rank, num_ranks, store.port, function, *arguments, num_ranks=num_ranks)
 

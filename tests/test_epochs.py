@@ -19,7 +19,7 @@ NUM_SAMPLES = 12
 
 
 class Recording:
-    """A mixin that records the epochs that are set."""
+    """A mixin that records the epochs passed to ``set_epoch``."""
 
     def __init__(self, epochs: list[int]) -> None:
         self.epochs = epochs
@@ -52,7 +52,7 @@ class Renamed(torch_data.IterableDataset[Any]):
 
 
 class RecordingSampler(torch_data.DistributedSampler[Any]):
-    """A DistributedSampler of one rank that records the epochs that are set."""
+    """A DistributedSampler for one rank that records the epochs passed to ``set_epoch``."""
 
     def __init__(self, epochs: list[int]) -> None:
         super().__init__(range(NUM_SAMPLES), num_replicas=1, rank=0)  # type: ignore[arg-type]  # a range is a dataset

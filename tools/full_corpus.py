@@ -1,4 +1,4 @@
-"""Create JPEG files of every kind, far more than the tests use: all sizes, qualities, factors and options."""
+"""Create JPEG files of every kind, far more files than the tests use: all sizes, qualities, factors and options."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ class GuardedFunctions(Functions):
         return self._place(name, _read(address, shape, dtype))
 
     def _lend(self, name: str, address: int, shape: int | tuple[int, ...], dtype: DTypeLike = np.uint8) -> int:
-        """Return the address of a copy that the kernel changes."""
+        """Return the address of a copy that the kernel may change."""
         array = self._memories[name].place(shape, dtype, at_end=self.at_end)
         ctypes.memmove(array.ctypes.data, int(address), array.nbytes)
         self._results.append((int(address), array))

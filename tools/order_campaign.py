@@ -32,7 +32,7 @@ which takes a fraction of a second.
 
 
 def draw_case(seed: int) -> Case:
-    """Return the case of a seed."""
+    """Return the case for a seed."""
     rng = random.Random(seed)
     # Most datasets are small, so edge cases coincide. A few datasets are longer than the part that is evaluated at a
     # time.
@@ -62,7 +62,7 @@ def draw_case(seed: int) -> Case:
 
 
 def _draw_group(rng: random.Random, num_samples: int | None) -> Group:
-    """Return a group that stops anywhere in an epoch of ``num_samples``, or runs to the end if that is None."""
+    """Return a group that stops anywhere in an epoch of ``num_samples``, or at its end if ``num_samples`` is None."""
     world_size, batch_size = rng.randint(1, 9), rng.randint(1, rng.choice((2, 8, 20)))
     num_batches = None if num_samples is None else rng.randint(0, num_samples // (world_size * batch_size) + 1)
     return Group(world_size=world_size, num_workers=rng.randint(1, 4), batch_size=batch_size, num_batches=num_batches)
@@ -75,7 +75,7 @@ LAWS: dict[Laws, tuple[Callable[[int], Any], Callable[[Any], None]]] = {
     "mixtures": (draw_mixture, check_mixture),
     "tokens": (draw_tokens, check_tokens),
 }
-"""The function that returns the case of a seed, and the function that checks it."""
+"""The function that returns the case for a seed, and the function that checks the case."""
 
 
 def check_case(seed: int, laws: Laws = "order") -> str | None:

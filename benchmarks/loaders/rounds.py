@@ -41,7 +41,7 @@ class Result:
         return self.problem.strip().splitlines()[-1] if self.problem else ""
 
     def figures(self, name: str) -> list[float]:
-        """Return a figure in each round."""
+        """Return a figure from each round."""
         return [figures[name] for figures in self.rounds]
 
 

@@ -170,7 +170,7 @@ def _record_dataset(
 
 
 NUM_POINTS = 500
-"""The number of points of each curve of the plot."""
+"""The number of points in each curve of the plot."""
 
 
 class SourceSpec(BaseModel):

@@ -1,8 +1,8 @@
 """Find out how much time each stage of a sample takes, in any dataset.
 
 The samples are made in the calling thread under ``sys.setprofile``. An event that begins a stage, such as a call to
-Pillow's decoder or to a transform, is recognized by the code object or the name of the builtin function. All other time
-belongs to the stage that is running, so each moment counts once.
+Pillow's decoder or to a transform, is recognized by the code object or the name of the built-in function. All other
+time belongs to the stage that is running, so each moment is counted once.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class SampleProfile:
 
     Attributes:
         num_samples: The number of samples.
-        sample_s: The time for one sample, in seconds, measured without profiling. Time in which other threads had the
-            processor does not count.
+        sample_s: The time for one sample, in seconds, measured without profiling. Time during which other threads had
+            the processor is not counted.
         cpu_s: The processor time for one sample, in seconds, measured without profiling.
         stages: Each stage's share of the time, the largest first.
         images: The images that Pillow and OpenCV opened.
@@ -75,7 +75,7 @@ class SampleProfile:
 def profile_samples(
     make: Callable[[], Iterator[Any]], collate_fn: Callable[[list[Any]], Any] | None, num_samples: int, seconds: float
 ) -> SampleProfile | None:
-    """Make samples and return where their time goes; None if there are no samples.
+    """Make samples and return how their time is spent; None if there are no samples.
 
     Args:
         make: Returns an iterator that makes each sample when it is requested.
@@ -131,7 +131,7 @@ _BUILTINS = {
     **dict.fromkeys(("recv", "recv_into", "connect", "getaddrinfo", "stat", "lstat", "scandir", "listdir"), _READING),
     **dict.fromkeys(("imdecode", "imread", "decode_jpeg", "decode_jpeg_header", "decompress"), _DECODING),
 }
-"""The stages of builtin functions and methods, by name."""
+"""The stages of built-in functions and methods, by name."""
 
 _FUNCTIONS = {
     ("PIL/ImageFile.py", "load"): _DECODING,
@@ -166,7 +166,7 @@ class _StageClock:
     def __init__(self) -> None:
         self.seconds: dict[SampleStage, float] = defaultdict(float)
         self.images = list[SeenImage]()
-        # The stage of each code object; "transform" for methods of transforms, whose stages have the classes' names.
+        # The stage of each code object; "transform" for transforms' methods, whose stages are named after classes.
         self._stages = dict[CodeType, SampleStage | Literal["transform"] | None]()
         self._running: list[tuple[SampleStage, FrameType | None, bool]] = [(_OTHER, None, False)]
         self._mark = 0.0
@@ -246,7 +246,7 @@ def _classify(code: CodeType) -> SampleStage | Literal["transform"] | None:
 
 @contextmanager
 def _observe_opencv(images: list[SeenImage]) -> Iterator[None]:
-    """Note the images that OpenCV decodes: its functions are builtin, so profiling does not show their results."""
+    """Note the images that OpenCV decodes: its functions are built in, so profiling does not show their results."""
     cv2: Any = sys.modules.get("cv2")
     if cv2 is None:
         yield

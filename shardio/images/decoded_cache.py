@@ -37,16 +37,16 @@ MIN_BYTES = 1 << 20
 """The smallest cache."""
 
 BYTES_PER_SLOT = 4096
-"""The largest number of bytes of memory per slot. Most decoded images are larger."""
+"""The maximum number of bytes of memory per slot. Most decoded images are larger."""
 
 
 class KeptImage(NamedTuple):
     """A decoded image in the cache.
 
     Attributes:
-        address: The address of its samples, for the kernel.
+        address: The address of the image's samples, for the kernel.
         size: The height and width of the stored picture.
-        turn: The turn that makes it upright.
+        turn: The turn that makes the image upright.
     """
 
     address: int

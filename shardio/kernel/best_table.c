@@ -13,7 +13,7 @@ enum {
 };
 
 // Trees of symbols. An element of `heap` is a tree: the sum of its symbols' counts and, in the low bits, 256 minus one
-// of its symbols. So among equally frequent trees, the tree with the highest such symbol is the least. This symbol is
+// of its symbols. So among equally frequent trees, the tree whose symbol is the highest is the least. This symbol is
 // the tree's name.
 typedef struct {
     int64_t heap[UNUSED + 1];
@@ -38,7 +38,7 @@ static void sift_down(Forest *forest, int place) {
 
 static int name_of(int64_t tree) { return UNUSED - (int)(tree & ((1 << SYMBOL_BITS) - 1)); }
 
-// Make the codes of a tree one bit longer. Return its last symbol.
+// Make the codes of a tree one bit longer. Return the tree's last symbol.
 static int lengthen(Forest *forest, int symbol) {
     forest->code_sizes[symbol]++;
     while (forest->others[symbol] >= 0) {
@@ -48,7 +48,7 @@ static int lengthen(Forest *forest, int symbol) {
     return symbol;
 }
 
-// Join the two least frequent trees until one is left, and count for each symbol how often its tree was joined.
+// Join the two least frequent trees repeatedly until one is left. Count for each symbol how often its tree was joined.
 static void find_code_sizes(const int64_t *counts, Forest *forest) {
     memset(forest->code_sizes, 0, sizeof forest->code_sizes);
     memset(forest->others, -1, sizeof forest->others);
@@ -73,7 +73,7 @@ static void find_code_sizes(const int64_t *counts, Forest *forest) {
 
 // Sort the symbols by the sizes of their codes, before the sizes are limited. Return the number of symbols.
 static int64_t sort_symbols(const Forest *forest, const int64_t *num_codes, int64_t *symbols) {
-    int64_t places[UNUSED + 2], place = 0;  // Where the next symbol belongs, by the length of its code.
+    int64_t places[UNUSED + 2], place = 0;  // The place of the next symbol, by the length of its code.
     for (int length = 1; length <= UNUSED + 1; length++) {
         places[length] = place;
         place += num_codes[length] - (length == forest->code_sizes[UNUSED]);

@@ -1,4 +1,4 @@
-// Gaussian blur: each pixel becomes a weighted mean of its neighbors, down first and then across, with 32-bit floats.
+// Gaussian blur: each pixel becomes a weighted mean of its neighbors, first vertically, then horizontally, in float32.
 //
 // Numbers are added from the middle outward, so a computation with the same steps gives the same pixels: see blur() in
 // images/rendering.py. torchvision adds them in a different order, so its pixels may differ by 1.
@@ -76,7 +76,7 @@ static inline __attribute__((always_inline)) void blur_down(const uint8_t *befor
     memcpy(out, &total, (size_t)count * sizeof(float));
 }
 
-// Blur part of a row across, and round the result half to even.
+// Blur part of a row horizontally, and round the result half to even.
 static inline __attribute__((always_inline)) void blur_across(const float *row, int64_t count, Weights across,
                                                               uint8_t *out) {
     f32x32 total = across.weights[0] * load_floats(row, count);

@@ -1,8 +1,8 @@
 // Dequantize coefficients and transform them to samples: libjpeg's inverse DCT `islow` (jidctint.c).
 //
-// The integers are those of libjpeg, bit for bit. Like libjpeg-turbo's vector code (jidctint-avx2.asm), this code
-// computes in 16 bits in some places, and limits samples to the range 0 to 255. Blocks with numbers that do not fit are
-// reported; no encoder writes such blocks. Two blocks are transformed together, one in each lane of a vector.
+// The integer arithmetic is that of libjpeg, bit for bit. Like libjpeg-turbo's vector code (jidctint-avx2.asm), this
+// code computes in 16 bits in some places, and limits samples to the range 0 to 255. Blocks with numbers that do not
+// fit are reported; no encoder writes such blocks. Two blocks are transformed together, one in each lane of a vector.
 
 #include "decoder.h"
 #include "vectors.h"
@@ -80,7 +80,7 @@ static inline __attribute__((always_inline)) void transpose(i16x16 r[8]) {
     }
 }
 
-// Where the samples of a block belong.
+// The destination of a block's samples.
 typedef struct {
     uint8_t *samples;
     int64_t stride;

@@ -66,7 +66,7 @@ void erase(uint8_t *pixels, int64_t height, int64_t width, const double *numbers
         fill_pixels(pixels + 3 * (y * width + left), right - left, numbers + 4);
 }
 
-// Turn an image upside down.
+// Flip an image upside down.
 void flip_vertically(uint8_t *pixels, int64_t height, int64_t width) {
     for (int64_t y = 0; y < height / 2; y++) {
         uint8_t *upper = pixels + 3 * y * width, *lower = pixels + 3 * (height - 1 - y) * width, kept[CHUNK];
@@ -89,7 +89,7 @@ typedef struct {
 
 static inline bool fits(int64_t index, int64_t length) { return index >= 0 && index < length; }
 
-// The pixel at a coordinate, or -1 before the first one.
+// The index of the pixel at a coordinate, or -1 before the first pixel.
 static inline int64_t find_pixel(double number) { return number < 0 ? -1 : as_integer(number); }
 
 static inline void copy_pixel(const Transform *transform, int64_t source, int64_t to) {
@@ -100,7 +100,7 @@ static inline void copy_pixels(const Transform *transform, int64_t source, int64
     memcpy(transform->pixels + 3 * to, transform->before + 3 * source, (size_t)(3 * count));
 }
 
-// The columns that show the image: `start` to `stop` - 1. If `is_moved`, they show adjacent columns, from `first`.
+// The columns that show the image: `start` to `stop` - 1. If `is_moved`, these show image columns from `first` on.
 typedef struct {
     int64_t start, stop, first;
     bool is_moved;
@@ -153,8 +153,8 @@ static bool is_in_image(const Transform *transform, int64_t x_in, int64_t y_in) 
     return fits(x_in >> 16, transform->width) && fits(y_in >> 16, transform->height);
 }
 
-// Copy the pixels at places along a line, in 1/2^16 pixels. The line's ends, and therefore all places, are in the
-// image.
+// Copy the pixels at places along a line, in units of 1/2^16 pixel. The line's ends, and therefore all places, are in
+// the image.
 static void copy_line(const Transform *transform, int64_t x_in, int64_t y_in, int64_t step_x, int64_t step_y,
                       int64_t to, int64_t count) {
     uint32_t sources[CHUNK], width = (uint32_t)transform->width;
@@ -170,7 +170,7 @@ static void copy_line(const Transform *transform, int64_t x_in, int64_t y_in, in
     }
 }
 
-// Pillow's method for images and places below 2^15 (affine_fixed).
+// Pillow's method if the image's sides and all places are below 2^15 pixels (affine_fixed).
 static void transform_by_integers(const Transform *transform) {
     const double *numbers = transform->numbers;
     int64_t height = transform->height, width = transform->width;

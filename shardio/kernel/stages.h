@@ -10,9 +10,9 @@
 // A stage begins when the one before it is complete. Within a stage, no thread reads what another one writes. Every
 // image gets as many threads as the image that needs the most; surplus threads return at once.
 //
-// The integers are those of the code for processors, so the pixels are equal: entropy.c, idct.c, color.c, resize.c and
-// antialias.c explain them. stages.cu runs the stages on a GPU, and stages.c runs them on a processor, one thread after
-// the other.
+// The integer arithmetic is that of the code for processors, so the pixels are equal: entropy.c, idct.c, color.c,
+// resize.c and antialias.c explain it. stages.cu runs the stages on a GPU, and stages.c runs them on a processor, one
+// thread after the other.
 //
 // Why no read or write is out of bounds: tiles.c has made the records, and the arrays have the sizes that the records
 // give. decode_tile() compares a tile's place with the chunk and the image. It ends when a code goes beyond the tile's
@@ -139,7 +139,7 @@ static inline bool decode_codes(const Batch *batch, int64_t i, const TiledImage 
     int column = tile->column - image->first_column;
     int64_t first_mcu = (int64_t)(tile->row - image->first_row) * num_columns + column;
     int64_t out = 64 * (location->block + first_mcu * num_blocks);
-    int num_luma = num_blocks - image->num_components + 1;  // Blocks of the first component in an MCU.
+    int num_luma = num_blocks - image->num_components + 1;  // The number of blocks of the first component in an MCU.
     int block = 0, k = 0, left = image->interval;
     int dc[MAX_COMPONENTS] = {0, 0, 0};
     for (;;) {
@@ -198,7 +198,7 @@ typedef struct {
     uint8_t *samples;             // The first sample of the first needed MCU.
     int stride;                   // The number of samples from one row to the next.
     int first_row, first_column;  // The position of the first sample in the picture.
-    int num_rows, num_columns;    // The numbers of samples of the whole picture.
+    int num_rows, num_columns;    // The size of the whole picture, in samples.
 } Channel;
 
 // Divide a number by a sampling factor: 1, 2 or 4. A GPU divides slowly.
@@ -352,7 +352,7 @@ static inline void make_color(const Batch *batch, int64_t i, int64_t thread) {
 // The colors of the part of the picture that a plan resizes.
 typedef struct {
     const uint32_t *colors;
-    int64_t first, stride;  // The index of the part's first pixel, which may be unneeded, and the step between rows.
+    int64_t first, stride;  // The index of the part's first pixel, which may not be needed, and the step between rows.
 } Part;
 
 static inline Part find_part(const Batch *batch, const Location *location, const Plan *plan) {

@@ -230,10 +230,10 @@ class SamplerProgress:
 
     def __init__(self, position: EpochPosition, indices: Indices) -> None:
         self._position, self.indices = position, indices
-        self._planned: deque[tuple[SamplerPosition, int]] = deque()  # Of the undelivered batches.
+        self._planned: deque[tuple[SamplerPosition, int]] = deque()  # For each undelivered batch.
 
     def note_plan(self, num_samples: int) -> None:
-        """Record that the latest yielded batch is planned."""
+        """Record that the last yielded batch is planned."""
         self._planned.append((self.indices.position, num_samples))
 
     def count_one(self) -> None:
@@ -383,7 +383,7 @@ def _explain(samples: Sequence[Any], error: Exception) -> None:
 
 
 class Collation:
-    """A builder of batches from stored samples with user code. Worker processes receive the builder with their setup.
+    """A builder that makes batches from stored samples with user code. Worker processes receive it with their setup.
 
     Args:
         collate_fn: The user's function, or the loader's own, if only ``transform_sample`` is user code.

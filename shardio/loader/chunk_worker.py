@@ -1,7 +1,7 @@
 """The code of fork servers, and of the worker processes forked from them.
 
 A fork server imports the modules that worker processes need, and reads their setup once. As a result, a fork takes 1 ms
-instead of the 150 ms of the imports, and the worker processes share the memory of the modules and the setup. The fork
+instead of 150 ms for the imports, and the worker processes share the memory of the modules and the setup. The fork
 server has one thread, so its forks are safe.
 
 A worker process receives buffers and chunks over one end of a socket pair. The process imports torch and user code only
@@ -308,7 +308,7 @@ class ChunkBuilder:
     Args:
         reader: Reads samples.
         decoder: Decodes the samples.
-        collation: Makes whole batches of samples; None if a batch consists of columns.
+        collation: Makes whole batches from samples; None if a batch consists of columns.
     """
 
     def __init__(self, reader: Reader, decoder: FieldDecoder, collation: Collation | None = None) -> None:

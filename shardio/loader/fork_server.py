@@ -34,7 +34,7 @@ from shardio.loader.wire import (
 from shardio.process import call_at_fork, describe_exit, start_process
 
 CLOSE_S = 5.0
-"""The time, in seconds, that a fork server has to end all worker processes or itself; after that, they are killed."""
+"""The time limit, in seconds, for a fork server to end all worker processes or itself; after that, they are killed."""
 
 REUSE_OF_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(128 << 20), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
 """Settings of glibc's malloc for user code, which makes new arrays for each image.
@@ -113,7 +113,7 @@ class ForkServer:
         Args:
             worker_id: The number of the worker process.
             is_exiting: Whether the worker process has closed its end of the socket pair.
-            patience_s: The longest time that the fork server may take to answer, in seconds.
+            patience_s: The maximum time, in seconds, that the fork server may take to answer.
         """
         request = EndWorker(worker_id=worker_id, patience_s=EXIT_S if is_exiting else 0.0)
         match self._ask(request, request.patience_s + patience_s):

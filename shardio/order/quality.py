@@ -109,8 +109,8 @@ def mean_displacement(order: NDArray[np.int64]) -> float:
 def mean_separation(order: NDArray[np.int64], shard_sizes: NDArray[np.int64]) -> float:
     """Return the mean of abs(p - q) / N over all pairs of neighbors in a shard, where p and q are their positions.
 
-    The mean shows the separation of neighbors on disk, which may belong to the same class or video. It is 1 / N for
-    shards that are read in sequence, about 1/3 for a global shuffle, and NaN if no shard has two samples.
+    The mean shows how far apart neighbors on disk, which may belong to the same class or video, are delivered. It is
+    1 / N for shards that are read in sequence, about 1/3 for a global shuffle, and NaN if no shard has two samples.
 
     Args:
         order: int64 [N], the sample at each position.
@@ -174,7 +174,7 @@ def read_factor(
     """Return the number of bytes that a rank reads for each byte of its samples, if it can fetch only whole shards.
 
     The result is the size of all shards from which a rank reads in the epoch, divided by the size of the rank's
-    samples. A sample's size is taken as the average size in its shard. Both sizes are summed over all ranks.
+    samples. A sample's size is taken to be the average size in its shard. Both sizes are summed over all ranks.
 
     Args:
         shards_of_ranks: For each rank, the shard of each sample that it reads, int64 [n].

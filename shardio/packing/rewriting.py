@@ -242,7 +242,7 @@ def _copy(
         if choose is None:
             settings["shuffle_seed"] = shuffle_seed
         else:
-            settings.pop("num_tiled", None)  # Only the total of all parts is known.
+            settings.pop("num_tiled", None)  # Only the total over all parts is known.
         manifests = [
             Manifest(shards=tuple(each.entries), fields=tuple(sorted(each.fields)), classes=classes, pack=settings)
             for each in sequences

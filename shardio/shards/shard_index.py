@@ -31,7 +31,7 @@ class TarHeaders(Protocol):
         """The tar's size in bytes."""
 
     def read_many(self, starts: Ints, stops: Ints) -> list[bytes]:
-        """Return blocks, which are the headers of the members of the first or the last sample."""
+        """Return ranges of bytes: the headers of the members of the first or the last sample."""
 
 
 def digest_headers(tar: TarHeaders, starts: Iterable[Ints]) -> str:

@@ -51,10 +51,10 @@ PATIENCE_S = 10.0
 removed."""
 
 MAX_GRANT = 64 * 2**20
-"""The largest grant in bytes."""
+"""The maximum size of a grant, in bytes."""
 
 MAX_PRIVATE = 32 * 2**30
-"""The largest default size of a private cache, in bytes."""
+"""The maximum default size of a private cache, in bytes."""
 
 SHARE_OF_DISK = 5
 """The free space divided by this number is the default size of a cache."""

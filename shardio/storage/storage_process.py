@@ -58,7 +58,7 @@ AHEAD = 0.75
 """The share of a store's requests that may read ahead. The rest are reserved for samples that a batch waits for."""
 
 SMALL = 2**20
-"""The largest size of a small range in bytes."""
+"""The maximum size, in bytes, of a small range."""
 
 MAX_THREADS = 64
 """The maximum number of ranges that are read at a time from all stores together."""
@@ -68,7 +68,7 @@ MAX_STORES = 16
 A store that is opened with two sets of options counts as two stores."""
 
 CHECK_S = 0.2
-"""The time in seconds between two checks of whether the last connections are closed."""
+"""The interval, in seconds, between checks of whether the last connections are closed."""
 
 CACHE = "cache"
 """The name of the private cache in the process's folder."""
@@ -105,7 +105,7 @@ class _Flight:
 
 
 class Filler:
-    """Fills copies. If several clients request the same bytes at the same time, this process fetches them once.
+    """The filler of copies. If several clients request the same bytes at the same time, this process fetches them once.
 
     Args:
         private_folder: The folder of the private cache.
@@ -153,7 +153,7 @@ class Filler:
         return found, str(self._budget(cache).folder / name_copy(found, run))
 
     def stat(self, attempts: Attempts, key: str) -> FileStat:
-        """Return an object's status. If the object was opened before, it is opened with this status from now on."""
+        """Return an object's status. If the object has been opened before, later calls open it with this status."""
         found = operations.stat(attempts, key)
         name = attempts.root, attempts.options, key
         if name in self._found:
@@ -256,7 +256,7 @@ class Filler:
     def _fill_piece(
         self, copy: CachedCopy, start: int, stop: int, fetch: Callable[[int, int], None], *, is_divisible: bool
     ) -> None:
-        """Fetch the missing parts of a range that no other thread is fetching. Return when the range is present."""
+        """Fetch the missing parts of a range that no other thread is fetching. Wait until the range is present."""
         with self._lock:
             if is_divisible:
                 missing = copy.find_missing(start, stop)
@@ -344,7 +344,7 @@ class Filler:
     def _adding(
         self, copy: CachedCopy, budget: Budget, start: int, stop: int
     ) -> Iterator[Callable[[int, memoryview], None]]:
-        """Yield a function that writes a part of a range. Mark the range as present at the end of the block."""
+        """Yield a function that writes a part of a range. Mark the range as present on exit."""
         with ExitStack() as stack:
             with _explaining(budget.folder):
                 budget.make_folder()  # Another storage process may have removed the folder.
@@ -533,7 +533,7 @@ def _is_in_use(connection: StorageConnection) -> bool:
 def main() -> None:
     """Run the storage process.
 
-    The arguments are the descriptors of the listening socket and of the lifeline, the folder, and the number of ranks.
+    The arguments are two descriptors (listening socket and lifeline pipe), the folder, and the number of ranks.
     """
     listener, lifeline, folder, world_size = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
     process = StorageProcess(socket.socket(fileno=listener), folder, world_size)

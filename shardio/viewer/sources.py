@@ -59,7 +59,7 @@ class FieldUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageColumns:
-    """The images of n samples. A million samples take about 30 MB.
+    """The images of n samples. A million samples take about 30 MB of memory.
 
     Attributes:
         sizes: int64 [n], the size of each sample's image in bytes; -1 for samples without an image.

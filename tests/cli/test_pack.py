@@ -1,4 +1,4 @@
-"""``shardio pack``, ``tile`` and ``untile``, and messages about images that decoders change or complain about."""
+"""``shardio pack``, ``tile`` and ``untile``, and messages about images that decoders change or warn about."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stages of a device decode tiles to the kernel's pixels, and find the damage that the kernel finds.
+"""The stages of a device decode tiles to the same pixels as the kernel, and find the same damage.
 
 ``tools/crop_campaign.py`` and ``tools/fuzz_kernel.py`` check many more crops and damaged files.
 """

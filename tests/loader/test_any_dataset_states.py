@@ -229,7 +229,7 @@ HABITS: dict[str, tuple[Any, bool, bool]] = {
     "restores": (None, False, True),
     "restores, and draws": (None, True, True),
 }
-"""A program's use of the generators: its seed in each epoch, whether it draws, and whether it restores them."""
+"""A program's use of the generators: its seed in each epoch, whether it draws numbers, and whether it restores them."""
 
 DRAWING: dict[str, Any] = {
     "torch": lambda: {"batch_size": 3, "shuffle": True},

@@ -225,7 +225,7 @@ def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def fill_tensors(shapes: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return a state in which each tensor repeats a single number, which memory and files store only once."""
+    """Return a state in which each tensor repeats a single number, stored only once in memory and in files."""
     return {
         name: torch.full((), number % 100 + 1, dtype=tensor.dtype).expand(tensor.shape)
         for number, (name, tensor) in enumerate(shapes.items())

@@ -377,7 +377,7 @@ def test_all_permutations_of_few_elements_are_equally_likely(size: int) -> None:
 
 
 def test_words_are_those_of_splitmix64() -> None:
-    # The first outputs for seed 1234567, from the public test vectors of the reference implementation.
+    # SplitMix64's first outputs for seed 1234567, from the public test vectors of the reference implementation.
     expected = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
     key = np.array([1234567], dtype=np.uint64)
     assert random_words(key, np.arange(4, dtype=np.uint64)).tolist() == expected

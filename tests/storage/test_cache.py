@@ -65,7 +65,7 @@ def bytes_requested(proxy: FaultProxy) -> int:
 def test_nothing_is_fetched_twice(seaweedfs_server: Server, behind: Server, proxy: FaultProxy, tmp_path: Path) -> None:
     name = uuid.uuid4().hex
     put(at_server(seaweedfs_server, name), CONTENT)
-    proxy.set(Script(latency_s=0.05))  # So that requests overlap.
+    proxy.set(Script(latency_s=0.05))  # This makes requests overlap.
     location = cached(at_server(behind, name), tmp_path)
     with closing(location.open()) as file, ThreadPoolExecutor(16) as pool:
         starts = np.random.default_rng(1).integers(0, len(CONTENT) - 50_000, 200).tolist()
@@ -184,7 +184,7 @@ def test_a_shared_cache_fetches_once(
 ) -> None:
     name = uuid.uuid4().hex
     put(at_server(seaweedfs_server, name), CONTENT)
-    proxy.set(Script(latency_s=0.3))  # So that requests overlap.
+    proxy.set(Script(latency_s=0.3))  # This makes requests overlap.
     location = cached(at_server(behind, name), tmp_path)
     client().close()  # Each process then starts its own storage process, as torchrun's ranks do.
     context = multiprocessing.get_context("spawn")

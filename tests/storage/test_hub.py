@@ -1,4 +1,4 @@
-"""A repository of the Hugging Face Hub is read like the folder that was uploaded, at one commit."""
+"""At one commit, a repository of the Hugging Face Hub is read like the folder that was uploaded."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_the_token_and_the_endpoint_come_from_the_users_settings(
     (tmp_path / "token").write_text(f"{READER}\n")
     monkeypatch.setenv("HF_ENDPOINT", fake_hub.server.options["endpoint"])
     monkeypatch.setenv(*(("HF_TOKEN_PATH", str(tmp_path / "token")) if from_file else ("HF_TOKEN", READER)))
-    client().close()  # The next storage process starts with the new variables.
+    client().close()  # The next storage process starts with the new environment variables.
     assert parse_location(f"{fake_hub.server.url}/settings/a.tar").read_whole() == CONTENT
     client().close()
 
@@ -335,7 +335,7 @@ def test_files_that_a_commit_leaves_unchanged_stay_in_the_cache(
 def test_commands_read_repositories_only(fake_hub: FakeHub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_hub.commit("commands", folder)
     monkeypatch.setenv("HF_ENDPOINT", fake_hub.server.options["endpoint"])
-    client().close()  # The next storage process starts with the new variable.
+    client().close()  # The next storage process starts with the new environment variable.
     url = f"{fake_hub.server.url}/commands/train"
     rows, expected_rows = (json.loads(run("info", source, "--json").stdout) for source in (url, folder / "train"))
     assert rows.keys() == expected_rows.keys()

@@ -574,7 +574,7 @@ def test_without_locks_a_warning_is_logged_and_training_works(
 
 @pytest.mark.parametrize("kept", [["best.pt", "log.jsonl"], ["best.pt"], ["log.jsonl"]])
 def test_a_run_without_last_pt_is_not_replaced_silently(packed: Path, tmp_path: Path, kept: list[str]) -> None:
-    """After one epoch with the same settings, best.pt is replaced: a run that is killed early may leave only that."""
+    """After one epoch with the same settings, best.pt is replaced: a run killed early may leave only this file."""
 
     def run(**options: Any) -> int:
         return len(train(make_model(), make_loader(packed), make_config(tmp_path, **options)))

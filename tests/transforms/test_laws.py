@@ -93,7 +93,7 @@ class TestEach(TransformTests):
 # Arguments.
 
 OTHER_DEFAULTS = {("RandomResizedCrop", "antialias"), ("Resize", "antialias"), ("ToDtype", "dtype")}
-"""Defaults that differ from torchvision's (docs/transforms.md describes antialias). torchvision's ToDtype has none."""
+"""Defaults that differ from torchvision's (antialias: see docs/transforms.md). torchvision's ToDtype has no default."""
 
 
 def parameters_of(transform: Any) -> dict[str, Any]:

@@ -127,7 +127,7 @@ class SourceSample(Protocol):
 
 
 class SourceTable(Protocol):
-    """The samples of a source, in the order in which they are packed without shuffling."""
+    """The samples of a source, in the order in which they are packed if they are not shuffled."""
 
     @property
     def root(self) -> str:
