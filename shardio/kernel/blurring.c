@@ -1,6 +1,6 @@
 // Gaussian blur: each pixel becomes a weighted mean of its neighbors, first vertically, then horizontally, in float32.
 //
-// Numbers are added from the middle outward, so a computation with the same steps gives the same pixels: see blur() in
+// Values are added from the middle outward, so a computation with the same steps gives the same pixels: see blur() in
 // images/rendering.py. torchvision adds them in a different order, so its pixels may differ by 1.
 //
 // Rows are computed in blocks. The last block of a row overlaps the one before it, so that no block reads or writes

@@ -1,7 +1,7 @@
 // Dequantize coefficients and transform them to samples: libjpeg's inverse DCT `islow` (jidctint.c).
 //
 // The integer arithmetic is that of libjpeg, bit for bit. Like libjpeg-turbo's vector code (jidctint-avx2.asm), this
-// code computes in 16 bits in some places, and limits samples to the range 0 to 255. Blocks with numbers that do not
+// code computes in 16 bits in some places, and limits samples to the range 0 to 255. Blocks with values that do not
 // fit are reported; no encoder writes such blocks. Two blocks are transformed together, one in each lane of a vector.
 
 #include "decoder.h"
@@ -24,7 +24,7 @@ void prepare_quantizers(Member *member) {
     }
 }
 
-// Transform eight vectors of numbers below HALF_RANGE: the sum of even and odd terms of figure A.3.3, times 2^13.
+// Transform eight vectors of values below HALF_RANGE: the sum of even and odd terms of figure A.3.3, times 2^13.
 // libjpeg's constants FIX_0_298631336 and so on are 2^13 times the numbers in their names. The terms are collected into
 // one factor for each number.
 static inline __attribute__((always_inline)) void transform(i16x16 rows[8], int shift, int added) {
@@ -53,12 +53,12 @@ static inline __attribute__((always_inline)) void transform(i16x16 rows[8], int 
     for (int i = 0; i < 8; i++) rows[i] = pack(results[0][i], results[1][i]);
 }
 
-// Interleave 32-bit numbers in the first or the second halves of two vectors, in each lane.
+// Interleave 32-bit values in the first or the second halves of two vectors, in each lane.
 #define ZIP_32_LOW(a, b) ((i16x16)__builtin_shufflevector((i32x8)(a), (i32x8)(b), 0, 8, 1, 9, 4, 12, 5, 13))
 #define ZIP_32_HIGH(a, b) ((i16x16)__builtin_shufflevector((i32x8)(a), (i32x8)(b), 2, 10, 3, 11, 6, 14, 7, 15))
 #define ZIP_64_LOW(a, b) ((i16x16)__builtin_shufflevector((i64x4)(a), (i64x4)(b), 0, 4, 2, 6))
 #define ZIP_64_HIGH(a, b) ((i16x16)__builtin_shufflevector((i64x4)(a), (i64x4)(b), 1, 5, 3, 7))
-// Transpose the 8 × 8 numbers in each lane.
+// Transpose the 8 × 8 values in each lane.
 static inline __attribute__((always_inline)) void transpose(i16x16 r[8]) {
     i16x16 a[8], b[8];
 #pragma clang loop unroll(full)
@@ -86,7 +86,7 @@ typedef struct {
     int64_t stride;
 } Place;
 
-// Dequantize a block, and order its coefficients by row. Numbers that do not fit set bits of `excess`.
+// Dequantize a block, and order its coefficients by row. Values that do not fit set bits of `excess`.
 static inline __attribute__((always_inline)) i16x64 dequantize(const Member *member, int component,
                                                                const int16_t *coefficients, int dc, i16x64 *excess) {
     i16x64 block = LOAD(i16x64, coefficients), limits = LOAD(i16x64, member->limits[component]);
@@ -96,7 +96,7 @@ static inline __attribute__((always_inline)) i16x64 dequantize(const Member *mem
     return __builtin_shufflevector(block, block, ZIGZAG);
 }
 
-// Transform two blocks. Return whether all numbers are in range.
+// Transform two blocks. Return whether all values are in range.
 static inline __attribute__((always_inline)) bool transform_blocks(i16x64 one, i16x64 other, Place place,
                                                                    Place other_place) {
 #define ROW(i)                                                                                                   \

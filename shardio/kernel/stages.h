@@ -129,7 +129,7 @@ static inline uint32_t look_at(const uint8_t *chunk, int64_t bit) {
 
 // Decode a tile. Return whether it is intact.
 static inline bool decode_codes(const Batch *batch, int64_t i, const TiledImage *image, const Tile *tile) {
-    // The compiler cannot know that storing coefficients leaves these numbers as they are.
+    // The compiler cannot know that storing coefficients leaves these values unchanged.
     const Location *location = &batch->locations[i];
     const uint8_t *chunk = location->chunk;
     const uint16_t *lookups = batch->lookups + i * NUM_LOOKUPS;
@@ -223,7 +223,7 @@ typedef struct {
     uint32_t words[4];
 } __attribute__((aligned(16))) Eight;
 
-// Transform eight numbers that are `step` apart: see transform() in idct.c.
+// Transform eight values that are `step` apart: see transform() in idct.c.
 static inline void transform_eight(int *numbers, int step, int shift, int added) {
     int r0 = numbers[0], r1 = numbers[step], r2 = numbers[2 * step], r3 = numbers[3 * step];
     int r4 = numbers[4 * step], r5 = numbers[5 * step], r6 = numbers[6 * step], r7 = numbers[7 * step];

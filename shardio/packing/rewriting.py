@@ -94,7 +94,7 @@ def merge(
         max_shard_samples: The maximum number of samples in a shard.
         overwrite: Whether to replace a dataset in ``out``.
         progress: Receives progress reports.
-        storage_options: Settings of the stores of all URLs, as for :class:`shardio.ShardDataset`.
+        storage_options: Settings for the stores of all URLs, as for :class:`shardio.ShardDataset`.
 
     Returns:
         The manifest of the new dataset.
@@ -137,7 +137,7 @@ def reshard(
         shuffle_seed: The seed of a new order of all samples; None keeps the current order.
         overwrite: Whether to replace a dataset in ``out``.
         progress: Receives progress reports.
-        storage_options: Settings of the stores of all URLs, as for :class:`shardio.ShardDataset`.
+        storage_options: Settings for the stores of all URLs, as for :class:`shardio.ShardDataset`.
 
     Returns:
         The manifest of the new dataset.
@@ -183,7 +183,7 @@ def split(
         max_shard_samples: The maximum number of samples in a shard.
         overwrite: Whether to replace datasets in the parts' directories.
         progress: Receives progress reports.
-        storage_options: Settings of the stores of all URLs, as for :class:`shardio.ShardDataset`.
+        storage_options: Settings for the stores of all URLs, as for :class:`shardio.ShardDataset`.
 
     Returns:
         The manifest of each part, by name.
@@ -350,7 +350,7 @@ def append(
         layout: The layout of directories of images, as for :func:`shardio.pack`.
         num_workers: The number of worker processes that pack images.
         progress: Receives the progress of packing images.
-        storage_options: Settings of the stores of URLs in ``more``, as for :class:`shardio.ShardDataset`.
+        storage_options: Settings for the stores of URLs in ``more``, as for :class:`shardio.ShardDataset`.
 
     Returns:
         The new manifest.
