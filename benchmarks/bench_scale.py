@@ -1,7 +1,7 @@
 """Measure what grows with a dataset: tiny samples, arrays, many tars, many files, batches, and shards sorted by class.
 
 ``python -m benchmarks.bench_scale`` creates the datasets in a temporary folder. CPU times are those of one process
-without workers; shardio and its peer take turns. ``--only NAME`` makes only one of the measurements.
+without workers; shardio and its peer take turns. ``--only NAME`` runs only one of the measurements.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def write_tiny_tars(data: Path, shard_samples: int) -> None:
 
 def write_tiny_mds(data: Path, shard_samples: int) -> None:
     """Write one shard of tiny samples with MosaicML Streaming, and link it under 127 other names."""
-    import_torchvision()  # Otherwise, a stand-in for torchvision would remain in the next measurements.
+    import_torchvision()  # Otherwise, a stand-in for torchvision would remain for the next measurements.
     with import_streaming().MDSWriter(out=str(data), columns={"bin": "bytes", "cls": "int"}, size_limit=None) as writer:
         for _ in range(shard_samples):
             writer.write({"bin": b"x" * TINY_BYTES, "cls": 7})
@@ -95,7 +95,7 @@ def write_tiny_mds(data: Path, shard_samples: int) -> None:
 
 def write_tiny_chunks(data: Path, shard_samples: int) -> None:
     """Write one chunk of tiny samples with LitData, and link it under 127 other names."""
-    import_torchvision()  # LitData imports torchvision, whose compiled part may not fit torch.
+    import_torchvision()  # LitData imports torchvision, whose compiled part may not match torch.
     writer: Any = importlib.import_module("litdata.streaming.writer").BinaryWriter(str(data), chunk_size=shard_samples)
     for number in range(shard_samples):
         writer[number] = {"bin": b"x" * TINY_BYTES, "cls": 7}
@@ -143,7 +143,7 @@ TINY_READERS: dict[str, tuple[str, Callable[[Path], Iterator[object]], int]] = {
     "MosaicML": ("mds", read_tiny_mds, 1),
     "LitData": ("chunks", read_tiny_chunks, 1),
 }
-"""The format that each reader reads, the function that opens it, and the number of samples that it yields at a time."""
+"""Each reader's format, the function that yields its samples, and the number of samples that it yields at a time."""
 
 
 def measure_tiny_samples(folder: Path) -> None:
@@ -158,7 +158,7 @@ def measure_tiny_samples(folder: Path) -> None:
             formats[name](data, shard_samples)
         print(f" {shard_samples:,} samples in each of {NUM_TINY_SHARDS} shards")
         with ExitStack() as processes:
-            # Each reader has a process of its own: one's background threads must not count toward another's time.
+            # Each reader has a process of its own: a reader's background threads must not count toward another's time.
             readers = {
                 name: processes.enter_context(serve_tiny(name, folder / f"{TINY_READERS[name][0]}-{shard_samples}"))
                 for name in names
@@ -303,7 +303,7 @@ def measure_folder(folder: Path) -> None:
 
 
 class Rows(torch.utils.data.Dataset[Any]):
-    """Small samples that cost little."""
+    """A dataset of small samples that take little time to make."""
 
     def __init__(self, num_rows: int) -> None:
         self.rows = torch.randn(num_rows, 16)
@@ -316,7 +316,7 @@ class Rows(torch.utils.data.Dataset[Any]):
 
 
 def measure_batches(folder: Path) -> None:
-    """Make batches of small samples of any dataset, without workers."""
+    """Make batches of small samples from a dataset that is not shardio's, without workers."""
     for batch_size in (1, 8, 64):
         dataset = Rows(3000 * batch_size)
         loaders = {
@@ -328,7 +328,7 @@ def measure_batches(folder: Path) -> None:
 
 
 def measure_sorted(folder: Path) -> None:
-    """Count the classes in a batch of 256 samples on one of 8 ranks, if 1,281 shards are sorted by 1,000 classes."""
+    """Count the classes in a batch of 256 samples on one of 8 ranks, with 1,281 shards sorted by 1,000 classes."""
     case = Case(num_shards=1281, shard_size=1000, world_size=8, batch_size=256, num_workers=4, choices=[])
     classes = np.arange(case.num_samples) * 1000 // case.num_samples
     random = np.random.default_rng(0)

@@ -162,7 +162,7 @@ def load_litdata_raw(source: str, cache: Path, options: dict[str, str]) -> Calla
         """An indexer that lists the files of the local copy: LitData's own indexer needs one more S3 client."""
 
         def discover_files(self, input_dir: str, storage_options: Any) -> Any:
-            raise NotImplementedError  # Only LitData's build_or_load_index calls this, and that is overridden below.
+            raise NotImplementedError  # Only LitData's build_or_load_index, overridden below, calls this.
 
         def build_or_load_index(self, *arguments: Any, **more: Any) -> list[Any]:
             return [

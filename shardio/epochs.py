@@ -137,7 +137,7 @@ def find_held() -> list[Count] | None:
 
 
 def restore_held(held: list[Count] | None) -> None:
-    """Leave each :func:`held_back` block that was entered since :func:`find_held` returned ``held``.
+    """Leave each :func:`held_back` block that was entered after :func:`find_held` returned ``held``.
 
     An interruption such as Ctrl-C may skip the end of a block. Without this call, loaders would stop counting
     batches after the interruption.

@@ -1,4 +1,4 @@
-"""A store with objects in memory, because fuzzing reads millions of files, and file systems are slower."""
+"""A store that keeps its objects in memory: fuzzing reads millions of files, and file systems are slower."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ Read = Callable[[Connection, Path, str, dict[str, Any], int], None]
 
 def main(
     kills: Annotated[int, typer.Option(min=1, help="Number of processes to kill.")] = 50,
-    seed: Annotated[int, typer.Option(help="Seed of the data and of the times of the kills.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for the data and for the times of the kills.")] = 0,
 ) -> None:
     """Kill processes, and exit with code 1 if the cache is ever wrong."""
     choose = random.Random(seed)

@@ -26,8 +26,8 @@ TEXTURE_SIZE = 1024
 NUM_TEXTURES = 6
 
 SLOPE = 1.4
-"""The exponent with which the amplitude falls with the frequency. With this value, the files are about as large as
-those of real photographs."""
+"""The amplitude is divided by the frequency to this power. With this value, the files are about as large as those
+of real photographs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

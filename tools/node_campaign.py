@@ -39,7 +39,7 @@ app = typer.Typer(add_completion=False)
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """The task of one rank: to read some batches, beginning at a position, or all up to the end of the epoch."""
+    """The task of one rank: to read some batches, or all the remaining batches of the epoch, from a position on."""
 
     source: str
     options: dict[str, str]

@@ -43,7 +43,7 @@ SHOWN = {"", ".c", ".h", ".md", ".py", ".sh", ".toml", ".txt", ".yaml"}
 """The suffixes of files outside docs/ that get a page. Links to other files become plain text."""
 
 LINK = re.compile(
-    r"^(`{3,}).*?^\1 *$|`[^`\n]+`"  # Links in code do not count.
+    r"^(`{3,}).*?^\1 *$|`[^`\n]+`"  # Links in code stay unchanged.
     r"|(?P<mark>!?)\[(?P<text>[^\]]*)\]\((?![a-z]+:|#)(?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)",
     re.MULTILINE | re.DOTALL,
 )

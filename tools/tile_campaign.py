@@ -1,8 +1,8 @@
 """Tile every JPEG of the full corpus and of a folder, and check that tiling is lossless.
 
 The laws are those of ``tests/images/tiling_laws.py``, which the tests check on the small corpus. ``--crops`` compares
-random crops of each file, untouched and tiled, with a full decode. ``--jpegtran`` compares each tiled file with the
-output of jpegtran, libjpeg's own lossless transcoder.
+random crops of each file, both untouched and tiled, with a full decode. ``--jpegtran`` compares each tiled file with
+the output of jpegtran, libjpeg's own lossless transcoder.
 """
 
 from __future__ import annotations
@@ -122,10 +122,10 @@ def subjects_in(folder: Path) -> Iterator[Subject]:
 
 
 def check_crops(subject: Subject, num_crops: int) -> None:
-    """Compare crops of a file, untouched and tiled, with full decodes, if simplejpeg can read the file.
+    """If simplejpeg can read the file, compare crops of it, both untouched and tiled, with full decodes.
 
     Raises:
-        AssertionError: If the pixels of a crop differ.
+        AssertionError: If a crop's pixels differ from those of the full decode.
     """
     tiled = tile_jpeg(subject.content)
     try:

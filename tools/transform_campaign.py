@@ -1,4 +1,4 @@
-"""Compare operations on pixels with torchvision and Pillow, in many more cases than the tests.
+"""Compare operations on pixels with torchvision and Pillow, in many more cases than the tests do.
 
     python -m tools.transform_campaign operations --cases 100000 --seed 1   random images, operations and sequences
     python -m tools.transform_campaign hues                                 all 2^24 colors, each with 256 shifts

@@ -20,8 +20,8 @@ WIDTH = 64
 class Block(nn.Module):
     """Convolutions with a shortcut.
 
-    There are two 3x3 convolutions. In deep networks, there is a 3x3 convolution between two 1x1 convolutions, the last
-    of which has four times as many channels.
+    There are two 3x3 convolutions. In deep networks, there is a 3x3 convolution between two 1x1 convolutions, the
+    second of which has four times as many channels.
     """
 
     def __init__(self, in_channels: int, out_channels: int, stride: int, *, is_deep: bool) -> None:

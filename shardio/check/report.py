@@ -26,7 +26,7 @@ from shardio.errors import CoverageError
 from shardio.values import count
 
 SHOWN = 10
-"""The number of samples of each kind that a report names."""
+"""The maximum number of samples that a report names for each kind of problem."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ class CoverageReport:
         repeated: The first repeated samples, with all their deliveries.
         unexpected: The first unexpected samples, with all their deliveries.
         missing: The first missing samples.
-        missing_indices: The indices into ``expected.ids`` of the missing samples, int64 [n].
+        missing_indices: The indices of the missing samples in ``expected.ids``, int64 [n].
         totals: The totals of each (rank, worker): the number of samples, their signature, and the sizes of batches.
         problems: Problems of the epoch as a whole, as text.
         causes: The likely causes, as text. Only :func:`shardio.check.judge` sets them.
@@ -262,7 +262,7 @@ def _add_policy(report: CoverageReport, repeats: Ids, missing: Ids) -> None:
 
 
 def _look_up(ids: Ids, table: Ids, counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the counts of ``ids`` in a sorted table; 0 for missing ones."""
+    """Return the counts of ``ids`` in a sorted table; 0 for missing ids."""
     if not len(table):
         return np.zeros(len(ids), dtype=np.int64)
     found = np.minimum(np.searchsorted(table, ids), len(table) - 1)
@@ -409,7 +409,7 @@ def _overlaps(report: CoverageReport) -> list[str]:
             "workers repeat each other's samples and miss others, but never repeat their own: each shuffles with its "
             "own seed before it takes its share (torch seeds every worker differently)"
         ]
-    # Without expected samples, missing ones are not detected, so seeds may also be the cause.
+    # Without expected samples, missing samples are not detected, so seeds may also be the cause.
     more = " and that all shuffle with the same seed" if report.expected.num_samples is None else ""
     return [
         f"the shares of {name} overlap by {count(num_repeats, 'sample')}: check where each share ends{more}"

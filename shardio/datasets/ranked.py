@@ -57,7 +57,7 @@ _SHARDS = frozenset({"IterableDatasetShard", "BatchSamplerShard"})
 """Classes of Accelerate and Transformers that give each process a part of the wrapped object's samples."""
 
 _SKIPPERS = frozenset({"SkipBatchSampler", "SkipDataLoader"})
-"""Classes that ``accelerate.skip_first_batches`` creates."""
+"""Classes that ``accelerate.skip_first_batches`` instantiates."""
 
 Value = TypeVar("Value")
 
@@ -115,7 +115,7 @@ class EpochSettings(RankSettings):
     def choose_order(self, shard_sizes: NDArray[np.int64], table: ShardTable | None = None) -> OrderSettings:
         """Return the order of an epoch of shards, given the shards' table if they have one.
 
-        If remote shards are sorted by class, warn, because an order that mixes them needs a request for each sample.
+        If remote shards are sorted by class, warn, because mixing the classes needs a request for each sample.
         """
         choose = partial(choose_settings, shard_sizes, shuffle=self.shuffle, seed=self.seed)
         settings = choose(window=self.window, strata=self.strata)
@@ -297,7 +297,7 @@ class Ordered(Ranked):
         """Return the cursor of a state.
 
         Raises:
-            StateError: If the state belongs to another dataset or order; the message names what differs.
+            StateError: If the state belongs to a different dataset or order; the message names what differs.
         """
         return read_state(state, self.settings, self.digest, self.num_all_samples)
 
@@ -333,7 +333,7 @@ class Ordered(Ranked):
         return iterate_steps(self.find_order(cursor.epoch), split, range(split.num_batches) if steps is None else steps)
 
     def find_windows(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the number of the window of each position, int64 [n]. Read-ahead plans each window as a whole."""
+        """Return the window number of each position, int64 [n]. Read-ahead plans each window as a whole."""
         return positions // (self.window if self.shuffle else self.num_all_samples)
 
     def find_order(self, epoch: int) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
@@ -410,8 +410,8 @@ class SampleIterator(TolerantIterator[Value]):
         """Resume from a state.
 
         Raises:
-            StateError: If the state belongs to another dataset, order, rank, worker or batch size; the message names
-                what differs.
+            StateError: If the state belongs to a different dataset, order, rank, worker or batch size; the message
+                names what differs.
         """
         cursor = self._order.read_cursor(state)
         if differences := find_differences(state.get("share"), self._share()):

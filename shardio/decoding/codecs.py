@@ -51,7 +51,7 @@ Missing = Literal["error"] | None
 """The result for a sample that lacks a field: an error, or the value None."""
 
 _LONG = re.compile(rb"[0-9]{19}")
-"""Matches 19 consecutive digits. Text without a match holds no integer of more than 64 bits."""
+"""A pattern for 19 consecutive digits. Text without a match holds no integer of more than 64 bits."""
 
 
 _STORED_FIELDS: dict[str, tuple[str, ...]] = {"image": IMAGE_FIELDS, "label": (LABEL_FIELD,), "key": ()}
@@ -323,7 +323,7 @@ def copy_arrays(contents: Sequence[bytes | None], destination: NDArray[Any]) -> 
 
 
 def read_npy_header(content: bytes) -> tuple[int, tuple[int, ...], np.dtype[Any]]:
-    """Return the offset of the values of an npy file, and their shape and dtype, given the file's first bytes.
+    """Return the offset, shape and dtype of the values in an npy file, given the file's first bytes.
 
     Raises:
         ValueError: If the file is not an npy file, or its header is damaged.
@@ -346,7 +346,7 @@ def _read_npy_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any
 
 def decode_npz(content: bytes, *, trusted: bool = False) -> dict[str, Any]:
     """Return the arrays in an npz file, by name. Arguments and errors are as in :func:`decode_npy`."""
-    import zipfile  # Importing it takes 1 ms.
+    import zipfile  # The import takes 1 ms.
 
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -379,7 +379,7 @@ def decode_msgpack(content: bytes) -> Any:
     Raises:
         ValueError: If the file is damaged.
     """
-    import msgpack  # Importing it takes 2 ms.
+    import msgpack  # The import takes 2 ms.
 
     return msgpack.unpackb(content, strict_map_key=False)
 
@@ -391,7 +391,7 @@ def decode_safetensors(content: bytes) -> dict[str, NDArray[Any]]:
         safetensors.SafetensorError: If the file is damaged.
         ValueError: If the file holds numbers of a type that numpy lacks.
     """
-    import safetensors.numpy  # Importing it takes 1 ms.
+    import safetensors.numpy  # The import takes 1 ms.
 
     try:
         return safetensors.numpy.load(content)

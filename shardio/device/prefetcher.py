@@ -85,19 +85,19 @@ class DevicePrefetcher:
             ``normalize``, values are cast but not scaled.
         channels_last: Whether images have the channels_last memory format on the device.
         decode: Where the images of a shardio loader are decoded. By default, its ``workers`` decode them. With
-            ``device``, a CUDA device decodes JPEGs that were packed with ``--jpeg tile``, with the same pixels; only
-            the tiles that the crops need are copied. This needs the package cuda-core (``pip install
+            ``device``, a CUDA device decodes JPEGs that were packed with ``--jpeg tile``, and gives the same pixels;
+            only the tiles that the crops need are copied. This needs the package cuda-core (``pip install
             "shardio-loader[cuda]"``). Workers decode the images that the device cannot decode, and those to
             which pixel operations, such as ColorJitter, apply. With a ``collate_fn``, or datasets or transforms that
             are not shardio's, workers decode all images.
         transform: A function that takes and returns a batch, such as :class:`MixUp`, or a list of such functions to
             apply in turn. The functions run on the device after normalization; on CUDA, on the prefetcher's stream. A
             function that has a parameter ``generator`` receives a torch.Generator on the device. With shardio's order,
-            the generator is seeded from seed, epoch, position and rank, so a resumed run draws the same numbers. With
-            other loaders, the generator is seeded from torch's global generator.
+            the generator is seeded from the seed, epoch, position and rank, so a resumed run draws the same numbers.
+            With other loaders, the generator is seeded from torch's global generator.
 
     On CUDA, each batch can be used on the stream that was current when you requested it; another stream must first wait
-    for that stream. With ``persistent_workers=True``, a shardio loader keeps its memory, so it is pinned only once.
+    for that stream. With ``persistent_workers=True``, a shardio loader keeps its memory, which is pinned only once.
 
     ``normalize``, ``dtype`` and ``channels_last`` apply only to uint8 tensors [N, C, H, W], not to labels or
     ``tv_tensors.Mask``. If ``normalize`` has one value per channel, tensors with a different number of channels stay
@@ -155,7 +155,7 @@ class DevicePrefetcher:
         iterator = PrefetchIterator(
             self.loader, batches, depth, self._last_received, self._times, self._watch, is_ahead=is_ahead
         )
-        self._iterator = weakref.ref(iterator)  # A weak reference lets an iterator that is left early be freed.
+        self._iterator = weakref.ref(iterator)  # With a weak reference, an iterator that is left early can be freed.
         return iterator
 
     def start_workers(self) -> None:
@@ -164,7 +164,7 @@ class DevicePrefetcher:
             start_workers()
 
     def stats(self) -> PrefetchStats:
-        """Return the time that the program and the device have waited for data. This does not wait for the device."""
+        """Return the time that the program and the device have waited for data, without waiting for the device."""
         return self._times.sum_up()
 
     def set_epoch(self, epoch: int) -> None:
@@ -207,7 +207,7 @@ class DevicePrefetcher:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state into the loader.
 
-        If the loader has no state, accept only an empty one and issue a RuntimeWarning.
+        If the loader has no state, accept only an empty state, and issue a RuntimeWarning.
 
         Raises:
             TypeError: If the loader has no state and ``state`` is not empty.
@@ -315,7 +315,7 @@ class _Failure(NamedTuple):
 class PrefetchIterator:
     """An iterator over batches on the device, with several batches in flight.
 
-    The iterator raises an error of the loader after the batches that precede it. The error ends this iterator only if
+    The iterator raises an error from the loader after the batches that precede it. The error ends this iterator only if
     it ends the loader's iterator. A batch that fails on its way to the device is considered received when the next
     batch is requested.
 
@@ -359,7 +359,7 @@ class PrefetchIterator:
         if not self._is_open:
             raise StopIteration
         held = find_held()
-        self._cut_short_by = "an error"  # Until a batch is returned, any interruption may lose one.
+        self._cut_short_by = "an error"  # Until a batch is returned, any interruption may lose a batch.
         try:
             batch, error = self._receive()
         except BaseException as interruption:

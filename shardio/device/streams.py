@@ -57,7 +57,7 @@ Check = Callable[[], None]
 """A function that raises an error if a batch that is ready must not be used."""
 
 Prepare = Callable[[Any, "int | None", list[Check]], Any]
-"""A function that makes the final batch from one on the device."""
+"""A function that makes the final batch from a batch on the device."""
 
 OnTensor = Callable[[torch.Tensor], torch.Tensor]
 
@@ -184,7 +184,7 @@ class StreamEvent(Protocol):
         """Wait until the stream reaches this point."""
 
     def elapsed_time(self, end_event: Any, /) -> float:
-        """Return the milliseconds to a later point of the same stream, after the stream has reached both points."""
+        """Return the milliseconds from this point to a later one, after the stream has reached both points."""
 
 
 @dataclass(slots=True, eq=False)
@@ -351,8 +351,8 @@ class InFlightBatches:
         stream: The stream for copies.
         pool: The buffers for tensors that are not in pinned memory.
         copy: A function that copies a batch to the device.
-        prepare: A function that makes the final batch from the copied one, its rng key and a list, to which it adds the
-            checks that the batch needs when it is ready.
+        prepare: A function that makes the final batch from the copied batch, its rng key and a list, to which it adds
+            the checks that the batch needs when it is ready.
         times: The totals to which the device's waiting time is added.
     """
 
@@ -439,8 +439,8 @@ class SynchronousBatches:
 
     Args:
         copy: A function that copies a batch to the device.
-        prepare: A function that makes the final batch from the copied one, its rng key and a list, to which it adds the
-            checks that the batch needs when it is ready.
+        prepare: A function that makes the final batch from the copied batch, its rng key and a list, to which it adds
+            the checks that the batch needs when it is ready.
     """
 
     is_synchronous = True

@@ -5,8 +5,8 @@
 
 #include "vectors.h"
 
-// A restart interval that is being read. The next bits are the highest `num_bits` of `word`, and then those at `from`.
-// The lower bits of `word` are zeros, or some of those at `from`.
+// A restart interval that is being read. The next bits are the highest `num_bits` bits of `word`, and then the bits
+// at `from`. The lower bits of `word` are zeros, or some of the bits at `from`.
 typedef struct {
     uint64_t word, num_bits;
     const uint8_t *from, *stop;

@@ -47,9 +47,9 @@ NEAREST, BILINEAR, BICUBIC = 0, 2, 3
 """Interpolation methods, numbered as in Pillow."""
 
 MOVING = {AFFINE: (0, 1, 2, 3, 4, 5), PERSPECTIVE: (0, 1, 2, 3, 4, 5, 10, 11)}
-"""The operations that move pixels, and therefore masks, boxes and points, with the indices of each matrix.
+"""The operations that move pixels, and therefore masks, boxes and points, with the row-major indices of each matrix.
 
-The matrix, row by row, maps places in the result to places in the original. An affine matrix has six numbers. A
+The matrix maps places in the result to places in the original. An affine matrix has six numbers. A
 perspective matrix has eight, and its ninth number is always 1. VERTICAL_FLIP is missing, because crop plans have an
 attribute for it.
 """
@@ -61,7 +61,7 @@ INTERPOLATION = 9
 """The index, among the numbers of AFFINE and PERSPECTIVE, of the interpolation method."""
 
 SLACK = 128
-"""The bytes of scratch memory that a call needs in addition to those of its largest image, mixtures and blurs."""
+"""The bytes of scratch memory that a call needs in addition to those for its largest image, mixtures and blurs."""
 
 
 def count_mixture_bytes(num_values: int) -> int:

@@ -392,7 +392,7 @@ class MadeBatches:
     def __init__(self, loader: Any, extension: Extension) -> None:
         # Hold weak references, so workers end as soon as the loader is released.
         self._loader, self._extension = weakref.ref(loader), weakref.ref(extension)
-        self._attributes: dict[str, Any] = {}  # The loader's attributes, for an epoch that outlives it.
+        self._attributes: dict[str, Any] = {}  # The loader's attributes, for an epoch that outlives the loader.
 
     def __iter__(self) -> Iterator[Any]:
         loader = self._find()

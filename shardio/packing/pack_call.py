@@ -56,7 +56,7 @@ class Option:
             different value. The manifest records values other than the default: strings, integers, booleans or None. A
             new option at its default must give the same bytes as before.
         of_iterables: Whether the option applies to iterables of samples. Options that affect the output, except those
-            for documents, apply to iterables in any case.
+            for documents, always apply to iterables.
     """
 
     help: str
@@ -142,13 +142,13 @@ class PackOptions:
     max_side: Annotated[
         int | None,
         _of_images(
-            "Maximum length of the longer side, in pixels, of images that are re-encoded or converted.", at_least=1
+            "Maximum length of the longer side, in pixels, for images that are re-encoded or converted.", at_least=1
         ),
     ] = None
     min_side: Annotated[
         int | None,
         _of_images(
-            "Maximum length of the shorter side, in pixels, of images that are re-encoded or converted.", at_least=1
+            "Maximum length of the shorter side, in pixels, for images that are re-encoded or converted.", at_least=1
         ),
     ] = None
     quality: Annotated[
@@ -512,7 +512,7 @@ def pack(
             profiles to sRGB. By default, the profiles are kept.
         max_pixels: The maximum number of pixels of an image. Larger images are rejected. Defaults to Pillow's limit for
             decompression bombs.
-        num_workers: The number of worker processes; 1 for none. Each process writes one shard at a time. The number
+        num_workers: The number of worker processes; 1 starts none. Each process writes one shard at a time. The number
             does not affect the output.
         source_kind: The kind of ``src``, if it holds samples of several kinds: ``files`` for a directory of images, or
             ``lmdb``, ``litdata``, ``mds``, ``parquet``, ``saved`` (by Hugging Face's ``datasets``), ``table`` (of
@@ -541,11 +541,11 @@ def pack(
         labels: A CSV, JSON Lines or Parquet file that labels the images, instead of class folders. Labels are class
             names, or integers, which may be written as ``3.0``. Each image needs a label. Rows for other images are
             allowed.
-        image_column: The column of the source with the images; by default, the only such column, or ``image``.
+        image_column: The source's column with the images; by default, the only such column, or ``image``.
         label_column: The column of ``labels`` with the labels; by default, the second of two columns. Without
-            ``labels``, the column of the source with the labels; by default, the only such column, or ``label``.
+            ``labels``, the source's column with the labels; by default, the only such column, or ``label``.
         key_column: The column of ``labels`` with keys (``cats/0001``) or paths (``cats/0001.jpg``) below ``src``; by
-            default, the first of two columns. Without ``labels``, the column of the source with keys; by default, the
+            default, the first of two columns. Without ``labels``, the source's column with keys; by default, the
             samples are numbered.
         tokenizer: The function that returns the tokens of a text, as a sequence of integers, for packing texts as
             documents. It is called in worker processes. Pass the function, or its name as

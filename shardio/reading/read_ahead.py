@@ -55,11 +55,11 @@ FILES_TOGETHER = 8
 """The number of files that one message to the storage process requests."""
 
 MAX_GAP = 4096
-"""The largest gap between ranges, in bytes, that is always fetched along with the ranges."""
+"""The maximum gap between ranges, in bytes, that is always fetched along with the ranges."""
 
 PART_FOR_GAPS = 16
 """Larger gaps between the ranges of a tar are also fetched, smallest first, up to the ranges' size divided by this
-number. At the ends of a rank's part of a window, two ranks' samples alternate: separate requests would cost more."""
+number. At the ends of a rank's part of a window, two ranks' samples alternate, so separate requests would cost more."""
 
 MAX_RANGE = REMOTE_PIECE
 """The approximate maximum size of a range in bytes."""
@@ -217,7 +217,7 @@ class JoinedReader:
 
 
 SOURCE_FIELD = "source.cls"
-"""The field of a mixture's samples that holds the number of their source, as digits."""
+"""The field of a mixture's samples that holds the number of each sample's source, as digits."""
 
 
 class SourceReader:
@@ -295,7 +295,7 @@ def read_epoch_ahead(
 
     Args:
         samples: The samples.
-        upcoming: The numbers of the windows of the rank's samples, and the samples' indices, in the order of the epoch:
+        upcoming: The window numbers of the rank's samples, and the samples' indices, in the order of the epoch:
             int64 arrays of any lengths.
         window: The number of the rank's samples in a window of the order, or None without shuffling.
     """

@@ -188,7 +188,7 @@ class RequestFailure:
     """The cause of a failed request.
 
     Attributes:
-        kind: ``transient`` failures may resolve on their own. ``expired`` failures may resolve with new credentials.
+        kind: ``transient`` failures may go away on their own. ``expired`` failures may go away with new credentials.
             ``unclear`` responses do not match the request: they were damaged in transit, or the server always responds
             in this way. ``unknown_size`` means that the server did not state the object's size. A cache in front of the
             server may state the size later, when it has the whole object. ``no_ranges`` means that the server does not

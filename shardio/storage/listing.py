@@ -92,8 +92,8 @@ def open_listing(folder: Location, kept: str | os.PathLike[str] | None) -> Listi
     Args:
         folder: The folder.
         kept: A local file for the listing, which is read if it exists and written otherwise. If several processes write
-            the file at the same time, only one process lists the folder. If None, the folder is listed now, and nothing
-            is saved.
+            the file at the same time, only one process lists the folder. If ``kept`` is None, the folder is listed now,
+            and nothing is saved.
 
     Raises:
         FormatError: If the file is damaged, or contains the listing of a different folder.
@@ -272,7 +272,7 @@ class BundledFile:
 
 
 class CachedFiles:
-    """Reads the files of a listing through a cache. Threads can share this object, and it can be pickled.
+    """The files of a listing, read through a cache. Threads can share this object, and it can be pickled.
 
     Args:
         store: The store of the files.

@@ -29,7 +29,7 @@ LEFT_FOR_OTHERS = 4
 """The process's limit divided by this number is the budget. torch's workers, user code and libraries need the rest."""
 
 LEFT_BY_REQUESTS = 28
-"""The number of descriptors of a storage process that its requests do not use."""
+"""The number of descriptors that a storage process needs in addition to those for its requests."""
 
 PER_REQUEST = 2
 """The number of descriptors of a request: its connection, and the cached copy that the request fills."""
@@ -94,7 +94,7 @@ class OpenFiles:
         return descriptor
 
     def close(self, serial: int) -> None:
-        """Close a file as soon as no thread reads it."""
+        """Close a file as soon as no thread is reading it."""
         self._descriptors.pop(serial, None)
 
     def _shrink(self, num_kept: int) -> None:

@@ -413,7 +413,7 @@ def _edit_mask(mask: NDArray[Any], operations: Operations, fill: int) -> NDArray
     """
     height, width = mask.shape[:2]
     fill_bytes = np.full(mask.shape[2:], fill, mask.dtype).reshape(-1).view(np.uint8)
-    edited = mask.reshape(height, width, -1).view(np.uint8)  # uint8 [height, width, bytes of a pixel]
+    edited = mask.reshape(height, width, -1).view(np.uint8)  # uint8 [height, width, bytes per pixel]
     for first in range(0, len(fill_bytes), _NUM_CHANNELS):
         part = edited[..., first : first + _NUM_CHANNELS]
         pixels = np.zeros((height, width, _NUM_CHANNELS), np.uint8)

@@ -131,7 +131,7 @@ class Resize(_Resizing):
         size: The result's size in pixels: (height, width), or one number for the shorter side. With one number, the
             longer side is scaled in proportion and rounded down. None scales the longer side to ``max_size``.
         interpolation: "bilinear" or "bicubic", or a torchvision or Pillow constant.
-        max_size: The largest length of the longer side in pixels. An image that would be longer is scaled to this
+        max_size: The maximum length of the longer side in pixels. An image that would be longer is scaled to this
             length. ``max_size`` cannot be combined with a ``size`` of (height, width).
         antialias: Whether to average over all pixels when an image is shrunk. "bicubic" requires it.
     """
@@ -298,7 +298,7 @@ class RandomCrop(_Padding):
     Args:
         size: The crop's size in pixels: one number for a square, or (height, width).
         padding: The number of pixels to add first, as in :class:`Pad`; None adds none.
-        pad_if_needed: Whether to also pad images that are smaller than the crop, by the missing length on both sides.
+        pad_if_needed: Whether to also pad images that are smaller than the crop, by the missing length on each side.
             If false, smaller images raise an error.
         fill: The color of the added pixels in mode "constant": one number or three.
         padding_mode: The content of the added pixels; see :class:`Pad`.

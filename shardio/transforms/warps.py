@@ -35,7 +35,7 @@ class RandomRotation(PixelTransform):
     """Rotate images by random angles.
 
     Args:
-        degrees: The counterclockwise angle is drawn between ``-degrees`` and ``degrees``, or given bounds (low, high).
+        degrees: The counterclockwise angle is drawn from ``-degrees`` to ``degrees``, or within the bounds (low, high).
         interpolation: "nearest", "bilinear" or "bicubic", or a torchvision or Pillow constant.
         expand: Whether to enlarge each image so that all of it stays visible. The results then differ in size, and
             Pillow rotates the images, which is slower.
@@ -90,11 +90,11 @@ class RandomAffine(PixelTransform):
     """Rotate, move, scale and shear images at random. By default, the center of an image is the fixed point.
 
     Args:
-        degrees: The clockwise angle is drawn between ``-degrees`` and ``degrees``, or given bounds (low, high).
-        translate: The largest horizontal and vertical shifts, as fractions of the image's width and height, from 0 to
+        degrees: The clockwise angle is drawn from ``-degrees`` to ``degrees``, or within the bounds (low, high).
+        translate: The maximum horizontal and vertical shifts, as fractions of the image's width and height, from 0 to
             1.
         scale: The bounds of the scale factor.
-        shear: The angle of the shear along x is drawn between ``-shear`` and ``shear``, or given bounds (low, high).
+        shear: The angle of the shear along x is drawn from ``-shear`` to ``shear``, or within the bounds (low, high).
             With four bounds, the last two are for the shear along y.
         interpolation: "nearest", "bilinear" or "bicubic", or a torchvision or Pillow constant.
         fill: The color of pixels outside the image: one number or three.
@@ -145,11 +145,11 @@ class RandomAffine(PixelTransform):
 class RandomPerspective(PixelTransform):
     """Move the corners of images inward at random, in each image with probability ``p``.
 
-    An image stays unchanged if three of its moved corners are on a line, for example because it has only one row.
-    torchvision raises an error for such images.
+    An image stays unchanged if three of its moved corners are on a line, for example because the image has only one
+    row. torchvision raises an error for such images.
 
     Args:
-        distortion_scale: The largest shift of a corner, as a fraction of half the width and height, from 0 to 1.
+        distortion_scale: The maximum shift of a corner, as a fraction of half the width and height, from 0 to 1.
         p: The probability that an image is changed.
         interpolation: "nearest", "bilinear" or "bicubic", or a torchvision or Pillow constant.
         fill: The color of pixels outside the image: one number or three.

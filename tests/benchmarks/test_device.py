@@ -104,7 +104,7 @@ class _EndsEarly:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Use one torch thread: several are very slow on busy processors."""
+    """Use one torch thread: several threads are very slow on busy processors."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

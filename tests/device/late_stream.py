@@ -100,7 +100,7 @@ class LateStream:
 
 
 def _not_held(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that shares memory without keeping it alive, as a copy on a device does with its source."""
+    """Return a tensor that shares memory without keeping it alive: a copy on a device doesn't keep its source alive."""
     if tensor.layout != torch.strided or not tensor.numel():
         return tensor
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

@@ -58,7 +58,7 @@ def _set_epoch(loader: Any, epoch: int) -> None:
 
 
 def train_with_accelerate(folder: Path, **options: Any) -> None:
-    """Receive a whole epoch, one with skipped batches and, if Accelerate keeps a state, a resumed one."""
+    """Receive a whole epoch, an epoch with skipped batches and, if Accelerate keeps a state, a resumed epoch."""
     set_seed(5)  # Accelerate's sampler needs the same seed on all ranks.
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, **options))
 

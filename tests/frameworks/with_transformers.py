@@ -89,7 +89,7 @@ def run(folder: Path, packed: str) -> dict[str, Any]:
 
 
 def fit(folder: Path, dataset: Any, kind: type[Any] = ShardTrainer) -> None:
-    """Train for two epochs, with a checkpoint after two batches of the second one, then resume from the checkpoint."""
+    """Train for two epochs, with a checkpoint after two batches of the second, then resume from the checkpoint."""
     steps = steps_of(dataset)
     whole = train(kind, folder / "run", dataset, save_steps=steps + 2)
     record_epochs(folder / "training", [whole[:steps], whole[steps:]])

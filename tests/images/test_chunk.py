@@ -155,7 +155,7 @@ def assert_equal(results: list[Any], expected: list[Array], name: object) -> Non
 
 @pytest.mark.parametrize("seed", range(20))
 def test_fused_transforms_equal_separate_ones(seed: int) -> None:
-    """The images are small: in larger ones, OpenCV's resize of a mirrored image differs by 1 in places."""
+    """The images are small: in larger images, OpenCV's resize of a mirrored image differs by 1 in places."""
     random, rng_keys = np.random.default_rng([1, seed]), make_rng_keys(4, seed)
     steps = naive.draw_steps(random, 1, 60)
     images = [noise(*size) for size in random.integers(1, 71, (4, 2)).tolist()]

@@ -20,7 +20,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def no_process_of_other_tests() -> Iterator[None]:
-    """End the processes that earlier tests have left, because a test that counts processes must not count them."""
+    """End the processes that earlier tests left behind, because a test that counts processes must not count them."""
     gc.collect()  # Tracebacks of expected errors may keep loaders and their worker processes alive.
     end_kept()
     assert find_fork_servers() == set()

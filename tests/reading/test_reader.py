@@ -361,7 +361,7 @@ def test_comparing_costs_no_more_reads(tmp_path: Path, monkeypatch: pytest.Monke
         spy.reads.clear()
         SampleReader(table, verify).read(np.arange(5), [*contents])
         num_reads.append(len(spy.reads))
-    assert num_reads[0] == num_reads[1] >= 10  # Each sample needs two reads, for the small fields and the image.
+    assert num_reads[0] == num_reads[1] >= 10  # Per sample, one read for the small fields, one for the image.
 
 
 @pytest.mark.parametrize("verify", ["always", True, None, ""])
@@ -401,7 +401,7 @@ def test_forked_processes_share_what_has_been_compared(packed: Path, monkeypatch
         os.wait()
     reader.read(samples, ("jpg", "cls"))
     assert len(compared) == 10  # The children compared the other 11 of 21 samples.
-    reader.read(samples, ("jpg",))  # These fields were never compared alone.
+    reader.read(samples, ("jpg",))  # The jpg field was never compared by itself.
     assert len(compared) == 31
 
 

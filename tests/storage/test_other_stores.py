@@ -1,4 +1,4 @@
-"""Datasets in a store that is neither local nor an object store, and has no cache, are read like local ones."""
+"""Datasets in a store that is neither local nor an object store, and has no cache, are read like local datasets."""
 
 from __future__ import annotations
 

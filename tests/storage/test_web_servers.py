@@ -322,7 +322,7 @@ class Overloaded(WebFolder):
 
 @pytest.mark.parametrize("num_parts", [0, 2])
 def test_a_store_that_keeps_failing_is_not_asked_again_before_the_user_knows(root: Path, num_parts: int) -> None:
-    """Each attempt may wait for a long time, so the error is raised after one request of each worker."""
+    """Each attempt may wait for a long time, so the error is raised after one request per worker."""
     ranges = Counter[str]()
     server = type("Kind", (Overloaded,), {"num_parts": num_parts, "ranges": ranges})
     with serve_folder(root, server) as (url, _), pytest.raises(StoreError, match="after 2 attempts"):

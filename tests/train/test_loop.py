@@ -129,7 +129,7 @@ def test_the_figures_of_an_epoch_and_of_a_line_of_the_log_are_means_over_their_s
 
 
 class Calls(Callback):
-    """A callback that records each call with a value that identifies it."""
+    """A callback that records each call and a value that identifies the call."""
 
     def __init__(self) -> None:
         self.made: list[tuple[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Boxes, points and masks move with their image as in torchvision, and a Compose with fields refuses wrong input."""
+"""Boxes, points and masks move with their image as in torchvision, and a Compose with fields rejects invalid input."""
 
 from __future__ import annotations
 
