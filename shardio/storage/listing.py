@@ -171,7 +171,7 @@ def _check(files: Sequence[tuple[Any, Any, Any]], folders: Sequence[Any], prefix
     if not all(key.startswith(prefix) and "/" in key[len(prefix) :] for key, _, _ in files):
         raise ValueError("a key is not in a subfolder")
     if not all(one < other for (one, _, _), (other, _, _) in pairwise(files)):
-        raise ValueError("the keys are not sorted, or one occurs twice")
+        raise ValueError("the keys are not sorted, or a key occurs twice")
 
 
 def _load(folder: Location, path: Path) -> Listing:
