@@ -314,7 +314,7 @@ def test_a_folder_that_cannot_be_a_cache_is_not_an_error_of_the_manifest(tmp_pat
     (tmp_path / "file").write_bytes(b"")
     folder = in_memory("data")
     write_samples(folder, {"0": b"0"})
-    message = rf"cannot write to the cache {tmp_path / name}\. Set cache to a folder"
+    message = rf"cannot write to the cache {tmp_path / name}\. Set cache to a writable folder"
     caught = assert_raises(OSError, message, read_samples, folder, tmp_path / name)
     assert "manifest" not in str(caught)
 
