@@ -1,7 +1,7 @@
 """Measure how well an order mixes samples, and how much data each rank reads.
 
 ``python -m benchmarks.bench_shuffle`` measures one epoch of several datasets, in shardio's default order, in a global
-shuffle, with other windows and strata, and with WebDataset's shard shuffle and buffer. The measures (see
+shuffle, with different windows and strata, and with WebDataset's shard shuffle and buffer. The measures (see
 shardio/order/quality.py) are exact over all samples and ranks. No data is read; every machine gives the same figures.
 """
 

@@ -73,9 +73,9 @@ class SharedList(MutableSequence[T], Generic[T]):
 
     @classmethod
     def joined(cls, lists: Iterable[SharedList[T]]) -> SharedList[T]:
-        """Return the values of several lists that have not been changed, one list after another.
+        """Return the concatenated values of several lists that have not been changed.
 
-        Each list must have values of the same types, or be empty.
+        Each list must be empty or have values of the same types as the other lists.
         """
         columns = [each._packed for each in lists if each._packed]
         result = cls()
@@ -101,7 +101,7 @@ class SharedList(MutableSequence[T], Generic[T]):
             if step == 1:
                 return packed.take(start, max(start, stop))
             return [self[each] for each in range(start, stop, step)]
-        # Indexing a range supports negative indices, and raises IndexError if the index is out of range.
+        # Indexing a ``range`` supports negative indices, and raises IndexError if the index is out of range.
         number = range(len(self))[index]
         value: T = packed.take(number, number + 1)[0]
         return value

@@ -58,7 +58,7 @@ _TAR = re.compile(r"[^\s/\\'\"=?&:;|<>()]+\.(?:tar\.[a-z0-9]+|tar|tgz)\b", re.IG
 """The name of a tar in a command."""
 
 FIRST_WAIT_S = 0.1
-"""The upper bound of the first wait before a stream is opened again. The bound doubles each time."""
+"""The upper bound of the first wait before a stream is opened again. The bound doubles with each wait."""
 
 MAX_WAIT_S = 20.0
 """The maximum wait, in seconds, before a stream is opened again."""
@@ -88,7 +88,7 @@ def find_streams(source: StreamNames) -> tuple[StreamSource, ...]:
     Raises:
         FileNotFoundError: If a local tar does not exist.
         FormatError: If a stream is named twice.
-        ImportError: If a stream needs WebDataset, which is not installed.
+        ImportError: If a stream needs WebDataset, but it is not installed.
         LocationError: If a URL is not supported.
         ValueError: If no stream is named, or the braces of a pattern do not match.
     """
@@ -155,11 +155,11 @@ def is_opened_by_webdataset(name: str) -> bool:
     """Return whether WebDataset, rather than one of shardio's stores, opens a stream.
 
     Raises:
-        ImportError: If the stream needs WebDataset, which is not installed.
+        ImportError: If the stream needs WebDataset, but it is not installed.
     """
     scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):", name)
     if scheme is None or scheme[1] == "file" or name.startswith("hf://datasets/"):
-        return False  # WebDataset would pass the Hub's token to curl as an argument, which other users can see.
+        return False  # WebDataset would pass the Hub's token to curl as an argument that other users can see.
     try:
         return scheme[1] in import_gopen().gopen_schemes
     except ImportError:

@@ -1,7 +1,7 @@
 """Measure the CPU time and memory of a process and its descendants, from Linux's ``/proc``.
 
-A process belongs to the tree if it descends from the measured process, or is in the session that this process leads.
-Helper processes whose parent has exited are therefore also counted.
+A process belongs to the tree if it descends from the measured process, or is in the session that the measured process
+leads. Helper processes whose parent has exited are therefore also counted.
 """
 
 from __future__ import annotations

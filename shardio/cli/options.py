@@ -209,7 +209,7 @@ def has_class_folders(source: str | Path, access: RemoteAccess | None = None) ->
     """Return whether a directory, or a folder of an object store, holds class folders rather than shards.
 
     Raises:
-        FormatError: If it holds both class folders and shards.
+        FormatError: If the directory holds both class folders and shards.
     """
     from shardio.shards import MANIFEST_NAME
     from shardio.storage import parse_location
@@ -217,7 +217,7 @@ def has_class_folders(source: str | Path, access: RemoteAccess | None = None) ->
 
     location = parse_location(source, access)
     if (location / MANIFEST_NAME).exists():
-        return False  # The credentials might not permit the listing in the next line.
+        return False  # The credentials might not permit the listing on the next line.
     return location.is_folder() and not holds_shards(location) and bool(find_class_folders(location))
 
 
@@ -272,7 +272,7 @@ def make_transform(recipe: str | None, transform: str | None, size: int | None) 
         size: The size of the images in pixels; None for the default of the recipe or function.
 
     Raises:
-        ValueError: If both names or neither of them are given, or the transform does not exist.
+        ValueError: If both names or neither name is given, or if the transform does not exist.
     """
     from shardio.transforms.recipes import RECIPES  # Commands that copy files need no transforms.
 

@@ -74,7 +74,7 @@ def convert_image(
 
     ========  =======================================================================================================
     ``jpeg``  8 bits, gray or RGB with chroma stored as 4:2:0. Transparent pixels are an error
-    ``png``   lossless. Gray, palettes, alpha and 16 bits stay as they are. Other values are an error
+    ``png``   lossless. Gray, palettes, alpha channels and 16-bit values are kept. Other values are an error
     ``webp``  lossy, 8 bits, RGB or RGBA
     ``ppm``   8 bits, gray (PGM) or RGB, without compression. Transparent pixels are an error
     ========  =======================================================================================================

@@ -134,7 +134,7 @@ def _make_memory(num_bytes: int) -> int:
 
 
 def find_key(content: bytes | FileRange) -> int:
-    """Return the key of a JPEG in the cache, or 0 for other files. A range's key comes from the index file."""
+    """Return the key under which a JPEG is cached, or 0 for any other file. A range's key comes from the index file."""
     if isinstance(content, FileRange):
         return content.digest if content.head.startswith(JPEG_START) else 0
     return xxhash.xxh3_64_intdigest(content) if content.startswith(JPEG_START) else 0

@@ -201,7 +201,7 @@ typedef struct {
     int num_rows, num_columns;    // The size of the whole picture, in samples.
 } Channel;
 
-// Divide a number by a sampling factor: 1, 2 or 4. A GPU divides slowly.
+// Divide a number by a sampling factor: 1, 2 or 4. Division is slow on a GPU.
 static inline int divide(int number, int factor) { return number >> (factor >> 1); }
 
 static inline Channel find_channel(const Batch *batch, const Location *location, const TiledImage *image,

@@ -154,7 +154,7 @@ class EpochIterator(LoaderIterator):
         if self._is_over:
             raise StopIteration
         self._check()
-        self._cut_short_by = "an error"  # Cleared once the batch is made; an error before that may lose it.
+        self._cut_short_by = "an error"  # Cleared once the batch is made; an earlier error may lose the batch.
         try:
             self._count()
             with before_shutdown(), self._modes():

@@ -109,8 +109,8 @@ def mean_displacement(order: NDArray[np.int64]) -> float:
 def mean_separation(order: NDArray[np.int64], shard_sizes: NDArray[np.int64]) -> float:
     """Return the mean of abs(p - q) / N over all pairs of neighbors in a shard, where p and q are their positions.
 
-    The mean shows how far apart neighbors on disk, which may belong to the same class or video, are delivered. It is
-    1 / N for shards that are read in sequence, about 1/3 for a global shuffle, and NaN if no shard has two samples.
+    The mean shows how far apart neighbors on disk are delivered; neighbors may belong to the same class or video. It is
+    1 / N for shards read in sequence, about 1/3 for a global shuffle, and NaN if no shard has two samples.
 
     Args:
         order: int64 [N], the sample at each position.

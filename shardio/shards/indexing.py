@@ -276,9 +276,9 @@ def _can_list(header: IndexHeader) -> bool:
 
 
 def write_tar_lists(reports: Iterable[IndexReport]) -> list[Location]:
-    """For each folder whose tars are all reported and have indexes next to them, write its list. Return these folders.
+    """For each folder whose tars are all reported and have indexes next to them, write the list of its tars.
 
-    Folders in which this process may not write are left out.
+    Folders in which this process may not write are left out. Return the folders whose lists were written.
     """
     headers = {report.tar: report.columns.header for report in reports if report.index == index_location(report.tar)}
     headers = {tar: header for tar, header in headers.items() if _can_list(header)}

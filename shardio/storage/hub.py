@@ -50,7 +50,7 @@ NO_TIME = datetime.fromtimestamp(0, tz=timezone.utc)
 """The modification time of all files. Only some listings of the Hub include times, and shardio does not use them."""
 
 UNREDIRECTED = set("[]^|")
-"""Characters that obstore does not escape in URLs. It does not follow redirects from URLs with these characters."""
+"""Characters that obstore does not escape in URLs. obstore follows no redirects from URLs with these characters."""
 
 _REPOSITORIES: dict[tuple[str, RemoteOptions], HubRepository] = {}
 """The repositories by their roots and settings. They keep their commits until the storage process ends."""
@@ -372,7 +372,7 @@ class HubStore:
         return {"common_prefixes": sorted(listing.folders), "objects": files}
 
     def list(self, prefix: str | None = None, *, offset: str | None, chunk_size: int) -> Iterator[list[ObjectMeta]]:
-        """Yield the files below a folder whose keys come after an offset, in the order of the keys, page by page."""
+        """Yield the files below a folder in the order of their keys, beginning after an offset, page by page."""
         found = [(path, file) for path, file in self._repository.walk(prefix or "") if path > (offset or "")]
         for start in range(0, len(found), chunk_size):
             yield [_describe(path, file) for path, file in found[start : start + chunk_size]]

@@ -43,7 +43,7 @@ NUM_LOCKS = 64
 """The number of lock files. Objects that share a lock file are fetched one after another."""
 
 MAX_REFETCHED = 2**18
-"""The maximum size in bytes of a present range that is fetched again because two requests would cost more."""
+"""The maximum size in bytes of a present range that is fetched again so that one request suffices instead of two."""
 
 PATIENCE_S, SHARD_PATIENCE_S = 30.0, 600.0
 """The times in seconds to wait while another process fetches the same manifest or index, or the same whole shard.
@@ -105,7 +105,7 @@ class _Flight:
 
 
 class Filler:
-    """The filler of copies. If several clients request the same bytes at the same time, this process fetches them once.
+    """The part that fills copies. If several clients request the same bytes at the same time, it fetches them once.
 
     Args:
         private_folder: The folder of the private cache.
@@ -256,7 +256,7 @@ class Filler:
     def _fill_piece(
         self, copy: CachedCopy, start: int, stop: int, fetch: Callable[[int, int], None], *, is_divisible: bool
     ) -> None:
-        """Fetch the missing parts of a range that no other thread is fetching. Wait until the range is present."""
+        """Fetch those missing parts of a range that no other thread is fetching. Wait until the range is present."""
         with self._lock:
             if is_divisible:
                 missing = copy.find_missing(start, stop)
@@ -407,7 +407,7 @@ def _split(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def choose_parts(missing: Sequence[tuple[int, int]], in_flight: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the ranges to fetch: the missing ones except those in flight, joined across small present ranges.
+    """Return the ranges to fetch: those missing and not being fetched, joined across small ranges that are present.
 
     Args:
         missing: The ranges that are missing, sorted. The ranges between them are present.
@@ -468,7 +468,7 @@ class StorageProcess:
         os.read(lifeline, 1)
         while any(map(_is_in_use, list(self._connections))):
             time.sleep(CHECK_S)  # Waiting for several sockets is impossible while other threads read them.
-        if read_process_id(self._folder) in (None, os.getpid()):  # It has no successor.
+        if read_process_id(self._folder) in (None, os.getpid()):  # No other process has taken over.
             shutil.rmtree(self._folder, ignore_errors=True)
         os._exit(0)  # Nothing waits for the results of running requests.
 

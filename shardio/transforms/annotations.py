@@ -135,7 +135,7 @@ def check_field_kinds(fields: object) -> dict[str, FieldKind]:
 
     Raises:
         TypeError: If ``fields`` is not a mapping from names to kinds.
-        ValueError: If a kind is unknown, there is no image, or a kind names boxes that are not in ``fields``.
+        ValueError: If a kind is unknown, if there is no image, or if a kind names boxes that are not in ``fields``.
     """
     if not isinstance(fields, Mapping) or not all(isinstance(name, str) for name in fields):
         raise TypeError(f"fields must map fields to kinds, such as {{'image': 'image', 'png': 'mask'}}, got {fields!r}")

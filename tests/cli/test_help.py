@@ -132,7 +132,7 @@ def test_failures_have_one_form(packed: Path, tmp_path: Path, monkeypatch: pytes
             errors = [line for line in done.stderr.splitlines(keepends=True) if not line.startswith("nothing was ")]
             assert ERROR.fullmatch("".join(errors)), done.stderr
     assert "hint: shardio ls lists the keys\n" in error_of("cat", packed, "no-key")
-    monkeypatch.chdir(packed)  # An empty argument is not the working directory.
+    monkeypatch.chdir(packed)  # An empty argument does not mean the working directory.
     error = "error: an argument is empty\nhint: check that the shell variables in the command are set\n"
     assert run_main("info", "") == (2, "", error)
 

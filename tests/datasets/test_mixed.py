@@ -1,4 +1,4 @@
-"""MixedDataset delivers each source in its own order and share, with any ranks and workers, even in a resumed run."""
+"""MixedDataset delivers each source in its own order and share, on any ranks and workers, even in a resumed run."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def open_shards(folder: Path, fields: Any = "key", **options: Any) -> dict[str, 
 
 
 def open_any(folder: Path) -> dict[str, Any]:
-    """Return sources, some of which are not shardio's, so their own methods are called."""
+    """Return sources, some of which are not shardio's, so the sources' own methods are called."""
     code = Subset(ShardMapDataset(folder / "code", fields="key"), [12, 0, 5, 3, 7])
     books = EpochSampler(Own("books", SIZES["books"]), seed=5)
     return {**open_shards(folder), "code": code, "books": books}
@@ -370,7 +370,7 @@ def test_a_transform_that_is_set_afterwards_applies_to_its_source(folder: Path, 
             loader.set_epoch(0)
 
     check()
-    for name in ("web", "code"):  # The sources differ in their transforms, so their own methods are called.
+    for name in ("web", "code"):  # The sources differ in their transforms, so the sources' own methods are called.
         sources[name].transform = flip
         check()
         assert all(loader.calls_dataset for loader in loaders)

@@ -148,7 +148,7 @@ def test_labels_alone_follow_the_list(sources: dict[str, Path], kind: str, optio
     assert (plain.classes, dataset.classes, dataset.digest) == (["class-0", "class-2"], CLASSES, plain.digest)
     number = {"0": "3", "1": "1"}  # Old labels → new labels.
     assert read(dataset, **options) == [(pixels, number[label]) for pixels, label in read(plain)]
-    if kind != "folder":  # The error for a stored label outside the classes names the sample.
+    if kind != "folder":  # The error for a stored label that belongs to no class names the sample.
         decode = choose_decoder("cls", dataset.decoder)
         assert decode is not None
         for content in (b"2", b"-1"):

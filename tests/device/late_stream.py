@@ -49,7 +49,7 @@ class LateEvent:
 
 
 class ConsumerEvent(LateEvent):
-    """A point in the consumer's work, which is never late in this simulation."""
+    """A point in the consumer's work. In this simulation, that work is never late."""
 
     def query(self) -> bool:
         return True

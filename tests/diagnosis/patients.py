@@ -254,6 +254,6 @@ SLOW = (
     *(whole_samples, slow_start, sorted_samples, slow_transform, pngs, slow_storage, slow_collation, untiled),
 )
 STEADY = (few_workers, copied_dataset, sorted_samples, slow_transform, slow_storage, slow_collation)
-"""The slow loaders whose cause does not depend on what else runs on the machine."""
+"""The slow loaders whose slowness does not depend on what else runs on the machine."""
 
 HEALTHY = (healthy_tensors, healthy_shards, healthy_folder)

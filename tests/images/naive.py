@@ -42,7 +42,7 @@ def crop(image: NDArray[Any], box: Box, mode: Any = "constant", color: float = 0
 def resize(image: Array, height: int, width: int, *, resampling: Resampling) -> Array:
     """Resize an array with OpenCV or Pillow, horizontally first, as all versions of Pillow before 13 do.
 
-    OpenCV interpolates only between the nearest four pixels. If both sides are at least halved, Pillow averages.
+    OpenCV interpolates only between the nearest four pixels. If both sides are at least halved, Pillow averages pixels.
     """
     if image.shape[0] >= 2 * height and image.shape[1] >= 2 * width and resampling == "bilinear":
         resampling = "antialiased bilinear"

@@ -142,7 +142,7 @@ def check_strata(case: Case, samples: list[int]) -> None:
     for first in range(0, len(samples), case.settings.window):
         window = [offsets[sample] - first for sample in samples[first : first + case.settings.window]]
         visited = [set(window[_reverse_bits(stratum, strata) :: strata]) for stratum in range(strata)]
-        # The window is rotated, so its first stratum begins anywhere.
+        # The window is rotated, so its first stratum may begin anywhere.
         begin = next((offset for offset in visited[0] if (offset - 1) % len(window) not in visited[0]), 0)
         for stratum in visited:
             expected = {(begin + i) % len(window) for i in range(len(stratum))}
@@ -184,7 +184,7 @@ def check_regions(case: Case, batches: list[list[list[int]]]) -> None:
 
 
 def check_workers(order: _WrittenOrder, split: Split, batches: list[list[int]], num_workers: int) -> None:
-    """Check that a rank's batches do not depend on the number of workers, whether these yield whole batches or samples.
+    """Check that the number of workers does not affect a rank's batches, whether workers yield batches or samples.
 
     Torch's loader receives batches from the workers in turn, and skips workers that have ended. If workers yield
     samples, the loader batches each worker's samples separately.

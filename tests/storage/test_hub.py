@@ -122,7 +122,7 @@ def test_a_branch_that_moves_does_not_change_a_run(fake_hub: FakeHub, files: Pat
     assert ((copy / "a.tar").read_whole(), (copy / "shardio.json").read_whole()) == (CONTENT, b"shardio.json")
     assert "new" not in (copy / "ba").list()
     with closing((root / "a.tar").open()) as file:
-        client().close()  # A new storage process starts, as in the next run or after a kill.
+        client().close()  # A new storage process starts, as in the next run or after the old one is killed.
         assert_raises(ReplacedError, r"a\.tar was replaced while it was in use", file.read, 0, 10)
     assert (root / "a.tar").read_whole() == CONTENT[::-1]
     assert not (root / "shardio.json").exists()

@@ -59,7 +59,7 @@ def make_linear(num_classes: int = 3, side: int = 6, seed: int = 0) -> nn.Sequen
 
 
 def make_network(num_classes: int = 3, side: int = 6, seed: int = 0) -> nn.Sequential:
-    """Return a network with one hidden layer, which handles each sample separately."""
+    """Return a network that has one hidden layer and handles each sample separately."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * side * side, 16), nn.Tanh(), nn.Linear(16, num_classes))
 

@@ -76,7 +76,7 @@ def places_of(plot: Element, curve: int) -> list[tuple[float, float]]:
 
 
 def assert_plots_show(page: Page, curves: dict[str, dict[str, Any]]) -> None:
-    """Check that the curves of each plot are the given ones, scaled and shifted, with lower values further down."""
+    """Check that each plot's curves are the given curves, scaled and shifted so that lower values are further down."""
     assert list(page.plots) == [title for title, named in curves.items() if any(named.values())]
     for title, plot in page.plots.items():
         drawn = {number: points for number, points in enumerate(curves[title or ""].values()) if points}

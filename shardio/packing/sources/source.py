@@ -108,7 +108,7 @@ class PackSource(ABC):
 
 
 class SourceSample(Protocol):
-    """A sample before packing, which can be pickled and read in another process."""
+    """A sample before packing. It can be pickled, and read in another process."""
 
     @property
     def key(self) -> str:
@@ -270,8 +270,8 @@ def make_parts(fractions: Sequence[float | str], names: Sequence[str]) -> Parts:
     """Return parts, given the fraction and the name of each part.
 
     Raises:
-        ValueError: If the fractions are not positive or do not sum to 1, or a name is not a directory name or is given
-            twice.
+        ValueError: If the fractions are not positive or do not sum to 1, or if a name is not a directory name or is
+            given twice.
     """
     if isinstance(fractions, str) or isinstance(names, str) or len(fractions) != len(names) or len(fractions) < 2:
         raise ValueError(

@@ -225,7 +225,7 @@ class Tars(PackSource):
         label file must contain the packed keys, including prefixes.
 
         Raises:
-            PackError: If a tar is compressed, damaged or missing, two samples have the same key, or labels are invalid.
+            PackError: If a tar is compressed, damaged or missing, if samples share a key, or if labels are invalid.
         """
         if options.rename_dots:
             raise PackError(f"--rename-dots (rename_dots) does not apply to {src}: omit it")
