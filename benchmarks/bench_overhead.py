@@ -3,8 +3,8 @@
 ``python -m benchmarks.bench_overhead PHOTOS`` randomly crops and flips photographs, both untouched and tiled. The
 kernel is disabled, and functions that do nothing replace libjpeg, the resize and the flip. The remaining code holds the
 GIL most of the time, so it limits the speed of one process with any number of threads. The goal is 60 µs per image. The
-idle decoder still raises the errors that the real decoder raises for the same bytes, because catching them is part of
-the cost.
+replacement decoder still raises the errors that the real decoder raises for the same bytes, because catching them is
+part of the cost.
 """
 
 from __future__ import annotations

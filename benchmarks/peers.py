@@ -109,7 +109,7 @@ def make_dali() -> Load:
 
 
 OPTIONAL = {"torchvision": ("torchvision", make_torchvision), "DALI, CPU": ("nvidia.dali", make_dali)}
-"""Peers that need not be installed: the module that each one needs, and the function that creates it, by name."""
+"""The optional peers, by name: for each, the module that it needs and the function that creates it."""
 
 
 def find_peers() -> tuple[dict[str, Load], list[str]]:

@@ -36,7 +36,7 @@ def render_images(folder: Path) -> None:
 
 
 def pack(images: Path, packed: Path) -> None:
-    """Pack class folders into about ten shards, or more if these would exceed 256 MiB."""
+    """Pack class folders into about ten shards, or more if each of these would exceed 256 MiB."""
     num_images = len(shardio.ImageFolder(images))
     # Tiled JPEGs have the same pixels, but crops decode faster.
     manifest = shardio.pack(images, packed, jpeg="tile", max_shard_samples=-(-num_images // 10))

@@ -73,7 +73,7 @@ def append_entry(path: Path, entry: dict[str, Any]) -> None:
     """
     line = json.dumps(entry, ensure_ascii=False).encode(errors="surrogateescape") + b"\n"
     try:
-        # A single short write in append mode does not mix with the lines of other processes.
+        # A single short write in append mode is not interleaved with the lines of other processes.
         with path.open("ab", buffering=0) as file:
             if file.write(line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

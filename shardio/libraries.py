@@ -59,7 +59,7 @@ def _ordinary_tensors(on_device: Any) -> Iterator[None]:
         stack.enter_context(on_device)
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(mode=False))
-            stack.enter_context(torch.no_grad())  # As in inference mode.
+            stack.enter_context(torch.no_grad())  # Inference mode records no gradients either.
         yield
 
 

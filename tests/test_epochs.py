@@ -99,7 +99,7 @@ loader_under_test: Any = None
 
 
 def build_loader() -> Any:
-    """Return the loader under test, as a checked script does."""
+    """Return the loader under test, as a script for ``shardio check`` does."""
     return loader_under_test
 
 

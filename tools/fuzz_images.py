@@ -31,7 +31,7 @@ from tests.images.mutations import write_originals
 from tools.campaigns import INTERRUPTED, describe_end, make_progress, show
 
 LIMIT_S = 5
-"""The time limit for a file, in seconds. If a file takes longer, the process that reads it ends."""
+"""The time limit for a file, in seconds. The process that reads a file ends if the file takes longer than this."""
 
 MEMORY = 512 * 2**20
 """The number of bytes of address space that the process may add after the warm-up."""
@@ -118,7 +118,7 @@ def _limit_memory() -> None:
 
 
 def run_jobs(seeds: range, num_jobs: int, folder: Path) -> Iterator[tuple[Report, Path]]:
-    """Check the seeds' files in processes. Yield reports and the paths of their files, up to the first broken law."""
+    """Check the seeds' files in new processes. Yield reports and the paths of their files, until a law is broken."""
     context = multiprocessing.get_context("spawn")
     jobs = []
     for i in range(num_jobs):
@@ -191,7 +191,7 @@ def main(
 
 
 def _save(note: Path, folder: Path) -> Path:
-    """Save a file that breaks a law under a unique name."""
+    """Save, under a unique name, a file that breaks a law."""
     folder.mkdir(parents=True, exist_ok=True)
     content = note.read_bytes() if note.exists() else b""
     kept = folder / f"{int(time.time())}-{os.getpid()}.image"

@@ -159,7 +159,7 @@ def check_seed(seed: int, limits: Limits, outcomes: Counter[str], folder: Path) 
 
 
 def run_job(seeds: range, folder: Path) -> Iterator[Report]:
-    """In another process, check the inputs made from seeds. Yield its reports. If a law breaks, start a new process."""
+    """In another process, check the inputs made from seeds. Yield its reports. Replace it if a law is broken."""
     context = multiprocessing.get_context("spawn")
     current = context.RawValue("q", seeds.start)
     while seeds:

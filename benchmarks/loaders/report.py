@@ -39,7 +39,7 @@ def describe_machine() -> dict[str, Any]:
 def write_json(
     path: Path, results: Mapping[str, Sequence[Result]], settings: Settings, machine: Mapping[str, Any], data: object
 ) -> None:
-    """Write the results of all rounds, with the versions of the packages."""
+    """Write the results of all rounds, and the versions of the packages."""
     packages = {*ALWAYS, *(p for case in results.values() for result in case for p in result.candidate.packages)}
     content = {
         "date": datetime.date.today().isoformat(),

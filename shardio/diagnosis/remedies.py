@@ -97,7 +97,7 @@ def _advise_threads(evidence: LoaderEvidence) -> Advice | None:
     if evidence.is_torchs:
         speedup = evidence.try_change(worker_init_fn=_SingleThreaded(evidence.loader.worker_init_fn))
     return Advice(
-        cause=f"{library}'s threads times workers: each of {num_workers} workers has {num_threads:.0f} threads, on "
+        cause=f"too many {library} threads: each of {num_workers} workers has {num_threads:.0f}, on "
         f"{count(evidence.num_processors, 'processor')}",
         remedy=f"call {remedy} in worker_init_fn or in the dataset",
         speedup=speedup,
@@ -238,8 +238,8 @@ def _advise_slow_code(evidence: LoaderEvidence) -> Advice | None:
         return Advice(cause=f"{cause}, and mostly waits", remedy="read in larger pieces, or use more workers")
     return Advice(
         cause=cause,
-        remedy="make it faster: use numpy instead of loops, or shardio.transforms, which are compiled. The estimate is "
-        "for twice the speed of this code",
+        remedy="make it faster: use numpy instead of loops, or shardio.transforms, which are compiled. The estimate "
+        "assumes that this code becomes twice as fast",
         speedup=without(share / 2),
     )
 

@@ -183,7 +183,7 @@ def measure_forms(contents: Sequence[bytes], size: tuple[int, int], forms: Seque
     Args:
         contents: The contents of image files.
         size: The size (height, width) of the crops.
-        forms: The forms. The others are compared with the first one.
+        forms: The forms; all others are compared with the first one.
     """
     with tempfile.TemporaryDirectory() as created:
         folders = [Path(created, str(number)) for number in range(len(forms))]

@@ -208,7 +208,7 @@ def _explain(error: ScanError, content: bytes, head: JpegHead) -> str:
 def _read_scan(content: bytes, head: JpegHead, header: bytes) -> Scan:
     """Return a scan of all components, or all scans. The MCU of a single component is one block (A.2.2)."""
     is_progressive, num_mcus, num_components = head.process == SOF2, math.prod(head.num_mcus), len(head.factors)
-    if num_mcus > 8 * len(content):  # Each MCU has at least one bit. This check saves memory for small files.
+    if num_mcus > 8 * len(content):  # Each MCU takes at least one bit. This check saves memory for small files.
         raise NotTileable(f"{_SCAN_ERRORS[DAMAGED]} (there are more MCUs than bits)")
     tables = {} if is_progressive else read_tables(content, head)
     num_blocks = [1] if num_components == 1 else [across * down for across, down in head.factors]

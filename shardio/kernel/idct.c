@@ -53,7 +53,7 @@ static inline __attribute__((always_inline)) void transform(i16x16 rows[8], int 
     for (int i = 0; i < 8; i++) rows[i] = pack(results[0][i], results[1][i]);
 }
 
-// Interleave 32-bit values in the first or the second halves of two vectors, in each lane.
+// Interleave the 32-bit values of the first or the second halves of two vectors, in each lane.
 #define ZIP_32_LOW(a, b) ((i16x16)__builtin_shufflevector((i32x8)(a), (i32x8)(b), 0, 8, 1, 9, 4, 12, 5, 13))
 #define ZIP_32_HIGH(a, b) ((i16x16)__builtin_shufflevector((i32x8)(a), (i32x8)(b), 2, 10, 3, 11, 6, 14, 7, 15))
 #define ZIP_64_LOW(a, b) ((i16x16)__builtin_shufflevector((i64x4)(a), (i64x4)(b), 0, 4, 2, 6))
@@ -86,7 +86,7 @@ typedef struct {
     int64_t stride;
 } Place;
 
-// Dequantize a block, and order its coefficients by row. Values that do not fit set bits of `excess`.
+// Dequantize a block, and order its coefficients by row. Set the bits of `excess` for values that do not fit.
 static inline __attribute__((always_inline)) i16x64 dequantize(const Member *member, int component,
                                                                const int16_t *coefficients, int dc, i16x64 *excess) {
     i16x64 block = LOAD(i16x64, coefficients), limits = LOAD(i16x64, member->limits[component]);

@@ -86,7 +86,7 @@ class FetchSource(ABC):
         """Return the loader whose torch iterator runs the next epoch: the same loader while workers persist."""
 
     def watch(self, batches: CallerBatches | WorkerBatches) -> None:  # noqa: B027  # Not all sources have a state.
-        """Register the batches of the epoch in flight, by weak reference, to query them for a state."""
+        """Register the running epoch's batches, by weak reference, so that they can be queried for a state."""
 
 
 class SamplerSource(FetchSource):
@@ -306,7 +306,7 @@ class Fetching(Executor):
 
 
 class FetchedBatches(BatchIterator):
-    """An iterator over the batches of one epoch that pins them if requested and warns of bad samples or a wrong length.
+    """An iterator over one epoch's batches, which pins them if requested and warns of bad samples or a wrong length.
 
     Args:
         batches: The source of the batches.

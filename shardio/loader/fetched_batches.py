@@ -89,7 +89,7 @@ class WorkerBatches(BatchIterator):
         self._num_before = position.sampler.num_yielded - indices.position.num_yielded
         self._begun = [False] * len(position.workers)
         self._epoch_id = next(task_ids)
-        self._afters: dict[int, SamplerPosition] = {}  # The sampler's positions after batches delivered ahead.
+        self._afters: dict[int, SamplerPosition] = {}  # The sampler's positions after batches delivered early.
         self.is_open, self._has_ended = True, False
         self._late_counts = list[Count]()  # A failed batch is counted when the next one is requested.
         self._sampler_error: Exception | None = None

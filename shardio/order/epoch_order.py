@@ -43,8 +43,8 @@ _DERIVE = np.uint64(0xD1B54A32D192ED03)
 NUM_ROUNDS = 12
 
 MIN_BITS = np.uint64(6)
-"""The width of the smallest network, in bits. In narrower networks, twelve rounds over halves of one or two bits are
-visibly uneven (chi-square over rng keys at n = 5 and 6). A short window therefore needs more steps of cycle walking."""
+"""The width of the smallest network, in bits. Twelve rounds of narrower networks, with halves of one or two bits, give
+uneven orders (chi-square over rng keys at n = 5 and 6). So a short window needs more steps of cycle walking."""
 
 
 def mix64(words: Words) -> Words:
@@ -169,7 +169,7 @@ MAX_STRATA = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderSettings:
-    """The order of epochs. It never depends on the world size, the workers or the batch size.
+    """The order of the samples in each epoch. It never depends on the world size, the workers or the batch size.
 
     Attributes:
         shuffle: Whether the epoch is shuffled. Without shuffling, position p holds sample p.

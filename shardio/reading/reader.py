@@ -364,7 +364,7 @@ def map_in_threads(function: Callable[[Item], object], items: Sequence[Item]) ->
         repeating the requests would take just as long. Other errors are ignored: reading an item fetches the item
         again, and reports the error with the sample.
     """
-    remaining = iter(items)  # Threads share the iterator: next() is atomic for iterators of sequences.
+    remaining = iter(items)  # Threads share the iterator: next() is atomic for iterators over sequences.
     errors = list[StoreError]()
 
     def work() -> None:

@@ -99,7 +99,7 @@ class Shard:
         return self.index.key(sample), describe_offset(self.tar, int(found.min()) if len(found) else 0)
 
     def let_store_errors_through(self, error: OSError | EOFError) -> None:
-        """Raise an error that comes from a failing store or an unwritable cache, not from a damaged sample."""
+        """Raise the error if its cause is a failing store or an unwritable cache, not a damaged sample."""
         if not self.tar.is_local and not isinstance(error, FileNotFoundError | EOFError):
             raise error
 
@@ -319,8 +319,8 @@ class _WrittenTar(NamedTuple):
 def was_packed(tar: Location) -> bool:
     """Return whether ``pack`` wrote a tar's index. The tar need not exist.
 
-    An index that was created on first use contains the tar's version, except in early versions of shardio. Therefore,
-    the tar must also have a name that ``pack`` chooses, and the header of its first member must have no time or owner.
+    An index that was created on first use contains the tar's version, unless an early version of shardio created it,
+    so the tar must also have a name like those of ``pack``, and its first member's header must have no time or owner.
 
     Raises:
         FormatError: If the index is damaged.
@@ -411,7 +411,7 @@ class DecompressedFile(StoredFile):
         return contents
 
     def read_into(self, starts: Sequence[int], buffers: Sequence[memoryview]) -> None:
-        """Fill each buffer with the bytes that begin at its start position."""
+        """Fill each buffer with the bytes that begin at the corresponding start position."""
         for start, buffer in zip(starts, buffers, strict=True):
             if start < self._position:
                 self._restart()

@@ -259,7 +259,7 @@ def are_plain_headers(blocks: NDArray[np.uint8], names: Sequence[bytes], sizes: 
         sizes: int64 [n], sizes in bytes, not negative.
     """
     lengths = np.fromiter(map(len, names), np.int64, len(names))
-    width = min(int(lengths.max(initial=0)) + 1, MAX_PLAIN_NAME)  # Each compared name ends with a zero.
+    width = min(int(lengths.max(initial=0)) + 1, MAX_PLAIN_NAME)  # Each compared name ends with a zero byte.
     stored_names = np.ascontiguousarray(blocks[:, :width]).view(f"S{width}")[:, 0]
     fits: NDArray[np.bool_] = (stored_names == np.array(names, f"S{width}")) & (lengths < width) & (sizes < 8**11)
     digits = (sizes[:, None] >> _DIGIT_SHIFTS & 7).astype(np.uint8) + ord("0")

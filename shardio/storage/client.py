@@ -48,7 +48,7 @@ CLOSE_S = 0.5
 """The time in seconds to wait for the storage process to end when this process exits. This usually takes 10 ms."""
 
 MAX_DEATHS = 3
-"""The number of times that the storage process dies before a request fails."""
+"""The number of times that the storage process may die before a request fails."""
 
 SOCKET, PROCESS_ID = "socket", "process"
 """The names of the socket in the storage process's folder, and of the file that holds its process ID."""
@@ -383,7 +383,7 @@ class Client:
                 file.close()
 
     def adopt(self, folder: Path) -> None:
-        """Unless this process has a storage process, use another process's, which may have ended."""
+        """Unless this process has a storage process, use the one that serves ``folder``, which may have ended."""
         with self._lock:
             if self.folder is None:
                 self.folder = folder

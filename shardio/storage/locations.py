@@ -34,7 +34,7 @@ NUM_THREADS = 16
 Result = TypeVar("Result")
 
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
-"""Errors of file systems that cannot link two files, but may be able to copy them."""
+"""Errors from file systems that cannot link two files, but may be able to copy them."""
 
 StorageOptions = Mapping[str, str | int | float | bool]
 """``storage_options`` as users pass it: see :class:`RemoteOptions`."""
@@ -45,7 +45,7 @@ class RemoteOptions:
     """The settings of a remote store. They can be compared, hashed and pickled.
 
     Attributes:
-        retries: The number of times that a failed request is repeated.
+        retries: The maximum number of times that a failed request is repeated.
         timeout_s: The time in seconds without progress after which a request fails.
         deadline_s: The time in seconds after which a request that keeps failing is no longer repeated.
         max_requests: The maximum number of requests that a run's storage process makes at a time to one store.

@@ -292,8 +292,8 @@ class Normalize(_Conversion):
     Pixels, uint8 [height, width, 3], are scaled to [0, 1] first. A batch is a float32 tensor [N, 3, height, width].
 
     Args:
-        mean: The mean of red, green and blue, for pixels from 0 to 1.
-        std: The standard deviation of red, green and blue.
+        mean: The means of the red, green and blue channels, for pixel values from 0 to 1.
+        std: The standard deviations of these channels.
         inplace: Ignored, because the input is never changed; accepted for compatibility with torchvision.
     """
 

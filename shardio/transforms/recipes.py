@@ -42,7 +42,7 @@ def trivial_augment(size: int = 176) -> Compose:
             RandomResizedCrop(size, antialias=True),
             RandomHorizontalFlip(),
             TrivialAugmentWide(),
-            RandomErasing(0.1, value=IMAGENET_MEAN),  # Like 0 after torchvision's Normalize.
+            RandomErasing(0.1, value=IMAGENET_MEAN),  # Normalize turns this color into 0.
         ]
     )
 
@@ -110,7 +110,7 @@ RECIPES: dict[str, Callable[[int], Compose | MultiCrop]] = {
     recipe.__name__: recipe
     for recipe in (imagenet_train, imagenet_eval, trivial_augment, randaugment, simclr, dino, cifar, cifar_eval)
 }
-"""The pipelines by their names on the command line. Each accepts the size of its images."""
+"""The pipelines by their names on the command line. Each function accepts the size of its images."""
 
 
 def _odd(size: int) -> int:

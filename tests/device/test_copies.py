@@ -199,7 +199,7 @@ def test_the_stream_is_noted_on_the_dense_parts_of_sparse_tensors(layout: str, n
 
 
 class Registered:
-    """Memory that was pinned in place, and is kept alive so that addresses are not reused."""
+    """Memory that was pinned in place; it is kept alive so that its addresses are not reused."""
 
     def __init__(self) -> None:
         self.blocks = list[NDArray[np.uint8]]()

@@ -132,7 +132,7 @@ def many_workers(folder: Path) -> Patient:
 def many_threads(folder: Path) -> Patient:
     write_images(folder / "large", classes=1, per_class=200, width=640, height=480)
     loader = DataLoader(Files(folder / "large", size=512), 16, num_workers=2, worker_init_fn=use_many_threads)
-    return loader, FAST, "OpenCV's threads times workers"
+    return loader, FAST, "too many OpenCV threads"
 
 
 def copied_dataset(folder: Path) -> Patient:

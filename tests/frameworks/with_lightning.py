@@ -54,7 +54,7 @@ MAKERS: dict[str, Callable[[str], tuple[DataLoader, DataLoader]]] = {
 
 
 def keys_of(batch: Any) -> list[str]:
-    """Return the keys in a batch of labels and keys, or of only keys."""
+    """Return the keys in a batch of labels and keys, or of keys only."""
     return list(batch if isinstance(batch[0], str) else batch[1])
 
 
@@ -82,7 +82,7 @@ class Recorded(LightningModule):
 def fit(folder: Path, packed: str, kind: str) -> None:
     """Train for two epochs, with a checkpoint after two batches of the second epoch, then resume from the checkpoint.
 
-    Record the batches in ``training``, ``validation`` and ``resumed``, which includes those before the checkpoint.
+    Record the batches in ``training``, ``validation`` and ``resumed``; the last includes those before the checkpoint.
     """
     make = MAKERS[kind]
     whole, rest = Recorded(), Recorded()

@@ -1,4 +1,4 @@
-"""The code of each rank in a test of user-defined datasets. torchrun's agent passes a folder to each rank."""
+"""The code that each rank runs in a test of user-defined datasets. torchrun's agent passes a folder to each rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A resumed loader over any dataset delivers the rest of an uninterrupted epoch, and reads no sample again."""
+"""A resumed loader over any dataset delivers the batches that an uninterrupted one would, and rereads no sample."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def test_a_loader_that_keeps_its_iterator_is_released_with_its_workers(
 
 
 class Stream(IterableDataset[int]):
-    """A stream of four 2-sample batches, the second of which fails. The length that it reports is too small."""
+    """A stream of four 2-sample batches, the second of which fails. Its ``__len__`` returns too small a number."""
 
     def __len__(self) -> int:
         return 2

@@ -230,7 +230,7 @@ INCOMPLETE = {
     "images/a.jpg masks/a_other.png": "holds no pairs: the files of a sample must have matching names",
     "c/a.jpg d/a.jpg": "or a.jpg and a.mask.png",
     "a.jpg a.mask.png b.mask.png": "in/b.mask.png has a dot in its stem",
-    "images/a.jpg photos/a.jpg masks/a.png": "named like a folder of images (images, photos)",
+    "images/a.jpg photos/a.jpg masks/a.png": "named like folders of images (images, photos)",
 }
 
 

@@ -192,7 +192,7 @@ def _find_names(table: FileTable, suffixed: Collection[str]) -> dict[str, str]:
 
 
 def _find_class_folders(src: Path, table: FileTable, options: PackOptions) -> tuple[str, ...]:
-    """Return the sorted names of the class folders. A flat directory has none."""
+    """Return the sorted names of the class folders. A flat directory has no class folders."""
     flat = next((row for row, key in enumerate(table.keys) if "/" not in key), None)
     used = {key.split("/", 1)[0] for key in table.keys if "/" in key}
     if flat is not None and used:
@@ -339,7 +339,7 @@ def _find_images_folder(folders: Sequence[FolderFiles]) -> str | None:
         return None
     if len(found) > 1:
         raise PackError(
-            f"several folders are named like a folder of images ({', '.join(found)}), but the layout 'pairs' allows "
+            f"several folders are named like folders of images ({', '.join(found)}), but the layout 'pairs' allows "
             "only one: move the other folders out of the source"
         )
     return found[0]

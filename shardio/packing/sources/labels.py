@@ -35,7 +35,7 @@ ALL_SPLITS = "all"
 Row = dict[str, Any]
 """The values of a row, by column. In CSV, all values are text."""
 
-_OTHER_COLUMN = "Choose another --key-column (key_column), or none to number the records"
+_OTHER_COLUMN = "Choose a different --key-column (key_column), or omit it to number the records"
 
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*|\.[0-9]+[eE][+-]?[0-9]+)?")
 """Matches integers as programs write them: pandas writes 3 as ``3.0``, numpy as ``3.000000000000000000e+00``."""
@@ -233,7 +233,7 @@ def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[Row]
 
     Args:
         path: The table, whose suffix is one of ``TABLE_SUFFIXES``.
-        columns: The columns that the caller needs, or None for all. Rows may have other columns.
+        columns: The columns that the caller needs, or None for all. Rows may have more columns than these.
 
     Raises:
         PackError: If a package is missing.
