@@ -31,7 +31,7 @@ class TruncatedTar:
     """A tar that ends before its end mark.
 
     Attributes:
-        end: The offset at which the complete samples end, a multiple of the block size. The tar may lack the last
+        end: The offset at which the complete samples end, a multiple of the block size. The tar may lack its final
             padding.
         num_samples: The number of complete samples.
         dropped: The keys of the incomplete samples, as far as they are known.

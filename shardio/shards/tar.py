@@ -5,7 +5,7 @@ end the file. Time, owner and mode are constants, so equal input gives equal byt
 header, a pax header precedes it. The block right before the content is always the member's own plain header.
 
 A member ``path/key.field`` belongs to sample ``path/key``; the key ends at the first dot of the base name. WebDataset
-expects the members of a sample to be adjacent. In tars created without ``tar --sort=name``, members may be anywhere.
+expects the members of a sample to be adjacent. In tars created without ``tar --sort=name``, members may be scattered.
 """
 
 from __future__ import annotations
