@@ -124,7 +124,7 @@ def make_synthetic(num_images: int) -> list[bytes]:
 
 
 def write_worst(path: Path, num_images: int = 100) -> None:
-    """Write a picture of the random crop to 224 that is farthest from Pillow's, and print its difference."""
+    """Write a picture of the random crop to 224 that differs most from Pillow's, and print the difference."""
     crops = make_crops(make_synthetic(num_images), _crops(224), lambda task: True)
     pairs = list(zip(crops[OURS], crops["Pillow"], strict=True))
     distances = [float(_distance(*pair).mean()) for pair in pairs]

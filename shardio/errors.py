@@ -10,7 +10,7 @@
     ├── StoreError          an object store keeps failing: check network and credentials, and resume (also an OSError)
     ├── SampleError         a sample cannot be read or decoded: repair or remove it
     ├── WorkerError         worker processes die: check memory, or the samples in the message (also a RuntimeError)
-    ├── StateError          a saved state or a run's directory does not fit: use those of this run
+    ├── StateError          a saved state or a directory does not match this run: use those of this run
     ├── BusyError           another run is writing to the directory: wait for it, or choose another directory
     ├── NonFiniteLossError  the loss or a weight is NaN or infinite: start a new run with a lower learning rate
     ├── CoverageError       a loader repeated or lost samples (also an AssertionError, for tests): fix the loader
@@ -85,7 +85,7 @@ class WorkerError(ShardioError, RuntimeError):
 
 
 class StateError(ShardioError):
-    """A saved state, or the directory of a run, does not fit this dataset, order or run."""
+    """A saved state, or the directory of a run, does not match this dataset, order or run."""
 
 
 class BusyError(ShardioError):
@@ -164,7 +164,7 @@ def move_mark(error: Exception, first_row: int) -> None:
 
 
 def place_mark(error: Exception, rows: Sequence[int]) -> None:
-    """Replace a marked error's row in a part of the request by its row in the whole request, given the part's rows."""
+    """Replace a marked error's row in a part of a request with its row in the whole request, given the part's rows."""
     if (mark := getattr(error, _MARK, None)) is not None:
         mark["row"] = int(rows[mark["row"]])
 

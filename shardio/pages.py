@@ -15,13 +15,13 @@ from string import Template
 from shardio.values import count, format_number
 
 PLOT_SIZE, PLOT_MARGIN = (380, 260), 50
-"""The width and height of a plot, and the space for the labels of its y axis, in SVG units: pixels on wide screens."""
+"""The width and height of a plot, and the space for the labels of its y axis, in SVG units (pixels on wide screens)."""
 
 MAX_POINTS = 500
 """The maximum number of points of a curve. A longer curve shows means of neighboring points."""
 
 MAX_MARKED = 50
-"""The maximum number of points of a curve with a marker at each point."""
+"""The maximum number of points for which a curve has a marker at each point."""
 
 Points = Sequence[tuple[float, float]]
 
@@ -129,7 +129,7 @@ def line_plot(title: str, curves: Mapping[str, Points], x_name: str) -> Markup:
 
     Args:
         title: The title for screen readers.
-        curves: The points (x, y) of each curve, in the order of x, from 0. There are three styles for curves.
+        curves: The points (x, y) of each curve, sorted by x; both axes start at 0. There are three styles for curves.
         x_name: The name of the x-axis, which shows a count.
     """
 

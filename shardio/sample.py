@@ -134,7 +134,7 @@ def _members(dataset: Any, depth: int = 0) -> Iterator[Any]:
             yield from _members(wrapped, depth + 1)
             return
     datasets = getattr(dataset, "datasets", None)  # The parts of a ConcatDataset or a MixedDataset.
-    if isinstance(datasets, list | tuple) and type(dataset).__name__ != "StackDataset":  # That has separate labels.
+    if isinstance(datasets, list | tuple) and type(dataset).__name__ != "StackDataset":  # Its labels are separate.
         for each in datasets:
             yield from _members(each, depth + 1)
 

@@ -1,4 +1,4 @@
-"""A store of local files that shardio treats as neither local nor in an object store, as with any other backend.
+"""A store of local files that shardio treats, as with any custom backend, as neither local nor in an object store.
 
 Its URLs contain local paths: ``mirror:///data/train``.
 """

@@ -78,7 +78,7 @@ def _run(what: str, test: Any, cases: int, seed: int, *strategies: st.SearchStra
         warnings.simplefilter("ignore")  # Ignore warnings about the number of workers and the cost of resuming.
         run()
     took_s = time.perf_counter() - started
-    typer.echo(f"{num_run} programs of seed {seed} were {what}, with no differences, in {took_s:.0f} s")
+    typer.echo(f"{num_run} programs from seed {seed} were {what} in {took_s:.0f} s, with no differences")
 
 
 @app.command()

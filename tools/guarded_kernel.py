@@ -71,7 +71,7 @@ class Sanitizer(str, Enum):
 
     ADDRESS detects accesses outside arrays, including those that the kernel allocates, and undefined behavior. ADDRESS
     needs clang 16 or newer, for instance from Debian's packages clang-19 and libclang-rt-19-dev. UNDEFINED detects only
-    undefined behavior, with the clang of ziglang.
+    undefined behavior, with the clang in the ziglang package.
     """
 
     ADDRESS = "address"

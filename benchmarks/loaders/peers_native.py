@@ -97,7 +97,7 @@ def make_turboloader(job: Job) -> Epochs:
 
 
 def make_turboloader_raw(job: Job) -> Epochs:
-    """Return turboloader's loader of memory-mapped pixels, which always delivers floating-point pixels."""
+    """Return turboloader's loader for memory-mapped pixels, which always delivers floating-point pixels."""
     turboloader: Any = importlib.import_module("turboloader")
     labels = np.load(job.data / "labels.npy")
     path, options = str(job.data / "images.tbl"), {"mean": None, "std": None, "hflip_prob": 0.5, "train_aug": True}

@@ -17,17 +17,17 @@ BUFFER_SIZE = 1000
 
 
 def make_webdataset(job: Job) -> Epochs:
-    """Return WebDataset: workers make whole batches, and WebLoader passes them on."""
+    """Return WebDataset's loader: workers make whole batches, and WebLoader passes them on."""
     return _make_webdataset(job, partial(collate_images, crop=job.crop), ("jpg", "cls"), shuffle=True)
 
 
 def make_small_sequential(job: Job) -> Epochs:
-    """Return WebDataset in sequential order."""
+    """Return WebDataset's loader in sequential order."""
     return _make_webdataset(job, collate_small, ("bin",), shuffle=False)
 
 
 def make_small_shuffled(job: Job) -> Epochs:
-    """Return WebDataset with its shuffle buffer."""
+    """Return WebDataset's loader with its shuffle buffer."""
     return _make_webdataset(job, collate_small, ("bin",), shuffle=True)
 
 

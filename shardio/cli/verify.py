@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 SHOWN_GROUPS, SHOWN_UNREADABLE = 100, 8
-"""The maximum number of groups to print, and that of unreadable images."""
+"""The maximum numbers of groups and of unreadable images to print."""
 
 SHOWN = 20
 """The maximum number of problems to print for each kind, and of keys to print for each tar."""
@@ -264,8 +264,8 @@ def _print(report: IndexReport) -> None:
         echo(printable(f"  skipped {count(num_skipped, 'member')} that have no key or were added by macOS: {names}"))
     if scattered := report.scattered:
         text = (
-            f"  the members of {count(len(scattered), 'sample')} are not adjacent (tar without --sort=name?), such as "
-            f"those of {scattered[0]}: datasets gather them, but streams and WebDataset cannot"
+            f"  the members of {count(len(scattered), 'sample')}, such as {scattered[0]}, are not adjacent (tar "
+            "without --sort=name?): datasets gather them, but streams and WebDataset cannot"
         )
         echo(printable(text))
     lines = [f"  several samples have the key {key}" for key in report.repeated]
@@ -323,7 +323,7 @@ def dups(
         list[str],
         typer.Argument(
             metavar="SOURCE",
-            help="Packed directories, manifests, tars, patterns of tars, or directories of images, such as TRAIN VAL.",
+            help="Packed directories, manifests, tars, patterns of tars, or directories of images, e.g. TRAIN VAL.",
         ),
     ],
     near: Annotated[

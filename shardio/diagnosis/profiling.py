@@ -68,7 +68,7 @@ class SampleProfile:
         return self.cpu_s < self.sample_s / 2
 
     def share(self, kind: Kind) -> float:
-        """Return the share of all stages of a kind."""
+        """Return the share of the time that all stages of a kind take together."""
         return sum(share for stage, share in self.stages.items() if stage.kind == kind)
 
 

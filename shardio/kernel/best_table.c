@@ -13,7 +13,7 @@ enum {
 };
 
 // Trees of symbols. An element of `heap` is a tree: the sum of its symbols' counts and, in the low bits, 256 minus one
-// of its symbols. So among equally frequent trees, the tree whose symbol is the highest is the least. This symbol is
+// of its symbols. So among equally frequent trees, the one with the highest such symbol is the least. This symbol is
 // the tree's name.
 typedef struct {
     int64_t heap[UNUSED + 1];
@@ -48,7 +48,7 @@ static int lengthen(Forest *forest, int symbol) {
     return symbol;
 }
 
-// Join the two least frequent trees repeatedly until one is left. Count for each symbol how often its tree was joined.
+// Join the two least frequent trees repeatedly until one is left. For each symbol, count how often its tree was joined.
 static void find_code_sizes(const int64_t *counts, Forest *forest) {
     memset(forest->code_sizes, 0, sizeof forest->code_sizes);
     memset(forest->others, -1, sizeof forest->others);

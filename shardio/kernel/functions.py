@@ -271,8 +271,8 @@ class Kernel:
             turns: As for :meth:`decode`.
 
         Returns:
-            bool [n], whether the tiles of each image are in the chunk, and the number of used bytes. The other images
-            have an empty TILED_IMAGE.
+            bool [n], whether the tiles of each image are in the chunk, and the number of bytes used. Images whose tiles
+            are not in the chunk have an empty TILED_IMAGE.
         """
         images, files = _describe_all(contents, turns)
         _check_raw(plans, PLAN)

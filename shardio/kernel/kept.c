@@ -94,7 +94,7 @@ static int64_t take_memory(Cache *cache, int64_t num_bytes) {
     return offset;
 }
 
-// Write bytes to the cache's file, which is faster than page faults in its memory. Return whether all were written.
+// Write bytes to the cache's file: page faults in its memory would be slower. Return whether all were written.
 static bool write_file(int file, const uint8_t *bytes, int64_t num_bytes, int64_t offset) {
     while (num_bytes > 0) {
         ssize_t num_written = pwrite(file, bytes, (size_t)num_bytes, offset);

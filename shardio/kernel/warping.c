@@ -18,12 +18,12 @@
 
 enum { LENGTH = 32 };  // The number of pixels whose places are computed at once.
 
-enum { INNER, AT_BORDER, OUTSIDE };  // In the image with all neighbors, in the image, and outside the image.
+enum { INNER, AT_BORDER, OUTSIDE };  // In the image with all its neighbors; elsewhere in the image; outside.
 
 // What some pixels of the result show.
 typedef struct {
     double x[LENGTH], y[LENGTH];          // The places; later, their distances from `column` and `row`.
-    int32_t column[LENGTH], row[LENGTH];  // The last columns and rows whose centers are not after the places.
+    int32_t column[LENGTH], row[LENGTH];  // The last columns and rows whose centers are at or before the places.
     int32_t kind[LENGTH];                 // INNER, AT_BORDER or OUTSIDE.
     float x_weights[4][LENGTH], y_weights[4][LENGTH];  // The weights of the neighboring columns and rows.
 } Places;
@@ -99,7 +99,7 @@ static void weigh_cubically(const double *distances, float weights[][LENGTH]) {
     }
 }
 
-// The pixels that a pixel mixes: those of adjacent rows and columns.
+// The pixels that are mixed into one pixel: those of adjacent rows and columns.
 typedef struct {
     const uint8_t *first;
     int64_t stride;
@@ -147,7 +147,7 @@ static inline i32x4 round_floats(f32x4 numbers, int count) {
 // Mix colors by their weights. Return whether the result is certain.
 static inline __attribute__((always_inline)) bool mix_quickly(Neighbors neighbors, const Places *places, int i,
                                                               int count, uint32_t *pixel) {
-#pragma STDC FP_CONTRACT ON  // Fused or not, errors are within the margins.
+#pragma STDC FP_CONTRACT ON  // With or without fused operations, errors are within the margins.
     f32x4 mixed = {};
     for (int k = 0; k < count / 2; k++) {
         f32x8 pair = __builtin_convertvector(load_two(neighbors, 0, 2 * k), f32x8) * places->y_weights[0][i];

@@ -134,7 +134,7 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
     has_order = Shown(_has_order)
     has_state = Shown(_has_state)
     calls_dataset = Shown(_calls_dataset)
-    use_stateful_dataloader = Shown(_has_order)  # Accelerate's save_state includes the states of such loaders.
+    use_stateful_dataloader = Shown(_has_order)  # If true, Accelerate's save_state includes the loader's state.
 
     counts_when_received = True
     """Batches are counted when the user receives them, not when a prefetcher requests them."""

@@ -46,7 +46,7 @@ next image. Clearing 600 kB of float32 takes 150 µs.
 EXIT_S = 1.0
 """The time, in seconds, that a process may take to exit after it has closed its end of the socket pair.
 
-The process's own exit code is more informative than that of a kill.
+The process's own exit code is more informative than the one that a kill causes.
 """
 
 
@@ -321,7 +321,7 @@ def _start_process(descriptor: int, setup: WorkerSetup) -> subprocess.Popen[byte
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Surroundings:
-    """The settings and modules on which user code may depend, in a process at one moment.
+    """A snapshot of the settings and modules in a process on which user code may depend.
 
     Attributes:
         cwd: The working directory; None if the directory no longer exists.

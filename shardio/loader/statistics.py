@@ -39,7 +39,7 @@ NEGLIGIBLE = 0.05
 """The share of the time that training may wait for data before loading counts as a bottleneck."""
 
 TRACED = 10_000
-"""The maximum number of chunks in a trace, and of batches. A trace holds the latest ones of an epoch."""
+"""The maximum number of chunks, and of batches, in a trace. A trace holds an epoch's latest chunks and batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ class LoaderStats:
             If this memory keeps growing, your own code leaks memory.
         num_images_by_decoder: The number of images in the delivered batches, by decoder. ``kernel`` is shardio's code
             for JPEGs, and for PPMs, which need no decoding. ``device`` counts JPEGs that the device decodes
-            (``decode="device"``). ``cache`` counts JPEGs that ``decoded_cache`` kept decoded. ``libjpeg`` is
+            (``decode="device"``). ``cache`` counts JPEGs whose pixels came from ``decoded_cache``. ``libjpeg`` is
             libjpeg-turbo: it decodes JPEGs that the kernel does not support, and all JPEGs if there is no kernel for
             the processor. ``raw`` counts PPMs read without a kernel. ``pillow`` is Pillow or, for plain PNGs, OpenCV.
             These libraries decode all other formats, and the JPEGs that libjpeg-turbo cannot convert to RGB.
@@ -179,7 +179,7 @@ class LoaderStats:
         stages = {f'{{stage="{stage}"}}': spent_s for stage, spent_s in self.seconds_by_stage().items()}
         images = {f'{{decoder="{name}"}}': number for name, number in self.num_images_by_decoder.items()}
         memory = {f'{{worker="{number}"}}': size for number, size in enumerate(self.worker_bytes)}
-        lines += _format_family("stage_seconds", "counter", "seconds", "Time of all workers in each stage.", stages)
+        lines += _format_family("stage_seconds", "counter", "seconds", "Time workers spent in each stage.", stages)
         lines += _format_family("images", "counter", "", "Images in the delivered batches, by decoder.", images)
         lines += _format_family("worker_memory_bytes", "gauge", "bytes", "Memory of each worker process.", memory)
         lines += _format_family("workers", "gauge", "", "Workers of the loader.", {"": self.num_workers})

@@ -451,7 +451,7 @@ def pack_iterable(
 ) -> PackResult:
     """Pack the samples of an iterable or a sequence, in their order.
 
-    An interrupted call cannot be resumed: a repeated call starts again.
+    An interrupted call cannot be resumed: a repeated call starts over.
 
     Raises:
         PackError: If the directory cannot be used, two samples have the same key, or nothing is packed.

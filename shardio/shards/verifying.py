@@ -426,7 +426,7 @@ def _read_members(
     """
     i, begin = 0, 0
     blocks, hashes = list[NDArray[np.uint8]](), list[int]()
-    head, partial = b"", xxhash.xxh3_64()  # The part of the current member in earlier pieces.
+    head, partial = b"", xxhash.xxh3_64()  # The part of the current member that earlier pieces held.
     for piece in read_pieces(tar):
         digest.update(piece)
         end = begin + len(piece)

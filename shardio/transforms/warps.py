@@ -38,7 +38,7 @@ class RandomRotation(PixelTransform):
         degrees: The counterclockwise angle is drawn from ``-degrees`` to ``degrees``, or within the bounds (low, high).
         interpolation: "nearest", "bilinear" or "bicubic", or a torchvision or Pillow constant.
         expand: Whether to enlarge each image so that all of it stays visible. The results then differ in size, and
-            Pillow rotates the images, which is slower.
+            rotating takes longer, because Pillow does it.
         center: The fixed point, x and y in pixels; by default, the image's center.
         fill: The color of pixels outside the image: one number or three.
     """
@@ -268,8 +268,8 @@ def make_perspective_matrix(height: int, width: int, corners: Sequence[tuple[int
     torchvision solves eight equations and rounds the solution to 32 bits. This function rounds the exact solution in
     the same way. The results differ only where numbers that should be 0 are around 1e-14 in torchvision.
 
-    The matrix that maps a unit square to the corners has an integer formula (Heckbert, Fundamentals of Texture Mapping
-    and Image Warping, 1989, section 2.2.3). The adjugate of this matrix is a multiple of its inverse.
+    The matrix that maps a unit square to the corners is given by a formula in integers (Heckbert, Fundamentals of
+    Texture Mapping and Image Warping, 1989, section 2.2.3). The adjugate of this matrix is a multiple of its inverse.
 
     Args:
         height: The image's height.

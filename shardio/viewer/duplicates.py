@@ -7,8 +7,8 @@ lowest-frequency coefficients of the discrete cosine transform exceeds their med
 
 To find similar hashes, the bits are split into bands. If two hashes differ in at most t bits, and there are t + k
 bands, then at least k bands are equal: each differing bit changes only one band (the pigeonhole principle). So the
-hashes agree on some choice of k bands, and sorting by these bands finds them. Manku, Jain and Das Sarma ("Detecting
-Near-Duplicates for Web Crawling", 2007) use the same method: they search one table for each choice of bands.
+hashes agree on some choice of k bands, and sorting by these bands finds such pairs. Manku, Jain and Das Sarma
+("Detecting Near-Duplicates for Web Crawling", 2007) use the same method: they search one table per choice of bands.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class DuplicateGroup:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The different labels of the samples, sorted."""
+        """The distinct labels of the samples, sorted."""
         return tuple(sorted({copy.label for copy in self.copies if copy.label is not None}))
 
     @property
@@ -218,8 +218,8 @@ def find_duplicates(
 
 
 _Reduced = tuple[int, Floats | Unreadable | None]
-"""The hash of an image's bytes, and either the reduced picture, or the reason why the picture is missing, or None if no
-picture is needed."""
+"""The hash of an image's bytes, and either the reduced picture, the reason why it is missing, or None if no picture is
+needed."""
 
 
 class _Table:

@@ -57,10 +57,10 @@ THUMBNAIL_SIDE = 256
 THUMBNAIL_QUALITY = 80
 
 MAX_CLASSES = 200
-"""The maximum number of classes on the page, the most frequent first."""
+"""The maximum number of classes on the page, which shows the most frequent ones first."""
 
 MAX_SIZES = 12
-"""The maximum number of image sizes in the table, the most frequent first."""
+"""The maximum number of image sizes in the table, which shows the most frequent ones first."""
 
 MAX_POINTS = 1000
 """The maximum number of image sizes in the plot."""

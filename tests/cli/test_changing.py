@@ -47,7 +47,7 @@ def test_each_tar_is_indexed_and_described(tmp_path: Path) -> None:
 def test_keys_that_occur_twice_or_are_not_adjacent_are_named(tmp_path: Path) -> None:
     names = ["a.jpg", "b.jpg", "a.cls", "c.jpg", "a.json"]
     for added, code, text in (
-        ([], 0, "  the members of 1 sample are not adjacent (tar without --sort=name?), such as those of a: "),
+        ([], 0, "  the members of 1 sample, such as a, are not adjacent (tar without --sort=name?): "),
         (["b.jpg"], 1, "  several samples have the key b\n"),
     ):
         write_tar(tmp_path / "a.tar", [(name, b"") for name in (names[:3] if added else names) + added])

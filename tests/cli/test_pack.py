@@ -91,7 +91,7 @@ def test_classes_define_the_labels(tmp_path: Path) -> None:
 
 @pytest.fixture
 def odd(tmp_path: Path) -> Path:
-    """A source with two classes, a broken image, an image with a wrong suffix, and a text file."""
+    """A source with two classes, a broken image, an image with the wrong suffix, and a text file."""
     write_images(tmp_path / "in", classes=2, per_class=3)
     files = {"class-0/odd.jpg": encode(1, suffix="png"), "class-0/broken.jpg": b"no image", "notes.txt": b""}
     return write_files(tmp_path / "in", files)

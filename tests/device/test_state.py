@@ -1,4 +1,4 @@
-"""While a prefetcher iterates, the loader's state counts what the user received, not the batches in flight.
+"""While a prefetcher iterates, the loader's state counts the batches that the user received, not those in flight.
 
 A random transform on the device draws the same numbers for a batch in a resumed run. The copy stream is simulated, and
 may delay its work for as long as CUDA is allowed to.

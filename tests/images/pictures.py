@@ -60,7 +60,7 @@ def convert(content: bytes, to: ConvertedFormat, **options: Any) -> bytes:
 
 
 def psnr_db(image: Image.Image | Array, other: Image.Image | Array) -> float:
-    """Return the peak signal-to-noise ratio of two images of the same shape, which is high for similar images."""
+    """Return the peak signal-to-noise ratio of two images of the same shape; similar images have a high ratio."""
     one, two = np.asarray(image), np.asarray(other)
     assert one.shape == two.shape
     error = np.mean((one.astype(float) - two) ** 2)

@@ -1,4 +1,4 @@
-"""Whole images have the pixels of other decoders, upright on request. Damaged and huge images raise errors."""
+"""Whole images match those of other decoders, and are upright on request. Damaged and huge images raise errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of mixtures: its laws on random cases, access to any position, and what it refuses."""
+"""The order of mixtures: its laws on random cases, access to any position, and refused states."""
 
 from __future__ import annotations
 

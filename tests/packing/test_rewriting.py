@@ -1,6 +1,6 @@
 """Merged, split, resharded and appended datasets, and packs in parts, hold the same samples, byte for byte.
 
-Appends depend on each option that decides the output, and each option is available on the command line.
+Appends depend on each option that affects the output, and each option is available on the command line.
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ class Laws:
                     if xxhash.xxh3_64_intdigest(content) != int(hashes[row, i]):
                         raise LawBrokenError(f"bytes {start} to {stop} were read, but do not have the index's hash")
                     found.append((keys[row], field, start, stop - start))
-        if files.index is not None:  # Compare with the tar's members, if plain headers hold the names.
+        if files.index is not None:  # Compare these with the tar's members if plain headers hold the names.
             members = {offset: (name, size) for name, offset, size in read_by_tarfile(files.tar) or ()}
             for key, field, start, size in found:
                 name, num_bytes = members.get(start, ("\xff", 0))

@@ -1,4 +1,4 @@
-"""Many tars that other tools packed are opened through the list of their folder."""
+"""Many tars that other tools packed are opened through the list in their folder."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list that grows with the names of the tars that are opened."""
+    """Return a list to which the name of each opened tar is appended."""
     names, original = list[str](), shard.Shard.__init__
 
     def spy(self: shard.Shard, tar: Location, index: Location) -> None:

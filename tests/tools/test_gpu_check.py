@@ -1,4 +1,4 @@
-"""The check for machines with a GPU runs its stages within their limits, even if some fail or hang."""
+"""The check for machines with a GPU runs its stages within their time limits, even if some fail or hang."""
 
 from __future__ import annotations
 

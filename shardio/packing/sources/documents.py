@@ -88,7 +88,7 @@ class _Settings:
 
 
 class _Part(NamedTuple):
-    """Documents of one file that are read in the same way.
+    """Documents from one file that are read in the same way.
 
     Attributes:
         file: The file.

@@ -247,7 +247,7 @@ def find_folder(src: Path, unpacked: TemporaryFolder | None, name: str) -> Path:
 def _unpack(src: Path, dst: Path, num_bytes: int, decompress: Callable[[bytes], bytes]) -> None:
     try:
         content = decompress(parse_location(src).read_whole())
-    except Exception as error:  # Each compression algorithm raises errors of its own.
+    except Exception as error:  # Each compression library raises its own errors.
         let_through(error)
         raise PackError(f"{src} cannot be decompressed: {error}. Download or create it again") from error
     if len(content) < num_bytes:

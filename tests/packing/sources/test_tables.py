@@ -279,7 +279,7 @@ def test_rows_are_packed(folder: Path, tmp_path: Path, name: str, monkeypatch: p
         sample = found[key_of(row)]
         assert (sample["png" if row % 4 == 3 else "jpg"], sample["cls"]) == (content, str(row % 3).encode())
         assert json.loads(sample["json"]) == {"caption": f"ä, {row}", "score": score}
-    if name == "t.jsonl":  # Also with a relative path.
+    if name == "t.jsonl":  # A relative path works too.
         monkeypatch.chdir(folder)
         shardio.pack(name, tmp_path / "2", num_workers=2, **options)
         assert read_files(tmp_path / "out") == read_files(tmp_path / "2")
