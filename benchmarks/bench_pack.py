@@ -64,7 +64,7 @@ def read_one(path: str) -> dict[str, Any]:
 
 
 def write_litdata(source: Path, out: Path) -> None:
-    """Pack with LitData's optimize, with two workers."""
+    """Pack with LitData's optimize, using two workers."""
     import_library("torchvision")  # litdata imports it.
     litdata: Any = importlib.import_module("litdata")
     litdata.optimize(

@@ -1,7 +1,7 @@
 """Compare loaders of token blocks: shardio, a memory-mapped array in torch, LitData, MosaicML Streaming and Grain.
 
-The same documents are stored for each loader in its own format. Each loader delivers shuffled batches of 16 blocks of
-2,049 tokens with 2 workers, in its own processes, and the loaders take turns. Then each loader resumes from its state.
+The same documents are stored for each loader in its own format. Each loader uses 2 workers, in its own processes, to
+deliver shuffled batches of 16 blocks of 2,049 tokens; the loaders take turns. Then each loader resumes from its state.
 
     python -m benchmarks.bench_tokens
 """

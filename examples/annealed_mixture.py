@@ -1,4 +1,4 @@
-"""Train a small language model on a mixture whose weights change: kill it at any time and rerun it.
+"""Train a small language model on a mixture whose weights change. Kill the script at any time and rerun it.
 
 The data are two kinds of text, "prose" and "numbers", whose characters are the tokens. At first, most of the text is
 prose; at the end, most of it is numbers. A checkpoint holds the model, the optimizer and the state of the loader, which

@@ -27,7 +27,7 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def blocks_of(page: Path, language: str) -> list[tuple[int, str]]:
-    """Return the line and the text of each block in a language."""
+    """Return the line number and the text of each code block in a language."""
     text = page.read_text()
     found = [block for block in BLOCK.finditer(text) if block[1] == language]
     return [(text.count("\n", 0, block.start(2)) + 1, block[2]) for block in found]
@@ -67,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page, "python")], ids=lambda page: page.name)
 def test_python_blocks_run_one_after_another(page: Path, folder: Path, tmp_path: Path) -> None:
-    """The blocks of a page are one program, whose line numbers are those of the page."""
+    """The blocks of a page form one program, whose line numbers are those of the page."""
     for path in folder.iterdir():
         (tmp_path / path.name).symlink_to(path)
     program = ""

@@ -91,7 +91,7 @@ def test_imports_keep_to_the_table() -> None:
 
 
 def modules_after(statement: str) -> set[str]:
-    """Return the modules that a new interpreter has loaded after a statement."""
+    """Return the modules that a new interpreter has loaded after executing a statement."""
     code = f"import sys; {statement}; print(*sys.modules)"
     return set(subprocess.check_output([sys.executable, "-c", code], text=True).split())
 
@@ -110,7 +110,7 @@ def test_modules_load_without_what_takes_long_to_import() -> None:
 
 OPENING = {"open", "fdopen", "pread", "preadv", "mmap", "memmap", "fromfile", "FileIO", "ZipFile"}
 OPENING |= {f"{verb}_{what}" for verb in ("read", "write") for what in ("bytes", "text")}
-"""Functions and methods that open, read or write a file. ``location.open()`` has no arguments and opens an object."""
+"""Functions and methods that open, read or write a file. ``location.open()`` takes no arguments and opens an object."""
 
 FOLDERS_OF_DATASETS = ("shards", "reading", "datasets", "packing")
 
@@ -156,7 +156,7 @@ def test_frozen_dataclasses_with_slots_have_no_state_of_their_own_which_python_3
 
 
 def test_workers_and_the_bound_of_epochs_have_one_owner() -> None:
-    """Messages in other modules may mention both, but write 2**62 without spaces."""
+    """Messages in other modules may mention get_worker_info and 2**62, which they write without spaces."""
     naming = {
         path
         for path, node in nodes()

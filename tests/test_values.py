@@ -104,7 +104,7 @@ MANY = b"".join(b'"%d":0,' % i for i in range(100_000))
 WRONG = [b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 100_000 + b"1" + b"}" * 100_000]
 WRONG += [b'{"a": 1, "b": {"c": 2, "c": 2}}', b"{" + MANY + b'"99999":0}', b'{"a": NaN}', b"[-Infinity]"]
 WRONG += ["{}".encode("utf-16"), '{"ä": 1}'.encode("latin-1"), b'{"a": ', b""]
-"""Texts that nest too deeply, repeat a name, contain non-JSON numbers, have other encodings, or are cut or empty."""
+"""Texts that nest too deeply, repeat a name, contain non-JSON numbers, are not in UTF-8, are truncated or are empty."""
 
 
 @pytest.mark.parametrize("content", WRONG, ids=range(len(WRONG)))

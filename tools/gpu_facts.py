@@ -1,4 +1,4 @@
-"""Measure what needs a GPU: transfers, pinning, stalls, normalization. ``python -m tools.gpu_facts [--device cpu]``.
+"""Measure what needs a GPU: transfers, pinning, stalls and normalization. ``python -m tools.gpu_facts [--device cpu]``.
 
 Each fact is measured separately: if a measurement fails, its error is the result. As a rehearsal, ``--device cpu``
 measures the facts that need no GPU. The results are printed and, with ``--results DIR``, written to ``DIR/facts.json``
@@ -112,7 +112,7 @@ def check_plain_iteration(device: torch.device) -> Facts:
 
 
 def measure_normalization(device: torch.device) -> Facts:
-    """Time both ways to normalize a batch, in microseconds, and compare their results."""
+    """Time two ways to normalize a batch, in microseconds, and compare their results."""
     shape = BATCH if device.type == "cuda" else (16, *BATCH[1:])
     images = torch.randint(0, 256, shape, dtype=torch.uint8, device=device).to(memory_format=torch.channels_last)
     mean, std = (torch.tensor(values, device=device).reshape(3, 1, 1) for values in NORMALIZE)

@@ -77,7 +77,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """A run over two epochs with a signal to a worker process or the fork server in each epoch."""
+    """A run over two epochs, in each of which a worker process or the fork server receives a signal."""
 
     kind: Kind
     num_workers: int

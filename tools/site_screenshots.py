@@ -6,7 +6,7 @@
 
 Each page is opened 390 and 1,280 pixels wide, in light and dark mode. The program fails if a page is wider than the
 window, an image or another file is missing, or a script fails. With ``--before``, it prints which pages have changed,
-and by how much. Even if it succeeds, look at the screenshots.
+and by how much. Even if the program succeeds, look at the screenshots.
 """
 
 from __future__ import annotations

@@ -248,7 +248,7 @@ class ImageFolder(MapDataset):
             self._samples: SharedList[tuple[str, int]] | list[tuple[str, int]] = (
                 samples.copy() if isinstance(samples, SharedList) else SharedList(samples)
             )
-        except (TypeError, OverflowError):  # Keep other values in a plain list; reading an invalid one raises an error.
+        except (TypeError, OverflowError):  # Keep other values in a plain list; reading a bad value raises an error.
             self._samples = samples
 
     @property
@@ -335,7 +335,7 @@ def _label_images(
             what = left_out or f"add images ({', '.join(IMAGE_FIELDS)}) or remove it"
             kept = "" if listing is None else f". Then delete the listing {listing}"
             raise FileNotFoundError(f"the class folder {root / name} holds no images: {what}{kept}")
-        # torchvision's order: by directory, then by name. Comparing the paths of a single directory takes less time.
+        # torchvision's order: by directory, then by name. In a single directory, comparing whole paths is faster.
         is_flat = "".join(images).count("/") == f"{root / name}/".count("/") * len(images)
         images.sort(key=None if is_flat else lambda path: path.rpartition("/")[::2])
         samples.append(SharedList([(path, labels[name]) for path in images]))

@@ -72,13 +72,13 @@ class MixedSettings(RankSettings):
         temperature: The exponent of proportional weights. With 1, sources are picked in proportion to their sizes; with
             0, equally often.
         repeat: The number of times that a source is delivered before it is exhausted, by name; 1 by default.
-        stop: The end of an epoch. ``first`` ends it when a source is exhausted, so epoch 0 delivers no sample more than
-            ``repeat`` times. ``longest`` ends it when every sample has been delivered, and repeats the other sources.
-            With ``all-once``, a source leaves the mixture when it is exhausted, and the epoch ends when the last source
-            leaves. An integer is the number of samples.
+        stop: The end of an epoch. ``first`` ends the epoch when a source is exhausted, so epoch 0 delivers no sample
+            more than ``repeat`` times. ``longest`` ends the epoch when every sample has been delivered, and repeats
+            the other sources. With ``all-once``, a source leaves the mixture when it is exhausted, and the epoch ends
+            when the last source leaves. An integer is the number of samples in an epoch.
         batches: ``mixed`` mixes the sources in each batch. With ``pure``, all ranks' batches of a step come from one
             source, so sources may differ in the shapes of their samples.
-        global_batch_size: The total size of all ranks' batches in a step. ``batches="pure"`` and :meth:`at` need it.
+        global_batch_size: The total size of all ranks' batches in a step. ``batches="pure"`` and :meth:`at` require it.
         source_field: Whether to add the source's number as the last value of a tuple, or as the key ``source`` of a
             dict.
         shuffle: Whether to vary the order of the sources at random, as far as their proportions allow. This does not

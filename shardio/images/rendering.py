@@ -243,7 +243,7 @@ def render_by_kernel(crops: Sequence[PlannedCrop], rows: Sequence[Rows]) -> NDAr
 
 
 def find_suitable(crop: PlannedCrop, pictures: Sequence[Picture]) -> NDArray[np.bool_]:
-    """Return the images whose crop the kernel may be able to render, bool [n], given the pictures of the first crop."""
+    """Return whether the kernel may be able to render each image's crop, bool [n], given the first crop's pictures."""
     return np.asarray(crop.plan.size.prod(axis=1) <= MAX_RESIZED_PIXELS) & [
         isinstance(picture, JpegPicture | PixelPicture) and picture is first
         for picture, first in zip(crop.pictures, pictures, strict=True)

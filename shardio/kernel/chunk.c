@@ -18,7 +18,7 @@ bool reserve(Buffer *buffer, size_t size) {
     if (size <= buffer->size && !ALLOCATES_EXACTLY) return true;
     if (size > MAX_BUFFER) return false;
     free(buffer->bytes);
-    if (!ALLOCATES_EXACTLY) size += size / 4;  // Then images of similar sizes need no new memory.
+    if (!ALLOCATES_EXACTLY) size += size / 4;  // So that images of similar sizes need no new memory.
     buffer->bytes = malloc(size);
     buffer->size = buffer->bytes ? size : 0;
     return buffer->bytes != NULL;

@@ -1,4 +1,4 @@
-// What the stages of decoding share: the parts of an image, and the stages' functions.
+// Declarations that the stages of decoding share: the parts of an image, and the stages' functions.
 //
 // An image goes through these files, in this order:
 //
@@ -21,7 +21,7 @@
 //
 // Why no read or write is out of bounds:
 //
-//   files            Each read follows a comparison with the file's end or, in head.c, with a segment's. The lengths
+//   files            Each read follows a comparison with the end of the file or, in head.c, of a segment. The lengths
 //                    of a tile table are used only if they add up to those of the scan (find_tile_table in scan.c).
 //   Huffman tables   A table with more codes than their lengths allow, or with more than 256 symbols, is refused.
 //   scans            A scan is copied to a buffer with PADDING more bytes. unstuff() writes up to 64 bytes after the
@@ -29,19 +29,19 @@
 //                    MCU has at most 6 × (27 + 63 × 26) bits, a progressive block 64 × 32, and a look-ahead reads 8
 //                    more bytes.
 //   coefficients     Their indices are states of huffman.c, below ALL_STATES: a code leads at most 15 states beyond
-//                    its block, and these lead only out of the loop. progressive.c compares an index with the scan's
-//                    last one, and finds blocks by the image's size.
-//   stored pixels    Their number of bytes follows from their size. Full rows are read, to memory of sufficient size.
+//                    its block, and such states lead only out of the loop. progressive.c compares an index with the
+//                    scan's last index, and finds blocks by the image's size.
+//   stored pixels    Their number of bytes follows from their size. Full rows are read, into memory of sufficient size.
 //   kept images      Only the kernel writes them, to memory that it has allocated for them alone.
-//   samples          Only MCUs of the region are transformed. allocate_planes() computes the planes' size from it.
-//   rows of pixels   A row has room for the region's pixels. Vectors may read and write MARGIN more bytes before and
-//                    after it, and in planes. A crop is within its picture, or is refused. The pixels that it mixes
+//   samples          Only MCUs of the region are transformed. allocate_planes() sizes the planes by the region.
+//   rows of pixels   A row has room for the region's pixels. In rows and planes, vectors may read and write MARGIN more
+//                    bytes before and after. A crop is within its picture, or is refused. The pixels it mixes
 //                    are within the region, and a gathering vector reads at most 128 bytes, starting at one of them.
 //   crops            Rows are written in full, except that the last pixels of each are copied one by one.
 //
 // tiles.c uses head.c, crop.c and scan.c to collect the restart intervals that a device decodes: see stages.h.
 //
-// tokens.c says why recoding is safe, and edit.h, neighbors.c and warping.c say why operations on pixels are.
+// tokens.c explains why recoding is safe; edit.h, neighbors.c and warping.c do so for operations on pixels.
 
 #ifndef SHARDIO_DECODER_H
 #define SHARDIO_DECODER_H
@@ -99,10 +99,10 @@ typedef struct {
     int adobe;  // The color transform of an Adobe segment, or -1.
     uint8_t ids[MAX_COMPONENTS], quantizer[MAX_COMPONENTS];
     uint16_t quantizers[MAX_TABLE_ID + 1][64];  // In zigzag order; the first value is 0 if there is no table.
-    const uint8_t *huffman[NUM_TABLES];         // Each table's numbers of codes, then its symbols; or NULL.
+    const uint8_t *huffman[NUM_TABLES];         // For each table: its numbers of codes, then its symbols; or NULL.
     ScanHeader scan;                            // The header of the last scan that was read.
     int64_t scan_start;
-    int64_t tile_table, tile_table_stop;  // The tile table's own header, or 0 without a tile table.
+    int64_t tile_table, tile_table_stop;  // The offsets of the tile table's header (0: none) and end.
 } Head;
 
 // Read the markers of a file up to its first scan. Return false if the kernel does not decode such files.
@@ -122,7 +122,7 @@ typedef struct {
     int across[MAX_COMPONENTS], down[MAX_COMPONENTS];   // The number of blocks in an MCU.
     int rows[MAX_COMPONENTS], columns[MAX_COMPONENTS];  // The numbers of rows and columns of blocks in the image.
     int stride[MAX_COMPONENTS];                         // The number of blocks from one row to the next.
-    int8_t missing[MAX_COMPONENTS][64];                 // How many bits are not known yet; -1 if no bit is known.
+    int8_t missing[MAX_COMPONENTS][64];                 // The number of bits not known yet; -1 if no bit is known.
     int num_scans;                                      // The number of decoded scans.
     const uint8_t *stop;                                // The end of the last decoded scan.
 } Coefficients;
@@ -133,19 +133,19 @@ typedef struct {
     int first_row, stop_row, first_column, stop_column;
 } Region;
 
-// The samples of one component. `samples` is the first one of the region's first MCU. MARGIN more bytes before the
+// The samples of one component. `samples` points to the first in the region's first MCU. MARGIN more bytes before the
 // first row and after the last one may be read and written.
 typedef struct {
     uint8_t *samples;
     int64_t stride;
 } Plane;
 
-// What the next bits of a stream mean: one code with its value, or two. See huffman.c.
+// The meaning of the next bits of a stream: one code and its value, or two of each. See huffman.c.
 typedef struct {
     uint8_t bits;   // The number of bits of the codes and the values.
-    int8_t place;   // Where the first value belongs, relative to the next state.
-    int16_t bias;   // What to add to the bits to get the first value.
-    int16_t step;   // What to add to the state.
+    int8_t place;   // The place of the first value, relative to the next state.
+    int16_t bias;   // The number to add to the bits to get the first value.
+    int16_t step;   // The number to add to the state.
     int8_t keep;    // A mask for the new state: a block's end sets the lowest six bits to 0.
     int8_t second;  // The second value, or 0.
 } Entry;
@@ -162,7 +162,7 @@ typedef struct {
 // The restart intervals of an image.
 typedef struct {
     const uint8_t *at, *stop;               // The data of the next interval, and the file's end.
-    int64_t next, num_intervals, interval;  // The next interval, the number of intervals, and the MCUs in each.
+    int64_t next, num_intervals, interval;  // The next interval, the number of intervals, the MCUs per interval.
     const uint8_t *lengths;                 // The lengths in the tile table, or NULL.
     int length_bytes;
 } Scan;
@@ -172,7 +172,7 @@ typedef struct {
     int64_t index;    // The image's index in the chunk.
     bool is_open;     // Whether the member holds an image.
     bool is_good;     // Whether no damage has been found so far.
-    bool is_decoded;  // Whether the planes are complete, so there are no streams.
+    bool is_decoded;  // Whether the planes are complete, in which case there are no streams.
     bool has_more;    // Whether there may be more streams to decode.
     int num_busy;     // The number of chains that decode a stream of the image.
     Head head;
@@ -181,7 +181,7 @@ typedef struct {
     int num_blocks;  // The number of blocks in an MCU.
     uint8_t component[MAX_BLOCKS];
     uint16_t quantizers[MAX_COMPONENTS][64], limits[MAX_COMPONENTS][64];  // See idct.c.
-    int first_state, state_offset;  // The state in which an MCU begins, and what is added to all the member's states.
+    int first_state, state_offset;  // The state in which an MCU begins; the number added to the member's states.
     const HuffmanTable *tables[NUM_TABLES];
     Plane planes[MAX_COMPONENTS];
     Buffer memory;  // The memory of the planes.
@@ -193,7 +193,7 @@ typedef struct {
     int row, column;     // The position of the next MCU.
     int num_left;        // The number of MCUs to decode.
     bool is_whole;       // Whether the data must end with the last MCU.
-    uint64_t bit, stop;  // The next bit, and the end of the data, as addresses times 8.
+    uint64_t bit, stop;  // The addresses of the next bit and the end of the data, times 8.
     uint64_t state;
     int dc[MAX_COMPONENTS];  // The last DC coefficients.
     Buffer data;
@@ -208,7 +208,7 @@ typedef struct {
 // All memory of a call. Python provides it filled with zeros, and reuses it for the next call.
 typedef struct Workspace {
     bool is_prepared;
-    uint64_t num_uses;  // How often a Huffman table was found or made.
+    uint64_t num_uses;  // The number of times that a Huffman table was found or made.
     Member members[NUM_CHAINS];
     Member *current;  // The member whose streams are decoded next.
     const Call *call;

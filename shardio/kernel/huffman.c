@@ -16,8 +16,8 @@
 //                             fast loop
 //     REST                    the first PREFIX_BITS bits of a long code are decoded: all of them are ones
 //
-// A round has more lookups than an MCU may need. Those after DONE give the state WAITING: what they write is not
-// within the last block, and no code leads there.
+// A round has more lookups than an MCU may need. Those after DONE give the state WAITING, to which no code
+// leads: what they write is outside the last block.
 
 #include "decoder.h"
 

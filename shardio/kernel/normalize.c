@@ -18,7 +18,7 @@ enum { LENGTH = 32 };  // The number of pixels that are converted together.
 
 typedef struct {
     float mean, deviation;
-    float reciprocal, rest;  // The sum of both numbers is 1 / deviation.
+    float reciprocal, rest;  // The sum of these two numbers is 1 / deviation.
     bool is_divided;
 } Scale;
 

@@ -134,7 +134,7 @@ def check_samplers_dataset(dataset: Any, sampler: Any, *, compares_digests: bool
             f"the EpochSampler was created over {count(sampler.num_all_samples, 'sample')}, but the loader's "
             f"{type(dataset).__name__} has {len(dataset)}: {remedy}"
         )
-    # A sampler over one part of a StackDataset is also valid for the whole.
+    # A sampler over one part of a StackDataset is also valid for the whole dataset.
     is_joined = any(isinstance(each, ConcatDataset | StackDataset) for each in (dataset, sampler.dataset))
     if not compares_digests or is_joined or dataset is sampler.dataset:
         return
@@ -267,7 +267,7 @@ def warn_of_whole_epochs(dataset: Any, sampler: Any) -> None:
 
 
 def warn_of_no_batches(split: Split, warned_of: set[Split]) -> None:
-    """Warn if this rank gets no batches in an epoch, once for each split: ``warned_of`` holds the earlier splits."""
+    """Warn, once for each split, if this rank gets no batches in an epoch. ``warned_of`` holds the splits warned of."""
     if split in warned_of:
         return
     warned_of.add(split)

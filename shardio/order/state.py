@@ -13,7 +13,7 @@ from shardio.order.split import Split
 from shardio.values import check_integer
 
 STATE_VERSION = 2
-"""The version of the order, and of the state's format. A state resumes only in the order in which it was saved."""
+"""The version of the order, and of the state's format. A state is valid only for the order in which it was saved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

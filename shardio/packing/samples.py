@@ -1,4 +1,4 @@
-"""Create samples that readers recover unchanged: check keys and field names, encode values, find duplicate keys."""
+"""Create samples that readers recover unchanged: check keys and field names, encode values, and find duplicate keys."""
 
 from __future__ import annotations
 

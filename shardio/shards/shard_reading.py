@@ -110,7 +110,7 @@ class _Request:
         return files, is_late
 
     def read(self, ends: Ints, unseen: NDArray[np.bool_] | None) -> list[list[Any]]:
-        """Return the columns of contents, each up to its end, and compare unseen samples with the index."""
+        """Return the columns of contents, each read up to its end, and compare unseen samples with the index."""
         present, num_fields = self.starts >= 0, len(self.fields)
         if not num_fields:
             return []
@@ -350,7 +350,7 @@ class SeenShards:
         return record
 
     def _find_bits(self, shard: int, fields: tuple[str, ...], version: str) -> NDArray[np.uint8] | None:
-        """Return the shared bits, if they are for these fields and this version, or are unused."""
+        """Return the shared bits if they belong to these fields and this version, or were unused; otherwise None."""
         own = xxhash.xxh3_64_intdigest(repr((fields, version)).encode()) | 1
         with self._lock.locked():
             if self._owners[shard] == 0:

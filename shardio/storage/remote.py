@@ -36,7 +36,7 @@ from shardio.storage.store import (
 )
 
 REMOTE_LIMITS = RunLimits(max_gap=4096, max_small=2**40, max_run=REMOTE_PIECE)
-"""Neighboring ranges are read together, because each request takes as long as fetching about 300 kB."""
+"""Neighboring ranges are read together, because a request's latency equals the time it takes to fetch about 300 kB."""
 
 MAX_TOGETHER = 64
 """The maximum number of ranges in one message to the storage process."""
@@ -318,7 +318,7 @@ class CachedFile(ObjectFile):
 
 
 def _join(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join neighboring ranges, such as an image and its label, because each range takes a request."""
+    """Join neighboring ranges, such as an image and its label, because each range requires a request."""
     joined = list[tuple[int, int]]()
     for start, stop in sorted(ranges):
         if joined and start - joined[-1][1] <= LIMITS.max_gap:

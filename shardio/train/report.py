@@ -1,4 +1,4 @@
-"""The report of a training run, an HTML page, and the plot of its learning rates.
+"""The report of a training run (an HTML page), and the plot of the run's learning rates.
 
 The plot of learning rates needs matplotlib (shardio's extra ``plot``), but not pyplot, whose state belongs to the user.
 """

@@ -103,7 +103,7 @@ def share_gradients(model: nn.Module, device: torch.device, *, deterministic: bo
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the model without the wrapper of :func:`share_gradients`."""
+    """Return the model without the wrapper that :func:`share_gradients` adds."""
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
@@ -117,7 +117,7 @@ def gather(value: Value) -> list[Value]:
 
 
 def sum_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
-    """Add a small tensor over all ranks, in rank order, and return the sum on the CPU."""
+    """Sum a small tensor over all ranks, in rank order, and return the sum on the CPU."""
     return torch.stack(gather(tensor.cpu())).sum(0)
 
 
@@ -329,11 +329,11 @@ def autocast(device: torch.device, precision: Precision) -> torch.autocast:
 
 
 def in_groups(batches: Iterable[Any], size: int) -> Iterator[tuple[Any, bool]]:
-    """Yield each batch, and whether it ends its group of ``size``. The last group may be shorter.
+    """Yield each batch, and whether it ends its group of ``size`` batches. The last group may be shorter.
 
     The iterator looks one batch ahead within a group, but not past a full group. The state of a shardio loader, or of a
-    :class:`shardio.DevicePrefetcher` of any loader, always reflects the last batch that was yielded. It does not
-    reflect the next batch or the end of the epoch until you receive them.
+    :class:`shardio.DevicePrefetcher` of any loader, always reflects the last batch that was yielded. This state
+    does not reflect the next batch or the end of the epoch until you receive them.
     """
     iterator, nothing = iter(batches), object()
 

@@ -116,7 +116,7 @@ class Compose(Combination):
 
     Raises:
         TypeError: If ``transforms`` is a single transform, or one of the transforms is not callable.
-        ValueError: If ``fields`` names an unknown kind, or no image.
+        ValueError: If ``fields`` names an unknown kind, or none of the fields is an image.
 
     Example:
         >>> from shardio.transforms import ColorJitter, Compose, RandomHorizontalFlip, RandomResizedCrop
@@ -333,7 +333,7 @@ def is_builtin(transform: Callable[[Any], Any] | None) -> bool:
 
 
 def is_planned(transform: Callable[[Any], Any] | None) -> bool:
-    """Return whether a crop plan expresses a whole transform, so nothing is decoded before all images are planned."""
+    """Return whether a crop plan expresses a whole transform, so that all images can be planned before any decoding."""
     return all(_kind_of(step) in ("geometry", "pixels") for crop in _crops_of(transform) for step in _flat(crop))
 
 

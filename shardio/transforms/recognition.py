@@ -7,8 +7,8 @@ transforms of two libraries are replaced:
   resizes such images with Pillow, which shardio matches with ``antialias=True``. (Pillow 13 resizes some crops
   vertically first. shardio always resizes horizontally first, as earlier versions do, so these crops may differ by 1:
   see docs/decisions/pixels.md.) Steps on tensors are not replaced, because torchvision's own resize differs from
-  Pillow's by 1 in 4 % of the values. GaussianBlur and RandomPerspective are not replaced, because some of their pixels
-  differ by 1.
+  Pillow's by 1 in 4 % of the values. GaussianBlur and RandomPerspective are not replaced, because some of shardio's
+  pixels differ from torchvision's by 1.
 - Albumentations, on arrays: RandomResizedCrop and Resize with OpenCV's INTER_LINEAR, which never averages, and
   HorizontalFlip.
 """

@@ -181,7 +181,7 @@ def holds_shards(folder: Location) -> bool:
     """Return whether a folder holds a manifest or tars.
 
     Raises:
-        FormatError: If the folder holds tars without a manifest, and images: the user may mean the tars or the images.
+        FormatError: If the folder holds both images and tars without a manifest, because the user may mean either.
     """
     names = folder.list()
     if MANIFEST_NAME in names:
@@ -286,7 +286,7 @@ def _suffix_of(path: str) -> str:
 
 
 class ShardImages(ImageSource):
-    """The images of a dataset in shards, which :func:`shardio.shards.open_table` finds by the source's name.
+    """The images of a sharded dataset that :func:`shardio.shards.open_table` finds by the source's name.
 
     The columns come from the indexes alone.
     """
@@ -318,7 +318,7 @@ class ShardImages(ImageSource):
                 _, starts, stops, found = self._reader.locate(shard, indices - first, fields)  # each [n, fields]
                 counts += np.count_nonzero(starts >= 0, axis=0)
                 num_bytes += (stops - starts).sum(axis=0)
-                for column in reversed(image_columns):  # The first image field that a sample has is its image.
+                for column in reversed(image_columns):  # A sample's image is in the sample's first image field.
                     has = starts[:, column] >= 0
                     rows = indices[has]
                     offsets[rows], hashes[rows] = starts[has, column], found[has, column]

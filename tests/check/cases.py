@@ -110,7 +110,7 @@ def all_of(packed: Path) -> ExpectedSamples:
 
 
 class Tampered:
-    """A wrapper with the attributes of a loader, whose batches it passes through a function."""
+    """A wrapper that has a loader's attributes, and passes the loader's batches through a function."""
 
     def __init__(self, loader: Any, change: Callable[[list[Any]], Iterable[Any]]) -> None:
         self.loader, self.change = loader, change

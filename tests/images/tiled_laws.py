@@ -38,7 +38,7 @@ def render_by_stages(
         chunk = chunk[-chunk.ctypes.data % CHUNK_ALIGNMENT :]
         is_tiled, num_used = kernel.collect(images, plans, sizes, chunk, turns)
     tiled = chunk[: len(images) * TILED_IMAGE.itemsize].view(TILED_IMAGE)
-    for index in np.flatnonzero(~is_tiled):  # The others have pixels.
+    for index in np.flatnonzero(~is_tiled):  # These images have pixels instead of tiles.
         tiled["pixels"][index] = num_used
         num_used += math.prod(shape) // len(images)
     num_used = -(-(num_used + CHUNK_PADDING) // CHUNK_ALIGNMENT) * CHUNK_ALIGNMENT

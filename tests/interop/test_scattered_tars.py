@@ -217,7 +217,7 @@ def test_repair_gathers_whole_tars_and_keeps_truncated_ones(tar: Path, tmp_path:
     assert_raises(FormatError, "not adjacent", export_index, open_table(tmp_path / "out"), "wids")
     content = tar.read_bytes()
     write_tar(tar, [("a.jpg", b"1"), ("b.jpg", b"2"), ("a.cls", b"3"), ("b.cls", b"4")])
-    small = tar.read_bytes()[:2560], tar.read_bytes()[:3072]  # Truncate it within the content of a.cls, and after it.
+    small = tar.read_bytes()[:2560], tar.read_bytes()[:3072]  # Cut within the content of a.cls, and after that content.
     for number, cut in enumerate((content[:3000], content[:-11_000], content[:-11_000], *small)):
         shard.write_bytes(cut)
         if number > 1:

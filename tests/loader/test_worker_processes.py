@@ -256,7 +256,7 @@ class Cropping:
 
 
 class Collating:
-    """An object whose method is a new collate_fn on each access."""
+    """An object whose method, as a collate_fn, is a new object on each access."""
 
     def collate(self, samples: list[Any]) -> list[torch.Tensor]:
         return [torch.tensor(os.getpid())]
@@ -287,7 +287,7 @@ def test_persistent_workers_stay_while_the_settings_are_the_same(packed: Path) -
         return {int(process_id) for (process_id,) in loader}
 
     first = find_ids()
-    transform.size = 8  # The new size only affects an error message that names the transform.
+    transform.size = 8  # The new size affects only an error message that names the transform.
     loader.collate_fn = collating.collate
     assert find_ids() == first
     loader.collate_fn = Collating().collate
@@ -370,7 +370,7 @@ def test_batches_are_made_ahead_until_each_worker_has_two_chunks_or_as_many_as_t
 
 
 NUM_BATCHES = 400
-"""More packets than a socket's buffer holds, which is fewer than 300."""
+"""More packets than a socket's buffer holds (fewer than 300)."""
 
 
 def make_long_loader(packed: Path, **options: Any) -> DataLoader:

@@ -21,7 +21,7 @@ import pytest
 
 
 class WebFolder(BaseHTTPRequestHandler):
-    """A handler for HEAD and for GET, including ranges. Each server has its own subclass, which records requests."""
+    """A handler for HEAD, GET and range requests. Each server has its own subclass, which records requests."""
 
     protocol_version = "HTTP/1.1"
     root: Path

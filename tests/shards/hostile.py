@@ -1,4 +1,4 @@
-"""Random hostile tars and shards, which have false headers, false values in indexes, or damaged bytes."""
+"""Random hostile tars and shards, which have incorrect headers, incorrect values in indexes, or damaged bytes."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def _make_large_tar(rng: random.Random) -> bytes:
 
 
 def make_tar(rng: random.Random) -> bytes:
-    """Return a tar: usually a small one, in which some headers are false, and rarely a large one."""
+    """Return a tar: usually a small one, in which some headers are incorrect, and rarely a large one."""
     if rng.random() < 0.0005:
         tar = bytearray(_make_large_tar(rng))
     else:
@@ -222,7 +222,7 @@ def _make_extended(rng: random.Random, name: bytes, num_bytes: int, falsehood: f
 
 
 def falsify(header: bytearray, rng: random.Random) -> None:
-    """Write a false value into a header, usually with a correct checksum."""
+    """Write an incorrect value into a header, usually with a correct checksum."""
     start, stop = rng.choice(
         ((0, 100), (100, 108), (124, 136), (124, 136), (124, 136), (156, 157), (157, 257), (345, 500), (386, 512))
     )
@@ -266,7 +266,7 @@ AGREEING: tuple[Layout, ...] = ({"shape": [], "data_offsets": [0, 1]}, {"shape":
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostileShard:
-    """A tar, perhaps compressed with gzip, and its index, which is None if it is yet to be made."""
+    """A tar, perhaps compressed with gzip, and its index, or None if the index has yet to be created."""
 
     tar: bytes
     index: bytes | None = None
@@ -345,7 +345,7 @@ def fit(index: bytes, num_bytes: int) -> bytes:
 
 
 def make_index(index: bytes, rng: random.Random) -> bytes:
-    """Return an index with false values."""
+    """Return an index with incorrect values."""
     start = 8 + int.from_bytes(index[:8], "little")
     if rng.random() < 0.02:
         return _join(rng.choice(TEXTS), index[start:])

@@ -1,6 +1,6 @@
 """The page and metadata for a package index.
 
-No text may lead readers to confuse shardio with a project of the same name.
+No text may lead readers to confuse shardio with another project of the same name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TEXTS = [
 WRONG_INSTALL = re.compile(
     r"\b(?:install|add)\s+(?:-\S+\s+(?:\S+\.txt\s+)?)*['\"]?shardio(?![-\w./])|(?<![/\w])shardio\[[a-z]"
 )
-"""A command that installs shardio by its name, or the name with an extra. Paths are allowed."""
+"""A command that installs shardio by its name, with or without an extra. Paths are allowed."""
 
 
 def read_project() -> dict[str, Any]:

@@ -20,7 +20,7 @@ ROW = "row 2, field 'jpg': cannot be decoded"
 IMAGES = "images/*/*3.jpg"
 
 Kind = tuple[PackSource, packs.Write, str, str]
-"""A kind of source, a function that writes one, a pattern for its files, and one for messages about a damaged image."""
+"""A kind of source; a function that writes it; patterns for its files and for messages about a damaged image."""
 
 KINDS: list[Kind] = [
     (directory.Directory(), packs.write_folders, IMAGES, "cannot be decoded"),

@@ -89,7 +89,7 @@ FORMATS: dict[str, tuple[Callable[[Path], None], dict[str, Any]]] = {
 
 
 def write(form: str, folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Write the documents in a format. Return the source, and the options with which it is packed in order."""
+    """Write the documents in the given format. Return the source, and the options with which it is packed in order."""
     folder.mkdir(parents=True)
     function, options = FORMATS[form]
     function(folder)
