@@ -42,7 +42,7 @@ ROUNDS = 5
 
 
 def take_turns(candidates: Mapping[str, Callable[[], Any]], count: int, unit: str) -> None:
-    """Print the CPU time of each candidate, in µs divided by ``count``, and the ratios to shardio's."""
+    """Print the CPU time of each candidate in µs, divided by ``count``, and its ratio to shardio's time."""
     runs = {name: (lambda _, run=run: run()) for name, run in candidates.items()}
     report(alternate(runs, chunks=[count], rounds=ROUNDS), unit)
 
@@ -158,7 +158,7 @@ def measure_tiny_samples(folder: Path) -> None:
             formats[name](data, shard_samples)
         print(f" {shard_samples:,} samples in each of {NUM_TINY_SHARDS} shards")
         with ExitStack() as processes:
-            # Each reader has a process of its own: a reader's background threads must not count toward another's time.
+            # Each reader has its own process: its background threads must not count toward another reader's time.
             readers = {
                 name: processes.enter_context(serve_tiny(name, folder / f"{TINY_READERS[name][0]}-{shard_samples}"))
                 for name in names

@@ -40,7 +40,7 @@ ROW = 0
 """The number that stands for an interval as long as a row of MCUs."""
 
 GROUPS = {(24, 32, 40): (1, 2, 4, 8, ROW), (21,): (1, 3, 7, ROW), (31,): (1, ROW)}
-"""The intervals to try, by the number of MCUs in a row."""
+"""The intervals to try for each number of MCUs in a row."""
 
 
 def tile_by(content: bytes, interval: int) -> bytes:

@@ -1,7 +1,7 @@
 """Measure what comparing samples with the index costs: ``python -m benchmarks.bench_verify PACKED``.
 
-The benchmark measures the CPU time of reading an image from a packed directory, with ``verify="first"`` (every image
-is read for the first time) and with ``verify="off"``. It also prints the difference as a share of the time that an
+The benchmark measures the CPU time of reading an image from a packed directory, with ``verify="first"`` (every image is
+read for the first time) and with ``verify="off"``. The output also shows the difference as a share of the time that an
 image takes from reading to a random 224×224 crop. The candidates take turns in one process.
 """
 
@@ -21,7 +21,7 @@ ROUNDS, AT_ONCE = 15, 16
 
 
 def read_all(source: str, verify: Verify) -> None:
-    """Read the images with a new reader, which has not compared any of them."""
+    """Read the images with a new reader, which has not yet compared any of them with the index."""
     table = open_table(source)
     reader = SampleReader(table, verify)
     for numbers in np.array_split(np.arange(table.manifest.num_samples), table.manifest.num_samples // AT_ONCE):
@@ -30,7 +30,7 @@ def read_all(source: str, verify: Verify) -> None:
 
 
 def load_all(source: str) -> None:
-    """Load the images as training would, without comparing them."""
+    """Load the images as training would, without comparing them with the index."""
     transform = Compose([RandomResizedCrop(224), RandomHorizontalFlip()])
     for _ in DataLoader(ShardDataset(source, transform=transform, verify="off"), batch_size=64):
         pass

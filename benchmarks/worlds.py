@@ -71,7 +71,7 @@ class Job:
 
 
 class Opened(NamedTuple):
-    """A loader: each ``iter(batches)`` begins the next epoch. If ``save`` and ``load`` are None, it has no state."""
+    """A loader: each ``iter(batches)`` begins the next epoch. A loader without a state has no ``save`` and ``load``."""
 
     batches: Any
     find_codes: Callable[[Any], Any]

@@ -21,8 +21,8 @@ _mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 class GuardedMemory:
     """Memory for one array at a time, between two inaccessible pages.
 
-    An array touches one of these pages. Beyond the array's other end, an access is detected only if it leaves the
-    array's pages, so place arrays alternately at the end and at the start.
+    An array begins or ends at one of the inaccessible pages. Beyond the array's other end, an access is detected only
+    if it leaves the array's pages, so place arrays alternately at the end and at the start.
     """
 
     def __init__(self) -> None:

@@ -39,12 +39,12 @@ def make_opencv(job: Job) -> Epochs:
 
 
 def make_simplejpeg(job: Job) -> Epochs:
-    """Return torch's DataLoader, decoding with simplejpeg."""
+    """Return torch's DataLoader, which decodes with simplejpeg."""
     return _make(Files(job.data, job.crop, use_simplejpeg), job)
 
 
 def make_pillow(job: Job) -> Epochs:
-    """Return torch's DataLoader, decoding with Pillow."""
+    """Return torch's DataLoader, which decodes with Pillow."""
     return _make(Files(job.data, job.crop, use_pillow), job)
 
 

@@ -3,7 +3,7 @@
 ``python -m benchmarks.recipes PHOTOS`` measures torchvision's ResNet-50 recipe (random crop, TrivialAugmentWide,
 RandomErasing), SimCLR's two views and DINO's ten crops of photographs, at 224×224 and 96×96, with two workers. Loaders
 take turns, one epoch each. The rate (images/s) is the number of photographs per second of wall-clock time. CPU time
-includes the process and its children.
+is that of the process and its children.
 """
 
 from __future__ import annotations

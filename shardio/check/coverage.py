@@ -27,7 +27,7 @@ Ids = NDArray[np.uint64]
 Key = Callable[[Any], Iterable[Hashable]] | str | int | None
 """The way to find the keys in a batch: a function of the batch, or a field's name or index.
 
-If None, the values of a batch of strings or integers are its keys, and the samples of other batches are identified by
+If None, the values in a batch are its keys if they are strings or integers; otherwise, the samples are identified by
 their content.
 """
 
@@ -61,7 +61,7 @@ def key_ids(keys: Iterable[Hashable]) -> Ids:
 
 
 def keys_in(batch: Any, key: Key) -> list[Hashable] | None:
-    """Return the keys of a batch; None if ``key`` is None and the batch holds more than keys.
+    """Return the keys of a batch; None if ``key`` is None and the batch contains more than keys.
 
     Raises:
         IdentityError: If ``key`` does not fit the batch.
@@ -334,7 +334,7 @@ class Coverage:
         self._orders: dict[int, xxhash.xxh3_64] = {}
         self.totals: dict[tuple[int, int], WorkerTotals] = {}
         self.names: dict[int, Hashable] = {}
-        self.allowances: dict[int, Allowance] = {}  # The ranks whose loaders have shardio's order.
+        self.allowances: dict[int, Allowance] = {}  # Of the ranks whose loaders use shardio's order.
         self.rank_epochs: dict[int, RankEpoch] = {}  # All ranks.
 
     @property

@@ -61,8 +61,8 @@ DistributedSampler without drop_last
             other loaders, the check finds repeats, but it finds lost samples only if the loader reports a number of
             samples.
         key: The way to find a batch's keys: a function of the batch, or the name or index of a field. If None, the
-            values of a batch of strings or integers are its keys. Other samples are identified by their content, which
-            must be the same on every read.
+            values in a batch are its keys if they are strings or integers; otherwise, samples are identified by their
+            content, which must be the same on every read.
         epochs: The number of epochs to check. If samples are identified by content, one more epoch may be read
             for comparison.
         set_epoch: A function that the check calls with the epoch's number before each epoch, as a training script does.
@@ -411,7 +411,7 @@ def find_frozen_orders(epochs: Sequence[Coverage]) -> list[str]:
     """Return a message for each epoch that wrongly repeats the order of an earlier one.
 
     A loader that does not report whether it shuffles may repeat its order on purpose, for example with a sorted
-    sampler. Such a loader is judged only if another epoch or rank shows that the loader shuffles.
+    sampler, so it is judged only if another epoch or rank shows that it shuffles.
     """
     digests = [
         {rank: epoch.order_digest(rank) for rank in epoch.ranks if epoch.num_delivered_by(rank) >= MIN_SAMPLES}

@@ -255,7 +255,7 @@ _OWN_TYPES: dict[str, Any] = {
     "classes": str | None,
     "storage_options": StorageOptionTexts,
 }
-"""The command-line types of options whose types in Python differ."""
+"""The command-line types of options whose Python types differ from them."""
 
 _PANELS = ("Source", "Labels", "Images", "Documents", SHARDS, "Running", STORAGE, "Options")
 """The panels of ``--help`` in their order."""

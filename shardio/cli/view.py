@@ -56,7 +56,7 @@ MARGIN, GAP, GROUP_GAP, ROW_GAP = 16, 4, 14, 10
 
 TITLE_SIZE, TITLE_HEIGHT = 20, 34
 CAPTION_SIZE, CAPTION_HEIGHT = 13, 20
-"""The font sizes of title and captions, and the heights of their lines, in pixels."""
+"""The font sizes of the title and the captions, and the heights of their lines, in pixels."""
 
 PAPER, INK, GRAY = "white", "black", (96, 96, 96)
 
@@ -404,7 +404,7 @@ class _Column(NamedTuple):
 
 
 def fit_cell(image: Image.Image) -> Image.Image:
-    """Return an image that fits into a cell, with the same proportions.
+    """Return an image resized to fit into a cell, with its proportions unchanged.
 
     A small image is enlarged by an integer factor without smoothing, to keep each pixel visible. A large image is
     reduced with smoothing.
@@ -437,7 +437,7 @@ def make_sheet(title: str, captions: Sequence[str], rows: Sequence[SheetRow]) ->
     for row, top in zip(rows, tops, strict=True):
         height = _height_of(row)
         for group, images in zip(columns, row.groups, strict=False):
-            for column, image in zip(group, images, strict=False):  # Some rows may have fewer images.
+            for column, image in zip(group, images, strict=False):  # Some rows may have fewer images than columns.
                 x = column.left + (column.width - image.width) // 2
                 sheet.paste(image, (x, top + (height - image.height) // 2))
         for name, group, images in zip(row.names, columns, row.groups, strict=False):

@@ -86,7 +86,7 @@ class PackedTokens(MapDataset):
     the samples of any dataset: use ``sampler=EpochSampler(dataset)``, or mix the dataset with others in a MixedDataset.
 
     A block is a tuple of int32 tensors [block]: ``tokens``; ``documents``, the index of each token's document in the
-    dataset, with which attention can be limited to a document; and ``positions``, each token's place in its document.
+    dataset, which allows limiting attention to a document; and ``positions``, each token's place in its document.
 
     >>> tokens = PackedTokens("packed", 2049, eos=50256)  # doctest: +SKIP
     >>> loader = DataLoader(tokens, batch_size=16, sampler=EpochSampler(tokens), num_workers=2)  # doctest: +SKIP
@@ -139,7 +139,7 @@ class PackedTokens(MapDataset):
         except SampleError as error:  # The error holds the row of a document: find the block's row.
             raise error.at_row(int(pieces.rows[places == error.row][0])) from error
         values = self._fill(pieces, [contents[place] for place in places.tolist()], len(indices))
-        columns = [[torch.from_numpy(row.copy()) for row in array] for array in values]  # A view would keep all rows.
+        columns = [[torch.from_numpy(row.copy()) for row in array] for array in values]  # A view keeps all rows alive.
         return columns[0] if self._is_bare else list(zip(*columns, strict=True))
 
     def describe(self, index: int) -> tuple[str, str]:
@@ -338,7 +338,7 @@ class CutLayout(TokenLayout):
 
 
 class BestFitLayout(TokenLayout):
-    """Whole documents, if they fit: in a window of neighboring documents, each goes where the least room is left.
+    """Whole documents, if they fit: in a window of neighboring documents, each goes into the fullest block that fits.
 
     A document that is longer than a block is cut into full blocks and a remainder. Long pieces come first (best-fit
     decreasing), as in Ding et al., "Fewer truncations improve language modeling", 2024.

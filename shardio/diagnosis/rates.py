@@ -97,7 +97,7 @@ def run_loader(loader: Iterable[Any], seconds: float, num_processors: int, step:
         loader: Any iterable of batches.
         seconds: The time to measure, excluding the time until the first batch of each epoch.
         num_processors: The number of processors that this process may use.
-        step: What to do with each batch.
+        step: The training step to perform on each batch, if any.
 
     Raises:
         ValueError: If the loader yields no batch.
@@ -273,7 +273,7 @@ def _find_length(loader: Any) -> int | None:
 
 
 class _Cpu(NamedTuple):
-    """The processor time up to a moment, in seconds, and the number of samples up to then."""
+    """The processor time used until a moment, in seconds, and the number of samples read until then."""
 
     read_at: float
     own_s: float
@@ -391,7 +391,7 @@ class LoaderEvidence:
     def measure(self, loader: Any) -> LoaderRun:
         """Return the speed of a loader."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # The user has seen the warnings of the loader.
+            warnings.simplefilter("ignore")  # The user has already seen the loader's warnings.
             return run_loader(loader, self.trial_s, self.num_processors)
 
 
@@ -400,7 +400,7 @@ def rebuild(loader: Any, kind: type[Any] | None = None, **changes: Any) -> Any:
 
     Args:
         loader: A loader.
-        kind: The class of the new loader; by default, the same one.
+        kind: The class of the new loader; by default, the loader's class.
         changes: The arguments that differ.
     """
     names = ("dataset", "num_workers", "timeout", "worker_init_fn", "multiprocessing_context", "generator")

@@ -56,7 +56,7 @@ static inline int take_symbol(const Table *table, Bits *bits) {
     return symbol;
 }
 
-// Take a value. It is negative if its first bit is 0 (figure F.12).
+// Take a value. The value is negative if its first bit is 0 (figure F.12).
 static inline int take_value(Bits *bits, int size) {
     int value = take_bits(bits, size);
     return size && value < 1 << (size - 1) ? value - ((1 << size) - 1) : value;
@@ -108,7 +108,7 @@ static Outcome decode_ac_first(ScanState *scan, int16_t *block) {
     return RECODED;
 }
 
-// Take the next bit of a coefficient that is not 0.
+// Take the next bit of a nonzero coefficient.
 static inline void refine(ScanState *scan, int16_t *coefficient) {
     if (scan->bits.num_bits < 8) refill(&scan->bits);
     int bit = 1 << scan->header->low;
@@ -186,7 +186,7 @@ static void clear_coefficients(const Head *head, Coefficients *coefficients) {
     }
 }
 
-// Note which bits a scan has. Return false if the scan may not follow the earlier scans (G.1.1.1).
+// Note which bits a scan has. Return false if the scan must not follow the earlier scans (G.1.1.1).
 static bool note_bits(const ScanHeader *header, Coefficients *coefficients) {
     bool is_dc = header->start == 0;
     if (is_dc ? header->end != 0 : header->num_components != 1 || header->end < header->start || header->end > 63)
@@ -266,7 +266,7 @@ static Outcome decode_scan(const Head *head, const uint8_t **at, const uint8_t *
 // Decode all scans of an image whose first scan has been found. `unstuffed` has PADDING more bytes than the file, and
 // `coefficients->blocks[0]` has room for all coefficients.
 Outcome decode_scans(const uint8_t *data, int64_t length, Head *head, uint8_t *unstuffed, Coefficients *coefficients) {
-    // Each MCU has at least one bit. This check keeps small files from using much memory.
+    // Each MCU has at least one bit. The check keeps small files from using much memory.
     if ((int64_t)head->rows * head->columns > 8 * length) return DAMAGED;
     clear_coefficients(head, coefficients);
     coefficients->stop = data + head->scan_start;

@@ -68,7 +68,7 @@ bool resize_bilinear(const Window *window, ReadRow read_row, const void *source,
     Columns *columns = (Columns *)work->columns.bytes;
     for (int64_t group = 0; group < num_groups; group++) make_columns(window, COLUMNS * group, &columns[group]);
     int16_t *resized[2] = {(int16_t *)work->resized.bytes, (int16_t *)work->resized.bytes + 3 * length};
-    int64_t kept[2] = {-1, -1};  // The rows that are already resized: one even and one odd row.
+    int64_t kept[2] = {-1, -1};  // The rows that are already resized: one even row and one odd row.
     for (int64_t i = 0; i < window->num_rows; i++) {
         Mix mix = find_mix(plan->height, plan->new_height, window->first_row + i, false);
         int64_t rows[2] = {max(mix.first, 0), min(mix.first + 1, plan->height - 1)};

@@ -3,9 +3,9 @@
 A message is one packet: a pickle or, if the pickle is long, the descriptor of anonymous memory that holds it. So a
 sender never waits in the middle of a message. No other program can write to the socket pairs.
 
-The dataclasses have no ``__slots__``, because Python pickles dataclasses with slots ten times more slowly. They are
-neither frozen nor comparable, because frozen or comparable dataclasses take three times as long to define, and each
-fork server defines the messages when it starts.
+The dataclasses have no ``__slots__``, because Python pickles dataclasses with slots ten times more slowly. The messages
+are neither frozen nor comparable, because frozen or comparable dataclasses take three times as long to define, and each
+fork server defines them when it starts.
 
 Objects that a worker process can import are sent by name. Other objects, such as lambdas, closures and definitions in
 the user's script or notebook, are sent by value, so the script does not run again.

@@ -277,7 +277,7 @@ def _load_problems(values: Sequence[tuple[str, str]]) -> list[FileProblem]:
 
 
 def _find_mislabelled(field: str, content: bytes) -> str | None:
-    """Return an image's format if its field's suffix belongs to a different format, or else None."""
+    """Return an image's format if its field's suffix belongs to a different format; otherwise, return None."""
     found = find_format(content)
     return found if found is not None and found != IMAGE_FORMATS[field.rpartition(".")[2]] else None
 

@@ -221,7 +221,7 @@ class ShardWriter:
 
         Args:
             sample: The key, as ``__key__``, and the fields. Other names that start with ``__`` are ignored. Bytes are
-                stored unchanged. The field's last suffix determines how other values are encoded. ``jpg``, ``png`` and
+                stored unchanged. The field's last suffix determines how other types are encoded. ``jpg``, ``png`` and
                 ``webp`` accept uint8 arrays, [height, width, 3]; ``png`` also accepts uint16 and [height, width].
                 ``cls`` accepts a label: an integer or one of ``classes``. ``json`` accepts any value that
                 ``json.dumps`` accepts, ``txt`` accepts a string, and ``npy`` accepts an array.

@@ -154,7 +154,7 @@ class IndexFile:
         return np.frombuffer(self._read(begin + 8 * first, begin + 8 * stop), "<i8")
 
     def read_entries(self, field_indices: Sequence[int], samples: Ints) -> Ints:
-        """Return the offset, the size and the hash of the given fields of the given samples, int64 [3, F, n]."""
+        """Return the offsets, sizes and hashes of the given fields of the given samples, int64 [3, F, n]."""
         columns = [8 * i * self.header.num_samples for i in field_indices]
         begins = [self._begins[name] + column for name in ("offset", "size", "hash") for column in columns]
         return self._read_rows(begins, samples).reshape(3, len(columns), len(samples))
@@ -263,7 +263,7 @@ class IndexFile:
             if not isinstance(metadata, str):
                 raise TypeError(f"its metadata must be a string, got {type(metadata).__name__}")
             values = parse_json(metadata)
-            if values["format"] not in (INDEX_FORMAT, SCATTERED_FORMAT):  # Check this first: formats differ.
+            if values["format"] not in (INDEX_FORMAT, SCATTERED_FORMAT):  # Check the format first.
                 raise FormatError(
                     f"the index {file.location} has format {values['format']}, but this version of shardio reads "
                     f"{INDEX_FORMAT} and {SCATTERED_FORMAT}: use the version that wrote it, or pack the dataset again. "

@@ -35,8 +35,8 @@ PER_REQUEST = 2
 """The number of descriptors of a request: its connection, and the cached copy that the request fills."""
 
 LIMITS = RunLimits(max_gap=4096, max_small=16 * 1024, max_run=2**20)
-"""Reading a gap of one page costs as much as another call. Copying a range of more than 16 kB from a run costs more
-than a separate call. A run of more than a megabyte would be evicted from the processor's caches before it is split."""
+"""Reading a gap of one page costs as much as another call. Copying more than 16 kB from a run costs more than a
+separate call. A run of more than a megabyte would be evicted from the processor's caches before it is split."""
 
 
 def descriptor_budget() -> int:
@@ -110,7 +110,7 @@ def open_files() -> OpenFiles:
 
 
 class LocalFile(StoredFile):
-    """A local file that is open for positioned reads. It can be shared between threads and across a fork.
+    """A local file that is open for positioned reads, and can be shared between threads and across a fork.
 
     The file's descriptor counts against the process's budget, so the descriptor may be closed between reads and
     reopened. Only reopening checks whether the file has changed. Until the file is reopened, reads of a replaced file

@@ -131,7 +131,7 @@ def space_evenly(
     """Return one element of ``torch.linspace(first, last, num_numbers)`` for each of n values of ``last``.
 
     Like torch, this function computes in 32 bits, from the nearer end, and rounds once. Thresholds such as 255 × 0.8
-    depend on these details.
+    depend on this rounding.
 
     Args:
         first: The first element of every sequence.
@@ -417,7 +417,7 @@ def draw_gammas(rng_keys: Words, shape: float, num_numbers: int) -> NDArray[np.f
 
     Args:
         rng_keys: uint64 [n].
-        shape: The distribution's shape, positive. Its scale is 1.
+        shape: The distribution's shape, positive; the scale is 1.
         num_numbers: The number of variates for each rng key.
     """
     keys = derive_rng_key(rng_keys[:, None], np.arange(num_numbers, dtype=np.uint64)).reshape(-1)

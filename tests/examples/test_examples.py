@@ -32,7 +32,7 @@ def _prepare() -> None:
     # Only torch's warning about more workers than cores is allowed, because some machines are small.
     warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
     # torch 2.6 removes a temporary directory only when Python exits.
-    if torch.__version__ < "2.7":  # torch compares this string as a version.
+    if torch.__version__ < "2.7":  # torch compares this string as a version number.
         warnings.filterwarnings("ignore", "Implicitly cleaning up", ResourceWarning)
     torch.set_num_threads(1)  # More threads would wait for each other with such small models.
 

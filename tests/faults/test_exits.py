@@ -112,7 +112,7 @@ def test_ctrl_c_ends_a_program_with_loaders_in_all_states(data: Data, tmp_path: 
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["wait", "fork persistent", "fork early"])
 def test_worker_processes_end_when_the_training_process_is_killed(data: Data, tmp_path: Path, ending: str) -> None:
-    # A server without the mark forks the script itself, so the mark identifies only the script's worker processes.
+    # The script is forked by a server without the mark, so only the script's worker processes have the mark.
     path, report = tmp_path / "script.py", tmp_path / "report"
     path.write_text(SCRIPT)
     arguments = path, data.images, data.shards, report, ending

@@ -57,13 +57,13 @@ SPLITTERS = {
     torch.__version__ < "2.7", reason="torch 2.6 cannot load to cpu:0, as the Trainer does on two ranks"
 )
 def test_the_trainer_on_one_rank_and_two_delivers_or_fails(packed: Path, tmp_path: Path) -> None:
-    numbers = list(map(number_of, ShardDataset(packed, fields="key")))  # What the model receives.
+    numbers = list(map(number_of, ShardDataset(packed, fields="key")))  # The model's inputs.
     launch("tests.frameworks.with_transformers:run", tmp_path, packed, world_sizes=[2, 1])
     expected = {"shards": numbers, "sampled": numbers, "mixed": [*numbers, *map(number_of, Labeled.keys)]}
     for world_size, kind, what in itertools.product((1, 2), expected, ("training", "resumed")):
         check_epochs(tmp_path / str(world_size) / kind / what, expected[kind], world_size=world_size)
     # Trainer's own loader splits a map-style dataset over two ranks and fills the last batches, but it does not split
-    # shards. On one rank, it is correct.
+    # shards. On one rank, the loader is correct.
     for name in ("map-style", "not-split"):
         check_epochs(tmp_path / "2" / name / "training", numbers, num_repeats=3)
     for name in ("dispatched", "shared", "map-style", "not-split"):
@@ -94,7 +94,7 @@ def _one_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, packed: Path) 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_one_process")
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata triggers torch's warning.
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata causes this torch warning.
 def test_whole_scripts_work_when_pasted(packed: Path) -> None:
     accelerate, torchdata = (block for block in BLOCKS if "\n\n\n" not in block)
     exec(accelerate, names := dict[str, Any]())

@@ -114,7 +114,7 @@ SPLIT_SOURCES: dict[str, tuple[str, dict[str, Any]]] = {
     "classes": ("cat/train/a dog/train/b cat/test/a dog/test/b", {}),
     "chosen classes": ("cat/train/a dog/train/b cat/test/a dog/test/b", {"layout": "classes"}),
 }
-"""The keys of all splits, and options."""
+"""The keys of a source's samples in all splits, and the options of the pack."""
 
 
 @pytest.mark.parametrize(("keys", "options"), SPLIT_SOURCES.values(), ids=SPLIT_SOURCES)

@@ -286,7 +286,7 @@ def test_a_writer_that_another_one_replaces_makes_no_dataset_and_keeps_its_mark(
 
 
 NUM_CHANGES = 16
-"""The number of changes in a pack into three shards: writing the mark, three tars, indexes and records, the list of
+"""The number of changes in a pack into three shards: writing the mark, three tars with indexes and records, the list of
 rejected samples and the manifest, and removing the mark and three records."""
 
 

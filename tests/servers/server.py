@@ -19,7 +19,7 @@ from shardio.storage import Location, make_direct_access, parse_location
 
 INSTALLED = Path(__file__).parents[2] / ".venv" / "servers"  # tools/servers.sh creates this folder.
 HOST = "127.0.0.1"
-BUCKET = "shardio"  # Each object store has this bucket or container when a test receives it.
+BUCKET = "shardio"  # Each object store has this bucket or container when a test receives the store.
 START_TIMEOUT_S = 60.0
 LOG_TAIL_BYTES = 3_000
 
@@ -62,7 +62,7 @@ def find_free_port() -> int:
 def run_server(command: Sequence[str | Path], folder: Path, is_ready: Callable[[], bool]) -> Iterator[None]:
     """Run a program in the foreground until the context ends. Enter the context when the server is ready.
 
-    The output is in ``server.log`` in ``folder``. If the server ends too soon, the error includes the end of this file.
+    The output is in ``server.log`` in ``folder``. If the server ends too soon, the error includes the log's end.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "server.log").open("ab") as log:

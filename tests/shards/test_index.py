@@ -198,7 +198,7 @@ def test_an_index_with_wrong_values_is_refused(shard: Path, damage: Damage) -> N
 
 
 def test_another_format_is_named_and_an_index_that_was_written_again_unchanged_is_read(shard: Path) -> None:
-    """Rewriting an index unchanged is not an error, so the changes cause the errors in the tests above."""
+    """Rewriting an index without changes causes no error, so the errors in the tests above come from the changes."""
     rewrite(shard, lambda *_: None)
     with open_shard(shard) as opened:
         assert [opened.index.key(i) for i in range(2)] == ["a", "bé"]
@@ -300,7 +300,7 @@ def test_an_index_of_more_samples_than_fit_the_tar_is_refused(two_shards: Path) 
 
 
 def test_no_flipped_bit_of_an_index_silently_changes_what_is_read(two_shards: Path) -> None:
-    """The keys are short and in ASCII, because a plain tar header does not hold other keys completely."""
+    """The keys are short and in ASCII, because a plain tar header cannot hold other keys in full."""
     path, expected = index_of(two_shards / "a.tar"), read_all(two_shards)
     content, changed = path.read_bytes(), list[int]()
     for offset in range(len(content)):

@@ -76,7 +76,7 @@ def killed(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
 
 @pytest.fixture(scope="module")
 def by_torchrun(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """Launch two ranks with torchrun for a run that is trained twice and a run in which one rank fails."""
+    """Launch two ranks with torchrun, which train one run twice and then another run, in which one rank fails."""
     root = tmp_path_factory.mktemp("torchrun")
     again = _run(packed, root / "again", config={"epochs": 1, "resume": False}, repeat=2)
     failed = _run(packed, root / "failed", fail=(1, 3), config={"epochs": 1})
@@ -126,7 +126,7 @@ def _keys(packed: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_ranks_validate_exactly(packed: Path, killed: tuple[Path, str]) -> None:
-    """Scores equal those that one process computes, with shardio or only torch, although ranks pad with repeats."""
+    """Scores equal those that one process computes, with shardio or torch alone, although ranks pad with repeats."""
     directory = killed[0] / "whole"
     result = load_checkpoint(directory / "last.pt")["results"][-1]
     model = make_model()
@@ -242,7 +242,7 @@ def test_ranks_can_train_again_and_a_rank_that_fails_ends_the_job_with_its_own_e
 def test_a_rank_that_lost_another_one_reports_that_in_a_later_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, *, waits: bool
 ) -> None:
-    """torchrun names the first failure: it compares whole seconds, and within a second, picks the lowest rank."""
+    """torchrun names the first failure: it compares whole seconds and, within a second, picks the lowest rank."""
     for name, value in {"WORLD_SIZE": "2", "RANK": "0", "TORCHELASTIC_ERROR_FILE": str(tmp_path / "error")}.items():
         monkeypatch.setenv(name, value)
     clock = [100.9]
@@ -266,7 +266,7 @@ def _assert_all_ranks_raise(directory: Path, message: str) -> None:
 def test_all_ranks_raise_the_error_of_one(two_ranks: tuple[Path, str]) -> None:
     """With remainder='keep', the ranks have 11 and 10 of the 21 samples, in batches of one sample.
 
-    The NaN loss's gradients spoil the other rank's next loss. Both losses are read together, some steps later.
+    The gradients of the NaN loss make the other rank's next loss NaN. Both losses are read together, some steps later.
     """
     root, failure = two_ranks
     busy = root / "busy"

@@ -17,9 +17,9 @@ followed by its part of the table. The parts, joined end to end, are
     uint32    length of the scan in bytes, from the end of its header to the EOI marker
     uint16 or uint32 for each interval: the length of its entropy-coded data in bytes, without the next marker
 
-Other decoders skip these segments. Other tools may copy them when they rewrite the image, so the table is used only if
-all of it matches the file: the sizes, the restart interval, and the marker at the end of every interval. Entropy-coded
-data never contains such a marker, so a table that matches is correct.
+Other decoders skip these segments. Other tools may copy the segments when they rewrite the image, so the table is used
+only if all of it matches the file: the sizes, the restart interval, and the marker at the end of every interval.
+Entropy-coded data never contains such a marker, so a table that matches is correct.
 
 The smaller JPEG consists of a frame header with a different size, the tables, and the restart intervals that overlap
 the requested part. If the original has no tiles, the smaller JPEG contains the whole scan, but its frame ends below the
@@ -258,7 +258,7 @@ def _may_have_tiles(content: bytes) -> bool:
 
 
 def cut_tiles(content: bytes, head: JpegHead, tiles: Tiles, box: Box) -> tuple[bytearray, Box]:
-    """Return a JPEG of the restart intervals that contain ``box``, and the part of the image that it shows.
+    """Return a JPEG with only the restart intervals that contain ``box``, and the part of the image that it shows.
 
     Args:
         content: The tiled JPEG.
