@@ -1,4 +1,4 @@
-"""Compare the speed of pixel transforms with torchvision's: ``python -m benchmarks.bench_transforms``.
+"""Compare the speeds of shardio's and torchvision's pixel transforms: ``python -m benchmarks.bench_transforms``.
 
 All candidates transform 64 smooth 224×224 images with some noise, on one thread, and take turns in each round. The time
 includes drawing parameters.

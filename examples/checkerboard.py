@@ -27,7 +27,7 @@ from shardio.train import TrainConfig, TrainStep, evaluate, in_groups, seed_ever
 
 NUM_SQUARES = 8  # The number of squares along each side of the board, which is [0, 1] x [0, 1].
 NUM_POINTS, BATCH_SIZE = 2**15, 2**10
-TOLERANCE = 0.02  # The maximum allowed difference between the precisions, in accuracy and in loss.
+TOLERANCE = 0.02  # The maximum allowed differences in accuracy and in loss between the precisions.
 
 
 class Network(nn.Module):

@@ -195,8 +195,8 @@ class WorkLock:
 
     The results of the work must not depend on the lock, because it is ineffective if the file system has no locks, or
     if the process that holds it is suspended. After waiting for ``patience_s``, this process logs a warning that names
-    the holder, and continues without the lock. From then on, it tries to take the lock only once each time, until it
-    succeeds. Threads can share the lock.
+    the holder, and continues without the lock. From then on, each block tries to take the lock only once, without
+    waiting, until one succeeds. Threads can share the lock.
 
     Args:
         path: The lock file, which is created if it does not exist, and never removed.

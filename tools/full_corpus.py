@@ -1,4 +1,4 @@
-"""Create JPEG files of every kind, far more files than the tests use: all sizes, qualities, factors and options."""
+"""Create JPEG files of every kind, far more than the tests use: all sizes, qualities, sampling factors and options."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.images.pictures import Array, make_picture
 
 
 def full_corpus() -> Iterator[JpegFile]:
-    """Yield the small corpus, all sizes up to 70x70, all qualities, all factors and all combinations of options."""
+    """Yield the small corpus, all sizes up to 70x70, all qualities, sampling factors and combinations of options."""
     yield from small_corpus()
     sizes = [(8, 8), (9, 15), (16, 16), (33, 65), (64, 1), (3, 100)]
     for quality in range(1, 101):

@@ -109,7 +109,7 @@ class Job:
     num_staged: Any = field(default_factory=lambda: RawValue(c_int64, 0))
 
     def calls(self) -> Iterator[range]:
-        """Yield the files of each call. Files of different chunks never share a call, as their rows differ in size."""
+        """Yield the files of each call. Files from different chunks never share a call: their rows differ in size."""
         start = self.files.start
         while start < self.files.stop:
             stop = min(start + self.num_at_once, (start // CHUNK + 1) * CHUNK, self.files.stop)
@@ -162,7 +162,7 @@ def _render(
 ) -> tuple[Any, Any]:
     """Render crops of files, and keep the images in a cache if it is given.
 
-    Returns: Which files were rendered, and which of them also by the stages of a device.
+    Returns: Which files were rendered, and which of these were also rendered by the stages of a device.
     """
     (height, width), num_crops = rng.choices(range(1, 80), k=2), rng.choice((1, 1, 3))
     plans = [
@@ -248,7 +248,7 @@ STRANGE_NUMBERS = (0, 1, -1, 0.5, 255, 256, 1e5, -1e5, 1e10, -1e10, 1e300, math.
 
 
 def _edit(functions: GuardedFunctions, random: np.random.Generator) -> None:
-    """Apply operations with strange numbers to images, normalize one image, and make a Huffman table."""
+    """Apply operations with unusual numbers to images, normalize one image, and make a Huffman table."""
     shapes = random.integers(1, random.choice([5, 70], 2), (2, 2)).tolist()
     images = [random.integers(0, 256, (*shape, 3)).astype(np.uint8) for shape in shapes]
     operations = np.zeros((2, random.integers(1, 12)), OPERATION)

@@ -32,7 +32,7 @@ def make_photographs(folder: Path, *, num_classes: int, per_class: int) -> Path:
 
 
 def pack_photographs(images: Path, work: Path, num_samples: int) -> str:
-    """Copy photographs to ``work/folder``, repeated as needed, and pack them to ``work/packed``; return the format."""
+    """Copy photographs to ``work/folder``, repeated as needed, and pack them in ``work/packed``; return the format."""
     import shardio
 
     copy_images(images, work, num_samples)

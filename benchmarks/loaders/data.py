@@ -195,7 +195,7 @@ def _make_parquet(work: Path, target: Path, _: int) -> None:
     files = _shuffled(work)
     for shard in range(NUM_SHARDS):
         samples = [read_sample(file) for file in files[shard::NUM_SHARDS]]
-        # The guide to Hugging Face datasets recommends small row groups for images, so a reader needs little memory.
+        # Hugging Face's guide to datasets recommends small row groups for images, so that a reader needs little memory.
         parquet.write_table(arrow.Table.from_pylist(samples), target / f"{shard:03d}.parquet", row_group_size=100)
 
 

@@ -147,7 +147,7 @@ def require_matplotlib() -> None:
 
 
 def name_of(name: str) -> str:
-    """Return a path as pathlib writes it, or a URL, without a trailing slash."""
+    """Return a path as pathlib writes it, or a URL without its trailing slash."""
     from shardio.storage import find_url  # This loads numpy, which `--version` does not need.
 
     url = find_url(name)

@@ -99,7 +99,7 @@ class SampleSettings:
             Albumentations, before your own transforms get the sample's image. The transforms then draw the same
             random numbers for the sample on any number of workers and in a resumed run.
         transform_sample: A callable applied to each whole sample. The callable gets a dict of the values by field, and
-            returns the sample. Images are arrays, or Pillow images with ``decode="pil"`` and no ``transform``. In the
+            returns the sample. Images are arrays or, with ``decode="pil"`` and no ``transform``, Pillow images. In the
             callable's result, uint8 arrays [height, width, 3], including those within dicts, lists and tuples, become
             tensors [3, height, width]. Albumentations' transforms get the values as keyword arguments.
     """
@@ -159,7 +159,7 @@ class RemoteSettings:
         storage_options: Settings of the store of a remote source, such as ``endpoint``, ``region``, ``profile``,
             ``retries`` or ``timeout_s``. The default settings come from the environment, as for the store's own tools.
         cache: For a remote source, a local folder in which processes and jobs on this machine keep the bytes that they
-            have read. By default, the cache is a temporary folder, which is removed at the end.
+            have read. By default, the cache is a temporary folder, which is removed when the program ends.
         cache_size: The size of the cache, such as ``200GB``; by default, a fifth of the free space, and at most 32 GiB
             if ``cache`` is not given.
         cache_shared: Whether to share the folder ``cache`` with other users, and to trust copies that they wrote.
@@ -248,11 +248,11 @@ class EpochCell:
 
     Attributes:
         num_sets: The number of times that this process set the cell. A loader compares this count to detect that the
-            user set the epoch.
+            user has set the epoch.
     """
 
     def __init__(self, cursor: Cursor = _BEGINNING) -> None:
-        # The epoch and position of the next iteration, then the agreement between workers: see _agree.
+        # The epoch and position of the next iteration, then the numbers of the workers' agreement: see _agree.
         self._numbers = SharedNumbers([cursor.epoch, cursor.position, 0, 0, 0, 0, 0])
         self._own = cursor  # The cursor that was set in this process or, in a worker, before the worker was started.
         self._num_starts = 0

@@ -279,7 +279,7 @@ def _can_convert(content: bytes, head: JpegHead) -> bool:
         return True
     try:
         simplejpeg.decode_jpeg_header(content)
-    except (ValueError, KeyError):  # simplejpeg raises KeyError for factors that only libjpeg supports.
+    except (ValueError, KeyError):  # simplejpeg raises KeyError for sampling that only libjpeg supports.
         return False
     return True
 

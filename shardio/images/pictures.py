@@ -174,7 +174,7 @@ def sizes_of(pictures: Sequence[Picture]) -> NDArray[np.int64]:
 
 
 def fit_size(height: int, width: int, max_side: int | None, min_side: int | None) -> tuple[int, int] | None:
-    """Return the size of an image after shrinking, or None if it stays as it is.
+    """Return the size of an image after shrinking, or None if it does not change.
 
     Args:
         height: Its height.

@@ -132,7 +132,7 @@ COUNTED = ["num_blocks", "num_rows", "num_columns", "num_tiles", "num_samples", 
 """The fields of a TILED_IMAGE that :func:`lay_out` needs."""
 
 _ARRAYS = {"coefficients": ("block", 128), "samples": ("sample", 1), "colors": ("color", 4), "weights": ("weight", 8)}
-"""The arrays of a BATCH whose parts differ in length, with the name of their LOCATION fields and an element's bytes."""
+"""The arrays of a BATCH whose parts differ in length: for each, its LOCATION field, and an element's size in bytes."""
 
 _LOOKUP_BYTES = 2 * NUM_LOOKUPS
 """The number of bytes of an image's part of BATCH.lookups."""

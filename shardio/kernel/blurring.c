@@ -35,7 +35,7 @@ static int64_t make_weights(float *weights, int64_t radius, double ratio) {
     return count;
 }
 
-// The pixel that appears at a place, perhaps beyond the border: sides are mirrored at the centers of the border pixels.
+// The pixel that appears at a place, even beyond the border: the image is mirrored at the centers of its border pixels.
 static __attribute__((noinline)) int64_t mirror(int64_t place, int64_t length) {
     if (place < 0) place = -place;
     if (place < length) return place;
@@ -104,7 +104,7 @@ void blur(const uint8_t *before, uint8_t *pixels, int64_t height, int64_t width,
     float *weights_down = memory, *weights_across = weights_down + radius_down + 1;
     Weights down = {weights_down, make_weights(weights_down, radius_down, numbers[1])};
     Weights across = {weights_across, make_weights(weights_across, radius_across, numbers[3])};
-    float *row = weights_across + radius_across + 1 + 3 * across.count;  // With room on both sides.
+    float *row = weights_across + radius_across + 1 + 3 * across.count;  // There is room on both sides of it.
     for (int64_t y = 0; y < height; y++) {
         uint8_t *out = pixels + y * length;
         if (length < BLOCK) {

@@ -13,7 +13,7 @@ enum {
     CHUNK = BLOCK_LENGTH
 };  // The number of bytes that are sharpened together, or of pixels that are copied together.
 
-// Blend pixels with a smoothed image, as ImageEnhance.Sharpness does. Pixels at the border stay as they are. `factor`
+// Blend pixels with a smoothed image, as ImageEnhance.Sharpness does. Pixels at the border are kept unchanged. `factor`
 // is the weight of the image. `pixels` also contains the image.
 void sharpen(const uint8_t *before, uint8_t *pixels, int64_t height, int64_t width, double factor) {
     if (height <= 2 || width <= 2) return;

@@ -160,7 +160,7 @@ TILED_IMAGE = _record(
     upright=(np.int64, 4),  # The pixels that the crops need, in the upright picture: top, left, height and width.
     num_samples=np.int64,  # The numbers of samples and weights: see stages.h.
     num_weights=np.int64,
-    quantizers=(np.uint16, (3, 64)),  # Of each component, in zigzag order.
+    quantizers=(np.uint16, (3, 64)),  # The quantization table of each component, in zigzag order.
     tables=(STORED_TABLE, MAX_TILED_TABLES),
 )
 """An image in a chunk. Offsets count from the chunk's first byte (tiles.h)."""

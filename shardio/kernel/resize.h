@@ -16,11 +16,11 @@ enum {
 typedef struct {
     uint8_t indices[2 * COLUMNS], fours[4 * COLUMNS];  // The places of 2 and of 4 bytes per column, from its base.
     int32_t sources[COLUMNS], bases[COLUMNS / GROUP];  // The base of each group of columns.
-    bool is_near;     // Whether all bytes are among the 128 starting at the first base, which all groups then have.
+    bool is_near;     // Whether all bytes are among the 128 starting at the first base; all groups then have that base.
     bool is_grouped;  // Whether the bytes of each group are among the 64 starting at its base.
 } Gather;
 
-// Prepare to gather bytes. The columns' sources ascend or descend.
+// Prepare to gather bytes. The columns' sources are in ascending or descending order.
 void make_gather(const int32_t *sources, Gather *gather);
 
 // Two adjacent bytes for each of 32 columns, 16 columns in each half.

@@ -44,7 +44,7 @@ IN_ANOTHER_PROCESS = "this iterator belongs to the parent of this forked process
 class BatchIterator(ABC):
     """The batches of one epoch, in order.
 
-    The user's iterator has the same methods, but raises the error of a Failure, and can be called again after its end.
+    The user's iterator has the same methods, but raises the error of a Failure, and accepts more calls after its end.
     :class:`shardio.testing.executor.ExecutorTests` checks any executor and its iterators.
 
     If the loader has a state, a batch is counted when the user receives it, as :mod:`shardio.epochs` reports. A failed
@@ -63,7 +63,7 @@ class BatchIterator(ABC):
         """Return the next batch, or a Failure instead. After a Failure, the next batch can still be requested.
 
         Raises:
-            StopIteration: If the epoch has no further batch. The death of a worker does not end the epoch in this way:
+            StopIteration: If the epoch has no more batches. The death of a worker does not end the epoch in this way:
                 either another worker makes the batches, or an error reports the death.
             BaseException: If the epoch ends with an error. Do not request another batch after this error.
         """
@@ -78,7 +78,7 @@ class BatchIterator(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End the epoch; drop batches that were made ahead. Further calls do nothing.
+        """End the epoch; drop batches that were made ahead. Later calls do nothing.
 
         Workers end, unless they persist for the next epoch.
         """

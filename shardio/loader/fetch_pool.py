@@ -464,7 +464,7 @@ def _await_fork_server() -> None:
 
 
 def describe_stop(process: BaseProcess) -> WorkerError:
-    """Return the error for a worker process that does not continue after it was stopped."""
+    """Return the error for a worker process that was stopped and has not continued."""
     return WorkerError(
         f"DataLoader worker (pid(s) {process.pid}) has been stopped by a signal for {STOPPED_S:.0f} s, so its batch "
         "does not arrive. Iterate over the loader again. If a job must be suspended, suspend all of its processes"

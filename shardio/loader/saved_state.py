@@ -184,7 +184,7 @@ class EpochPosition:
         self.num_workers, self.last_worker_id = num_workers, (self.num_yielded - 1) % max(num_workers, 1)
 
     def fit_batches(self, batch_size: int) -> None:
-        """Convert this position to that of a loader with batches of this size; 0 if a sampler determines it.
+        """Convert this position to that of a loader with batches of this size (0 if a sampler determines it).
 
         Raises:
             StateError: If the position counts batches of a different size.
@@ -425,7 +425,7 @@ class OwnGenerators:
         return OwnGenerators(self.cover({}), self._process)
 
     def cover(self, states: States) -> States:
-        """Return the process's states, replaced by those of these generators where the next epoch uses the latter."""
+        """Return the given states, with these generators' own states for those that the process has not changed."""
         changed = _find_differences(self._process, capture(self._states))
         return states | {name: state for name, state in self._states.items() if name not in changed}
 

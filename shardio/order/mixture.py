@@ -285,7 +285,7 @@ class MixedOrder:
         return np.concatenate(sources)[order], np.concatenate(items)[order]
 
     def _sort_items(self, source: int, first: int, count: int, places: Ints) -> Ints:
-        # Sort a source's items by their strata, in each of its epochs, and return those at ``places``.
+        # In each of a source's epochs, sort its items by their strata; return the items at ``places``.
         size, settings, found = int(self._sizes[source]), self.sources[source].settings, list[Ints]()
         start = 0
         while start < count:

@@ -118,7 +118,7 @@ class DatasetFolder(Protocol):
         """Return an identifier of the current content of a shard and its index, for :meth:`find_damage`."""
 
     def find_damage(self, tar: Location, shard: PackedShard) -> str | None:
-        """Return the damage to a shard that an earlier run finished, in words, or None if the shard is unchanged."""
+        """Describe the damage to a shard that an earlier run finished, or return None if the shard is unchanged."""
 
 
 class _LocalJournal:
@@ -167,7 +167,7 @@ class _LocalFolder:
 
     @contextmanager
     def locked(self, lock_name: str = LOCK_NAME) -> Iterator[None]:
-        """Lock the directory for this process. Remove the directory afterwards if it is new and still empty."""
+        """Lock the directory for this process. Remove the directory afterward if it is new and still empty."""
         from filelock import FileLock, Timeout  # Worker processes do not lock folders.
 
         path = self._path
@@ -410,7 +410,7 @@ def begun(folder: DatasetFolder, digest: str, names: Collection[str]) -> Iterato
     If the block fails before a shard is finished, the destination is cleared.
 
     Raises:
-        PackError: If the destination holds an unfinished pack of a different plan, or a tar that is not in this plan.
+        PackError: If the destination holds an unfinished pack with a different plan, or a tar that is not in this plan.
     """
     folder.remove_partial()
     unfinished = UnfinishedDataset(folder=folder, mark=digest.encode())
@@ -468,7 +468,7 @@ def _write_manifest(unfinished: UnfinishedDataset, manifest: Manifest) -> None:
     if mark is None and (where / MANIFEST_NAME).exists() and read_manifest(where / MANIFEST_NAME) == manifest:
         return  # Object stores have no locks: another run of the same pack may have finished first.
     if mark is None:
-        raise PackError(f"{where} was removed during the pack: delete any directory of that name, and pack again")
+        raise PackError(f"{where} was removed during the pack: delete any directory with that name, and pack again")
     if mark != unfinished.mark:
         raise PackError(
             f"another program has started writing to {where}, and has replaced shards of this pack: choose another "
@@ -529,7 +529,7 @@ def _clear_if_empty(unfinished: UnfinishedDataset) -> None:
     with suppress(OSError):  # The folder may have been removed, or the store may be unreachable.
         folder.remove_partial()
         is_empty = not any(name.endswith(".tar") for name in folder.list_names())
-        if is_empty and _read_mark(folder) == unfinished.mark:  # A different mark belongs to another writer.
+        if is_empty and _read_mark(folder) == unfinished.mark:  # If the mark differs, it is another writer's.
             _unmark(folder)
 
 
@@ -540,7 +540,7 @@ def holds_unfinished(folder: DatasetFolder) -> bool:
 
 
 def whole_names(folder: DatasetFolder) -> list[str]:
-    """Return the sorted names of the files in a folder, without locks and partial files."""
+    """Return the sorted names of the files in a folder, except lock files and partial files."""
     return [name for name in folder.list_names() if find_target(name) is None]
 
 

@@ -244,7 +244,7 @@ def is_sorted_by_class(table: ShardTable) -> bool:
 
 
 def find_gaps(names: Iterable[str]) -> list[str]:
-    """Return the names of missing files between numbered files, whose names differ in one number.
+    """Return the names that are missing from a series of numbered files, whose names differ in one number.
 
     If at least half of the names are missing, the gaps are assumed to be intentional, and the list is empty. If names
     contain the number of files (``x-0-of-3.tar``), all files are expected.
@@ -542,7 +542,7 @@ def _refuse_scattered(table: ShardTable, chosen: ExportFormat) -> None:
     for tar, header in zip(table.tars, map_locations(read_header, table.indexes), strict=True):
         if header.num_scattered:
             raise FormatError(
-                f"the members of {count(header.num_scattered, 'sample')} of {tar} are not adjacent, but readers of the "
+                f"the members of {count(header.num_scattered, 'sample')} in {tar} are not adjacent, but readers of the "
                 f"format {chosen} expect them to be: pack the tars first (shardio pack), then export the index of the "
                 "new tars"
             )

@@ -366,8 +366,8 @@ def _describe_scattered(counts: Mapping[Location, int]) -> str:
     return (
         f"the members of some samples ({sum(counts.values())}) are not adjacent in {_name_some(tars)}, as happens "
         "without tar --sort=name. shardio gathers them by key, but must read each part of such a sample separately. "
-        "WebDataset reads the parts as samples, and streams reject them. To get adjacent members, pack the tars "
-        "(shardio pack), or create them with tar --sort=name"
+        "WebDataset reads the parts as separate samples, and streams reject them. To get adjacent members, pack the "
+        "tars (shardio pack), or create them with tar --sort=name"
     )
 
 

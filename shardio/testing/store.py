@@ -69,7 +69,7 @@ class StoreTests:
                 return lambda folder: Location(store=MyStore("bucket"), key=uuid.uuid4().hex)
 
     If the store cannot write, set ``is_read_only`` and override the fixture ``fill`` instead and, if possible,
-    ``refill``. ``fill`` returns a function that puts objects in place by other means, and returns their folder::
+    ``refill``. ``fill`` returns a function that creates objects without the store, and returns their folder::
 
         class TestZipStore(StoreTests):
             is_read_only = True

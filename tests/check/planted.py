@@ -412,7 +412,7 @@ def recorded(directory: Path, rank: int, epochs: list[list[list[Any]]], world_si
 
 
 def recording(name: str, says: str) -> Callable[[Callable[[Path], object]], None]:
-    """Register a function that writes recordings into an empty directory, which the checker then judges."""
+    """Register a function that writes recordings into an empty directory; the checker then judges them."""
 
     def register(write: Callable[[Path], object]) -> None:
         def ask(packed: Path) -> None:

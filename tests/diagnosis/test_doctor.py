@@ -138,7 +138,7 @@ def test_each_moment_of_a_sample_belongs_to_one_stage(tmp_path: Path) -> None:
     assert shares == sorted(shares, reverse=True)
     assert sum(shares) == pytest.approx(1)
     names = {stage.name for stage in profile.stages if stage.kind == "transform"}
-    assert names == {"RandomResizedCrop", "ToTensor"}  # Compose only calls these two.
+    assert names == {"RandomResizedCrop", "ToTensor"}  # Compose merely calls these two.
     own = [stage.name for stage in profile.stages if stage.kind == "your code"]
     assert own == ["LoopTransform.__call__ (patients.py)"]
     assert profile.share("decoding") > 0 < profile.share("reading")

@@ -17,7 +17,7 @@ from shardio import FormatError, SampleError, ShardWriter
 from tests.raising import assert_raises
 from tests.sources import write_images
 
-NUM_SAMPLES = 32_000  # Smaller indexes are kept in memory.
+NUM_SAMPLES = 32_000  # With fewer samples, the index would be kept in memory.
 
 
 @pytest.fixture(scope="module")

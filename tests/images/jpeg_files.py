@@ -48,7 +48,7 @@ KNOWN_TO_TURBOJPEG = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JpegFile:
-    """A file, named after its feature, whether it can be tiled, and the libraries that support its sampling.
+    """A file (named after its feature), whether it can be tiled, and the libraries that support its sampling.
 
     A tileable file has SOF0, SOF1 or SOF2, 8 bits, and 1 or 3 components, all in one scan or, if the file is
     progressive, in a complete series of scans. It has no DNL, its entropy-coded data contains every MCU, and EOI ends

@@ -88,7 +88,7 @@ def test_a_removed_destination_is_no_dataset(source: Path, tmp_path: Path, monke
         return written
 
     monkeypatch.setattr("shardio.packing.executors.write_shard", write_and_remove)
-    message = r"out was removed during the pack: delete any directory of that name"
+    message = r"out was removed during the pack: delete any directory with that name"
     options: dict[str, Any] = {"max_shard_samples": 1, "num_workers": 1}
     assert_raises(PackError, message, shardio.pack, source, tmp_path / "out", **options)
     assert len(finished) == 4

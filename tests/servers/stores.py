@@ -84,7 +84,7 @@ https://learn.microsoft.com/azure/storage/common/storage-use-azurite."""
 
 @contextlib.contextmanager
 def run_azurite(folder: Path) -> Iterator[Server]:
-    """Run Microsoft's emulator of Azure Blob Storage, which verifies signatures. Its data is below a folder."""
+    """Run Microsoft's emulator of Azure Blob Storage, which verifies signatures. It stores its data in ``folder``."""
     port = find_free_port()
     url = f"http://{HOST}:{port}/{ACCOUNT}"
     command: list[str | Path] = [AZURITE, "--blobHost", HOST, "--blobPort", str(port), "--location", "data"]

@@ -1,4 +1,4 @@
-"""Crops, resizes and flips of torchvision and Albumentations become crop plans, with the pixels of those libraries."""
+"""Crops, resizes and flips of torchvision and Albumentations become crop plans that give the same pixels."""
 
 from __future__ import annotations
 
