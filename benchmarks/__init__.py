@@ -1,1 +1,1 @@
-"""Benchmarks. Each one answers a question. README.md has the commands, the environment and the results."""
+"""Benchmarks. Each benchmark answers one question. README.md has the commands, the environment and the results."""

@@ -34,7 +34,7 @@ NUM_WORKERS = 2
 """The number of workers on each rank of a peer."""
 
 NUM_WINDOWS = 4
-"""The number of windows to read on each rank, besides a part of the windows before and after them."""
+"""The number of windows to read on each rank, in addition to parts of the windows before and after them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,7 @@ def count_mosaic(dataset: Dataset, world_size: int) -> int:
 
 def count_litdata(dataset: Dataset, world_size: int) -> int:
     """Return the number of chunks that the nodes fetch with LitData."""
-    import_torchvision()  # LitData imports torchvision, whose compiled part may not fit torch.
+    import_torchvision()  # LitData imports torchvision, whose compiled part may not match torch.
     shuffle: Any = import_module("litdata.utilities.shuffle")
     environment: Any = import_module("litdata.utilities.env")._DistributedEnv(world_size, 0, -(-world_size // NODE))
     interval: Any = import_module("litdata.streaming.item_loader").Interval
@@ -130,7 +130,7 @@ def count_litdata(dataset: Dataset, world_size: int) -> int:
 
 
 def print_peers(dataset: Dataset) -> None:
-    """Print how many shards the nodes of peers fetch, and how unequal the ranks of WebDataset are."""
+    """Print how many shards the nodes of each peer fetch, and how unequal the shares of WebDataset's ranks are."""
     print(
         f"Peers with {NUM_WORKERS} workers per rank: requests per sample, and the bytes of the dataset that they read\n"
     )

@@ -28,7 +28,7 @@ OPTIONS: dict[str, Any] = {"batch_size": BATCH_SIZE, "num_workers": 2, "persiste
 
 
 def find_steps(photos: Path, packed: Path) -> Iterator[tuple[str, Iterable[Any]]]:
-    """Yield the loader of each step by name."""
+    """Yield the name and the loader of each step."""
     import_library("torchvision")
     datasets, v1 = importlib.import_module("torchvision.datasets"), importlib.import_module("torchvision.transforms")
     crop = [v1.RandomResizedCrop(224), v1.RandomHorizontalFlip()]

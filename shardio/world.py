@@ -157,7 +157,7 @@ def find_world(rank: int | None = None, world_size: int | None = None, *, carrie
         ValueError: If only one of rank and world size is given or set in the environment, or the rank is out of range.
     """
     if (rank is None) != (world_size is None):
-        raise ValueError(f"pass both rank and world_size, or neither, got rank={rank} and world_size={world_size}")
+        raise ValueError(f"pass both rank and world_size, or neither; got rank={rank} and world_size={world_size}")
     if rank is not None and world_size is not None:
         return World(rank=rank, world_size=world_size)
     if carried is not None and carried.is_for_here():
@@ -260,7 +260,7 @@ def find_data_world(*, carried: CarriedWorld | None = None) -> World:
 
 
 def _find_small_dims() -> list[str]:
-    """Return the dimensions of meshes that have fewer ranks than the world.
+    """Return the names of the mesh dimensions that have fewer ranks than the world.
 
     A mesh with such a dimension also has other dimensions, even if these have only one rank each.
     """

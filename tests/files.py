@@ -17,7 +17,7 @@ import pytest
 from shardio.storage import Location
 
 OTHER_USER = 12345
-"""The id of a user other than root and the user who runs the tests."""
+"""The ID of a user other than root and the user who runs the tests."""
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change the owner of a file")
 
@@ -42,7 +42,7 @@ def read_parts(folder: Path) -> dict[str, dict[str, bytes]]:
 def count_open_files(*, with_shared_numbers: bool = False) -> int:
     """Return the number of file descriptors that this process has open.
 
-    By default, memory that holds shared numbers is not counted: any dataset may open it for later datasets to use.
+    By default, the memory of shared numbers is not counted: any dataset may open it, and later datasets use it too.
     """
     targets = list[str]()
     for descriptor in Path("/proc/self/fd").iterdir():

@@ -76,7 +76,7 @@ assert "torch" not in sys.modules
 
 @pytest.mark.parametrize(("rank", "world_size"), [(1, None), (None, 2), (0, None)])
 def test_only_one_of_rank_and_world_size_is_an_error(rank: int | None, world_size: int | None, packed: Path) -> None:
-    message = f"both .* or neither, got rank={rank} and world_size={world_size}"
+    message = f"both .* or neither; got rank={rank} and world_size={world_size}"
     assert_raises(ValueError, message, find_world, rank, world_size)
     message = "pass both rank and world_size, or neither"
     assert_raises(ValueError, message, ShardDataset, packed, rank=rank, world_size=world_size)

@@ -39,7 +39,7 @@ FIRST_CALL = ("facts", "tests", "tiles", "memory")
 """The stages that run if a call names none."""
 
 END_S = 5.0
-"""The time, in seconds, that a stage has to end by itself after its time limit, before it is killed."""
+"""The time, in seconds, that a stage has after its time limit to end by itself before it is killed."""
 
 CUDA_TESTS = (
     "tests/device/test_cuda.py",
@@ -302,7 +302,7 @@ def _read_minutes(text: str) -> float:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code: 0 if all stages passed."""
     parser = argparse.ArgumentParser(prog="tools/gpu_check.sh", description=__doc__.partition("\n")[0])
-    parser.add_argument("--wheels", type=Path, help="wheels to install where packages are missing")
+    parser.add_argument("--wheels", type=Path, help="wheels from which to install missing packages")
     parser.add_argument(
         "--out", type=Path, default=Path("gpu-check"), help="folder for the results (default: gpu-check)"
     )

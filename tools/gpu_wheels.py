@@ -25,7 +25,7 @@ USUAL = ("numpy", "opencv-python-headless", "timm", "torch", "torchvision")
 """Large packages that machines with a GPU usually have."""
 
 LIMIT_MIB = 60
-"""The largest total size of the wheels and the tracked files, in MiB."""
+"""The maximum total size of the wheels and the tracked files, in MiB."""
 
 GLIBC_MINORS = (17, 24, 27, 28, 31, 34, 35)
 """The minor versions of glibc 2 whose manylinux platforms are searched for wheels. All are listed because pip accepts
@@ -44,7 +44,7 @@ def find_missing(
     read_requirements: Callable[[Sequence[str]], Iterable[str]],
     python_version: str,
 ) -> set[str]:
-    """Return the canonical names of the missing packages, among the wanted packages and their requirements.
+    """Return the canonical names of the wanted packages and their requirements that are missing.
 
     Args:
         wanted: Requirements, as in pyproject.toml.

@@ -18,7 +18,7 @@ from benchmarks.loaders.job import TARGET, Batch, Crop, Epochs, Job
 
 
 def make_mosaic(job: Job) -> Epochs:
-    """Return MosaicML's StreamingDataset over local shards, decoding sample by sample, as its own datasets do."""
+    """Return MosaicML's StreamingDataset of local shards. It decodes sample by sample, as MosaicML's own ones do."""
     streaming: Any = import_streaming()
     base: Any = streaming.StreamingDataset
 
@@ -45,7 +45,7 @@ def make_small_shuffled(job: Job) -> Epochs:
 
 
 def make_litdata(job: Job) -> Epochs:
-    """Return LitData's StreamingDataset over local chunks, decoding sample by sample, as its README shows."""
+    """Return LitData's StreamingDataset of local chunks. It decodes sample by sample, as LitData's README shows."""
     litdata: Any = importlib.import_module("litdata")
 
     class Images(litdata.StreamingDataset):  # type: ignore[misc]  # without types

@@ -75,7 +75,7 @@ MODULES = {name: module for commands in PANELS.values() for name, (module, _) in
 
 def find_url(*labels: str) -> str | None:
     """Return the project's URL for the first of these labels that it has: see ``[project.urls]`` in pyproject.toml."""
-    from importlib.metadata import PackageNotFoundError, metadata  # Only help and internal errors need it.
+    from importlib.metadata import PackageNotFoundError, metadata  # Only help and internal errors need this import.
 
     try:
         lines = metadata("shardio-loader").get_all("Project-URL") or []
@@ -256,7 +256,7 @@ def main() -> None:
 
 
 def _describe(error: Exception) -> str:
-    if isinstance(error, OSError) and error.filename and error.strerror:  # Without the error's number.
+    if isinstance(error, OSError) and error.filename and error.strerror:  # Omit the error's number.
         return f"{os.fsdecode(error.filename)}: {error.strerror}"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror

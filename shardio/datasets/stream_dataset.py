@@ -279,7 +279,7 @@ class _Share:
         self._dataset, self._order = dataset, order
 
     def identity(self) -> dict[str, dict[str, Any]]:
-        """Return the values that a state must have in common with this share."""
+        """Return the values that must be the same in a state and in this share."""
         dataset, order = self._dataset, self._order
         buffer = dataset.buffer if order.shuffle else None
         return {

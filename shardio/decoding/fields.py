@@ -461,8 +461,8 @@ class FieldDecoder:
             calls: The object that calls user code.
 
         Returns:
-            A column of n values for each of :attr:`names`. Images are uint8 [height, width, 3], or results of the
-            transform. For a MultiCrop, the images of a sample are a tuple.
+            A column of n values for each of :attr:`names`. Images are uint8 [height, width, 3], or the transform's
+            results. For a MultiCrop, the images of a sample are a tuple.
 
         Raises:
             SampleError: If a field is missing or cannot be decoded.
@@ -583,7 +583,7 @@ class FieldDecoder:
         """Apply ``transform_sample`` to samples, given their columns."""
         assert self.transform_sample is not None, "the caller checks this"
         dicts = [dict(zip(self.names, values, strict=True)) for values in zip(*columns, strict=True)]
-        # transform_sample needs its own rng keys: the image's transform has already drawn from the given ones.
+        # transform_sample needs its own rng keys: the image's transform has already used the given keys.
         own_keys = derive_rng_key(rng_keys, make_rng_key(0, "sample"))
         try:
             return calls.call([partial(call_with_sample, self.transform_sample)], dicts, own_keys)

@@ -75,7 +75,7 @@ def find_images(batch: Any) -> torch.Tensor:
     """Return the images of a batch: its only tensor [N, C, H, W].
 
     Raises:
-        ValueError: If the batch has no such tensor, or several.
+        ValueError: If the batch has no such tensor, or more than one.
     """
     found = list[torch.Tensor]()
 

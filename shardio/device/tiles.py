@@ -216,7 +216,7 @@ class _ProcessorStages:
 
         Args:
             batch: A BATCH on the device.
-            most: The largest number of threads for an image in each stage except the last.
+            most: The maximum number of threads for an image in each stage except the last.
             sizes: The height and width of each crop.
             num_images: The number of images.
         """
@@ -392,7 +392,7 @@ def _is_mask(tensor: torch.Tensor) -> bool:
 
 
 def _as_affine(normalize: Normalize) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (x / 255 - mean) / std as x * scale + shift, both float32 [C, 1, 1]."""
+    """Return (x / 255 - mean) / std as x * scale + shift, where scale and shift are float32 [C, 1, 1]."""
     mean, std = (torch.tensor(values, dtype=torch.float64).reshape(-1, 1, 1) for values in normalize)
     if not (std > 0).all():
         raise ValueError(f"std must be positive, got {list(normalize[1])}")

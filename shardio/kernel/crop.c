@@ -150,7 +150,7 @@ static bool render_crop(Picture *picture, const Plan *plan, const Row *row) {
     Range columns = find_visible(plan->window_left, plan->new_width, row->width);
     bool is_filled = rows.start == 0 && columns.start == 0 && rows.stop == row->height && columns.stop == row->width;
     if (!is_filled)
-        memset(row->pixels, 0, 3 * (size_t)(row->height * row->width));  // Pixels beyond the part are black.
+        memset(row->pixels, 0, 3 * (size_t)(row->height * row->width));  // Pixels beyond the resized part are black.
     int64_t left = plan->is_flipped ? row->width - columns.stop : columns.start;
     Window window = {
         .plan = plan,

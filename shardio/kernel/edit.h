@@ -14,7 +14,7 @@ typedef struct {
     _Alignas(64) uint8_t colors[3][BLOCK_LENGTH];
 } Block;
 
-// Return whether an operation treats each pixel alone, once statistics of all pixels are known.
+// Return whether an operation treats each pixel independently, once statistics of all pixels are known.
 bool is_pointwise(int64_t code);
 
 // Apply the first operation, which is pointwise, and the following operations that can be applied together with it.
@@ -23,7 +23,7 @@ int64_t edit_pixels(uint8_t *pixels, int64_t num_pixels, const Operation *operat
 
 // tones.c
 
-// A blend of bytes with other bytes. If the processor looks up bytes fast and `has_tables` is set, the blend is the
+// A blend of bytes with other bytes. If the processor can look up bytes fast and `has_tables` is set, the blend is the
 // other byte plus rises[byte - other], or minus falls[other - byte].
 typedef struct {
     float factor;
@@ -51,7 +51,7 @@ void erase(uint8_t *pixels, int64_t height, int64_t width, const double *numbers
 void flip_vertically(uint8_t *pixels, int64_t height, int64_t width);
 void transform_affinely(const uint8_t *before, uint8_t *pixels, int64_t height, int64_t width, const double *numbers);
 
-// warping.c and blurring.c, with the same arguments.
+// warping.c and blurring.c, with `before` and `pixels` as above.
 
 void warp(const uint8_t *before, uint8_t *pixels, int64_t height, int64_t width, const double *numbers,
           bool is_perspective);
@@ -80,7 +80,7 @@ static inline float limit_factor(double number) {
     return factor < limit ? factor : limit;
 }
 
-// Blend a byte with another one: `factor` is the weight of the first byte.
+// Blend a byte with another byte: `factor` is the weight of the first byte.
 static inline uint8_t blend_byte(uint8_t byte, uint8_t other, float factor) {
     int32_t blended = (int32_t)((float)other + factor * (float)(int16_t)(byte - other));
     blended = blended > 0 ? blended : 0;

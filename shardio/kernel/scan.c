@@ -46,7 +46,7 @@ static void find_tile_table(const uint8_t *data, const Head *head, Scan *scan) {
     const uint8_t *end = scan->at;
     for (int64_t i = 0; i < scan->num_intervals; i++) {
         const uint8_t *at = table + 11 + i * num_bytes;
-        int64_t length = num_bytes == 2 ? read_big_endian(at, 2) : read_big_endian(at, 4);  // Either takes one load.
+        int64_t length = num_bytes == 2 ? read_big_endian(at, 2) : read_big_endian(at, 4);  // Each call is one load.
         if (length > scan->stop - end - 2 || !is_marker(end + length, find_marker(scan, i))) return;
         end += length + 2;
     }

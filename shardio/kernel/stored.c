@@ -1,7 +1,7 @@
 // Pixels that are stored without compression, as in binary PPM and PGM files: side by side, row by row.
 //
-// Only the rows that the crops need are read, from memory or from a file. They become planes, from which color.c makes
-// rows of pixels: one plane of samples for gray, and one of interleaved pixels for colors.
+// Only the rows that the crops need are read, from memory or from a file. These rows become planes, from which color.c
+// makes rows of pixels: one plane of samples for gray, and one of interleaved pixels for colors.
 
 #include "decoder.h"
 

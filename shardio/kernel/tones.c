@@ -10,7 +10,7 @@
 
 // Prepare to blend, given the weight of the first bytes.
 //
-// Blend.c computes other + factor * (byte - other). Rounding that sum to 32 bits does not carry it to the next integer
+// Pillow computes other + factor * (byte - other). Rounding that sum to 32 bits does not carry it to the next integer
 // if the product is an integer, or more than 2^-16 away from one: sums from 128 to 256 are rounded to multiples of
 // 2^-16, smaller ones have more bits, and larger ones are clamped to 255. If all products meet this condition, they are
 // rounded first.
@@ -30,7 +30,7 @@ void prepare_blend(double number, Blend *blend) {
     blend->has_tables = num_close == 0;
 }
 
-// Blend eight bytes, given 2^16 times their differences from others. limit_factor() keeps the results in range.
+// Blend eight bytes, given 2^16 times their differences from `others`. limit_factor() keeps the results in range.
 static inline __attribute__((always_inline)) i32x8 blend_eight(i16x16 differences, i16x16 others, float factor) {
     f32x8 products = __builtin_convertvector((i32x8)differences, f32x8) * (factor * 0x1p-16f);
     return __builtin_convertvector(__builtin_convertvector((i32x8)others, f32x8) + products, i32x8);
@@ -87,7 +87,7 @@ static inline __attribute__((always_inline)) u16x16 mix_colors(u8x32 red_and_blu
 
 // Write the gray values of `count` pixels, a multiple of 32 and at most BLOCK_LENGTH, and return their sum.
 int64_t make_gray(const Block *block, int64_t count, uint8_t *gray) {
-    u16x16 total = {};  // At most 255 × BLOCK_LENGTH / 16.
+    u16x16 total = {};  // Each sum is at most 255 × BLOCK_LENGTH / 16.
     for (int64_t i = 0; i < count; i += 32) {
         u8x32 red = LOAD(u8x32, block->colors[0] + i), green = LOAD(u8x32, block->colors[1] + i);
         u8x32 blue = LOAD(u8x32, block->colors[2] + i);

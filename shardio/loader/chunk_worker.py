@@ -1,11 +1,11 @@
 """The code of fork servers, and of the worker processes forked from them.
 
 A fork server imports the modules that worker processes need, and reads their setup once. As a result, a fork takes 1 ms
-instead of 150 ms for the imports, and the worker processes share the memory of the modules and the setup. The fork
-server has one thread, so its forks are safe.
+(the imports take 150 ms), and the worker processes share the memory of the modules and the setup. The fork server has
+one thread, so its forks are safe.
 
-A worker process receives buffers and chunks over one end of a socket pair. The process imports torch and user code only
-if a user's transform needs them, and never runs the user's script.
+A worker process receives buffers and chunks through one end of a socket pair. The process imports torch and user code
+only if a user's transform needs them, and never runs the user's script.
 
 Fork servers and worker processes end as soon as the other end of their socket pair is closed. Before a fork server
 ends, it ends all its worker processes.
@@ -79,7 +79,7 @@ CHECK_EXIT_S = 0.01
 
 
 def main() -> None:
-    """Run a fork server. The command line holds the descriptor of its socket and the id of the parent process."""
+    """Run a fork server. The command line holds the descriptor of its socket and the ID of the parent process."""
     descriptor, parent_id = map(int, sys.argv[1:])
     if isinstance(sys.stdout, TextIOWrapper):  # sys.stdout is None if standard output is closed.
         sys.stdout.reconfigure(line_buffering=True)  # Worker processes are killed, so they cannot flush the output.
@@ -101,7 +101,7 @@ class ForkServerProcess:
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
-        self._process_ids: dict[int, int] = {}  # Keyed by worker id; an entry is removed when its process has ended.
+        self._process_ids: dict[int, int] = {}  # Keyed by worker ID; an entry is removed when its process has ended.
 
     def run(self, parent_id: int) -> None:
         """Start and end worker processes until the other end is closed, or the process ``parent_id`` has ended."""
@@ -365,7 +365,7 @@ class ChunkBuilder:
                 _store(name, made.images, place) if destination is None else None
                 for made, destination, place in zip(rendered, given, places, strict=True)
             ]
-        if calls.elapsed_s:  # Planning included decoding for the user's transforms.
+        if calls.elapsed_s:  # Planning has included decoding for the user's transforms.
             transform_s = calls.elapsed_s
         decode_s = time.perf_counter() - began - read_s - transform_s
         times = StageTimes(

@@ -97,7 +97,7 @@ class OrderedIndices:
 
 def is_iterable(loader: Any) -> bool:
     """Return whether a loader iterates over its dataset, instead of reading it by index."""
-    return bool(loader._dataset_kind == _DatasetKind.Iterable)  # Subclasses may set it.
+    return bool(loader._dataset_kind == _DatasetKind.Iterable)  # Subclasses may set the kind.
 
 
 def make_failing_job(error: Exception) -> FetchJob:

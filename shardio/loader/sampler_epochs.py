@@ -35,7 +35,7 @@ class Epochs:
     of them. The copies also serve later epochs, as long as the program does not seed, restore or use the generators.
 
     Attributes:
-        keeps_seed: Whether the next epoch's workers have the seed of the previous workers, even if they are new.
+        keeps_seed: Whether the next epoch's workers, even new ones, have the seed of the previous workers.
         sampler: The loader's ``_index_sampler`` while an epoch begins; None otherwise. Subclasses of the loader
             may override this property and return a different sampler at each access.
     """
@@ -307,7 +307,7 @@ class Indices:
         return index
 
     def _before(self, position: SamplerPosition) -> Iterator[Any]:
-        """Return an iterator over the values before a position, even one saved with a different batch size."""
+        """Return an iterator over the values before a position, even if it was saved with a different batch size."""
         num_samples = position.num_samples
         if num_samples is None and isinstance(position.iterator_state, dict):
             num_samples = position.iterator_state.get(_SAMPLES_YIELDED)  # In states of StatefulDataLoader.

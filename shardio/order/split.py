@@ -3,8 +3,8 @@
 With world size W and B samples per rank, step t holds W * B consecutive positions, counted from the cursor at which the
 epoch began or resumed. Every rank takes its share of each step: the step's positions are sorted by their strata, and
 each rank takes a run of the result. So a rank reads neighboring samples in each window, for any number of ranks.
-Repeats remain at the end. The samples after the last full step are split according to the same rule. Worker k of n
-makes the batches t with t mod n == k.
+Repeats stay at the end of their step. The samples after the last full step are split according to the same rule.
+Worker k of n makes the batches t with t mod n == k.
 """
 
 from __future__ import annotations

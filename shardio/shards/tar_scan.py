@@ -456,7 +456,7 @@ class StreamedTar:
             FormatError: If the stream is not a tar of samples, or the members of a sample are not adjacent.
         """
         digest, field_sets = 0, dict[frozenset[str], int]()
-        fields_of = dict[int, int]()  # Maps each key's hash to the number of its fields in `field_sets`.
+        fields_of = dict[int, int]()  # Maps each key's hash to the number of its set of fields.
         for key, members in group_members(self._name, self._members()):
             fields = field_sets.setdefault(frozenset(members), len(field_sets))
             if fields_of.setdefault(hash_key(key), fields) != fields:

@@ -117,7 +117,7 @@ def _tf32_products() -> Iterator[None]:
     allowed, set_precision = "high", torch.set_float32_matmul_precision
     try:
         before = torch.get_float32_matmul_precision()
-    except RuntimeError:  # torch refuses this call if the user set its newer precision settings.
+    except RuntimeError:  # torch refuses this call if the user has set its newer precision settings.
         matmul: Any = torch.backends.cuda.matmul
         before, allowed, set_precision = matmul.fp32_precision, "tf32", partial(setattr, matmul, "fp32_precision")
     set_precision(allowed)
@@ -217,7 +217,7 @@ def check_loadable(value: Any, name: str) -> None:
     """Check that a value in a checkpoint can be loaded without executing code.
 
     Raises:
-        TypeError: If it cannot. The message names the part by ``name``.
+        TypeError: If it cannot be loaded in this way. The message names the part by ``name``.
     """
     if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
         return

@@ -152,7 +152,7 @@ class TrainConfig:
     def find_differences(self, saved: Mapping[str, Any]) -> list[str]:
         """Describe the settings that differ from those of a checkpoint.
 
-        The checkpoint may lack some entries of ``data``, which are then not compared. If a checkpoint of an earlier
+        The checkpoint may lack some entries of ``data``, which are then not compared. If a checkpoint from an earlier
         version lacks any other setting, that setting's default is compared instead.
         """
         saved = {**{one.name: one.default for one in dataclasses.fields(self)}, **saved}

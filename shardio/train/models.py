@@ -135,7 +135,7 @@ def _make_torchvision(name: str, num_classes: int, image_size: int, pretrained: 
 
 
 def _fit_head(model: nn.Module, num_classes: int) -> None:
-    """Replace the head of a torchvision classifier, unless it has this number of outputs.
+    """Replace the head of a torchvision classifier, unless it already has this number of outputs.
 
     Model families name their heads differently, but all add the head last. The head is the last Linear, or the last
     convolution in SqueezeNet, which has no Linear.
@@ -253,7 +253,7 @@ def make_plan(config: TrainConfig, steps_per_epoch: int) -> LrPlan:
 
 
 def _one_cycle(step: int, plan: LrPlan) -> float:
-    """Rise, then fall to almost 0, along cosines: Smith and Topin, "Super-convergence", 2018."""
+    """Rise, then fall to almost 0, along cosines (Smith and Topin, "Super-convergence", 2018)."""
     top, last = plan.warmup * plan.num_steps - 1, plan.num_steps - 1
     if step < top:
         return _along_cosine(START, 1.0, step / top)
@@ -261,7 +261,7 @@ def _one_cycle(step: int, plan: LrPlan) -> float:
 
 
 def _cosine(step: int, plan: LrPlan) -> float:
-    """Rise linearly, then fall along a cosine: Loshchilov and Hutter, "SGDR", 2016, one period."""
+    """Rise linearly, then fall along a cosine (one period of Loshchilov and Hutter, "SGDR", 2016)."""
     num_warm = round(plan.warmup * plan.num_steps)
     if step < num_warm:
         return (step + 1) / (num_warm + 1)
@@ -269,7 +269,7 @@ def _cosine(step: int, plan: LrPlan) -> float:
 
 
 def _cyclic(step: int, plan: LrPlan) -> float:
-    """Rise and fall linearly in each period: Smith, "Cyclical learning rates", 2015."""
+    """Rise and fall linearly in each period (Smith, "Cyclical learning rates", 2015)."""
     share = step / plan.period % 1
     return LOWEST + (1 - LOWEST) * (1 - abs(2 * share - 1))
 
@@ -383,7 +383,7 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
         options["fused"] = True
     if config.decay_all:
         return kind(weights, **options)
-    # Norms and biases have one dimension.
+    # Normalization weights and biases have one dimension.
     groups: list[dict[str, Any]] = [
         {"params": [weight for weight in weights if weight.ndim > 1]},
         {"params": [weight for weight in weights if weight.ndim <= 1], "weight_decay": 0.0},

@@ -370,7 +370,7 @@ def _(packed: Path) -> None:
     check_ranks([first, Tampered(second, early)], NOTHING)
 
 
-@case("drop: other samples are left out", f"left out are {NOT_THOSE}")
+@case("drop: the wrong samples are left out", f"left out are {NOT_THOSE}")
 def _(packed: Path) -> None:
     dropping = ours(packed, remainder="drop")
     tail = [key for loader in ours(packed, remainder="keep") for batch in list(loader)[2:] for key in batch]

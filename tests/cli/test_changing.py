@@ -164,7 +164,7 @@ def test_the_output_is_bounded_unless_it_is_json(tmp_path: Path) -> None:
 
 
 def test_lost_classes_are_given_again(out: Path, packed: Path, tmp_path: Path) -> None:
-    (out / ".shard-000001.tar.0123abcd.partial").write_bytes(b"x")  # Remains of a killed repair.
+    (out / ".shard-000001.tar.0123abcd.partial").write_bytes(b"x")  # Left by a killed repair.
     assert run("repair", out).stdout.startswith("nothing to repair: 5 shards, 21 samples, ")
     assert read_files(out) == read_files(packed)
     (out / "shardio.json").unlink()

@@ -134,7 +134,7 @@ def test_skip_leaves_out_those_samples_and_nothing_else(subject: Subject, num_wo
     assert (calling.stats().num_skipped, calling.stats().num_replaced) == (len(subject.bad), 0)
 
 
-@pytest.mark.filterwarnings("ignore:unreadable samples")  # Only some ranks have such samples.
+@pytest.mark.filterwarnings("ignore:unreadable samples")  # Only some ranks have unreadable samples.
 @pytest.mark.parametrize("kind", ["shards"])
 def test_marks_of_repeats_stay_with_their_samples(subject: Subject) -> None:
     keys = []

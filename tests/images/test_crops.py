@@ -214,7 +214,7 @@ OTHERS = {
     "of other Huffman tables": by_pillow(noise(*SIZE), quality=30, **BLOCKS),
     "progressive": by_pillow(noise(*SIZE), progressive=True),
 }
-"""Files that another tool may write from the tiled file, with a copy of its table."""
+"""Files that another tool may write from the tiled file, each with a copy of the tiled file's table."""
 
 
 def test_a_stale_wrong_or_copied_table_is_not_used_and_tiling_drops_it() -> None:

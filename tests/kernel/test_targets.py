@@ -138,7 +138,7 @@ CROPS: list[tuple[Box, tuple[int, int], tuple[int, int], bool, Resampling]] = [
     (Box(0, 0, HEIGHT, WIDTH), (96, 101), (0, 0), True, "plain bilinear"),  # Shrunk.
     (Box(31, 47, 50, 41), (96, 101), (0, 0), False, "plain bilinear"),  # Enlarged.
     (Box(3, 90, 120, 77), (130, 140), (20, 25), True, "plain bilinear"),  # A window of an enlarged part.
-    (Box(70, 6, 33, 160), (96, 101), (-9, 5), False, "plain bilinear"),  # A window that extends beyond the part.
+    (Box(70, 6, 33, 160), (96, 101), (-9, 5), False, "plain bilinear"),  # A window that exceeds the resized part.
     (Box(0, 0, HEIGHT, WIDTH), (96, 101), (0, 0), False, "antialiased bilinear"),
     (Box(31, 47, 50, 41), (130, 140), (20, 25), True, "antialiased bicubic"),
     (Box(0, 9, HEIGHT, 63), (96, 101), (0, 0), True, "antialiased bicubic"),

@@ -1,4 +1,4 @@
-"""The parts of a batch that the user keeps never change, even after forks. Other memory is reused, and all is freed."""
+"""The parts of a batch that the user keeps never change, even after forks. Other memory is reused and finally freed."""
 
 from __future__ import annotations
 
@@ -355,7 +355,7 @@ def test_buffers_of_kept_batches_and_abandoned_iterators_are_released(pictures: 
 def kept_batches_hold_no_descriptors(packed: Path) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
     dataset = ShardMapDataset(packed, fields=("image", "key"), transform=RandomResizedCrop(48))
-    order = [number % 100 for number in range(160)]  # More batches than files that each process may open.
+    order = [number % 100 for number in range(160)]  # More batches than the number of files that a process may open.
     loader = DataLoader(dataset, sampler=order, num_workers=1, persistent_workers=True)
     kept = list(loader)
     (process_id,) = find_worker_processes()
@@ -423,7 +423,7 @@ def a_thread_may_fork_while_another_one_iterates(packed: Path) -> None:
 
 def a_batch_that_another_thread_receives_during_a_fork_does_not_change(packed: Path) -> None:
     taken = list[Any]()
-    # The loader's callback is registered later, so it runs first. Then this one receives a batch, as a thread might.
+    # The loader's callback is registered later, so it runs first. Then this callback gets a batch, as a thread might.
     os.register_at_fork(before=lambda: taken.append(next(iterator)))
     loader = make_loader(packed, persistent_workers=True)
     next(iterator := iter(loader))

@@ -54,7 +54,7 @@ ATTRIBUTES: dict[str, Any] = {
     "collate_fn": count,
     "persistent_workers": False,
 }
-"""The public attributes that torch's DataLoader or its iterators read, with values to set after the constructor."""
+"""The public attributes that torch's DataLoader or its iterators read, with values to set after construction."""
 
 RARE = ("pin_memory", "pin_memory_device", "timeout", "in_order", "drop_last", "generator", "prefetch_factor")
 

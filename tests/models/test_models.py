@@ -233,7 +233,7 @@ def fill_tensors(shapes: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def assert_weights_but_of(head: str, model: nn.Module, state: dict[str, torch.Tensor]) -> None:
-    """Check that a model's tensors equal a state's, except those of ``head``, if it is not empty."""
+    """Check that a model's tensors equal those in a state, except those of ``head``, if it is not empty."""
     found = model.state_dict()
     assert found.keys() == state.keys()
     different = {name for name, tensor in found.items() if not torch.equal(tensor, state[name])}
@@ -257,7 +257,7 @@ def test_torchvisions_pretrained_weights_are_loaded_but_the_head(
     with torch.device("meta"):
         shapes = models.get_model(name).state_dict()
     state = fill_tensors(shapes)
-    # torch uses a file that was downloaded before.
+    # torch uses a file that has already been downloaded.
     (folder := caches / "torch/hub/checkpoints").mkdir(parents=True)
     torch.save(state, folder / models.get_model_weights(name).DEFAULT.url.rpartition("/")[2])
     side = 224 if name == "vit_b_16" else 64  # The weights of vit_b_16 need this size.

@@ -163,7 +163,7 @@ def test_samples_are_those_that_tarfile_reads(packed: Path) -> None:
 
 
 class Reads:
-    """A spy that records the name of the file and the size of each read."""
+    """A spy that records the file name and the size of each read."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reads, original = list[tuple[str, int]](), LocalFile.read_apart
@@ -361,7 +361,7 @@ def test_comparing_costs_no_more_reads(tmp_path: Path, monkeypatch: pytest.Monke
         spy.reads.clear()
         SampleReader(table, verify).read(np.arange(5), [*contents])
         num_reads.append(len(spy.reads))
-    assert num_reads[0] == num_reads[1] >= 10  # Per sample, one read for the small fields, one for the image.
+    assert num_reads[0] == num_reads[1] >= 10  # Each sample takes one read for the small fields and one for the image.
 
 
 @pytest.mark.parametrize("verify", ["always", True, None, ""])

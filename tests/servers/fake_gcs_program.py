@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 AUTHORIZATION = "AWS4-HMAC-SHA256 Credential=any/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=any"
-"""A signature that moto accepts, because moto refuses only requests without a signature."""
+"""A signature that moto accepts, because moto rejects only requests without a signature."""
 
 
 def translate(environ: dict[str, Any]) -> dict[str, Any]:

@@ -408,7 +408,7 @@ def test_copies_of_a_tar_give_a_warning(tars: Path) -> None:
     (tars / "copy.tar").unlink()
     for name in "a", "b":
         write_tar(tars / f"{name}.tar", [])
-    assert len(open_table(tars).tars) == 6  # Empty tars are not copies.
+    assert len(open_table(tars).tars) == 6  # Empty tars do not count as copies of each other.
 
 
 def test_a_manifest_that_lists_a_shard_twice_is_refused(out: Path) -> None:

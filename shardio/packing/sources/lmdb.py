@@ -406,6 +406,6 @@ def _refuse_pickle(path: Path, name: bytes, value: bytes) -> None:
 
 def _explain_pickle(name: str) -> str:
     return (
-        f"the value of {name!r} is a pickle, as written by folder2lmdb. Reading a pickle can run any code, so shardio "
-        f"does not read pickles. {_USE_ITERABLE}"
+        f"the value of {name!r} is a pickle, as written by folder2lmdb. Reading a pickle can run arbitrary code, so "
+        f"shardio does not read pickles. {_USE_ITERABLE}"
     )
