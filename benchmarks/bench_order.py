@@ -39,7 +39,7 @@ def open_and_read(num_shards: int, shard_samples: int, epoch: int, start: int) -
 
 
 def measure(work: Callable[[int], None]) -> str:
-    """Return the time of several rounds of ``work(round)``, and its peak memory in one more round."""
+    """Return the time of several rounds of ``work(round)``, and the peak memory of one more round."""
     times = []
     for number in range(ROUNDS):
         start = time.perf_counter()

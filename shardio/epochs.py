@@ -4,7 +4,7 @@ A loader's state counts the batches that the user received, but a prefetcher req
 the loader provides a function that counts a batch, and the outermost wrapper calls it when the user receives the batch.
 Intermediate objects, such as generators, need not cooperate.
 
-The loader also provides the rng key of each batch that it returns, so a wrapper can draw random numbers from it.
+The loader also provides the rng key of each batch that it returns, so a wrapper can derive random numbers from the key.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ Read = Callable[[Connection, Path, str, dict[str, Any], int], None]
 
 def main(
     kills: Annotated[int, typer.Option(min=1, help="Number of processes to kill.")] = 50,
-    seed: Annotated[int, typer.Option(help="Seed for the data and for the times of the kills.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for the data and for the times at which processes are killed.")] = 0,
 ) -> None:
     """Kill processes, and exit with code 1 if the cache is ever wrong."""
     choose = random.Random(seed)
@@ -114,7 +114,7 @@ class Reader:
         assert victim is not None
         try:
             os.kill(victim, signal.SIGKILL)
-        except ProcessLookupError:  # The storage process was killed before, and its successor's ID is unknown.
+        except ProcessLookupError:  # The storage process has already been killed, and its successor's ID is unknown.
             return self.kill(storage_process=False)
         if not storage_process:
             self._process.join()
@@ -215,7 +215,7 @@ def check_copies(cache: Path, originals: Mapping[str, bytes], max_bytes: int) ->
                 marks = np.frombuffer(file.read(-(-len(original) // BLOCK)), np.uint8)
                 file.seek(0)
                 content = file.read(len(original))
-        except FileNotFoundError:  # The copy was just removed.
+        except FileNotFoundError:  # The copy has just been removed.
             continue
         for block in np.flatnonzero(marks).tolist():
             span = slice(block * BLOCK, min((block + 1) * BLOCK, len(original)))

@@ -5,7 +5,7 @@
 Each pack has 1 to 4 workers and a random mode of storing JPEGs. The pack is interrupted at a random moment, uniformly
 distributed over the duration of a whole pack, including the start. The interruption is SIGKILL or SIGINT to the
 command, SIGKILL to one of its worker processes, or a disk that fills up after a random number of bytes of one file.
-After each interruption, files with final names must have the bytes of the undisturbed pack, and no process of the pack
+After each interruption, files with final names must equal those of the undisturbed pack, and no process of the pack
 may remain. The same command then resumes the pack until it finishes. The campaign starts more packs until it reaches
 the requested number of interruptions.
 """
@@ -42,7 +42,7 @@ MODES = (("--no-check",), (), ("--jpeg", "tile"), ("--jpeg", "reencode", "--max-
 
 def main(
     kills: Annotated[int, typer.Option(min=1, help="Number of interruptions.")] = 200,
-    samples: Annotated[int, typer.Option(min=20, help="Number of images; more images make packs longer.")] = 1500,
+    samples: Annotated[int, typer.Option(min=20, help="Number of images; more images make packs take longer.")] = 1500,
     seed: Annotated[int, typer.Option(help="Seed for the random choices.")] = 0,
 ) -> None:
     """Interrupt packs, resume them, and exit with code 1 if a pack differs from the undisturbed pack."""

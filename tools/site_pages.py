@@ -134,7 +134,7 @@ def show_file(path: str) -> str:
 
 
 def describe_commands() -> str:
-    """Return the page of the commands, grouped in the panels of ``shardio --help``."""
+    """Return the page of commands, grouped by the panels of ``shardio --help``."""
     lines = ["# Commands", "", "`shardio COMMAND --help` shows the same text in a terminal."]
     for panel, commands in PANELS.items():
         lines += ["", f"## {panel}"]
@@ -235,7 +235,7 @@ class Docstrings(griffe.Extension):
 
 
 def convert_parameter(parameter: inspect.Parameter) -> griffe.Parameter:
-    """Return griffe's form of a parameter."""
+    """Return a parameter as a griffe object."""
     empty = inspect.Parameter.empty
     return griffe.Parameter(
         parameter.name,

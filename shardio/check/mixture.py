@@ -16,7 +16,7 @@ from shardio.values import count
 
 @dataclass(slots=True, kw_only=True)
 class SourceReport:
-    """The samples of one source that a loader delivered.
+    """The samples that a loader delivered from one source.
 
     Attributes:
         num_samples: The number of samples in the source.
@@ -37,7 +37,7 @@ class SourceReport:
 
 @dataclass(slots=True, kw_only=True)
 class MixtureReport:
-    """The samples of a mixture that a loader delivered.
+    """The samples that a loader delivered from a mixture.
 
     Attributes:
         sources: The report of each source, by name.
@@ -120,7 +120,7 @@ def check_mixture(
     report = MixtureReport(sources=reports, tolerance=tolerance)
     counts = Counter[Hashable]()
     num_complete = dict.fromkeys(sources, 0)  # The number of full passes through each source.
-    num_ahead = dict.fromkeys(sources, 0)  # The number of samples delivered once more than that.
+    num_ahead = dict.fromkeys(sources, 0)  # The number of samples delivered once more than num_complete.
     for batches in zip_longest(*(loader if isinstance(loader, tuple) else (loader,))):
         for batch in batches:
             if batch is None:  # This rank has no more batches.

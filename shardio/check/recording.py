@@ -76,7 +76,7 @@ def observe(loader: Iterable[Any], coverage: Coverage, *, rank: int, key: Key, w
     epoch = coverage.rank_epochs[rank] = find_claims(loader, world_size)
     epoch.is_whole = False
     source = source_of(loader)
-    before = find_cursor(source) if former is None else None  # A resumed epoch's start is already covered.
+    before = find_cursor(source) if former is None else None  # ``coverage`` already has a resumed epoch's start.
     has_marks = marks_repeats(source)
     epoch.num_marked = 0 if has_marks and not callable(key) else None
     if former is not None:
@@ -464,7 +464,7 @@ def probe_contents(loader: Iterable[Any], epoch: RankEpoch) -> RankEpoch:
                 )
             if len({int(ids[0]) for ids in reads}) > 1:
                 return replace(epoch, instability=f"sample {index} differs when it is read again")
-    # User code may behave differently in workers, which only another epoch can show.
+    # User code may behave differently in workers; only another epoch can show this.
     has_workers = loader.num_workers > 0 and getattr(loader, "calls_dataset", True)
     return replace(epoch, is_stable=None if has_workers else True)
 
@@ -482,7 +482,7 @@ def _find_random(holder: Any, depth: int) -> str | None:
 def _copied(dataset: Any) -> Any:
     """Return a shallow copy of a dataset and of the datasets in it.
 
-    Reading the copy opens no files in the original that workers forked later would share.
+    Reading the copy opens no files in the original, which workers forked later would share.
     """
     copied = copy.copy(dataset)
     for name in ("dataset", "datasets"):

@@ -54,7 +54,7 @@ _METHODS = frozenset({"__iter__", "__len__", "set_epoch"})
 those of a training loop would keep a batch alive."""
 
 _SHARDS = frozenset({"IterableDatasetShard", "BatchSamplerShard"})
-"""Classes of Accelerate and Transformers that give each process a part of the wrapped object's samples."""
+"""Classes from Accelerate and Transformers that give each process a part of the wrapped object's samples."""
 
 _SKIPPERS = frozenset({"SkipBatchSampler", "SkipDataLoader"})
 """Classes that ``accelerate.skip_first_batches`` instantiates."""
@@ -94,9 +94,9 @@ class EpochSettings(RankSettings):
             epoch.
         seed: The seed of the order and of the transforms.
         remainder: The treatment of the last samples if they do not fill a batch on every rank. ``pad`` repeats some
-            samples to give all ranks the same number. ``mask`` repeats samples as ``pad`` does, and adds a last value
-            ``valid``, which is false for repeats. ``keep`` gives some ranks one more sample. ``drop`` leaves out the
-            last samples.
+            samples to give all ranks the same number of samples. ``mask`` repeats samples as ``pad`` does, and adds a
+            last value ``valid``, which is false for repeats. ``keep`` gives some ranks one more sample. ``drop`` leaves
+            out the last samples.
         batch_size: The batch size of torch's DataLoader; set it to get the same batches as from shardio.DataLoader,
             which uses its own batch size.
         window: With ``shuffle``, the number of neighboring samples of the shuffled shards that are shuffled together,
@@ -217,7 +217,7 @@ class Iterated(Ranked, Copied, IterableDataset[Any]):
 
     @property
     def num_epoch_sets(self) -> int:
-        """The number of times that the epoch was set. From this count, a loader detects that the user set the epoch."""
+        """The number of times that the epoch was set. From this count, a loader detects that the user has set it."""
         return self._cell.num_sets
 
     def set_epoch(self, epoch: int) -> None:
@@ -416,7 +416,7 @@ class SampleIterator(TolerantIterator[Value]):
         cursor = self._order.read_cursor(state)
         if differences := find_differences(state.get("share"), self._share()):
             raise StateError(
-                f"this state of a StatefulDataLoader belongs to another share of the epoch: {differences}. "
+                f"this state of a StatefulDataLoader belongs to a different share of the epoch: {differences}. "
                 "Restore these settings, or use shardio.DataLoader, whose state fits any number of ranks and workers"
             )
         num_samples = state.get("yielded")

@@ -155,7 +155,7 @@ class JoinedDataset(MapDataset):
 
     @property
     def datasets(self) -> tuple[Any, ...]:
-        """The user's datasets: the dataset that consists of several datasets, and those datasets."""
+        """The user's dataset that consists of several datasets, followed by those datasets."""
         raise NotImplementedError  # Abstract: only the subclass knows the user's dataset.
 
     def divide(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -148,7 +148,7 @@ def check_decoders(decoders: object, names: Sequence[str]) -> None:
 
 
 def choose_decoder(field: str, settings: FieldDecoder) -> FieldCodec | None:
-    """Return the decoder of a stored field under a dataset's settings; None if the field stays as bytes."""
+    """Return the decoder of a stored field under a dataset's settings; None if the field remains bytes."""
     if field == LABEL_FIELD and settings.labels is not None:
         return partial(_renumber, settings.labels)
     if holds_images(field):
@@ -415,7 +415,7 @@ DECODERS: dict[str, FieldCodec] = {
 }
 """The decoder of each field, by the last extension in the field's name.
 
-Decoders of image formats depend on the dataset's settings, so they are omitted. Fields without a decoder stay as bytes.
+Decoders of image formats depend on the dataset's settings, so they are omitted. Fields without a decoder remain bytes.
 """
 
 UNBOUNDED = frozenset({"json"})

@@ -86,7 +86,7 @@ class DevicePrefetcher:
         channels_last: Whether images have the channels_last memory format on the device.
         decode: Where the images of a shardio loader are decoded. By default, its ``workers`` decode them. With
             ``device``, a CUDA device decodes JPEGs that were packed with ``--jpeg tile``, and gives the same pixels;
-            only the tiles that the crops need are copied. This needs the package cuda-core (``pip install
+            only the tiles that the crops need are copied. This needs the cuda-core package (``pip install
             "shardio-loader[cuda]"``). Workers decode the images that the device cannot decode, and those to
             which pixel operations, such as ColorJitter, apply. With a ``collate_fn``, or datasets or transforms that
             are not shardio's, workers decode all images.
@@ -193,7 +193,7 @@ class DevicePrefetcher:
         If the loader has no state, return an empty dict and issue a RuntimeWarning.
 
         Raises:
-            StateError: If the loader counts batches when they are requested, and its ``state_dict`` failed.
+            StateError: If the loader counts batches when they are requested, and its ``state_dict`` has failed.
         """
         if isinstance(state := self._last_received.state, StateError):
             raise state
@@ -359,7 +359,7 @@ class PrefetchIterator:
         if not self._is_open:
             raise StopIteration
         held = find_held()
-        self._cut_short_by = "an error"  # Until a batch is returned, any interruption may lose a batch.
+        self._cut_short_by = "an error"  # Until a batch is returned, any interruption may lose it.
         try:
             batch, error = self._receive()
         except BaseException as interruption:

@@ -78,7 +78,7 @@ def map_tensors(batch: Any, function: OnTensor, movable: Callable[[Movable], Any
         movable: The function for other objects with a method ``to``; if None, they are kept.
 
     Returns:
-        A batch with new containers of the same types. The given batch does not change.
+        A batch with new containers of the same types. The given batch is not changed.
     """
 
     def walk(value: Any) -> Any:
@@ -293,8 +293,8 @@ class WaitingTimes:
     """The running totals of a prefetcher.
 
     Args:
-        has_stream: Whether events measure the stalls of the device. Otherwise, the device waits whenever the program
-            does.
+        has_stream: Whether events measure the stalls of the device. Otherwise, the device is taken to wait whenever the
+            program waits.
 
     Attributes:
         num_batches: See :class:`PrefetchStats`.
@@ -309,7 +309,7 @@ class WaitingTimes:
         self._has_stream = has_stream
 
     def add_wait(self, requested: StreamEvent, received: StreamEvent) -> None:
-        """Add the time from one event to another. The time is read when the device has reached both events.
+        """Add the time between two events to the total. It is read when the device has reached both events.
 
         Args:
             requested: An event that follows all work queued before the batch was requested.
@@ -334,7 +334,7 @@ class WaitingTimes:
 
 
 class _Source(NamedTuple):
-    """The source of a copy: memory that the loader may reuse after its release, and buffers.
+    """The source of a copy: a batch whose memory the loader may reuse after this object is freed, and buffers.
 
     The source holds the event but not the batch on the device, so the consumer can free that batch at any time.
     """
@@ -380,7 +380,7 @@ class InFlightBatches:
         def pin(tensor: torch.Tensor) -> torch.Tensor:
             if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_pinned():
                 return tensor
-            if type(tensor) is not torch.Tensor:  # A copy of a subclass, such as a mask, would lose the subclass.
+            if type(tensor) is not torch.Tensor:  # The copy of a mask, for example, would lose its subclass.
                 return tensor
             pinned, buffer = self._pool.take(tensor)
             buffers.append(buffer)
@@ -415,7 +415,7 @@ class InFlightBatches:
             self._requests[0].synchronize()
 
     def close(self) -> None:
-        """Wait until all copies are done, and release everything."""
+        """Wait until all copies are done, and release all tensors."""
         for source in self._sources:
             source.copied.synchronize()
         self._release()

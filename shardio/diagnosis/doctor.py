@@ -49,7 +49,7 @@ class Diagnosis:
         step_rate: The speed of the training step on batches in memory, in samples per second; None without a step.
         both: The speed of the loader with the step; None without a step.
         profile: Where the time of a sample goes; None if the loader has no dataset, or the doctor needed no profile.
-        stats: The statistics of shardio's own workers; None if others made the batches.
+        stats: The statistics of shardio's own workers; None if other workers made the batches.
         num_processors: The number of processors that this process may use.
         others_busy: The share of the processors' time that other programs used.
         advice: What to change, the largest speed-up first; empty if loading does not hold training back.

@@ -130,7 +130,7 @@ static inline __attribute__((always_inline)) uint64_t take_codes(Workspace *work
     at->state = (at->state + (uint64_t)entry->step) & (uint64_t)entry->keep;
     (*coefficients)[at->state - 1] = entry->second;
     uint64_t first = at->state + (uint64_t)entry->place;
-    __asm__("" : "+r"(first));  // Makes the compiler compute one index, as for the second value.
+    __asm__("" : "+r"(first));  // Make the compiler compute a single index, as for the second value.
     (*coefficients)[first] = (int16_t)((word >> (-entry->bits & 63)) + (uint64_t)entry->bias);
     at->bit += entry->bits;
     word <<= entry->bits;

@@ -38,9 +38,9 @@ typedef struct {
     const uint8_t *kept;    // The kept image, or NULL.
     uint64_t key;           // The key under which to keep a JPEG, or 0 not to keep it.
     int64_t offset;         // The offset of the first pixel in the file.
-    int64_t height, width;  // These and the next two fields describe uncompressed pixels.
+    int64_t height, width;  // These fields and the next two describe uncompressed pixels.
     int32_t file;           // The descriptor of an open file.
-    uint8_t num_channels;   // 1 for gray, 3 for colors; 0 for a JPEG.
+    uint8_t num_channels;   // 1 for gray, 3 for color; 0 for a JPEG.
     uint8_t turn;           // How to turn the stored picture upright: flags from shared.h, ORed together.
 } Image;
 
@@ -54,7 +54,7 @@ typedef struct {
     int64_t num_images, num_crops;
     const Image *images;   // [num_images]
     const Plan *plans;     // [num_images, num_crops]
-    const int64_t *order;  // [num_images], the order in which to decode.
+    const int64_t *order;  // [num_images], the order in which to decode the images.
     const Row *rows;       // [num_images, num_crops]
     uint8_t *is_done;      // [num_images], set to 1 for each image whose crops are rendered.
     struct Workspace *workspace;

@@ -1,4 +1,4 @@
-"""The operations on pixels, as the kernel reads them."""
+"""The operations on pixels, in the form that the kernel reads."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ NEAREST, BILINEAR, BICUBIC = 0, 2, 3
 MOVING = {AFFINE: (0, 1, 2, 3, 4, 5), PERSPECTIVE: (0, 1, 2, 3, 4, 5, 10, 11)}
 """The operations that move pixels, and therefore masks, boxes and points, with the row-major indices of each matrix.
 
-The matrix maps places in the result to places in the original. An affine matrix has six numbers. A
-perspective matrix has eight, and its ninth number is always 1. VERTICAL_FLIP is missing, because crop plans have an
+The matrix maps places in the result to places in the original. An affine matrix has six numbers. A perspective matrix
+has eight numbers; a ninth would always be 1. VERTICAL_FLIP is missing, because crop plans have an
 attribute for it.
 """
 

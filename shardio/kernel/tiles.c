@@ -1,7 +1,7 @@
 // Collect the tiles that image crops need, so that a device can decode the tiles: see tiles.h.
 //
 // An image is left to the processor if it is not a baseline JPEG with a tile table, if a table is damaged, or if its
-// tiles need more room than the pixels of its crops. So the chunk has room for either.
+// tiles need more room than the pixels of its crops. So the chunk has room for the tiles or the pixels.
 
 #include "decoder.h"
 #include "weights.h"

@@ -39,8 +39,8 @@ BYTES_PER_WORKER = {"copied": 128 * 2**20, "decoded": 16 * 2**20}
 consists of importing modules."""
 
 END_WITHIN_S = 10.0
-"""The time in seconds that a worker process has to end after its connection is closed. The process only has to remove
-one unfinished file."""
+"""The time in seconds within which a worker process must end after its connection is closed. The process only has to
+remove one unfinished file."""
 
 SILENT_S, LAST_CHANCE_S = 60.0, 20.0
 """A worker process is considered suspended if it does not report for SILENT_S seconds, and then for another
@@ -284,7 +284,7 @@ def _end(workers: list[_Worker]) -> None:
 
 
 class _Parent:
-    """The connection to the parent process, which several threads use. Reports are added up before they are sent."""
+    """The connection to the parent process; several threads use it. Reports are added up before they are sent."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection, self._lock = connection, threading.Lock()

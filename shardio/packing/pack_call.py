@@ -79,15 +79,15 @@ _ALWAYS_IDENTIFY = (
     *("max_shard_size", "max_shard_samples", "shuffle_seed", "check", "jpeg", "convert_to", "max_side", "quality"),
     *("to_srgb", "max_pixels"),
 )
-"""The options that identify an unfinished pack even at their defaults. Other options that affect the output identify a
-pack only if they differ from their defaults. A version of shardio with a new option can therefore resume the packs of
-earlier versions."""
+"""The options that identify an unfinished pack even if they have their default values. Other options that affect the
+output identify a pack only if they differ from their defaults. A version of shardio with a new option can therefore
+resume the packs of earlier versions."""
 
 OPTIONS_OF_SHARDS = ("max_shard_size", "max_shard_samples", "shuffle_seed")
 """The options that control how samples are distributed among shards. Other options control what each sample holds."""
 
 _ALWAYS_RECORDED = (*OPTIONS_OF_SHARDS, "jpeg")
-"""The options that manifests record even at their defaults."""
+"""The options that manifests record even if they have their default values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -552,7 +552,7 @@ def pack(
             ``"path/to/file.py:function"`` or ``"package.module:function"``. The manifest records only the name.
         token_column: The column with the tokens of documents or, with ``tokenizer``, their texts; by default, the only
             such column, or the first of ``input_ids``, ``tokens``, ``text`` and ``content``.
-        token_dtype: The type of the tokens of documents, ``uint16`` or ``int32``. A token that does not fit is an
+        token_dtype: The type of the tokens of documents, ``uint16`` or ``int32``. A token that does not fit in it is an
             error.
         on_changed: What to do with a sample whose files change or become unreadable during the pack. ``raise`` stops
             with an error that names the files; ``skip`` leaves the sample out.

@@ -58,7 +58,7 @@ MAX_GAP = 4096
 """The maximum gap between ranges, in bytes, that is always fetched along with the ranges."""
 
 PART_FOR_GAPS = 16
-"""Larger gaps between the ranges of a tar are also fetched, smallest first, up to the ranges' size divided by this
+"""Larger gaps between a tar's ranges are also fetched, smallest first, up to the ranges' total size divided by this
 number. At the ends of a rank's part of a window, two ranks' samples alternate, so separate requests would cost more."""
 
 MAX_RANGE = REMOTE_PIECE
@@ -174,7 +174,7 @@ def _write_label(path: str, label: int) -> bytes:
 
 
 class JoinedReader:
-    """A reader of samples from several readers."""
+    """A reader that reads each sample with one of several readers."""
 
     def __init__(self, readers: Sequence[Reader]) -> None:
         self._readers = readers
@@ -190,7 +190,7 @@ class JoinedReader:
             rows = np.flatnonzero(parts == part).tolist()
             try:
                 inner: Any = [samples[row][1] for row in rows]
-                if isinstance(self._readers[part], SampleReader):  # Any other reader accepts a list.
+                if isinstance(self._readers[part], SampleReader):  # Other kinds of reader accept lists.
                     inner = np.array(inner, np.int64)
                 stored = self._readers[part].read(inner, fields, deferred)
             except SampleError as error:
@@ -211,7 +211,7 @@ class JoinedReader:
         return self._readers[part].describe(inner, fields)
 
     def close(self) -> None:
-        """Close all files until the next read."""
+        """Close all files; the next read opens them again."""
         for reader in self._readers:
             reader.close()
 
@@ -247,7 +247,7 @@ class SourceReader:
         return self._reader.describe(sample, [field for field in fields if field != SOURCE_FIELD])
 
     def close(self) -> None:
-        """Close all files until the next read."""
+        """Close all files; the next read opens them again."""
         self._reader.close()
 
 
@@ -270,7 +270,7 @@ class RemoteSamples(Protocol):
     """Remote samples that can be fetched into a cache."""
 
     def choose_lengths(self, window: int | None) -> Iterator[tuple[int, int]]:
-        """Endlessly yield the minimum and the maximum number of samples in each stretch, at least 1.
+        """Endlessly yield, for each stretch, its minimum and maximum numbers of samples, both at least 1.
 
         A stretch ends where a window of the order ends, unless it would be too long.
 

@@ -42,7 +42,7 @@ CLIENT_OPTIONS = {
 _FLAGS = {"allow_http", "allow_invalid_certificates", "randomize_addresses"}
 
 _MEMORY: dict[str, Backend] = {}
-"""The stores of ``memory://`` URLs by their roots. They exist until the storage process ends."""
+"""The stores of ``memory://`` URLs, by root. They exist until the storage process ends."""
 
 Purpose = Literal["read", "upload", "whole"]
 """The purpose of a client. ``upload``: uploads, whose parts obstore retries one by one. ``whole``: requests for whole
@@ -253,8 +253,8 @@ _SIGNS = (
         r"InvalidCertificate\(\s*(?:Other\(\s*OtherError\(\s*)?(\w+)",
         "permanent",
         "the server's certificate is not valid ({})",
-        "Check the URL and the server's certificate. To trust another authority, set the storage option "
-        "root_certificate to its certificate",
+        "Check the URL and the server's certificate. To trust a different certificate authority, set "
+        "the storage option root_certificate to its certificate",
     ),
     _Sign(
         r"InvalidMessage\(\s*InvalidContentType",

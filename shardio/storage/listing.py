@@ -1,9 +1,9 @@
 """List the files of a remote folder, and read them through a cache.
 
 If each of a million images had its own copy, every scan of the cache's folder would be slow. The cache therefore keeps
-the files of a listing in *bundles*: files that are adjacent in the order of their keys. In a bundle, each file begins
-at a multiple of 512 bytes. The hash of each file follows the file's content, because a listing, unlike a shard's
-index, has no hashes.
+the files of a listing in *bundles*: groups of files that are adjacent in the order of their keys. In a bundle, each
+file begins at a multiple of 512 bytes. The hash of each file follows the file's content, because a listing, unlike a
+shard's index, has no hashes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MEAN_BYTES = 16 * 2**20
 bundles."""
 
 HASH_BYTES = 16
-"""The size of the hash, xxh3-128, that follows each content in a bundle."""
+"""The size of the hash, xxh3-128, that follows each file's content in a bundle."""
 
 Size = TypeVar("Size", int, NDArray[np.int64])
 

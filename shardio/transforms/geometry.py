@@ -201,8 +201,8 @@ class CenterCrop(_Cropping):
     """Crop the image's center.
 
     Args:
-        size: The result's size in pixels: one number for a square, or (height, width). An image that is smaller in
-            either dimension is padded with black on both sides.
+        size: The result's size in pixels: one number for a square, or (height, width). An image that is smaller than
+            the crop in either dimension is padded with black on both sides.
     """
 
     def __init__(self, size: int | Sequence[int]) -> None:
@@ -297,7 +297,7 @@ class RandomCrop(_Padding):
 
     Args:
         size: The crop's size in pixels: one number for a square, or (height, width).
-        padding: The number of pixels to add first, as in :class:`Pad`; None adds none.
+        padding: The number of pixels to add first, as in :class:`Pad`; None adds no padding.
         pad_if_needed: Whether to also pad images that are smaller than the crop, by the missing length on each side.
             If false, smaller images raise an error.
         fill: The color of the added pixels in mode "constant": one number or three.
@@ -338,7 +338,7 @@ class RandomCrop(_Padding):
     def from_torchvision(cls, theirs: Any) -> RandomCrop:
         padding = theirs.padding
         if padding is not None and ".v2." in type(theirs).__module__:
-            left, right, top, bottom = padding  # v2 stores the numbers in a different order.
+            left, right, top, bottom = padding  # torchvision's v2 uses a different order.
             padding = left, top, right, bottom
         return cls(theirs.size, padding, theirs.pad_if_needed, theirs.fill, theirs.padding_mode)
 

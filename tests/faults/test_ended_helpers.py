@@ -1,4 +1,4 @@
-"""The end of a helper never cuts an epoch short silently.
+"""If a helper ends, the epoch is never cut short silently.
 
 Whichever executor makes the batches, either all of them arrive or an error is raised.
 
@@ -115,7 +115,7 @@ def receive(batches: Any) -> tuple[list[list[int]], Exception | None]:
     try:
         for batch in batches:
             received.append(batch.tolist())
-    except (RuntimeError, EOFError, ConnectionError) as error:  # Torch's batch may be in a process that died.
+    except (RuntimeError, EOFError, ConnectionError) as error:  # torch's batch may be in a process that has ended.
         return received, error
     return received, None
 

@@ -67,7 +67,7 @@ def batches_of(loader: Any) -> Batches:
 
 
 def collect(loader: Any, batches: Batches, after_first: Callable[[], None] = lambda: None) -> None:
-    """Append the batches to a list, which keeps the batches before an error. Call ``after_first`` after the first
+    """Append the batches to a list, which keeps those that precede an error. Call ``after_first`` after the first
     batch."""
     for batch in loader:
         batches.append(plain(batch))

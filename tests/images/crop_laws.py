@@ -24,7 +24,7 @@ from tests.images.pictures import Array
 
 
 def render_parts(content: Content, boxes: Sequence[Box]) -> tuple[list[Array], NDArray[np.bool_]]:
-    """Return parts of an image, not resized, and whether the kernel rendered each."""
+    """Return unresized parts of an image, and whether the kernel rendered each."""
     kernel = find_kernel()
     assert kernel is not None, "conftest.py compiles it"
     plans = np.zeros(len(boxes), PLAN)
@@ -122,7 +122,7 @@ def shows_picture(plan: CropPlan) -> NDArray[np.bool_]:
 
 
 def tile_by_hand(content: bytes) -> bytes:
-    """Return a JPEG with restart intervals and a new tile table, made by searching for the markers."""
+    """Return a JPEG with restart intervals, with a new tile table made by searching for the markers."""
     spans = list(segments_of(content))
     frame = next(start for marker, start, _ in spans if marker in (0xC0, 0xC1))
     interval = next(content[start + 4 : end] for marker, start, end in spans if marker == 0xDD)

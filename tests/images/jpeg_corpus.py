@@ -390,7 +390,7 @@ def large() -> Iterator[JpegFile]:
 
 @cache
 def small_corpus() -> tuple[JpegFile, ...]:
-    """Return a few hundred files, some of every kind. Making them takes seconds."""
+    """Return a few hundred files, some of every kind. Creating the files takes several seconds."""
     return tuple(_small_corpus())
 
 

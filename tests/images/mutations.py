@@ -16,7 +16,7 @@ from tests.images.jpeg_writer import segment
 from tests.images.pictures import exif_of, make_picture, save
 
 INTERESTING = (0x00, 0x01, 0x02, 0x7F, 0x80, 0xC0, 0xC2, 0xC4, *range(0xD0, 0xDE), 0xE0, 0xE9, 0xEE, 0xFE, 0xFF)
-"""Bytes that have a meaning in a JPEG or are the limits of a range."""
+"""Bytes that have a special meaning in a JPEG or are the limits of a range."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +102,7 @@ def without_ac_codes(content: bytes) -> bytes:
 def mutate(original: Original, other: Original, rng: random.Random) -> bytes:
     """Damage a file once or a few times, perhaps with parts of another file.
 
-    Only the first damage may hit a known span, because that damage may move the other spans.
+    Only the first damage may hit a known span, because it may move the other spans.
     """
     content = bytearray(original.content)
     if original.tables and rng.random() < 0.3:

@@ -220,7 +220,7 @@ def _check_split(case: MixtureCase, order: MixedOrder) -> None:
 
 
 def _merge(case: MixtureCase, picks: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the picks of a step in the order in which ranks take them, computed from the definition."""
+    """From the definition, compute the picks of a step, in the order in which ranks take them."""
     by_source = defaultdict[int, list[int]](list)
     for source, item in picks:
         by_source[source].append(item)

@@ -115,7 +115,7 @@ def train_as(settings: Settings) -> None:
 
 
 def train_as_rank(rank: int, runs: list[dict[str, Any]]) -> None:
-    """Train all runs on a rank of :func:`tests.processes.run_launched_ranks`."""
+    """Train all runs, as one of the ranks of :func:`tests.processes.run_launched_ranks`."""
     train_runs(runs)
 
 

@@ -74,7 +74,7 @@ def loss_and_accuracy(model: nn.Module, batch: Batch) -> list[float]:
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize(("num_micro", "accumulate"), [(8, 1), (8, 2), (8, 8), (5, 2), (7, 3), (3, 8)])
 def test_accumulated_microbatches_train_as_one_big_batch(num_micro: int, accumulate: int, optimizer: str) -> None:
-    """All samples have the same weight. An incomplete last group counts as a smaller batch."""
+    """All samples have the same weight. An incomplete last group is treated like a smaller batch."""
     micro = make_batches([4, 2, 7, 1, 4, 5, 3, 4][:num_micro])
     big = [join(micro[start : start + accumulate]) for start in range(0, num_micro, accumulate)]
     model = make_network()
@@ -292,7 +292,7 @@ def test_mixing_needs_the_number_of_classes_that_the_model_has() -> None:
         train(make_linear(num_classes=5), make_batches([8]), make_config(mixup=0.2, num_classes=3))
 
 
-# Evaluation over several ranks, which is exact or warns that samples count twice
+# Evaluation over several ranks: exact, or with a warning that samples are counted twice
 
 RANK = World(rank=0, world_size=2)
 REPEATS = (

@@ -266,7 +266,7 @@ def describe(batches: Any) -> list[list[Any]]:
 
 
 def assert_groups_resume(make: Callable[[], Any], size: int) -> None:
-    """Check that the loader that ``make`` returns, or a wrapper of it, resumes from its state at each group's end."""
+    """Check that the loader from ``make``, or a wrapper around it, resumes from its state at each group's end."""
     loader, received, ends = make(), list[Any](), list[tuple[int, Any]]()
     for batch, ends_group in in_groups(loader, size):
         received += describe([batch])

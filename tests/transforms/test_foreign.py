@@ -1,4 +1,4 @@
-"""Other libraries' transforms, alone, in a Compose or mixed, have the same effect in shardio as in their libraries."""
+"""Other libraries' transforms, alone, in a Compose or mixed with shardio's, behave as they do in their libraries."""
 
 from __future__ import annotations
 

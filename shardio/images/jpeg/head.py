@@ -41,13 +41,13 @@ MAX_CODE_LENGTH = 16
 """The maximum length of a Huffman code in bits (C.1)."""
 
 MAX_DC_SIZE, MAX_AC_SIZE = 11, 10
-"""The maximum number of bits in a DC difference and an AC coefficient of 8-bit baseline images (tables F.1 and F.2)."""
+"""The maximum sizes in bits of a DC difference and an AC coefficient of 8-bit baseline images (tables F.1 and F.2)."""
 
 MAX_DC = 2047
 """The largest absolute value of a DC coefficient. The sum of the differences must fit into 12 bits."""
 
 MAX_DC_SYMBOL = 15
-"""libjpeg refuses DC tables with larger symbols, whether the scan uses them or not (jdhuff.c)."""
+"""The largest DC symbol: libjpeg refuses tables with larger ones, whether the scan uses them or not (jdhuff.c)."""
 
 ICC_SIGNATURE = b"ICC_PROFILE\0"
 """The beginning of an APP2 segment that contains a part of a color profile (ICC.1:2022, annex B.4)."""
