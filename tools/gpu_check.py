@@ -36,7 +36,7 @@ BUDGET_S = 7 * 60.0
 """The time for a call, unless ``--budget`` sets a different time."""
 
 FIRST_CALL = ("facts", "tests", "tiles", "memory")
-"""The stages that run if a call names none."""
+"""The stages that run if the command line names none."""
 
 END_S = 5.0
 """The time, in seconds, that a stage has after its time limit to end by itself before it is killed."""
@@ -193,7 +193,7 @@ def _run_stage(stage: Stage, out: Path, limit_s: float, environment: dict[str, s
 
 
 def _follow(process: subprocess.Popen[bytes], log: Path, start: int, ends_at: float) -> str | None:
-    """Print the output that a process adds to the log until it ends.
+    """Until a process ends, print the output that it adds to the log.
 
     Return the outcome of the process, or None after a timeout.
     """

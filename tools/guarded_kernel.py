@@ -69,7 +69,7 @@ _libc.free.argtypes, _libc.free.restype = [ctypes.c_void_p], None
 class Sanitizer(str, Enum):
     """A kind of check that a compiler adds to the code.
 
-    ADDRESS detects accesses outside arrays, including those that the kernel allocates, and undefined behavior. ADDRESS
+    ADDRESS detects undefined behavior, and accesses outside arrays, including arrays that the kernel allocates. ADDRESS
     needs clang 16 or newer, for instance from Debian's packages clang-19 and libclang-rt-19-dev. UNDEFINED detects only
     undefined behavior, with the clang in the ziglang package.
     """

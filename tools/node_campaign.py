@@ -1,4 +1,4 @@
-"""Rehearse, on one machine, a run on several nodes that is stopped and then resumed on fewer nodes.
+"""Simulate, on one machine, a run on several nodes that is stopped and then resumed on fewer nodes.
 
 Each rank is a process with torchrun's variables. The ranks of a node share a cache, and reach a real object store
 (SeaweedFS) through the node's own proxy, which delays each request and counts the node's requests. The campaign checks
@@ -39,7 +39,7 @@ app = typer.Typer(add_completion=False)
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """The task of one rank: to read some batches, or all the remaining batches of the epoch, from a position on."""
+    """The task of one rank: to read some batches, or all the remaining batches of the epoch, starting at a position."""
 
     source: str
     options: dict[str, str]
@@ -51,7 +51,7 @@ class Job:
 
 
 def read(job: Job) -> None:
-    """Read batches as one rank. Write their keys and the state."""
+    """Read batches as one rank. Write the batches' keys and the state."""
     dataset = shardio.ShardDataset(
         job.source,
         fields=("key", "bin"),

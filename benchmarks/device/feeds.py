@@ -25,8 +25,8 @@ from shardio.device.tiles import ImagePreparation
 
 RESIDENT, RESIDENT_UINT8, SHARDIO, TORCH, TIMM = "resident", "resident-uint8", "shardio", "torch", "timm"
 TITLES = {
-    RESIDENT: "(a) on the device already, prepared",
-    RESIDENT_UINT8: "on the device already, uint8, prepared in each step",
+    RESIDENT: "(a) already on the device, prepared",
+    RESIDENT_UINT8: "already on the device, uint8, prepared in each step",
     SHARDIO: "(b) shardio: DevicePrefetcher",
     TORCH: "(c) torch: pin_memory, non_blocking",
     TIMM: "(d) timm: PrefetchLoader",

@@ -321,7 +321,7 @@ def _same_ranks(report: CoverageReport) -> list[str]:
     groups: defaultdict[tuple[int, ...], dict[int, int]] = defaultdict(dict)
     for rank, workers in _group_by_rank(report).items():
         nums, sums, xors = zip(*(worker.signature for worker in workers), strict=True)
-        # Identical workers count once.
+        # Identical workers are counted once.
         num_distinct = sum({worker.signature: worker.num_samples for worker in workers}.values())
         groups[sum(nums), sum(sums) % 2**64, reduce(xor, xors)][rank] = num_distinct
     return [

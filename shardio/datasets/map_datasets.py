@@ -321,7 +321,7 @@ def _no_class_folders(root: Location) -> FileNotFoundError:
 def _label_images(
     paths: Mapping[str, Iterable[str]], labels: Mapping[str, int], root: Location, listing: Path | None
 ) -> tuple[SharedList[tuple[str, int]], list[Path]]:
-    samples = list[SharedList[tuple[str, int]]]()  # One list for each class, because strings need a lot of memory.
+    samples = list[SharedList[tuple[str, int]]]()  # One per class, because all strings at once need a lot of memory.
     others = list[Path]()
     for name, files in paths.items():
         images, num_before = list[str](), len(others)

@@ -376,7 +376,7 @@ def normalize(
         dtype: The dtype of the result.
         memory_format: The memory format of the result.
         in_one_kernel: Whether to use a single torch operation, for which a GPU needs only one kernel. On a CPU, torch
-            makes copies for this operation, so for large batches it is slower than several operations
+            makes copies for this operation, so for large batches this operation is slower than several separate ones
             (benchmarks/results/device.md). The results are the same either way, except for float32's rounding.
     """
     if in_one_kernel:

@@ -42,8 +42,8 @@ DECODER_DESCRIPTIONS: dict[DecoderName, str] = {
 
 CLIPPED_ADVICE = (
     "as images, they are converted to 8-bit RGB, which clips values to the range 0 to 255, as in torchvision: most "
-    "pixels may become white or black. Read them as a field, such as fields=('png', 'label'), which keeps their "
-    "values, or scale the values in the files first"
+    "pixels may become white or black. To keep their values, read them as a field, for example with fields=('png', "
+    "'label'); or scale the values in the files first"
 )
 """The effect of conversion on gray images that do not have 8 bits, and the remedy."""
 
@@ -177,8 +177,8 @@ def fit_size(height: int, width: int, max_side: int | None, min_side: int | None
     """Return the size of an image after shrinking, or None if it does not change.
 
     Args:
-        height: Its height.
-        width: Its width.
+        height: The height of the image.
+        width: The width of the image.
         max_side: The maximum length of the longer side, or None for no limit.
         min_side: The maximum length of the shorter side, or None for no limit.
     """

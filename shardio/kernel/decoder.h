@@ -31,11 +31,11 @@
 //   coefficients     Their indices are states of huffman.c, below ALL_STATES: a code leads at most 15 states beyond
 //                    its block, and such states lead only out of the loop. progressive.c compares an index with the
 //                    scan's last index, and finds blocks by the image's size.
-//   stored pixels    Their number of bytes follows from their size. Full rows are read, into memory of sufficient size.
+//   stored pixels    Their number of bytes follows from their size. Full rows are read; the memory has room for them.
 //   kept images      Only the kernel writes them, to memory that it has allocated for them alone.
 //   samples          Only MCUs of the region are transformed. allocate_planes() sizes the planes by the region.
 //   rows of pixels   A row has room for the region's pixels. In rows and planes, vectors may read and write MARGIN more
-//                    bytes before and after. A crop is within its picture, or is refused. The pixels it mixes
+//                    bytes before and after. A crop is within its picture, or is refused. Its source pixels
 //                    are within the region, and a gathering vector reads at most 128 bytes, starting at one of them.
 //   crops            Rows are written in full, except that the last pixels of each are copied one by one.
 //

@@ -3,9 +3,9 @@
 // Pillow finds where the center of each pixel of the result is in the original. It interpolates between the centers of
 // the nearest pixels there. Beyond the border, pixels are equal to those at the border.
 //
-// Pillow interpolates with 64 bits, in a certain order, and rounds toward 0. Weighted sums with 32 bits give the same
-// result in less time, unless the result is so close to a whole number that rounding errors matter. Such pixels are
-// computed as in Pillow.
+// Pillow interpolates in double precision, in a certain order, and rounds toward 0. Weighted sums in single precision
+// give the same result in less time, unless the result is so close to a whole number that rounding errors matter. Such
+// pixels are computed as in Pillow.
 //
 // All rows and columns that are read are in the image. A pixel is read with the byte after it, and two adjacent pixels
 // are read with the two bytes after them. These bytes are ignored: they belong to the next pixels, or are among the
@@ -20,7 +20,7 @@ enum { LENGTH = 32 };  // The number of pixels whose places are computed at once
 
 enum { INNER, AT_BORDER, OUTSIDE };  // In the image with all its neighbors; elsewhere in the image; outside.
 
-// What some pixels of the result show.
+// The places of some pixels of the result in the original, and the neighbors to mix.
 typedef struct {
     double x[LENGTH], y[LENGTH];          // The places; later, their distances from `column` and `row`.
     int32_t column[LENGTH], row[LENGTH];  // The last columns and rows whose centers are at or before the places.
@@ -133,8 +133,8 @@ static inline u8x4 load_one(Neighbors neighbors, int row, int column) {
 
 // More than twice the errors of weighted sums, for two columns and rows, and for four. The absolute values of two
 // weights add up to 1, and those of four to at most 1.5. Rounding weights, products and sums changes the sum of a
-// column by up to 3 * 255 * 2^-24, or 5 * 1.5 * 255 * 2^-24. The error of the final sum is twice that of a
-// column, or three times.
+// column by up to 3 * 255 * 2^-24, or 5 * 1.5 * 255 * 2^-24. The error of the final sum is two or three
+// times that of a column.
 static const float MARGIN_OF_TWO = 0x1p-12f, MARGIN_OF_FOUR = 0x1p-10f;
 
 // Round numbers toward 0. If four values are mixed, weights may be negative, so sums must be clamped.

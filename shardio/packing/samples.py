@@ -132,8 +132,8 @@ class ValueEncoder:
         suffix = field.rpartition(".")[2]
         if suffix in _PICKLES:
             raise TypeError(
-                f"field {field!r} of sample {key!r} would be pickled, and a pickle can run any code when it is read: "
-                "store the value as json, npy or txt, or pass bytes that you have pickled yourself"
+                f"field {field!r} of sample {key!r} would be pickled, and a pickle can run arbitrary code when it is "
+                "read: store the value as json, npy or txt, or pass bytes that you have pickled yourself"
             )
         if suffix not in _ENCODERS:
             _refuse(key, field, value, f"pass bytes, or use one of the suffixes {', '.join(_ENCODERS)}")

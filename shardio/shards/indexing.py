@@ -297,7 +297,7 @@ def write_tar_lists(reports: Iterable[IndexReport]) -> list[Location]:
 def read_tar_list(folder: Location) -> dict[str, IndexHeader]:
     """Return the header of the index of each tar that a folder's list names, or {} if the folder has no list.
 
-    The list of a local folder that was copied to a store is ignored, because its tars have different versions there.
+    If a local folder was copied to a store, its list is ignored there, because the copied tars have different versions.
 
     Raises:
         FormatError: If the list is damaged.

@@ -107,8 +107,8 @@ class ShardIndex:
             fields: The names of F fields.
 
         Returns:
-            The start and the stop of each content in the tar, both int64 [n, F], -1 where a sample lacks the field;
-            and the xxh3-64 of each content, uint64 [n, F].
+            The start and the stop of each field's content in the tar, both int64 [n, F], -1 where a sample lacks the
+            field; and the xxh3-64 of each field's content, uint64 [n, F].
         """
         starts, stops, hashes = self.find_entries(samples, fields).transpose(0, 2, 1)
         return starts, stops, hashes.view(np.uint64)
@@ -211,7 +211,7 @@ class ShardIndex:
 
 
 class _Content(NamedTuple):
-    """An index in memory: the start, the stop and the hash of each content, int64 [3, F, n], and the keys."""
+    """An index in memory: the start, the stop and the hash of each field's content, int64 [3, F, n], and the keys."""
 
     entries: Ints
     keys: KeyColumn

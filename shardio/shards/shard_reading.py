@@ -68,8 +68,8 @@ class _Request:
         fields: The names of F fields, in the order in which the first sample's fields are stored.
         by_place: int64 [F], the indices of these fields among the requested fields.
         bounds: The row of the first sample of each shard, and the number of samples n.
-        starts, stops: int64 [F, n], the range of each content in its tar, or -1 if the sample lacks the field.
-        hashes: uint64 [F, n], the xxh3-64 of each content according to the index.
+        starts, stops: int64 [F, n], the range of each field's content in its tar, or -1 if the sample lacks the field.
+        hashes: uint64 [F, n], the xxh3-64 of each field's content according to the index.
     """
 
     def __init__(self, visits: Sequence[tuple[Shard, Ints]], fields: tuple[str, ...]) -> None:
@@ -95,7 +95,7 @@ class _Request:
     def find_late(
         self, unseen: NDArray[np.bool_] | None, deferred: Container[str]
     ) -> tuple[list[Descriptor | None], NDArray[np.bool_]]:
-        """Return the local files of the shards, and whether to read each content from them later, bool [F, n]."""
+        """Return the shards' local files, and whether to read each field's content from them later, bool [F, n]."""
         files: list[Descriptor | None] = [None] * len(self._visits)
         are_deferred = [field in deferred for field in self.fields]
         is_late = (self.stops > self.starts) & np.array(are_deferred, np.bool_)[:, None]
@@ -118,8 +118,8 @@ class _Request:
             bounds = [num_fields * bound for bound in self.bounds]
             contents = self._read_ranges(self.starts.T.ravel(), ends.T.ravel(), bounds)
             return [contents[column::num_fields] for column in range(num_fields)]
-        # Each content has two ranges, its header's and its own, in the order in which they are stored: [n, F, 2]. Most
-        # headers precede a small file, and are read with it.
+        # Each field has two ranges, its header's and its content's, in the order in which they are stored: [n, F, 2].
+        # Most headers precede a small file, and are read with it.
         wanted = np.zeros((*present.T.shape, 2), np.bool_)
         wanted[..., 1] = present.T
         if unseen is not None:
@@ -230,8 +230,8 @@ class _Request:
 class SeenSamples:
     """A record of the samples of a shard that have been *seen*, that is, compared with the index file.
 
-    Threads and processes can share a record. If two of them add samples at the same moment, one addition may be lost.
-    The lost samples are then compared again.
+    Threads and processes can share a record. If two additions to a record happen at the same moment, one may be lost.
+    The samples of the lost addition are then compared again.
 
     Args:
         num_samples: The number of samples in the shard.

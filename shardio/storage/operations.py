@@ -50,7 +50,7 @@ MAX_PARTS_AT_A_TIME = 4
 """The maximum number of parts of an object that are uploaded at a time."""
 
 FIRST_WAIT_S = 0.1
-"""The upper bound in seconds of the first wait before a request is repeated. The bound doubles each time."""
+"""The upper bound in seconds of the first wait before a request is repeated. The bound doubles with each retry."""
 
 MAX_WAIT_S = 20.0
 """The maximum wait in seconds. S3's rate limits last about a second, and a server's restart takes up to a minute."""
@@ -94,7 +94,7 @@ class Attempts:
 
     Args:
         root: The root of the store.
-        options: Its settings.
+        options: The settings of the store.
         world_size: The number of ranks that start at the same time.
 
     Attributes:
@@ -487,7 +487,7 @@ def create(attempts: Attempts, key: str, content: bytes) -> bool:
         try:
             obstore.put(backend, key, content, mode="create")
         except obstore.exceptions.AlreadyExistsError:
-            # An earlier attempt may have written the object, but the response was lost.
+            # An earlier attempt may have written the object even though its response was lost.
             return bytes(obstore.get(backend, key).bytes()) == content
         return True
 

@@ -155,7 +155,7 @@ def test_an_internal_error_has_a_traceback_and_asks_for_a_report(
 
 @pytest.mark.parametrize(("no_color", "is_styled"), [("", True), ("1", False)])
 def test_only_a_terminal_shows_styles(no_color: str, is_styled: bool) -> None:
-    """``script`` runs a command on a terminal."""
+    """``script`` runs a command in a terminal."""
     if (script := shutil.which("script")) is None or sys.platform != "linux":
         pytest.skip("there is no script command from util-linux")
     command = shlex.join([sys.executable, "-m", "shardio", "ls", "--nothing"])

@@ -1,4 +1,4 @@
-"""The doctor finds the cause in loaders that were made slow on purpose. tools/doctor_campaign.py has more of these."""
+"""The doctor finds the cause in loaders that were made slow on purpose. tools/doctor_campaign.py has more of them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def profile_with(**shares: float) -> SampleProfile:
 
 
 def load_tiled(folder: Path) -> Any:
-    """Return a loader of tiled JPEGs, which are packed in a folder."""
+    """Pack tiled JPEGs in a folder, and return a loader of them."""
     write_images(folder / "images", classes=2, per_class=8, width=300, height=200)
     shardio.pack(folder / "images", folder / "packed", jpeg="tile")
     return shardio.DataLoader(shardio.ShardDataset(folder / "packed", transform=RandomResizedCrop(64)), batch_size=4)

@@ -123,7 +123,7 @@ def test_accelerate_tracks_an_epoch_until_it_ends_or_is_left(packed: Path, prepa
     for _ in ended:
         is_last = accelerator.gradient_state.end_of_dataloader
     assert is_last
-    # The loader must not be removed a second time, which fails in older versions of Accelerate.
+    # The loader must not be removed a second time: that fails in older versions of Accelerate.
     with mock.patch.object(GradientState, "_remove_dataloader") as removed:
         assert next(ended, None) is None
         del ended

@@ -149,7 +149,7 @@ def _before_damage(content: bytes, made_of: list[Original]) -> Iterator[bytes]:
 
 
 def _without_foreign_markers(content: bytes) -> Iterator[bytes]:
-    """Yield a tiled file without the markers inside its intervals, at which libjpeg loses synchronization."""
+    """Yield a tiled file without the markers inside its intervals, because libjpeg loses synchronization at them."""
     with contextlib.suppress(ValueError):
         head = read_head(content)
         tiles = read_tiles(content, head)

@@ -133,7 +133,7 @@ def broken_headers(height: int, width: int) -> dict[str, bytes]:
         "segment beyond the end": good[:2] + b"\xff\xe1\xff\xff" + good[2:],
         "stray byte between segments": good[:2] + b"\x00" + good[2:],
     }
-    if max(height, width) > 8:  # A single MCU is correct with any restart interval.
+    if max(height, width) > 8:  # An image of a single MCU is valid with any restart interval.
         files["restart interval that the data does not keep"] = patch(good, 0xDD, 1, 1)
     return files
 

@@ -105,7 +105,7 @@ REFUSED: list[tuple[dict[Any, Any], Any, str]] = [
     ({"json": {1, 2}}, TypeError, "'json'.*set"),
     ({"txt": 5}, TypeError, "'txt'.*int.*pass a string"),
     ({"npy": np.array([{}])}, TypeError, "without Python objects"),
-    ({"x.pkl": {}}, TypeError, "can run any code"),
+    ({"x.pkl": {}}, TypeError, "can run arbitrary code"),
     ({"mp3": "text"}, TypeError, "'mp3'.*str.*pass bytes"),
     ({"JPG": b""}, ValueError, "use 'jpg'"),
     ({"a/b": b""}, ValueError, "slash"),
