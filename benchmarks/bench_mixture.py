@@ -66,7 +66,7 @@ def write_mds(path: str, source: int) -> None:
 
 def write_chunks(path: str, source: int) -> None:
     """Write LitData's chunks."""
-    # Chunks of 64 MB (as in LitData's README) or 2,500 samples take about 4 times as much CPU time per sample as these.
+    # Chunks of 64 MB (as in LitData's README) or 2,500 samples take about 4 times as much CPU time per sample.
     options: dict[str, Any] = {"output_dir": path, "chunk_size": 1000, "num_workers": 1, "verbose": False}
     _import_litdata().optimize(fn=make_samples, inputs=[source], **options)
 
@@ -103,7 +103,7 @@ def open_shardio(job: Job) -> Opened:
 
 
 def open_litdata(job: Job) -> Opened:
-    """Combine StreamingDatasets in given proportions. An epoch ends when any of them ends."""
+    """Combine StreamingDatasets in given proportions. An epoch ends when any dataset ends."""
     litdata = _import_litdata()
     datasets = [litdata.StreamingDataset(path, shuffle=True) for path, _ in _list_sources(job)]
     mix = litdata.CombinedStreamingDataset(datasets, weights=WEIGHTS, iterate_over_all=False)

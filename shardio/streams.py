@@ -124,7 +124,7 @@ def _expand(pattern: str) -> list[str]:
     except ValueError:
         raise ValueError(
             f"the braces in the name of a stream, {_describe(pattern, 0)}, do not match: write \\{{ and \\}} for "
-            "braces that are not a pattern"
+            "braces that do not form a pattern"
         ) from None
 
 

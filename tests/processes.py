@@ -63,7 +63,7 @@ def _call(environment: dict[str, str], function: Callable[..., object], *argumen
 
 
 def run_ranks(function: Callable[..., object], *arguments: Any, num_ranks: int) -> None:
-    """Call a function of a test module with the rank and the arguments in a fresh process for each rank."""
+    """For each rank, call a function of a test module in a fresh process, with the rank and the arguments."""
     forkserver_context()
     arguments = (function, *arguments)
     start_processes(_call_frozen, args=arguments, nprocs=num_ranks, daemon=False, start_method="forkserver")

@@ -2,7 +2,7 @@
 
 Each chunk holds several photographs, some of them tiled or turned by EXIF, with one or more crops of each. The kernel
 renders all crops of a chunk together where possible. The campaign compares the crops with those of simplejpeg, OpenCV
-and Pillow. It also compares the crops that the stages of a device render with the kernel's crops.
+and Pillow. It also compares the kernel's crops with those that the stages of a device render.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Photograph:
     """A photograph to crop.
 
     Attributes:
-        name: Its name in messages.
+        name: The photograph's name in messages.
         picture: The opened file.
-        pixels: Its full decode, upright.
+        pixels: The full decode of the file, upright.
     """
 
     name: str

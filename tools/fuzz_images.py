@@ -31,7 +31,7 @@ from tests.images.mutations import write_originals
 from tools.campaigns import INTERRUPTED, describe_end, make_progress, show
 
 LIMIT_S = 5
-"""The time limit for a file, in seconds. The process that reads a file ends if the file takes longer than this."""
+"""The time limit for a file, in seconds. A file that exceeds this limit ends the process."""
 
 MEMORY = 512 * 2**20
 """The number of bytes of address space that the process may add after the warm-up."""
@@ -54,7 +54,7 @@ class Job:
 
 @dataclass(kw_only=True, slots=True)
 class Report:
-    """The outcomes of some files.
+    """The results for some files.
 
     Attributes:
         num_files: The number of files.

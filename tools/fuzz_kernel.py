@@ -236,7 +236,7 @@ def _make_plan(content: bytes, rng: random.Random) -> tuple[int, ...]:
 
 
 def _tile(content: bytes, rng: random.Random) -> bool:
-    """Tile a file, and write it with a random restart interval. Return whether it could be tiled."""
+    """Tile a file, and write it with a random restart interval. Return whether the file could be tiled."""
     with suppress(tiling.NotTileable):
         tiled = tiling.tile_jpeg(content)
         tiling._transcode(content, tiling._read_head(content), rng.choice((0, 1, 2, 7)))
@@ -248,7 +248,7 @@ STRANGE_NUMBERS = (0, 1, -1, 0.5, 255, 256, 1e5, -1e5, 1e10, -1e10, 1e300, math.
 
 
 def _edit(functions: GuardedFunctions, random: np.random.Generator) -> None:
-    """Apply operations with unusual numbers to images, normalize one image, and make a Huffman table."""
+    """Apply operations with unusual parameters to images, normalize one image, and make a Huffman table."""
     shapes = random.integers(1, random.choice([5, 70], 2), (2, 2)).tolist()
     images = [random.integers(0, 256, (*shape, 3)).astype(np.uint8) for shape in shapes]
     operations = np.zeros((2, random.integers(1, 12)), OPERATION)
@@ -257,7 +257,7 @@ def _edit(functions: GuardedFunctions, random: np.random.Generator) -> None:
     ordinary = random.uniform(-2, 2, is_strange.shape) * random.choice([1, 40], is_strange.shape)
     operations["numbers"] = np.where(is_strange, random.choice(STRANGE_NUMBERS, is_strange.shape), ordinary)
     numbers, code = operations["numbers"], operations["code"]
-    # Python checks blur radii, and the fill colors and interpolation methods of warps, so these numbers are valid here.
+    # Python checks blur radii, and the fill colors and interpolation methods of warps, so these are valid here.
     is_blur = code == codes.GAUSSIAN_BLUR
     numbers[is_blur, 0:3:2] = random.integers(0, 30, (is_blur.sum(), 2))
     is_moved = np.isin(code, list(codes.MOVING))
@@ -274,7 +274,7 @@ def _edit(functions: GuardedFunctions, random: np.random.Generator) -> None:
 
 
 def watch(job: Job, progress: Progress) -> str:
-    """Run a job in a separate process. Return the error that ended it, or an empty string if it finished."""
+    """Run a job in a separate process. Return the error that ended the job, or an empty string."""
     process = multiprocessing.get_context("spawn").Process(target=run, args=(job,))
     environment = {}
     if job.sanitizer is Sanitizer.ADDRESS:

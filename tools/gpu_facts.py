@@ -1,6 +1,6 @@
 """Measure what needs a GPU: transfers, pinning, stalls and normalization. ``python -m tools.gpu_facts [--device cpu]``.
 
-Each fact is measured separately: if a measurement fails, its error is the result. As a rehearsal, ``--device cpu``
+Each fact is measured separately: if a measurement fails, its error is the result. As a trial run, ``--device cpu``
 measures the facts that need no GPU. The results are printed and, with ``--results DIR``, written to ``DIR/facts.json``
 after each fact.
 """

@@ -67,7 +67,7 @@ CacheFolder = Annotated[
         rich_help_panel=STORAGE,
         metavar="FOLDER",
         help="Cache the data of a URL in this local folder, which other processes and later runs share (default: a "
-        "private folder, which is removed at the end).",
+        "private folder, which is removed when the program ends).",
     ),
 ]
 
@@ -101,7 +101,7 @@ def read_options(texts: list[str] | None) -> StorageOptions:
     """Return the settings that options of the form NAME=VALUE describe, as for ``storage_options=``.
 
     Raises:
-        typer.BadParameter: If an option has a different form, or a value is out of range.
+        typer.BadParameter: If an option does not have this form, or a value is out of range.
     """
     options = dict[str, str | int | float]()
     for text in texts or ():
@@ -175,13 +175,13 @@ OnError = Annotated[
 
 
 def make_loader_options(batch_size: int, num_workers: int, on_error: OnErrorPolicy) -> dict[str, Any]:
-    """Return the arguments of DataLoader for these options."""
+    """Return the arguments for DataLoader that these options set."""
     workers = {"num_workers": num_workers, "persistent_workers": num_workers > 0}
     return {"batch_size": batch_size, "on_error": on_error, **workers}
 
 
 def report_rank() -> None:
-    """If there are several ranks, report this one on standard error: RANK and WORLD_SIZE may be from an earlier run."""
+    """If there are several ranks, print this rank on standard error: RANK and WORLD_SIZE may be from an earlier run."""
     from shardio.world import find_world
 
     with value_errors_as_usage_errors():

@@ -81,8 +81,8 @@ class MixedSettings(RankSettings):
         global_batch_size: The total size of all ranks' batches in a step. ``batches="pure"`` and :meth:`at` require it.
         source_field: Whether to add the source's number as the last value of a tuple, or as the key ``source`` of a
             dict.
-        shuffle: Whether to vary the order of the sources at random, as far as their proportions allow. This does not
-            change the order of a ShardDataset or an EpochSampler; any other dataset is shuffled only if this is true.
+        shuffle: Whether to vary the order of the sources at random, as far as their proportions allow, and to shuffle
+            datasets other than ShardDatasets and EpochSamplers, which keep their own order.
         seed: The seed of the schedule, of the transforms, and of the order of datasets that have no order of their own.
         remainder: The treatment of the last samples if they do not fill a batch on every rank: see
             :class:`shardio.ShardDataset`.
@@ -109,8 +109,8 @@ class MixedDataset(Ordered, Iterated):
 
     After any number n of samples, a source with the share w has been picked floor(n * w) or ceil(n * w) times. Each
     source is read in its own order, epoch after epoch, so it repeats a sample only after all other samples from that
-    source have been delivered. The schedule is a pure function of the sources, the weights and the seed. It does not
-    depend on the number of ranks and workers, so a state fits any number of them.
+    source have been delivered. The schedule is a pure function of the sources, the weights and the seed. The schedule
+    does not depend on the number of ranks and workers, so a state fits any number of them.
 
     >>> mix = MixedDataset({"web": (web, 0.7), "code": (code, 0.3)})  # doctest: +SKIP
     >>> loader = DataLoader(mix, batch_size=128, num_workers=2)  # doctest: +SKIP

@@ -104,7 +104,7 @@ void blur(const uint8_t *before, uint8_t *pixels, int64_t height, int64_t width,
     float *weights_down = memory, *weights_across = weights_down + radius_down + 1;
     Weights down = {weights_down, make_weights(weights_down, radius_down, numbers[1])};
     Weights across = {weights_across, make_weights(weights_across, radius_across, numbers[3])};
-    float *row = weights_across + radius_across + 1 + 3 * across.count;  // There is room on both sides of it.
+    float *row = weights_across + radius_across + 1 + 3 * across.count;  // The row has room on both sides.
     for (int64_t y = 0; y < height; y++) {
         uint8_t *out = pixels + y * length;
         if (length < BLOCK) {

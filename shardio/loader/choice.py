@@ -267,7 +267,7 @@ def warn_of_whole_epochs(dataset: Any, sampler: Any) -> None:
 
 
 def warn_of_no_batches(split: Split, warned_of: set[Split]) -> None:
-    """Warn, once for each split, if this rank gets no batches in an epoch. ``warned_of`` holds the splits warned of."""
+    """Warn once per split if this rank gets no batches in an epoch. ``warned_of``: the splits already warned about."""
     if split in warned_of:
         return
     warned_of.add(split)
@@ -313,7 +313,7 @@ def make_executor(
 
     Args:
         loader: The loader.
-        settings: Its settings.
+        settings: The loader's settings.
         order: The loader's order; None if the order is not shardio's.
         epochs: The positions at which the loader's epochs begin, if the order is not shardio's.
         bad_samples: The policy for unreadable samples; None raises their errors.
@@ -340,7 +340,7 @@ def make_executor(
 
 
 def _can_fetch(loader: Any, worker_method: WorkerMethod, *, has_order: bool) -> bool:
-    """Return whether the executor for any dataset can make a loader's batches. If not, torch's own iterators do so."""
+    """Return whether the executor for any dataset can make a loader's batches; if not, torch's iterators do."""
     if isinstance(loader.dataset, torch.utils.data.IterDataPipe | torch.utils.data.MapDataPipe) and not has_order:
         return False  # torch's datapipes share seeds between ranks.
     if not loader.num_workers or worker_method == "thread":

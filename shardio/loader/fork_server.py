@@ -189,7 +189,7 @@ class RunningServer:
     Attributes:
         process: The process.
         end: This side's end of the server's socket pair.
-        surroundings: The surroundings of the server's user code; None if the server runs no user code.
+        surroundings: A snapshot of what the server's user code may depend on; None if the server runs no user code.
         digest: A hash of the server's setup.
         owner_id: The id of the process that started the server.
     """
@@ -209,7 +209,7 @@ class RunningServer:
     def close(self, patience_s: float) -> int:
         """End this server and all worker processes; kill them after ``patience_s``. Return the server's exit code."""
         with suppress(OSError):  # The fork server has died.
-            self.end.shutdown(socket.SHUT_RDWR)  # Closing has no effect while another process has a copy of the end.
+            self.end.shutdown(socket.SHUT_RDWR)  # Closing has no effect while another process has a copy of this end.
         self.end.close()
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(patience_s)
@@ -337,7 +337,7 @@ class Surroundings:
 
     @property
     def are_current(self) -> bool:
-        """Whether no setting has changed and no module has been reloaded since these surroundings were recorded.
+        """Whether no setting has changed and no module has been reloaded since this snapshot was taken.
 
         Changes to module files do not count, because this process still has the code that it imported.
         """
@@ -349,7 +349,7 @@ class Surroundings:
 
 
 def find_surroundings() -> Surroundings:
-    """Return the current surroundings."""
+    """Return a snapshot of the current settings and modules."""
     try:
         cwd = str(Path.cwd())
     except FileNotFoundError:

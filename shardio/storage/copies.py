@@ -77,7 +77,7 @@ _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # Opening a FIFO must not
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedCopy:
-    """A copy of an object. Its file may not exist yet.
+    """A copy of an object. The copy's file may not exist yet.
 
     Attributes:
         path: The copy's path.
@@ -343,7 +343,7 @@ class Budget:
         else:
             raise StoreError(
                 f"the cache {folder} {describe_owner(status)}: other users can put data into it, and this data would "
-                "be read as if it were yours. Choose your own folder, remove the write access of others (chmod go-w) "
+                "be read as if it were yours. Choose a folder of your own, remove others' write access (chmod go-w) "
                 "or, if you trust all users who can write to it, set cache_shared=True (--cache-shared)"
             )
 

@@ -4,11 +4,11 @@ The Hub lists the files, with digests of their contents (https://huggingface.co/
 contents. Large files come from a different server: the Hub redirects each request to a signed URL that is valid for a
 few minutes.
 
-huggingface_hub provides the endpoint, the token, the connections and the meaning of errors. HfFileSystem and
-HfApi.list_repo_tree are not used. Their listings have no timeout, so a stalled connection blocks a listing forever. An
-interrupted listing starts over. Requests are repeated according to the rules of huggingface_hub, regardless of
-``retries`` and ``deadline_s``. HfFileSystem copies all bytes in Python, whereas obstore resumes a broken transfer and
-reads many ranges at a time.
+huggingface_hub provides the endpoint, the token and the connections, and interprets errors. HfFileSystem and
+HfApi.list_repo_tree are not used, because their listings have no timeout: a stalled connection blocks a listing
+forever. An interrupted listing starts over. Requests are repeated according to the rules of huggingface_hub, regardless
+of ``retries`` and ``deadline_s``. HfFileSystem copies all bytes in Python, whereas obstore resumes a broken transfer
+and reads many ranges at a time.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ UNREDIRECTED = set("[]^|")
 """Characters that obstore does not escape in URLs. obstore follows no redirects from URLs with these characters."""
 
 _REPOSITORIES: dict[tuple[str, RemoteOptions], HubRepository] = {}
-"""The repositories by their roots and settings. They keep their commits until the storage process ends."""
+"""The repositories by their roots and settings. A repository keeps its commit until the storage process ends."""
 
 
 def make_store(root: str, options: RemoteOptions, config: Mapping[str, str], settings: Mapping[str, Any]) -> Backend:
@@ -81,7 +81,7 @@ class HubFile:
     """A file's status on the Hub.
 
     Attributes:
-        size: Its size in bytes.
+        size: The file's size in bytes.
         digest: The SHA-256 of its content in hexadecimal digits or, for a small file that git stores, the id of its
             blob, a SHA-1.
     """
@@ -206,8 +206,8 @@ class HubRepository:
     def find(self, key: str) -> HubFile:
         """Return a file's status.
 
-        All files of its folder are listed together, because the Hub limits requests for single files to a few per
-        second.
+        All files in the file's folder are listed together, because the Hub limits requests for single files to a few
+        per second.
 
         Raises:
             FileNotFoundError: If the commit has no such file.
@@ -411,7 +411,7 @@ class HubResult:
         return getattr(self._result, name)
 
     def bytes(self) -> bytes:
-        """Return the content of the file, after comparing it with its digest."""
+        """Return the content of the file, after checking it against its digest."""
         content = bytes(self._result.bytes())
         if len(self._file.digest) == 64:
             digest = hashlib.sha256(content).hexdigest()

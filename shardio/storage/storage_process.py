@@ -105,7 +105,7 @@ class _Flight:
 
 
 class Filler:
-    """The part that fills copies. If several clients request the same bytes at the same time, it fetches them once.
+    """The part of the storage process that fills copies. Bytes that several clients request at once are fetched once.
 
     Args:
         private_folder: The folder of the private cache.
@@ -131,9 +131,9 @@ class Filler:
         Unless ``is_fresh`` is set, the store is asked about each object only once. :meth:`stat` detects a replaced
         object, and so does each request for a range, because the request names the version.
 
-        If the store has no versions, a cached manifest or index may be outdated. Such a file is therefore copied again
-        in each run, after each fresh request, and after each request for a status. Shards need no new copy, because
-        their contents are checked against hashes.
+        If the store has no versions, a cached manifest or index may be outdated. Such an object is therefore copied
+        again in each run, after each fresh request, and after each request for a status. Shards need no new copy,
+        because their contents are checked against hashes.
 
         Args:
             attempts: The store.
@@ -187,8 +187,8 @@ class Filler:
         Args:
             attempts: The store.
             key: The object's key.
-            size: Its size in bytes.
-            version: Its version.
+            size: The object's size in bytes.
+            version: The object's version.
             ranges: The start and the stop of each range.
             copy: The copy.
             cache: The cache of the copy.
@@ -436,7 +436,7 @@ class StorageProcess:
 
     Args:
         listener: The socket to which other processes connect.
-        folder: The folder that holds the socket and unfinished uploads. It is removed when the process ends.
+        folder: The folder that holds the socket and unfinished uploads, removed when the process ends.
         world_size: The number of ranks. Each rank has its own storage process.
     """
 
@@ -470,7 +470,7 @@ class StorageProcess:
             time.sleep(CHECK_S)  # Waiting for several sockets is impossible while other threads read them.
         if read_process_id(self._folder) in (None, os.getpid()):  # No other process has taken over.
             shutil.rmtree(self._folder, ignore_errors=True)
-        os._exit(0)  # Nothing waits for the results of running requests.
+        os._exit(0)  # Nothing waits for the results of requests in progress.
 
     def _serve(self, connection: StorageConnection) -> None:
         # These errors mean that the other process has ended or was interrupted.
@@ -516,7 +516,7 @@ class StorageProcess:
             if (root, options) not in self._stores:
                 self._stores[root, options] = Attempts(root, options, self._world_size)
                 if len(self._stores) > MAX_STORES:
-                    self._stores.popitem(last=False)  # Running requests keep a reference to the store.
+                    self._stores.popitem(last=False)  # Requests in progress keep a reference to the store.
             self._stores.move_to_end((root, options))
             return self._stores[root, options]
 

@@ -389,8 +389,8 @@ def check_shares(ranks: Sequence[Split]) -> list[list[list[int]]]:
     assert dealt == list(range(first.start, first.start + len(dealt))), "ranks are disjoint and leave no gaps"
     assert -step_size < num_extra < step_size, "only the last step changes"
     assert num_extra == 0 or num_left % step_size, "nothing changes if the samples fill all steps"
-    assert num_extra <= 0 or policy.repeats, "a policy that repeats samples declares it"
-    assert num_extra >= 0 or policy.leaves_out, "a policy that leaves samples out declares it"
+    assert num_extra <= 0 or policy.repeats, "only policies with repeats=True repeat samples"
+    assert num_extra >= 0 or policy.leaves_out, "only policies with leaves_out=True leave samples out"
     for counts in ([sum(map(len, own)) for own in batches], list(map(len, batches))):
         is_equal = policy.repeats or policy.leaves_out
         assert max(counts) - min(counts) <= (not is_equal), "the ranks' counts are equal, or differ by one"

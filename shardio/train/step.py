@@ -172,7 +172,7 @@ class TrainStep:
             DistributedDataParallel.
         optimizer: The optimizer for the model's parameters.
         schedule: The learning rate schedule, stepped after each step that is not skipped.
-        precision: ``bf16`` and ``fp16`` compute under autocast. ``fp16`` also uses a GradScaler.
+        precision: ``bf16`` and ``fp16`` use autocast. ``fp16`` also uses a GradScaler.
         accumulate: Microbatches per full step. This number does not decide where a step ends (``ends_step`` does) and
             does not change the result: it only keeps gradients in fp16's range while they accumulate.
         loss_fn: A function that maps outputs and labels to the mean loss of the samples.

@@ -473,7 +473,7 @@ class _Side(NamedTuple):
         return (places - self.start) * (self.new_length / self.length) - self.window_start
 
     def move_points(self, places: Places) -> Places:
-        """Convert points in the image to points in the result. Mirroring swaps the first and last pixel."""
+        """Convert points in the image to points in the result. Mirroring swaps the first and last pixels."""
         moved = self.move(places)
         return self.window_length - 1 - moved if self.is_mirrored else moved
 

@@ -134,12 +134,12 @@ class Compose(Combination):
 class MultiCrop(Combination):
     """Make several results for each image, such as the two views of SimCLR or the ten crops of DINO.
 
-    Each transform gets the image, and draws its own parameters. The file is read once. The kernel also decodes it only
-    once, for the crops of all transforms that are made up entirely of shardio's own transforms. Images that the kernel
-    does not decode, such as PNG images, are decoded for each crop. A sample's image becomes a tuple of
-    results, in the order of the transforms, and a batch's images become a list of tensors, one for each transform. So
-    each transform must return images of equal size. A MultiCrop must be the whole transform of a dataset, so it cannot
-    be part of a Compose.
+    Each transform gets the image, and draws its own parameters. The file is read once. The kernel also decodes the file
+    only once, for the crops of all transforms that are made up entirely of shardio's own transforms. Images that the
+    kernel does not decode, such as PNG images, are decoded for each crop. A sample's image becomes a tuple of results,
+    in the order of the transforms, and a batch's images become a list of tensors, one for each transform. So each
+    transform must return images of equal size. A MultiCrop must be the whole transform of a dataset, so it cannot be
+    part of a Compose.
 
     Args:
         transforms: One transform for each result; see :class:`Compose`. A transform may appear several times.

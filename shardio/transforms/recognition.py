@@ -5,10 +5,10 @@ transforms of two libraries are replaced:
 
 - torchvision, on Pillow images: crops, resizes, flips, rotations, colors and automatic augmentations. torchvision
   resizes such images with Pillow, which shardio matches with ``antialias=True``. (Pillow 13 resizes some crops
-  vertically first. shardio always resizes horizontally first, as earlier versions do, so these crops may differ by 1:
-  see docs/decisions/pixels.md.) Steps on tensors are not replaced, because torchvision's own resize differs from
-  Pillow's by 1 in 4 % of the values. GaussianBlur and RandomPerspective are not replaced, because some of shardio's
-  pixels differ from torchvision's by 1.
+  vertically first. shardio always resizes horizontally first, as earlier versions of Pillow do, so these crops may
+  differ by 1: see docs/decisions/pixels.md.) Steps on tensors are not replaced, because torchvision's own resize
+  differs from Pillow's by 1 in 4 % of the values. GaussianBlur and RandomPerspective are not replaced, because some of
+  shardio's pixels differ from torchvision's by 1.
 - Albumentations, on arrays: RandomResizedCrop and Resize with OpenCV's INTER_LINEAR, which never averages, and
   HorizontalFlip.
 """
@@ -53,7 +53,7 @@ _TENSOR_CONVERSIONS = frozenset({"ToTensor", "PILToTensor", "MaybePILToTensor", 
 _PILLOW_PIPELINES = ("torchvision.transforms.", "timm.data.")
 
 _INTER_LINEAR = 1
-"""OpenCV's number for this interpolation."""
+"""OpenCV's number for bilinear interpolation."""
 
 
 def replace_leading(transform: Callable[[Any], Any] | None, decode: Decode) -> Compose | None:

@@ -321,7 +321,7 @@ def describe_imbalance(counts: Sequence[int]) -> str:
     smallest, largest = min(counts), max(counts)
     if smallest == largest:
         return f"{smallest} each"
-    ratio = f"the largest has {largest / smallest:.3g} times as many as the smallest"
+    ratio = f"the largest is {largest / smallest:.3g} times as large as the smallest"
     return f"{smallest} to {largest} each, median {np.median(counts):g}; {ratio}"
 
 

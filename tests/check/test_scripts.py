@@ -1,4 +1,4 @@
-"""``shardio check script.py:function`` judges a script's loaders on all ranks, which end together."""
+"""``shardio check script.py:function`` judges a script's loaders on all ranks, and all ranks end together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MixedDataset delivers each source in its own order and share, on any ranks and workers, even in a resumed run."""
+"""MixedDataset delivers each source in its own order and share on any number of ranks and workers, even if resumed."""
 
 from __future__ import annotations
 

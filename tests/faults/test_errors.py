@@ -1,4 +1,4 @@
-"""A program that catches an error or an interruption receives the other batches, or the epoch ends with an error."""
+"""A program that catches an error or interruption receives the remaining batches, or the epoch ends with an error."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ class Interruption:
     def __call__(self, frame: Any, event: str, argument: object) -> None:
         code = frame.f_code
         is_ours = code.co_filename.startswith(PACKAGE) and event in ("call", "c_call", "c_return")
-        if is_ours and code.co_name not in ("__del__", "<genexpr>"):  # Errors in those two are lost.
+        if is_ours and code.co_name not in ("__del__", "<genexpr>"):  # Errors in these functions are lost.
             self.num_left -= 1
             if self.num_left == 0:
                 raise KeyboardInterrupt

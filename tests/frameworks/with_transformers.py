@@ -1,4 +1,4 @@
-"""The code of each rank in a test of Hugging Face's Trainer. The classes are those of docs/frameworks.md."""
+"""The code that each rank runs in a test of Hugging Face's Trainer. The classes are those in docs/frameworks.md."""
 
 from __future__ import annotations
 

@@ -51,8 +51,8 @@ class JpegFile:
     """A file (named after its feature), whether it can be tiled, and the libraries that support its sampling.
 
     A tileable file has SOF0, SOF1 or SOF2, 8 bits, and 1 or 3 components, all in one scan or, if the file is
-    progressive, in a complete series of scans. It has no DNL, its entropy-coded data contains every MCU, and EOI ends
-    both the data and the file.
+    progressive, in a complete series of scans. The file has no DNL, its entropy-coded data contains every MCU, and EOI
+    ends both the data and the file.
     """
 
     name: str

@@ -66,7 +66,7 @@ _NEEDS_TOKENIZER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Settings:
-    """The settings with which all documents of a source are read. They are compared by identity.
+    """The settings with which all documents of a source are read. Settings are compared by identity.
 
     Attributes:
         dtype: The type of the packed tokens.
@@ -284,7 +284,7 @@ def _scan_tensors(files: _Files, settings: _Settings) -> Iterator[_Batch]:
 
     for file, stem in files.items():
         try:
-            with safe_open(file.path, "numpy"):  # This checks the header and the size of the file.
+            with safe_open(file.path, "numpy"):  # This call checks the header and the size of the file.
                 length = int.from_bytes(read_unchanged(file, 0, 8), "little")
         except SafetensorError as error:
             raise ValueError(f"{file.path} is not an intact safetensors file: {error}") from error
@@ -393,7 +393,7 @@ def _find_columns_of_rows(files: _Files) -> _ColumnTypes:
 
 @lru_cache(maxsize=1)
 def _open_rows(settings: _Settings) -> Any:
-    """Return the Arrow table of all Parquet files. It stays open until the next source, or the next shard, is read."""
+    """Return the Arrow table of all Parquet files. It stays open until another source or shard is read."""
     columns = [name for name in (settings.column, settings.key_column) if name is not None]
     return load_rows("parquet", Path(settings.parquet[0].path), settings.parquet, columns).data
 
@@ -474,9 +474,9 @@ class Documents(PackSource):
         return None if first is None else Evidence(first, are_tokens)
 
     def scan(self, src: Path, options: PackOptions) -> SourceScan:
-        """Find the documents in files of one format. Their keys are the paths of the files without suffixes.
+        """Find the documents in files of one format. A document's key is the path of its file without the suffix.
 
-        Each row of a table and each tensor of a safetensors file is a document. Its key continues with the number of
+        Each row of a table and each tensor of a safetensors file is a document, whose key continues with the number of
         the row or the name of the tensor. The scan reads tables, the headers of safetensors files, and the first npy
         file.
 
@@ -569,7 +569,7 @@ def _refuse_options(suffix: str, options: PackOptions) -> None:
 
 
 def _choose_column(src: Path, columns: _ColumnTypes, options: PackOptions) -> str:
-    """Return the column of the documents. With a tokenizer, it is a column of text; otherwise, a column of tokens."""
+    """Return the column of the documents: a column of text with a tokenizer, or a column of tokens without one."""
     chosen, wants_text = options.token_column, options.tokenizer is not None
     for option in ("token_column", "key_column"):
         if (name := getattr(options, option)) is not None and name not in columns:

@@ -108,7 +108,7 @@ class PackSource(ABC):
 
 
 class SourceSample(Protocol):
-    """A sample before packing. It can be pickled, and read in another process."""
+    """A sample before packing. The object can be pickled, and its sample read in another process."""
 
     @property
     def key(self) -> str:
@@ -168,7 +168,7 @@ class SourceScan:
         samples: The samples to pack.
         classes: The class names in the order of their labels, or () if labels have no names.
         ignored: Files that do not belong to a sample.
-        suffixed: The keys that end in their file's suffix, because another image has the same path without the suffix.
+        suffixed: The keys that end in their file's suffix, because another image's path differs only in its suffix.
     """
 
     samples: SourceTable
