@@ -37,7 +37,7 @@ from tests.servers.stores import run_seaweedfs
 
 MAX_TRIES = 3
 LOADERS_ON, STORE_ON = {0}, {1}
-"""The processors of the loaders, and of the store and the proxy."""
+"""The processors that run the loaders, and those that run the store and the proxy."""
 
 STORE = Script(latency_s=0.02, connection_bytes_per_s=200e6)
 

@@ -215,7 +215,7 @@ def to_markdown(text: str) -> str:
 
 
 class Docstrings(griffe.Extension):
-    """An extension that converts docstrings to Markdown, and gives datasets the arguments that ``takes`` gives them."""
+    """An extension that converts docstrings to Markdown, and shows the arguments that ``takes`` gives constructors."""
 
     def on_instance(self, *, obj: griffe.Object, **others: Any) -> None:
         """Convert the docstring of an object."""

@@ -45,8 +45,8 @@ class Subject:
     """A file to tile.
 
     Attributes:
-        name: Its name in messages.
-        content: Its content.
+        name: The file's name in messages.
+        content: The file's content.
         check: A function that checks the laws and returns the outcome, as ``check_file`` does.
     """
 
@@ -146,7 +146,7 @@ def check(subject: Subject, comparison: Comparison | None, num_crops: int = 0) -
             check_crops(subject, num_crops)
         if outcome == TILED and comparison is not None:
             comparison.add(subject)
-    except Exception as error:  # A crash breaks a law.
+    except Exception as error:  # A crash counts as a broken law.
         where = "" if isinstance(error, AssertionError) else f"{subject.name}: {traceback.format_exc()}"
         return where or str(error), "broken"
     return None, outcome

@@ -53,7 +53,7 @@ def measure_small(trial: Trial) -> Figures:
 
 
 def measure_first_batch(trial: Trial) -> Figures:
-    """Measure the time to the first batch of a new loader, and to that of a second epoch with persistent workers."""
+    """Measure the time to the first batch of a new loader, and of a second epoch with persistent workers."""
     fresh = replace(trial, job=replace(trial.job, is_persistent=False)).make()
     cold = _time_first(fresh)
     loader = trial.make()

@@ -76,7 +76,7 @@ def observe(loader: Iterable[Any], coverage: Coverage, *, rank: int, key: Key, w
     epoch = coverage.rank_epochs[rank] = find_claims(loader, world_size)
     epoch.is_whole = False
     source = source_of(loader)
-    before = find_cursor(source) if former is None else None  # ``coverage`` already has a resumed epoch's start.
+    before = find_cursor(source) if former is None else None  # ``coverage`` already holds a resumed epoch's start.
     has_marks = marks_repeats(source)
     epoch.num_marked = 0 if has_marks and not callable(key) else None
     if former is not None:
@@ -216,7 +216,7 @@ class HasRemainder(Protocol):
 
 
 def find_remainder(loader: Iterable[Any]) -> tuple[HasRemainder, RemainderPolicy] | None:
-    """Return the dataset or sampler that determines a loader's order, and its remainder policy.
+    """Return the dataset or sampler that determines a loader's order, and the order's remainder policy.
 
     Return None if the order is not shardio's.
     """
@@ -339,7 +339,7 @@ def find_claims(loader: Iterable[Any], world_size: int) -> RankEpoch:
 
 
 def source_of(loader: Any) -> Any:
-    """Return a loader without wrappers such as DevicePrefetcher, which lack its dataset."""
+    """Return a loader without wrappers such as DevicePrefetcher, which lack the loader's dataset."""
     while not hasattr(loader, "dataset") and hasattr(loader, "loader"):
         loader = loader.loader
     return loader
@@ -482,7 +482,7 @@ def _find_random(holder: Any, depth: int) -> str | None:
 def _copied(dataset: Any) -> Any:
     """Return a shallow copy of a dataset and of the datasets in it.
 
-    Reading the copy opens no files in the original, which workers forked later would share.
+    Reading the copy opens no files in the original; workers that are forked later would share such files.
     """
     copied = copy.copy(dataset)
     for name in ("dataset", "datasets"):

@@ -35,7 +35,7 @@ from shardio.values import count
 from shardio.world import World, find_worker
 
 SMALL_CHUNK, MAX_CHUNK = 2**19, 256
-"""The maximum size in bytes, and the maximum number, of small samples that are read together."""
+"""The limits of a group of small samples that are read together: its size in bytes, and its number of samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class ShardDataset(Ordered, Iterated, Transformed):
 
     In an epoch, all ranks and workers together deliver each sample exactly once, apart from those that ``remainder``
     repeats or leaves out. This holds for any number of shards, in torch's DataLoader and in shardio's. A subclass that
-    overrides ``__iter__`` must yield one value for each sample of ``super().__iter__()``, in that order.
+    overrides ``__iter__`` must yield one value for each sample of ``super().__iter__()``, in the same order.
 
     >>> dataset = ShardDataset("out", shuffle=True, transform=RandomResizedCrop(224))  # doctest: +SKIP
     >>> loader = DataLoader(dataset, batch_size=128, num_workers=2)  # doctest: +SKIP

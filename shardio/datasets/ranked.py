@@ -99,7 +99,7 @@ class EpochSettings(RankSettings):
             out the last samples.
         batch_size: The batch size of torch's DataLoader; set it to get the same batches as from shardio.DataLoader,
             which uses its own batch size.
-        window: With ``shuffle``, the number of neighboring samples of the shuffled shards that are shuffled together,
+        window: With ``shuffle``, the number of neighboring samples, in the shuffled shards, that are shuffled together,
             rounded up to a multiple of ``strata``.
         strata: With ``shuffle``, the number of equal parts of a window, a power of two. Consecutive samples come from
             the parts in turn, and ranks read different parts. With 1, all ranks read the whole window.
@@ -217,7 +217,7 @@ class Iterated(Ranked, Copied, IterableDataset[Any]):
 
     @property
     def num_epoch_sets(self) -> int:
-        """The number of times that the epoch was set. From this count, a loader detects that the user has set it."""
+        """The number of times that the epoch was set. A higher count tells a loader that the user has set the epoch."""
         return self._cell.num_sets
 
     def set_epoch(self, epoch: int) -> None:
@@ -236,7 +236,7 @@ class Iterated(Ranked, Copied, IterableDataset[Any]):
         self._cell.set(Cursor(epoch=check_epoch(epoch)))
 
     def __getstate__(self) -> dict[str, Any]:
-        # A pickled copy may go to a worker process, which sees neither torch.distributed nor the callers here.
+        # A pickled copy may go to a worker process, which sees neither torch.distributed nor these callers.
         self.check_split_once()
         return {**self.__dict__, "_carried_world": CarriedWorld.find()}
 
@@ -281,7 +281,7 @@ class Ordered(Ranked):
 
     @property
     def window(self) -> int:
-        """The number of neighboring samples of the shuffled shards that are shuffled together."""
+        """The number of neighboring samples, in the shuffled shards, that are shuffled together."""
         return self.settings.window
 
     @property

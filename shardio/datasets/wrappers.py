@@ -94,7 +94,7 @@ class Unwrapped:
             epoch: The epoch's number.
             indices: int64 [n], the samples' indices in the outermost dataset.
             repetitions: uint64 [n], the number of times that a sampler returned each sample earlier in the epoch; None
-                if never.
+                if no sample was returned before.
 
         Returns:
             Two arrays uint64 [n].
@@ -225,7 +225,7 @@ class Concatenated(JoinedDataset):
 
 
 def why_not_concatenated(parts: Sequence[Unwrapped], noun: str = "dataset") -> str | None:
-    """Return the reason why several datasets cannot be read as one; None if they can. ``noun`` names them."""
+    """Return the reason why several datasets cannot be read as one; None if they can be. ``noun`` names them."""
     first = parts[0].dataset
     for number, part in enumerate(parts):
         dataset = part.dataset
@@ -262,8 +262,8 @@ def _find_difference(one: FieldDecoder, other: FieldDecoder) -> str | None:
 def _is_same(one: Any, other: Any) -> bool:
     if one is other:
         return True
-    try:  # Compare pickles, because the == of user objects may raise an error.
+    try:  # Compare pickles, because comparing user objects with == may raise an error.
         return type(one) is type(other) and pickle.dumps(one) == pickle.dumps(other)
-    except Exception as error:  # User classes may raise anything.
+    except Exception as error:  # User classes may raise any exception.
         let_through(error)
         return False

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 FieldCodec = Callable[[bytes], Any]
 """A function that decodes the bytes of a field to a value that depends only on these bytes.
 
-If the bytes are damaged, the function raises an Exception, and does not allocate far more memory than they occupy.
+If the bytes are damaged, the function raises an Exception, and does not allocate far more memory than the bytes occupy.
 Users pass such functions as ``decoders=``. :mod:`shardio.testing.samples` has tests of codecs.
 """
 
@@ -118,7 +118,7 @@ def _open_image(
 def undecodable(
     samples: StoredSamples, name: str, row: int, why: Exception | str, kind: str = "the image"
 ) -> SampleError:
-    """Return the error for a sample with an image or another value that cannot be decoded."""
+    """Return the error for a sample whose image or other value cannot be decoded."""
     fields = [field for field in stored_fields_of(name) if field in samples.columns]
     present = [field for field in fields if samples.columns[field][row] is not None]
     opened = [field for field in present if samples.columns[field][row]] or present
@@ -429,7 +429,7 @@ TRUSTED_DECODERS: dict[str, FieldCodec] = {
     "pickle": pickle.loads,
     "pyd": pickle.loads,
 }
-"""The decoders for trusted data, because decoding may run code. WebDataset uses the same field names for pickles."""
+"""The decoders for trusted data only: decoding may run code. WebDataset uses the same field names for pickles."""
 
 
 def verify(

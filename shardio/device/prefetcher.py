@@ -164,7 +164,7 @@ class DevicePrefetcher:
             start_workers()
 
     def stats(self) -> PrefetchStats:
-        """Return the time that the program and the device have waited for data, without waiting for the device."""
+        """Return how long the program and the device have waited for data. This call does not wait for the device."""
         return self._times.sum_up()
 
     def set_epoch(self, epoch: int) -> None:

@@ -54,7 +54,7 @@ def read_layout(content: bytes) -> PixelLayout | None:
 def find_pixels(content: bytes | FileRange) -> PixelLayout | None:
     """Return where a file stores its pixels.
 
-    Return None if it is not a complete 8-bit binary PGM or PPM, or if comments make its header very long.
+    Return None if the file is not a complete 8-bit binary PGM or PPM, or if comments make its header very long.
     """
     layout = read_layout(content[:HEAD_BYTES] if isinstance(content, bytes) else content.head)
     if layout is None or layout.is_text or layout.white != 255:
@@ -67,7 +67,7 @@ def decode_netpbm(content: bytes) -> NDArray[Any]:
     """Return the values that a PGM or PPM stores, in native byte order: [height, width] or [height, width, 3].
 
     Raises:
-        ValueError: If there are too few values, or a value is above that of white.
+        ValueError: If there are too few values, or a value is greater than that of white.
     """
     layout = read_layout(content)
     assert layout is not None, "the header has been read"

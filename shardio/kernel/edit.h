@@ -14,7 +14,7 @@ typedef struct {
     _Alignas(64) uint8_t colors[3][BLOCK_LENGTH];
 } Block;
 
-// Return whether an operation treats each pixel independently, once statistics of all pixels are known.
+// Return whether an operation processes each pixel independently, once statistics of all pixels are known.
 bool is_pointwise(int64_t code);
 
 // Apply the first operation, which is pointwise, and the following operations that can be applied together with it.

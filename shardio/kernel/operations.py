@@ -55,10 +55,10 @@ attribute for it.
 """
 
 FILL = slice(6, 9)
-"""The indices, among the numbers of AFFINE and PERSPECTIVE, of the color of pixels outside the image."""
+"""The indices of the fill color (for pixels outside the image) among the numbers of AFFINE and PERSPECTIVE."""
 
 INTERPOLATION = 9
-"""The index, among the numbers of AFFINE and PERSPECTIVE, of the interpolation method."""
+"""The index of the interpolation method among the numbers of AFFINE and PERSPECTIVE."""
 
 SLACK = 128
 """The bytes of scratch memory that a call needs in addition to those for its largest image, mixtures and blurs."""
@@ -70,5 +70,5 @@ def count_mixture_bytes(num_values: int) -> int:
 
 
 def count_blur_bytes(width: int, radius: int) -> int:
-    """Return how many more bytes a call needs for blurs, given the largest width of an image and the largest radius."""
+    """Return how many more bytes a call needs for blurs, given the width of the widest image and the largest radius."""
     return 4 * (3 * width + 8 * radius + 2)

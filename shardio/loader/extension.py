@@ -115,7 +115,7 @@ class Extension:
             check_order(ordered, batch_size=loader.batch_size, drop_last=loader.drop_last, in_order=loader.in_order)
             if loader.dataset is ordered:
                 self._set_sampler(loader)
-            ordered.has_loader = True  # Set this last: a loader that is rejected leaves its sampler unchanged.
+            ordered.has_loader = True  # Set this last, so that a rejected loader leaves its sampler unchanged.
         self.delivery = make_delivery(loader, self)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -213,7 +213,7 @@ class Extension:
 
     @contextmanager
     def watch_memory(self, callback: MemoryCallback, *, num_held: int = 0, takes_tiles: bool = False) -> Iterator[None]:
-        """Call a function for the memory of the epochs that begin in the block; see DataLoader.watch_memory."""
+        """Call a function with the memory of each epoch that begins in the block; see DataLoader.watch_memory."""
         # A guard against duplicates compares pixels.
         takes_tiles = takes_tiles and not self.arguments.check_duplicates
         thread_id = threading.get_ident()
@@ -229,7 +229,7 @@ class Extension:
 
         Args:
             loader: The loader.
-            sampler: Its ``_index_sampler``.
+            sampler: The loader's ``_index_sampler``.
             made: The executor of the iterator's previous epoch, and its settings; None for the iterator's first epoch.
         """
         if made is not None:
@@ -377,14 +377,14 @@ def make_delivery(loader: Any, extension: Extension) -> Iterable[Any] | None:
 
 
 class MadeBatches:
-    """A loader's batches as its executor makes them, for wrappers that the loader's extension holds.
+    """A loader's batches as its executor makes them: the input of the wrappers that the loader's extension holds.
 
     An instance has the loader's attributes, but its methods call the extension, not the loader, because subclasses of
     the loader may use the same names.
 
     Args:
         loader: The loader.
-        extension: Its extension.
+        extension: The loader's extension.
     """
 
     counts_when_received = True
@@ -411,7 +411,7 @@ class MadeBatches:
         return getattr(loader, name)
 
     def watch_memory(self, callback: MemoryCallback, **options: Any) -> AbstractContextManager[None]:
-        """Call a function for the memory of the epochs that begin in the block; see DataLoader.watch_memory."""
+        """Call a function with the memory of each epoch that begins in the block; see DataLoader.watch_memory."""
         return self._find_extension().watch_memory(callback, **options)
 
     def state_dict(self) -> dict[str, Any]:
@@ -420,7 +420,7 @@ class MadeBatches:
 
     def _find(self) -> Any:
         loader = self._loader()
-        assert loader is not None, "the loader lives until its first batch"
+        assert loader is not None, "the loader exists until its first batch"
         return loader
 
     def _find_extension(self) -> Extension:
@@ -458,7 +458,7 @@ class DeliveredBatches(LoaderIterator):
         return self._length()
 
     def _shutdown_workers(self) -> None:
-        """End the epoch and its workers. Frameworks call this."""
+        """End the epoch and stop its workers. Frameworks call this."""
         self._batches.close()
         if (loader := self._loader()) is not None and loader._iterator is not None:
             loader._iterator._shutdown_workers()

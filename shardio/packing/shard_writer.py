@@ -357,7 +357,7 @@ def _worker_part(folder: DatasetFolder, worker: int, num_workers: int, *, overwr
                 "this worker's part again, or choose another directory"
             )
         partial = [name for name in names if (find_target(name) or "").startswith(_prefix(worker))]
-        (out / _record_name(worker)).remove()  # Remove the record first: without it, the part is unfinished.
+        (out / _record_name(worker)).remove()  # Remove the record first: without it, the part counts as unfinished.
         folder.remove([*own, *partial])
         folder.mark(_mark(num_workers))
         yield

@@ -212,7 +212,7 @@ class IndexFile:
             )
 
     def _read_rows(self, begins: Sequence[int], rows: Ints) -> Ints:
-        """Return the integers of some rows of columns that begin at ``begins``, int64 [columns, n]."""
+        """Return the integers in some rows of the columns that begin at ``begins``, int64 [columns, n]."""
         if not len(rows) or not begins:
             return np.empty((len(begins), len(rows)), np.int64)
         first, last = int(rows.min()), int(rows.max())
@@ -418,7 +418,7 @@ def read_header(location: Location) -> IndexHeader:
 
 
 def read_hashes(location: Location, field: str) -> NDArray[np.uint64]:
-    """Return the hash of a field of each sample in an index, uint64 [n], or [0] if the index lacks the field.
+    """Return the hashes of a field in all samples of an index, uint64 [n]; an empty array if the index lacks the field.
 
     Raises:
         FormatError: If the file is not an index, or is damaged.

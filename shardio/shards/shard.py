@@ -57,7 +57,7 @@ MAX_EMPTY = 64
 """The maximum number of entries in an index per member of its tar. Surplus entries stand for missing fields."""
 
 MAX_CELLS = 2**18
-"""The number of entries that any index may have, regardless of the number of members."""
+"""The number of entries that an index may always have, however few members its tar has."""
 
 
 def describe_offset(tar: StoredFile, offset: int) -> str:
@@ -174,7 +174,7 @@ class Shard:
     def _doubt_name(self, row: int, start: int, num_bytes: int, raw_key: bytes, field: str, header: bytes) -> None:
         if not self._names_are_plain:  # Some archivers write an extended header for every member.
             return
-        from shardio.shards.tar_scan import find_member, is_header  # It imports tarfile (4 ms).
+        from shardio.shards.tar_scan import find_member, is_header  # tar_scan imports tarfile (4 ms).
 
         member, parts = find_member(self.tar, start), (decode_key(raw_key), field)
         has_name = member is not None and split_name(member[0]) == parts
@@ -319,8 +319,8 @@ class _WrittenTar(NamedTuple):
 def was_packed(tar: Location) -> bool:
     """Return whether ``pack`` wrote a tar's index. The tar need not exist.
 
-    An index that was created on first use contains the tar's version, unless an early version of shardio created it,
-    so the tar must also have a name like those of ``pack``, and its first member's header must have no time or owner.
+    An index that was created on first use contains the tar's version, unless an early version of shardio created it. So
+    the tar must also have a name like those that ``pack`` assigns and no time or owner in its first member's header.
 
     Raises:
         FormatError: If the index is damaged.

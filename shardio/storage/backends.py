@@ -42,7 +42,7 @@ CLIENT_OPTIONS = {
 _FLAGS = {"allow_http", "allow_invalid_certificates", "randomize_addresses"}
 
 _MEMORY: dict[str, Backend] = {}
-"""The stores of ``memory://`` URLs, by root. They exist until the storage process ends."""
+"""The stores of ``memory://`` URLs, by root; they exist until the storage process ends."""
 
 Purpose = Literal["read", "upload", "whole"]
 """The purpose of a client. ``upload``: uploads, whose parts obstore retries one by one. ``whole``: requests for whole

@@ -258,8 +258,8 @@ class BundledFile:
 
     Attributes:
         key: The object's key.
-        size: Its size in bytes.
-        version: Its version.
+        size: The object's size in bytes.
+        version: The object's version.
         bundle: The bundle.
         start: The offset of the content in the bundle.
     """
@@ -318,7 +318,7 @@ class CachedFiles:
         )
 
     def prefetch(self, keys: Sequence[str], *, is_urgent: bool = False) -> None:
-        """Put files into the cache. Wait until all of them are present.
+        """Put files into the cache, and wait until all of them are present.
 
         Args:
             keys: The keys of the files. Keys that the listing lacks are ignored.

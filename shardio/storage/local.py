@@ -88,7 +88,7 @@ class OpenFiles:
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
-            self._shrink(0)  # The rest of the process has used up the limit: keep only this file.
+            self._shrink(0)  # Other parts of the process have used up the limit: keep only this file open.
             descriptor = Descriptor(path)
         self._descriptors[serial] = descriptor
         return descriptor
@@ -395,7 +395,7 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
 
 
 def read_and_stat(path: str, start: int, stop: int) -> tuple[bytes, os.stat_result]:
-    """Return the bytes [start, stop) of a local file, or fewer if it ends earlier, and its status after the read."""
+    """Return bytes [start, stop) of a local file, or fewer if the file is shorter, and its status after the read."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return read_range(descriptor, start, stop), os.fstat(descriptor)

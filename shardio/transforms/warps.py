@@ -28,7 +28,7 @@ __all__ = ["RandomAffine", "RandomPerspective", "RandomRotation"]
 Matrix = list[float]
 
 Point = tuple[float, float]
-"""A place, x and y in pixels."""
+"""A point: x and y in pixels."""
 
 
 class RandomRotation(PixelTransform):
@@ -143,7 +143,7 @@ class RandomAffine(PixelTransform):
 
 
 class RandomPerspective(PixelTransform):
-    """Move the corners of images inward at random, in each image with probability ``p``.
+    """Move the corners of images inward at random; each image is changed with probability ``p``.
 
     An image stays unchanged if three of its moved corners are on a line, for example because the image has only one
     row. torchvision raises an error for such images.

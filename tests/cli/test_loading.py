@@ -454,7 +454,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def six_of_eight(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Make torch use six threads on a machine with eight processors, as if the user had set no number of threads."""
+    """Make torch use six threads on a machine with eight processors, as if the user had not set a number of threads."""
     monkeypatch.setattr(command, "count_processors", lambda: 8)
     for name in (*VARIABLES, "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)

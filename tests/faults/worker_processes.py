@@ -161,7 +161,7 @@ def install_gate(modules: Path, held: range = range(0)) -> Gate:
 
 
 def install(modules: Path, what: str, beforehand: str = "") -> None:
-    """Make worker processes run code before each chunk through sitecustomize, which Python imports at startup."""
+    """Use sitecustomize, which Python imports at startup, to make worker processes run code before each chunk."""
     (modules / "sitecustomize.py").write_text(
         f"""
 import itertools, os, threading, time

@@ -102,7 +102,7 @@ def without_ac_codes(content: bytes) -> bytes:
 def mutate(original: Original, other: Original, rng: random.Random) -> bytes:
     """Damage a file once or a few times, perhaps with parts of another file.
 
-    Only the first damage may hit a known span, because it may move the other spans.
+    Only the first change may hit a known span, because a change may move the other spans.
     """
     content = bytearray(original.content)
     if original.tables and rng.random() < 0.3:

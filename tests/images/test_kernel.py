@@ -194,7 +194,7 @@ def test_files_are_rendered_as_predicted_unless_they_are_damaged_and_tiling_chan
         is_predicted, is_done = predict_and_render(file.content)
         num_rendered += is_done
         assert is_predicted or not is_done, file.name
-        # No encoder writes fill bytes between an interval and its marker; they are not in the head.
+        # No encoder writes fill bytes between an interval and its marker, and the head does not show such bytes.
         assert not file.tileable or is_done == is_predicted or "fill bytes in the scan" in file.name, file.name
         if file.tileable and is_predicted:
             assert predict_and_render(tile_jpeg(file.content)) == (True, True), file.name

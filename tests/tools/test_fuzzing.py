@@ -1,4 +1,4 @@
-"""Fuzzing of images, tars and the kernel: inputs that break a law, crash or hang are named and saved."""
+"""Fuzzing of images, tars and the kernel: inputs that break a law or cause a crash or a hang are named and saved."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_accumulated_microbatches_train_as_one_big_batch(num_micro: int, accumul
     big = [join(micro[start : start + accumulate]) for start in range(0, num_micro, accumulate)]
     model = make_network()
     other, start = copy.deepcopy(model), weights_of(model)
-    # Adam divides by the gradient's size, which magnifies rounding errors, so Adam gets a lower learning rate.
+    # Adam divides by the gradient's size and thus magnifies rounding errors, so Adam gets a lower learning rate.
     lr = 0.05 if optimizer == "sgd" else 1e-4
     train(model, micro, make_config(epochs=2, optimizer=optimizer, lr=lr, accumulate=accumulate))
     train(other, big, make_config(epochs=2, optimizer=optimizer, lr=lr))
@@ -457,7 +457,7 @@ def test_sizes_that_are_not_multiples_of_8_are_named_once() -> None:
 
 
 class Averaged(Callback):
-    """A moving average of a model's weights, whose state also has values of many types."""
+    """A moving average of a model's weights. Its state also holds values of many types."""
 
     def __init__(self) -> None:
         self.weights = dict[str, torch.Tensor]()

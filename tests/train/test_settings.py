@@ -211,7 +211,7 @@ ORACLES: dict[str, tuple[Callable[[Any, float], Any], tuple[str, tuple[float, ..
 LOSSES = [3.0, 2.0, 2.0, 2.1, 2.2, 1.9, 2.0, 2.0, 2.0, 2.0, 2.0]
 
 
-@pytest.mark.filterwarnings("ignore:The epoch parameter in:UserWarning")  # torch 2.6's SequentialLR passes epoch.
+@pytest.mark.filterwarnings("ignore:The epoch parameter in:UserWarning")  # torch 2.6's SequentialLR passes `epoch`.
 @pytest.mark.parametrize("name", ORACLES)
 def test_rates_equal_those_of_torchs_schedulers(name: str) -> None:
     make, (setting, values) = ORACLES[name]

@@ -1,4 +1,4 @@
-"""Scan a directory of images without opening files, and refuse a directory that does not look like its layout."""
+"""Scan a directory of images without opening files, and refuse a directory whose contents do not match the layout."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _TOOL_FILES = frozenset(("classes.txt", "notes.json"))
 
 
 def find_main_file(src: Path, options: PackOptions) -> Path | None:
-    """Return a file that makes ``src`` a directory of files to pack, or None if ``src`` has no such file.
+    """Return a file that shows ``src`` to be a directory of files to pack, or None if ``src`` has no such file.
 
     Raises:
         PackError: If a folder cannot be read.
@@ -160,8 +160,8 @@ def _refuse_splits(
         _refuse_merged_splits(src, dst, folders, options.main_fields, text, has_classes=has_classes)
     elif has_classes and all(folder.path.partition("/")[0] == name for folder in folders):
         raise PackError(
-            f"the split {name!r} of {src} would be a class, because its folder is at the level of class folders. Pack "
-            f"this folder:\n  shardio pack {quote(src / name)} {quote(dst)}"
+            f"the split {name!r} of {src} would be treated as a class, because its folder is at the level of the "
+            f"class folders. Pack this folder:\n  shardio pack {quote(src / name)} {quote(dst)}"
         )
 
 
@@ -318,7 +318,7 @@ def _refuse_merged_splits(
 def _refuse_ambiguous_layouts(
     src: Path, dst: Location, folders: Sequence[FolderFiles], main: Collection[str], *, rename_dots: bool
 ) -> None:
-    """Raise a PackError that shows the right command if the files look like a layout other than class folders.
+    """Raise a PackError that shows the right command if the files appear to have a layout other than class folders.
 
     Images in different class folders may have the same names, so files are treated as pairs only if the names of
     their folders also suggest pairs.

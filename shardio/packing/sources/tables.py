@@ -342,8 +342,8 @@ class ParquetFiles(PackSource):
         selected = select_files(src, paths, options.source_split, may_be_column=True)
         if missing := find_gaps([path.name for path in selected]) if len(paths) > 1 or src.is_dir() else ():
             warnings.warn(
-                f"{src} lacks {count(len(missing), 'Parquet file')}, such as {missing[0]}, judging by the names of the "
-                "others: check whether a download is unfinished, or two versions are mixed",
+                f"{src} lacks {count(len(missing), 'Parquet file')}, such as {missing[0]}, judging by the other "
+                "files' names: check whether a download is unfinished, or two versions are mixed",
                 RuntimeWarning,
                 stacklevel=2,
             )
