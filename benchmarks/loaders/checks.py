@@ -31,7 +31,7 @@ def count_samples(batch: Batch) -> int:
 
 
 class ImageCheck:
-    """A check of an epoch's images and of its number of samples per label. It also computes the mean of all pixels."""
+    """A check of an epoch's images and of its samples per label. The check also computes the mean of all pixels."""
 
     def __init__(self, labels: Iterable[int], batch_size: int) -> None:
         self._expected = Counter(labels)

@@ -78,7 +78,7 @@ def make_ffcv(job: Job) -> Epochs:
 def make_turboloader(job: Job) -> Epochs:
     """Return turboloader's loader, which decodes only the crop, and always delivers float32 pixels from 0 to 1.
 
-    Its threads use all processors, and there is no setting for their number.
+    turboloader's threads use all processors, and their number cannot be set.
     """
     turboloader: Any = importlib.import_module("turboloader")
     (path,) = job.data.glob("*.tar")

@@ -1,4 +1,4 @@
-"""Iterate over a loader, and record what it claims, where each sample comes from and whether its content is stable.
+"""Record what a loader claims, where each of its samples comes from, and whether the sample's content is stable.
 
 Only stable content identifies samples. Contents count as unstable if a transform's class name suggests randomness, if a
 sample differs when it is read again, or if the epochs contain more distinct contents than there are samples.

@@ -84,7 +84,7 @@ class DevicePrefetcher:
         dtype: The dtype of the images; by default, float32 with ``normalize`` and uint8 without. Without
             ``normalize``, values are cast but not scaled.
         channels_last: Whether images have the channels_last memory format on the device.
-        decode: Where the images of a shardio loader are decoded. By default, its ``workers`` decode them. With
+        decode: Where the images of a shardio loader are decoded. By default, the loader's ``workers`` decode them. With
             ``device``, a CUDA device decodes JPEGs that were packed with ``--jpeg tile``, and gives the same pixels;
             only the tiles that the crops need are copied. This needs the cuda-core package (``pip install
             "shardio-loader[cuda]"``). Workers decode the images that the device cannot decode, and those to
@@ -321,7 +321,7 @@ class PrefetchIterator:
 
     Args:
         loader: The source of batches.
-        batches: The batches in flight. This iterator closes them.
+        batches: The batches in flight, which this iterator closes.
         depth: The number of batches to keep in flight.
         last_received: The record of the last batch, updated when a batch is returned.
         times: The prefetcher's counts and times.
@@ -372,7 +372,7 @@ class PrefetchIterator:
         try:
             raise error
         finally:
-            del error  # Otherwise its traceback, which holds this frame, would keep the loader's iterator alive.
+            del error  # Otherwise the traceback, which holds this frame, would keep the loader's iterator alive.
 
     def close(self) -> None:
         """Wait until all copies are done, and release the loader's iterator."""

@@ -162,7 +162,7 @@ def doctor(loader: Iterable[Any], step: Step | None = None, *, seconds: float = 
 
     Args:
         loader: Any iterable of batches. Changes are tried only for torch's and shardio's DataLoader.
-        step: The training step: a function of a batch. It is called as in training, so it changes the model.
+        step: The training step: a function of a batch. The step is called as in training, so it changes the model.
         seconds: The time of each measurement, in seconds.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Read PGM and PPM files. They store pixels row by row, so a part can be read without the rest."""
+"""Read PGM and PPM files. These files store pixels row by row, so a part can be read without the rest."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PixelLayout(NamedTuple):
         height: Height in pixels.
         width: Width in pixels.
         num_channels: 1 for gray, 3 for red, green and blue.
-        white: The maximum value. If it is above 255, each value in a binary file takes two bytes.
+        white: The maximum value. If this is above 255, each value in a binary file takes two bytes.
         is_text: Whether the values are written as text.
     """
 

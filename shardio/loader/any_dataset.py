@@ -306,7 +306,7 @@ class Fetching(Executor):
 
 
 class FetchedBatches(BatchIterator):
-    """An iterator over one epoch's batches, which pins them if requested and warns of bad samples or a wrong length.
+    """An iterator over one epoch's batches that pins them if requested, and warns of bad samples or a wrong length.
 
     Args:
         batches: The source of the batches.

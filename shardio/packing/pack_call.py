@@ -548,7 +548,7 @@ def pack(
             default, the first of two columns. Without ``labels``, the source's column with keys; by default, the
             samples are numbered.
         tokenizer: The function that returns the tokens of a text, as a sequence of integers, for packing texts as
-            documents. It is called in worker processes. Pass the function, or its name as
+            documents. The function is called in worker processes. Pass the function, or its name as
             ``"path/to/file.py:function"`` or ``"package.module:function"``. The manifest records only the name.
         token_column: The column with the tokens of documents or, with ``tokenizer``, their texts; by default, the only
             such column, or the first of ``input_ids``, ``tokens``, ``text`` and ``content``.

@@ -70,7 +70,7 @@ class ShardLimits:
 
 
 class ShardSequence:
-    """Writes samples to shards, and starts a new shard when the current one is full. One shard is open at a time.
+    """Writes samples to shards, and starts a new shard when the current one is full. Only one is open at a time.
 
     The same samples with the same limits give the same bytes, as in a pack. A shard and its index appear only when they
     are complete, and the index appears last.

@@ -193,7 +193,7 @@ class RequestFailure:
             in this way. ``unknown_size`` means that the server did not state the object's size. A cache in front of the
             server may state the size later, when it has the whole object. ``no_ranges`` means that the server does not
             send parts of this object.
-        cause: The cause, for messages. It contains no credentials.
+        cause: The cause, for messages, without credentials.
         reached: Whether a server answered.
         remedy: The remedy to show to the user; None for the default remedy of the kind.
     """

@@ -1,4 +1,4 @@
-"""The laws of a mixture's order. Tests check them on some cases, and ``tools/order_campaign.py`` on many."""
+"""The laws of a mixture's order. Tests check the laws on some cases, and ``tools/order_campaign.py`` on many."""
 
 from __future__ import annotations
 
