@@ -76,7 +76,7 @@ def main(
         added -= base
         print(
             f"first batch of {workers} workers ({method}) after {first_s:.2f} s; {added / 1e6:,.0f} MB added, "
-            f"{added / num_bytes:.2f} × the samples"
+            f"{added / num_bytes:.2f} × the size of the samples"
         )
 
 

@@ -71,7 +71,7 @@ class Job:
 
 
 class Opened(NamedTuple):
-    """A loader: each ``iter(batches)`` begins the next epoch. A loader without a state has no ``save`` and ``load``."""
+    """A loader; each ``iter(batches)`` begins an epoch. A loader without a state has neither ``save`` nor ``load``."""
 
     batches: Any
     find_codes: Callable[[Any], Any]
@@ -118,7 +118,7 @@ def answer(text: str, run: Callable[[Job], dict[str, Any]]) -> None:
 
 
 def start(job: Job) -> list[dict[str, Any]]:
-    """Run a job on each of its ranks, in new processes; return what each one printed."""
+    """Run a job on each of its ranks, in new processes; return what each rank printed."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -150,7 +150,7 @@ def deliver(job: Job) -> tuple[list[Codes], int | None]:
 
 
 def compare_resumed(job: Job, uninterrupted: list[Codes]) -> list[str]:
-    """Resume from the saved state with 2 workers, with 1 worker and with 2 ranks; return a cell for each.
+    """Resume from the saved state with 2 workers, with 1 worker and with 2 ranks; return a table cell for each.
 
     The samples of each global batch are compared, in any order, with those of the uninterrupted run.
     """

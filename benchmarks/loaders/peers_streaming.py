@@ -18,7 +18,7 @@ from benchmarks.loaders.job import TARGET, Batch, Crop, Epochs, Job
 
 
 def make_mosaic(job: Job) -> Epochs:
-    """Return MosaicML's StreamingDataset of local shards. It decodes sample by sample, as MosaicML's own ones do."""
+    """Return MosaicML's StreamingDataset of local shards. Like MosaicML's own datasets, it decodes sample by sample."""
     streaming: Any = import_streaming()
     base: Any = streaming.StreamingDataset
 
@@ -40,7 +40,7 @@ def make_small_sequential(job: Job) -> Epochs:
 
 
 def make_small_shuffled(job: Job) -> Epochs:
-    """Return MosaicML's StreamingDataset of bytes, shuffled."""
+    """Return MosaicML's StreamingDataset of bytes, in shuffled order."""
     return _make_small(job, shuffle=True)
 
 
@@ -83,8 +83,8 @@ def collate_small(samples: Sequence[dict[str, bytes]]) -> list[bytes]:
 def import_streaming() -> Any:
     """Import MosaicML Streaming, even if torchvision or transformers is missing or cannot be imported.
 
-    MosaicML Streaming imports both packages for datasets and checks that this benchmark does not use, so empty classes
-    replace the classes of missing packages.
+    MosaicML Streaming imports both packages for kinds of datasets and for checks that this benchmark does not use, so
+    empty classes replace the classes of missing packages.
     """
     for package, modules in _STAND_INS.items():
         if not _loads(package):

@@ -183,7 +183,7 @@ def augment(
         of_transform(
             metavar="MODULE:NAME",
             help="Your own transform, as package.module:name or path/to/file.py:name. A class, or a function that "
-            "needs no arguments, is called to create it.",
+            "needs no arguments, is called to create the transform.",
         ),
     ] = None,
     size: Annotated[
@@ -310,7 +310,7 @@ def open_images(
 
 
 def make_row(dataset: MapDataset, index: int, num_epochs: int, seed: int) -> SheetRow:
-    """Return the row of one sample: the original image, and its images in the first epochs.
+    """Return the row of one sample: the original image, and its versions in the first epochs.
 
     Values that are not uint8, such as normalized ones, are stretched to 0..255. One range applies to the whole row, to
     keep differences between epochs visible.
@@ -366,7 +366,7 @@ def _as_array(image: Any) -> NDArray[Any]:
     if array.size and array.dtype.kind in "biuf":
         if array.ndim == 2:
             return array
-        # Tensors usually are [channels, height, width], and arrays [height, width, channels].
+        # Tensors are usually [channels, height, width], and arrays are usually [height, width, channels].
         for axis in (0, 2) if is_tensor else (2, 0):
             if array.ndim == 3 and array.shape[axis] in CHANNELS:
                 array = np.moveaxis(array, axis, 2)

@@ -89,7 +89,7 @@ def map_tensors(batch: Any, function: OnTensor, movable: Callable[[Movable], Any
         if movable is not None and isinstance(value, Movable) and not isinstance(value, type):
             return movable(value)
         if isinstance(value, MutableMapping) and (isinstance(value, dict) or hasattr(value, "__copy__")):
-            mapped = copy.copy(value)  # A copy keeps the class, and settings such as default_factory.
+            mapped = copy.copy(value)  # A copy keeps the mapping's class and settings, such as default_factory.
             for name, item in value.items():
                 mapped[name] = walk(item)  # Counter.update() would add to the counts.
             return mapped
@@ -155,7 +155,7 @@ class Registration:
     Registrations of the same device are equal, so a loader keeps its memory for the next prefetcher.
 
     Args:
-        device: The CUDA device that copies from the memory. Other devices get no CUDA context.
+        device: The CUDA device that copies from the memory. No CUDA context is created for other devices.
     """
 
     device: torch.device
@@ -293,8 +293,8 @@ class WaitingTimes:
     """The running totals of a prefetcher.
 
     Args:
-        has_stream: Whether events measure the stalls of the device. Otherwise, the device is taken to wait whenever the
-            program waits.
+        has_stream: Whether events measure the stalls of the device. Otherwise, the device is assumed to wait whenever
+            the program waits.
 
     Attributes:
         num_batches: See :class:`PrefetchStats`.
@@ -309,7 +309,7 @@ class WaitingTimes:
         self._has_stream = has_stream
 
     def add_wait(self, requested: StreamEvent, received: StreamEvent) -> None:
-        """Add the time between two events to the total. It is read when the device has reached both events.
+        """Add the time between two events to the total. The time is read when the device has reached both.
 
         Args:
             requested: An event that follows all work queued before the batch was requested.
@@ -334,7 +334,7 @@ class WaitingTimes:
 
 
 class _Source(NamedTuple):
-    """The source of a copy: a batch whose memory the loader may reuse after this object is freed, and buffers.
+    """The source of a copy: buffers, and a batch whose memory the loader may reuse after this object is freed.
 
     The source holds the event but not the batch on the device, so the consumer can free that batch at any time.
     """
@@ -380,7 +380,7 @@ class InFlightBatches:
         def pin(tensor: torch.Tensor) -> torch.Tensor:
             if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_pinned():
                 return tensor
-            if type(tensor) is not torch.Tensor:  # The copy of a mask, for example, would lose its subclass.
+            if type(tensor) is not torch.Tensor:  # A Mask, for example, would lose its class in the copy.
                 return tensor
             pinned, buffer = self._pool.take(tensor)
             buffers.append(buffer)

@@ -1,9 +1,9 @@
-// Apply operations that treat each pixel alone, one block after another, so that a block stays in the L1 cache.
+// Apply operations that process each pixel independently, block by block, so that a block stays in the L1 cache.
 //
 // Some operations need statistics of the whole image first: the mean gray value, or each color's lowest and highest
 // values or frequencies. From such an operation on, adjacent operations become steps that are applied together.
-// Operations that treat each color alone are functions of bytes. On processors that look up bytes fast, tables replace
-// any number of functions.
+// Operations that process each color independently are functions of bytes. On processors that look up bytes fast,
+// tables replace any number of functions.
 //
 // A block has room for whole vectors: unused pixels at its end are also edited, but neither read from the image nor
 // written.
@@ -14,7 +14,7 @@
 enum { MAX_STEPS = 8 };
 
 // A product that gives the same bytes as a table. Integer arithmetic is four times as fast as looking up bytes one by
-// one, and four in five ranges that ImageOps.autocontrast stretches have such a product.
+// one, and such a product exists for four in five of the ranges that ImageOps.autocontrast stretches.
 typedef struct {
     bool is_used;
     uint32_t start, factor;  // The new byte is (byte - start) * factor >> 16.
@@ -35,7 +35,7 @@ static bool needs_statistics(int64_t code) { return code == CONTRAST || code == 
 
 bool is_pointwise(int64_t code) { return code >= NONE && code <= EQUALIZE; }
 
-// Read pixels as a block. Return its length, a multiple of 64. Unused pixels are 0.
+// Read pixels as a block. Return the block's length, a multiple of 64. Unused pixels are 0.
 static int64_t split_block(const uint8_t *pixels, int64_t num_pixels, Block *block) {
     int64_t whole = num_pixels / 32 * 32, length = (num_pixels + 63) / 64 * 64;
     u8x32 colors[3];
@@ -114,7 +114,7 @@ static void count_values(const uint8_t *pixels, int64_t num_pixels, uint32_t cou
     uint32_t counters[NUM_COUNTERS][3][256] = {0};
     int64_t i = 0;
     for (; i + 8 <= num_pixels; i += 8) {
-        uint64_t words[3];  // The first byte is the lowest on all supported processors.
+        uint64_t words[3];  // The first byte is the least significant on all supported processors.
         memcpy(words, pixels + 3 * i, sizeof words);
 #pragma clang loop unroll(full)
         for (int j = 0; j < 24; j++) counters[j / 3 % NUM_COUNTERS][j % 3][words[j / 8] >> 8 * (j % 8) & 255]++;
@@ -172,7 +172,7 @@ static __attribute__((noinline)) void solarize(uint8_t *bytes, int64_t count, ui
     for (int64_t i = 0; i < count; i++) bytes[i] = bytes[i] < threshold ? bytes[i] : (uint8_t)~bytes[i];
 }
 
-// Apply an operation that treats each byte alone.
+// Apply an operation that processes each byte independently.
 static void edit_bytes(const Operation *operation, uint8_t mean, uint8_t *bytes, int64_t count) {
     double number = operation->numbers[0];
     uint8_t byte = (uint8_t)as_integer(number);

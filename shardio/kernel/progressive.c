@@ -44,7 +44,7 @@ static inline int take_bits(Bits *bits, int count) {
     return value;
 }
 
-// Take a code. Return its symbol, or -1 if there is no such code.
+// Take a code. Return its symbol, or -1 if the bits are not a code.
 static inline int take_symbol(const Table *table, Bits *bits) {
     int found = table->lookups[bits->word >> (64 - SHORT_CODE)];
     if (found) {
@@ -266,7 +266,7 @@ static Outcome decode_scan(const Head *head, const uint8_t **at, const uint8_t *
 // Decode all scans of an image whose first scan has been found. `unstuffed` has PADDING more bytes than the file, and
 // `coefficients->blocks[0]` has room for all coefficients.
 Outcome decode_scans(const uint8_t *data, int64_t length, Head *head, uint8_t *unstuffed, Coefficients *coefficients) {
-    // Each MCU has at least one bit. The check keeps small files from using much memory.
+    // Each MCU takes at least one bit. The check keeps small files from using much memory.
     if ((int64_t)head->rows * head->columns > 8 * length) return DAMAGED;
     clear_coefficients(head, coefficients);
     coefficients->stop = data + head->scan_start;

@@ -188,7 +188,7 @@ class WorkerBatches(BatchIterator):
         self._pending.clear()
 
     def _take(self) -> tuple[_Pending, Fetched | FetchFailed] | Failure:
-        """Wait for the answer to the next pending batch, and remove and return both."""
+        """Wait for the answer to the next pending batch; remove and return the batch and the answer."""
         while True:
             for task_id, pending in self._pending.items():
                 if isinstance(pending.answer, WorkerExhausted):

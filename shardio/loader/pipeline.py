@@ -275,7 +275,7 @@ class Pipeline(PlannedBatches):
             self._give_up([batch])
             self._queue.drop(batch)
             return batch, {}
-        if self._buffers.layout is None and (chunk := batch.chunks[0]).columns:  # The first batch of a collation.
+        if self._buffers.layout is None and (chunk := batch.chunks[0]).columns:  # The first batch of a Collation.
             layout = choose_layout([""] * len(chunk.columns), chunk.columns, num_rows=1)
             self._buffers.lay_out(layout, self._settings.sizing.num_spare(layout))
         self._fill_up()  # Do this now, because the workers might run out of chunks while user code runs.

@@ -222,7 +222,7 @@ class EndWorker:
 
 @dataclass(kw_only=True, eq=False)
 class WorkerEnded:
-    """The answer to :class:`EndWorker`. As in ``subprocess``, a negative exit code is the number of a signal."""
+    """The answer to :class:`EndWorker`. As in ``subprocess``, exit code -N means that signal N ended the process."""
 
     process_id: int
     exit_code: int
@@ -248,7 +248,7 @@ class Chunk:
         rng_keys: uint64 [n], one for each sample's transforms.
         buffer_id: The buffer for the fixed-size columns; None if all columns are sent in the answer.
         row: The first row in the buffer.
-        valid: bool [n], false for repeats; None unless ``remainder`` is ``mask`` and a collation makes the batch.
+        valid: bool [n], false for repeats; None unless ``remainder`` is ``mask`` and a Collation makes the batch.
         epoch_began: The start of the epoch, according to ``time.perf_counter``, which all processes share on Linux.
         takes_tiles: Whether images are collected as tiles, for a device to decode.
     """
@@ -326,11 +326,11 @@ class Made:
 
     Attributes:
         chunk_id: The chunk's number.
-        columns: One column for each field; if a collation made the batch in a worker process, one for each piece of the
+        columns: One column for each field; if a Collation made the batch in a worker process, one for each piece of the
             batch's memory, with a single row.
         times: The time that the chunk took.
         num_images_by_decoder: The number of images by decoder.
-        batch: The batch that a collation made, as a Pickle if it comes from a worker process.
+        batch: The batch that a Collation made, as a Pickle if it comes from a worker process.
     """
 
     chunk_id: int
@@ -378,7 +378,7 @@ def why_not_sendable(value: Any, what: str) -> str | None:
 
     Args:
         value: A decoder that holds the code, or a user's callable.
-        what: The value's name in the reason.
+        what: The name by which the reason refers to the value.
     """
     known = _obstacles.get(id(value))
     if known is None or known[0]() is not value:
@@ -420,7 +420,7 @@ class Failure:
     traceback: str = ""
 
     def restore(self) -> BaseException:
-        """Return the error, with its traceback in another process as the cause."""
+        """Return the error, with its traceback from the other process as its cause."""
         if self.traceback:  # Pickling drops the original traceback.
             self.error.__cause__ = RuntimeError(f"in a worker:\n{self.traceback}")
         return self.error

@@ -76,7 +76,7 @@ class PackResult(Findings):
     Attributes:
         manifest: The manifest that was written.
         ignored: The files of the source that do not belong to a sample.
-        suffixed: The keys that end in their file's suffix, because another image has the same path without the suffix.
+        suffixed: The keys that end in their file's suffix, because another image's path differs only in its suffix.
         num_kept: The number of samples in shards that an earlier run had finished.
         damaged_shards: Shards that were damaged after an earlier run had finished them. They were packed again.
     """
@@ -257,7 +257,7 @@ def _cut(sizes: NDArray[np.int64], options: PackOptions) -> list[int]:
 def pack_source(
     src: Path, dst: str | os.PathLike[str], options: PackOptions, progress: WorkProgress | None = None
 ) -> PackResult:
-    """Pack as :func:`~shardio.packing.pack` does, report to ``progress``, and return the manifest with details."""
+    """Pack as :func:`~shardio.packing.pack` does, report to ``progress``, and return the manifest with the findings."""
     out = parse_location(dst, options.access)
     (result,) = _pack(src, out, [out], options, progress, lambda scan: [scan])
     return result

@@ -327,7 +327,7 @@ class SampleReader:
             while len(self._open) > MAX_OPEN_SHARDS:
                 self._open.popitem(last=False)
             if self._num_index_bytes > MAX_INDEX_BYTES:
-                # The number includes closed shards. Make room for many shards, because counting takes a long time.
+                # The number includes closed shards. Make room for many shards, because counting again takes long.
                 self._num_index_bytes = sum(opened.index.num_bytes for opened in list(self._open.values()))
                 while self._num_index_bytes > MAX_INDEX_BYTES * 3 // 4 and len(self._open) > 1:
                     _, oldest = self._open.popitem(last=False)
@@ -537,7 +537,7 @@ def open(  # noqa: A001  # The name follows tarfile and PIL.Image.
         verify: ``first`` compares each sample with its index when the sample is first read; ``off`` compares nothing.
         storage_options: Settings for the store of a remote source, as for :class:`shardio.ShardDataset`.
         cache: A local folder for the fetched parts of a remote source. Processes share this folder, which is never
-            removed. By default, shardio uses a private folder and removes it at the end.
+            removed. By default, shardio uses a private folder and removes it when the program ends.
         cache_size: The size of the cache, such as ``"200GB"``; by default, a fifth of the free space, and at most
             32 GiB if the cache is private.
         cache_shared: Whether to share the folder ``cache`` with other users, and to trust copies that they wrote.

@@ -189,7 +189,7 @@ def group_members(tar: str, named: Iterable[tuple[tuple[str, str], Some]]) -> It
             if field in fields:
                 raise FormatError(
                     f"{tar} holds field {field!r} of sample {key} twice, the second time at byte {member.offset}: "
-                    "create the tar again without one of them"
+                    "create the tar again without one of the two"
                 )
             fields[field] = member
         yield key, fields

@@ -127,7 +127,7 @@ def make_access(
 
     Args:
         storage_options: The settings of the stores: see :class:`RemoteOptions`.
-        cache: A local folder that processes and jobs share; None for a private cache, which is removed at the end.
+        cache: A local folder that processes and jobs share; None for a private cache, removed when the program ends.
         cache_size: The cache's size, such as ``200GB``; by default, a fifth of the free space, and at most 32 GiB if
             the cache is private.
         cache_shared: Whether to let other users write to the folder, and to trust their copies.
@@ -265,7 +265,7 @@ _BODY = re.compile(
 )
 
 _REVISION = re.compile(r"(?!(?:.*/)?\.{0,2}(?:/|\Z))[^\x00-\x1f\x7f]+")
-"""No part of a revision is empty, '.' or '..': such a part would lead to different URLs of the Hub."""
+"""No part of a revision is empty, '.' or '..': such a part would change the path of the URL that is requested."""
 
 _UNREQUESTABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 """Control characters, and surrogates, which UTF-8 cannot encode."""

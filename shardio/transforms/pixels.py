@@ -94,7 +94,7 @@ def _check_range(
 
 
 class RandomGrayscale(RandomPixelTransform):
-    """Make images gray, each with probability ``p``. They keep three channels."""
+    """Make images gray, each with probability ``p``. The images keep three channels."""
 
     code = codes.GRAYSCALE
 

@@ -1,4 +1,4 @@
-"""The fault proxy passes on everything unchanged, obeys its limits, and produces the faults that its script names."""
+"""The fault proxy obeys its limits, produces the faults in its script, and passes on everything else unchanged."""
 
 from __future__ import annotations
 

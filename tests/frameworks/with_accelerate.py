@@ -1,4 +1,4 @@
-"""The code of each rank in a test of Accelerate."""
+"""The code that each rank runs in a test of Accelerate."""
 
 from __future__ import annotations
 
