@@ -351,8 +351,8 @@ class InFlightBatches:
         stream: The stream for copies.
         pool: The buffers for tensors that are not in pinned memory.
         copy: A function that copies a batch to the device.
-        prepare: A function that makes the final batch from the copied batch, its rng key and a list, to which it adds
-            the checks that the batch needs when it is ready.
+        prepare: A function that makes the final batch from the copied batch, its rng key and a list, to which the
+            function adds the checks to call when the batch is ready.
         times: The totals to which the device's waiting time is added.
     """
 
@@ -439,8 +439,8 @@ class SynchronousBatches:
 
     Args:
         copy: A function that copies a batch to the device.
-        prepare: A function that makes the final batch from the copied batch, its rng key and a list, to which it adds
-            the checks that the batch needs when it is ready.
+        prepare: A function that makes the final batch from the copied batch, its rng key and a list, to which the
+            function adds the checks to call when the batch is ready.
     """
 
     is_synchronous = True
