@@ -3,7 +3,7 @@
 ``python -m benchmarks.bench_own_code PHOTOS`` makes random 224×224 crops of photographs with typical user code: a
 function, pipelines from torchvision and Albumentations, a ``collate_fn``, and a tokenizer. Each loader calls the same
 code on the same kind of image, in two workers. Loaders take turns, one epoch each. Rates (images/s) are measured in
-wall-clock time. CPU time includes the process and its children.
+wall-clock time. CPU time is that of the process and its children.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Estimate what one of many ranks reads from a bucket: requests, bytes and open shards, without reading data.
 
 ``python -m benchmarks.bench_ranks``: datasets in shardio's default order, on 1 to 1,024 ranks. The requests are those
-that shardio plans for whole windows of some ranks in the middle of an epoch, if all samples of a shard have the same
-size. Peers fetch whole shards. A second table counts the shards that the peers' nodes fetch, as the peers' own code
-divides them among ranks and workers in the first epoch. Every machine gives the same figures.
+that shardio plans for whole windows of some ranks in the middle of an epoch, assuming that all samples of a shard have
+the same size. Peers fetch whole shards. A second table counts the shards that the peers' nodes fetch, as the peers' own
+code divides them among ranks and workers in the first epoch. Every machine gives the same figures.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ENTRY_BYTES = 68
 """The number of bytes that an index takes for a sample with two fields and a 12-byte key."""
 
 NUM_WORKERS = 2
-"""The number of workers on each rank of a peer."""
+"""The number of workers that a peer has on each rank."""
 
 NUM_WINDOWS = 4
 """The number of windows to read on each rank, in addition to parts of the windows before and after them."""

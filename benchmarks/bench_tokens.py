@@ -71,7 +71,7 @@ def write_array(folder: Path, num_documents: int) -> None:
 
 
 def write_mds(folder: Path, num_documents: int) -> None:
-    """Write blocks to MosaicML's shards."""
+    """Write blocks in MosaicML's shard format."""
     columns = {"tokens": f"ndarray:uint16:{BLOCK}"}
     with import_streaming().MDSWriter(out=str(folder), columns=columns, exist_ok=True) as writer:
         for block in make_blocks(num_documents):
@@ -79,7 +79,7 @@ def write_mds(folder: Path, num_documents: int) -> None:
 
 
 def write_chunks(folder: Path, num_documents: int) -> None:
-    """Write documents to LitData's chunks, from which its TokensLoader cuts blocks."""
+    """Write documents as LitData's chunks, from which its TokensLoader cuts blocks."""
     form = _import_litdata().TokensLoader(block_size=BLOCK)
     writer: Any = import_module("litdata.streaming.writer").BinaryWriter(
         str(folder), chunk_bytes="64MB", item_loader=form
@@ -197,7 +197,7 @@ CANDIDATES: dict[str, tuple[str, Callable[[Path, int], None], Callable[[Job], Op
     "Grain, stored blocks": ("grain", write_records, open_grain),
     "Grain, blocks cut by workers": ("grain", write_records, open_grain_documents),
 }
-"""The module that each loader needs, and the functions that write its data and open it."""
+"""The module that each loader needs, and the functions that write and open its data."""
 
 
 def examine(job: Job) -> list[str]:

@@ -34,7 +34,7 @@ class Files(Dataset[Any]):
 
 
 def make_opencv(job: Job) -> Epochs:
-    """Return torch's DataLoader with OpenCV, a common choice after tuning."""
+    """Return torch's DataLoader, which decodes with OpenCV, as many tuned programs do."""
     return _make(Files(job.data, job.crop, use_opencv), job)
 
 
@@ -49,7 +49,7 @@ def make_pillow(job: Job) -> Epochs:
 
 
 def make_torchvision(job: Job) -> Epochs:
-    """Return torchvision's ImageFolder and transforms, as in its reference scripts."""
+    """Return torch's DataLoader with torchvision's ImageFolder and transforms, as in its reference scripts."""
     datasets: Any = importlib.import_module("torchvision.datasets")
     v2: Any = importlib.import_module("torchvision.transforms.v2")
     if job.crop == "train":

@@ -133,4 +133,4 @@ def _compare_contents(results: list[Result], num_samples: int) -> None:
     allowed = 0.75 + 4 * 15 / num_samples**0.5
     for result in results:
         if id(result) in means and abs(means[id(result)] - middle) > allowed:
-            result.problem = f"its mean pixel is {means[id(result)]:.2f}, but that of the others is {middle:.2f}"
+            result.problem = f"its mean pixel value is {means[id(result)]:.2f}, but that of the others is {middle:.2f}"

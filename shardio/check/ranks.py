@@ -492,7 +492,7 @@ def _await(number: int, process: subprocess.Popen[bytes], events: _Events) -> No
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]], events: _Events) -> None:
-    """End all processes and their child processes. Kill them immediately after a second signal."""
+    """End all processes and their child processes; after a second signal, kill them immediately."""
     deadline = time.monotonic() + GRACE_S
     for process in processes:
         _send(process, signal.SIGTERM)
@@ -506,7 +506,7 @@ def _end(processes: Sequence[subprocess.Popen[bytes]], events: _Events) -> None:
 
 
 def _send(process: subprocess.Popen[bytes], number: int) -> bool:
-    """Send a signal to a process's group, and return whether the group has processes. Signal 0 only tests this."""
+    """Send a signal (0 for none) to a process's group, and return whether the group has processes."""
     try:
         os.killpg(process.pid, number)
     except (ProcessLookupError, PermissionError):  # PermissionError on macOS if the last process has not been reaped.

@@ -32,7 +32,7 @@ OutArgument = Annotated[str, typer.Argument(metavar="OUT", help="A new or empty 
 
 @contextmanager
 def reporting(*, as_json: bool, doing: str = "copying") -> Iterator[WorkProgress]:
-    """Report progress on standard error unless ``as_json``, and turn wrong settings into usage errors."""
+    """Report progress on standard error unless ``as_json`` is set, and turn wrong settings into usage errors."""
     reporter = nullcontext(WorkProgress()) if as_json else ProgressReporter(doing)
     with value_errors_as_usage_errors(), reporter as progress:
         yield progress

@@ -74,7 +74,7 @@ MODULES = {name: module for commands in PANELS.values() for name, (module, _) in
 
 
 def find_url(*labels: str) -> str | None:
-    """Return the project's URL for the first of these labels that it has: see ``[project.urls]`` in pyproject.toml."""
+    """Return the project's URL with the first of these labels that exists: see ``[project.urls]`` in pyproject.toml."""
     from importlib.metadata import PackageNotFoundError, metadata  # Only help and internal errors need this import.
 
     try:
@@ -92,7 +92,7 @@ def _write_help(
 
     Args:
         command: The command.
-        context: Its context.
+        context: The command's context.
         formatter: The formatter that receives the help.
         rows: The rows before those of the parameters, each with the heading of its section.
     """

@@ -64,7 +64,7 @@ const uint8_t *find_samples(const Member *member, int component, int64_t row) {
     return plane->samples + (row - first) * plane->stride;
 }
 
-// Three times the nearer value plus the farther one.
+// The farther value plus three times the nearer one.
 static i16x16 weigh(i16x16 near, i16x16 far) { return near + near + near + far; }
 
 static void store_bytes(uint8_t *out, i16x16 numbers) { STORE(out, __builtin_convertvector(numbers, u8x16)); }
@@ -117,7 +117,7 @@ typedef struct {
 
 static inline Halves widen(u8x32 bytes) { return (Halves){widen_low(bytes), widen_high(bytes)}; }
 
-// (chroma * weight + 2^15) >> 16, with upper halves of 16-bit products.
+// (chroma * weight + 2^15) >> 16, computed from the upper halves of 16-bit products.
 static inline i16x16 weigh_color(i16x16 chroma, int16_t weight) {
     return (upper_products(chroma + chroma, (i16x16){} + weight) + 1) >> 1;
 }

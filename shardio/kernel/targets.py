@@ -78,13 +78,13 @@ def list_source() -> list[Path]:
 
 
 def name_cubin(capability: tuple[int, int]) -> Path:
-    """Return the path of the stages that are compiled for a compute capability."""
+    """Return the path of the stages that are compiled for the given compute capability."""
     major, minor = capability
     return FOLDER / "built" / f"sm-{major}{minor}-{hash_source()}.cubin"
 
 
 def find_cubin(capability: tuple[int, int]) -> Path:
-    """Return the path of the stages for CUDA devices of a compute capability.
+    """Return the path of the stages for CUDA devices with the given compute capability.
 
     Raises:
         ImportError: If shardio was built without these stages.

@@ -59,7 +59,7 @@ static inline Range find_reach(int64_t num_before, int64_t num_after, int64_t i,
     return reach;
 }
 
-// The weight of a pixel at a distance from the center (box_filter, bilinear_filter and bicubic_filter).
+// The weight of a pixel at a given distance from the center (box_filter, bilinear_filter and bicubic_filter).
 static inline double weigh_distance(double x, int resampling) {
     const double a = -0.5;
     if (resampling == PILLOW_BOX) return x > -0.5 && x <= 0.5;

@@ -140,7 +140,7 @@ class WorkerPool(Owned):
         super().close()
 
     def leave_to_parent(self) -> None:
-        """Close all ends in a forked child. Otherwise, the worker processes would outlive the parent."""
+        """Close the sockets in a forked child. Otherwise, the worker processes would outlive the parent."""
         for process in self._processes:
             process.end.close()
 
@@ -294,7 +294,7 @@ class MemoryWatch:
             )
 
     def forget(self, worker_id: int) -> str:
-        """Stop watching a worker process that has died; return its last known memory as text for messages."""
+        """Stop watching a worker process that has died; return its last known memory use as text for messages."""
         self._firsts.pop(worker_id, None)
         self._limits.pop(worker_id, None)
         num_bytes = self.bytes_by_worker.pop(worker_id, 0)

@@ -320,7 +320,7 @@ class MixedOrder:
         return {"version": STATE_VERSION, "epoch": cursor.epoch, "position": cursor.position, "mixture": mixture}
 
     def read(self, state: Any) -> Cursor:
-        """Check that a state belongs to this mixture up to its position, and return its cursor.
+        """Check that a state's mixture equals this one up to the state's position, and return the state's cursor.
 
         Weights may change after the state's position, and sources may be added or removed there.
 
@@ -359,7 +359,7 @@ class MixedOrder:
     def _deliver_once(self) -> None:
         # A source leaves the mixture after its last sample, and the others keep their proportions.
         if self.unit > 1:
-            raise ValueError("stop='all-once' needs batches='mixed', because sources do not fill whole batches")
+            raise ValueError("stop='all-once' needs batches='mixed', because a source may not fill its last batch")
         if 0 in self.phases[0].schedule.weights:
             raise ValueError("stop='all-once' needs a positive weight for each source")
         while True:
@@ -421,7 +421,7 @@ def _count_merged(counts: Ints, place: int) -> Ints:
     own = np.maximum(counts, 1)[:, None]
     while (lows < highs).any():
         middles = (lows + highs) // 2
-        # Sample (i, j) comes after each (m, l) where (2l + 1) * n_i < (2j + 1) * n_m, or both are equal and m < i.
+        # Sample (i, j) comes after each (m, l) where (2l + 1) * n_i < (2j + 1) * n_m, or (if equal) m < i.
         scaled = (2 * middles + 1)[:, None] * counts
         before = np.clip((scaled - own - 1 + is_later) // (2 * own) + 1, 0, counts)
         is_before = (before.sum(axis=1) < place) & (lows < highs)

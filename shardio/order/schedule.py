@@ -4,7 +4,7 @@ Each source has a weight, and the weights add up to 1. After any number n of pos
 picked floor(n * w) or ceil(n * w) times. So item j of a source (j = 0, 1, …) has a window of positions, from
 floor(j / w) to ceil((j + 1) / w) - 1. This is the condition of P-fair schedules (Baruah, Cohen, Plaxton and Varvel,
 "Proportionate progress", 1996). Such a schedule is usually computed from its beginning. Here, it is cut into blocks
-that are computed independently, so any position can be reached at once:
+that are computed independently, so the source at any position can be found directly:
 
 - At the beginning of a block, :func:`_round_counts` decides which sources are rounded up. The decision is a function of
   the position alone.
@@ -38,7 +38,7 @@ MAX_TOTAL = 2**31
 """The maximum sum of the integers that stand for weights. Its products with positions in a block fit in int64."""
 
 MIN_SHARE = 2**-20
-"""The minimum weight, as a share of the sum. A block must be long enough to contain every source."""
+"""The minimum weight, as a share of the sum of all weights. A block must be long enough to contain every source."""
 
 MIN_BLOCK = 1024
 """The minimum number of positions in a block."""
@@ -97,7 +97,7 @@ def _round_counts(position: int, weights: Sequence[int], total: int) -> list[int
     candidates, rest = list[tuple[int, int]](), 0
     for source in pending:
         rest += shares[source][1]
-        heappush(candidates, (shares[source][1] // -weights[source], source))  # The earliest beginning comes first.
+        heappush(candidates, (shares[source][1] // -weights[source], source))  # The earliest is on top.
         if rest >= total:
             rest -= total
             counts[heappop(candidates)[1]] += 1

@@ -35,7 +35,7 @@ MAX_WORKERS = 16
 """The maximum number of worker processes, unless the caller chooses a number."""
 
 BYTES_PER_WORKER = {"copied": 128 * 2**20, "decoded": 16 * 2**20}
-"""The number of source bytes that justify starting another worker process. Starting a process mostly
+"""The number of source bytes that justify starting another worker process. The start of a process mostly
 consists of importing modules."""
 
 END_WITHIN_S = 10.0
@@ -44,8 +44,8 @@ remove one unfinished file."""
 
 SILENT_S, LAST_CHANCE_S = 60.0, 20.0
 """A worker process is considered suspended if it does not report for SILENT_S seconds, and then for another
-LAST_CHANCE_S seconds. If this process itself was suspended, a worker can still report during LAST_CHANCE_S. An active
-worker reports every few seconds."""
+LAST_CHANCE_S seconds. If this process was itself suspended, a worker can still report within these
+LAST_CHANCE_S seconds. An active worker reports every few seconds."""
 
 REPORT_EVERY_S = 0.1
 """The time in seconds between reports. A report also shows that the parent process still exists."""
@@ -119,7 +119,7 @@ class ShardJob:
 
 
 def pack_shard(job: ShardJob, report: Report) -> PackedShard:
-    """Write a shard and its index, unless an earlier run finished it.
+    """Write a shard and its index, unless an earlier run finished the shard.
 
     Each file appears whole or not at all. The bytes depend only on the job.
 

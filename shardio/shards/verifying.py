@@ -67,8 +67,8 @@ missing        a tar or its index does not exist, or cannot be read
 index          an index is damaged
 stale          an index does not match the size, version or layout of its tar
 header         the tar header of a member is damaged or has a different name or size, or data follows the end
-content        a member's content does not have the hash in the index, or is outside the tar
-digest         a tar does not have the digest in its index
+content        a member's content does not match its hash in the index, or is outside the tar
+digest         a tar does not match the digest in its index
 unindexed      a member is not in the index
 duplicate      a key occurs twice
 undecodable    an image cannot be decoded

@@ -1,7 +1,7 @@
 """Define the interface of storage backends, and functions for paths, URLs, and reads in pieces and runs.
 
 To add a backend, implement :class:`Store` and :class:`StoredFile` in a new file, and add a line to the table
-:data:`shardio.storage.locations.OPENERS`. Test it with :class:`shardio.testing.store.StoreTests`.
+:data:`shardio.storage.locations.OPENERS`. Test the backend with :class:`shardio.testing.store.StoreTests`.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class StoredFile(Protocol):
     Attributes:
         location: The object's location.
         size: The object's size in bytes when it was opened.
-        version: Its version when it was opened, as in :class:`FileStat`.
+        version: The object's version when it was opened, as in :class:`FileStat`.
         is_fetched_in_parts: Whether the object is read through a cache that fetches only the parts that are read.
     """
 
@@ -196,7 +196,7 @@ class StoredFile(Protocol):
         return None
 
     def prefetch(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Fetch ranges, given by start and stop, into the store's cache, if any. Wait until they are present."""
+        """Fetch ranges, given by start and stop, into the store's cache, if any; return when they are there."""
         return
 
     def discard(self, start: int, stop: int) -> bool:
@@ -237,7 +237,7 @@ class Store(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """Whether objects are local files. Data from a network may be damaged on each read."""
+        """Whether objects are local files. Data from a network may be damaged in each transfer."""
         return False
 
     @property
@@ -254,7 +254,7 @@ class Store(Protocol):
         """Open an object.
 
         Args:
-            key: Its key.
+            key: The object's key.
             whole: Whether a cache fetches the whole object when a part is read, and compares it with its ETag. A
                 store may ignore this for a large object.
         """
@@ -295,7 +295,7 @@ class Store(Protocol):
         """Write a small object if none exists. If several processes write the object at the same time, one succeeds.
 
         Returns:
-            Whether the object now has this content, from this call or from an earlier call.
+            Whether the object now has this content, written by this call or by an earlier one.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Sources of images: directories and shards, with columns of the facts that need no decoding."""
+"""Sources of images: directories and shards, with columns of the properties that are known without decoding."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def choose_evenly(indices: NDArray[np.int64], num_chosen: int) -> NDArray[np.int
 
 
 class Place(NamedTuple):
-    """The place of a sample's image: the name of its shard and the offset in it; "" and None for a separate file."""
+    """The place of a sample's image: its shard's name and its offset in the shard; "" and None for a separate file."""
 
     shard: str
     offset: int | None
@@ -201,7 +201,7 @@ def holds_shards(folder: Location) -> bool:
 
 
 class FolderImages(ImageSource):
-    """The images in a directory and in all folders below it. An image's class is its first folder below the directory.
+    """The images in a directory and in all folders below it. The class is the first folder of an image's relative path.
 
     Raises:
         FileNotFoundError: If there are no images.

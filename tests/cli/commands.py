@@ -25,7 +25,7 @@ LINE = re.compile(
 
 
 ERROR = re.compile(r"error: .+\n(  .+\n)*(hint: .+\n)?")
-"""The form of all errors. Continuation lines are indented."""
+"""The form of every error message. Continuation lines are indented."""
 
 
 def run(*arguments: object, code: int | None = 0) -> Result:

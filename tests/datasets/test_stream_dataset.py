@@ -131,7 +131,7 @@ def test_the_order_is_a_function_of_seed_and_epoch_and_shuffles_windows(tars: li
         assert keys_of(dataset) == found, "without set_epoch, an epoch is repeated"
         return found
 
-    assert order(1, 4) == order(1, 4, transform=RandomResizedCrop(8))  # Transforms change the chunks.
+    assert order(1, 4) == order(1, 4, transform=RandomResizedCrop(8))  # Transforms only change the chunks.
     different = [order(1, 4), order(1, 5), order(2, 4), order(1, 4, buffer=3), keys_of(streams(tars))]
     assert (len(set(map(tuple, different))), len({frozenset(each) for each in different})) == (5, 1)
     shards = order_of(len(tars), True, 0, 1, 0, 1).own_shards(0)
@@ -240,7 +240,7 @@ def test_other_readers_name_stream_dataset() -> None:
 
 def test_a_wrapper_that_splits_over_ranks_again_is_refused(tars: list[Path]) -> None:
     class IterableDatasetShard:
-        """A class with the name of Accelerate's and Transformers' wrappers."""
+        """A class with the same name as Accelerate's and Transformers' wrappers."""
 
         num_processes = 2
 

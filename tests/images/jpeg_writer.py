@@ -1,4 +1,4 @@
-"""A JPEG encoder written straight from ITU-T T.81, for files that no real encoder writes. It is slow."""
+"""A JPEG encoder written directly from ITU-T T.81, for files that no real encoder writes. It is slow."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def dump_tile_table(height: int, width: int, interval: int, lengths: NDArray[np.
 
     Args:
         height: The height of the image in pixels.
-        width: Its width.
+        width: The width of the image in pixels.
         interval: The number of MCUs between restart markers.
         lengths: int64 [intervals], the number of bytes of each interval without its marker.
 
@@ -262,7 +262,7 @@ def cut_tiles(content: bytes, head: JpegHead, tiles: Tiles, box: Box) -> tuple[b
 
     Args:
         content: The tiled JPEG.
-        head: Its head.
+        head: The head of the JPEG.
         tiles: The positions of its restart intervals.
         box: The part whose pixels must be exact.
     """
