@@ -121,7 +121,7 @@ def _end_session(leader: int) -> None:
 
 
 def _compare_contents(results: list[Result], num_samples: int) -> None:
-    """Reject candidates whose mean pixel over an epoch differs from that of the others."""
+    """Reject candidates whose mean pixel value over an epoch differs from that of the others."""
     means = {}
     for result in results:
         if result.rounds and "mean_pixel" in result.rounds[0]:

@@ -110,7 +110,7 @@ def make_mixed_order(
         what = "batches='pure'" if is_pure else "a change of weights"
         raise ValueError(f"{what} needs global_batch_size, the number of samples in the batches of all ranks")
     if changes and stop == "all-once":
-        raise ValueError("stop='all-once' decides when the weights change: use another stop, or do not change them")
+        raise ValueError("stop='all-once' determines when the weights change: use another stop, or do not change them")
 
     def count(weights: Weights) -> tuple[int, ...]:
         return count_weights([weights.get(source.name, 0) for source in sources])
@@ -421,7 +421,7 @@ def _count_merged(counts: Ints, place: int) -> Ints:
     own = np.maximum(counts, 1)[:, None]
     while (lows < highs).any():
         middles = (lows + highs) // 2
-        # Sample (i, j) comes after each (m, l) where (2l + 1) * n_i < (2j + 1) * n_m, or (if equal) m < i.
+        # Sample (i, j) follows each (m, l) where (2l + 1) * n_i < (2j + 1) * n_m, or these are equal and m < i.
         scaled = (2 * middles + 1)[:, None] * counts
         before = np.clip((scaled - own - 1 + is_later) // (2 * own) + 1, 0, counts)
         is_before = (before.sum(axis=1) < place) & (lows < highs)

@@ -97,7 +97,7 @@ def _round_counts(position: int, weights: Sequence[int], total: int) -> list[int
     candidates, rest = list[tuple[int, int]](), 0
     for source in pending:
         rest += shares[source][1]
-        heappush(candidates, (shares[source][1] // -weights[source], source))  # The earliest is on top.
+        heappush(candidates, (shares[source][1] // -weights[source], source))  # The earliest window comes first.
         if rest >= total:
             rest -= total
             counts[heappop(candidates)[1]] += 1

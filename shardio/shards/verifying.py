@@ -470,7 +470,7 @@ def find_problems(
     """Verify a dataset and yield its problems. A problem in one place does not hide problems in other places.
 
     Each tar is read once and compared with its index: the size and the xxh3-128 of the tar, each member's header, and
-    each content's xxh3-64. Nothing is written.
+    the xxh3-64 of each field's content. Nothing is written.
 
     Args:
         source: A packed directory, a manifest, a tar, a pattern of tars, a directory of tars, or a list of tars. Tars

@@ -64,7 +64,7 @@ class ImageColumns:
     Attributes:
         sizes: int64 [n], the size of each sample's image in bytes; -1 for samples without an image.
         offsets: int64 [n], the offset of the image's content in its tar; -1 if the image is not in a tar.
-        content_hashes: uint64 [n], the xxh3-64 of each content; None if unknown until the files are read.
+        content_hashes: uint64 [n], the xxh3-64 of each image's content; None if unknown until the files are read.
         label_ids: int64 [n], a number for each distinct label; -1 for samples without a label.
         label_names: The name of each of these labels: the class name, if there is one.
         fields: The statistics of all fields, or of all files by suffix.

@@ -127,7 +127,7 @@ def test_what_does_not_fit_a_mixture_is_refused(packed: Path) -> None:
     sized.at(3, {"shards": 1})
     assert_raises(ValueError, r"at\(3\) comes after at\(3\)", sized.at, 3, {"shards": 1})
     once = MixedDataset({"shards": (SHARD, 1)}, global_batch_size=6, stop="all-once")
-    assert_raises(ValueError, "stop='all-once' decides when the weights change", once.at, 3, {"shards": 1})
+    assert_raises(ValueError, "stop='all-once' determines when the weights change", once.at, 3, {"shards": 1})
 
 
 def test_a_refused_change_or_that_of_a_copy_leaves_the_mixture_as_it_was(packed: Path) -> None:
