@@ -227,7 +227,7 @@ def describe_error(error: BaseException) -> str:
 def cut_short(by: str) -> RuntimeError:
     """Return the error for an epoch that cannot continue, given a description of what ended it."""
     return RuntimeError(
-        f"this epoch ended before its last batch ({by}). The epoch cannot continue because a batch may be lost: "
+        f"this epoch ended before its last batch ({by}). The epoch cannot continue because a batch may have been lost: "
         "iterate over the loader again. To get the rest of this epoch from a shardio.DataLoader, call "
         "loader.load_state_dict(loader.state_dict()) first"
     )
@@ -342,7 +342,7 @@ def describe_exit(process: str, code: int) -> str:
 
 
 def ignore_pillows_warnings() -> None:
-    """Ignore Pillow's warnings about files from now on.
+    """From now on, ignore Pillow's warnings about files.
 
     These warnings concern metadata and do not name the file. Damaged pixels raise errors. The user's own filters take
     precedence. Call this only in shardio's own processes.

@@ -36,7 +36,7 @@ _BLOCK = 4096
 """The number of values that an iteration unpacks at a time."""
 
 LINE = 64
-"""The size of a processor's cache line in bytes. Each array starts on its own line, which is never reused."""
+"""The size of a processor's cache line in bytes. Each array starts on its own cache line, which is never reused."""
 
 ARENA_LINES = 1024
 """The number of cache lines in an arena."""

@@ -43,8 +43,8 @@ class Worker:
     """One of the ``num_workers`` workers of a rank; worker 0 of 1 outside of workers.
 
     Attributes:
-        worker_id: Its number.
-        num_workers: The loader's number of workers.
+        worker_id: The worker's number.
+        num_workers: The number of workers of the loader.
         loader_seed: The seed that torch's loader drew for its workers; 0 in the training process.
     """
 
@@ -75,8 +75,8 @@ class WorkerInfo:
     """Information about a worker thread. The attributes have the same names as in torch's WorkerInfo.
 
     Attributes:
-        id: Its number.
-        num_workers: The loader's number of workers.
+        id: The worker's number.
+        num_workers: The number of workers of the loader.
         seed: The seed of ``rng``.
         dataset: The loader's dataset, which all workers share; for an iterable dataset, this worker's copy.
         rng: The worker's own random number generators.
@@ -253,8 +253,8 @@ def find_data_world(*, carried: CarriedWorld | None = None) -> World:
     if (carried is None or not carried.is_for_here()) and (dims := _find_small_dims()):
         raise RuntimeError(
             f"there is a DeviceMesh with several dimensions ({', '.join(dims)}), so it is not clear which ranks read "
-            "different samples. Pass the data-parallel dimension to the dataset, EpochSampler or CoverageRecorder, "
-            "such as mesh=mesh['dp'], or group=torch.distributed.group.WORLD if all ranks read different samples"
+            "different samples. Pass the data-parallel dimension (e.g. mesh=mesh['dp']) to the dataset, EpochSampler "
+            "or CoverageRecorder; if all ranks read different samples, pass group=torch.distributed.group.WORLD instead"
         )
     return find_world(carried=carried)
 

@@ -39,7 +39,7 @@ def be_rank(target: str, arguments: list[Any]) -> None:
     except Exception:
         traceback.print_exc()
         sys.stderr.flush()
-        os._exit(1)  # End as a failed script does: the agent would report an error that a function raises.
+        os._exit(1)  # Exit as a failed script does, instead of raising an error, which the agent would report.
 
 
 if __name__ == "__main__":

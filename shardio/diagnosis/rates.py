@@ -273,7 +273,7 @@ def _find_length(loader: Any) -> int | None:
 
 
 class _Cpu(NamedTuple):
-    """The processor time used until a moment, in seconds, and the number of samples read until then."""
+    """The processor time, in seconds, and the number of samples read, up to some moment."""
 
     read_at: float
     own_s: float
@@ -377,11 +377,11 @@ class LoaderEvidence:
         return str(root) if isinstance(root, str | Path) else "SOURCE"
 
     def try_change(self, kind: type[Any] | None = None, **changes: Any) -> float:
-        """Return the speed-up of the loader with different arguments."""
+        """Return how much faster the loader would be with different arguments."""
         return self.try_loader(rebuild(self.loader, kind, **changes))
 
     def try_loader(self, loader: Any) -> float:
-        """Return the speed-up of another loader."""
+        """Return how much faster another loader would be."""
         return self.compare(self.measure(loader))
 
     def compare(self, run: LoaderRun) -> float:

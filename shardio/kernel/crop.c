@@ -10,7 +10,7 @@ static Box find_stored_box(Box box, int turn, int64_t height, int64_t width) {
     return box;
 }
 
-// Extend the needed box of an upright picture by the box that a crop needs. Return whether the crop can be rendered.
+// Extend the needed box of an upright picture to include what a crop needs. Return whether the crop can be rendered.
 static bool add_crop(const Plan *plan, const Row *row, int64_t height, int64_t width, Box *box) {
     if (plan->top < 0 || plan->left < 0 || plan->height < 1 || plan->width < 1) return false;
     if (plan->top > height - plan->height || plan->left > width - plan->width) return false;

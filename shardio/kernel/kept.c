@@ -6,7 +6,7 @@
 // its process ends while writing.
 //
 // A kept image consists of a KeptHead and the samples of each component as color.c reads them: each row has one extra
-// sample on each side. Vectors read up to MARGIN bytes after the last row.
+// sample on each side. Vector loads read up to MARGIN bytes after the last row.
 
 #include "decoder.h"
 

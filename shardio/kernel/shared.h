@@ -1,4 +1,4 @@
-// Definitions that the code for processors and the code for GPUs share: plans of crops, and the terms of JPEG.
+// Definitions that the code for CPUs and the code for GPUs share: plans of crops, and the terms of JPEG.
 
 #ifndef SHARDIO_SHARED_H
 #define SHARDIO_SHARED_H
@@ -44,8 +44,8 @@ enum {
     LOOKUP_BITS = 10,
 };
 
-// A Huffman table as in a DHT segment (B.2.4.2). Python has checked that all codes fit without the code of all ones,
-// and that there are at most 256 symbols.
+// A Huffman table as in a DHT segment (B.2.4.2). Python has checked that there are enough codes without the code of all
+// ones, and that there are at most 256 symbols.
 typedef struct {
     uint8_t lengths[16];   // The number of codes of each length; zeros if there is no such table.
     uint8_t symbols[256];  // The symbols, in the order of their codes.

@@ -10,8 +10,8 @@
 // A stage begins when the one before it is complete. Within a stage, no thread reads what another one writes. Every
 // image gets as many threads as the image that needs the most; surplus threads return at once.
 //
-// The integer arithmetic is that of the code for processors, so the pixels are equal: entropy.c, idct.c, color.c,
-// resize.c and antialias.c explain it. stages.cu runs the stages on a GPU, and stages.c runs them on a processor, one
+// The integer arithmetic is the same as in the code for CPUs, so the pixels are equal: entropy.c, idct.c, color.c,
+// resize.c and antialias.c explain it. stages.cu runs the stages on a GPU, and stages.c runs them on a CPU, one
 // thread after the other.
 //
 // Why no read or write is out of bounds: tiles.c has made the records, and the arrays have the sizes that the records

@@ -58,7 +58,7 @@ class ChunkSizing:
         num_threads: The number of chunks that are made at once.
         chunk_size: The maximum number of samples that are decoded together.
         prefetch: The number of batches that all workers together make ahead; None for the default.
-        keeps_whole: Whether each batch is one chunk, because a collation makes it.
+        keeps_whole: Whether each batch is one chunk, because a collate function makes it.
     """
 
     num_threads: int
@@ -67,7 +67,7 @@ class ChunkSizing:
     keeps_whole: bool = False
 
     def num_chunks(self, num_samples: int, layout: Layout | None) -> int:
-        """Return the number of chunks of a batch: the same for each thread, so that no thread waits for another."""
+        """Return the number of chunks of a batch: if possible, a multiple of the number of threads, so none waits."""
         if self.keeps_whole or layout is None or not layout.columns:
             return 1
         rounds = -(-num_samples // (self.num_threads * self.chunk_size))
@@ -172,7 +172,7 @@ class BatchChunk:
     plan: BatchPlan
     row: int
     columns: list[Column] | None = None
-    batch: Any = None  # The batch that a collation made.
+    batch: Any = None  # The batch that a collate function made.
     num_images_by_decoder: Counter[DecoderName] = field(default_factory=Counter)
     num_tries: Counter[int] = field(default_factory=Counter)  # The number of replacements tried, by row.
     skipped: list[str] = field(default_factory=list)  # The keys of skipped samples.
@@ -214,8 +214,8 @@ def fit_layout(
         settings: The settings of all batches of the loader.
 
     Returns:
-        The layout, and the error of the batch if a probe failed for a reason other than its sample. The layout is None
-        if no sample of the plan can be read, or if a collation makes the batch and ``layout`` is None.
+        The layout, and the error of the batch if a probe failed for a reason unrelated to its sample. The layout is
+        None if no sample of the plan can be read, or if a collate function makes the batch and ``layout`` is None.
     """
     if settings.collation is not None:
         return layout, None

@@ -193,12 +193,12 @@ class _Gap(NamedTuple):
     """The place of a tensor, an array or a storage in a pickle.
 
     Attributes:
-        piece_index: The index of its piece.
+        piece_index: The index of the piece that the value uses.
         dtype: The name of torch's dtype, or numpy's for arrays; "" for a storage.
         is_array: Whether the value is an array.
-        offset: The place of its first byte, counted from the beginning of the storage.
-        shape: Its shape.
-        strides: Its strides, in items for a tensor and in bytes for an array.
+        offset: The place of the value's first byte, counted from the beginning of the storage.
+        shape: The value's shape.
+        strides: The value's strides, in items for a tensor and in bytes for an array.
     """
 
     piece_index: int

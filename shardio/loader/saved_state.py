@@ -425,7 +425,7 @@ class OwnGenerators:
         return OwnGenerators(self.cover({}), self._process)
 
     def cover(self, states: States) -> States:
-        """Return the given states, with these generators' own states for those that the process has not changed."""
+        """Return the given states, with this object's state for each generator that the process has not changed."""
         changed = _find_differences(self._process, capture(self._states))
         return states | {name: state for name, state in self._states.items() if name not in changed}
 

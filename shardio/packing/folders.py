@@ -353,7 +353,7 @@ class UnfinishedDataset:
     """A dataset that this program is writing.
 
     Attributes:
-        folder: Its folder.
+        folder: The dataset's folder.
         mark: The content of the mark in the folder. A mark with different content belongs to another writer.
     """
 
@@ -389,8 +389,8 @@ def locked(src: Path, folder: DatasetFolder) -> Iterator[None]:
     Another pack may have finished since the first check.
 
     Raises:
-        PackError: If the destination cannot be created or written, another process is writing to it, or it can no
-            longer be used.
+        PackError: If the destination cannot be created or written, if another process is writing to it, or if it has
+            become unusable.
     """
     try:
         with folder.locked():
@@ -529,7 +529,7 @@ def _clear_if_empty(unfinished: UnfinishedDataset) -> None:
     with suppress(OSError):  # The folder may have been removed, or the store may be unreachable.
         folder.remove_partial()
         is_empty = not any(name.endswith(".tar") for name in folder.list_names())
-        if is_empty and _read_mark(folder) == unfinished.mark:  # If the mark differs, it is another writer's.
+        if is_empty and _read_mark(folder) == unfinished.mark:  # If the mark differs, it belongs to another writer.
             _unmark(folder)
 
 

@@ -37,7 +37,7 @@ NUM_EXAMINED = 8
 """The number of shards whose labels are compared to find out whether a dataset is sorted by class."""
 
 _NAME = r"[^\0\ud800-\udc7f\udd00-\udfff]*"
-"""Matches names without NUL and without surrogates that do not represent a byte. File names contain neither."""
+"""Matches names without NUL and without surrogates that do not represent a byte: file names contain neither."""
 
 _OF = re.compile(r"(.*?)([0-9]+)([-_]of[-_])([0-9]{1,6})(.*)")
 """Matches a file name that contains the number of files, such as ``train-00000-of-00041.parquet``."""
@@ -239,7 +239,7 @@ def is_sorted_by_class(table: ShardTable) -> bool:
     num_equal = sum(np.count_nonzero(column[1:] == column[:-1]) for column in columns)
     counts = np.unique(hashes, return_counts=True)[1]
     chance = float((counts / max(len(hashes), 1)) @ (counts / max(len(hashes), 1)))
-    # Compare with the chance that two labels are equal, which is high if a dataset has few classes.
+    # Compare with the probability that two random labels are equal, which is high if a dataset has few classes.
     return num_pairs > 0 and num_equal / num_pairs - chance >= max((1 - chance) / 2, 1e-6)
 
 
@@ -366,7 +366,7 @@ def _list_timm(table: ShardTable, split: str, prefix: str) -> Files:
 
 
 def _list_sizes(table: ShardTable, split: str, prefix: str) -> Files:
-    """List the file ``sizes.json`` of a WebDataset, which maps each shard's file name to its number of samples.
+    """Return the name and content of ``sizes.json``, which maps each shard's file name to its number of samples.
 
     open_clip reads this file (``get_dataset_size`` in ``src/open_clip_train/data.py`` of
     https://github.com/mlfoundations/open_clip).

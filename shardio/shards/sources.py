@@ -215,7 +215,7 @@ def _match(location: Location) -> list[Location]:
     folder = location.folder
     if "*" in str(folder):
         raise FileNotFoundError(
-            f"{location} does not exist, and * stands only for a part of a tar's name, not of a folder's"
+            f"{location} does not exist; * can stand for a part of a tar's name, but not of a folder's name"
         )
     if not (tars := find_tars(folder, location.name)):
         raise FileNotFoundError(f"no tar matches {location}")
@@ -228,7 +228,7 @@ def _match(location: Location) -> list[Location]:
 
 
 def _warn_of_gaps(folder: Location, names: Sequence[str]) -> None:
-    """Warn if tars seem to be missing between others. A list of tars may leave some out on purpose."""
+    """Warn if the numbering of the tars has gaps. A list of tars may leave some out on purpose."""
     if missing := find_gaps(names):
         message = f"the numbers of the tars in {folder} have gaps: {len(missing)} missing ({_name_some(missing)}). "
         warnings.warn(f"{message}Check whether a copy is unfinished", RuntimeWarning, stacklevel=find_user_level())

@@ -76,7 +76,7 @@ class ImageFormatTests:
 
     @pytest.fixture
     def content(self, suffix: str) -> bytes:
-        """Return a file with an image of at least 16×16 pixels, from a writer that does not read ``formats.py``."""
+        """Return a file with an image of at least 16×16 pixels, written by code that does not use ``formats.py``."""
         coarse = np.random.default_rng(0).integers(0, 256, (5, 7, 3), np.uint8)
         return self.write(Image.fromarray(coarse).resize((47, 33), Image.Resampling.BICUBIC), suffix)
 

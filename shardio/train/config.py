@@ -51,7 +51,7 @@ class TrainConfig:
             the time without improvement before a cut (plateau) (default: a third of the epochs).
         steps_per_epoch: Steps per epoch that the schedule assumes, for loaders without a length.
             This number does not limit the epochs, which must be equally long on all ranks.
-        precision: bf16 and fp16 compute under autocast. fp16 needs CUDA and uses a GradScaler.
+        precision: bf16 and fp16 use autocast. fp16 needs CUDA and uses a GradScaler.
         tf32: Round the float32 inputs of matrix products to TF32 on GPUs, to save time. In convolutions, torch uses
             TF32 by default.
         clip_norm: Clip the gradients to this total norm (default: no clipping).

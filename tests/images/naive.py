@@ -99,7 +99,7 @@ def transform_all(steps: Sequence[Geometry], images: Sequence[Array], rng_keys: 
 
 
 def draw_steps(random: np.random.Generator, smallest: int, largest: int) -> list[Geometry]:
-    """Draw one to five transforms, in any order, whose outputs have sides from ``smallest`` to ``largest``."""
+    """Draw one to five transforms in random order; the sides of their outputs are from ``smallest`` to ``largest``."""
 
     def side() -> int:
         return int(random.integers(smallest, largest + 1))

@@ -37,7 +37,7 @@ ICE_LAKE = f"{SKYLAKE} avx512vbmi avx512_vbmi2 avx512_vnni"
 
 @pytest.fixture
 def cpuinfo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Simulate an x86-64 machine with Linux. Return the path of the file that describes the machine's processors."""
+    """Simulate an x86-64 Linux machine. Return the path of the file that describes the machine's processors."""
     monkeypatch.setattr("platform.system", lambda: "Linux")
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr(targets, "_CPUINFO", tmp_path / "cpuinfo")

@@ -1,4 +1,4 @@
-"""Worker processes and their fork servers: when they start, are reused and end, and which changes replace them."""
+"""Worker processes and their fork servers: when they start, are reused and end, and what causes their replacement."""
 
 from __future__ import annotations
 

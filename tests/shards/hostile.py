@@ -162,7 +162,7 @@ def _make_large_tar(rng: random.Random) -> bytes:
 
 
 def make_tar(rng: random.Random) -> bytes:
-    """Return a tar: usually a small one, in which some headers are incorrect, and rarely a large one."""
+    """Return a tar: usually a small one with some incorrect headers, rarely a large one."""
     if rng.random() < 0.0005:
         tar = bytearray(_make_large_tar(rng))
     else:

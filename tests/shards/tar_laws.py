@@ -44,7 +44,7 @@ class LawBrokenError(AssertionError):
 class Laws:
     """A reader of hostile files that reads them in every way, checks the laws and counts the outcomes.
 
-    To limit the time of each read, ``before`` is called with the size of all files, and ``after`` when the read ends.
+    A test can limit the time of a read: ``before`` is called with the files' total size, and ``after`` at the end.
     """
 
     def __init__(

@@ -28,7 +28,7 @@ def _write(folder: Path, **options: Any) -> list[bytes]:
 
 @pytest.fixture
 def _small_textures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut images from smaller noise, even in forks of this process, because the usual noise takes each process 2 s."""
+    """Cut images from smaller noise textures, even in forks of this process: the usual ones take each process 2 s."""
     pool = partial(ProcessPoolExecutor, mp_context=get_context("fork"))
     monkeypatch.setattr(make_images, "ProcessPoolExecutor", pool)
     monkeypatch.setattr(make_images, "TEXTURE_SIZE", 128)
@@ -61,7 +61,7 @@ def test_every_file_is_a_jpeg_of_the_requested_size_and_as_large_as_a_photograph
 
 
 def test_the_color_of_a_class_is_visible(tmp_path: Path) -> None:
-    """The blobs shift the mean color, so that two distant classes differ by more than chance."""
+    """The blobs shift the mean color, so that two distant classes differ by more than chance would explain."""
     means = []
     for class_id in range(2):
         contents = _write(tmp_path / str(class_id), class_id=class_id, num_images=60)

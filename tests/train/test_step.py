@@ -173,7 +173,7 @@ def test_deterministic_algorithms_are_used_only_within_the_block() -> None:
 
 
 def test_precisions_that_the_user_set_by_torchs_newer_names_are_kept() -> None:
-    """In one process, torch refuses to mix settings made under newer names with settings made under older names."""
+    """In one process, torch refuses to mix the newer and the older names of its precision settings."""
     assert_passes_in_fresh_process(_keep_precisions_set_by_newer_names)
 
 

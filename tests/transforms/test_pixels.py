@@ -316,7 +316,7 @@ def test_corners_are_uniform_within_torchvisions_bounds(monkeypatch: pytest.Monk
         "shardio.transforms.warps.make_perspective_matrix", lambda height, width, corners: drawn.append(corners)
     )
     tr.RandomPerspective(0.6, p=1).draw(SIZES, KEYS)
-    first = np.array([[0, 0], [41, 0], [41, 27], [0, 27]])  # They move by up to 18 of 60 and 12 of 40 pixels.
+    first = np.array([[0, 0], [41, 0], [41, 27], [0, 27]])  # Corners move by up to 18 of 60 and 12 of 40 pixels.
     for corner in range(4):
         for axis, count in enumerate((19, 13)):
             values = np.array(drawn)[:, corner, axis] - first[corner, axis]
