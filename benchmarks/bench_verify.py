@@ -37,7 +37,7 @@ def load_all(source: str) -> None:
 
 
 def main() -> None:
-    """Print the CPU times, and the share that comparing takes."""
+    """Print the CPU times, and the share of them that comparing takes."""
     source = sys.argv[1]
     times = alternate(
         {

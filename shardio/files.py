@@ -106,8 +106,8 @@ def read_range(descriptor: int, start: int, stop: int) -> bytes:
 def write_whole(path: Path) -> Iterator[BinaryIO]:
     """Open a file for writing. The file appears whole or not at all.
 
-    The content goes to a hidden file in the same directory. This file is synced to disk and renamed at the end. If the
-    block raises an error, the hidden file is removed and ``path`` stays as it was.
+    The content goes to a hidden file in the same directory. The hidden file is synced to disk and renamed at the end.
+    If the block raises an error, the hidden file is removed and ``path`` stays as it was.
 
     Args:
         path: The file to write.
@@ -130,7 +130,7 @@ def write_whole(path: Path) -> Iterator[BinaryIO]:
 
 
 def create_whole(path: Path, content: bytes) -> bool:
-    """Write a file unless the path exists. The file appears only when it is complete. Return whether it was written.
+    """Write a file unless the path exists; return whether it was written. The file appears only when it is complete.
 
     Raises:
         OSError: If the file cannot be written, or the file system has no hard links.

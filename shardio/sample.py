@@ -52,7 +52,7 @@ def check_classes(classes: Classes) -> tuple[str, ...]:
 
     Raises:
         TypeError: If ``classes`` is neither a list of names nor a dataset with class names.
-        ValueError: If it is empty, repeats a name, or is a dataset whose parts number their classes differently.
+        ValueError: If ``classes`` is empty, repeats a name, or is a dataset whose parts number classes differently.
     """
     members = list(_members(classes))
     if any(list(member.classes) != list(members[0].classes) for member in members):

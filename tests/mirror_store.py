@@ -1,6 +1,6 @@
-"""A store of local files that shardio treats, as with any custom backend, as neither local nor in an object store.
+"""A store of local files. As with any custom backend, shardio treats it as neither local nor an object store.
 
-Its URLs contain local paths: ``mirror:///data/train``.
+The store's URLs contain local paths: ``mirror:///data/train``.
 """
 
 from __future__ import annotations

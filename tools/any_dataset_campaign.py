@@ -1,4 +1,4 @@
-"""Compare shardio's DataLoader with torch's over random datasets, samplers and arguments, and drop many loaders.
+"""Compare shardio's DataLoader with torch's on random datasets, samplers and arguments, and look for leaks.
 
 ``compare`` runs random programs with both loaders: types, dtypes, strides and contents of all batches must be equal.
 ``resume`` stops random programs and resumes them: the remaining batches must equal those of an uninterrupted run.

@@ -9,7 +9,7 @@ platform. Files that were already compiled from the same source are kept. Two bu
 produce identical bytes.
 
 If the packages cuda-core and nvidia-cuda-nvrtc-cu12 are installed, the stages for CUDA devices are also compiled, for
-the Linux platforms. Compiling them needs no device.
+the Linux platforms. Compiling the stages needs no device.
 """
 
 from __future__ import annotations

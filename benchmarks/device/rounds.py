@@ -58,7 +58,7 @@ class Settings:
 
 @dataclass(slots=True, kw_only=True)
 class Group:
-    """The results for a network with a source: one figure per round.
+    """The results for one network with one source of samples: one figure per round.
 
     Attributes:
         network: A description of the network's origin.
@@ -118,7 +118,7 @@ def run_group(
     settings: Settings,
     keep: Callable[[Group], None] = lambda _: None,
 ) -> Group:
-    """Run all rounds of a network with a source, and call ``keep`` with the figures after each round.
+    """Run all rounds of one network with one source of samples, and call ``keep`` with the figures after each round.
 
     A feed that fails is left out of later rounds. If (a) fails, its error is raised.
     """
@@ -137,7 +137,7 @@ def run_group(
         tell(f"{model}, {source.name}: {what}: {name}")
         try:
             turn()
-        except Exception as error:  # Peers may raise anything: too little shared memory kills torch's workers.
+        except Exception as error:  # Peers may raise any error: too little shared memory kills torch's workers.
             if name == RESIDENT:
                 raise
             group.problems[name] = f"{type(error).__name__}: {error}"

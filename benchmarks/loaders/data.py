@@ -35,7 +35,7 @@ SMALL_SIZE = 1024
 def copy_images(images: Path, work: Path, num_samples: int) -> None:
     """Copy class folders to ``work/folder``, repeatedly and with new names, until there are enough samples.
 
-    A comment in each JPEG holds its number, so that no two contents are equal: a cache must hold all of them.
+    A comment in each JPEG holds its number, so no two files have equal contents, and a cache must hold all of them.
     """
     done = work / "source.json"
     source = {"images": str(images.resolve()), "num_samples": num_samples, "numbered": True}

@@ -14,7 +14,7 @@ from shardio.transforms import CenterCrop, Compose, RandomHorizontalFlip, Random
 
 
 def make_shards(job: Job, decoded_cache: str | None = None) -> Epochs:
-    """Return shardio's loader over shards, shuffled."""
+    """Return a shuffled shardio loader over shards."""
     dataset = shardio.ShardDataset(job.data, shuffle=True, transform=_make_transform(job), decoded_cache=decoded_cache)
     return shardio.DataLoader(
         dataset, batch_size=job.batch_size, num_workers=job.num_workers, persistent_workers=job.is_persistent
@@ -27,7 +27,7 @@ def make_cached(job: Job) -> Epochs:
 
 
 def make_folder(job: Job) -> Epochs:
-    """Return shardio's loader over a directory of class folders, shuffled."""
+    """Return a shuffled shardio loader over a directory of class folders."""
     dataset = shardio.ImageFolder(job.data, transform=_make_transform(job))
     return shardio.DataLoader(
         dataset,
@@ -39,12 +39,12 @@ def make_folder(job: Job) -> Epochs:
 
 
 def make_small_sequential(job: Job) -> Epochs:
-    """Return shardio's loader of bytes, in sequential order."""
+    """Return a shardio loader that yields bytes in sequential order."""
     return _make_small(job, shuffle=False)
 
 
 def make_small_shuffled(job: Job) -> Epochs:
-    """Return shardio's loader of bytes, shuffled."""
+    """Return a shuffled shardio loader that yields bytes."""
     return _make_small(job, shuffle=True)
 
 

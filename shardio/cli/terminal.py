@@ -77,7 +77,7 @@ class _PrintableFormatter(logging.Formatter):
 
 
 def prepare_streams() -> None:
-    """Prepare the standard streams for all names and control characters. Call this before a command runs."""
+    """Make the standard streams accept any file name and escape control characters. Call this before a command runs."""
     _open_closed_streams()
     _take_any_name()
     if logging.lastResort is not None:

@@ -144,7 +144,7 @@ def train(
         bool, in_model("--script", help="Convert the model to TorchScript (needs Python 3.13 or older).")
     ] = False,
     gradient_penalty: Annotated[
-        float | None, in_learning(help="Weight of the gradient norm, which is added to the loss.")
+        float | None, in_learning(help="Weight with which the gradient norm is added to the loss.")
     ] = None,
     out: Annotated[
         Path | None,
@@ -369,7 +369,7 @@ def open_data(
 ) -> tuple[Any, Any, int]:
     """Return the training data, the validation data and the number of classes.
 
-    The validation data is another source, a share of the same source, or None.
+    The validation data is a separate source, a share of the same source, or None.
     """
     from torch.utils.data import Subset
 

@@ -250,7 +250,7 @@ class StreamIterator(TolerantIterator[Any]):
         """Resume from a state.
 
         Raises:
-            StateError: If the state belongs to another dataset, order, rank or worker; the message names what
+            StateError: If the state belongs to a different dataset, order, rank or worker; the message names what
                 differs.
         """
         position = _read_state(state, self._share.identity())
@@ -263,7 +263,7 @@ class StreamIterator(TolerantIterator[Any]):
 
     def _begin(self, position: StreamPosition) -> None:
         self._position, self._cut_short_by = position, None
-        # The generator does not refer to this iterator, so it is closed as soon as the iterator is freed.
+        # The generator does not refer to this iterator, so the generator is closed as soon as the iterator is freed.
         self._values = self._share.values(position)
         weakref.finalize(self, _close, self._values)  # The finalizer also ends the command when Python exits.
 

@@ -139,7 +139,7 @@ def _find_by_default(batch: Any) -> Any:
 
 
 class BatchRandomErasing:
-    """Fill a random box in each image of a batch with probability ``p``. Each image has its own box.
+    """Fill a random box in each image of a batch, each with probability ``p``. Each image has its own box.
 
     >>> erased = BatchRandomErasing(p=1.0)(torch.ones(4, 3, 32, 32), generator=torch.Generator())
     >>> [bool((image == 0).any()) for image in erased]
@@ -318,8 +318,8 @@ class MixUp(_Mixing[float]):
     torch.Size([4, 3])
 
     Args:
-        alpha: The parameter of Beta(alpha, alpha), from which each batch draws lambda, the weight of an image's own
-            pixels.
+        alpha: The parameter of Beta(alpha, alpha), from which lambda, the weight of an image's own pixels, is
+            drawn for each batch.
         num_classes: The number of classes. None is allowed if labels are soft.
         labels_getter: A function that returns the labels of a batch. By default, the labels are the second value,
             or the value of a mapping under ``labels`` or another key that contains ``label``.
@@ -343,8 +343,8 @@ class CutMix(_Mixing[PixelBox]):
     ``remainder="mask"`` marks are not pasted into other images.
 
     Args:
-        alpha: The parameter of Beta(alpha, alpha), from which each batch draws lambda, the nominal share of an image
-            outside the box. At an edge, the box is clipped; the labels reflect its actual area.
+        alpha: The parameter of Beta(alpha, alpha), from which lambda, the nominal share of an image outside the
+            box, is drawn for each batch. At an edge, the box is clipped; the labels reflect the box's actual area.
         num_classes: The number of classes. None is allowed if labels are soft.
         labels_getter: A function that returns the labels of a batch. By default, the labels are the second value,
             or the value of a mapping under ``labels`` or another key that contains ``label``.
@@ -388,8 +388,8 @@ class OneOf:
 def find_partners(valid: torch.Tensor) -> torch.Tensor:
     """Return a valid row for each row: the nearest valid row before it or, if there is none, the last valid row.
 
-    If no row is valid, return any rows. Repeats are therefore not mixed into other samples, and valid rows are mixed as
-    if there were no repeats.
+    If no row is valid, return arbitrary rows. Repeats are therefore not mixed into other samples, and valid rows are
+    mixed as if there were no repeats.
 
     Args:
         valid: bool [N], false for repeats.

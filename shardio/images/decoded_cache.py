@@ -77,8 +77,8 @@ class DecodedCache:
 
     Args:
         num_bytes: The size of the memory. Only pages in use occupy physical memory.
-        name: A name that is the same for all processes that share the memory, and for no others. It is part of a file
-            name.
+        name: A name that is the same for all processes that share the memory, and for no others. The name is part of
+            a file name.
 
     Attributes:
         file: The descriptor of the memory in this process.

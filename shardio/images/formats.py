@@ -59,8 +59,8 @@ class ImageFormat(NamedTuple):
     Attributes:
         name: Pillow's name for the format.
         suffixes: The suffixes of the format's files, which are also the names of samples' fields.
-        signature: A pattern that matches the first 16 bytes of every file in this format. If it is None, Pillow
-            identifies the format, which takes longer.
+        signature: A pattern that matches the first 16 bytes of every file in this format. If the pattern is None,
+            Pillow identifies the format, which takes longer.
     """
 
     name: str
@@ -391,7 +391,7 @@ def is_for_opencv(image: PIL.Image.Image, content: bytes) -> bool:
 
 
 def decode_by_opencv(content: bytes) -> Pixels | None:
-    """Decode a whole PNG, ignoring transparency and orientation. Return None if it is damaged or too large."""
+    """Decode a whole PNG, ignoring transparency and orientation. Return None if the PNG is damaged or too large."""
     import cv2
 
     if (stripped := strip_png(content)) is None:
@@ -484,7 +484,7 @@ def _read_tiff(content: bytes) -> ValueFormat | None:
     num_bits, kind = max(bits), _NUMPY_KINDS.get(max(kinds), "u")
     is_uniform = len(bits) == len(kinds) == 1 and num_bits in (8, 16, 32, 64) and (kind, num_bits) != ("f", 8)
     if not is_uniform or kind == "c":
-        # Pillow scales 2-bit and 4-bit gray values, as in PNGs, unpacks 12-bit values, and refuses most other depths.
+        # As in PNGs, Pillow scales 2-bit and 4-bit gray values. It unpacks 12-bit values and refuses most other depths.
         is_in_pillow = samples == 1 and kinds == {_UNSIGNED}
         is_narrow = is_in_pillow and num_bits <= 8
         return None if is_narrow else _make_format(np.uint16, height, width, samples, is_in_pillow=is_in_pillow)
@@ -494,7 +494,7 @@ def _read_tiff(content: bytes) -> ValueFormat | None:
         return None
     is_readable = samples == 1 or (samples in (3, 4) and planes == 1)
     if dtype == np.float16 or (dtype.itemsize == 1 and photometric == 0):
-        is_readable = False  # OpenCV cannot read float16, and inverts bytes in which 0 is white.
+        is_readable = False  # OpenCV cannot read float16, and inverts 8-bit values if 0 is white.
     is_in_pillow = samples == 1 and (dtype.kind, dtype.itemsize) in _IN_PILLOW
     decode = _decode_tiff if is_readable else None
     return _make_format(dtype, height, width, samples, is_in_pillow=is_in_pillow, decode=decode, has_alpha=has_alpha)

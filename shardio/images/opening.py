@@ -297,8 +297,8 @@ def prepare_part(content: bytes, head: JpegHead, box: Box, *, is_regular: bool) 
 
     Args:
         content: The file.
-        head: Its head.
-        box: The part.
+        head: The file's head.
+        box: The part of the image.
         is_regular: Whether parts of the image can be decoded separately.
 
     Returns:
@@ -354,7 +354,7 @@ def _decode_to(pixels: NDArray[np.uint8], content: bytes | bytearray, *, strict:
 
 
 def _cut(content: bytes, head: JpegHead, box: Box) -> _Cut | None:
-    """Cut out the intervals that contain a box, or the rows down to its last row. Return None if no bytes are saved."""
+    """Cut out the intervals that contain a box, or the rows down to its end. Return None if this saves no bytes."""
     tiles = read_tiles(content, head)
     if tiles is not None:
         return _Cut(*cut_tiles(content, head, tiles, box), next_marker=None)
@@ -375,7 +375,7 @@ def _marker_after(head: JpegHead, height: int) -> int:
 
 
 def _decode_cut(cut: _Cut) -> NDArray[np.uint8] | None:
-    """Decode a JPEG that was cut from a file. Return None if it has an error: a full decode then reports the error."""
+    """Decode a JPEG cut from a file. Return None if the JPEG has an error: a full decode then reports the error."""
     pixels = scratch_pixels("decoded", cut.shown.height, cut.shown.width)
     try:
         _decode_to(pixels, cut.content)
@@ -387,7 +387,7 @@ def _decode_cut(cut: _Cut) -> NDArray[np.uint8] | None:
 
 
 _OPENERS: tuple[Callable[[bytes, Orientation, int], Picture | None], ...] = (open_by_libjpeg,)
-"""The decoders, in the order in which they are tried. Each returns None for images that it does not read.
+"""The decoders, in the order in which they are tried. Each decoder returns None for images that it does not read.
 
 Pillow opens all other images.
 

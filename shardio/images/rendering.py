@@ -361,7 +361,7 @@ _DEFINED: dict[int, Edit] = {}
 
 
 def define_operation(name: str, edit: Edit) -> int:
-    """Define an operation that the kernel does not have. Return its code, which is the same in every process.
+    """Define an operation that the kernel does not have. Return the operation's code, the same in every process.
 
     Transforms can then draw the operation, crop plans can contain it, and ``edit`` applies it.
 
@@ -381,7 +381,7 @@ def define_operation(name: str, edit: Edit) -> int:
 class _Code(int):
     """The code of a defined operation.
 
-    Unpickling it defines the operation, because a worker process does not run the script that defined it.
+    Unpickling the code defines the operation, because a worker process does not run the script that defined it.
     """
 
     def __reduce__(self) -> tuple[Callable[[int, Edit], int], tuple[int, Edit]]:

@@ -50,8 +50,8 @@ static inline int get_symbol(const Codes *codes, int code, int length) {
     return codes->symbols[code + codes->offsets[length]];
 }
 
-// Find the code with which the highest bits of a word begin (F.2.2.3). Return its symbol and set its length, or return
-// -1 if there is no such code.
+// Find the code with which the highest bits of a word begin (F.2.2.3). Return the code's symbol and set its length, or
+// return -1 if there is no such code.
 static inline int find_symbol(const Codes *codes, uint64_t word, int *length) {
     int ahead = (int)(word >> (64 - MAX_CODE_LENGTH));
     for (*length = 1; *length <= MAX_CODE_LENGTH; ++*length) {

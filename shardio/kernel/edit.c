@@ -1,7 +1,7 @@
 // Apply operations to images in place, one after the other.
 //
-// Adjacent operations that change each pixel alone are applied together, block by block. Operations in which a pixel
-// depends on other pixels read a copy of the image. Unknown operations do nothing.
+// Adjacent operations that change each pixel independently are applied together, block by block. Operations in which
+// a pixel depends on other pixels read a copy of the image. Unknown operations do nothing.
 
 #include "edit.h"
 
@@ -17,7 +17,7 @@ typedef struct {
 
 static Memory divide_scratch(const Edit *call, int64_t size, bool has_mixture) {
     int64_t start = (size + 4 + 63) / 64 * 64;
-    float *floats = (float *)(void *)(call->scratch + start);  // The memory is aligned as by malloc.
+    float *floats = (float *)(void *)(call->scratch + start);  // The memory is aligned as malloc aligns it.
     uint8_t *original = call->scratch + call->scratch_length - size;
     return (Memory){call->scratch, floats, has_mixture ? floats + size : floats, original};
 }

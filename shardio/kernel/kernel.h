@@ -71,7 +71,7 @@ typedef struct {
     const Plan *plans;    // [num_images, num_crops]
     const Row *rows;      // [num_images, num_crops], the sizes of the crops; no pixels are written.
     int64_t max_bytes;    // The number of bytes that an image may take, besides its TiledImage.
-    uint8_t *chunk;       // Output: room for a TiledImage and max_bytes for each image, and for CHUNK_PADDING.
+    uint8_t *chunk;       // Output: a TiledImage and max_bytes bytes for each image, plus CHUNK_PADDING bytes.
     uint8_t *is_done;     // Output: [num_images], whether each image's tiles are in the chunk.
     struct Workspace *workspace;
     int64_t num_used;  // Output: the number of bytes used in the chunk.
@@ -102,7 +102,7 @@ typedef struct {
 typedef enum { RECODED, DAMAGED, EXCESS_DATA, WRONG_MARKER, OUT_OF_RANGE, NO_END, MISSING_SCANS, UNSUPPORTED } Outcome;
 
 typedef struct {
-    const uint8_t *data;  // [num_bytes], the file from the scan's first byte, or a progressive file.
+    const uint8_t *data;  // [num_bytes], the file from the scan's start, or a whole progressive file.
     int64_t num_bytes;
     const StoredTable *tables;  // [8]; unused for progressive files.
     Component *components;      // [num_components]

@@ -118,9 +118,9 @@ CHUNK_PADDING = 8
 """The number of bytes after the data of a chunk of tiles."""
 
 TILE = _record(
-    offset=np.int64,  # The offset of its data in the chunk.
+    offset=np.int64,  # The offset of the interval's data in the chunk.
     length=np.int64,
-    row=np.int32,  # The position of its first MCU in the picture.
+    row=np.int32,  # The position of the interval's first MCU in the picture.
     column=np.int32,
 )
 """A restart interval for a device to decode."""
@@ -143,7 +143,7 @@ TILED_IMAGE = _record(
     color=np.uint8,
     turn=np.uint8,
     num_blocks=np.uint8,  # The number of blocks in an MCU.
-    dc_table=(np.uint8, 3),  # The index in ``tables`` of each component's tables.
+    dc_table=(np.uint8, 3),  # The index of each component's tables in ``tables``.
     ac_table=(np.uint8, 3),
     is_dc=(np.uint8, MAX_TILED_TABLES),  # Whether each table has codes of DC coefficients.
     height=np.int32,  # The size of the stored picture.
@@ -163,11 +163,11 @@ TILED_IMAGE = _record(
     quantizers=(np.uint16, (3, 64)),  # The quantization table of each component, in zigzag order.
     tables=(STORED_TABLE, MAX_TILED_TABLES),
 )
-"""An image in a chunk. Offsets count from the chunk's first byte (tiles.h)."""
+"""An image in a chunk. Offsets are relative to the chunk's first byte (tiles.h)."""
 
 LOCATION = _record(
     chunk=np.int64,  # The address of the chunk.
-    num_bytes=np.int64,  # Its size.
+    num_bytes=np.int64,  # The size of the chunk.
     index=np.int64,  # The index of the image in the chunk.
     block=np.int64,  # The image's first elements in the arrays of a BATCH.
     sample=np.int64,
@@ -222,7 +222,7 @@ READ_PADDING = 4096
 """The number of bytes after the unstuffed data that reading a damaged block may reach (tokens.c and progressive.c)."""
 
 SCAN_READING = _record(
-    data=np.int64,  # The address of uint8 [num_bytes]: the file from the scan's first byte, or a progressive file.
+    data=np.int64,  # The address of uint8 [num_bytes]: the file from the scan's start, or a whole progressive file.
     num_bytes=np.int64,
     tables=np.int64,  # The address of STORED_TABLE [8].
     components=np.int64,  # The address of COMPONENT [components].

@@ -265,10 +265,10 @@ def _raise(error: Exception) -> None:
 
 
 def _count_repetitions(num_returned: NDArray[np.uint32], indices: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Return the number of earlier repetitions of each sample, including those in the batch; update the counts.
+    """Return how often each sample of a batch was returned before, in earlier batches or earlier in this one.
 
     Args:
-        num_returned: uint32 [N], the number of times that each sample of the dataset was returned; updated in place.
+        num_returned: uint32 [N], how often each sample of the dataset was returned before; the batch is added in place.
         indices: int64 [n], the batch.
     """
     order = np.argsort(indices, kind="stable")

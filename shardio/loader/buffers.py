@@ -60,7 +60,7 @@ def map_memory(descriptor: int, num_bytes: int, *, is_private: bool = False) -> 
 
     Args:
         descriptor: The memory.
-        num_bytes: Its size.
+        num_bytes: The size of the memory.
         is_private: Whether this process gets a copy of each page that it writes to.
 
     Raises:
@@ -151,7 +151,7 @@ class MappedBuffers:
         self.get = self._buffers.get
 
     def update(self, message: object, descriptors: Sequence[int]) -> bool:
-        """Map a new buffer or drop old ones, if a message requests either; return whether it does."""
+        """Map a new buffer or drop old ones if a message requests either, and return True; otherwise, return False."""
         match message:
             case NewBuffer():
                 memory = map_memory(descriptors[0], message.layout.num_bytes)
@@ -259,7 +259,7 @@ def find_num_buffers(num_bytes: int, num_wanted: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferWatch:
-    """A subscription of a loader's wrapper, such as a DevicePrefetcher, to the buffers of the epochs that it begins.
+    """A subscription of a loader's wrapper, such as a DevicePrefetcher, to the buffers of the wrapper's epochs.
 
     Attributes:
         callback: Receives each buffer's memory once, as uint8 [n]. The memory lives as long as any view of it.

@@ -413,7 +413,7 @@ class _Process:
     def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
         """Send a message, unless the process was released or has died.
 
-        The missing answer from a dead process reveals its death.
+        A dead process is noticed because its answer is missing.
 
         Raises:
             WorkerError: If the process has died or does not continue while its socket is full.

@@ -202,7 +202,7 @@ class FetchWorker:
     """A worker, which answers requests one after another.
 
     Args:
-        worker_id: Its number.
+        worker_id: The worker's number.
         job: The settings. A worker process has a copy.
         channel: The connection to the loader.
     """

@@ -1,6 +1,6 @@
 """Read tars with tarfile: the headers of their members, whole tars with hashes, or streams of samples.
 
-tarfile trusts the sizes in headers. It reads an extended header of any length in one call, calls itself recursively for
+tarfile trusts the sizes in headers: it reads an extended header of any length in one call, calls itself recursively for
 consecutive extended headers, and seeks forward or backward by any number of bytes. Therefore, tarfile
 reads from a :class:`ForwardReader`, which limits the lengths, the recursion and the seeks.
 """
@@ -39,8 +39,8 @@ MAX_HEADER_READS = 128
 two reads."""
 
 MAX_RECORDS = 1000
-"""The maximum number of records in a pax header, and of different keywords in all global pax headers together, because
-tarfile copies these keywords for each member."""
+"""The maximum number of records in a pax header, and of different keywords in all global pax headers together. The
+latter is limited because tarfile copies these keywords for each member."""
 
 MAX_DIGITS = 256
 """The maximum number of consecutive digits in a pax header. The time that tarfile's regular expressions take grows
@@ -107,8 +107,8 @@ class ForwardReader:
         """Return a TarFile that reads this file.
 
         Raises:
-            tarfile.TarError: If the first header is damaged. Iteration over the TarFile raises the error for later
-                headers.
+            tarfile.TarError: If the first header is damaged. For later headers, iterating over the TarFile raises the
+                error.
         """
         return tarfile.open(fileobj=cast(BinaryIO, self), mode="r:")
 
@@ -456,7 +456,7 @@ class StreamedTar:
             FormatError: If the stream is not a tar of samples, or the members of a sample are not adjacent.
         """
         digest, field_sets = 0, dict[frozenset[str], int]()
-        fields_of = dict[int, int]()  # Maps each key's hash to the number of its set of fields.
+        fields_of = dict[int, int]()  # Maps each key's hash to the number of the key's set of fields.
         for key, members in group_members(self._name, self._members()):
             fields = field_sets.setdefault(frozenset(members), len(field_sets))
             if fields_of.setdefault(hash_key(key), fields) != fields:

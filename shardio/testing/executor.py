@@ -191,7 +191,7 @@ class ExecutorTests:
 
     Override :meth:`make_executor`, and, if the executor does not support the default loaders, :meth:`loader` and
     :meth:`options`. The epochs of ``loader`` have the batches [0, 1, 2] … [9, 10, 11], as lists or tensors. Each number
-    is a value that ``samples`` returned. If the executor does not support what some tests check, override their
+    is a value that ``samples`` returned. If the executor does not support what some tests check, override the
     fixtures :meth:`survives`, :meth:`knows` and :meth:`takes_split`.
     """
 

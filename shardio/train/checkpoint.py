@@ -217,7 +217,7 @@ def check_loadable(value: Any, name: str) -> None:
     """Check that a value in a checkpoint can be loaded without executing code.
 
     Raises:
-        TypeError: If it cannot be loaded in this way. The message names the part by ``name``.
+        TypeError: If the value cannot be loaded in this way. The message names the part by ``name``.
     """
     if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
         return
@@ -354,7 +354,7 @@ def prepare_directory(directory: Path, config: TrainConfig) -> bool:
 
     Raises:
         StateError: If ranks see different directories, or the directory holds another tool's log or a run without its
-            last checkpoint. Nothing is then removed.
+            last checkpoint. In these cases, nothing is removed.
         FormatError: If the best checkpoint cannot be read.
     """
     last = directory / LAST
@@ -382,7 +382,7 @@ def _may_start_over(best: Path, config: TrainConfig, last_epoch: int | None) -> 
     """Return whether a run without its last checkpoint was killed in its first epoch, before it could write one.
 
     The log of a run that was killed in its first epoch ends in epoch 0. The best checkpoint, which is written before
-    the last one, contains only epoch 0 and has the same settings.
+    the last one, contains only epoch 0, and its settings equal ``config``.
     """
     if not best.exists():
         return not last_epoch

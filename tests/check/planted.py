@@ -108,7 +108,7 @@ def by_command(name: str, says: str, *ranks: Any) -> None:
 TOO_MANY = "2 times the 96 that its loader has"
 by_command("all twice, augmented, nothing expected, by the command", TOO_MANY, AUGMENTED)
 TOO_LONG = Sized(lambda *_: (torch.rand(3) for _ in range(2 * N)))
-by_command("an iterable dataset with a length delivers all twice", TOO_MANY, load(TOO_LONG))
+by_command("an iterable dataset with a length delivers every sample twice", TOO_MANY, load(TOO_LONG))
 WRONG: Any = [*range(N - 1), 0]  # Sample 0 replaces the last sample.
 CHANGES = "changes from epoch to epoch"
 wrong("augmented, and a wrong sample", CHANGES, load(Images(0.1), sampler=WRONG), N)
@@ -286,7 +286,7 @@ wrong("an unknown loader repeats an order", "epochs 0 and 2 have the same order"
 wrong("one rank of two keeps its order", "epochs 0 and 1 have the same order on rank 1", (Own(0), Own(1)), N, epochs=2)
 wrong("DistributedSampler pads", f"all repeats (3) {PADS}", by(samplers(4, N + 1)), range(N + 1))
 DROPPING, QUARTERS = by(samplers(4, N + 1, drop_last=True)), "each of 4 ranks delivered 24 of 97 samples"
-wrong("DistributedSampler drops, and all samples are expected", QUARTERS, DROPPING, range(N + 1))
+wrong("DistributedSampler drops samples, but all are expected", QUARTERS, DROPPING, range(N + 1))
 wrong("one rank has no batches", "rank 1 delivered nothing", (EVEN, []))
 
 # Keys.
@@ -356,7 +356,7 @@ tampered("pad: another sample is repeated", NOT_THOSE, "pad", 1, repeat_another)
 tampered("pad: two repeats in place of one", REPEATS, "pad", 1, lambda made: [*made, [made[0][0]]])
 tampered("keep: a rank loses its last sample", "1 never", "keep", 0, lambda made: [*made[:-1], made[-1][:-1]])
 tampered("mask: every sample twice, marked the second time", MARKED, "mask", 1, mark_all_again, key=0)
-tampered("mask: a sample is marked that is not a repeat", "1 never", "mask", 0, mark_first, key=0)
+tampered("mask: a sample that is not a repeat is marked", "1 never", "mask", 0, mark_first, key=0)
 
 
 @case("pad: the repeat comes early, and only the number of samples is known", "1 repeat came earlier")
@@ -399,7 +399,7 @@ def ahead(packed: Path) -> Any:
 ORDERS, ELEVEN = "in different epochs or orders", "ranks 0 and 1 delivered the same 11 samples"
 of_ours("shardio: a rank has a different seed", ORDERS, lambda packed: ours(packed, seed=1)[1])
 of_ours("shardio: a rank is an epoch ahead", ORDERS, ahead)
-of_ours("shardio: each rank takes itself for rank 0", ELEVEN, lambda packed: ours(packed)[0], expects=False)
+of_ours("shardio: each rank believes that it is rank 0", ELEVEN, lambda packed: ours(packed)[0], expects=False)
 
 # Recordings.
 

@@ -266,7 +266,7 @@ of_ours("pad: unshuffled", shuffle=False)
 of_ours("mask: repeats are marked", remainder="mask", key=0)
 of_ours("mask: a key function that ignores marks", remainder="mask", key=lambda batch: batch[0], epochs=1)
 of_ours("keep: uneven ranks", 4, remainder="keep")
-of_ours("drop: samples that fill no step are left out", remainder="drop")
+of_ours("drop: samples that do not fill a step are left out", remainder="drop")
 of_ours("drop: nothing expected", remainder="drop", expects=False, epochs=1)
 
 

@@ -1,4 +1,4 @@
-"""A proxy in front of an HTTP server. It delays, limits and disrupts responses according to a script.
+"""An HTTP proxy that delays, limits and disrupts a server's responses according to a script.
 
 The proxy runs in a separate process, with one thread for each connection. The test controls it through an inherited
 socket, and the process ends when the socket is closed.
@@ -155,7 +155,7 @@ ERRORS = {
 
 
 class Turn:
-    """One request: its log entry, the earliest start of its response, and a fault with its place in the body."""
+    """One request: its log entry, the earliest time of its response, and a fault with its place in the body."""
 
     def __init__(self, log: LoggedRequest, script: Script, fault: str | None, place: float) -> None:
         self.log, self.script, self.fault, self.place = log, script, fault, place

@@ -1,4 +1,4 @@
-"""A decoded part of a picture equals that part of the full decode. Decoding a damaged file may raise an error."""
+"""A decoded part of a picture equals the same part of the full decode. Decoding a damaged file may raise an error."""
 
 from __future__ import annotations
 

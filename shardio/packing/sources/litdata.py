@@ -99,8 +99,8 @@ def _find_leaves(src: Path, config: Mapping[str, Any]) -> tuple[_Leaf, ...]:
         if leaf.kind in _RUNNING_CODE:
             raise PackError(
                 f"the value {leaf.name!r} of each sample of {src} has the format {leaf.format!r}: it is a pickle, "
-                "which can run any code when it is read. If you trust it, read the samples with LitData, and pack an "
-                "iterable of them"
+                "which can run arbitrary code when it is read. If you trust it, read the samples with LitData, and "
+                "pack an iterable of them"
             )
         if leaf.kind not in (*CONTENTS, *LISTS, *ARRAYS, *PLAIN):
             raise PackError(

@@ -98,7 +98,7 @@ class _Entries:
 
 
 class _EntryNames:
-    """Collects the entries of a database, which must be added in the order of their names."""
+    """A collector of a database's entries, which must be added in the order of their names."""
 
     def __init__(
         self, path: Path, *, rename_dots: bool, main_fields: Collection[str], fields: Sequence[str] | None
@@ -259,7 +259,7 @@ class _Environment:
 
 
 class _Reader:
-    """Reads samples: see :class:`~shardio.packing.sources.records.RecordReader`."""
+    """A reader of samples: see :class:`~shardio.packing.sources.records.RecordReader`."""
 
     def __init__(self, source: _Environment) -> None:
         self._source, self._entries = source, _find_entries(source)

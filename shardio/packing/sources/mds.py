@@ -35,7 +35,7 @@ _CONTENTS = {"bytes": "", "jpeg": "jpg", "pil": "", "png": "png"}
 """The encodings of file contents, and the suffix of each."""
 
 _LISTS = {"jpeg_array": 0, "jpegarray": 0, "list[jpeg]": 4, "list[pil]": 4, "list[png]": 4}
-"""The encodings of lists of images, and the number of bytes before the count of images in each of them."""
+"""The encodings of lists of images, and the number of bytes that precede the image count in each of them."""
 
 _PLAIN = (
     *("json", "str", "str_decimal", "str_float", "str_int", "int", "float16", "float32", "float64"),
@@ -424,8 +424,8 @@ def _find_encodings(src: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str
     for name, encoding in found.items():
         if encoding == "pkl":
             raise PackError(
-                f"the column {name!r} of {src} holds pickles, which can run any code when they are read. If you trust "
-                "them, read the samples yourself, and pack an iterable of them"
+                f"the column {name!r} of {src} holds pickles, which can run arbitrary code when they are read. If you "
+                "trust them, read the samples yourself, and pack an iterable of them"
             )
         if not (encoding in (*_CONTENTS, *_LISTS, *_PLAIN) or encoding.partition(":")[0] == "ndarray"):
             raise PackError(

@@ -293,7 +293,7 @@ def test_columns_of_mds_that_cannot_be_fields_are_refused(tmp_path: Path) -> Non
     write_mds(tmp_path / "slash", {"image": "jpeg", "a/b": "bytes"}, [{"image": image, "a/b": image}])
     for name, column, message in (
         ("json", None, r"shard 0 in .*index\.json has the format 'json', version 2: only MDS"),
-        ("pickles", None, r"the column 'extra' of .* holds pickles, which can run any code"),
+        ("pickles", None, r"the column 'extra' of .* holds pickles, which can run arbitrary code"),
         ("case", "a", r"differ only in case \(A, a\)"),
         ("slash", None, r"sample 0 of shard.00000.mds .* the field name 'a/b\.jpg' .* contains a slash"),
     ):
@@ -302,7 +302,7 @@ def test_columns_of_mds_that_cannot_be_fields_are_refused(tmp_path: Path) -> Non
 
 def test_pickles_of_litdata_are_refused_or_not_loaded(tmp_path: Path) -> None:
     source = write_litdata(tmp_path / "in", [{"image": encode(1), "extra": {1, 2}}])
-    assert_refused(r"the value 'extra' of each sample .* it is a pickle, which can run any code", source)
+    assert_refused(r"the value 'extra' of each sample .* it is a pickle, which can run arbitrary code", source)
     edit("config", data_format=["bytes", "file:pickle"])(source)  # The second part is the serializer's name.
     shardio.pack(source, tmp_path / "out", num_workers=1)
     assert set(read_packed(tmp_path / "out")["00000000"]) == {"jpg", "extra.pickle"}
