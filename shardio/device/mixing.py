@@ -337,7 +337,7 @@ class MixUp(_Mixing[float]):
 
 
 class CutMix(_Mixing[PixelBox]):
-    """Replace a random box in each image of a batch with the box of the image before it, and blend their labels.
+    """Replace a random box in each image of a batch with the same box of the image before it, and blend their labels.
 
     The box is the same for all images of a batch. Labels become float [N, ``num_classes``]. Repeats that
     ``remainder="mask"`` marks are not pasted into other images.

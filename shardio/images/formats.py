@@ -1,9 +1,9 @@
 """Describe image formats: their names, suffixes and signatures, and the values that files store.
 
 Pillow's images hold colors of at most 8 bits, or gray values: 16-bit integers, signed 32-bit integers or 32-bit floats.
-Pillow truncates, wraps or rejects other values. OpenCV reads more of the types that PNGs and TIFFs store. shardio uses
-OpenCV only for the kinds of files that OpenCV decodes exactly, and checks that the result has the declared type and
-shape.
+Pillow truncates, wraps or rejects other values. OpenCV reads more of the types in PNGs and TIFFs than Pillow
+does. shardio uses OpenCV only for the kinds of files that OpenCV decodes exactly, and checks that the result has the
+declared type and shape.
 
 OpenCV also decodes ordinary PNGs, because it is faster than Pillow. PNGs have checksums, and OpenCV rejects all damaged
 PNGs that Pillow rejects. Pillow decodes WebP images, although it takes 1.2 to 1.6 times as long as OpenCV, because

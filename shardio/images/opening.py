@@ -325,7 +325,7 @@ def decode_whole(content: bytes, head: JpegHead, out: NDArray[np.uint8] | None =
 
     Args:
         content: The file.
-        head: Its head.
+        head: The file's head.
         out: The destination of the pixels, without gaps between the rows; by default, scratch memory.
 
     Raises:

@@ -187,7 +187,7 @@ def as_stored(name: str, value: Any) -> NDArray[Any] | None:
         elif is_tensor and value.shape[2] == 3:
             return None  # The tensor is not an image, but an array of this shape would be read as an image.
         elif not is_tensor and value.shape[2] != 3:
-            return None  # Batches hold images that do not have 3 channels as [channels, height, width].
+            return None  # In batches, images that do not have 3 channels are [channels, height, width].
     return value if holds_images(name) or value.nbytes >= MIN_BYTES else None
 
 
