@@ -93,7 +93,7 @@ def compare(candidates: dict[str, Candidate]) -> dict[str, str]:
     is_halved = np.array([task.is_halved for chunk in candidates[REFERENCE].chunks for task in chunk.tasks])
     made = {name: make_all(candidate) for name, candidate in candidates.items()}
     if not np.array_equal(made[TILED], made[UNTOUCHED]):
-        raise SystemExit("the pixels of tiled images differ from those of untouched ones")
+        raise SystemExit("the pixels of tiled images differ from those of untouched images")
     if not np.array_equal(made[TILED][~is_halved], made[REFERENCE][~is_halved]):
         raise SystemExit("shardio's pixels differ from OpenCV's")
     # Pillow 13 resizes some crops vertically before horizontally, and rounds in between.

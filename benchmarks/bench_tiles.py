@@ -3,7 +3,7 @@
 - the stages that decode a batch of 256 random crops in bfloat16: the time on the device, in total and for each stage;
 - whole batches on the device, decoded there or by the workers: images/s, and the CPU time of all processes;
 - the loader alone, with pixels or tiles;
-- torchvision's decoder on the device (nvJPEG), which decodes the same photographs whole.
+- torchvision's decoder on the device (nvJPEG), which decodes the same photographs in full.
 
 ``--device cpu`` tests the benchmark, at small sizes. The CPU then runs the stages, so their timings mean nothing.
 ``--loader-only`` measures only the loader, which needs no device.
@@ -83,7 +83,7 @@ def measure_stages(loader: Any, device: torch.device, rounds: int) -> Figures:
 
 
 def _time(function: Callable[[], object], device: torch.device) -> float:
-    """Return the time in ms that a function's work takes, on the device's clock if it has one."""
+    """Return the time in ms that a function's work takes, measured by the device's clock if there is one."""
     if device.type != "cuda":
         began = time.perf_counter()
         function()

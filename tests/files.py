@@ -17,7 +17,7 @@ import pytest
 from shardio.storage import Location
 
 OTHER_USER = 12345
-"""The ID of a user other than root and the user who runs the tests."""
+"""The ID of a user who is neither root nor the user running the tests."""
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change the owner of a file")
 

@@ -18,7 +18,7 @@ class MemoryStore(Store):
     """A store of objects in memory.
 
     Attributes:
-        objects: The contents of the objects by key. Tests may change them.
+        objects: The contents of the objects by key; tests may change them.
     """
 
     objects: dict[str, bytes] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class MemoryFile(StoredFile):
         self._content = content
 
     def read(self, start: int, stop: int) -> bytes:
-        if start < 0 or stop < start:  # As a local file does.
+        if start < 0 or stop < start:  # A local file raises the same error.
             raise OSError(f"cannot read the bytes from {start} to {stop}")
         if stop > self.size and stop > start:
             raise ends_early(self.location, self.size, start, stop)

@@ -45,7 +45,7 @@ WARM_UP = 200
 INPUTS_PER_REPORT = 1000
 
 INPUTS_PER_FOLDER = 100
-"""One of every ``INPUTS_PER_FOLDER`` inputs is also read from a folder."""
+"""One in every ``INPUTS_PER_FOLDER`` inputs is also read from a folder."""
 
 MAX_FAILURES = 20
 
@@ -107,7 +107,7 @@ class Limits:
             path, _, flags = arguments
             if not flags & WRITING or not isinstance(path, str | bytes):
                 return
-        elif event in CHANGES and not isinstance(arguments[0], int):  # A descriptor belongs to anonymous memory.
+        elif event in CHANGES and not isinstance(arguments[0], int):  # A descriptor refers to anonymous memory.
             if arguments[-1] not in (-1, None) and event in ("os.remove", "os.rmdir"):
                 return  # shutil.rmtree passes a path relative to an open folder.
             path = arguments[0]
@@ -173,7 +173,7 @@ def run_job(seeds: range, folder: Path) -> Iterator[Report]:
                 try:
                     report: Report = receive.recv()
                 except EOFError:
-                    too_long = f"one way of reading the input took longer than {LIMIT_S} s of processor time per MiB"
+                    too_long = f"one way of reading the input took more than {LIMIT_S} s of processor time per MiB"
                     wrong, seed = describe_end(process, signal.SIGPROF, too_long), int(current.value)
                     report = Report(num_inputs=seed + 1 - seeds[-num_left], wrong=wrong, seed=seed)
                 num_left -= report.num_inputs

@@ -62,7 +62,7 @@ def draw_case(seed: int) -> Case:
 
 
 def _draw_group(rng: random.Random, num_samples: int | None) -> Group:
-    """Return a group that stops anywhere in an epoch of ``num_samples``, or at its end if ``num_samples`` is None."""
+    """Return a group that stops at a random point in an epoch, or at the epoch's end if ``num_samples`` is None."""
     world_size, batch_size = rng.randint(1, 9), rng.randint(1, rng.choice((2, 8, 20)))
     num_batches = None if num_samples is None else rng.randint(0, num_samples // (world_size * batch_size) + 1)
     return Group(world_size=world_size, num_workers=rng.randint(1, 4), batch_size=batch_size, num_batches=num_batches)

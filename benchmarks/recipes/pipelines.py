@@ -136,5 +136,5 @@ def decode_opencv(content: bytes) -> NDArray[np.uint8]:
 
 
 def decode_tensor(content: bytes) -> torch.Tensor:
-    """Return an image, uint8 [3, height, width]. OpenCV is as fast as torchvision, whose decoder may be missing."""
+    """Return an image, uint8 [3, height, width]. OpenCV is as fast as torchvision's decoder, which may be missing."""
     return torch.from_numpy(decode_opencv(content)).permute(2, 0, 1)

@@ -334,7 +334,7 @@ class Coverage:
         self._orders: dict[int, xxhash.xxh3_64] = {}
         self.totals: dict[tuple[int, int], WorkerTotals] = {}
         self.names: dict[int, Hashable] = {}
-        self.allowances: dict[int, Allowance] = {}  # Of the ranks whose loaders use shardio's order.
+        self.allowances: dict[int, Allowance] = {}  # Only for ranks whose loaders use shardio's order.
         self.rank_epochs: dict[int, RankEpoch] = {}  # All ranks.
 
     @property

@@ -53,7 +53,7 @@ RATE = 1000
 """The number of samples per second that the table of requests assumes for a rank."""
 
 WORLD_SIZES = (1, 8, 64, 512)
-"""The numbers of ranks in the table of requests, besides the one that the user asks for."""
+"""The numbers of ranks in the table of requests, besides the number that the user asks for."""
 
 UNREADABLE, NO_KERNEL = "unreadable", "no kernel"
 

@@ -201,7 +201,7 @@ def pack(
             metavar="FRACTIONS",
             rich_help_panel=SHARDS,
             help="Divide the samples among the datasets OUT/train, OUT/val and so on, in fractions such as 0.9,0.1, by "
-            "a hash of their keys. A sample stays in its dataset when other samples are added.",
+            "a hash of each sample's key. A sample stays in its dataset when other samples are added.",
         ),
     ] = None,
     split_names: Annotated[

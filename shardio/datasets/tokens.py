@@ -86,7 +86,7 @@ class PackedTokens(MapDataset):
     the samples of any dataset: use ``sampler=EpochSampler(dataset)``, or mix the dataset with others in a MixedDataset.
 
     A block is a tuple of int32 tensors [block]: ``tokens``; ``documents``, the index of each token's document in the
-    dataset, which allows limiting attention to a document; and ``positions``, each token's place in its document.
+    dataset, for limiting attention to a document; and ``positions``, each token's place in its document.
 
     >>> tokens = PackedTokens("packed", 2049, eos=50256)  # doctest: +SKIP
     >>> loader = DataLoader(tokens, batch_size=16, sampler=EpochSampler(tokens), num_workers=2)  # doctest: +SKIP

@@ -122,7 +122,7 @@ def _find_decoded(evidence: LoaderEvidence, size: tuple[int, int]) -> Iterator[F
 
 
 def _describe_remedy(evidence: LoaderEvidence, form: Form, cost: FormCost, speedup: float) -> str:
-    """Return how to change to a form; empty if this machine lacks the memory or the disk."""
+    """Return instructions for changing to a form; "" if this machine lacks the memory or the disk space."""
     if form.in_memory:
         assert evidence.stats is not None, "shardio's workers decode"
         stored = measure_decoded(evidence.dataset, evidence.stats.stored)

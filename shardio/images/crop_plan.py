@@ -68,7 +68,7 @@ class CropPlan:
     Transforms extend the plan in order. No image is decoded between transforms that can extend the plan.
 
     Attributes:
-        box: The part of each image to read. It does not reach beyond the image.
+        box: The part of each image to read, which does not reach beyond the image.
         size: The size that the box is resized to.
         window: The part of the resized box to return. Pixels outside the box are black.
         flip: bool [n], whether to mirror the window left to right.
@@ -103,8 +103,8 @@ class CropPlan:
     def pads(self, boxes: Boxes) -> NDArray[np.bool_]:
         """Return which images are already cropped and would be padded by a crop to ``boxes``, bool [n].
 
-        These images must be rendered first. Otherwise, the padding would show pixels that the first crop removed,
-        instead of black.
+        Such images must be rendered before the crop. Otherwise, the padding would show pixels that the first crop
+        removed, instead of black.
         """
         is_part = _any_in_row((self.window[:, :2] != 0) | (self.window[:, 2:] != self.size))
         return is_part & _reach_beyond(boxes, self.output_size)
@@ -122,7 +122,7 @@ class CropPlan:
     def is_final(self) -> NDArray[np.bool_]:
         """Whether each image is resized or padded, bool [n].
 
-        Such an image must be rendered before it is resized again.
+        An image that is resized or padded must be rendered before it is resized again.
         """
         return _any_in_row(self.size != self.box[:, 2:]) | _reach_beyond(self.window, self.size)
 
@@ -130,7 +130,7 @@ class CropPlan:
     def is_halved(self) -> NDArray[np.bool_]:
         """Whether each box shrinks to half its size or less without antialiasing, bool [n].
 
-        For such a box, the nearest four pixels are too few, so "bilinear" averages over all pixels.
+        For a box that shrinks this much, the nearest four pixels are too few, so "bilinear" averages over all pixels.
         """
         if self.resampling != "bilinear":
             return np.zeros(len(self.box), np.bool_)
@@ -359,8 +359,8 @@ class Points(NamedTuple):
     """The n points along one side at which an image is sampled.
 
     Attributes:
-        first: int64 [n], the first of the two pixels that each point lies between. It may be outside the image.
-        weights: int32 [2, n], the weights of both pixels.
+        first: int64 [n], the first of the two pixels that each point lies between, possibly outside the image.
+        weights: int32 [2, n], the weights of the two pixels.
     """
 
     first: NDArray[np.int64]
@@ -373,7 +373,7 @@ class Points(NamedTuple):
         Args:
             positions: float [n], in pixels from the center of the first pixel.
             length: The length of the side in pixels. If given, a point beyond the border gets its value from the
-                border's pixel alone. If None, the point's weight is divided between two copies of that pixel, so
+                border pixel only. If None, the point's weight is divided between two copies of that pixel, so
                 the result is rounded differently.
         """
         exact = positions.astype(np.float32)

@@ -1,14 +1,14 @@
 """Rewrite JPEGs so that parts of them can be decoded separately, without changing the coefficients.
 
 A tiled JPEG has restart intervals of a few MCUs, and a table that locates them (:mod:`shardio.images.jpeg`).
-So a crop can be decoded without the rest of the image. To tile a JPEG, shardio decodes its data to tokens, whose
-counts determine the optimal Huffman tables, and writes the tokens. A progressive JPEG is decoded to coefficients,
+So a crop can be decoded without the rest of the image. To tile a JPEG, shardio decodes its data into tokens, whose
+counts determine the optimal Huffman tables, and writes the tokens. A progressive JPEG is decoded into coefficients,
 which become the tokens of a baseline JPEG.
 
 :func:`tile_jpeg` reads every code of the scan, and refuses all scans about which libjpeg would warn. It does not check
-the other data that libjpeg needs: quantization tables, and the segments that determine how to convert colors. If these
-are faulty, libjpeg refuses the file or warns about it (:mod:`shardio.images.jpeg`). :func:`decodes_if_tileable` tests
-conditions under which libjpeg does neither. Other files may or may not be decodable.
+the other data that libjpeg needs: quantization tables, and the segments that determine how to convert colors. If such
+data are faulty, libjpeg refuses the file or warns about it (:mod:`shardio.images.jpeg`). :func:`decodes_if_tileable`
+tests conditions under which libjpeg does neither. Other files may or may not be decodable.
 """
 
 from __future__ import annotations
@@ -346,7 +346,7 @@ class Scan(NamedTuple):
         blocks: int64 [blocks per MCU], the index of each block's component.
         num_mcus: The number of MCUs in the scan.
         interval: The number of MCUs between restart markers; 0 if there are none.
-        is_progressive: Whether the image is progressive. If so, ``tables`` and ``interval`` are not used.
+        is_progressive: Whether the image is progressive; if it is, ``tables`` and ``interval`` are not used.
     """
 
     data: NDArray[np.uint8]
@@ -359,7 +359,7 @@ class Scan(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """A scan, decoded to symbols and the bits that follow their codes.
+    """A scan, decoded into symbols and the bits that follow their codes.
 
     Attributes:
         tokens: uint32 [tokens], valid until this thread reads the next scan.
@@ -398,9 +398,9 @@ def read_tokens(scan: Scan, interval: int) -> Tokens:
     """
     num_intervals = -(-scan.num_mcus // interval) if interval else 1
     num_blocks = scan.num_mcus * len(scan.blocks)
-    # A token has at least one bit, and a block at most 64 tokens. In a progressive file, an AC coefficient has at least
-    # two bits, and a block has at most five other tokens: DC, three runs and the end. Each interval may have one more
-    # token.
+    # A token has at least one bit, and a block has at most 64 tokens. In a progressive file, an AC coefficient has at
+    # least two bits, and a block has at most five other tokens: DC, three runs and the end. Each interval may have one
+    # more token.
     max_tokens = 5 * num_blocks + 4 * len(scan.data) if scan.is_progressive else 8 * len(scan.data)
     max_tokens = min(max_tokens, 64 * num_blocks) + num_intervals + _SLACK
     coefficients = scratch("coefficients", 128 * num_blocks if scan.is_progressive else 0)

@@ -69,8 +69,8 @@ static bool decode_long_code(Chain *chain) {
     return true;
 }
 
-// Sum up the DC differences of a complete MCU (F.1.1.5.1), and transform it if the region needs it. Return whether all
-// coefficients are in range.
+// Sum up the DC differences of a complete MCU (F.1.1.5.1), and transform the MCU if the region needs it. Return whether
+// all coefficients are in range.
 static bool finish_mcu(Chain *chain) {
     const Member *member = chain->member;
     const Region *region = &member->region;

@@ -21,7 +21,7 @@ void turn_hue(Block *block, int64_t count, int32_t shift) {
         high = high > blue ? high : blue;
         low = low < blue ? low : blue;
         int32_t span = high - low, middle = red + green + blue - high - low;
-        // To HSV. Hue and saturation are bytes, and the value is the highest color.
+        // To HSV. Hue and saturation are bytes, and the value is the highest channel.
         float part = (float)(high - middle) / (float)(span > 1 ? span : 1);
         bool is_red = red == high, is_green = green == high;
         bool grows = is_red ? green < blue : is_green ? blue < red : red <= green;

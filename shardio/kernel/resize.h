@@ -12,7 +12,7 @@ enum {
     GROUP = 4,     // The number of columns in a group.
 };
 
-// The places from which 32 columns of the output gather the first of some adjacent bytes.
+// The places of the input bytes for 32 columns of the output: for each column, the first of some adjacent bytes.
 typedef struct {
     uint8_t indices[2 * COLUMNS], fours[4 * COLUMNS];  // The places of 2 and of 4 bytes per column, from its base.
     int32_t sources[COLUMNS], bases[COLUMNS / GROUP];  // The base of each group of columns.
@@ -28,7 +28,7 @@ typedef struct {
     u8x32 halves[2];
 } Twos;
 
-// The two adjacent bytes of each column, `offset` bytes after the first ones.
+// Return two adjacent bytes for each column, `offset` bytes after the column's first two bytes.
 static inline __attribute__((always_inline)) Twos gather_twos(const uint8_t *bytes, const Gather *gather,
                                                               int64_t offset) {
     Twos twos;
@@ -83,7 +83,7 @@ static inline __attribute__((always_inline)) Fours gather_fours(const uint8_t *b
 #endif
 
 // The order in which weights for sixteen columns are kept, so that sum_products(widen_low(twos), weights[0]) and
-// sum_products(widen_high(twos), weights[1]) are the columns' sums in the order that pack() takes.
+// sum_products(widen_high(twos), weights[1]) return the columns' sums in the order that pack() takes.
 static inline int find_weight(int column) { return (column >> 2 & 1) * 16 + (column >> 3) * 8 + 2 * (column & 3); }
 
 // Three colors of `count` pixels, at most 32, side by side.

@@ -89,7 +89,7 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
     >>> for images, labels in loader: ...  # doctest: +SKIP
 
     On Linux, shardio's worker processes decode shardio's datasets (and subclasses that override nothing), and torch's
-    Subsets and ConcatDatasets of the map-style ones. The transform and ``collate_fn`` must be picklable, and
+    Subsets and ConcatDatasets of shardio's map-style datasets. The transform and ``collate_fn`` must be picklable, and
     ``batch_size=None``, ``worker_init_fn`` and ``multiprocessing_context`` must not be used. There are ``num_workers``
     processes or, with few processors, fewer processes with ``num_workers`` threads in total. Otherwise, as in torch,
     workers have a copy of the dataset and call its methods.
@@ -258,7 +258,7 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
         set_epoch_of_parts(self, epoch, skip=(MapDataset,))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the user's position.
+        """Return the user's position in the epoch.
 
         With shardio's order, the state is a small JSON-serializable dict that fits any number of ranks and workers.
         Otherwise, it has the keys of torchdata's StatefulDataLoader, with the states of the dataset, the sampler and

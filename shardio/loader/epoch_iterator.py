@@ -41,7 +41,7 @@ class BegunEpoch:
         check: Raises an error if no further batch may be requested.
         is_latest: Returns whether no later epoch uses this epoch's workers.
         modes: Returns a context in which batches are made, with the torch modes that apply to them.
-        progress: Counts the batches; None if the order is not shardio's.
+        progress: The counter of the batches; None if the order is not shardio's.
         seed: The seed of shardio's order or, if the order is not shardio's, the seed drawn for the workers as in torch.
         length: Returns the number of this rank's batches in a full epoch.
     """
@@ -105,7 +105,7 @@ class EpochIterator(LoaderIterator):
     """An iterator over the batches of an epoch.
 
     An error in one batch does not end the epoch. Any other error ends the epoch: after an error from a signal handler,
-    for example, a batch may be lost, so every further call raises an error.
+    for example, a batch may have been lost, so every further call raises an error.
 
     In shardio's order, a batch is counted when the user receives it. A failed batch is counted when the user requests
     the next one, so a run that ends with the error resumes at that batch.
@@ -113,12 +113,12 @@ class EpochIterator(LoaderIterator):
     The iterator does not refer to the loader, because the loader may refer to it.
 
     Args:
-        begin: Begins a loader's next epoch.
+        begin: A function that begins a loader's next epoch.
         loader: The loader.
         owns_workers: Whether the workers persist as long as this iterator exists.
 
     Attributes:
-        progress: Counts the epoch's batches; None if the order is not shardio's.
+        progress: The counter of the epoch's batches; None if the order is not shardio's.
     """
 
     def __init__(self, begin: EpochStart, loader: Any, *, owns_workers: bool) -> None:
@@ -154,7 +154,7 @@ class EpochIterator(LoaderIterator):
         if self._is_over:
             raise StopIteration
         self._check()
-        self._cut_short_by = "an error"  # Cleared once the batch is made; an earlier error may lose the batch.
+        self._cut_short_by = "an error"  # Cleared once the batch is made; an earlier error may have lost it.
         try:
             self._count()
             with before_shutdown(), self._modes():
@@ -244,7 +244,7 @@ class WorkersIterator(EpochIterator, _MultiProcessingDataLoaderIter):
         return self._is_over
 
     def _shutdown_workers(self) -> None:
-        """End the epoch and its workers. Frameworks call this."""
+        """End the epoch and stop its workers. Frameworks call this method."""
         if not self._is_over:
             self._cut_short_by = "its workers were shut down"
         self.close()
@@ -260,7 +260,7 @@ def make_epoch_iterator(begin: EpochStart, loader: Any, *, owns_workers: bool) -
     """Begin a loader's next epoch and return an iterator of the kind that torch's loader returns.
 
     Args:
-        begin: Begins a loader's next epoch.
+        begin: A function that begins a loader's next epoch.
         loader: The loader.
         owns_workers: Whether the workers persist as long as the iterator exists.
     """
@@ -386,7 +386,7 @@ PATIENCE_S = 5.0
 
 
 class _Gate:
-    """A gate that records the threads inside it, and admits no more once it is closed."""
+    """A gate that records the threads inside it, and admits no more threads once it is closed."""
 
     def __init__(self) -> None:
         self.clear()

@@ -169,14 +169,14 @@ MAX_STRATA = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderSettings:
-    """The order of the samples in each epoch. It never depends on the world size, the workers or the batch size.
+    """The order of the samples in each epoch. The order never depends on the world size, the workers or the batch size.
 
     Attributes:
         shuffle: Whether the epoch is shuffled. Without shuffling, position p holds sample p.
         seed: The user's seed, 0 <= seed < 2**63.
         window: The number of neighboring samples of the tape that are shuffled together, a multiple of ``strata``.
         strata: The number of equal parts of a window, a power of two. Consecutive positions come from the parts in
-            turn, and ranks read different parts. If there is only one, all ranks read the whole window.
+            turn, and ranks read different parts. If there is only one part, all ranks read the whole window.
     """
 
     shuffle: bool
@@ -279,7 +279,7 @@ class EpochOrder:
         self._tape_stops = np.cumsum(shard_sizes[tape])
         # An offset on the tape plus its shift is the sample's index in manifest order.
         self._tape_shifts = shard_starts[tape] - (self._tape_stops - shard_sizes[tape])
-        # In the last window, the strata of the first turns may be one sample longer.
+        # In the last window, the strata of the first turns may be one sample longer than others.
         is_longer = reverse_bits(settings.strata) < self.num_samples % settings.window % settings.strata
         self._num_longer_before: NDArray[np.int64] = np.cumsum(is_longer) - is_longer
 
@@ -355,7 +355,7 @@ class StreamOrder:
         return shards[self.rank :: self.world_size][self.worker_id :: self.num_workers]
 
     def order_window(self, epoch: int, window: int, num_samples: int) -> NDArray[np.int64]:
-        """Return the order of the samples in a window of the worker's epoch, int64 [n]. They are shuffled together."""
+        """Return the order of the samples, shuffled together, in a window of the worker's epoch, int64 [n]."""
         rows = np.arange(num_samples, dtype=np.int64)
         if not self.shuffle:
             return rows

@@ -183,9 +183,9 @@ class Findings:
         jpegs: The tally of the JPEGs.
         converted: The number of converted images by their original format.
         clipped: The number of images whose gray values are clipped in the conversion to RGB, by the type of the values.
-        mislabelled: Images whose format does not match their suffix. They are packed anyway.
-        rejected: Samples whose image cannot be decoded. They are left out.
-        changed: Files that changed during the pack. Their samples are left out.
+        mislabelled: Images that are packed although their format does not match their suffix.
+        rejected: Samples that are left out because their image cannot be decoded.
+        changed: Files that changed during the pack; their samples are left out.
     """
 
     jpegs: JpegTally = field(default_factory=JpegTally)

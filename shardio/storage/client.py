@@ -3,7 +3,7 @@
 The storage process may be suspended, or swapped out, in the middle of an answer. A long wait alone does not show that
 the process is suspended, because a request may take minutes. However, the storage process always greets a new
 connection immediately. A client that has waited for some time therefore opens another connection. If the client
-receives no greeting, it kills the storage process, so no client waits for it any longer.
+receives no greeting, it kills the storage process, so no client waits for the process any longer.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ END_S = 5.0
 """The time in seconds to wait for a killed storage process to end. The process may be waiting for a disk."""
 
 CLOSE_S = 0.5
-"""The time in seconds to wait for the storage process to end when this process exits. This usually takes 10 ms."""
+"""The time in seconds to wait for the storage process to end when this process exits. Ending usually takes 10 ms."""
 
 MAX_DEATHS = 3
 """The number of times that the storage process may die before a request fails."""
@@ -91,7 +91,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A part of an answer: a value or, if it is None, the content of a range, which follows as bytes."""
+    """A part of an answer: a value, or None if the content of a range follows as bytes."""
 
     value: Any = None
 
@@ -108,7 +108,7 @@ class SilentError(ConnectionError):
 
 
 class StorageConnection:
-    """One end of a connection. It sends and receives values and bytes.
+    """One end of a connection that carries values and bytes.
 
     Args:
         end: The socket.
@@ -164,7 +164,7 @@ class StorageConnection:
         return content
 
     def receive_bytes_into(self, buffer: memoryview) -> None:
-        """Fill a buffer with the next bytes, whose number must equal the buffer's size.
+        """Fill a buffer with the next bytes; there must be exactly as many as the buffer holds.
 
         Raises:
             EOFError: If the other end is closed.
@@ -206,7 +206,7 @@ def connect_to(folder: Path, patience_s: float | None = None) -> StorageConnecti
 
     Raises:
         FileNotFoundError, ConnectionRefusedError: If there is no storage process.
-        SilentError: If the storage process does not answer. In this case, the function kills the process.
+        SilentError: If the storage process does not answer. The function then kills the process.
     """
     patience = _Patience(folder, GREETING_S if patience_s is None else patience_s)
     try:
@@ -284,7 +284,7 @@ class _Patience:
                 os.kill(self._process_id, signal.SIGKILL)
                 _log.warning(
                     "shardio's storage process (process %d) did not answer for %g s, perhaps because it was suspended "
-                    "or swapped out. It was killed. A new one is started, and unanswered requests are repeated",
+                    "or swapped out. It was killed. A new process is started, and unanswered requests are repeated",
                     self._process_id,
                     self._patience_s,
                 )
@@ -383,7 +383,7 @@ class Client:
                 file.close()
 
     def adopt(self, folder: Path) -> None:
-        """Unless this process has a storage process, use the one that serves ``folder``, which may have ended."""
+        """Unless this process has a storage process, use that of ``folder``, even if that process may have ended."""
         with self._lock:
             if self.folder is None:
                 self.folder = folder

@@ -3,7 +3,7 @@
 >>> from shardio.transforms import recipes
 >>> transform = recipes.trivial_augment()
 
-The pipelines resize by averaging (``antialias=True``), which gives the pixels of torchvision and Pillow. The results
+The pipelines resize by averaging (``antialias=True``), and give the same pixels as torchvision and Pillow. The results
 are uint8 images, to be normalized on the device with ``DevicePrefetcher(normalize=...)``.
 """
 
@@ -102,7 +102,7 @@ def cifar(size: int = 32) -> Compose:
 
 
 def cifar_eval(size: int = 32) -> Compose:
-    """Return the evaluation pipeline for CIFAR, which crops the center of images that are larger than ``size``."""
+    """Return CIFAR's evaluation pipeline, which crops the center of images that are larger than ``size``."""
     return Compose([CenterCrop(size)])
 
 

@@ -54,8 +54,8 @@ class Transform(ABC):
     """A transform of uint8 [height, width, 3] arrays.
 
     Subclasses draw the parameters of n images in one call, as a function of the images' sizes and one rng key for each
-    image. They apply the parameters to one image at a time, and keep each constructor argument in an attribute of the
-    same name. When called with an image, a transform draws its rng key from torch's global generator, as torchvision's
+    image. Subclasses apply the parameters to one image at a time, and keep each constructor argument in an attribute of
+    the same name. Called with an image, a transform draws its rng key from torch's global generator, as torchvision's
     transforms do. Subclasses cannot override ``__call__``. :mod:`shardio.testing.samples` tests these rules.
 
     Attributes:
@@ -133,7 +133,7 @@ class Geometry(Transform):
 
     @property
     def is_planned(self) -> bool:
-        """Whether crop plans can express this transform. If not, :meth:`apply` transforms whole images."""
+        """Whether crop plans can express this transform; otherwise, :meth:`apply` transforms whole images."""
         return type(self).apply is Geometry.apply
 
     @abstractmethod
@@ -156,7 +156,7 @@ class PixelTransform(Transform):
 
     @property
     def is_planned(self) -> bool:
-        """Whether crop plans can end with the operations. If not, :meth:`apply` is called for each image."""
+        """Whether crop plans can end with the operations; otherwise, :meth:`apply` is called for each image."""
         return type(self).apply is PixelTransform.apply
 
     def apply(self, image: Pixels, parameters: Any) -> Pixels:

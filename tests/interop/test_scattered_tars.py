@@ -154,7 +154,7 @@ def test_members_that_may_belong_to_several_samples_are_refused(tmp_path: Path, 
 
 
 def test_an_index_of_an_early_version_is_created_again(tar: Path) -> None:
-    """In an early version's index, each run of members is a sample."""
+    """In an index from an early version of shardio, each run of members is a sample."""
     open_table(tar)
     new = index_of(tar).read_bytes()
     with tarfile.open(tar) as opened:

@@ -43,7 +43,7 @@ workers_only = pytest.mark.parametrize("method", ["process", "thread"])
 
 
 class Shared(torch.utils.data.IterableDataset[int]):
-    """A stream of numbers with its position as an attribute. It can be copied, but not pickled."""
+    """A stream of numbers, with its position as an attribute, that can be copied but not pickled."""
 
     def __init__(self, size: int = 20) -> None:
         self.size, self.number, self.memory = size, 0, threading.Lock()

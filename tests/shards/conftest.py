@@ -12,7 +12,7 @@ from tests.tars import write_tar
 
 @pytest.fixture
 def tars(tmp_path: Path) -> Path:
-    """A directory of four tars with one to four samples each, and without a manifest."""
+    """A directory without a manifest, with four tars of one to four samples each."""
     folder = tmp_path / "tars"
     folder.mkdir()
     for i in range(4):

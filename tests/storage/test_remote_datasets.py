@@ -190,7 +190,7 @@ def test_images_that_are_not_listed_are_read_all_the_same(changing: Any, proxy: 
     put(folder / "other.png", content)
     data.samples = [*data.samples, (f"{url}/other.png", 1)]
     assert np.array_equal(data[-1][0].permute(1, 2, 0), np.asarray(Image.open(io.BytesIO(content))))
-    proxy.set(Script(faults={"status_503": 1.0}))  # These errors do not mean that the image is damaged.
+    proxy.set(Script(faults={"status_503": 1.0}))  # HTTP errors do not mean that the image is damaged.
     assert_raises(StoreError, "after 2 attempts", lambda: data[0])
 
 

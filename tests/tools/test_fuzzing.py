@@ -108,7 +108,7 @@ def test_a_campaign_continues_after_a_broken_law_a_crash_and_a_hang(
     assert {report.seed: report.wrong for report in reports if report.wrong} == {
         3: "other samples",
         5: "the process ended with SIGKILL",
-        7: "one way of reading the input took longer than 2 s of processor time per MiB",
+        7: "one way of reading the input took more than 2 s of processor time per MiB",
     }
     assert "--only 37" in fuzz_tars._save(37, tmp_path / "saved")
     (saved,) = (tmp_path / "saved").iterdir()

@@ -76,7 +76,7 @@ def killed(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
 
 @pytest.fixture(scope="module")
 def by_torchrun(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """Launch two ranks with torchrun, which train one run twice and then another run, in which one rank fails."""
+    """With torchrun, launch two ranks that train one run twice and then another run, in which one rank fails."""
     root = tmp_path_factory.mktemp("torchrun")
     again = _run(packed, root / "again", config={"epochs": 1, "resume": False}, repeat=2)
     failed = _run(packed, root / "failed", fail=(1, 3), config={"epochs": 1})
@@ -126,7 +126,7 @@ def _keys(packed: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_ranks_validate_exactly(packed: Path, killed: tuple[Path, str]) -> None:
-    """Scores equal those that one process computes, with shardio or torch alone, although ranks pad with repeats."""
+    """With shardio and with torch alone, scores equal those of one process, although ranks pad with repeats."""
     directory = killed[0] / "whole"
     result = load_checkpoint(directory / "last.pt")["results"][-1]
     model = make_model()

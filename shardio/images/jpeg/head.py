@@ -47,7 +47,7 @@ MAX_DC = 2047
 """The largest absolute value of a DC coefficient. The sum of the differences must fit into 12 bits."""
 
 MAX_DC_SYMBOL = 15
-"""The largest DC symbol: libjpeg refuses tables with larger ones, whether the scan uses them or not (jdhuff.c)."""
+"""The largest DC symbol. libjpeg refuses tables with larger symbols, even if the scan does not use them (jdhuff.c)."""
 
 ICC_SIGNATURE = b"ICC_PROFILE\0"
 """The beginning of an APP2 segment that contains a part of a color profile (ICC.1:2022, annex B.4)."""
@@ -157,8 +157,8 @@ def read_head(content: bytes) -> JpegHead:
 def why_irregular(head: JpegHead) -> str | None:
     """Return the reason why parts of an image cannot be decoded separately, or None if they can.
 
-    Decoding parts requires baseline or extended sequential Huffman coding, 8 bits per sample, and 1 or 3 components in
-    one scan. There are only a few distinct reasons, all short, so callers can count images by reason.
+    Decoding parts separately requires baseline or extended sequential Huffman coding, 8 bits per sample, and 1 or 3
+    components in one scan. There are only a few distinct reasons, all short, so callers can count images by reason.
     """
     if head.process not in (SOF0, SOF1):
         return "progressive" if head.process == SOF2 else f"coded by process SOF{head.process - SOF0}"

@@ -39,7 +39,7 @@ _AS_FIELDS = (
 
 
 class FileName(NamedTuple):
-    """The field of a file, and the prefix and the suffix that turn its sample's stem into its path."""
+    """The field of a file, and the prefix and the suffix that turn the sample's stem into the file's path."""
 
     field: str
     prefix: str
@@ -254,7 +254,7 @@ def _inner(folder: str) -> str:
 
 
 def _cut(stem: str, top: str) -> tuple[str, str]:
-    """Split a stem before the name of the top folder. The second part is empty if the stem lacks that name."""
+    """Split a stem before the name of the top folder. The second part is empty if that name is not in the stem."""
     found = _pattern(top).search(stem)
     return (stem[: found.start()], stem[found.start() :]) if found is not None and found.start() else (stem, "")
 

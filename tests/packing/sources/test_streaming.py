@@ -352,7 +352,7 @@ def change(name: str, position: int, xor: int) -> Callable[[Path], None]:
 
 
 def edit(*place: Any, **changes: Any) -> Callable[[Path], None]:
-    """Change values of the index. In an element of a list, None removes a value."""
+    """Change values of the index. None removes a value from the description of a shard."""
 
     def apply(source: Path) -> None:
         index = json.loads((source / "index.json").read_text())
