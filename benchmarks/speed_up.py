@@ -1,6 +1,6 @@
 """Measure what each step of docs/speed-up.md gains: ``python -m benchmarks.speed_up PHOTOS``.
 
-The steps take turns, one epoch each, with two persistent workers. CPU time includes the process and its children.
+The steps take turns, one epoch each, with two persistent workers. CPU time is that of the process and its children.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ class Limits:
 
 
 def run_seeds(seeds: range, reports: Connection, current: Any, folder: Path) -> None:
-    """In this process, check the inputs made from seeds, and send reports. Stop at the first one that breaks a law."""
+    """In this process, check the inputs made from seeds, and send reports. Stop if an input breaks a law."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["XDG_CACHE_HOME"] = tempfile.tempdir = str(folder)
     limits = Limits(folder)
@@ -159,7 +159,7 @@ def check_seed(seed: int, limits: Limits, outcomes: Counter[str], folder: Path) 
 
 
 def run_job(seeds: range, folder: Path) -> Iterator[Report]:
-    """In another process, check the inputs made from seeds. Yield its reports. Replace it if a law is broken."""
+    """Check the inputs made from seeds in another process, which is replaced if a law is broken. Yield its reports."""
     context = multiprocessing.get_context("spawn")
     current = context.RawValue("q", seeds.start)
     while seeds:

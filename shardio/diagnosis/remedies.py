@@ -106,7 +106,7 @@ def _advise_threads(evidence: LoaderEvidence) -> Advice | None:
 
 
 class _SingleThreaded:
-    """A ``worker_init_fn`` that limits OpenCV and torch to one thread, after calling the user's own."""
+    """A ``worker_init_fn`` that limits OpenCV and torch to one thread, after calling the user's own function."""
 
     def __init__(self, inner: Callable[[int], None] | None) -> None:
         self._inner = inner

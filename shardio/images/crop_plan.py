@@ -137,7 +137,7 @@ class CropPlan:
         return np.asarray((self.box[:, 2:] >= 2 * self.size).all(axis=1))
 
     def resize(self, sizes: Sizes, resampling: Resampling = "bilinear") -> CropPlan:
-        """Return a plan that also resizes this plan's results. No image may be :attr:`is_final`."""
+        """Return a plan that also resizes this plan's results. :attr:`is_final` must be false for all images."""
         assert not self.is_final.any(), "a box that is resized or padded is rendered before it is resized again"
         box = np.concatenate([self.box[:, :2] + self.window[:, :2], self.window[:, 2:]], axis=1)
         whole = np.concatenate([np.zeros_like(sizes), sizes], axis=1)

@@ -104,7 +104,7 @@ _SCAN_ERRORS = {
 _NO_END = "damaged: the end-of-image marker is missing"
 
 _SLACK = 64
-"""The spare bytes in arrays that are copied 32 bytes at a time, and the spare tokens for an incomplete block."""
+"""The number of spare bytes in arrays that are copied in steps of 32 bytes, and of tokens for an incomplete block."""
 
 
 class NotTileable(ValueError):  # noqa: N818  # An image that cannot be tiled may be intact.

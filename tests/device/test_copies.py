@@ -39,7 +39,7 @@ class SpoilingLoader:
     def __init__(self, num_batches: int = NUM_BATCHES) -> None:
         self.num_batches = num_batches
         self.num_alive = 0
-        self.memory = list[NDArray[np.uint8]]()  # A reference keeps overwritten memory readable.
+        self.memory = list[NDArray[np.uint8]]()  # References that keep overwritten memory readable.
 
     def make(self, number: int) -> NDArray[np.uint8]:
         return np.random.default_rng(number).integers(0, 256, (2, 3, 5, 4), np.uint8)
