@@ -238,7 +238,7 @@ def run_photographs(job: Job) -> dict[str, Any]:
 
 
 def measure_sources(folder: Path, photographs: Path, rounds: int) -> None:
-    """Print the table of a ShardDataset and mixtures of its parts."""
+    """Print the table that compares a ShardDataset with mixtures of its parts."""
     images, jobs = sorted(photographs.rglob("*.jpg")), dict[str, Job]()
     for num_parts, name in ((1, "`ShardDataset` alone"), (2, "2 sources"), (10, "10 sources")):
         for part in range(num_parts):

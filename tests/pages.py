@@ -73,7 +73,7 @@ class Page(HTMLParser):
         return {value.partition(":")[0] for value in values if value}
 
     def _check_style(self) -> None:
-        """Check that the page fits narrow screens, that text and plots use its colors, and that nothing is loaded."""
+        """Check that the page fits narrow screens and loads no other files, and that text and plots use its colors."""
         assert self.texts["h1"] == self.texts["title"][:1]
         assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in self.find("meta")
         assert self.addresses() <= {"data"}

@@ -13,7 +13,7 @@ from benchmarks.loaders.job import RATIO, SCALE, SHORTER_SIDE, TARGET, Batch, Ep
 
 
 def make_dali(job: Job) -> Epochs:
-    """Return DALI's CPU pipeline, which decodes only the crop and resizes it without antialiasing."""
+    """Return the epochs of a DALI CPU pipeline that decodes only the crop and resizes it without antialiasing."""
     dali: Any = importlib.import_module("nvidia.dali")
     plugin: Any = importlib.import_module("nvidia.dali.plugin.pytorch")
     fn, types = dali.fn, dali.types

@@ -13,7 +13,7 @@ from shardio.transforms.recipes import IMAGENET_MEAN
 
 
 def make_dali(recipe: str, folder: Path, batch_size: int, num_workers: int) -> Epochs:
-    """Return DALI's CPU pipeline that applies a recipe to the images in class folders."""
+    """Return the epochs of a DALI CPU pipeline that applies a recipe to the images in class folders."""
     dali: Any = importlib.import_module("nvidia.dali")
     plugin: Any = importlib.import_module("nvidia.dali.plugin.pytorch")
     trivial: Any = importlib.import_module("nvidia.dali.auto_aug.trivial_augment")

@@ -98,7 +98,7 @@ def tile_by(content: bytes, interval: int) -> bytes:
 
 
 def check_corpus_file(file: JpegFile) -> str:
-    """Check the laws for a file of the corpus, and that tiling it succeeds if and only if the file is tileable."""
+    """Check the laws for a file of the corpus, and check that tiling it succeeds if and only if it is tileable."""
     _hold(not has_tiles(file.content), file.name, "an untiled file has no tiles")
     outcome = check_file(file.name, file.content)
     # No decoder supports fractional factors, so these files are not tiled.

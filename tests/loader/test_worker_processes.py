@@ -165,7 +165,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def write_module(folder: Path, value: int) -> None:
     file = folder / "edited_transforms.py"
     file.write_text(f"import numpy as np\n\ndef fill(image):\n    return np.full((9, 9), {value})\n")
-    os.utime(file, ns=(0, value * 10**9))  # After two quick changes, the clock's time may be the same.
+    os.utime(file, ns=(0, value * 10**9))  # Two changes in quick succession may get the same clock time.
 
 
 @pytest.mark.parametrize("is_new", [True, pytest.param(False, marks=pytest.mark.slow)])

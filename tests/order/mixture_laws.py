@@ -220,7 +220,7 @@ def _check_split(case: MixtureCase, order: MixedOrder) -> None:
 
 
 def _merge(case: MixtureCase, picks: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """From the definition, compute the picks of a step, in the order in which ranks take them."""
+    """Compute the picks of a step from the definition, in the order in which ranks take them."""
     by_source = defaultdict[int, list[int]](list)
     for source, item in picks:
         by_source[source].append(item)

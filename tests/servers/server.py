@@ -31,7 +31,7 @@ wait "$server"; status=$?
 kill "$reader" 2>/dev/null
 exit "$status"
 """
-"""A shell script that runs a server until its standard input delivers a line or ends, even if the tests are killed."""
+"""A shell script that runs a server until the script reads a line or the end of its input, even if tests are killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

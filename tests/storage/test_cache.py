@@ -1,4 +1,4 @@
-"""Caches, bundles and cached copies: a cache stays within its size, has the right bytes, and requests nothing twice."""
+"""Caches, bundles and cached copies: sizes stay within limits, bytes are right, and nothing is requested twice."""
 
 from __future__ import annotations
 

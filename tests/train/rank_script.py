@@ -1,4 +1,4 @@
-"""Train one run after another, as the ranks of a test.
+"""Perform one training run after another; each process is a rank of a test.
 
 In the run's directory, each rank writes the keys of each of its steps to ``keys-LAUNCH-RANK.jsonl``, and its error,
 if there is one, to ``error-RANK.txt``.
@@ -42,7 +42,7 @@ class Settings:
     repeat: int = 1
     is_plain: bool = False  # The model's output for a sample does not depend on other samples.
     is_torchs: bool = False  # The order is that of torch's DistributedSampler.
-    is_refused: bool = False  # All ranks raise an error at the start, and the next run follows.
+    is_refused: bool = False  # All ranks raise an error at the start; then the next run begins.
 
 
 class Keys(Callback):
@@ -87,7 +87,7 @@ def make_model(*, is_plain: bool = False) -> nn.Module:
 
 
 def train_as(settings: Settings) -> None:
-    """Train and evaluate one run, and write its figures to ``end-RANK.json``."""
+    """Perform one run: train and evaluate a model, and write the run's figures to ``end-RANK.json``."""
     fields = ("image", "label", "key")
     dataset = ShardDataset(
         settings.source, fields=fields, shuffle=True, remainder=settings.remainder, transform=RandomResizedCrop(16)
@@ -115,7 +115,7 @@ def train_as(settings: Settings) -> None:
 
 
 def train_as_rank(rank: int, runs: list[dict[str, Any]]) -> None:
-    """Train all runs, as one of the ranks of :func:`tests.processes.run_launched_ranks`."""
+    """Perform all runs as one of the ranks of :func:`tests.processes.run_launched_ranks`."""
     train_runs(runs)
 
 

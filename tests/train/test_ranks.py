@@ -36,7 +36,7 @@ SAMPLES, EPOCHS = 21, 2
 
 
 def _launch(num_ranks: int, directory: Path, runs: list[dict[str, Any]]) -> tuple[Path, str]:
-    """Train runs on ranks. Return the directory, and the error with which the ranks end, if any."""
+    """Perform training runs on ranks. Return the directory, and the error with which the ranks end, if any."""
     try:
         run_launched_ranks(train_as_rank, runs, num_ranks=num_ranks)
     except (ProcessRaisedException, ProcessExitedException) as error:
@@ -76,7 +76,7 @@ def killed(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
 
 @pytest.fixture(scope="module")
 def by_torchrun(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """With torchrun, launch two ranks that train one run twice and then another run, in which one rank fails."""
+    """Launch two ranks with torchrun: they perform one run twice, and then another, in which one rank fails."""
     root = tmp_path_factory.mktemp("torchrun")
     again = _run(packed, root / "again", config={"epochs": 1, "resume": False}, repeat=2)
     failed = _run(packed, root / "failed", fail=(1, 3), config={"epochs": 1})
