@@ -21,7 +21,7 @@ MAX_POINTS = 500
 """The maximum number of points of a curve. A longer curve shows means of neighboring points."""
 
 MAX_MARKED = 50
-"""The maximum number of points for which a curve has a marker at each point."""
+"""The maximum number of points of a curve that has a marker at each point."""
 
 Points = Sequence[tuple[float, float]]
 

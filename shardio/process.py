@@ -132,7 +132,7 @@ def hold_during_forks(lock: threading.RLock) -> None:
     interrupt the wait for a lock that another thread holds. In this case, the process forks without the lock, and the
     subsequent release fails, because only the owner of an RLock can release it.
     """
-    if hasattr(os, "register_at_fork"):  # Windows has no forks.
+    if hasattr(os, "register_at_fork"):  # Windows does not support forking.
         # As concurrent.futures does. The child gets a released lock, even if another thread of the parent held it.
         renew = lock._at_fork_reinit  # type: ignore[attr-defined]  # missing in typeshed
         os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=renew)
@@ -144,7 +144,7 @@ def _forget(serial: int, _: object) -> None:
 
 @cache
 def _register() -> None:
-    if hasattr(os, "register_at_fork"):  # Windows has no forks.
+    if hasattr(os, "register_at_fork"):  # Windows does not support forking.
         os.register_at_fork(
             before=partial(_call, "before"),
             after_in_parent=partial(_call, "after_in_parent"),

@@ -228,7 +228,7 @@ def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise ValueError(f"the script {path} does not exist")
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None, "a name that ends in .py has a loader"
+    assert spec is not None, "importlib has a loader for every file whose name ends in .py"
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # Spawned worker processes look functions up by this name.

@@ -97,7 +97,7 @@ def leaks(loaders: Annotated[int, typer.Option(min=1, help="Number of loaders.")
         typer.echo(f"after {loaders} loaders: {after}, expected {before}")
         raise typer.Exit(1)
     took_s = time.perf_counter() - started
-    typer.echo(f"{loaders} loaders, each dropped after half an epoch, left nothing behind, in {took_s:.0f} s: {after}")
+    typer.echo(f"in {took_s:.0f} s, {loaders} loaders, each dropped after half an epoch, left nothing behind: {after}")
 
 
 def _leave(number: int) -> None:

@@ -1,4 +1,4 @@
-"""Kill processes that share a cache, and check that the cache stays within its size and never holds a wrong byte.
+"""Kill processes that share a cache, and check that the cache stays within its size limit and never holds a wrong byte.
 
     python tools/cache_campaign.py --kills 50
 

@@ -76,7 +76,7 @@ def main(
         if num_done >= crops:
             break
     counts = ", ".join(f"{count} by {name}" for name, count in sorted(decoders.items()))
-    print(f"{num_done} crops of {len(paths)} photographs are correct ({counts}), in {time.monotonic() - began:.0f} s")
+    print(f"in {time.monotonic() - began:.0f} s, {num_done} crops of {len(paths)} photographs are correct ({counts})")
 
 
 def open_photograph(path: Path, random: np.random.Generator) -> Photograph:

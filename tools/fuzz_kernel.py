@@ -324,7 +324,7 @@ def main(
     print(
         f"{files:,} files of seed {seed} from {start} on{job.options}: no access outside the kernel's memory; "
         f"{job.num_rendered.value:,} were rendered, {job.num_staged.value:,} decoded by the stages of a device, and "
-        f"{job.num_tiled.value:,} tiled, in {elapsed_s:.0f} s "
+        f"{job.num_tiled.value:,} tiled; the run took {elapsed_s:.0f} s "
         f"({files / elapsed_s:,.0f} files/s)"
     )
 

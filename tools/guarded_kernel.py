@@ -69,9 +69,9 @@ _libc.free.argtypes, _libc.free.restype = [ctypes.c_void_p], None
 class Sanitizer(str, Enum):
     """A kind of check that a compiler adds to the code.
 
-    ADDRESS detects undefined behavior, and accesses outside arrays, including arrays that the kernel allocates. ADDRESS
-    needs clang 16 or newer, for instance from Debian's packages clang-19 and libclang-rt-19-dev. UNDEFINED detects only
-    undefined behavior, with the clang in the ziglang package.
+    ADDRESS detects undefined behavior and out-of-bounds accesses, including those to arrays that the kernel allocates.
+    ADDRESS needs clang 16 or newer, for instance from Debian's packages clang-19 and libclang-rt-19-dev. UNDEFINED
+    detects only undefined behavior, with the clang in the ziglang package.
     """
 
     ADDRESS = "address"
@@ -118,7 +118,7 @@ class GuardedFunctions(Functions):
         super().__init__(path)
 
     def scratch(self, purpose: str, num_bytes: int) -> NDArray[np.uint8]:
-        """Return an array for temporary bytes, instead of shardio.kernel.functions.scratch."""
+        """Return an array for temporary bytes; this method replaces shardio.kernel.functions.scratch."""
         return self._memories[purpose].place(num_bytes, at_end=self.at_end)
 
     def _find(self, name: str) -> Callable[[int], None]:

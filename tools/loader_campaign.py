@@ -211,8 +211,8 @@ def kills(
                 raise typer.Exit(1)
     signals = ", ".join(f"{num_signals} {name}" for name, num_signals in sorted(num_sent.items()))
     typer.echo(
-        f"all {len(seeds)} runs of seed {seed} gave the same batches in two epochs as without worker processes, in "
-        f"{time.perf_counter() - started:.0f} s: {signals or 'no signals were sent'}"
+        f"in all {len(seeds)} runs of seed {seed}, both epochs had the same batches as without worker processes; the "
+        f"runs took {time.perf_counter() - started:.0f} s ({signals or 'no signals were sent'})"
     )
 
 
@@ -239,8 +239,8 @@ def leaks(loaders: Annotated[int, typer.Option(min=1, help="Number of loaders.")
         typer.echo(f"after {loaders} loaders: {_describe(after)}, expected {_describe(before)}")
         raise typer.Exit(1)
     typer.echo(
-        f"{loaders} loaders, each dropped after half an epoch, left nothing behind, in "
-        f"{time.perf_counter() - started:.0f} s: {_describe(after)}, as before; at most {_describe(peak)} at any time"
+        f"in {time.perf_counter() - started:.0f} s, {loaders} loaders, each dropped after half an epoch, left nothing "
+        f"behind: {_describe(after)}, as before; at most {_describe(peak)} at any time"
     )
 
 

@@ -3,7 +3,7 @@
 Each image is noise with the spectrum of natural images, so JPEG files are about as large as those of real photographs
 (about 70 KB at 500x375). The amplitude falls roughly as 1 / frequency (Field, "Relations between the statistics of
 natural images and the response properties of cortical cells", 1987). Each class has its own blob color and its own
-stripe direction, so a small network can learn it. The same seed produces the same files.
+stripe direction, so a small network can learn to tell the classes apart. The same seed produces the same files.
 """
 
 from __future__ import annotations

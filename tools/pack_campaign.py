@@ -94,7 +94,7 @@ class Campaign:
         print(
             f"{self.interruptions.total()} interruptions ({kinds}) of {self._num_packs} packs, "
             f"{self._num_missed} came too late; all bytes equal those of undisturbed packs; "
-            f"{time.monotonic() - self._started:.0f} s"
+            f"the run took {time.monotonic() - self._started:.0f} s"
         )
 
     def _launch(self, mode: tuple[str, ...], num_workers: int) -> bool:

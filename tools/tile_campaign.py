@@ -102,8 +102,8 @@ class Comparison:
         ratio = self.num_tiled_bytes / max(self.num_bytes, 1)
         bare_ratio = (self.num_tiled_bytes - self.num_table_bytes) / max(self.num_bytes, 1)
         return (
-            f"jpegtran: {format_counts(self.outcomes)}; tiled files have {100 * ratio:.2f} % of the size of jpegtran's "
-            f"files ({self.num_bytes:,} bytes), {100 * bare_ratio:.2f} % without their tile tables"
+            f"jpegtran: {format_counts(self.outcomes)}; tiled files are {100 * ratio:.2f} % of the size of jpegtran's "
+            f"files ({self.num_bytes:,} bytes), or {100 * bare_ratio:.2f} % without their tile tables"
         )
 
 

@@ -81,7 +81,7 @@ def blurs(cases: int = 20_000, seed: int = 0) -> None:
 
 
 def _report(found: str, num_different: int, began: float) -> None:
-    print(f"{found}, {time.monotonic() - began:.0f} s")
+    print(f"{found}; the run took {time.monotonic() - began:.0f} s")
     if num_different:
         raise typer.Exit(1)
 

@@ -83,8 +83,8 @@ def content_ids(batch: Any, *, is_collated: bool = False) -> Ids:
     """Return the identities of a batch's samples from their content, uint64 [n].
 
     Args:
-        batch: Tensors or arrays whose first dimension enumerates the samples, and lists of values, nested in tuples,
-            lists and dicts.
+        batch: Tensors or arrays whose first dimension enumerates the samples, and lists of values, possibly nested in
+            tuples, lists and dicts.
         is_collated: Whether the batch is known to hold columns. If False, a list of images may be a list of samples.
 
     Raises:

@@ -290,7 +290,7 @@ class DecoderForecast:
 
 
 def forecast_decoders(table: ShardTable) -> DecoderForecast:
-    """Forecast the decoders from the headers of up to 1,000 evenly spaced images of a dataset.
+    """Predict, from the headers of up to 1,000 evenly spaced images of a dataset, which decoders will be used.
 
     Raises:
         ShardioError: If a sample cannot be read.

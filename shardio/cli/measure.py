@@ -80,7 +80,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     storage_option: StorageOptionTexts = None,
 ) -> None:
-    """Find out whether a loader holds training back, at which stage, and what to change.
+    """Find out whether a loader holds training back, which stage is responsible, and what to change.
 
     The doctor measures the loader, the step and both together, and then tries changes, such as different numbers of
     workers. For a dataset in an object store, the doctor also measures the store by reading parts of up to 8 shards.

@@ -71,8 +71,8 @@ class MixedSettings(RankSettings):
             ``temperature``.
         temperature: The exponent of proportional weights. With 1, sources are picked in proportion to their sizes; with
             0, equally often.
-        repeat: The number of times that a source is delivered before it is exhausted, by name; 1 by default.
-        stop: The end of an epoch. ``first`` ends the epoch when a source is exhausted, so epoch 0 delivers no sample
+        repeat: By source name, the number of times that a source is delivered before it is exhausted; 1 by default.
+        stop: When an epoch ends. ``first`` ends the epoch when a source is exhausted, so epoch 0 delivers no sample
             more than ``repeat`` times. ``longest`` ends the epoch when every sample has been delivered, and repeats
             the other sources. With ``all-once``, a source leaves the mixture when it is exhausted, and the epoch ends
             when the last source leaves. An integer is the number of samples in an epoch.

@@ -82,7 +82,7 @@ def takes(
 
 @dataclass(frozen=True, kw_only=True)
 class SampleSettings:
-    """The settings of samples that all datasets accept.
+    """The sample settings that all datasets accept.
 
     To add a setting, add it here and, if decoding uses it, to FieldDecoder in ``decoding/fields.py``.
 
@@ -97,7 +97,7 @@ class SampleSettings:
         classes: Class names, or another dataset that has them: labels follow this list instead of the dataset's own.
         seed_transforms: Whether a sample's rng key seeds the global generators of torch, numpy and Python, and those of
             Albumentations, before your own transforms get the sample's image. The transforms then draw the same
-            random numbers for the sample on any number of workers and in a resumed run.
+            random numbers for the sample with any number of workers, and in a resumed run.
         transform_sample: A callable applied to each whole sample. The callable gets a dict of the values by field, and
             returns the sample. Images are arrays or, with ``decode="pil"`` and no ``transform``, Pillow images. In the
             callable's result, uint8 arrays [height, width, 3], including those within dicts, lists and tuples, become
@@ -125,7 +125,7 @@ class SampleSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class FieldedSettings(SampleSettings):
-    """The settings of samples with any fields.
+    """The settings of samples whose fields the user chooses.
 
     Attributes:
         fields: The fields of a sample, in the order of its tuple: ``image`` (uint8 tensor [3, height, width]),

@@ -126,8 +126,8 @@ class StreamDataset(Iterated, Transformed):
         """
         if self.world_size > len(self.sources):
             raise ValueError(
-                f"{count(len(self.sources), 'tar')} cannot be split over {self.world_size} ranks, because one rank "
-                "reads each tar: write more, smaller tars, or index them (shardio index) and use ShardDataset"
+                f"{count(len(self.sources), 'tar')} cannot be split over {self.world_size} ranks, because each tar "
+                "is read by a single rank: write more, smaller tars, or index them (shardio index) and use ShardDataset"
             )
         return StreamIterator(self, self._cell.start(self).epoch)
 

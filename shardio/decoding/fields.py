@@ -405,7 +405,7 @@ class FieldDecoder:
 
     @property
     def deferred_fields(self) -> frozenset[str]:
-        """The stored fields that may be read after they are opened: uncompressed pixels, and JPEGs kept as pixels."""
+        """The stored fields that can be opened first and read later: uncompressed pixels, and JPEGs kept as pixels."""
         kinds = PIXEL_FIELDS if self.decoded_cache is None else (*PIXEL_FIELDS, *JPEG_FIELDS)
         others = {field for name in self.names if name not in self.image_names for field in stored_fields_of(name)}
         images = {field for name in self.image_names for field in stored_fields_of(name)}

@@ -260,7 +260,7 @@ class _Mixing(ABC, Generic[Parameters]):
         return self.apply(batch, self.draw(make_random(generator), height, width))
 
     def apply(self, batch: Any, parameters: Parameters) -> Any:
-        """Return the batch, mixed with the parameters that :meth:`draw` returned."""
+        """Mix the batch, using the parameters that :meth:`draw` returned, and return it."""
         images, labels = find_images(batch), find_labels(batch, self.labels_getter)
         soft_labels = self._soften(labels)
         if len(labels) != len(images):

@@ -1,4 +1,4 @@
-"""The doctor, which finds out whether a loader holds training back, at which stage, and what to change."""
+"""The doctor, which finds out whether a loader holds training back, which stage is responsible, and what to change."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""``shardio.doctor``: whether loading holds training back, at which stage, and what to change."""
+"""``shardio.doctor``: whether loading holds training back, which stage is responsible, and what to change."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def _describe(stage: Any, profile: SampleProfile) -> str:
 
 
 def doctor(loader: Iterable[Any], step: Step | None = None, *, seconds: float = 3.0) -> Diagnosis:
-    """Find out whether a loader holds training back, at which stage, and what to change.
+    """Find out whether a loader holds training back, which stage is responsible, and what to change.
 
     The doctor measures the loader alone, the training step on batches in memory, and both together. If training waits
     for data, the doctor profiles some samples, and tries changes such as different numbers of workers. This takes about

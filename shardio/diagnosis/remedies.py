@@ -130,7 +130,7 @@ def _advise_start(evidence: LoaderEvidence) -> Advice | None:
     method = context.get_start_method() if hasattr(context, "get_start_method") else context
     how = f" with {method}" if method not in (None, "fork") else ""
     return Advice(
-        cause=f"a slow start of each epoch: the first batch takes {run.start_s:.2f} s of {run.epoch_s:.2f} s",
+        cause=f"a slow start to each epoch: the first batch takes {run.start_s:.2f} s of {run.epoch_s:.2f} s",
         remedy=f"persistent_workers=True: {count(loader.num_workers, 'worker')} start again{how} in each epoch",
         speedup=speedup,
     )
@@ -285,7 +285,7 @@ def _advise_storage(evidence: LoaderEvidence) -> Advice | None:
 
 
 def _advise_copies(evidence: LoaderEvidence) -> Advice | None:
-    """Find a list of Python objects that each worker process copies while it counts references."""
+    """Find a collection whose objects each worker process copies, because reference counting writes to them."""
     dataset, num_workers = getattr(evidence.loader, "dataset", None), getattr(evidence.loader, "num_workers", 0)
     if not num_workers or not hasattr(dataset, "__dict__"):
         return None

@@ -5,7 +5,7 @@ The kernel keeps an image when it first decodes it, and renders later crops from
 not fit, and those that the kernel does not decode, are decoded in every epoch.
 
 The memory has no name in any file system, and is freed when the last process ends, even if it is killed. A process
-that joins later opens the memory in /proc, through the descriptor of another process.
+that joins later opens the memory through another process's descriptor in /proc.
 """
 
 from __future__ import annotations

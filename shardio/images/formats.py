@@ -1,7 +1,7 @@
 """Describe image formats: their names, suffixes and signatures, and the values that files store.
 
 Pillow's images hold colors of at most 8 bits, or gray values: 16-bit integers, signed 32-bit integers or 32-bit floats.
-Pillow truncates, wraps or rejects other values. OpenCV reads more of the types in PNGs and TIFFs than Pillow
+Pillow truncates, wraps or rejects other values. OpenCV reads more of the pixel types of PNGs and TIFFs than Pillow
 does. shardio uses OpenCV only for the kinds of files that OpenCV decodes exactly, and checks that the result has the
 declared type and shape.
 

@@ -108,7 +108,7 @@ def render_crops(crops: Sequence[PlannedCrop], rows: Sequence[Rows | None]) -> l
     decode that is then cropped and resized.
 
     Args:
-        crops: The crops of n images, at least one of each.
+        crops: The crops of n images, at least one for each image.
         rows: The destinations of each crop: n uint8 [height, width, 3] arrays of the plan's output sizes, or a single
             array that contains them; None for new arrays.
 
@@ -184,9 +184,9 @@ def _make_rows(plan: CropPlan) -> Rows:
 def why_not_by_kernel(content: bytes) -> str | None:
     """Return the reason why the kernel cannot render an image, or None if it can.
 
-    The function checks only the head and the end of the file. The kernel also skips damaged files, files with very rare
-    heads, such as JFIF 2, and crops that would be too large when resized. There are only a few distinct reasons,
-    all short, so callers can count images by reason.
+    The function checks only the head and the end of the file. The kernel also skips damaged files, files with very
+    unusual heads, such as JFIF 2, and crops that would be too large when resized. There are only a few distinct
+    reasons, all short, so callers can count images by reason.
 
     Args:
         content: The bytes of the image file.
@@ -212,7 +212,7 @@ def render_by_kernel(crops: Sequence[PlannedCrop], rows: Sequence[Rows]) -> NDAr
     """Render the crops that the kernel can render, if a kernel is available.
 
     Args:
-        crops: The crops of n images, at least one of each. The kernel renders all crops of one picture together.
+        crops: The crops of n images, at least one for each image. The kernel renders all crops of one picture together.
         rows: The destinations of each crop.
 
     Returns:

@@ -57,7 +57,7 @@ def collect_tiles(
     """Collect the tiles of images, and render the crops of images that a device cannot decode.
 
     Args:
-        crops: The crops of n images, at least one of each.
+        crops: The crops of n images, at least one for each image.
         memory: uint8 [...] to write to, aligned to CHUNK_ALIGNMENT bytes. If None or too small, new memory is used.
 
     Returns:
@@ -196,7 +196,7 @@ def _count_elements(images: NDArray[np.void]) -> dict[str, NDArray[np.int64]]:
 
 
 def _find_tileable(crop: PlannedCrop, pictures: Sequence[Picture]) -> NDArray[np.bool_]:
-    """Return which images' crops a device can render, bool [n]."""
+    """Return whether a device can render each image's crop, bool [n]."""
     is_tileable = find_suitable(crop, pictures)
     is_tileable &= [isinstance(each, JpegPicture) and each.kept is None for each in crop.pictures]
     if (operations := operations_of(crop.plan)) is not None:

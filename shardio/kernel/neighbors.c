@@ -100,7 +100,7 @@ static inline void copy_pixels(const Transform *transform, int64_t source, int64
     memcpy(transform->pixels + 3 * to, transform->before + 3 * source, (size_t)(3 * count));
 }
 
-// The columns that show the image: `start` to `stop` - 1. If `is_moved`, these show image columns from `first` on.
+// The columns `start` to `stop` - 1 show the image. If `is_moved`, they show consecutive image columns from `first` on.
 typedef struct {
     int64_t start, stop, first;
     bool is_moved;

@@ -11,7 +11,7 @@ IMAGES_AT_ONCE = 3
 """The number of images whose decoding the kernel interleaves. With fewer images in a call, each image takes longer."""
 
 OPENCV_BILINEAR, PILLOW_BILINEAR, PILLOW_BICUBIC, PILLOW_BOX = range(4)
-"""Resampling methods. Pillow's methods are antialiased."""
+"""Resampling methods. Pillow's methods use antialiasing."""
 
 UPSIDE_DOWN, MIRRORED, TRANSPOSED = 1, 2, 4
 

@@ -10,7 +10,7 @@
 // How to turn a stored picture upright: these flags, which are ORed together and applied in this order.
 enum { UPSIDE_DOWN = 1, MIRRORED = 2, TRANSPOSED = 4 };
 
-// Resampling methods. Pillow's methods are antialiased.
+// Resampling methods. Pillow's methods use antialiasing.
 enum { OPENCV_BILINEAR, PILLOW_BILINEAR, PILLOW_BICUBIC, PILLOW_BOX };
 
 // The plan of one crop.

@@ -76,9 +76,9 @@ void blend_colors(Block *block, const uint8_t *others, int64_t count, const Blen
     blend_planes(block->colors, 3, others, count, blend);
 }
 
-// The gray values of 16 pixels, whose red and blue alternate: (19595 red + 38470 green + 7471 blue + 2^15) >> 16. The
-// weights are 256 × 77 - 117, 256 × 150 + 70 and 256 × 29 + 47, so that the sum of each part, and the total, fit into
-// 16 bits.
+// The gray values of 16 pixels whose red and blue values alternate: (19595 red + 38470 green + 7471 blue + 2^15) >> 16.
+// The weights are 256 × 77 - 117, 256 × 150 + 70 and 256 × 29 + 47, so that the sum of each part, and the total, fit
+// into 16 bits.
 static inline __attribute__((always_inline)) u16x16 mix_colors(u8x32 red_and_blue, u16x16 green) {
     u16x16 high = (u16x16)sum_byte_products(red_and_blue, 77, 29) + green * 150;
     i16x16 low = sum_byte_products(red_and_blue, -117, 47) + (i16x16)(green * 70);

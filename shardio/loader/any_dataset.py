@@ -83,7 +83,7 @@ class FetchSource(ABC):
 
     @abstractmethod
     def find_loader(self, cursor: Cursor | None, split: Split | None) -> Any:
-        """Return the loader whose torch iterator runs the next epoch: the same loader while workers persist."""
+        """Return the loader whose torch iterator runs the next epoch: the same loader as long as workers persist."""
 
     def watch(self, batches: CallerBatches | WorkerBatches) -> None:  # noqa: B027  # Not all sources have a state.
         """Register the running epoch's batches, by weak reference, so that they can be queried for a state."""
@@ -99,7 +99,7 @@ class SamplerSource(FetchSource):
     """
 
     def __init__(self, loader: Any, epochs: Epochs, bad_samples: BadSamples | None) -> None:
-        self._loader = weakref.ref(loader)  # A weak reference, so workers end when the loader is released.
+        self._loader = weakref.ref(loader)  # A weak reference, so that workers end when the loader is released.
         self._epochs, self._bad_samples = epochs, bad_samples
 
     def needs_new_workers(self, split: Split | None) -> bool:

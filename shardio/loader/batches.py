@@ -168,7 +168,7 @@ class SamplerPlanner:
 
     def __init__(self, dataset: Unwrapped, loader: Any, epochs: Epochs) -> None:
         self.dataset, self._epochs = dataset, epochs
-        self._loader = weakref.ref(loader)  # A weak reference, so workers end when the loader is released.
+        self._loader = weakref.ref(loader)  # A weak reference, so that workers end when the loader is released.
 
     def plan(self, cursor: Cursor | None, split: Split | None) -> PlannedEpoch:
         inner = self.dataset.dataset

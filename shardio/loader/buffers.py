@@ -166,7 +166,7 @@ class MappedBuffers:
 
 
 def as_stored(name: str, value: Any) -> NDArray[Any] | None:
-    """Return a value as the array that a buffer can store, without a copy; None if a buffer cannot store it.
+    """Return a value as an array that a buffer can store, without copying it; None if a buffer cannot store it.
 
     Args:
         name: The name of the value's field. In an image field, a uint8 tensor [3, height, width] becomes an

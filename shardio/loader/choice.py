@@ -131,7 +131,7 @@ def check_samplers_dataset(dataset: Any, sampler: Any, *, compares_digests: bool
     remedy = "create the EpochSampler over the loader's dataset in its current state"
     if len(dataset) != sampler.num_all_samples:
         raise ValueError(
-            f"the EpochSampler was created over {count(sampler.num_all_samples, 'sample')}, but the loader's "
+            f"the EpochSampler was created for {count(sampler.num_all_samples, 'sample')}, but the loader's "
             f"{type(dataset).__name__} has {len(dataset)}: {remedy}"
         )
     # A sampler over one part of a StackDataset is also valid for the whole dataset.
@@ -140,7 +140,7 @@ def check_samplers_dataset(dataset: Any, sampler: Any, *, compares_digests: bool
         return
     if "" not in (digests := {find_digest(dataset), sampler.digest}) and len(digests) > 1:
         raise ValueError(
-            f"the EpochSampler was created over samples other than those of the loader's {type(dataset).__name__}, "
+            f"the EpochSampler was created for samples other than those of the loader's {type(dataset).__name__}, "
             f"although both have {count(len(dataset), 'sample')}: {remedy}"
         )
 

@@ -433,7 +433,7 @@ def pack(made: Made, rows: Rows) -> Made:
 
     Args:
         made: The batch.
-        rows: The destinations of its pieces of memory, each with one row. A piece that does not fit is sent instead.
+        rows: The destinations of its pieces of memory, each a one-row array. A piece that does not fit is sent instead.
     """
     from shardio.loader.pickles import take_memory_out  # This import loads torch, which the collation needs anyway.
 

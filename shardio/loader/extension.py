@@ -390,7 +390,7 @@ class MadeBatches:
     counts_when_received = True
 
     def __init__(self, loader: Any, extension: Extension) -> None:
-        # Hold weak references, so workers end as soon as the loader is released.
+        # Hold weak references, so that workers end as soon as the loader is released.
         self._loader, self._extension = weakref.ref(loader), weakref.ref(extension)
         self._attributes: dict[str, Any] = {}  # The loader's attributes, for an epoch that outlives the loader.
 

@@ -164,8 +164,8 @@ class WorkerBatches(BatchIterator):
         """Wait until all workers have begun the epoch.
 
         Args:
-            raises: Whether to raise the error of a ``worker_init_fn``, or of a dataset's ``__iter__`` or
-                ``load_state_dict``, instead of delivering it for each batch.
+            raises: Whether to raise an error from a ``worker_init_fn``, or from a dataset's ``__iter__`` or
+                ``load_state_dict``, instead of delivering it in place of each batch.
         """
         while not all(self._begun):
             self._receive(raises=raises)
@@ -207,7 +207,7 @@ class WorkerBatches(BatchIterator):
                 self._receive()
 
     def _end(self) -> Failure:
-        """Return the failure of a sampler that has failed; otherwise, end the epoch."""
+        """If the sampler has failed, return its failure; otherwise, end the epoch."""
         if self._sampler_error is not None:
             return Failure(error=self._sampler_error)
         hand_over([self._finish])

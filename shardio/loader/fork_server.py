@@ -91,7 +91,7 @@ class ForkServer:
         Args:
             worker_id: The process's number, larger than that of every earlier worker process of the pool.
             num_threads: The number of chunks that the process makes at once.
-            patience_s: The maximum time, in seconds, for which the fork server may read nothing.
+            patience_s: The maximum time, in seconds, that the fork server may go without reading.
         """
         running = self._running or self._start()
         ours, theirs = make_pair()
@@ -144,7 +144,7 @@ class ForkServer:
             running.digest = digest
             if running.surroundings is not None:
                 running.surroundings = find_surroundings()  # Loading the setup may import more modules.
-            # A ConnectionError means that the fork server has died; starting the first worker process reveals this.
+            # A ConnectionError means that the fork server has died; starting the first worker process will show this.
             with suppress(ConnectionError):
                 if not send_within(CLOSE_S, running.end, content):
                     self.close()

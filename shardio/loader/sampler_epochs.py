@@ -270,7 +270,7 @@ class Indices:
         self.position = position
 
     def begin_after(self, position: SamplerPosition) -> None:
-        """Begin the epoch after an epoch that ended at a position."""
+        """Begin the next epoch, given the position at which the previous epoch ended."""
         with drawing_from(self._generators):
             if not self._restore(position):
                 return

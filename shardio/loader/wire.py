@@ -310,7 +310,7 @@ class StageTimes:
     thread_id: int = 0
 
     def __add__(self, other: StageTimes) -> StageTimes:
-        # Written out for speed, because each batch adds its times.
+        # Written out for speed, because this method runs for each chunk or batch.
         return StageTimes(
             read_s=self.read_s + other.read_s,
             transform_s=self.transform_s + other.transform_s,

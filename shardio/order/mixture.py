@@ -97,8 +97,8 @@ def make_mixed_order(
     Args:
         sources: The sources.
         weights: The weight of each source.
-        changes: The steps from which the weights change, in ascending order, with the new weights.
-        stop: The end of an epoch, or the number of samples in an epoch.
+        changes: The steps at which the weights change, in ascending order, with the new weights.
+        stop: When an epoch ends, or the number of samples in an epoch.
         is_pure: Whether the batches of a step come from one source.
         global_batch_size: The number of samples in a step, if ``changes`` or ``is_pure`` needs it.
         seed: The seed of the schedule; None for a regular schedule.
@@ -140,8 +140,8 @@ class MixedOrder:
     Args:
         sources: The sources.
         weights: The weight of each source, as integers.
-        changes: The picks from which the weights change, in ascending order, with the new weights.
-        stop: The end of an epoch, or the number of samples in an epoch.
+        changes: The picks at which the weights change, in ascending order, with the new weights.
+        stop: When an epoch ends, or the number of samples in an epoch.
         unit: The number of samples in a pick.
         seed: The seed of the schedule; None for a regular schedule.
 

@@ -324,7 +324,7 @@ class PackOptions:
 
     @property
     def access(self) -> RemoteAccess:
-        """The access to the destination's object store."""
+        """The settings for access to the destination's object store."""
         return make_direct_access(self.storage_options)
 
     @property

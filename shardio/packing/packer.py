@@ -449,7 +449,7 @@ class _Writer(ShardWriter):
 def pack_iterable(
     samples: Iterable[Mapping[str, Any]], dst: str | os.PathLike[str], options: PackOptions
 ) -> PackResult:
-    """Pack the samples of an iterable or a sequence, in their order.
+    """Pack the samples of an iterable or a sequence, in order.
 
     An interrupted call cannot be resumed: a repeated call starts over.
 

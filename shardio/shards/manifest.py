@@ -45,7 +45,7 @@ _OF = re.compile(r"(.*?)([0-9]+)([-_]of[-_])([0-9]{1,6})(.*)")
 _SPLITS = frozenset(
     ("train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval", "evaluation", "holdout")
 )
-"""The usual names of splits, in lower case."""
+"""The usual names of splits, in lowercase."""
 
 _WITH_SPLITS = {"set", "data", "image", "images", "img", "split", "a", "b"}
 """Words that may accompany one of ``_SPLITS`` in the name of a split."""
@@ -319,7 +319,7 @@ def group_by_split(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def words_of(name: str) -> list[str]:
-    """Return the words of a name, in lower case.
+    """Return the words of a name, in lowercase.
 
     >>> words_of("leftImg8bit_train")
     ['left', 'img', 'bit', 'train']

@@ -69,7 +69,7 @@ DatasetSource = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """A directory, a manifest, a tar, a pattern of tars, or a list of tars and patterns."""
 
 MAX_BYTES = 2**63 - 1
-"""The maximum size of a dataset in bytes, because bytes and samples are counted in int64."""
+"""The maximum size of a dataset in bytes; bytes and samples are counted in int64."""
 
 MIN_LISTED = 100
 """A list of a folder's tars is written if at least this many of them were newly opened."""

@@ -98,7 +98,7 @@ def header_fits(header: bytes, key: bytes, suffix: bytes, num_bytes: int) -> boo
     Args:
         header: The block.
         key: The key in the member's name.
-        suffix: The rest of the name, from the dot before the field, in lower case. The header may have capital
+        suffix: The rest of the name, from the dot before the field, in lowercase. The header may have capital
             letters.
         num_bytes: The size of the content.
 

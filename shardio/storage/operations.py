@@ -66,7 +66,7 @@ object of a few megabytes.
 """
 
 MIN_RANKS, MAX_START_DELAY_S, DELAY_PER_RANK_S = 16, 2.0, 0.002
-"""The settings that spread the first requests of many ranks: see :func:`bound_start_delay`. Times are in seconds."""
+"""Settings that spread out the first requests of many ranks: see :func:`bound_start_delay`. Times are in seconds."""
 
 _MD5 = re.compile(r'"?(?P<digest>[0-9a-f]{32})(?P<parts>-\d+)?"?')
 
@@ -76,7 +76,7 @@ Result = TypeVar("Result")
 def bound_start_delay(world_size: int) -> float:
     """Return the maximum time in seconds for which a rank waits before its first request to a store.
 
-    All ranks of a run start at the same time. Each rank waits for a random time, which spreads the first requests.
+    All ranks of a run start at the same time. Each rank waits for a random time, which spreads out the first requests.
     """
     return 0.0 if world_size < MIN_RANKS else min(MAX_START_DELAY_S, world_size * DELAY_PER_RANK_S)
 

@@ -503,7 +503,7 @@ class StorageProcess:
     def _read_ranges(
         self, attempts: Attempts, key: str, size: int, version: str, ranges: Sequence[tuple[int, int]]
     ) -> Iterator[memoryview]:
-        """Return the contents of ranges of an object, one after another, while the object has the given version."""
+        """Return the contents of ranges of an object, one by one, as long as the object has the given version."""
         expected = Expected(root=attempts.root, key=key, version=version, size=size)
         read = partial(operations.read_range, attempts, expected)
         if len(ranges) == 1:

@@ -374,7 +374,7 @@ class Location:
         return self.store.walk(self.key)
 
     def walk_stats(self) -> Iterator[tuple[str, FileStat]]:
-        """Yield the key and the status of all objects below this folder: see :meth:`Store.walk_stats`."""
+        """Yield the key and the status of each object below this folder: see :meth:`Store.walk_stats`."""
         return self.store.walk_stats(self.key)
 
     def write_whole(self) -> AbstractContextManager[Writer]:

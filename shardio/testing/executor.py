@@ -149,7 +149,7 @@ class ExecutorParts:
         bad_samples: The policy for unreadable samples, or None to raise errors. The source and batches also hold it.
         cursor: The start of the first epoch; None if the order is not shardio's.
         split: This rank's share of that epoch; None if the order is not shardio's.
-        loader: The loader, to which some parts refer weakly.
+        loader: The loader, to which some parts hold weak references.
     """
 
     settings: ExecutorSettings

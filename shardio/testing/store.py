@@ -68,7 +68,7 @@ class StoreTests:
             def make_root(self):
                 return lambda folder: Location(store=MyStore("bucket"), key=uuid.uuid4().hex)
 
-    If the store cannot write, set ``is_read_only`` and override the fixture ``fill`` instead and, if possible,
+    If the store is read-only, set ``is_read_only`` and override the fixture ``fill`` instead and, if possible,
     ``refill``. ``fill`` returns a function that creates objects without the store, and returns their folder::
 
         class TestZipStore(StoreTests):
@@ -85,7 +85,7 @@ class StoreTests:
                 return fill
 
     Attributes:
-        is_read_only: Whether the store cannot write. The tests of writing are then skipped.
+        is_read_only: Whether the store is read-only. The tests of writing are then skipped.
         keys: Keys of objects that the store must accept, relative to a folder.
         max_examples: The number of random sequences of operations for which the store is compared with a dict.
     """

@@ -217,7 +217,7 @@ def check_loadable(value: Any, name: str) -> None:
     """Check that a value in a checkpoint can be loaded without executing code.
 
     Raises:
-        TypeError: If the value cannot be loaded in this way. The message names the part by ``name``.
+        TypeError: If the value cannot be loaded in this way. The message names it, or a part such as ``name[0]``.
     """
     if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
         return

@@ -209,7 +209,7 @@ class GaussianBlur(PixelTransform):
 class RandomErasing(PixelTransform):
     """Fill a random part of an image with one color, with probability ``p``.
 
-    This transform acts on uint8 pixels. torchvision's recipes erase normalized images instead, in which 0 is the mean
+    This transform acts on uint8 pixels. torchvision's recipes instead erase normalized images, in which 0 is the mean
     color. For the same effect, use ``shardio.BatchRandomErasing``, or pass the mean color as ``value``.
 
     Args:

@@ -61,7 +61,7 @@ class Transform(ABC):
     Attributes:
         equals_torchvisions: Whether torchvision's transform of the same name has the same distribution and, on Pillow
             images, the same pixels. If so, shardio's transform replaces torchvision's.
-        unshown: For some settings, by name: the value that ``repr`` omits.
+        unshown: The values that ``repr`` omits, by the name of the setting.
     """
 
     equals_torchvisions: ClassVar[bool] = True

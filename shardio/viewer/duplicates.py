@@ -361,7 +361,7 @@ def _reduce_image(content: bytes) -> _Reduced:
 def reduce_picture(content: bytes) -> Floats:
     """Return the gray pixels that determine an image's hash, float32 [32, 32].
 
-    Each pixel averages an area. Sides of more than 128 pixels are first reduced to 128, which hardly changes averages.
+    Each pixel is the average of an area. Sides over 128 pixels are first reduced to 128, which hardly changes averages.
 
     Raises:
         ValueError: If the image cannot be decoded.

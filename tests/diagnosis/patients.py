@@ -180,7 +180,7 @@ def crop_sample(crop: Any, sample: Any) -> Any:
 
 def slow_start(folder: Path) -> Patient:
     loader = DataLoader(Numbers(640, 0.0), batch_size=32, num_workers=2, multiprocessing_context="spawn")
-    return loader, FAST, "a slow start of each epoch"
+    return loader, FAST, "a slow start to each epoch"
 
 
 def sorted_samples(folder: Path) -> Patient:

@@ -169,21 +169,21 @@ def test_an_order_by_shards_is_of_all_their_samples_and_one_of_files_is_of_their
 def test_a_sampler_of_another_dataset_or_of_one_that_has_grown_is_refused(packed: Path, images: Path) -> None:
     dataset, folder = ShardMapDataset(packed), ImageFolder(images)
     sampler = EpochSampler(range(10))
-    with pytest.raises(ValueError, match="created over 10 samples, but the loader's ShardMapDataset has 21: create"):
+    with pytest.raises(ValueError, match="created for 10 samples, but the loader's ShardMapDataset has 21: create"):
         DataLoader(dataset, sampler=sampler)
-    with pytest.raises(ValueError, match="created over 10 samples"):
+    with pytest.raises(ValueError, match="created for 10 samples"):
         DataLoader(dataset, batch_sampler=BatchSampler(sampler, 4, drop_last=False))
-    with pytest.raises(ValueError, match="created over samples other than those of the loader's ImageFolder"):
+    with pytest.raises(ValueError, match="created for samples other than those of the loader's ImageFolder"):
         DataLoader(folder, sampler=EpochSampler(dataset))
     first, second = Subset(dataset, range(10)), Subset(dataset, range(10, 20))
-    with pytest.raises(ValueError, match="created over samples other than those of the loader's Subset"):
+    with pytest.raises(ValueError, match="created for samples other than those of the loader's Subset"):
         DataLoader(first, sampler=EpochSampler(second))
     for sampler in (EpochSampler(ShardMapDataset(packed, fields="key")), EpochSampler(range(21))):
         DataLoader(dataset, sampler=sampler)
     loader = DataLoader(folder, batch_size=7, sampler=EpochSampler(folder))
     assert len(list(loader)) == 3
     folder.samples = folder.samples * 2
-    with pytest.raises(ValueError, match="created over 21 samples, but the loader's ImageFolder has 42"):
+    with pytest.raises(ValueError, match="created for 21 samples, but the loader's ImageFolder has 42"):
         iter(loader)
 
 

@@ -112,7 +112,7 @@ def test_a_loader_that_is_refused_leaves_its_sampler_as_it_was(packed: Path) -> 
         (EpochSampler(dataset), {"on_error": "skip", "quarantine": packed}),
         (EpochSampler(dataset, remainder="keep"), {"drop_last": True}),
     ):
-        with pytest.raises(ValueError, match=r"created over|on_error='skip'|quarantine|drop_last=True"):
+        with pytest.raises(ValueError, match=r"created for|on_error='skip'|quarantine|drop_last=True"):
             DataLoader(dataset, sampler=sampler, **options)
         assert not sampler.has_loader
     DataLoader(dataset, sampler=sampler)

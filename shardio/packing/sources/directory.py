@@ -34,7 +34,7 @@ from shardio.values import count
 
 OR_CONFIRM = "If the folders are classes, pass --layout classes (layout='classes')"
 
-# Words in the names of folders, in lower case.
+# Words in the names of folders, in lowercase.
 IMAGES = re.compile(r"images?|imgs?|jpegimages|photos?|pictures?|rgb|inputs?")
 
 COMPANIONS = re.compile(
@@ -93,7 +93,7 @@ def _suggest_fields(suffixes: Sequence[str], options: PackOptions) -> str:
 def scan_directory(src: Path, dst: Location, options: PackOptions) -> SourceScan:
     """Find the samples in ``src/class/…/name.jpg``, or in a flat directory ``src/name.jpg``.
 
-    Error messages name the file that prevents the pack, and suggest commands that pack into ``dst``. If the options
+    Error messages name the file that prevents packing, and suggest commands that pack into ``dst``. If the options
     have no class names, the sorted names of the class folders, or the names in the label file, define the labels.
     """
     if not src.is_dir():

@@ -92,7 +92,7 @@ class _Part(NamedTuple):
 
     Attributes:
         file: The file.
-        suffix: The file's suffix in lower case.
+        suffix: The file's suffix, in lowercase.
         tensor_type: The type of the tensors of a safetensors file.
         first_row: The number of rows in the Parquet files before this one.
     """
@@ -544,7 +544,7 @@ def _list_files(src: Path, root: Path) -> Iterator[Path]:
 
 
 def _choose_format(src: Path, paths: Sequence[Path]) -> str:
-    """Return the suffix of the documents in lower case."""
+    """Return the documents' suffix, in lowercase."""
     suffixes = {path.suffix.lower() for path in paths} & _FORMATS.keys()
     if len(suffixes) > 1:
         suffixes.discard(".json")  # JSON files beside other documents usually describe them.
