@@ -1,4 +1,4 @@
-"""Import torch's companion libraries, and create ordinary tensors in any mode that the user has set in torch."""
+"""Import torch's companion libraries, and create ordinary tensors regardless of the modes set in torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def import_torchvision() -> None:
 
 
 def own_tensors() -> AbstractContextManager[None]:
-    """Return a context in which new tensors are ordinary CPU tensors, in any mode that the caller has set.
+    """Return a context in which new tensors are ordinary CPU tensors, regardless of the modes that the caller has set.
 
     With ``torch.set_default_device("cuda")``, the loader's seeds and batches would be on a device, where numpy and
     worker processes cannot read them. A tensor created in ``torch.inference_mode()`` cannot be changed outside of it.

@@ -160,7 +160,7 @@ def _render(
     rng: random.Random,
     cache: DecodedCache | None,
 ) -> tuple[Any, Any]:
-    """Render crops of files, and keep the images in a cache if it is given.
+    """Render crops of files, and keep the images in a cache if one is given.
 
     Returns: Which files were rendered, and which of these were also rendered by the stages of a device.
     """

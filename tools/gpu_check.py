@@ -223,7 +223,7 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
-    except ValueError as error:  # A terminated stage may have written only a part of the file.
+    except ValueError as error:  # A terminated stage may have written only part of the file.
         return f"not JSON: {error}"
 
 

@@ -64,6 +64,6 @@ class GuardedMemory:
 
 
 def protect(address: int, num_bytes: int, access: int) -> None:
-    """Set the permitted access to whole pages."""
+    """Set the access permissions of whole pages."""
     if _mprotect(address, num_bytes, access):
         raise OSError(ctypes.get_errno(), "mprotect")

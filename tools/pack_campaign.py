@@ -1,11 +1,11 @@
-"""Kill ``shardio pack`` at random moments, resume it, and check that the result equals that of an undisturbed pack.
+"""Kill ``shardio pack`` at random moments, resume it, and check that the result equals that of an uninterrupted pack.
 
     python tools/pack_campaign.py --kills 200
 
 Each pack has 1 to 4 workers and a random mode of storing JPEGs. The pack is interrupted at a random moment, uniformly
 distributed over the duration of a whole pack, including the start. The interruption is SIGKILL or SIGINT to the
 command, SIGKILL to one of its worker processes, or a disk that fills up after a random number of bytes of one file.
-After each interruption, files with final names must equal those of the undisturbed pack, and no process of the pack
+After each interruption, files with final names must equal those of the uninterrupted pack, and no process of the pack
 may remain. The same command then resumes the pack until it finishes. The campaign starts more packs until it reaches
 the requested number of interruptions.
 """
@@ -45,7 +45,7 @@ def main(
     samples: Annotated[int, typer.Option(min=20, help="Number of images; more images make packs take longer.")] = 1500,
     seed: Annotated[int, typer.Option(help="Seed for the random choices.")] = 0,
 ) -> None:
-    """Interrupt packs, resume them, and exit with code 1 if a pack differs from the undisturbed pack."""
+    """Interrupt packs, resume them, and exit with code 1 if a pack differs from the uninterrupted pack."""
     with tempfile.TemporaryDirectory(prefix="shardio-pack-") as name:
         campaign = Campaign(Path(name), samples, random.Random(seed))
         while campaign.interruptions.total() < kills:
@@ -93,7 +93,7 @@ class Campaign:
         kinds = ", ".join(f"{count} × {kind}" for kind, count in sorted(self.interruptions.items()))
         print(
             f"{self.interruptions.total()} interruptions ({kinds}) of {self._num_packs} packs, "
-            f"{self._num_missed} came too late; all bytes equal those of undisturbed packs; "
+            f"{self._num_missed} came too late; all bytes equal those of uninterrupted packs; "
             f"the run took {time.monotonic() - self._started:.0f} s"
         )
 

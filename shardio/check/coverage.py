@@ -177,12 +177,12 @@ def _as_list(found: Any, key: Key) -> list[Hashable]:
             return [tuple(row) for row in found.tolist()]
         if found.ndim > 1:
             raise IdentityError(
-                f"the values at key={key!r} have shape {list(found.shape)} and dtype {found.dtype}: a key must be one "
-                "value per sample"
+                f"the values at key={key!r} have shape {list(found.shape)} and dtype {found.dtype}, but a sample's "
+                "key must be one value or one row of integers"
             )
         return [found.item()] if found.ndim == 0 else list(found.tolist())
     if isinstance(found, Mapping) or not isinstance(found, Iterable):
-        raise IdentityError(f"the value at key={key!r} is a {type(found).__name__}: a key must be one value per sample")
+        raise IdentityError(f"the value at key={key!r} is a {type(found).__name__}: a sample's key must be one value")
     return list(found)
 
 

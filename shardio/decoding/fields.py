@@ -544,7 +544,7 @@ class FieldDecoder:
         return bool(self.image_names) and form == "array" and is_planned(transform)
 
     def diverge(self) -> None:
-        """Seed the generators of user callables differently in each process, unless samples seed them."""
+        """Seed the generators of user callables differently in each process, unless they are seeded for each sample."""
         if not self.seed_transforms:
             Generators(self._callables).seed(int.from_bytes(os.urandom(8), "little"))
 

@@ -61,9 +61,9 @@ _NO_STATE = (
 class DevicePrefetcher:
     """A wrapper that delivers a loader's batches on a device and, with ``normalize``, normalizes images.
 
-    On CUDA, up to ``depth`` batches are copied ahead, from pinned memory and on a separate stream. Images are copied as
-    uint8, or as tiles with ``decode="device"``; they are cast and normalized on the device. Other devices get the same
-    results without streams.
+    On CUDA, up to ``depth`` batches are copied in advance, from pinned memory and on a separate stream. Images are
+    copied as uint8, or as tiles with ``decode="device"``; they are cast and normalized on the device. Other devices get
+    the same results without streams.
 
     >>> normalize = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     >>> for images, labels in DevicePrefetcher(loader, "cuda", normalize=normalize): ...  # doctest: +SKIP

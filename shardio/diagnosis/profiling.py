@@ -75,7 +75,7 @@ class SampleProfile:
 def profile_samples(
     make: Callable[[], Iterator[Any]], collate_fn: Callable[[list[Any]], Any] | None, num_samples: int, seconds: float
 ) -> SampleProfile | None:
-    """Make samples and return how their time is spent; None if there are no samples.
+    """Make samples and return how the time is spent, or None if there are no samples.
 
     Args:
         make: Returns an iterator that makes each sample when it is requested.
@@ -145,14 +145,14 @@ _FUNCTIONS = {
     ("soundfile.py", "read"): _DECODING,
     ("utils/data/_utils/collate.py", "default_collate"): _COLLATION,
 }
-"""The stages of functions, by the end of their file's path and their name."""
+"""The stage of each function, by the end of its file's path and the function's name."""
 
 _PACKAGES = {
     **dict.fromkeys(("h5py", "zarr", "fsspec", "s3fs", "botocore", "requests", "urllib3", "lmdb"), _READING),
     **dict.fromkeys(("shardio/reading", "shardio/storage", "shardio/shards"), _READING),
     **dict.fromkeys(("shardio/images", "shardio/decoding", "shardio/kernel"), _DECODING),
 }
-"""The stages of all functions in packages, by the path of the package."""
+"""The stage of all functions in a package, by the package's path."""
 
 _TRANSFORMS = ("torchvision", "albumentations", "timm", "kornia", "monai", "torchaudio", "transformers")
 """The packages whose callable objects are transforms."""

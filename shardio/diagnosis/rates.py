@@ -197,7 +197,7 @@ def _run_epoch(
             cpu, before = _read_cpu(0, processes), perf_counter()
     if not number:
         raise ValueError("the loader yields no batches")
-    if not part.num_samples:  # The epoch is too short to leave out its beginning.
+    if not part.num_samples:  # The epoch is too short for its beginning to be left out.
         part.is_whole = True
         part.num_samples, part.wait_s, part.elapsed_s = num_samples, wait_s, perf_counter() - began
     return part
@@ -309,7 +309,7 @@ def _describe_workers(processes: Sequence[psutil.Process]) -> tuple[WorkerUse, .
 
 
 WORTHWHILE = 1.1
-"""The smallest speed-up that is worth advice."""
+"""The smallest speed-up for which advice is given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -421,7 +421,7 @@ def rebuild(loader: Any, kind: type[Any] | None = None, **changes: Any) -> Any:
 
 
 def without(share: float) -> float:
-    """Return the speed-up if a share of a sample's time is saved."""
+    """Return the speed-up that results from saving a share of a sample's time."""
     return 1 / max(1 - share, 0.01)
 
 

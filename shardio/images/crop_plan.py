@@ -144,11 +144,11 @@ class CropPlan:
         return replace(self, box=box, size=sizes, window=whole, resampling=resampling)
 
     def mirror(self, flips: NDArray[np.bool_]) -> CropPlan:
-        """Return a plan that also mirrors, left to right, the results for which ``flips`` is true."""
+        """Return a plan that also flips some results horizontally: those for which ``flips`` is true."""
         return replace(self, flip=self.flip ^ flips)
 
     def mirror_vertically(self, flips: NDArray[np.bool_]) -> CropPlan:
-        """Return a plan that also mirrors, top to bottom, the results for which ``flips`` is true."""
+        """Return a plan that also flips some results vertically: those for which ``flips`` is true."""
         return replace(self, upside_down=flips if self.upside_down is None else self.upside_down ^ flips)
 
     def edit(self, operations: NDArray[np.void]) -> CropPlan:

@@ -108,7 +108,7 @@ _OTHER_IMAGES = CONVERTIBLE.union(["arw", "cr2", "cr3", "dng", "heic", "heif", "
 
 
 def is_convertible(field: str) -> bool:
-    """Return whether images in a field may be converted: those of any format, except masks such as ``mask.png``."""
+    """Return whether a field's images may be converted: images of any format may, except masks such as ``mask.png``."""
     return field == "image" or field in IMAGE_FORMATS or field in CONVERTIBLE
 
 

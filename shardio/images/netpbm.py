@@ -81,7 +81,7 @@ def decode_netpbm(content: bytes) -> NDArray[Any]:
         values = np.frombuffer(raster[: num_values * dtype.itemsize], dtype)
     if len(values) != num_values or values.max(initial=0) > layout.white:
         raise ValueError(
-            f"the image is truncated or damaged: it declares {count(num_values, 'value')} of at most {layout.white}"
+            f"the image is truncated or damaged: it declares {count(num_values, 'value')}, each at most {layout.white}"
         )
     return values.reshape(shape).astype(dtype.newbyteorder("="))
 

@@ -122,7 +122,7 @@ static Columns find_columns(int64_t width, const double *numbers) {
     return columns;
 }
 
-// Without rotation or shear, a row shows pixels of one row (ImagingScaleAffine).
+// Without rotation or shear, each output row shows pixels of a single input row (ImagingScaleAffine).
 static void scale(const Transform *transform) {
     const double *numbers = transform->numbers;
     int64_t height = transform->height, width = transform->width;

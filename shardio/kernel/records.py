@@ -59,7 +59,7 @@ CACHE = _record(
     used=np.int64,  # The number of bytes in use, beginning with the first.
     unused=(np.int64, 5),
 )
-"""The start of memory for decoded images (kept.c)."""
+"""The start of the memory for decoded images (kept.c)."""
 
 SLOT = _record(
     key=np.uint64,  # 0 if the slot is free.

@@ -41,8 +41,8 @@ bool moves_by_whole_pixels(const double *numbers) {
            fabs(down) < 32768 && right == trunc(right) && down == trunc(down);
 }
 
-// Set the places, in the original, of some pixels of a row: the matrix times their own places. A perspective transform
-// has a divisor.
+// Compute where some pixels of a row lie in the original: the matrix times their places in the result. A perspective
+// transform has a divisor.
 static void find_places(const double *numbers, bool is_perspective, int64_t row, int64_t first, Places *places) {
     double y = (double)row + 0.5;
     double x_of_row = numbers[1] * y, y_of_row = numbers[4] * y, divisor_of_row = numbers[11] * y;

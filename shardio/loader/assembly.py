@@ -40,7 +40,7 @@ MAX_DEATHS = 3
 """The number of worker deaths on the same chunk, or of consecutive failed starts, after which an error is raised."""
 
 DEFAULT_PREFETCH = 2
-"""The minimum default number of batches made ahead: one that is ready, and one in progress."""
+"""The minimum default number of batches made in advance: one that is ready, and one in progress."""
 
 
 class DefaultPrefetch(int):

@@ -327,7 +327,7 @@ class ChunkBuilder:
         Args:
             chunk: The chunk.
             rows: The destinations of fixed-size columns. A column that does not fit is returned instead.
-            idle_s: The time that the thread waited for the chunk, in seconds.
+            idle_s: The time that the thread spent waiting for the chunk, in seconds.
 
         Raises:
             SampleError: If a sample cannot be read or decoded.

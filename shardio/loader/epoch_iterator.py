@@ -197,7 +197,7 @@ class EpochIterator(LoaderIterator):
             raise
 
     def close(self) -> None:
-        """End the epoch; drop batches that were made ahead."""
+        """End the epoch; drop batches that were made in advance."""
         self._is_over = True
         self._batches.close()
 

@@ -78,7 +78,7 @@ class BatchIterator(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End the epoch; drop batches that were made ahead. Later calls do nothing.
+        """End the epoch; drop batches that were made in advance. Later calls do nothing.
 
         Workers end, unless they persist for the next epoch.
         """
@@ -139,7 +139,7 @@ class ExecutorSettings:
         generator: The generator that supplies the seed of workers that call the dataset and, if the order is not
             shardio's, the rng keys.
         timeout_s: The longest wait for a batch, in seconds; 0 waits indefinitely.
-        prefetch_factor: The number of batches that are made ahead; a DefaultPrefetch if the user did not set it.
+        prefetch_factor: The number of batches that are made in advance; a DefaultPrefetch if the user did not set it.
         persistent_workers: Whether the workers serve several epochs.
         worker_method: The kind of workers that call the dataset.
         in_order: Whether batches are delivered in order.
@@ -235,7 +235,7 @@ class LoaderOrder:
         return other
 
     def update_counter(self) -> EpochCounter:
-        """Apply ``set_epoch`` of the dataset or sampler; return the counter that determines the next epoch.
+        """Apply the dataset's or sampler's last ``set_epoch`` call; return the counter that determines the next epoch.
 
         An EpochSampler has its own counter, which its ``set_epoch`` changes. A dataset may serve several loaders,
         so each loader has its own counter, which follows the dataset's ``set_epoch``.

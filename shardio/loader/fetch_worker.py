@@ -49,7 +49,7 @@ def measure_since(began: float, idle_s: float = 0.0) -> StageTimes:
 
     Args:
         began: The time when the worker began the batch, according to ``time.perf_counter``.
-        idle_s: The time that the worker waited before the batch, in seconds.
+        idle_s: The time that the worker spent waiting before the batch, in seconds.
     """
     python_s = time.perf_counter() - began
     return StageTimes(
@@ -122,7 +122,7 @@ class Fetched:
         worker_id: The worker that fetched the batch.
         content: The batch; an OutOfBandPickle if it comes from another process.
         num_samples: The number of samples in the batch.
-        times: The time that the batch took, and the time that the worker waited for the request.
+        times: The time that the batch took, and the time that the worker spent waiting for the request.
         state: The state after the batch; None if there is no state, or if no report was due.
     """
 

@@ -363,7 +363,7 @@ class _BatchIterator(Iterator[list[Any]]):
         size = self._only_size or self._batch_sampler.batch_size
         batch = [] if self.has_ended else list(itertools.islice(iterator, size))
         self.num_samples += len(batch)
-        self.has_ended = len(batch) < size  # Do not call an exhausted sampler again: many restart.
+        self.has_ended = len(batch) < size  # Do not call an exhausted sampler again: many samplers would start over.
         if not batch or (self._only_size is not None and self.has_ended):
             raise StopIteration
         return batch
@@ -398,7 +398,7 @@ class _BatchIterator(Iterator[list[Any]]):
         return True
 
     def pass_end(self, states: dict[str, Any]) -> None:
-        """If the loaded states are those after an epoch's last sample, let the sampler end that epoch.
+        """If the loaded states were saved after an epoch's last sample, let the sampler end that epoch.
 
         Samplers whose states are at the end of the epoch yield nothing in the first iteration. The states of other
         samplers are those at the beginning of the next epoch.

@@ -74,7 +74,7 @@ class LoaderStats:
         num_samples: The number of samples in the delivered batches.
         elapsed_s: The time from ``iter(loader)`` to the last batch.
         first_batch_s: The time from ``iter(loader)`` to the first batch; None before that batch.
-        wait_for_data_s: The time that the training process waited for batches.
+        wait_for_data_s: The time that the training process spent waiting for batches.
         num_workers: The number of workers; 0 if the calling process makes the batches.
         read_s: The time for reading bytes, summed over all workers.
         transform_s: The time for reading images' headers and drawing the transforms' parameters or, if you pass code of
@@ -84,7 +84,7 @@ class LoaderStats:
         recognized: The names of shardio's transforms that replace the first steps of another library's pipeline.
         decode_s: The time for decoding, cropping and resizing, and for reading the rows of PPMs, summed over all
             workers.
-        idle_s: The time that workers waited for a chunk, summed over all workers. Workers wait while the loader is
+        idle_s: The time workers spent waiting for a chunk, summed over all workers. Workers wait while the loader is
             ahead of training.
         num_replaced: The number of unreadable samples that were replaced (``on_error="replace"``), in all batches that
             were begun.
@@ -169,7 +169,7 @@ class LoaderStats:
         for name, unit, value, meaning in (
             ("batches", "", self.num_batches, "Delivered batches."),
             ("samples", "", self.num_samples, "Samples in the delivered batches."),
-            ("wait_seconds", "seconds", self.wait_for_data_s, "Time that the training process waited for batches."),
+            ("wait_seconds", "seconds", self.wait_for_data_s, "Time the training process spent waiting for batches."),
             ("elapsed_seconds", "seconds", self.elapsed_s, "Time from the start of the epoch to the last batch."),
             ("replaced_samples", "", self.num_replaced, "Unreadable samples that were replaced."),
             ("skipped_samples", "", self.num_skipped, "Unreadable samples that were left out."),
@@ -194,7 +194,7 @@ def _format_family(name: str, kind: str, unit: str, meaning: str, values: Mappin
 
 
 class _Wait(NamedTuple):
-    """The time that the training process waited for a batch, on the clock of ``time.perf_counter``."""
+    """The time that the training process spent waiting for a batch, on the clock of ``time.perf_counter``."""
 
     began: float
     ended: float
@@ -239,7 +239,7 @@ class Tally:
         self.chunks.append(times)
 
     def count_batch(self, num_samples: int, num_images_by_decoder: Counter[DecoderName], wait_s: float) -> None:
-        """Count a delivered batch, its images by decoder, and the time that the training process waited for it."""
+        """Count a delivered batch, its images by decoder, and the time the training process spent waiting for it."""
         self.last = time.perf_counter()
         if self.first_batch_s is None:
             self.first_batch_s = self.last - self.began

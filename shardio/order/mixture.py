@@ -322,7 +322,7 @@ class MixedOrder:
     def read(self, state: Any) -> Cursor:
         """Check that a state's mixture equals this one up to the state's position, and return the state's cursor.
 
-        Weights may change after the state's position, and sources may be added or removed there.
+        After the state's position, weights may change, and sources may be added or removed.
 
         Raises:
             StateError: If the state belongs to another mixture; the message names the differences.

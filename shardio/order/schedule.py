@@ -50,7 +50,7 @@ Ints = NDArray[np.int64]
 
 
 def count_weights(weights: Sequence[float | Fraction]) -> tuple[int, ...]:
-    """Return integers in the proportions of weights, with a sum of at most 2**31.
+    """Return integers in proportion to the weights, with a sum of at most 2**31.
 
     A float stands for the decimal number that Python prints. Proportions that need larger integers are rounded, so they
     change by less than 1e-9 of the sum.

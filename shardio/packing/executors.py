@@ -244,8 +244,8 @@ def _run_in_processes(
                 worker.process.kill()
                 raise PackError(
                     f"the worker process {worker.process.pid} has not reported for more than {SILENT_S:g} s, so it was "
-                    "killed: it was suspended, or waiting for a disk. Rerun the same command to resume: finished "
-                    "shards are kept"
+                    "killed: it had been suspended, or was waiting for a disk. Rerun the same command to resume: "
+                    "finished shards are kept"
                 )
 
 

@@ -75,13 +75,13 @@ class DatasetFolder(Protocol):
         """The folder's location."""
 
     def refuse_source(self, src: Path) -> None:
-        """Raise PackError if the folder cannot be written or overlaps the source."""
+        """Raise PackError if the folder cannot be written to, or overlaps the source."""
 
     def locked(self, lock_name: str = LOCK_NAME) -> AbstractContextManager[None]:
         """Create the folder, and exclude other writers during the block, as far as the store allows.
 
         Raises:
-            PackError: If the folder cannot be written, or another process is writing to it.
+            PackError: If the folder cannot be written to, or another process is writing to it.
         """
 
     def mark(self, content: bytes, *, replace: bool = False) -> None:

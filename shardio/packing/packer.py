@@ -210,8 +210,8 @@ class PackPlan:
     Attributes:
         order: The rows of all samples in packing order, int64 [n].
         stops: The end of each shard in packing order, int64 [shards].
-        digest: A digest of the samples, their labels, their files' sizes and times, and the settings, which identifies
-            an unfinished pack.
+        digest: The identity of an unfinished pack: a digest of the samples, their labels, their files' sizes and
+            times, and the settings.
     """
 
     order: NDArray[np.int64]

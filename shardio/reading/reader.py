@@ -327,7 +327,7 @@ class SampleReader:
             while len(self._open) > MAX_OPEN_SHARDS:
                 self._open.popitem(last=False)
             if self._num_index_bytes > MAX_INDEX_BYTES:
-                # The number includes closed shards. Make room for many shards, because counting again takes long.
+                # The number includes closed shards. Make room for many shards, because counting again is slow.
                 self._num_index_bytes = sum(opened.index.num_bytes for opened in list(self._open.values()))
                 while self._num_index_bytes > MAX_INDEX_BYTES * 3 // 4 and len(self._open) > 1:
                     _, oldest = self._open.popitem(last=False)

@@ -199,7 +199,7 @@ def expand_pattern(pattern: str | os.PathLike[str], access: RemoteAccess | None 
 
     Raises:
         FileNotFoundError: If ``*`` matches nothing, or is in the name of a folder.
-        FormatError: If the tars that ``*`` names belong to several splits, or a pack or a copy is unfinished.
+        FormatError: If the tars that ``*`` matches belong to several splits, or a pack or a copy is unfinished.
     """
     from braceexpand import braceexpand
 

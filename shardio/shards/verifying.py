@@ -243,7 +243,7 @@ class ShardVerification:
     Args:
         tar: The open tar.
         columns: The tar's index.
-        check_content: A function for more checks of contents that match their hashes; None for no more checks.
+        check_content: A function that performs additional checks on contents that match their hashes, or None.
     """
 
     def __init__(self, tar: StoredFile, columns: IndexColumns, check_content: ContentCheck | None = None) -> None:

@@ -403,7 +403,7 @@ class Client:
                 self._process = None
 
     def _exit(self) -> None:
-        # Threads that still read ahead while Python exits must not start another storage process.
+        # Threads that are still reading ahead while Python exits must not start another storage process.
         self._is_exiting = True
         self.close()
 

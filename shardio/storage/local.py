@@ -113,8 +113,8 @@ class LocalFile(StoredFile):
     """A local file that is open for positioned reads, and can be shared between threads and across a fork.
 
     The file's descriptor counts against the process's budget, so the descriptor may be closed between reads and
-    reopened. Only reopening checks whether the file has changed. Until the file is reopened, reads of a replaced file
-    return the old content, and changes in place are not detected.
+    reopened. The file is checked for changes only when it is reopened. Until then, reads of a replaced file return the
+    old content, and changes in place are not detected.
 
     Raises:
         OSError: If the file cannot be opened, or is not a regular file.

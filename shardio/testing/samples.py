@@ -97,7 +97,7 @@ class FieldCodecTests:
 
     @pytest.fixture
     def damaged(self) -> Sequence[bytes]:
-        """Return damaged contents, which must raise errors."""
+        """Return damaged contents, which must cause errors when they are decoded."""
         raise NotImplementedError
 
     @pytest.fixture

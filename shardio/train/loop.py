@@ -517,7 +517,7 @@ class LogInterval:
     The losses are read together, because each read waits for the device.
 
     Args:
-        batches: The prefetcher, which measures the time that the device waits for data.
+        batches: The prefetcher, which measures the time that the device spends waiting for data.
 
     Attributes:
         start: The start of the interval, from ``time.perf_counter``.

@@ -441,9 +441,9 @@ def evaluate(model: nn.Module, loader: Iterable[Any], config: TrainConfig) -> Sc
     """Evaluate a model on the batches of all ranks. Every rank must call this function.
 
     The model does not change. Regardless of the settings, images are neither mixed nor erased, and labels are not
-    smoothed. The score is exact if the loader yields each sample once, or marks repeats with False in a last field,
-    bool [N], as shardio's loaders do with ``remainder="mask"``. If the loader pads without marking repeats, a
-    RuntimeWarning is issued.
+    smoothed. The score is exact if the loader yields each sample once, or marks repeats with False in an additional
+    last field, bool [N], as shardio's loaders do with ``remainder="mask"``. If the loader pads without marking repeats,
+    a RuntimeWarning is issued.
 
     Args:
         model: A module on the device that maps images to outputs [N, classes].

@@ -306,7 +306,7 @@ keyed("truth values as keys", "True cannot be a sample's key", torch.tensor([Tru
 OBJECTS = [SimpleNamespace(), SimpleNamespace()]
 keyed("objects with no text representation as keys", "a SimpleNamespace cannot be the key", OBJECTS, 2)
 keyed("a key that is half a number too high", OTHER, torch.tensor([0.0, 1.5]), [0, 1])
-wrong("images as keys", "a key must be one value per sample", [[torch.rand(2, 3, 4, 4), torch.arange(2)]], 2, key=0)
+wrong("images as keys", "a sample's key must be one value", [[torch.rand(2, 3, 4, 4), torch.arange(2)]], 2, key=0)
 KINDS = "the delivered keys and the expected keys have different types"
 wrong("text keys where numbers are expected", KINDS, cut([str(number) for number in NUMBERS]))
 wrong("a key that is 2^64 too high", OTHER, [[0, 5 + 2**64]], [0, 5])

@@ -455,7 +455,7 @@ DOCUMENT_SUFFIXES = tuple(_FORMATS)
 
 
 class Documents(PackSource):
-    """A file, a directory or a pattern of files with texts or tokens, for language models."""
+    """Texts or tokens for language models, in a file, a directory, or files that match a pattern."""
 
     what = "a set of documents"
     takes = ("source_split", "key_column", *OPTIONS_OF_DOCUMENTS)
