@@ -169,7 +169,7 @@ def _decode(content: bytes, case: Case) -> Any:
 
 
 def find_loaders(case: Case, folder: Path, tiled: Path) -> Iterator[tuple[str, Iterable[Any]]]:
-    """Yield each loader of a case by name."""
+    """Yield the name and the loader of each candidate in a case."""
     cv2.setNumThreads(0)
     files = Files([path for path, _ in map(_path_of, shardio.ImageFolder(folder).samples)], case)
     options: dict[str, Any] = {"num_workers": NUM_WORKERS, "persistent_workers": True}

@@ -1,4 +1,4 @@
-"""Measure what grows with a dataset: tiny samples, arrays, many tars, many files, batches, and shards sorted by class.
+"""Measure how shardio and peers scale: tiny samples, arrays, many tars, many files, batches, shards sorted by class.
 
 ``python -m benchmarks.bench_scale`` creates the datasets in a temporary folder. CPU times are those of one process
 without workers; shardio and its peer take turns. ``--only NAME`` runs only one of the measurements.

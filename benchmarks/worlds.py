@@ -108,7 +108,7 @@ def deliver_here(job: Job, open_loader: Callable[[Job], Opened]) -> dict[str, An
 
 
 def answer(text: str, run: Callable[[Job], dict[str, Any]]) -> None:
-    """Run the job that :func:`start` has passed, and print its result, or its error."""
+    """Run the job that :func:`start` passed to this process, and print its result or its error."""
     try:
         result = run(Job(**json.loads(text)))
     except Exception as error:  # A peer may refuse a state with any error.

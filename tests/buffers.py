@@ -28,7 +28,7 @@ PROGRAM = b"from shardio.loader.chunk_worker import main; gc.enable(); main()"
 NUM_SAMPLES = 100
 BATCH_SIZE = 8  # An epoch has 12 full batches and one of 4 samples.
 PREFETCH = 4
-NUM_BUFFERS = PREFETCH + 2  # Two more buffers are for the user's next batch and the batch that it replaces.
+NUM_BUFFERS = PREFETCH + 2  # Two more buffers hold the user's next batch and the batch that it replaces.
 
 
 def pack_pictures(root: Path, num_samples: int = NUM_SAMPLES) -> Path:

@@ -61,7 +61,7 @@ def copy_images(images: Path, work: Path, num_samples: int) -> None:
 
 
 def prepare(work: Path, storage: str, num_small: int) -> Path:
-    """Create a format unless it exists, and return its directory."""
+    """Write the data in a format unless it exists, and return its directory."""
     target, done = work / storage, work / f"{storage}.done"
     if storage == "folder":
         return target

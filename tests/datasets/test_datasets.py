@@ -291,7 +291,7 @@ NETPBM = {
 
 
 def test_files_of_netpbm_are_images(tmp_path: Path) -> None:
-    """torchvision's ImageFolder reads ``.ppm`` and ``.pgm`` files, and gives Pillow's pixels."""
+    """torchvision's ImageFolder reads ``.ppm`` and ``.pgm`` files, and returns the pixels that Pillow decodes."""
     import_torchvision()
     folders = pytest.importorskip("torchvision.datasets.folder")
     assert {suffix[1:] for suffix in folders.IMG_EXTENSIONS} <= set(IMAGE_FIELDS)

@@ -40,7 +40,7 @@ def late(loader: Iterable[Any], depth: int) -> DevicePrefetcher:
 
 
 class PassedOn:
-    """A user-defined wrapper of a loader that does not support prefetchers."""
+    """A user-defined wrapper, without support for prefetchers, around a loader."""
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self.loader = loader

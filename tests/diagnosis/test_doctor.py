@@ -1,4 +1,4 @@
-"""The doctor finds the cause in loaders that were made slow on purpose. tools/doctor_campaign.py has more of them."""
+"""The doctor finds why loaders that were made slow on purpose are slow. tools/doctor_campaign.py has more of them."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def test_new_rows_of_one_size_share_an_array_and_others_do_not() -> None:
 
 
 def test_a_resize_to_a_huge_image_is_refused() -> None:
-    """A line of 20,000 pixels whose shorter side becomes 256 would have 5,120,000 columns."""
+    """A line of 20,000 pixels, resized so that its shorter side is 256, would have 5,120,000 columns."""
     line = np.zeros((1, 20_000, 3), np.uint8)
     with pytest.raises(DecodeError, match="20000×1 pixels cannot be resized to 5120000×256"):
         Compose([Resize(256), CenterCrop(224)])(line)

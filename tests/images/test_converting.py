@@ -1,4 +1,4 @@
-"""Converted images are upright and have Pillow's pixels, and values that a format cannot store raise errors.
+"""Converted images are upright and have the same pixels as in Pillow. Values that a format cannot store cause errors.
 
 Converted images keep their ICC profile, or their colors are converted from it to sRGB.
 """

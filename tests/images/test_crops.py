@@ -121,9 +121,9 @@ def _join(fields: bytes, lengths: list[int]) -> bytes:
 
 
 def _is_right(content: bytes) -> bool:
-    """Check that crops equal the strict full decode.
+    """Check that crops equal the result of a strict full decode.
 
-    If the strict decode fails, a crop may raise an error or equal a lenient decode.
+    If the strict decode fails, a crop may raise an error or equal the result of a lenient decode.
     """
     try:
         expected = read_by_simplejpeg(content)

@@ -53,7 +53,7 @@ def render(*contents: bytes, orientation: Orientation = "ignore", cache: Decoded
 
 
 def make_files() -> dict[str, bytes]:
-    """Return JPEGs with every sampling: untouched, tiled and progressive."""
+    """Return untouched and tiled JPEGs with every chroma sampling, and progressive JPEGs."""
     files = {}
     for name, factors in SAMPLINGS.items():
         for size in ((1, 1), (3, 41), (61, 94), (128, 96)):

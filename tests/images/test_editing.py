@@ -178,7 +178,7 @@ def test_hues_of_all_kinds_of_colors_are_turned_as_by_pillow() -> None:
 
 
 def test_autocontrast_of_all_lowest_and_highest_values_is_pillows() -> None:
-    # In these images of one row, the colors have the same lowest value and adjacent highest values.
+    # In these one-row images, the colors have the same lowest value, and highest values that differ by 1 (up to 255).
     operations = make_operations(1, codes.AUTOCONTRAST)[0]
     for low in range(0, 255, 10):
         for high in range(low, 256, 7):

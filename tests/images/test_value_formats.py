@@ -224,7 +224,7 @@ def test_color_of_more_bits_in_jpeg_2000_and_avif_is_refused_where_it_would_lose
         content = bytearray(save(make_values("uint8", 40, 30, 3), file_format))
         assert decode_unconverted(bytes(content)).shape == (40, 30, 3)
         if file_format == "AVIF":
-            content[content.index(b"av1C") + 6] |= 0x40  # Set the flag for more than 8 bits, which Pillow ignores.
+            content[content.index(b"av1C") + 6] |= 0x40  # Set the flag for more than 8 bits; Pillow ignores it.
         else:
             start = content.index(b"\xff\x4f\xff\x51")
             content[start + 42 : start + 51 : 3] = bytes([11]) * 3

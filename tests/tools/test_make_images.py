@@ -28,7 +28,7 @@ def _write(folder: Path, **options: Any) -> list[bytes]:
 
 @pytest.fixture
 def _small_textures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut images from smaller noise textures, even in forked processes: each takes 2 s to make the usual ones."""
+    """Cut images from smaller noise textures, even in forked processes: each would need 2 s for the usual textures."""
     pool = partial(ProcessPoolExecutor, mp_context=get_context("fork"))
     monkeypatch.setattr(make_images, "ProcessPoolExecutor", pool)
     monkeypatch.setattr(make_images, "TEXTURE_SIZE", 128)

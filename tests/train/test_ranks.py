@@ -63,7 +63,7 @@ def _run(packed: Path, directory: Path, **options: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def killed(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """Launch three ranks for a whole run and a run in which a rank is killed between checkpoints of the second epoch.
+    """Launch three ranks twice: for a whole run, and for one in which a rank is killed between checkpoints of epoch 2.
 
     With three ranks, the sum of gradients depends on the order, and 21 samples make unequal batches.
     """
