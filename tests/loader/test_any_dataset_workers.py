@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
 import threading
 import time
 import warnings
@@ -303,19 +304,21 @@ def test_a_worker_ends_if_its_loaders_process_ended_first(
     job: Any, is_collected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wire, "CHECK_PARENT_S", 0.05)
-    training = multiprocessing.get_context("fork").Process(target=int)
-    training.start()
-    os.waitid(os.P_PID, training.pid or 0, os.WEXITED | os.WNOWAIT)
+    training = subprocess.Popen(["true"])  # Starting a process of multiprocessing collects those that have ended.
+    os.waitid(os.P_PID, training.pid, os.WEXITED | os.WNOWAIT)
     if is_collected:
-        training.join()
+        training.wait()
     end, workers = make_pair()  # This process keeps its socket open, as a fork of the training process does.
     with end, workers:
         arguments = workers, job, 0, 0, training.pid
         worker = multiprocessing.get_context("fork").Process(target=run_worker_process, args=arguments)
         worker.start()
-        worker.join(60)
-        assert worker.exitcode == 0
-    training.join()
+        worker.join(20)
+        exit_code = worker.exitcode
+        worker.kill()  # Otherwise, a worker that goes on would keep the tests from ending.
+        worker.join()
+    training.wait()
+    assert exit_code == 0
 
 
 @pytest.mark.parametrize("method", ["multiprocessing", "thread"])
