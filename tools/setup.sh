@@ -12,7 +12,8 @@ if [[ ! -x .venv/bin/python ]]; then
 fi
 if [[ "$(cat "$installed" 2>/dev/null)" != "$wanted" ]]; then
   echo "setting up .venv (only once; torch is a large download)"
-  install=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt)
+  # Python compiles the modules that it imports. Compiling all of them here would take as long as installing them.
+  install=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt)
   "${install[@]}" torch
   # A build needs these packages. Without --no-build-isolation, pip would build with different versions.
   "${install[@]}" editables hatchling ziglang

@@ -18,7 +18,7 @@ done
 # Package indexes refuse files whose description or metadata has errors.
 .venv/bin/python -m hatchling build --target sdist --directory "$work"
 .venv/bin/python -m venv "$work/twine"
-"$work/twine/bin/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt twine
+"$work/twine/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt twine
 "$work/twine/bin/python" -m twine check --strict "$work"/*.whl "$work"/*.tar.gz
 
 .venv/bin/python - "$work" <<'END'
@@ -41,7 +41,7 @@ for platform, targets in PLATFORMS.items():
 END
 
 .venv/bin/python -m venv "$work/venv"
-install=("$work/venv/bin/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt)
+install=("$work/venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt)
 "${install[@]}" torch
 platform=$(.venv/bin/python -c "from shardio.kernel.targets import find_platform; print(find_platform())")
 "${install[@]}" "$work"/*-"$platform".whl hypothesis pytest pytest-xdist webdataset matplotlib
