@@ -149,7 +149,7 @@ def load_litdata(source: str, cache: Path, options: dict[str, str]) -> Callable[
 
 
 def load_litdata_raw(source: str, cache: Path, options: dict[str, str]) -> Callable[[int], Iterable[Any]]:
-    """Read images with StreamingRawDataset, which keeps them in its cache. The local copy provides their names."""
+    """Read images with StreamingRawDataset, which keeps them in its cache. The local copy provides the file names."""
     import torch
     from PIL import Image
 

@@ -1,7 +1,7 @@
 """Measure how far resized pixels are from those of a filter that averages over all pixels.
 
-``python -m benchmarks.resampling PHOTOS`` measures shardio's resize with and without antialiasing, which is off by
-default, and OpenCV's INTER_LINEAR after a full decode. The reference is Pillow's bilinear filter, which antialiases as
+``python -m benchmarks.resampling PHOTOS`` measures shardio's resize with and without antialiasing (off by default),
+and OpenCV's INTER_LINEAR after a full decode. The reference is Pillow's bilinear filter, which antialiases as
 torchvision does. The benchmark also writes the worst crop of synthetic images as a picture: shardio's crop, Pillow's,
 and the difference.
 """

@@ -113,7 +113,7 @@ def build_loader() -> Any:
         ("shardio check", "a prefetcher"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata triggers torch's warning.
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata triggers this.
 def test_each_part_of_a_loader_gets_the_epoch_once(
     parts: str, caller: str, loader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,7 +56,7 @@ NUM_LINES = 40
 """The number of lines from the end of a stage's output that the page shows."""
 
 NUM_REASON_LINES = 10
-"""The number of lines from the end of a failed stage's output that are printed last."""
+"""The number of lines printed, after all stages, from the end of a failed stage's output."""
 
 LOOK_S = 0.2
 """The interval at which the output of a stage is read, in seconds."""
@@ -247,7 +247,7 @@ def _write_results(out: Path, found: Sequence[dict[str, Any]]) -> None:
 def find_problem(device: str) -> str | None:
     """Return the reason why this Python cannot use the device, or None if it can."""
     if importlib.util.find_spec("torch") is None:
-        return f"torch is not installed for {sys.executable}: pip install a build of torch for CUDA"
+        return f"torch is not installed for {sys.executable}: install a build of torch for CUDA with pip"
     if device == "cpu":
         return None
     import torch
@@ -309,7 +309,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--budget", type=_read_minutes, default=BUDGET_S, help="time for all stages, such as 4m (default: 7m)"
     )
-    parser.add_argument("--device", default="cuda", help="cuda, or cpu for a rehearsal")
+    parser.add_argument("--device", default="cuda", help="cuda, or cpu for a trial run")
     names = [stage.name for stage in list_stages("cpu")]
     parser.add_argument(
         "--stage", action="append", choices=names, help=f"run this stage; repeatable (default: {', '.join(FIRST_CALL)})"

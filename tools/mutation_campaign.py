@@ -61,7 +61,7 @@ def find_changes(package: Path) -> Iterator[Change]:
 
 
 def find_statements(tree: ast.AST, name: str = "") -> Iterator[tuple[str, ast.stmt]]:
-    """Yield the simple statements of all functions with the functions' qualified names."""
+    """Yield the simple statements of all functions, each with its function's qualified name."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield from find_statements(node, f"{name}.{node.name}".strip("."))

@@ -5,8 +5,8 @@
     python tools/site_screenshots.py site NEW [--before OLD] [--chromium /usr/bin/chromium]
 
 Each page is opened 390 and 1,280 pixels wide, in light and dark mode. The program fails if a page is wider than the
-window, an image or another file is missing, or a script fails. With ``--before``, it prints which pages have changed,
-and by how much. Even if the program succeeds, look at the screenshots.
+window, an image or another file is missing, or a script fails. With ``--before``, the program prints which pages have
+changed, and how much. Even if the program succeeds, look at the screenshots.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class CoverageReport:
         num_missing: The number of missing deliveries.
         num_unexpected: The number of unexpected samples. If only the number of samples is known, the surplus over that
             number.
-        num_late_repeats: The number of repeats in the last batch of their worker.
+        num_late_repeats: The number of repeats that were in the last batch of a worker.
         num_rank_repeats: The number of repeats across ranks.
         num_worker_repeats: The number of repeats across workers of the same rank.
         num_own_repeats: The number of repeats within a worker, or within a rank if workers are unknown.
@@ -344,7 +344,7 @@ def _num_samples_by_rank(report: CoverageReport) -> dict[int, int]:
 
 
 def _padding(report: CoverageReport) -> list[str]:
-    """Return a cause if the loader seems to pad.
+    """Return a cause if the loader seems to pad the epoch.
 
     With padding, each repeat is in the last batch of a rank or worker, and its sample is also in one of the first
     batches or in the same batch.

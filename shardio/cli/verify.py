@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 SHOWN_GROUPS, SHOWN_UNREADABLE = 100, 8
-"""The maximum numbers of groups and of unreadable images to print."""
+"""The maximum numbers of groups and of unreadable images that are printed."""
 
 SHOWN = 20
-"""The maximum number of problems to print for each kind, and of keys to print for each tar."""
+"""The maximum number of problems printed for each kind, and of keys printed for each tar."""
 
 
 def _echo_some(lines: Sequence[str], others: str, *, limit: int = SHOWN, err: bool = False) -> None:

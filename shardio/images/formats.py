@@ -7,7 +7,7 @@ declared type and shape.
 
 OpenCV also decodes ordinary PNGs, because it is faster than Pillow. PNGs have checksums, and OpenCV rejects all damaged
 PNGs that Pillow rejects. Pillow decodes WebP images, although it takes 1.2 to 1.6 times as long as OpenCV, because
-OpenCV accepts one in sixteen of the damaged WebP images that Pillow refuses.
+OpenCV accepts one in sixteen of the damaged WebP images that Pillow rejects.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def opened_by_pillow(content: bytes) -> Iterator[PIL.Image.Image]:
 def strip_png(content: bytes) -> bytes | None:
     """Return a PNG without ancillary chunks, such as profiles, or None if any chunk is damaged.
 
-    Given ancillary chunks, libpng may print warnings, and OpenCV adds an alpha channel for a transparent color. libpng
+    For ancillary chunks, libpng may print warnings, and OpenCV adds an alpha channel for a transparent color. libpng
     also prints errors for damaged chunks, so this function compares the checksums.
     """
     view, offset = memoryview(content), len(PNG_SIGNATURE)
@@ -384,7 +384,7 @@ def find_clipped_type(content: bytes) -> str | None:
 
 
 def is_for_opencv(image: PIL.Image.Image, content: bytes) -> bool:
-    """Return whether an image is a still, non-interlaced PNG with 8-bit colors, which OpenCV decodes as Pillow does."""
+    """Return whether an image is a PNG that OpenCV decodes as Pillow does: still, non-interlaced, with 8-bit colors."""
     if image.format != "PNG" or image.mode not in ("RGB", "RGBA") or getattr(image, "is_animated", False):
         return False
     return content[_PNG_DEPTH] == 8 and "interlace" not in image.info
@@ -484,7 +484,7 @@ def _read_tiff(content: bytes) -> ValueFormat | None:
     num_bits, kind = max(bits), _NUMPY_KINDS.get(max(kinds), "u")
     is_uniform = len(bits) == len(kinds) == 1 and num_bits in (8, 16, 32, 64) and (kind, num_bits) != ("f", 8)
     if not is_uniform or kind == "c":
-        # As in PNGs, Pillow scales 2-bit and 4-bit gray values. It unpacks 12-bit values and refuses most other depths.
+        # As in PNGs, Pillow scales 2-bit and 4-bit gray values. It unpacks 12-bit values and rejects most other depths.
         is_in_pillow = samples == 1 and kinds == {_UNSIGNED}
         is_narrow = is_in_pillow and num_bits <= 8
         return None if is_narrow else _make_format(np.uint16, height, width, samples, is_in_pillow=is_in_pillow)
@@ -494,7 +494,7 @@ def _read_tiff(content: bytes) -> ValueFormat | None:
         return None
     is_readable = samples == 1 or (samples in (3, 4) and planes == 1)
     if dtype == np.float16 or (dtype.itemsize == 1 and photometric == 0):
-        is_readable = False  # OpenCV cannot read float16, and inverts 8-bit values if 0 is white.
+        is_readable = False  # OpenCV cannot read float16, and inverts 8-bit values if 0 means white.
     is_in_pillow = samples == 1 and (dtype.kind, dtype.itemsize) in _IN_PILLOW
     decode = _decode_tiff if is_readable else None
     return _make_format(dtype, height, width, samples, is_in_pillow=is_in_pillow, decode=decode, has_alpha=has_alpha)

@@ -383,7 +383,7 @@ def _explain(samples: Sequence[Any], error: Exception) -> None:
 
 
 class Collation:
-    """A builder that makes batches from stored samples with user code. Worker processes receive it with their setup.
+    """A builder that makes batches from stored samples with user code. Workers receive it with their setup.
 
     Args:
         collate_fn: The user's function, or the loader's own, if only ``transform_sample`` is user code.

@@ -194,7 +194,7 @@ class Epochs:
 
 
 def draw_seed(generator: torch.Generator | None) -> int:
-    """Draw the seed of workers as torch does, from the given generator or, by default, torch's global generator."""
+    """Draw the workers' seed as torch does, from the given generator or, by default, from torch's global generator."""
     return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator).item())
 
 
@@ -233,11 +233,11 @@ _HAS_ENDED = "has_ended"
 class Indices:
     """An epoch of a loader's sampler.
 
-    If the sampler has a state, that state is saved, and is loaded to resume. Otherwise, the sampler yields the same
+    If the sampler has a state, that state is saved, and is loaded when resuming. Otherwise, the sampler yields the same
     values again, given the same generators. The earlier values are dropped without reading samples.
 
     Args:
-        sampler: The loader's batch sampler or, without batches, its sampler.
+        sampler: The loader's batch sampler or, if it makes no batches, its sampler.
         generators: The generators from which the sampler draws; None for the process's generators.
 
     Attributes:
@@ -307,7 +307,7 @@ class Indices:
         return index
 
     def _before(self, position: SamplerPosition) -> Iterator[Any]:
-        """Return an iterator over the values before a position, even if it was saved with a different batch size."""
+        """Return an iterator over the values before a position that may have been saved with a different batch size."""
         num_samples = position.num_samples
         if num_samples is None and isinstance(position.iterator_state, dict):
             num_samples = position.iterator_state.get(_SAMPLES_YIELDED)  # In states of StatefulDataLoader.
@@ -401,7 +401,7 @@ class _BatchIterator(Iterator[list[Any]]):
         """If the loaded states were saved after an epoch's last sample, let the sampler end that epoch.
 
         Samplers whose states are at the end of the epoch yield nothing in the first iteration. The states of other
-        samplers are those at the beginning of the next epoch.
+        samplers are at the beginning of the next epoch.
         """
         if self.has_ended and _SAMPLER_STATE in states and next(iter(self._sampler), None) is not None:
             load_state(self._sampler, states[_SAMPLER_STATE])

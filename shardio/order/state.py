@@ -118,7 +118,7 @@ class EpochCounter:
 
         Args:
             num_samples: The number of samples in a whole epoch.
-            repeats: Whether the next start repeats this epoch, unless ``set_epoch`` sets another epoch.
+            repeats: Whether the next start repeats this epoch, unless ``set_epoch`` sets a different epoch.
         """
         cursor = self.find_start(num_samples)
         self.next = Cursor(epoch=cursor.epoch if repeats else cursor.epoch + 1)
@@ -141,13 +141,13 @@ def read_state(state: dict[str, Any], settings: OrderSettings, digest: str, num_
     """Check that a state belongs to this dataset and order, and return its cursor.
 
     Raises:
-        StateError: If the state belongs to another dataset or order; the message names the differences.
+        StateError: If the state belongs to a different dataset or order; the message names the differences.
     """
     check_version(state)
     here = dump_state(Cursor(epoch=0), settings, digest, num_samples)
     if differences := find_differences(state, {part: here[part] for part in ("dataset", "order")}):
         raise StateError(
-            f"the state belongs to another dataset or order ({differences}): use the dataset and the "
+            f"the state belongs to a different dataset or order ({differences}): use the dataset and the "
             "settings that it was saved with, or start from the beginning without it"
         )
     return read_cursor(state, num_samples)
@@ -187,7 +187,7 @@ def read_cursor(state: dict[str, Any], num_samples: int) -> Cursor:
 
 
 def find_differences(saved: Any, here: Mapping[str, Any], prefix: str = "") -> str:
-    """Return a description of how a state, or a part of a state, differs from this run; "" if nothing differs."""
+    """Return a description of how a state, or part of a state, differs from this run; "" if nothing differs."""
     found = list[str]()
     for name, value in here.items():
         there = saved.get(name) if isinstance(saved, Mapping) else None

@@ -330,7 +330,7 @@ def find_known(tars: list[Location]) -> dict[Location, IndexHeader]:
     """Return the headers of the indexes of tars that are in their folders' lists.
 
     Local tars that have changed, or have lost their indexes, are left out. Remote tars are not examined: a tar that has
-    changed is refused when it is opened.
+    changed is rejected when it is opened.
     """
     by_folder = defaultdict[Location, list[Location]](list)
     for tar in tars:

@@ -31,7 +31,7 @@ class TarHeaders(Protocol):
         """The tar's size in bytes."""
 
     def read_many(self, starts: Ints, stops: Ints) -> list[bytes]:
-        """Return ranges of bytes: the headers of the members of the first or the last sample."""
+        """Return the byte ranges of the headers of the members of the first or the last sample."""
 
 
 def digest_headers(tar: TarHeaders, starts: Iterable[Ints]) -> str:
@@ -171,7 +171,7 @@ class ShardIndex:
                 f"but {self._tar.location} has changed: it now has {self._tar.size} bytes. {self._remedy}"
             )
         is_replaced = header.version is not None and header.version != self._tar.version
-        # Local tars were compared when the dataset was opened. An equal tar may replace a tar that is in use.
+        # Local tars were checked when the dataset was opened. An identical tar may replace a tar that is in use.
         if is_replaced and header.compression is None and not self._tar.is_local:
             raise StaleIndexError(
                 f"the index {self.location} was created for a different version of {self._tar.location}, which has "
@@ -194,7 +194,7 @@ class ShardIndex:
             both = np.array([0, last])
             first_and_last = list(self.locate(both, header.fields)[0])
             self.raw_keys(both)
-        # For a compressed tar, the version was compared instead: reading its last header would decompress all of it.
+        # For a compressed tar, the version was compared: to read the last header, all of it must be decompressed.
         if header.compression is None and not self._fits_headers(first_and_last):
             raise StaleIndexError(
                 f"the index {self.location} was created for a tar with different members: {self._tar.location} has "

@@ -126,7 +126,7 @@ class Callback:
         return model
 
     def on_start(self, num_epochs: int, num_steps: int) -> None:
-        """Handle the start of training, given the numbers of complete epochs and steps, both 0 in a new run."""
+        """Handle the start of training, given the numbers of completed epochs and steps, both 0 in a new run."""
 
     def add_to_loss(self, loss: torch.Tensor, step: TrainStep) -> torch.Tensor:
         """Return the loss to compute a microbatch's gradients from. The call is outside autocast."""
@@ -245,8 +245,8 @@ class GradientPenalty(Callback):
 class SizeHints(Callback):
     """A callback that warns once about layer and batch sizes that leave a GPU's tensor cores idle.
 
-    Sizes should be multiples of 8 (NVIDIA, "Train With Mixed Precision", "Tensor Core shape constraints"). The image
-    channels and the number of classes are exempt, because the task fixes both.
+    Sizes should be multiples of 8 (NVIDIA, "Train With Mixed Precision", "Tensor Core shape constraints"). The
+    numbers of image channels and classes are exempt, because the task fixes both.
     """
 
     def __init__(self) -> None:

@@ -155,9 +155,9 @@ def _list_facts(
     if results:
         num_images, seconds = sum(one.num_images for one in results), sum(one.train_s for one in results)
         facts.append(("images/s", f"{num_images / max(seconds, 1e-9):,.0f}"))
-        facts.append(("of the time waiting for data", f"{_find_wait_share(results):.1%}"))
+        facts.append(("of the time spent waiting for data", f"{_find_wait_share(results):.1%}"))
     if memory := [one.memory_allocated for one in records if one.memory_allocated is not None]:
-        facts.append(("of memory in use at most", format_bytes(max(memory))))
+        facts.append(("of memory in use at the peak", format_bytes(max(memory))))
     return facts
 
 
@@ -173,7 +173,7 @@ def _show_epochs(results: list[EpochResult], best: EpochResult | None) -> Markup
         ]
         for result in results
     ]
-    note = "The waiting time is that of rank 0. All other metrics are over all ranks. ★ marks the best epoch."
+    note = "The waiting time is that of rank 0. All other metrics cover all ranks. ★ marks the best epoch."
     return section("Epochs", element("p", note, class_="soft"), table(headings, rows))
 
 
@@ -219,8 +219,8 @@ class RatePlot(Callback):
     """A callback that plots planned and actual learning rates when training ends, on rank 0.
 
     One actual rate is plotted for each line of the log, every ``log_every`` steps, including lines from before the run
-    was resumed. ``plateau`` has no plan. Actual rates lag behind the plan by the steps that fp16 skipped. Actual rates
-    also differ from the plan if the number of ranks changed, because that changes the steps per epoch.
+    was resumed. The rates of ``plateau`` cannot be planned. Actual rates lag behind the plan by the steps that fp16
+    skipped. They also differ from it if the number of ranks changed, because that changes the steps per epoch.
 
     Args:
         path: The PNG file; a missing directory is created.

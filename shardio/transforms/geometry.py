@@ -228,14 +228,14 @@ class _RandomFlip(Geometry):
 
 
 class RandomHorizontalFlip(_RandomFlip):
-    """Mirror the image left to right with probability ``p``."""
+    """Flip the image horizontally with probability ``p``."""
 
     def extend(self, plan: CropPlan, parameters: NDArray[np.bool_]) -> CropPlan:
         return plan.mirror(parameters)
 
 
 class RandomVerticalFlip(_RandomFlip):
-    """Mirror the image top to bottom with probability ``p``."""
+    """Flip the image vertically with probability ``p``."""
 
     def extend(self, plan: CropPlan, parameters: NDArray[np.bool_]) -> CropPlan:
         return plan.mirror_vertically(parameters)

@@ -25,7 +25,7 @@ B = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A loader and the checker's expected verdict: a part of the message, or "" for a correct loader.
+    """A loader and the checker's expected verdict: part of the message, or "" for a correct loader.
 
     ``ask`` runs the checker on a packed dataset. It returns normally if the checker finds no fault.
     """

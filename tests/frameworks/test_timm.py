@@ -1,4 +1,4 @@
-"""timm's ``create_loader`` over shardio's ImageFolder: it sets the dataset's transform."""
+"""timm's ``create_loader``, which sets the dataset's transform, over shardio's ImageFolder."""
 
 from __future__ import annotations
 

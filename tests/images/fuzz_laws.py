@@ -25,7 +25,7 @@ from tests.images.mutations import Original, Originals, mutate
 from tests.images.pictures import TURNS, Array, read_by_pillow
 
 MAX_PIXELS = 2**17
-"""A limit that all undamaged files here respect. Files that claim to have more pixels must be refused."""
+"""A limit that all undamaged files here respect. Files that claim to have more pixels must be rejected."""
 
 TILING_SHARE = 1.0
 """The fraction of files that are also tiled: tiling takes much longer than reading."""
@@ -81,7 +81,7 @@ def check_reading(content: bytes, made_of: list[Original], rng: random.Random) -
 
 
 def check_tiling(content: bytes) -> str:
-    """Tile a file. In strict mode, libjpeg must read the same pixels from both files, or refuse both."""
+    """Tile a file. In strict mode, libjpeg must read the same pixels from both files, or reject both."""
     try:
         tiled = tile_jpeg(content)
     except NotTileable as error:
@@ -164,7 +164,7 @@ def _without_foreign_markers(content: bytes) -> Iterator[bytes]:
 
 def _leniently(content: bytes, orientation: Orientation) -> Array | None:
     """Return the pixels that libjpeg decodes despite errors, or None if it decodes none."""
-    # libjpeg only warns about an unknown JFIF version or Adobe transform, but simplejpeg refuses such files.
+    # libjpeg only warns about an unknown JFIF version or Adobe transform, but simplejpeg rejects such files.
     content = re.sub(rb"JFIF\0.", b"JFIF\0\1", content, count=1, flags=re.DOTALL)
     known = b"\1"
     with contextlib.suppress(ValueError):

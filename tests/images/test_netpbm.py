@@ -1,4 +1,4 @@
-"""Binary PGM and PPM files: crops are rendered from their rows, with the pixels that Pillow reads."""
+"""Binary PGM and PPM files: crops are rendered from their rows, with the same pixels as in Pillow."""
 
 from __future__ import annotations
 

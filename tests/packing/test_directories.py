@@ -1,4 +1,4 @@
-"""Each file of a directory is packed, ignored or refused, and the plan depends only on the input and the settings."""
+"""Each file of a directory is packed, ignored or rejected, and the plan depends only on the input and the settings."""
 
 from __future__ import annotations
 

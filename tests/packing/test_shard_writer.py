@@ -1,4 +1,4 @@
-"""ShardWriter, and ``shardio.pack`` of an iterable, store the same shards as other packs, and refuse bad samples."""
+"""ShardWriter, and ``shardio.pack`` of an iterable, store the same shards as other packs, and reject bad samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Datasets of PPM files: loaders read only the rows that crops need, and deliver the pixels of any lossless format."""
+"""Datasets of PPM files: loaders read only the rows that crops need, and deliver the same pixels as from PNGs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All storage backends pass the conformance suite. Other tests cover local files, their links and descriptors."""
+"""All storage backends pass the conformance suite. Other tests cover local files, and their links and descriptors."""
 
 from __future__ import annotations
 

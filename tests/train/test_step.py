@@ -95,7 +95,7 @@ def test_the_model_computes_in_the_precision_and_keeps_its_weights(precision: An
 
 
 def test_an_optimizer_stays_as_fused_as_it_was_made_and_keeps_no_hook() -> None:
-    """A checkpoint may come from another device."""
+    """A checkpoint may come from a different device."""
     (batch,), models = make_floats([4]), (make_network(), make_network())
     optimizers = [torch.optim.AdamW(each.parameters(), 0.01, fused=each is models[0]) for each in models]
     fused, plain = steps = [TrainStep(*each) for each in zip(models, optimizers, strict=True)]
@@ -206,7 +206,7 @@ def _measure_a_large_tensor() -> None:
 
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # torchdata triggers torch's warning.
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # torchdata triggers this.
     pytest.mark.filterwarnings("ignore:.* has no state_dict, so resuming reads"),
 ]
 

@@ -1,4 +1,4 @@
-"""Automatic augmentation has torchvision's operations, magnitudes, mixtures, frequencies and pixels."""
+"""Automatic augmentation has the operations, magnitudes, mixtures, frequencies and pixels of torchvision."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_every_operation_and_strength_is_torchvisions(kind: str, options: dict[s
                 magnitude = 0.0 if magnitudes is None else sign * float(magnitudes[index])
                 operations = ours._make(np.array([[number]]), np.array([[index]]), np.array([[sign]]), sizes)
                 edit_images([pixels], operations)
-                expected: Any = np.zeros_like(pixels)  # torchvision's result for tensors. Pillow refuses 0 bits.
+                expected: Any = np.zeros_like(pixels)  # torchvision's result for tensors. Pillow rejects 0 bits.
                 if (name, magnitude) != ("Posterize", 0):
                     how = (theirs.interpolation, theirs._fill)
                     expected = theirs._apply_image_or_video_transform(original, name, magnitude, *how)
