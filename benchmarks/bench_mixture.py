@@ -3,7 +3,7 @@
 ``python -m benchmarks.bench_mixture`` writes three datasets of tiny samples in every loader's own format to a temporary
 folder, and prints one table. Every measurement runs in a process of its own, and the loaders take turns.
 
-``python -m benchmarks.bench_mixture --only sources PHOTOS`` compares the second epochs of a ShardDataset and mixtures.
+``python -m benchmarks.bench_mixture --only sources PHOTOS`` compares second epochs of a ShardDataset and of mixtures.
 """
 
 from __future__ import annotations

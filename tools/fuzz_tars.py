@@ -59,7 +59,7 @@ CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.symlink", "os.link", "os.rm
 
 @dataclass(kw_only=True, slots=True)
 class Report:
-    """The outcomes of some inputs.
+    """The outcomes of checking some inputs.
 
     Attributes:
         num_inputs: The number of inputs.
@@ -159,7 +159,7 @@ def check_seed(seed: int, limits: Limits, outcomes: Counter[str], folder: Path) 
 
 
 def run_job(seeds: range, folder: Path) -> Iterator[Report]:
-    """Check the inputs made from seeds in another process, which is replaced if a law is broken. Yield its reports."""
+    """In another process, replaced if a law is broken, check the inputs made from seeds. Yield its reports."""
     context = multiprocessing.get_context("spawn")
     current = context.RawValue("q", seeds.start)
     while seeds:
@@ -260,7 +260,7 @@ def _save(seed: int, folder: Path) -> str:
 
 
 def run_atheris(options: list[str], save: Path) -> None:
-    """Run atheris, which changes inputs to reach new lines of shardio and tarfile, then exits the process."""
+    """Run atheris, which changes inputs to reach new lines of shardio and tarfile, and then exits the process."""
     try:
         atheris: Any = import_module("atheris")
     except ImportError:

@@ -37,7 +37,7 @@ BATCH = (256, 3, 224, 224)
 """The shape of a batch of images."""
 
 BUFFER_BYTES = int(np.prod(BATCH))
-"""The size of such a batch in bytes, as uint8."""
+"""The size of a batch of that shape in bytes, as uint8."""
 
 NORMALIZE = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
@@ -204,7 +204,7 @@ def measure_decoding(device: torch.device) -> Facts:
 
 
 def cross_in_a_short_loop(device: torch.device, decode: DecodePlace = "workers") -> Facts:
-    """Copy the batches of a real loader for a few epochs, for NVIDIA's compute-sanitizer; compare their sums."""
+    """Copy the batches of a real loader for a few epochs, for NVIDIA's compute-sanitizer; compare the copies' sums."""
     with tempfile.TemporaryDirectory() as folder:
         loader = _make_loader(Path(folder), persistent_workers=True)
         plain, are_equal = _make_loader(Path(folder)), True

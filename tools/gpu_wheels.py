@@ -33,7 +33,7 @@ wheels only for exactly the platforms it is given."""
 
 
 def list_wanted() -> list[str]:
-    """Return shardio's dependencies in pyproject.toml and the packages of the tests."""
+    """Return shardio's dependencies in pyproject.toml and the packages that the tests on a GPU import."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return [*project["dependencies"], *TEST_PACKAGES]
 
@@ -44,11 +44,11 @@ def find_missing(
     read_requirements: Callable[[Sequence[str]], Iterable[str]],
     python_version: str,
 ) -> set[str]:
-    """Return the canonical names of the wanted packages and their requirements that are missing.
+    """Return the canonical names of the packages that are missing, among the wanted ones and their requirements.
 
     Args:
         wanted: Requirements, as in pyproject.toml.
-        have: The canonical names of the machine's packages. Their requirements are ignored.
+        have: The canonical names of the machine's packages, whose requirements are ignored.
         read_requirements: A function that returns the requirements of packages, given their canonical names.
         python_version: The machine's Python, such as ``"3.12"``. The machine runs Linux on x86-64.
     """

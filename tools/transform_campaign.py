@@ -61,7 +61,7 @@ def hues() -> None:
 
 @app.command()
 def blurs(cases: int = 20_000, seed: int = 0) -> None:
-    """Blur random images, including images smaller than the blur's kernel, which torchvision refuses."""
+    """Blur random images, including images smaller than the blur's kernel, which torchvision rejects."""
     began, random = time.monotonic(), np.random.default_rng(seed)
     num_wrong, num_by_one, num_values = 0, 0, 0
     for _ in range(cases):

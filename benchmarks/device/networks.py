@@ -42,7 +42,7 @@ class Block(nn.Module):
 
 
 def make_network(name: str, width: int = WIDTH) -> tuple[nn.Module, str]:
-    """Return a network for images of 224 pixels, and a description of its origin.
+    """Return a network for images of 224×224 pixels, and a description of its origin.
 
     Args:
         name: ``resnet18`` or ``resnet50``.

@@ -210,7 +210,7 @@ class ImageFolder(MapDataset):
         FileNotFoundError: If the directory does not exist or has no class folders, or if a class folder has no
             images.
         ValueError: If a class folder is not in ``classes``.
-        FormatError: If ``listing`` is damaged or belongs to another folder.
+        FormatError: If ``listing`` is damaged or belongs to a different folder.
         StoreError: If a remote store keeps failing.
         TypeError: If the transform is not callable, or requires arrays but ``decode`` is ``pil``.
     """
@@ -321,7 +321,7 @@ def _no_class_folders(root: Location) -> FileNotFoundError:
 def _label_images(
     paths: Mapping[str, Iterable[str]], labels: Mapping[str, int], root: Location, listing: Path | None
 ) -> tuple[SharedList[tuple[str, int]], list[Path]]:
-    samples = list[SharedList[tuple[str, int]]]()  # One per class, because all strings at once need a lot of memory.
+    samples = list[SharedList[tuple[str, int]]]()  # One per class: all classes' strings would need a lot of memory.
     others = list[Path]()
     for name, files in paths.items():
         images, num_before = list[str](), len(others)

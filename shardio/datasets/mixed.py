@@ -403,7 +403,7 @@ def _check_number(name: str, value: Any) -> float:
 
 
 def _join_tables(datasets: Sequence[ShardMapDataset]) -> ShardTable | None:
-    # One reader of all shards is faster than one for each dataset, but requires the same settings and kind of store.
+    # One reader of all shards is faster than one for each dataset, but needs equal settings and one kind of store.
     if len({(dataset.table.is_local, dataset.verify) for dataset in datasets}) > 1:
         return None
     return join_tables([dataset.table for dataset in datasets])
@@ -506,7 +506,7 @@ class MixedSamples(JoinedDataset):
         part = self._parts[number]
         if takes_rng_keys(part.dataset):
             return list(part.dataset.read(part.inner_indices(indices), rng_keys))
-        # The user's code may read one of shardio's datasets, whose rng keys differ by source and repetition.
+        # The user's code may read one of shardio's datasets, whose rng keys must differ by source and repetition.
         seed = int(make_rng_key(self._seed, "source", number)[0] >> np.uint64(1))
         with known_epoch(seed, repetition):
             return read_samples(part.datasets[0], indices)

@@ -83,7 +83,7 @@ class StreamDataset(Iterated, Transformed):
     samples, index the tars (``shardio index``) or pack them, and use ShardDataset.
 
     In a tar made without ``--sort=name``, the members of a sample may not be adjacent. A stream cannot collect
-    scattered members: members that follow other samples raise an error. ShardDataset reads such tars.
+    scattered members: members that follow other samples cause an error. ShardDataset reads such tars.
 
     If a stream fails, it is opened again, and the samples that have already been delivered are skipped. A command fails
     if its exit status is not 0; a tar fails if its end is missing.

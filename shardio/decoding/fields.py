@@ -79,7 +79,7 @@ Fields = str | Sequence[str]
 """The names of the values in a sample's tuple, or a single name for bare values."""
 
 CHUNK, CHUNK_OF_WHOLE = 128, 16
-"""The numbers of samples to decode together: in general, and if whole images are in memory before they are cropped."""
+"""The numbers of samples to decode together: normally, and if whole images are in memory before they are cropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +121,8 @@ class PlannedImages:
         """Render the images.
 
         Args:
-            rows: The destination of each crop's images, uint8 [n, height, width, 3], of its output size; None for
-                new arrays. By default, all crops are rendered into new arrays.
+            rows: The destination of each crop's images, uint8 [n, height, width, 3], of the crop's output size; None
+                for new arrays. By default, all crops are rendered into new arrays.
 
         Returns:
             The images of each crop, with the name of each image's decoder.
@@ -235,7 +235,7 @@ class PlannedFields:
         """Transform the followers like the images.
 
         Args:
-            columns: The n values of each other field, by name.
+            columns: The n values of every other field, by name.
             samples: The n samples.
 
         Returns:
@@ -295,7 +295,7 @@ class FieldDecoder:
         decode: ``array`` passes uint8 [height, width, 3] arrays to the transform, unless it is made for Pillow images;
             ``pil`` passes Pillow images.
         orientation: ``apply`` honors the EXIF orientation; ``ignore`` does not.
-        max_pixels: The maximum number of pixels in an image; a larger image raises an error.
+        max_pixels: The maximum number of pixels in an image; a larger image causes an error.
         trusted: Whether fields may be unpickled, which can run code.
         labels: The label to return for each stored label, or None to return the stored labels.
         seed_transforms: Whether each sample's rng key seeds the generators that user callables draw from.

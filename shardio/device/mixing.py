@@ -124,7 +124,7 @@ def find_valid(batch: Any) -> torch.Tensor | None:
 
 
 def replace_tensors(batch: Any, *replacements: tuple[torch.Tensor, torch.Tensor]) -> Any:
-    """Return a batch with some tensors replaced, given as pairs (old, new). The given batch is not modified."""
+    """Return a batch in which tensors, given as pairs (old, new), are replaced. The given batch is not modified."""
     new_by_id = {id(old): new for old, new in replacements}
     return map_tensors(batch, lambda tensor: new_by_id.get(id(tensor), tensor))
 
@@ -139,7 +139,7 @@ def _find_by_default(batch: Any) -> Any:
 
 
 class BatchRandomErasing:
-    """Fill a random box in each image of a batch, each with probability ``p``. Each image has its own box.
+    """Fill a random box in each image of a batch, with probability ``p`` for each image. Each image has its own box.
 
     >>> erased = BatchRandomErasing(p=1.0)(torch.ones(4, 3, 32, 32), generator=torch.Generator())
     >>> [bool((image == 0).any()) for image in erased]

@@ -69,7 +69,7 @@ static i16x16 weigh(i16x16 near, i16x16 far) { return near + near + near + far; 
 
 static void store_bytes(uint8_t *out, i16x16 numbers) { STORE(out, __builtin_convertvector(numbers, u8x16)); }
 
-// Mix two rows of chroma, if there are fewer of these than rows of luma.
+// Mix two rows of chroma, if there are fewer rows of chroma than of luma.
 static inline i16x16 mix_chroma(const uint8_t *near, const uint8_t *far, int64_t i, int down) {
     i16x16 samples = __builtin_convertvector(LOAD(u8x16, near + i), i16x16);
     return down == 2 ? weigh(samples, __builtin_convertvector(LOAD(u8x16, far + i), i16x16)) : samples;

@@ -33,7 +33,7 @@ from shardio.kernel.records import (
 from shardio.process import call_at_fork, count_processors
 
 CHUNK_ALIGNMENT = 16
-"""The alignment of a chunk of tiles and of the records in it, in bytes."""
+"""The alignment, in bytes, of a chunk of tiles and of the records in it."""
 
 Pixels = NDArray[np.uint8]
 """uint8 [height, width, 3]."""
@@ -43,7 +43,7 @@ Rows = Pixels | Sequence[Pixels]
 
 
 MAX_SCRATCH_BYTES = 64 * 2**20
-"""The largest scratch array to keep, in bytes."""
+"""The size, in bytes, of the largest scratch array to keep."""
 
 _scratch_arrays = threading.local()
 
@@ -300,7 +300,7 @@ class Kernel:
                 workspace = _make_workspace()
             try:
                 yield workspace.ctypes.data
-            finally:  # Ctrl-C must not lose the workspace, which refers to more memory.
+            finally:  # Ctrl-C must not lose the workspace, which points to more memory.
                 self._free.append(workspace)
 
     def _count_processors(self) -> None:
@@ -313,7 +313,7 @@ def count_chunk_bytes(num_images: int, sizes: Sequence[tuple[int, int]]) -> int:
 
 
 def count_image_bytes(sizes: Sequence[tuple[int, int]]) -> int:
-    """Return the number of bytes that an image may take in a chunk of tiles, besides its record."""
+    """Return the number of bytes that an image may take in a chunk of tiles, not counting its record."""
     crops = sum(TILED_CROP.itemsize + 3 * height * width for height, width in sizes)
     return crops + 2 * CHUNK_ALIGNMENT  # Crops and tiles are aligned.
 

@@ -231,7 +231,7 @@ static int add_step(const Operation *operation, uint8_t mean, Step *steps, int n
         edit_bytes(operation, mean, (uint8_t *)steps[num_steps - 1].tables, 3 * 256);
         return num_steps;
     }
-    if (!LOOKS_UP_VECTORS || (operation->code != BRIGHTNESS && operation->code != CONTRAST)) {  // Others need no table.
+    if (!LOOKS_UP_VECTORS || (operation->code != BRIGHTNESS && operation->code != CONTRAST)) {  // These need no table.
         step->kind = EDIT_BYTES;
         return num_steps + 1;
     }

@@ -23,7 +23,7 @@
 enum {
     MAX_DC_SIZE = 11,
     MAX_AC_SIZE = 10,
-    TO_END = 128,  // Added to the coefficient's index at the end of the block. A run reaches 79 at most.
+    TO_END = 128,  // Added to the coefficient's index at the end of the block. A run takes the index to at most 79.
 };
 
 // The meaning of a code. `bits` is 0 if the code is too long for a lookup, or if no baseline image has its symbol.
@@ -129,7 +129,7 @@ static inline Outcome read_block(const Table *tables, Component *component, Bits
     counts[*to++ >> VALUE_BITS]++;
     int k = 1;
     while (k < 64) {
-        refill(bits);  // Two AC tokens have at most 52 bits.
+        refill(bits);  // Together, two AC tokens have at most 52 bits.
         for (int i = 0; i < 2 && k < 64; i++) {
             Code code;
             uint32_t value;
@@ -316,7 +316,7 @@ static uint8_t *write_interval(const uint32_t *tokens, const uint32_t *stop, con
     uint64_t word = 0, num_bits = 0;  // The word's top bits, fewer than eight, have not been written yet.
     for (; tokens < stop; tokens += 2) {
         Written one = codes[tokens[0] >> VALUE_BITS], two = codes[tokens[1] >> VALUE_BITS];
-        // Two tokens have at most 54 bits.
+        // Together, two tokens have at most 54 bits.
         uint64_t first = one.bits | (tokens[0] & mask), second = two.bits | (tokens[1] & mask);
         num_bits += one.num_bits + two.num_bits;
         if (num_bits == 0) continue;  // Neither token has a code.

@@ -72,7 +72,7 @@ class EpochStart(Protocol):
 class LoaderIterator(_BaseDataLoaderIter):
     """The base class of iterators over a loader's batches.
 
-    The class has the interface of torch's iterators, private names included, because programs and frameworks use them.
+    The class has the interface of torch's iterators, including private names, because programs and frameworks use it.
     torch's own constructor is not called, because it draws random numbers.
     """
 
@@ -154,7 +154,7 @@ class EpochIterator(LoaderIterator):
         if self._is_over:
             raise StopIteration
         self._check()
-        self._cut_short_by = "an error"  # Cleared once the batch is made; an earlier error may have lost it.
+        self._cut_short_by = "an error"  # Cleared once the batch is made; an error before then may lose it.
         try:
             self._count()
             with before_shutdown(), self._modes():
@@ -382,7 +382,7 @@ def _gradients_class() -> type[Any]:
 
 
 PATIENCE_S = 5.0
-"""The time that Python's shutdown waits for batches that other threads have requested, in seconds."""
+"""The maximum time, in seconds, that Python's shutdown waits for batches that other threads have requested."""
 
 
 class _Gate:

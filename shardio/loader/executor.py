@@ -177,7 +177,7 @@ class ExecutorSettings:
     def is_same(self, other: ExecutorSettings) -> bool:
         """Return whether all settings are the same: plain values by value, the user's objects by identity.
 
-        The ``==`` of the user's objects may raise an error, as that of dataclasses with tensors does, and equal
+        The ``==`` of the user's objects may raise an error, as that of dataclasses that hold tensors does, and equal
         objects may behave differently.
         """
         return all(_is_same(getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
@@ -252,7 +252,7 @@ def find_order(loader: Any) -> LoaderOrder | None:
         return None
     if isinstance(loader.dataset, Ordered):
         return LoaderOrder(loader.dataset)
-    # A subclass that overrides these methods has a different order.
+    # A subclass that overrides ``__iter__`` or ``__len__`` has a different order.
     sampler = loader.sampler
     if isinstance(sampler, EpochSampler) and all(
         getattr(type(sampler), name) is getattr(EpochSampler, name) for name in ("__iter__", "__len__")

@@ -153,7 +153,7 @@ class HubRepository:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers of requests. The token in them is read again each time, because it may have been renewed.
+        """The headers of requests. Their token is read again each time, because it may have been renewed.
 
         Raises:
             LocationError: If the token is invalid.
@@ -282,7 +282,7 @@ class HubRepository:
             raise FailedRequestError(RequestFailure(kind="transient", cause=cause, reached=is_reached)) from None
         try:
             read(response.json())
-        except (ValueError, KeyError, TypeError) as error:  # The response is damaged, or comes from another server.
+        except (ValueError, KeyError, TypeError) as error:  # The response is damaged, or comes from a different server.
             cause = f"the Hub's response has an unexpected format ({type(error).__name__}). Check the endpoint"
             raise FailedRequestError(RequestFailure(kind="transient", cause=cause)) from None
         # Only the parameters are used, because the token must not be sent to another server.
@@ -340,7 +340,7 @@ class HubStore:
     def get(self, path: str, *, options: GetOptions | None = None) -> HubResult:
         """Request a file or a range of it.
 
-        The condition ``if_match`` is not passed on, because it would be compared with the ETag of another server. The
+        The condition ``if_match`` is not passed on, because it would be compared with a different server's ETag. The
         result has the Hub's ETag.
         """
         from obstore.exceptions import PermissionDeniedError, UnauthenticatedError

@@ -45,7 +45,7 @@ MAX_WHOLE = 2**20
 """The size in bytes up to which an index is fetched as a whole."""
 
 TOUCH_S = 10.0
-"""The minimum time in seconds before a copy is again recorded as in use."""
+"""The minimum time, in seconds, between two records that a copy is in use."""
 
 MAX_FILLS = 5
 """The maximum number of fetches for one read. If the fetched data was removed each time, the cache is too small."""
@@ -72,7 +72,7 @@ class ObjectStore(Store):
     """A bucket, a container, a web server or a repository. Keys have no leading slash; "" is the root.
 
     A pickled store contains its options, including credentials, and the folder of the storage process. All processes of
-    a training run share that process.
+    a training run share one such process.
 
     Attributes:
         root: The URL of the root, such as ``s3://bucket``.

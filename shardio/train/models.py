@@ -345,7 +345,7 @@ class LrSchedule:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state, at the same share of the run, even if the number of steps per epoch has changed."""
         saved, share = dict(state["torch"]), self.plan.steps_per_epoch / state["steps_per_epoch"]
-        # The period stays as saved even if the run now has more epochs: a rate that was cut must not rise again.
+        # The period stays as saved even if the run now has more epochs: a lowered rate must not rise again.
         self.plan = dataclasses.replace(self.plan, period=max(round(state["period"] * share), 1))
         if self._is_plateau:
             self._scheduler.load_state_dict(saved)

@@ -1,4 +1,4 @@
-"""MixedDataset refuses what it cannot do, and its copies, sources and iterations do not affect one another."""
+"""MixedDataset rejects what it does not support, and its copies, sources and iterations do not affect one another."""
 
 from __future__ import annotations
 

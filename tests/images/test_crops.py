@@ -285,7 +285,7 @@ def test_an_image_with_many_intervals_has_a_table_of_several_segments() -> None:
 
 
 def test_a_table_of_long_intervals_has_lengths_of_four_bytes() -> None:
-    # Tiling writes such long intervals only if a long row of MCUs has no suitable divisor.
+    # Tiling writes such long intervals only if the number of MCUs in a long row has no suitable divisor.
     row_mcus = 1024
     content = by_pillow(noise(24, 8 * row_mcus)[..., 0].copy(), quality=100, restart_marker_rows=1)
     lengths = np.array([len(data) for data in take_apart(content).intervals])
@@ -309,7 +309,7 @@ def test_crops_of_a_damaged_file_are_right_or_an_error(kind: str) -> None:
     for place in range(0, len(content), 2):
         for value in {content[place] ^ 1 << draw.randrange(8), draw.randrange(256), 0xFF, 0xD0} - {content[place]}:
             check_reading(content[:place] + bytes([value]) + content[place + 1 :], made_of, draw)
-    # A missing Huffman table must be an error, although libjpeg would use the standard one.
+    # A missing Huffman table must cause an error, although libjpeg would use the standard one.
     for (_, start, _), value in itertools.product(segments_of(content), range(256)):
         check_reading(content[: start + 1] + bytes([value]) + content[start + 2 :], [Original(content=content)], draw)
     for beginning in truncations(content):

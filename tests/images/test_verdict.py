@@ -44,7 +44,7 @@ PARTS = {"part 2 of 3": [(2, 3)], "part 1 twice": [(1, 2)] * 2, "counts differ":
 
 
 def insert_before_restarts(content: bytes, data: bytes, numbers: Collection[int] | None = None) -> bytes:
-    """Insert data before the restart markers with these numbers, or before all of them."""
+    """Insert data before the restart markers with these numbers, or before every restart marker."""
     start = scan_start(content)
     count = itertools.count()
 

@@ -1,4 +1,4 @@
-"""A processor gets the fastest code it supports, in any thread. All builds give the same pixels as the libraries."""
+"""A processor runs the fastest code it supports, in every thread. All builds give the same pixels as the libraries."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_times_and_counts_are_those_of_the_last_epoch(packed: Path, num_workers:
         assert 0 < stats.first_batch_s <= stats.elapsed_s
         assert 0 < stats.wait_for_data_s <= stats.elapsed_s
         assert min(stats.read_s, stats.transform_s, stats.decode_s) > 0
-        # The stages are parts of the threads' time.
+        # The time of the stages is part of the threads' time.
         assert stats.read_s + stats.transform_s + stats.decode_s <= max(num_workers, 1) * stats.elapsed_s
         assert (stats.idle_s > 0) == (num_workers > 0)
         assert stats.idle_s <= num_workers * stats.elapsed_s

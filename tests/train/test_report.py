@@ -283,7 +283,7 @@ def test_actual_rates_equal_planned_ones(tmp_path: Path, schedule: str) -> None:
 
 @pytest.mark.parametrize("killed_after", [5, 7])
 def test_a_resumed_run_also_draws_the_earlier_rates_each_once(tmp_path: Path, killed_after: int) -> None:
-    """The run resumes from the last complete epoch, while the log contains later steps."""
+    """The run resumes from the last complete epoch, although the log contains later steps."""
     config, collect = make_config(tmp_path), Collect()
     run_until_killed(config, killed_after)
     plot = RatePlot(tmp_path / "lr.png", config, STEPS_PER_EPOCH)

@@ -1,4 +1,4 @@
-"""A run that is stopped and resumed equals an uninterrupted one, in its weights and in its log.
+"""A run that is stopped and resumed has the same weights and log as an uninterrupted run.
 
 Checkpoints are written whole and hold only finite weights, and loading them executes no code. Only one run at a time
 can use a directory.
@@ -167,7 +167,7 @@ def test_torchs_order_resumes_from_any_checkpoint(packed: Path, tmp_path: Path, 
 
 
 class Asking(TensorDataset):
-    """A dataset whose state cannot be saved, because ``state_dict`` needs arguments, as in MosaicML's streaming."""
+    """A dataset whose state cannot be saved, because ``state_dict`` needs arguments, as in MosaicML Streaming."""
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
         raise AssertionError("these arguments are unknown")

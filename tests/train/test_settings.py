@@ -233,7 +233,7 @@ def test_rates_equal_those_of_torchs_schedulers(name: str) -> None:
 
 @pytest.mark.parametrize("name", PLANNED)
 def test_the_plan_predicts_the_actual_rates_also_of_the_shortest_runs(name: str) -> None:
-    """No step of the plan has a rate of 0. Steps after the plan's end, such as in a longer epoch, are not an error."""
+    """No step of the plan has a rate of 0. Steps after the plan's end, as in a longer epoch, cause no error."""
     for epochs, steps_per_epoch in ((1, 1), (1, 2), (2, 1), (3, 1), (EPOCHS, STEPS_PER_EPOCH)):
         optimizer, config = make_sgd(), make_config(epochs=epochs, schedule=name)
         rates = take(optimizer, LrSchedule(optimizer, config, steps_per_epoch), epochs * steps_per_epoch + 2)
