@@ -1,8 +1,8 @@
 """Measure how long it takes to open an epoch, and to jump to any position in it.
 
 ``python -m benchmarks.bench_order``: 10^9 samples in 10^5 shards, 4,096 ranks. The benchmark times the first 1,000
-positions of a rank after opening the epoch and after jumping to a random cursor, then the cost per position in long
-runs.
+positions of a rank after opening the epoch and after jumping to a random cursor, and then measures the cost per
+position in long runs.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call() -> Generator[None, object, object]:
-    """Give all tests the same environment variables: after a change, fork servers do not serve user code."""
+    """Give all tests the same environment variables: if these change, fork servers do not serve user code."""
     os.environ["PYTEST_CURRENT_TEST"] = ""
     return (yield)
 

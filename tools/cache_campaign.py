@@ -176,7 +176,7 @@ def read_until_asked(end: Connection, read: Callable[[int], bool]) -> None:
 
 
 READ: list[Read] = [read_shards, read_shards, read_files]
-"""The function with which each process reads."""
+"""The functions with which the three processes read."""
 
 
 def find_originals(url: str, options: Mapping[str, str], folder: Path) -> dict[str, bytes]:

@@ -82,7 +82,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_env(env: object, config: MkDocsConfig, files: Files) -> None:
-    """Add llms.txt, a list of the pages for language models (https://llmstxt.org)."""
+    """Add llms.txt, a list of the pages, for use by language models (https://llmstxt.org)."""
     lines = [f"# {config.site_name}", "", f"> {config.site_description}"]
     for group in config.nav or []:
         for title, names in group.items():
@@ -215,7 +215,7 @@ def to_markdown(text: str) -> str:
 
 
 class Docstrings(griffe.Extension):
-    """An extension that converts docstrings to Markdown, and shows the arguments that ``takes`` gives constructors."""
+    """An extension that converts docstrings to Markdown and shows the arguments that ``takes`` adds to constructors."""
 
     def on_instance(self, *, obj: griffe.Object, **others: Any) -> None:
         """Convert the docstring of an object."""

@@ -338,7 +338,7 @@ class CutLayout(TokenLayout):
 
 
 class BestFitLayout(TokenLayout):
-    """Whole documents, if they fit: in a window of neighboring documents, each goes into the fullest block that fits.
+    """Whole documents, if they fit: in a window of neighboring documents, each goes into the fullest block with room.
 
     A document that is longer than a block is cut into full blocks and a remainder. Long pieces come first (best-fit
     decreasing), as in Ding et al., "Fewer truncations improve language modeling", 2024.

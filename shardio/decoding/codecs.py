@@ -291,7 +291,7 @@ def decode_npy(content: bytes, *, trusted: bool = False) -> Any:
         array = np.lib.format.read_array(io.BytesIO(content), allow_pickle=trusted)
         return array.astype(array.dtype.newbyteorder("="), copy=False)
     array = np.frombuffer(content, dtype, num_values, start).reshape(shape, order="F" if is_fortran else "C")
-    return array.astype(dtype.newbyteorder("="))  # Unlike the file's memory, a copy can be changed.
+    return array.astype(dtype.newbyteorder("="))  # Unlike the file's bytes, a copy is writable.
 
 
 def copy_arrays(contents: Sequence[bytes | None], destination: NDArray[Any]) -> bool:

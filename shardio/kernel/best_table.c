@@ -13,8 +13,8 @@ enum {
 };
 
 // Trees of symbols. An element of `heap` is a tree: the sum of its symbols' counts and, in the low bits, 256 minus one
-// of its symbols. So, among equally frequent trees, the one whose symbol here is highest compares as the smallest. This
-// symbol is the tree's name.
+// of its symbols, which is the tree's name. So, among equally frequent trees, the one that is named after the highest
+// symbol compares as the smallest.
 typedef struct {
     int64_t heap[UNUSED + 1];
     int num_trees;

@@ -47,11 +47,11 @@ NEAREST, BILINEAR, BICUBIC = 0, 2, 3
 """Interpolation methods, numbered as in Pillow."""
 
 MOVING = {AFFINE: (0, 1, 2, 3, 4, 5), PERSPECTIVE: (0, 1, 2, 3, 4, 5, 10, 11)}
-"""The operations that move pixels, and therefore masks, boxes and points, with the row-major indices of each matrix.
+"""For each operation that moves pixels, and so masks, boxes and points, the indices of its matrix among its numbers.
 
-The matrix maps places in the result to places in the original. An affine matrix has six numbers. A perspective matrix
-has eight numbers; a ninth would always be 1. VERTICAL_FLIP is missing, because crop plans have an
-attribute for it.
+The indices follow the matrix row by row. The matrix maps places in the result to places in the original. An affine
+matrix has six numbers. A perspective matrix has eight numbers; a ninth would always be 1. VERTICAL_FLIP is missing,
+because crop plans have an attribute for it.
 """
 
 FILL = slice(6, 9)

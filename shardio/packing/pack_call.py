@@ -345,7 +345,7 @@ class PackOptions:
 
     @property
     def main_fields(self) -> frozenset[str]:
-        """The fields that make a file a sample. Other files with the same stem belong to the sample."""
+        """The fields whose files each define a sample. Other files with the same stem belong to that sample."""
         if self.fields is not None:
             return frozenset(self.fields[:1])
         return CONVERTIBLE.union(IMAGE_FORMATS) if self.convert_to is not None else frozenset(IMAGE_FORMATS)

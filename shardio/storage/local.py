@@ -35,8 +35,8 @@ PER_REQUEST = 2
 """The number of descriptors of a request: its connection, and the cached copy that the request fills."""
 
 LIMITS = RunLimits(max_gap=4096, max_small=16 * 1024, max_run=2**20)
-"""Reading a gap of one page costs as much as another call. Copying more than 16 kB from a run costs more than a
-separate call. A run of more than a megabyte would be evicted from the processor's caches before it is split."""
+"""Reading a gap of one page costs as much as another call. Copying a range of more than 16 kB out of a run costs more
+than a separate call. A run of more than a megabyte would be evicted from the processor's caches before it is split."""
 
 
 def descriptor_budget() -> int:

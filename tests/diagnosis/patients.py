@@ -38,7 +38,7 @@ FAST = partial(compute, 0.0005)
 
 
 class Numbers(Dataset[Any]):
-    """Samples that each take some time but no processor time, so results are stable on a busy machine."""
+    """Samples that each take some wall time but no processor time, so results are stable on a busy machine."""
 
     def __init__(self, num_samples: int = 4000, seconds: float = 0.002) -> None:
         self._num_samples, self._seconds = num_samples, seconds

@@ -1,4 +1,4 @@
-"""Datasets with unreadable samples, each with an undamaged twin."""
+"""Datasets with unreadable samples, and an undamaged twin of each dataset."""
 
 from __future__ import annotations
 

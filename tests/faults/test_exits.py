@@ -99,7 +99,7 @@ def test_ctrl_c_ends_a_program_with_loaders_in_all_states(data: Data, tmp_path: 
         start_new_session=True,
     )
     wait_until(lambda: report.exists() or process.poll() is not None, "the script iterates")
-    time.sleep(0.2)  # The signal should arrive anywhere in the loop, not always at its start.
+    time.sleep(0.2)  # The signal should arrive at any point in the loop, not always at its start.
     os.killpg(process.pid, signal.SIGINT)  # Signal the whole process group, as a terminal does.
     _, said = process.communicate(timeout=DEADLINE_S)
     wait_until(lambda: find_marked(tmp_path) == [], "all has ended")

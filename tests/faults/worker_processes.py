@@ -22,7 +22,7 @@ from tests.buffers import list_processes, wait_until
 
 __all__ = ["wait_until"]
 
-CROP = Compose([RandomResizedCrop(48), RandomHorizontalFlip()])  # The crops are large enough for buffers.
+CROP = Compose([RandomResizedCrop(48), RandomHorizontalFlip()])  # The crops are large enough to be passed in buffers.
 
 BATCH_SIZE = 16  # An epoch has six batches, each made by two or more workers.
 

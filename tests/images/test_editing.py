@@ -33,7 +33,7 @@ if find_spec("torchvision") is not None:
 needs_torchvision = pytest.mark.skipif(functional is None, reason="torchvision is not installed")
 
 IS_FUSED = platform.machine() in ("aarch64", "arm64")
-"""Whether compilers fuse multiplications and additions in Pillow. Fusing changes some pixels in some warps."""
+"""Whether Pillow's compiled code fuses multiplications and additions. Fusing changes some pixels in some warps."""
 
 Pixels = NDArray[np.uint8]
 Step = tuple[int, list[float], Callable[[Image.Image], Image.Image]]

@@ -1,4 +1,4 @@
-"""With torch's samplers, shardio's datasets give torch's batches and exact states, even in Subset or ConcatDataset."""
+"""With torch's samplers, Subset and ConcatDataset, datasets give the same batches as in torch, and exact states."""
 
 from __future__ import annotations
 

@@ -234,7 +234,7 @@ def _merge(case: MixtureCase, picks: Iterable[tuple[int, int]]) -> list[tuple[in
 
 
 def _check_state(case: MixtureCase, order: MixedOrder) -> None:
-    """Check that a state is small, survives a JSON round trip, and resumes only in the schedule that produced it."""
+    """Check that a state is small, survives a JSON round trip, and can be loaded only by its own schedule."""
     cursor = Cursor(epoch=case.epoch, position=case.probe % (order.num_samples + 1))
     state = json.loads(json.dumps(order.dump(cursor)))
     assert len(json.dumps(state)) < 2000

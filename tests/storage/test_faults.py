@@ -1,4 +1,4 @@
-"""Whatever fault the network has, the content is right or an error says what failed. Wrong names also raise errors."""
+"""With any network fault, either the content is right or an error says what failed. Wrong names also raise errors."""
 
 from __future__ import annotations
 
