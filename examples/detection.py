@@ -75,7 +75,7 @@ def collate(samples: list[Any]) -> tuple[list[torch.Tensor], list[dict[str, torc
 
 
 def make_model() -> Any:
-    """Return a small detector (FCOS, https://arxiv.org/abs/1904.01355), untrained."""
+    """Return a small, untrained detector (FCOS, https://arxiv.org/abs/1904.01355)."""
     import_library("torchvision")  # A plain import fails if torchvision and torch were built for different devices.
     detection = importlib.import_module("torchvision.models.detection")
     parts = importlib.import_module("torchvision.models.detection.backbone_utils")

@@ -552,7 +552,7 @@ def pack(
             ``"path/to/file.py:function"`` or ``"package.module:function"``. The manifest records only the name.
         token_column: The column with the tokens of documents or, with ``tokenizer``, their texts; by default, the only
             such column, or the first of ``input_ids``, ``tokens``, ``text`` and ``content``.
-        token_dtype: The type of the tokens of documents, ``uint16`` or ``int32``. A token that does not fit in it is an
+        token_dtype: The type of the tokens of documents, ``uint16`` or ``int32``. A token that does not fit raises an
             error.
         on_changed: What to do with a sample whose files change or become unreadable during the pack. ``raise`` stops
             with an error that names the files; ``skip`` leaves the sample out.

@@ -295,7 +295,7 @@ def make_header(values: dict[str, Any]) -> IndexHeader:
     for field in header.fields:
         if not isinstance(field, str):
             raise TypeError(f"fields must be strings, got {header.fields}")
-        field.encode(errors="surrogateescape")  # Raise a ValueError here rather than later, in Comparison.
+        field.encode(errors="surrogateescape")  # Raise a ValueError here rather than later in Comparison.
     if not all(type(number) is int for number in (header.num_samples, header.num_bytes)):
         got = f"{header.num_samples!r} and {header.num_bytes!r}"
         raise TypeError(f"num_samples and num_bytes must be integers, got {got}")

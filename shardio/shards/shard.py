@@ -310,7 +310,7 @@ def write_index_of(tar: Location, writer: TarWriter) -> tuple[ShardEntry, tuple[
 class _WrittenTar(NamedTuple):
     location: Location
     size: int
-    headers: dict[int, bytes]  # The plain headers of the first and the last sample's members, by the contents' offsets.
+    headers: dict[int, bytes]  # The plain headers of the first and last samples' members, by the contents' offsets.
 
     def read_many(self, starts: Ints, stops: Ints) -> list[bytes]:
         return [self.headers[stop] for stop in stops.tolist()]

@@ -29,12 +29,12 @@ def _run(script: str | Path, *options: str | Path, status: int = 0) -> str:
 
 def _prepare() -> None:
     warnings.simplefilter("error")
-    # Only torch's warning about more workers than cores is allowed, because some machines are small.
+    # Only torch's warning about more workers than cores is allowed, because some machines have few cores.
     warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
     # torch 2.6 removes a temporary directory only when Python exits.
     if torch.__version__ < "2.7":  # torch compares this string as a version number.
         warnings.filterwarnings("ignore", "Implicitly cleaning up", ResourceWarning)
-    torch.set_num_threads(1)  # More threads would wait for each other with such small models.
+    torch.set_num_threads(1)  # With such small models, more threads would wait for each other.
 
 
 @pytest.mark.slow

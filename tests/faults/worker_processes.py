@@ -1,4 +1,4 @@
-"""Loaders to disturb, and the worker processes that make their batches."""
+"""Loaders that tests disturb, and the worker processes that make their batches."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def _check_stop(case: MixtureCase, order: MixedOrder) -> None:
 
 
 def _check_split(case: MixtureCase, order: MixedOrder) -> None:
-    """Check that ranks divide a step's samples: each has its share of each source, in neighboring strata."""
+    """Check that ranks divide a step's samples: each rank has its share of each source, in neighboring strata."""
     num_ranks, size = case.world_size, case.batch_size
     for start in {0, case.probe % order.num_samples}:
         shares = [
