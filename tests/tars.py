@@ -54,7 +54,7 @@ def read_with_webdataset(*paths: Path) -> Samples:
     """Return the samples that WebDataset reads.
 
     Raises:
-        ValueError: If WebDataset refuses a tar.
+        ValueError: If WebDataset rejects a tar.
     """
     webdataset = pytest.importorskip("webdataset")
     samples, refusal = [], ""

@@ -2,7 +2,7 @@
 
     python tools/pack_campaign.py --kills 200
 
-Each pack has 1 to 4 workers and a random mode of storing JPEGs. The pack is interrupted at a random moment, uniformly
+Each pack has 1 to 4 workers and random options for storing JPEGs. The pack is interrupted at a random moment, uniformly
 distributed over the duration of a whole pack, including the start. The interruption is SIGKILL or SIGINT to the
 command, SIGKILL to one of its worker processes, or a disk that fills up after a random number of bytes of one file.
 After each interruption, files with final names must equal those of the uninterrupted pack, and no process of the pack

@@ -120,7 +120,7 @@ def check_mixture(
     report = MixtureReport(sources=reports, tolerance=tolerance)
     counts = Counter[Hashable]()
     num_complete = dict.fromkeys(sources, 0)  # The number of full passes through each source.
-    num_ahead = dict.fromkeys(sources, 0)  # The number of samples delivered once more than num_complete.
+    num_ahead = dict.fromkeys(sources, 0)  # The number of samples delivered num_complete + 1 times.
     for batches in zip_longest(*(loader if isinstance(loader, tuple) else (loader,))):
         for batch in batches:
             if batch is None:  # This rank has no more batches.

@@ -157,7 +157,7 @@ def extract(
 ) -> None:
     """Write the fields of samples to files named KEY.FIELD below a directory.
 
-    Keys that lead outside the directory or through a symbolic link are refused before any file is written.
+    Keys that lead outside the directory or through a symbolic link are rejected before any file is written.
 
     Example: shardio extract out cats/0001 cats/0002 some-cats
     """
@@ -469,7 +469,7 @@ def _estimate_requests(
 
     window, step_size = order.settings.window, world_size * batch_size
     begin = window if order.num_samples >= 2 * window else 0
-    end = min(begin + max(window, step_size), order.num_samples)  # Each rank has samples in a step.
+    end = min(begin + max(window, step_size), order.num_samples)  # At least one step, so each rank has samples.
     num_requests = num_fetched = num_needed = num_samples = 0
     for rank in {0, world_size // 2, world_size - 1}:
         split = split_whole(order, rank=rank, world_size=world_size, batch_size=batch_size)

@@ -152,7 +152,7 @@ class Registration:
     """A function that pins memory in place until it is freed, unless it is already pinned or CUDA refuses.
 
     CUDA may refuse because the system limits pinned memory. Batches then go through a :class:`PinnedPool`.
-    Registrations of the same device are equal, so a loader keeps its memory for the next prefetcher.
+    Registrations for the same device compare equal, so a loader keeps its memory for the next prefetcher.
 
     Args:
         device: The CUDA device that copies from the memory. No CUDA context is created for other devices.
@@ -309,7 +309,7 @@ class WaitingTimes:
         self._has_stream = has_stream
 
     def add_wait(self, requested: StreamEvent, received: StreamEvent) -> None:
-        """Add the time between two events to the total. The time is read when the device has reached both.
+        """Add the time between two events to the total. The time is read when the device has reached both events.
 
         Args:
             requested: An event that follows all work queued before the batch was requested.

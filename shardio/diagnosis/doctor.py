@@ -1,4 +1,4 @@
-"""``shardio.doctor``: whether loading holds training back, which stage is responsible, and what to change."""
+"""``shardio.doctor``: find out whether loading holds training back, which stage is responsible, and what to change."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ MIN_BYTES = 1 << 20
 """The smallest cache."""
 
 BYTES_PER_SLOT = 4096
-"""The maximum number of bytes of memory per slot. Most decoded images are larger."""
+"""The maximum number of bytes of memory per slot. Most decoded images need more bytes than this."""
 
 
 class KeptImage(NamedTuple):

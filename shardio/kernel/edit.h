@@ -7,7 +7,7 @@
 
 // pointwise.c
 
-enum { BLOCK_LENGTH = 1024 };  // How many pixels are edited together, in the L1 cache. A multiple of 64.
+enum { BLOCK_LENGTH = 1024 };  // The number of pixels that are edited together in the L1 cache. A multiple of 64.
 
 // Colors of pixels. Each function edits a multiple of 64 pixels, the last of which may be unused zeros.
 typedef struct {

@@ -221,7 +221,7 @@ class WorkerBatches(BatchIterator):
             self._position.sampler = self._indices.position
 
     def _receive(self, *, raises: bool = False) -> None:
-        """Wait for answers. If ``raises``, raise the error of a worker that cannot start."""
+        """Wait for answers. If ``raises`` is true, raise the error of a worker that cannot start."""
         answers = self.workers.receive(self._timeout_s or None)
         if not answers and self._timeout_s:
             raise TimedOutError(

@@ -35,8 +35,8 @@ MAX_WORKERS = 16
 """The maximum number of worker processes, unless the caller chooses a number."""
 
 BYTES_PER_WORKER = {"copied": 128 * 2**20, "decoded": 16 * 2**20}
-"""The number of source bytes that justify starting another worker process. Most of the time to start a process
-is spent importing modules."""
+"""The number of source bytes that justify starting another worker process. A process spends most of its start-up
+time importing modules."""
 
 END_WITHIN_S = 10.0
 """The time in seconds within which a worker process must end after its connection is closed. The process only has to

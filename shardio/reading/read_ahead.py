@@ -55,10 +55,10 @@ FILES_TOGETHER = 8
 """The number of files that one message to the storage process requests."""
 
 MAX_GAP = 4096
-"""The maximum gap between ranges, in bytes, that is always fetched along with the ranges."""
+"""Gaps of at most this many bytes between ranges are always fetched along with the ranges."""
 
 PART_FOR_GAPS = 16
-"""Larger gaps between a tar's ranges are also fetched, smallest first, up to the ranges' total size divided by this
+"""Larger gaps between a tar's ranges are also fetched, smallest first, up to a sum of the ranges' size divided by this
 number. At the ends of a rank's part of a window, two ranks' samples alternate, so separate requests would cost more."""
 
 MAX_RANGE = REMOTE_PIECE
@@ -101,7 +101,7 @@ class FileReader:
         Raises:
             SampleError: If a file cannot be read.
             StoreError: If a remote store keeps failing.
-            PermissionError: If a remote store refuses the credentials.
+            PermissionError: If a remote store rejects the credentials.
             TypeError: If a label is not an integer.
         """
         if self.files is None:

@@ -321,7 +321,7 @@ class SampleReader:
     def _close_oldest(self) -> None:
         """Close the shards that were used least recently if too many are open.
 
-        Another thread may be reading a shard, which is closed when its last reference is gone.
+        Another thread may still be reading a shard; the shard is closed when its last reference is gone.
         """
         with suppress(KeyError):
             while len(self._open) > MAX_OPEN_SHARDS:

@@ -231,7 +231,7 @@ class SeenSamples:
     """A record of the samples of a shard that have been *seen*, that is, compared with the index file.
 
     Threads and processes can share a record. If two additions to a record happen at the same moment, one may be lost.
-    The samples of the lost addition are then compared again.
+    The samples in the lost addition are then compared again.
 
     Args:
         num_samples: The number of samples in the shard.

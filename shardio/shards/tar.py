@@ -160,7 +160,7 @@ def is_added_by_macos(name: str) -> bool:
 
 
 class Member(Protocol):
-    """A member of a tar, whose content has a known offset."""
+    """A tar member whose content has a known offset."""
 
     @property
     def offset(self) -> int:
@@ -196,7 +196,7 @@ def group_members(tar: str, named: Iterable[tuple[tuple[str, str], Some]]) -> It
 
 
 def gather_members(tar: str, runs: Sequence[tuple[str, dict[str, Some]]]) -> list[tuple[str, dict[str, Some]]]:
-    """Join all runs of adjacent members that have the same key into one sample.
+    """Join runs of adjacent members into samples: all runs with the same key become one sample.
 
     If all runs of a key have the same fields, the runs stay separate samples, as in WebDataset.
 

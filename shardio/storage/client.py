@@ -126,7 +126,7 @@ class StorageConnection:
     def limit_waits(self, patience_s: float, when_silent: Callable[[], object]) -> None:
         """Call a function when the other end has sent or accepted nothing for ``patience_s`` seconds.
 
-        The wait continues unless the function raises.
+        The wait continues unless the function raises an error.
         """
         self._when_silent = when_silent
         self._end.settimeout(patience_s)

@@ -106,7 +106,7 @@ class CacheSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteAccess:
-    """The settings for access to remote data. They have no effect on local files.
+    """The settings for access to remote data. These settings have no effect on local files.
 
     Attributes:
         options: The settings of the stores.

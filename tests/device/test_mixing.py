@@ -252,7 +252,7 @@ def test_boxes_have_torchvisions_distribution(scale: tuple[float, float]) -> Non
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
 def test_the_probability_is_kept_for_each_image(p: float) -> None:
-    """Images at the start do not depend on repeats after them."""
+    """The first images do not depend on the images that follow them."""
     images = torch.ones(2000, 1, 12, 12)
     erased = BatchRandomErasing(p)(images, generator=seeded(0))
     assert float((erased == 0).flatten(1).any(1).float().mean()) == pytest.approx(p, abs=0.035)

@@ -1,4 +1,4 @@
-"""The doctor finds why loaders that were made slow on purpose are slow. tools/doctor_campaign.py has more of them."""
+"""The doctor finds why loaders that were made slow on purpose are slow; tools/doctor_campaign.py has more of these."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from torchvision import datasets, transforms  # type: ignore[import-untyped]  # 
 
 
 def examine(loader: Any, profile: SampleProfile | None = None, *, shm_free: int | None = None) -> LoaderEvidence:
-    """Return evidence about a loader, with a profile that was not measured."""
+    """Return evidence about a loader, with a made-up profile."""
     times: dict[str, Any] = {"run": run_loader(loader, 0.05, 2), "num_processors": 2, "trial_s": 0.05}
     return LoaderEvidence(loader=loader, profile=profile, stats=None, shm_free=shm_free, **times)
 
@@ -138,7 +138,7 @@ def test_each_moment_of_a_sample_belongs_to_one_stage(tmp_path: Path) -> None:
     assert shares == sorted(shares, reverse=True)
     assert sum(shares) == pytest.approx(1)
     names = {stage.name for stage in profile.stages if stage.kind == "transform"}
-    assert names == {"RandomResizedCrop", "ToTensor"}  # Compose merely calls these two.
+    assert names == {"RandomResizedCrop", "ToTensor"}  # Compose merely calls these two transforms.
     own = [stage.name for stage in profile.stages if stage.kind == "your code"]
     assert own == ["LoopTransform.__call__ (patients.py)"]
     assert profile.share("decoding") > 0 < profile.share("reading")

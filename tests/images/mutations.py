@@ -100,7 +100,7 @@ def without_ac_codes(content: bytes) -> bytes:
 
 
 def mutate(original: Original, other: Original, rng: random.Random) -> bytes:
-    """Damage a file once or a few times, perhaps with parts of another file.
+    """Damage a file once or a few times, sometimes with parts of another file.
 
     Only the first change may hit a known span, because a change may move the other spans.
     """

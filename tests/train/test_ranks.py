@@ -76,7 +76,7 @@ def killed(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
 
 @pytest.fixture(scope="module")
 def by_torchrun(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """Launch two ranks with torchrun: they perform one run twice, and then another, in which one rank fails."""
+    """Launch two ranks with torchrun: they perform the same run twice, and then a run in which one rank fails."""
     root = tmp_path_factory.mktemp("torchrun")
     again = _run(packed, root / "again", config={"epochs": 1, "resume": False}, repeat=2)
     failed = _run(packed, root / "failed", fail=(1, 3), config={"epochs": 1})

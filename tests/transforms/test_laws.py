@@ -298,7 +298,7 @@ LOADED = tr.MultiCrop([tr.Compose(ALL), tr.Compose([*ALL[:3], tr.Normalize(MEAN,
 
 
 def test_every_executor_gives_the_same_images(packed: Path) -> None:
-    """Compare images from this process, shardio's workers (which stop and resume), torch's workers and its loader."""
+    """Compare images from this process, shardio's workers (which stop and resume), and torch's workers and loader."""
 
     def start(kind: Any, transform: Any, num_workers: int) -> Any:
         dataset = ShardMapDataset(packed, transform=transform, fields=("image", "key"))
