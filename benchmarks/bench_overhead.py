@@ -110,7 +110,7 @@ def main(
     photographs = read_photographs(photos)
     kinds = {"untouched": photographs, "tiled": [tile_jpeg(content) for content in photographs]}
     load = without_kernel(load_with_shardio([*random_crops(), RandomHorizontalFlip()]))
-    print(f"{len(photographs)} photographs, {rounds} rounds, the goal is {GOAL_US} µs per image\n")
+    print(f"{len(photographs)} photographs, {rounds} rounds; goal: {GOAL_US} µs per image\n")
     print("| | µs per image | images/s | of the goal |\n|---|---|---|---|")
     for kind, contents in kinds.items():
         chunks = make_chunks(contents, random_crops())

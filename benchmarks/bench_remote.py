@@ -60,7 +60,7 @@ def main(
     only: Annotated[list[str] | None, typer.Option(help="Run only this candidate; may be repeated.")] = None,
     run: Annotated[str | None, typer.Option(help="Used by this program itself.", hidden=True)] = None,
 ) -> None:
-    """Print images per second from local files and from the emulated store."""
+    """Print the images per second read from local files and from the emulated store."""
     if run is not None:
         print(json.dumps(_measure(**json.loads(run))), flush=True)
         return

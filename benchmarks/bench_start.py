@@ -22,7 +22,7 @@ from shardio import DataLoader, ImageFolder, ShardDataset
 from shardio.transforms import RandomResizedCrop
 
 READY_S = 1.0
-"""The time in seconds in which worker processes become ready. Until they get work, ready processes use no CPU time."""
+"""The seconds that worker processes are given to become ready. Until they get work, ready processes use no CPU time."""
 
 
 def cpu_ms(process_id: int) -> float:

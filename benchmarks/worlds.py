@@ -1,7 +1,7 @@
-"""Deliver a loader's batches in new processes, with any number of workers and ranks, and compare runs that resume.
+"""Deliver a loader's batches in new processes, with any number of workers and ranks, and compare resumed runs.
 
 A benchmark describes the work of one process as a :class:`Job`, and opens its loader in a function that returns
-:class:`Opened`. The same module runs the job: :func:`start` calls it with ``--job``, and it calls :func:`answer`.
+:class:`Opened`. The module also runs the job: :func:`start` passes it ``--job``, and the module calls :func:`answer`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Codes = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """The work of one process: to deliver batches, and to write the codes of samples to files.
+    """The work of one process: delivering batches, and writing the codes of samples to files.
 
     Attributes:
         module: The benchmark's module.
@@ -111,7 +111,7 @@ def answer(text: str, run: Callable[[Job], dict[str, Any]]) -> None:
     """Run the job that :func:`start` passed to this process, and print its result or its error."""
     try:
         result = run(Job(**json.loads(text)))
-    except Exception as error:  # A peer may refuse a state with any error.
+    except Exception as error:  # A peer may reject a state with any error.
         lines = str(error).strip().splitlines() or [""]  # torch puts a worker's traceback before the message.
         result = {"error": lines[-1] if lines[0].startswith("Caught") else f"{type(error).__name__}: {lines[0]}"}
     print("\n" + json.dumps(result), flush=True)

@@ -1,7 +1,7 @@
 """Verify that the doctor names the causes of slow loaders, and finds nothing wrong with healthy ones.
 
 The loaders are defined in ``tests/diagnosis/patients.py``. Run the campaign on a machine that does nothing else: some
-causes, such as too many workers, show only there. The output is a Markdown table. The campaign fails if a cause is
+causes, such as too many workers, show up only there. The output is a Markdown table. The campaign fails if a cause is
 not named, or if the doctor advises changes to a healthy loader.
 """
 

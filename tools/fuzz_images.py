@@ -70,7 +70,7 @@ class Report:
 
 
 def check_seed(seed: int, note: BinaryIO) -> list[str]:
-    """Write the file made from a seed to ``note``, check it, and return the outcomes."""
+    """Make a file from a seed, write it to ``note``, check the file, and return the outcomes."""
     content, made_of, rng = make_damaged_file(seed, ORIGINALS)
     note.seek(0)
     note.truncate()

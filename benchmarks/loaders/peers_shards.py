@@ -22,7 +22,7 @@ def make_webdataset(job: Job) -> Epochs:
 
 
 def make_small_sequential(job: Job) -> Epochs:
-    """Return WebDataset's loader in sequential order."""
+    """Return WebDataset's loader, which reads in sequential order."""
     return _make_webdataset(job, collate_small, ("bin",), shuffle=False)
 
 

@@ -301,7 +301,7 @@ pack.__signature__ = _make_signature(pack)  # type: ignore[attr-defined]  # type
 
 
 def make_split(fractions: str, names: str) -> Parts:
-    """Return the parts that ``--split`` and ``--split-names`` describe. Unneeded default names are ignored."""
+    """Return the parts that ``--split`` and ``--split-names`` describe. Surplus default names are ignored."""
     each = fractions.split(",")
     chosen = names.split(",")
     return make_parts(each, chosen[: len(each)] if names == "train,val,test" else chosen)

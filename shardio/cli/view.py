@@ -38,7 +38,7 @@ IMAGES_PER_ROW = 8
 """The number of images in a row of a PNG."""
 
 MAX_PNG_IMAGES = 2000
-"""The maximum number of images in a PNG: 250 rows."""
+"""The maximum number of images in a PNG, which fill 250 rows."""
 
 DRAWS = 8
 """The default number of columns of a sheet. If an image has several crops per epoch, the sheet shows as many epochs
@@ -437,7 +437,7 @@ def make_sheet(title: str, captions: Sequence[str], rows: Sequence[SheetRow]) ->
     for row, top in zip(rows, tops, strict=True):
         height = _height_of(row)
         for group, images in zip(columns, row.groups, strict=False):
-            for column, image in zip(group, images, strict=False):  # Some rows may have fewer images than columns.
+            for column, image in zip(group, images, strict=False):  # A row may have too few images for all columns.
                 x = column.left + (column.width - image.width) // 2
                 sheet.paste(image, (x, top + (height - image.height) // 2))
         for name, group, images in zip(row.names, columns, row.groups, strict=False):

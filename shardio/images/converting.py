@@ -73,10 +73,10 @@ def convert_image(
     """Decode an image of any format, turn it upright, and encode it in another format.
 
     ========  =======================================================================================================
-    ``jpeg``  8 bits, gray or RGB with chroma stored as 4:2:0. Transparent pixels are an error
-    ``png``   lossless. Gray, palettes, alpha channels and 16-bit values are kept. Other values are an error
+    ``jpeg``  8 bits, gray or RGB with chroma stored as 4:2:0. Transparent pixels cause errors
+    ``png``   lossless. Gray, palettes, alpha channels and 16-bit values are kept. Other values cause errors
     ``webp``  lossy, 8 bits, RGB or RGBA
-    ``ppm``   8 bits, gray (PGM) or RGB, without compression. Transparent pixels are an error
+    ``ppm``   8 bits, gray (PGM) or RGB, without compression. Transparent pixels cause errors
     ========  =======================================================================================================
 
     CMYK, YCbCr, LAB and HSV become RGB. 16-bit color is reduced to 8 bits, except in ``png``. All metadata except the
@@ -129,7 +129,7 @@ def _read_upright(
         _check_frames(stored)
         profile = read_profile(stored) if needs_profile else stored.info.get("icc_profile")
         if stored.format in ("JPEG", "MPO") and stored.mode in ("L", "RGB"):
-            # Unlike Pillow, open_image refuses damaged data.
+            # Unlike Pillow, open_image rejects damaged data.
             picture = open_image(content, orientation="apply", max_pixels=max_pixels)
             pixels = _render_whole(picture, fit_size(*picture.size, max_side, min_side))
             image = PIL.Image.fromarray(pixels if stored.mode == "RGB" else pixels[..., 0].copy())
@@ -328,7 +328,7 @@ def _make_srgb_transform(profile: bytes) -> tuple[str, PIL.ImageCms.ImageCmsTran
     source = PIL.ImageCms.ImageCmsProfile(io.BytesIO(profile))
     model = _MODELS.get(source.profile.xcolor_space)
     if model is None:
-        raise ValueError(f"its color space is {source.profile.xcolor_space!r}, expected RGB, gray or CMYK")
+        raise ValueError(f"its color space is {source.profile.xcolor_space!r}, not RGB, gray or CMYK")
     target = PIL.ImageCms.createProfile("sRGB")
     return model, PIL.ImageCms.buildTransform(source, target, model, "RGB", PIL.ImageCms.Intent.PERCEPTUAL)
 

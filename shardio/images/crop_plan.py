@@ -163,7 +163,7 @@ class CropPlan:
         return replace(self, **taken)
 
     def restart(self, rows: NDArray[np.int64]) -> CropPlan:
-        """Return a plan that leaves the images in ``rows`` as they are, because they have been rendered."""
+        """Return a plan that leaves the images in ``rows`` as they are, because they have already been rendered."""
         assert self.operations is None, "edited images are always rendered together"
         whole = CropPlan.whole(self.output_size[rows])
         arrays: dict[str, Any] = {}

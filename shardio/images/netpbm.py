@@ -67,7 +67,7 @@ def decode_netpbm(content: bytes) -> NDArray[Any]:
     """Return the values that a PGM or PPM stores, in native byte order: [height, width] or [height, width, 3].
 
     Raises:
-        ValueError: If there are too few values, or a value is greater than that of white.
+        ValueError: If there are too few values, or a value is greater than the value of white.
     """
     layout = read_layout(content)
     assert layout is not None, "the header has been read"

@@ -5,9 +5,9 @@ So a crop can be decoded without the rest of the image. To tile a JPEG, shardio 
 counts determine the optimal Huffman tables, and writes the tokens. A progressive JPEG is decoded into coefficients,
 which become the tokens of a baseline JPEG.
 
-:func:`tile_jpeg` reads every code of the scan, and refuses all scans about which libjpeg would warn. It does not check
+:func:`tile_jpeg` reads every code of the scan, and rejects all scans about which libjpeg would warn. It does not check
 the other data that libjpeg needs: quantization tables, and the segments that determine how to convert colors. If such
-data are faulty, libjpeg refuses the file or warns about it (:mod:`shardio.images.jpeg`). :func:`decodes_if_tileable`
+data are faulty, libjpeg rejects the file or warns about it (:mod:`shardio.images.jpeg`). :func:`decodes_if_tileable`
 tests conditions under which libjpeg does neither. Other files may or may not be decodable.
 """
 
@@ -104,7 +104,7 @@ _SCAN_ERRORS = {
 _NO_END = "damaged: the end-of-image marker is missing"
 
 _SLACK = 64
-"""The number of spare bytes in arrays that are copied in steps of 32 bytes, and of tokens for an incomplete block."""
+"""The number of spare bytes in arrays copied in steps of 32 bytes, and of spare tokens for an incomplete block."""
 
 
 class NotTileable(ValueError):  # noqa: N818  # An image that cannot be tiled may be intact.
@@ -206,7 +206,7 @@ def _explain(error: ScanError, content: bytes, head: JpegHead) -> str:
 
 
 def _read_scan(content: bytes, head: JpegHead, header: bytes) -> Scan:
-    """Return a scan of all components, or all scans. The MCU of a single component is one block (A.2.2)."""
+    """Return a scan of all components, or all progressive scans. The MCU of a single component is one block (A.2.2)."""
     is_progressive, num_mcus, num_components = head.process == SOF2, math.prod(head.num_mcus), len(head.factors)
     if num_mcus > 8 * len(content):  # Each MCU takes at least one bit. This check saves memory for small files.
         raise NotTileable(f"{_SCAN_ERRORS[DAMAGED]} (there are more MCUs than bits)")

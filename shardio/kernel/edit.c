@@ -1,7 +1,7 @@
 // Apply operations to images in place, one after the other.
 //
 // Adjacent operations that change each pixel independently are applied together, block by block. Operations in which
-// a pixel depends on other pixels read a copy of the image. Unknown operations do nothing.
+// a pixel depends on other pixels read a copy of the image. Unknown operations are ignored.
 
 #include "edit.h"
 

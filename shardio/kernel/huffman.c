@@ -8,15 +8,15 @@
 //     first + 128 b + 64 + k  coefficient k of block b, in zigzag order, 1 <= k <= 63; k = 64 is the state of the next
 //                             DC coefficient, and k from 65 to 79 follows a run of zeros beyond the block: damage
 //
-// `first` is such that a complete MCU has the state DONE. The index of a coefficient is one less than the state after
-// the coefficient, so a block's coefficients are the 64 before the state of the next block. Some states have an
+// `first` is chosen so that a complete MCU has the state DONE. The index of a coefficient is one less than the state
+// after the coefficient, so a block's coefficients are the 64 before the state of the next block. Some states have an
 // additional bit:
 //
 //     DONE                    a complete MCU, or a state whose code is not in the tables: entropy.c leaves its
 //                             fast loop
 //     REST                    the first PREFIX_BITS bits of a long code are decoded: all of them are ones
 //
-// A round has more lookups than an MCU may need. Those after DONE give the state WAITING, to which no code
+// A round has more lookups than an MCU may need. Lookups after DONE give the state WAITING, to which no code
 // leads: what they write is outside the last block.
 
 #include "decoder.h"

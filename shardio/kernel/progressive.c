@@ -28,7 +28,7 @@ static bool make_table(const uint8_t *counts, bool is_dc, Table *table) {
     for (int length = 1; length <= MAX_CODE_LENGTH; length++) {
         for (int code = codes->firsts[length]; code < codes->limits[length]; code++) {
             int symbol = get_symbol(codes, code, length);
-            if (is_dc && symbol > 15) return false;  // libjpeg refuses the table (jdhuff.c).
+            if (is_dc && symbol > 15) return false;  // libjpeg rejects the table (jdhuff.c).
             int span = length <= SHORT_CODE ? 1 << (SHORT_CODE - length) : 0;
             for (int i = 0; i < span; i++) table->lookups[code * span + i] = (uint16_t)(length << 8 | symbol);
         }
@@ -186,7 +186,7 @@ static void clear_coefficients(const Head *head, Coefficients *coefficients) {
     }
 }
 
-// Note which bits a scan has. Return false if the scan must not follow the earlier scans (G.1.1.1).
+// Record which bits a scan has. Return false if the scan must not follow the earlier scans (G.1.1.1).
 static bool note_bits(const ScanHeader *header, Coefficients *coefficients) {
     bool is_dc = header->start == 0;
     if (is_dc ? header->end != 0 : header->num_components != 1 || header->end < header->start || header->end > 63)
@@ -311,7 +311,7 @@ static bool transform_region(const Member *member, const Coefficients *coefficie
 bool decode_progressive(const uint8_t *data, int64_t length, Member *member, Workspace *work) {
     Head *head = &member->head;
     Coefficients coefficients;
-    if (data[length - 2] != 0xFF || data[length - 1] != EOI) return false;  // As for other images: see scan.c.
+    if (data[length - 2] != 0xFF || data[length - 1] != EOI) return false;  // Require EOI, as scan.c does.
     if (!reserve(&work->coefficients, (size_t)count_coefficients(head) * sizeof(int16_t))) return false;
     if (!reserve(&work->scan, (size_t)length + PADDING)) return false;
     coefficients.blocks[0] = (int16_t *)(void *)work->coefficients.bytes;

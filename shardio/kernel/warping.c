@@ -3,7 +3,7 @@
 // Pillow finds where the center of each pixel of the result is in the original. It interpolates between the centers of
 // the nearest pixels there. Beyond the border, pixels are equal to those at the border.
 //
-// Pillow interpolates in double precision, in a certain order, and rounds toward 0. Weighted sums in single precision
+// Pillow interpolates in double precision, in a fixed order, and rounds toward 0. Weighted sums in single precision
 // give the same result in less time, unless the result is so close to a whole number that rounding errors matter. Such
 // pixels are computed as in Pillow.
 //
@@ -58,7 +58,7 @@ static void find_places(const double *numbers, bool is_perspective, int64_t row,
     }
 }
 
-// Find the pixels at places. `center`: 0.5 for the centers of pixels, or 0 to round places down. `num_before` and
+// Find the pixels at the places. `center`: 0.5 for the centers of pixels, or 0 to round places down. `num_before` and
 // `num_after`: how many more columns and rows before and after a place matter. Places that are NaN are outside.
 static inline __attribute__((always_inline)) void find_neighbors(int64_t height, int64_t width, double center,
                                                                  int num_before, int num_after, Places *places) {
@@ -131,7 +131,7 @@ static inline u8x4 load_one(Neighbors neighbors, int row, int column) {
     return LOAD(u8x4, neighbors.first + row * neighbors.stride + 3 * column);
 }
 
-// More than twice the errors of weighted sums, for two columns and rows, and for four. The absolute values of two
+// More than twice the error of a weighted sum over 2 x 2, or 4 x 4, pixels. The absolute values of two
 // weights add up to 1, and those of four to at most 1.5. Rounding weights, products and sums changes the sum of a
 // column by up to 3 * 255 * 2^-24, or 5 * 1.5 * 255 * 2^-24. The error of the final sum is two or three
 // times that of a column.

@@ -448,7 +448,7 @@ class BufferPool:
 
 
 def map_in_torch(descriptor: int, num_bytes: int) -> NDArray[np.uint8]:
-    """Map memory that tensors can view. Use torch, which keeps no descriptor: the user may hold many batches."""
+    """Map memory that tensors can view. Use torch, which keeps no descriptor open: users may hold many batches."""
     import torch  # Worker processes may start without torch.
 
     storage = torch.UntypedStorage.from_file(f"/proc/self/fd/{descriptor}", shared=True, nbytes=num_bytes)

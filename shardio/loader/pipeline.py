@@ -82,7 +82,7 @@ class PlannedBatches(BatchIterator):
         """Return the next batch, which is finished or has failed, and its fixed-size columns.
 
         Raises:
-            StopIteration: If the epoch has no further batch.
+            StopIteration: If the epoch has no more batches.
         """
 
     def _next_plan(self) -> BatchPlan | Batch | None:
@@ -222,7 +222,7 @@ class Pipeline(PlannedBatches):
         """Return the next batch, or a Failure instead.
 
         Raises:
-            StopIteration: If the epoch has no further batch.
+            StopIteration: If the epoch has no more batches.
             RuntimeError: If no batch arrives in time, or the iterator has ended or belongs to another process.
             WorkerError: If worker processes cannot start.
         """

@@ -234,7 +234,7 @@ class Tally:
         return self.num_replaced + self.num_skipped
 
     def count_times(self, times: StageTimes) -> None:
-        """Count the times of a chunk."""
+        """Add the times of a chunk's stages."""
         self.times += times
         self.chunks.append(times)
 

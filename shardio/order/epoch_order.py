@@ -35,7 +35,7 @@ Words = NDArray[np.uint64]
 """Random words or rng keys, uint64."""
 
 GAMMA = np.uint64(0x9E3779B97F4A7C15)
-"""The odd number nearest to 2**64 / golden ratio: the step between two counters."""
+"""The odd number nearest to 2**64 divided by the golden ratio: the step between two counters."""
 
 _DERIVE = np.uint64(0xD1B54A32D192ED03)
 """The constant that makes the rng keys derived from an rng key differ from the words of its stream."""
@@ -55,7 +55,7 @@ def mix64(words: Words) -> Words:
 
 
 def derive_rng_key(rng_key: Words, part: Words) -> Words:
-    """Derive one rng key from each pair (rng_key, part); both broadcast, uint64 [n] with n >= 1."""
+    """Derive one rng key from each pair (rng_key, part), uint64 [n] with n >= 1. The arguments are broadcast."""
     return mix64(mix64(rng_key ^ _DERIVE) + part * GAMMA)
 
 
@@ -74,7 +74,7 @@ def make_rng_key(seed: int, *parts: int | str) -> Words:
 
 
 def random_words(rng_key: Words, counters: Words) -> Words:
-    """Return the words at ``counters`` in the streams of ``rng_key``; both broadcast, uint64."""
+    """Return the words at ``counters`` in the streams of ``rng_key``, uint64. The arguments are broadcast."""
     return mix64(rng_key + (counters + np.uint64(1)) * GAMMA)
 
 
@@ -279,7 +279,7 @@ class EpochOrder:
         self._tape_stops = np.cumsum(shard_sizes[tape])
         # An offset on the tape plus its shift is the sample's index in manifest order.
         self._tape_shifts = shard_starts[tape] - (self._tape_stops - shard_sizes[tape])
-        # In the last window, the strata of the first turns may be one sample longer than others.
+        # In the last window, the strata of the first turns may be one sample longer than the others.
         is_longer = reverse_bits(settings.strata) < self.num_samples % settings.window % settings.strata
         self._num_longer_before: NDArray[np.int64] = np.cumsum(is_longer) - is_longer
 

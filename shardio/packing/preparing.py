@@ -156,7 +156,7 @@ def is_jpeg(content: bytes) -> bool:
 
 
 def _tiling_proves_soundness(content: bytes, max_pixels: int | None) -> bool:
-    """Return whether tiling proves that an image is sound. Tiling reads every code of a JPEG."""
+    """Return whether tiling proves that an image is intact. Tiling reads every code of a JPEG."""
     from shardio.images.tiling import decodes_if_tileable
 
     if not is_jpeg(content):
@@ -345,7 +345,7 @@ class Preparation:
             sample: The content of the sample.
 
         Raises:
-            PackError: If ``strict`` forbids a problem of the sample.
+            PackError: If ``strict`` forbids a problem with the sample.
         """
         stored: Sample | None = None
         try:

@@ -1,6 +1,6 @@
 """Recolor, blur, erase and convert images, with torchvision's names, arguments and distributions.
 
-The pixels match Pillow's, as torchvision's do for Pillow images. torchvision rounds differently for tensors.
+The pixels are the same as in Pillow, and in torchvision for Pillow images. torchvision rounds differently for tensors.
 
 Most programs need no conversion: DevicePrefetcher converts and normalizes on the device, so images cross the bus as
 uint8, with a quarter of the bytes of float32.
@@ -274,7 +274,7 @@ class ToDtype(_Conversion):
         name = getattr(dtype, "__name__", str(dtype)).removeprefix("torch.")
         if name != "float32" or not scale:
             raise ValueError(
-                f"ToDtype makes float32 images with values from 0 to 1, got dtype={dtype!r}, scale={scale!r}: write "
+                f"ToDtype makes float32 images with values from 0 to 1, not dtype={dtype!r}, scale={scale!r}: write "
                 "ToDtype(torch.float32, scale=True), or convert on the device, with DevicePrefetcher(dtype=...)"
             )
         self.dtype, self.scale = name, True

@@ -5,7 +5,7 @@ package ImageHash computes it. The picture is reduced to 32×32 gray pixels. Eac
 lowest-frequency coefficients of the discrete cosine transform exceeds their median. The hash of the same name by Zauner
 (https://www.phash.org, 2010) leaves out the constant frequencies, which makes the hash less stable.
 
-To find similar hashes, the bits are split into bands. If two hashes differ in at most t bits, and there are t + k
+To find similar hashes, their bits are split into bands. If two hashes differ in at most t bits, and there are t + k
 bands, then at least k bands are equal: each differing bit changes only one band (the pigeonhole principle). So the
 hashes agree on some choice of k bands, and sorting by these bands finds such pairs. Manku, Jain and Das Sarma
 ("Detecting Near-Duplicates for Web Crawling", 2007) use the same method: they search one table per choice of bands.
@@ -140,7 +140,7 @@ class DuplicateReport:
     num_even: int
 
     def count_within(self, source_index: int) -> tuple[int, int]:
-        """Return the number of groups with several samples from a source, and the number of their surplus samples."""
+        """Return the number of groups with several samples from a source, and the number of surplus samples in them."""
         counts = [sum(copy.source_index == source_index for copy in group.copies) for group in self.groups]
         repeated = [count for count in counts if count > 1]
         return len(repeated), sum(repeated) - len(repeated)
@@ -361,7 +361,7 @@ def _reduce_image(content: bytes) -> _Reduced:
 def reduce_picture(content: bytes) -> Floats:
     """Return the gray pixels that determine an image's hash, float32 [32, 32].
 
-    Each pixel is the average of an area. Sides over 128 pixels are first reduced to 128, which hardly changes averages.
+    Each pixel is the average of an area. Sides are first shrunk to at most 128 pixels; this hardly changes averages.
 
     Raises:
         ValueError: If the image cannot be decoded.

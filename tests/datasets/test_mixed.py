@@ -1,4 +1,4 @@
-"""MixedDataset delivers each source in its own order and share on any number of ranks and workers, even if resumed."""
+"""MixedDataset keeps each source's order and share on any number of ranks and workers, even in resumed runs."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def source_of(key: str) -> str:
 
 
 def read_alone(source: Any, *, shuffle: bool = True) -> Iterator[Any]:
-    """Yield the samples of a source without a mixture, epoch after epoch."""
+    """Yield the samples that a source delivers without a mixture, epoch after epoch."""
     if isinstance(source, ShardDataset):
         order: Any = copy.copy(source)
     else:

@@ -1,4 +1,4 @@
-"""torchdata's StatefulDataLoader with shardio's order delivers every sample once, even if stopped and resumed."""
+"""torchdata's StatefulDataLoader with shardio's order delivers every sample once, even in resumed runs."""
 
 from __future__ import annotations
 

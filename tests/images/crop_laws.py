@@ -122,7 +122,7 @@ def shows_picture(plan: CropPlan) -> NDArray[np.bool_]:
 
 
 def tile_by_hand(content: bytes) -> bytes:
-    """Return a JPEG with restart intervals, with a new tile table made by searching for the markers."""
+    """Add a tile table to a JPEG that has restart intervals, by searching for the restart markers."""
     spans = list(segments_of(content))
     frame = next(start for marker, start, _ in spans if marker in (0xC0, 0xC1))
     interval = next(content[start + 4 : end] for marker, start, end in spans if marker == 0xDD)

@@ -1,4 +1,4 @@
-"""Pictures with detail, and their files, written by Pillow."""
+"""Detailed pictures, and files of them written by Pillow."""
 
 from __future__ import annotations
 

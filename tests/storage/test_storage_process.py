@@ -1,4 +1,4 @@
-"""All processes of a run share a storage process. It is replaced if it dies or hangs, and it ends after they do."""
+"""All processes of a run share a storage process, which is replaced if it dies or hangs, and outlives them."""
 
 from __future__ import annotations
 

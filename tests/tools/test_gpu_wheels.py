@@ -43,7 +43,7 @@ sys.exit(pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", "-p", "p
 
 def read_installed(names: Sequence[str]) -> Iterable[str]:
     installed = {str(canonicalize_name(each.name)): each for each in importlib.metadata.distributions()}
-    # CUDA's packages are not installed if torch is a build for CPUs.
+    # CUDA's packages are not installed if torch is a CPU-only build.
     return [line for name in names if name in installed for line in installed[name].requires or ()]
 
 

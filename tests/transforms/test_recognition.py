@@ -1,4 +1,4 @@
-"""Crops, resizes and flips of torchvision and Albumentations become crop plans that give the same pixels."""
+"""Crops, resizes and flips from torchvision and Albumentations become crop plans that give the same pixels."""
 
 from __future__ import annotations
 

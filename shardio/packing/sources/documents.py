@@ -153,7 +153,7 @@ def _tokenize(tokenizer: bytes | str | None, text: str) -> Any:
     function = _load_tokenizer(tokenizer)
     try:
         return function(text)
-    except Exception as error:  # The user's function may raise anything.
+    except Exception as error:  # The user's function may raise any error.
         let_through(error)
         raise ValueError(f"the tokenizer raised {describe_error(error)}") from error
 
@@ -177,7 +177,7 @@ def _prepare_tokenizer(tokenizer: Tokenizer | str | None) -> bytes | str | None:
             prepared = cloudpickle.dumps(tokenizer)
         _load_tokenizer.cache_clear()  # The file may have changed since an earlier pack.
         _load_tokenizer(prepared)
-    except Exception as error:  # The user's code may raise anything.
+    except Exception as error:  # The user's code may raise any error.
         let_through(error)
         raise PackError(f"the tokenizer cannot be loaded in worker processes: {describe_error(error)}") from error
     return prepared

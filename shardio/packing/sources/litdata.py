@@ -127,7 +127,7 @@ def _find_keys(src: Path, spec: Mapping[str, Any], keys: tuple[Hashable, ...]) -
 
 
 def find_labels(leaves: Sequence[_Leaf]) -> list[str]:
-    """Return the name of each possible label: plain values with a label's name, or the second of (image, label)."""
+    """List the name of the label, if any: a plain value with a label's name, or the second value of (image, label)."""
     found = [leaf.name for leaf in leaves if leaf.name in _LABELS and leaf.kind in PLAIN]
     if [leaf.keys for leaf in leaves] == [(0,), (1,)] and leaves[0].kind in CONTENTS and leaves[1].kind == "int":
         found = [leaves[1].name]
