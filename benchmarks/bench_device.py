@@ -102,7 +102,7 @@ def open_source(name: str, work: Path, settings: Settings) -> Source:
 
 
 def describe_device(device: torch.device) -> dict[str, Any]:
-    """Return the facts about the device that the results depend on."""
+    """Return those facts about the device that affect the results."""
     if device.type != "cuda":
         return {"name": "cpu"}
     return {

@@ -123,7 +123,7 @@ class RngKeys:
 
 
 def counts_when_received(loader: object) -> bool:
-    """Return whether a loader counts batches with :func:`hand_over`. If so, its state is never ahead of the user.
+    """Return whether a loader counts batches with :func:`hand_over`. If so, its state covers no unreceived batches.
 
     Such a loader has an attribute ``counts_when_received`` that is true. Other loaders count batches when they are
     requested.

@@ -1,4 +1,4 @@
-"""shardio's tensors are ordinary CPU tensors in all torch modes that the caller may set.
+"""shardio's tensors are ordinary CPU tensors, regardless of the torch modes that the caller has set.
 
 In these tests, ``meta`` replaces a GPU as the default device: tensors on ``meta`` have no values, so reading one fails.
 """

@@ -185,7 +185,7 @@ def main(
     elapsed_s = time.perf_counter() - start
     typer.echo(show(outcomes))
     typer.echo(
-        f"the laws hold for all {files:,} files of seed {seed}, "
+        f"the laws hold for all {files:,} files with seed {seed}, "
         f"read in {elapsed_s:.0f} s by {jobs} jobs ({files / elapsed_s:,.0f} files/s)"
     )
 

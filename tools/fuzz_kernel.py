@@ -60,7 +60,7 @@ KEPT_SHARE = 0.2
 """The fraction of calls that keep decoded images, and render them again."""
 
 CACHE_BYTES = 1 << 24
-"""The size of the cache."""
+"""The size, in bytes, of the cache for decoded images."""
 
 UNDAMAGED_SHARE = 0.2
 """The fraction of files that are not damaged. Most damaged files are not rendered."""
@@ -69,7 +69,7 @@ LIMIT_S = 60
 """The time limit for a chunk, in seconds. A chunk that exceeds this limit ends the process."""
 
 UNTOUCHED = 77
-"""The value that rows are filled with."""
+"""The value of all bytes in the rows before the kernel writes to them."""
 
 SEED_HEAD_BYTES = 23
 """HEAD_BYTES of fuzz_kernel.c."""
@@ -322,7 +322,7 @@ def main(
             sys.exit(_name_file(job, end, progress))
     elapsed_s = time.monotonic() - began
     print(
-        f"{files:,} files of seed {seed} from {start} on{job.options}: no access outside the kernel's memory; "
+        f"{files:,} files with seed {seed} from {start} on{job.options}: no access outside the kernel's memory; "
         f"{job.num_rendered.value:,} were rendered, {job.num_staged.value:,} decoded by the stages of a device, and "
         f"{job.num_tiled.value:,} tiled; the run took {elapsed_s:.0f} s "
         f"({files / elapsed_s:,.0f} files/s)"

@@ -230,7 +230,7 @@ def main(
     elapsed_s = time.perf_counter() - start
     typer.echo(show(outcomes))
     typer.echo(
-        f"{failures.total()} of {num_read:,} inputs of seed {seed} break a law; "
+        f"{failures.total()} of {num_read:,} inputs with seed {seed} break a law; "
         f"reading took {elapsed_s:.0f} s ({num_read / elapsed_s:,.0f} inputs/s)"
     )
     if failures:

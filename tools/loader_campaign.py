@@ -211,7 +211,7 @@ def kills(
                 raise typer.Exit(1)
     signals = ", ".join(f"{num_signals} {name}" for name, num_signals in sorted(num_sent.items()))
     typer.echo(
-        f"in all {len(seeds)} runs of seed {seed}, both epochs had the same batches as without worker processes; the "
+        f"in all {len(seeds)} runs with seed {seed}, both epochs had the same batches as without worker processes; the "
         f"runs took {time.perf_counter() - started:.0f} s ({signals or 'no signals were sent'})"
     )
 

@@ -147,7 +147,7 @@ def main(
     except KeyboardInterrupt:
         typer.echo(f"interrupted: the laws held for {num_checked} of {cases} cases")
         raise typer.Exit(INTERRUPTED) from None
-    typer.echo(f"the laws hold for all {cases} cases of seed {seed}; the run took {elapsed:.0f} s")
+    typer.echo(f"the laws hold for all {cases} cases with seed {seed}; the run took {elapsed:.0f} s")
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def main(
         campaign = Campaign(Path(name), ranks, samples, random.Random(seed))
         campaign.run(kills)
     phases = ", ".join(f"{num_kills} {phase}" for phase, num_kills in campaign.phases.most_common())
-    typer.echo(f"{kills} kills of seed {seed} ({phases}), {campaign.num_runs} runs: all equal the uninterrupted run")
+    typer.echo(f"{kills} kills with seed {seed} ({phases}), {campaign.num_runs} runs: all equal the uninterrupted run")
 
 
 class Campaign:

@@ -22,7 +22,7 @@ ALWAYS = ("shardio", "torch", "numpy", "opencv-python-headless", "pillow", "simp
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return the facts about the machine that the results depend on."""
+    """Return those facts about the machine that affect the results."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -61,7 +61,7 @@ def key_ids(keys: Iterable[Hashable]) -> Ids:
 
 
 def keys_in(batch: Any, key: Key) -> list[Hashable] | None:
-    """Return the keys of a batch; None if ``key`` is None and the batch contains more than keys.
+    """Return the keys of a batch; None if ``key`` is None and the batch contains more than just keys.
 
     Raises:
         IdentityError: If ``key`` does not fit the batch.
@@ -85,7 +85,7 @@ def content_ids(batch: Any, *, is_collated: bool = False) -> Ids:
     Args:
         batch: Tensors or arrays whose first dimension enumerates the samples, and lists of values, possibly nested in
             tuples, lists and dicts.
-        is_collated: Whether the batch is known to hold columns. If False, a list of images may be a list of samples.
+        is_collated: Whether the batch is known to hold columns. If False, lists of images are rejected as ambiguous.
 
     Raises:
         IdentityError: If the batch cannot be split into samples.

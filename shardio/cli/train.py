@@ -66,7 +66,7 @@ in_data, in_model, in_learning, in_run = (
 """Functions that create an option in a panel."""
 
 PANELS = {"channels_last": MODEL, "checkpoint_every": RUN, "log_every": RUN, "deterministic": RUN, "device": RUN}
-"""The panels of the options that are created from TrainConfig, except those in LEARNING."""
+"""The help panels of options that are created from TrainConfig; all other such options are in LEARNING."""
 
 DEFAULTS = {"lr": 2e-3}
 """Defaults that differ from those of TrainConfig: this learning rate suits the small model."""
@@ -332,7 +332,7 @@ ImageTransform = Callable[[Any], Any]
 def choose_transforms(
     recipe: str | None, transform: str | None, image_size: int
 ) -> tuple[ImageTransform, ImageTransform]:
-    """Return the transforms of training images and of validation images.
+    """Return the transforms for training images and for validation images.
 
     ``--recipe`` or ``--transform`` names the transforms. By default, the transforms are crops and flips.
 

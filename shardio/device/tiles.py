@@ -29,7 +29,7 @@ MAX_SCRATCH = 512 << 20
 """The maximum size, in bytes, of the memory for the stages' intermediate results, unless one image needs more."""
 
 SCRATCH_STEP = 32 << 20
-"""Memory for intermediate results of at least this many bytes is rounded up to a multiple of this number."""
+"""Memory for intermediate results, if at least this many bytes, is rounded up to a multiple of this number."""
 
 ALIGNMENT = 256
 """The alignment of arrays on a device, in bytes."""

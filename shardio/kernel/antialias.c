@@ -205,8 +205,8 @@ bool resize_antialiased(const Window *window, ReadRow read_row, const void *sour
                 window->first_column + min(COLUMNS * group + i, window->num_columns - 1) * window->column_step;
             int64_t num_taps = TAPS * num_parts;
             int64_t first = find_taps(plan->width, plan->new_width, column, plan->resampling, num_taps, taps);
-            // For the last columns, fewer pixels may be summed than for the others. Their taps begin earlier, with
-            // weights of 0, so that fewer than TAPS of them are after the part's last pixel.
+            // For the last columns, fewer pixels may be summed than for the others. The taps of these columns begin
+            // earlier, with weights of 0, so that fewer than TAPS of the taps are after the part's last pixel.
             int64_t source = max(min(first, plan->width - num_taps), 0), num_before = first - source;
             sources[i] = (int32_t)source;
             for (int64_t tap = 0; tap < num_taps; tap++) {

@@ -14,7 +14,7 @@ enum { BLOCK = 32 };  // The number of values that are computed together.
 // The smallest weight to use. Smaller weights are negligible in sums of 32-bit floats.
 static const double SMALLEST_WEIGHT = 0x1p-26;
 
-// Set the weights of a pixel and of its neighbors up to a radius, without negligible weights. Return how many weights
+// Set the weights of a pixel and of its neighbors up to a radius, except negligible weights. Return how many weights
 // follow the first.
 static int64_t make_weights(float *weights, int64_t radius, double ratio) {
     double total = 1, weight = 1, step = ratio;

@@ -71,8 +71,8 @@ bool open_scan(const uint8_t *data, int64_t length, Member *member) {
     return true;
 }
 
-// Find the next stream that the region needs, and copy it to a chain. Return false if there is none, after the region
-// or after damage. The lengths in the tile table keep `at` within the scan: see find_tile_table.
+// Find the next stream that the region needs, and copy it to a chain. Return false after the last stream
+// of the region, or after damage. The lengths in the tile table keep `at` within the scan: see find_tile_table.
 bool take_stream(Member *member, Chain *chain) {
     const Head *head = &member->head;
     const Region *region = &member->region;

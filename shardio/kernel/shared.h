@@ -37,15 +37,15 @@ typedef enum { GRAY, YCC, RGB } Color;
 
 enum {
     MAX_COMPONENTS = 3,
-    MAX_BLOCKS = 6,  // Blocks in an MCU: 4:2:0 and 4:1:1 have six.
+    MAX_BLOCKS = 6,  // The most blocks in an MCU: 4:2:0 and 4:1:1 have six.
     MAX_DC = 2047,   // The largest coefficients of images with 8-bit samples (F.1.2.1 and F.1.2.2).
     MAX_AC = 1023,
     HALF_RANGE = 1 << 14,  // The sum of two numbers below this limit fits into 16 bits: see idct.c.
     LOOKUP_BITS = 10,
 };
 
-// A Huffman table as in a DHT segment (B.2.4.2). Python has checked that there are enough codes without the code of all
-// ones, and that there are at most 256 symbols.
+// A Huffman table as in a DHT segment (B.2.4.2). Python has checked that the lengths leave enough codes without the
+// code of all ones, and that there are at most 256 symbols.
 typedef struct {
     uint8_t lengths[16];   // The number of codes of each length; zeros if there is no such table.
     uint8_t symbols[256];  // The symbols, in the order of their codes.

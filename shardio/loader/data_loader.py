@@ -77,10 +77,10 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
 
     The class can replace torch's DataLoader in any program: see docs/speed-up.md. With a :class:`shardio.ShardDataset`,
     or a :class:`shardio.EpochSampler` as ``sampler``, the loader uses shardio's order. With this order, every ``iter``
-    begins the next epoch unless ``set_epoch`` sets one, ``drop_last=True`` means ``remainder="drop"``, and the state
-    fits any number of ranks and workers. Otherwise, torch determines the order and the state is that of torchdata's
-    StatefulDataLoader. This also applies to subclasses of EpochSampler that override ``__iter__`` or ``__len__``: call
-    ``set_epoch`` before each epoch, as with torch's samplers.
+    begins the next epoch unless ``set_epoch`` sets another, ``drop_last=True`` means ``remainder="drop"``, and the
+    state fits any number of ranks and workers. Otherwise, torch determines the order and the state is that of
+    torchdata's StatefulDataLoader. This also applies to subclasses of EpochSampler that override ``__iter__`` or
+    ``__len__``: call ``set_epoch`` before each epoch, as with torch's samplers.
 
     Images that shardio's datasets and transforms produce are delivered as uint8 tensors [N, 3, H, W] in the
     channels_last memory format.

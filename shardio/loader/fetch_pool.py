@@ -51,7 +51,7 @@ class FetchWorkers(Owned, ABC):
 
     Attributes:
         members: The processes or threads.
-        max_tasks: The number of batches that may currently be fetched ahead.
+        max_tasks: The number of batches that may currently be fetched in advance.
     """
 
     max_tasks: int
@@ -95,7 +95,7 @@ class FetchThreads(FetchWorkers):
     Args:
         job: The settings of the loader.
         base_seed: The seed of the first worker's generators.
-        max_tasks: The number of batches that are fetched ahead.
+        max_tasks: The number of batches that are fetched in advance.
     """
 
     def __init__(self, job: FetchJob, base_seed: int, max_tasks: int) -> None:
@@ -200,7 +200,7 @@ class FetchProcesses(FetchWorkers):
         job: The settings of the loader.
         base_seed: The seed of the first worker.
         context: A multiprocessing context, or torch.multiprocessing, to start the processes with.
-        max_tasks: The number of batches that are fetched ahead.
+        max_tasks: The number of batches that are fetched in advance.
     """
 
     def __init__(self, job: FetchJob, base_seed: int, context: Any, max_tasks: int) -> None:

@@ -26,7 +26,7 @@ from shardio.order.split import Split, select_by_strata
 from shardio.order.state import STATE_VERSION, Cursor, check_version, find_differences, read_cursor
 
 Stop = Literal["first", "longest", "all-once"]
-"""The end of a mixture's epoch, if it is not a number of samples."""
+"""A rule for the end of a mixture's epoch; the alternative is a number of samples."""
 
 Ints = NDArray[np.int64]
 
@@ -398,7 +398,7 @@ class MixedOrder:
         raise ValueError(f"stop={stop!r} is never reached, because a source has the weight 0: set stop to a number")
 
     def _picks_until(self, stop: Stop, phase: Phase, source: int) -> int | None:
-        # The number of the phase's picks before the source repeats (first), or until all of it is delivered (longest).
+        # The number of picks in the phase before the source repeats (first) or until it is fully delivered (longest).
         goal, weight = self._goals[source], phase.schedule.weights[source]
         left = (goal // self.unit if stop == "first" else -(-goal // self.unit)) - phase.before[source]
         if left <= 0 and stop == "longest":
@@ -430,7 +430,7 @@ def _count_merged(counts: Ints, place: int) -> Ints:
 
 
 ITEM_BITS = 48
-"""The number of bits of an item in an encoded pick."""
+"""The number of bits for each item in an encoded pick."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -292,7 +292,7 @@ class Store(Protocol):
 
     @abstractmethod
     def create(self, key: str, content: bytes) -> bool:
-        """Write a small object if none exists. If several processes write the object at the same time, one succeeds.
+        """Write a small object if none exists. If several processes write it at the same time, only one succeeds.
 
         Returns:
             Whether the object now has this content, written by this call or by an earlier one.

@@ -1,4 +1,4 @@
-"""Conformance tests of executors, which make a loader's batches. The interface is in ``shardio/loader/executor.py``.
+"""Conformance tests for executors, which make a loader's batches. The interface is in ``shardio/loader/executor.py``.
 
 Example:
     >>> import pytest
@@ -187,7 +187,7 @@ def find_parts(loader: DataLoader) -> ExecutorParts:
 
 
 class ExecutorTests:
-    """Tests of an executor and of its iterators.
+    """Tests for an executor and its iterators.
 
     Override :meth:`make_executor`, and, if the executor does not support the default loaders, :meth:`loader` and
     :meth:`options`. The epochs of ``loader`` have the batches [0, 1, 2] … [9, 10, 11], as lists or tensors. Each number
@@ -223,7 +223,7 @@ class ExecutorTests:
 
     @pytest.fixture
     def executor(self, make_executor: MakeExecutor, parts: ExecutorParts) -> Executor:
-        """Return the executor of the loader, which delivers numbers."""
+        """Return the loader's executor, which delivers numbers."""
         return make_executor(parts)
 
     @pytest.fixture

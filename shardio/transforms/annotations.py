@@ -301,7 +301,7 @@ _FROM_CORNERS: dict[BoxFormat, _Conversion] = {"xyxy": np.copy, "xywh": _to_size
 
 
 def render_like(images: list[Any], others: Sequence[Picture]) -> list[Any]:
-    """Render images as other pictures were rendered, and return them as pictures.
+    """Render images in the same way as other pictures were rendered, and return the results as pictures.
 
     Images with the same plan object are rendered together.
     """

@@ -265,7 +265,7 @@ _SEQUENCES = frozenset(
 
 
 def steps_of(transform: Any) -> Sequence[Any] | None:
-    """Return the transforms in another library's sequence, or None if it is not a sequence."""
+    """Return the transforms in a sequence from another library, or None if the transform is not such a sequence."""
     kind = type(transform)
     if f"{kind.__module__}.{kind.__qualname__}" not in _SEQUENCES:
         return None

@@ -166,7 +166,7 @@ def test_the_program_does_not_wait_for_decoding(data: Path) -> None:
         tiles = next(iter(loader))[0].to(torch.device("cuda", 0))
     prepare = ImagePreparation(torch.device("cuda", 0), NORMALIZE, torch.bfloat16, channels_last=True)
     first = prepare.decode(tiles, [], is_final=True)
-    torch.cuda.set_sync_debug_mode("error")  # A wait raises an error.
+    torch.cuda.set_sync_debug_mode("error")  # From here on, waiting for the device raises an error.
     try:
         second = prepare.decode(tiles, [], is_final=True)
     finally:

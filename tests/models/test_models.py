@@ -1,4 +1,4 @@
-"""Models by name: every kind can be trained and can have pretrained weights, and unknown names are refused."""
+"""Models by name: every kind can be trained and can have pretrained weights, and unknown names are rejected."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def fill_tensors(shapes: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def assert_weights_but_of(head: str, model: nn.Module, state: dict[str, torch.Tensor]) -> None:
-    """Check that a model's tensors equal those in a state, except those of ``head``, if it is not empty."""
+    """Check that a model's tensors equal those in a state, except those of ``head`` if a head is named."""
     found = model.state_dict()
     assert found.keys() == state.keys()
     different = {name for name, tensor in found.items() if not torch.equal(tensor, state[name])}

@@ -236,7 +236,7 @@ def falsify(header: bytearray, rng: random.Random) -> None:
         )
         header[start:stop] = value[:width].ljust(width, b"\0")
     if header[156] in b"S" and rng.random() < 0.5:
-        header[482] = 1  # This flag says that more blocks describe the sparse file.
+        header[482] = 1  # This flag says that the sparse file's description continues in another block.
     if rng.random() < 0.9:
         fix_checksum(header)
 

@@ -47,16 +47,16 @@ def photos(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("order_campaign.py --cases 40 --seed 3", "the laws hold for all 40 cases of seed 3"),
+        ("order_campaign.py --cases 40 --seed 3", "the laws hold for all 40 cases with seed 3"),
         ("tile_campaign.py --limit 20 --photos PHOTOS --crops 5", r"the laws hold for all 23 files in .* s: 23 tiled"),
         (
             "fuzz_images.py --files 60 --jobs 1 --seed 3 --save KEPT",
             "(?s).*reading: the pixels .* hold for all 60 files",
         ),
-        ("fuzz_tars.py --cases 60 --seed 3 --save KEPT", "(?s).*index: done.*0 of 60 inputs of seed 3 break a law"),
+        ("fuzz_tars.py --cases 60 --seed 3 --save KEPT", "(?s).*index: done.*0 of 60 inputs with seed 3 break a law"),
         (
             "fuzz_kernel.py --files 200 --start 77 --seed 2",
-            "200 files of seed 2 from 77 on .*: no access outside the ker",
+            "200 files with seed 2 from 77 on .*: no access outside the ker",
         ),
     ],
 )
@@ -178,4 +178,4 @@ def test_tiled_files_are_compared_with_jpegtrans(
 @pytest.mark.slow
 def test_a_killed_run_equals_an_uninterrupted_one(capsys: pytest.CaptureFixture[str]) -> None:
     train_campaign.main(kills=1, ranks=1, samples=30, seed=1)
-    assert re.fullmatch(r"(?s)1 kills of seed 1 \(.*all equal the uninterrupted run\n", capsys.readouterr().out)
+    assert re.fullmatch(r"(?s)1 kills with seed 1 \(.*all equal the uninterrupted run\n", capsys.readouterr().out)

@@ -157,7 +157,7 @@ def dump_tile_table(height: int, width: int, interval: int, lengths: NDArray[np.
 
 
 def is_tile_table(content: bytes, segment: Segment) -> bool:
-    """Return whether a segment is a part of a tile table, of any version."""
+    """Return whether a segment is part of a tile table, of any version."""
     return segment.marker == APP9 and content.startswith(SIGNATURE, segment.payload_start)
 
 
