@@ -1,4 +1,4 @@
-"""Measure what crops of JPEGs cost, and which steps take the time.
+"""Measure what crops of JPEGs cost, and how much time each step takes.
 
 ``python -m benchmarks.bench_images PHOTOS`` measures CPU time on one thread from a JPEG's bytes to a 224×224 crop in a
 batch's row, for shardio and its peers: random crops (RandomResizedCrop's defaults, the same boxes for all) and

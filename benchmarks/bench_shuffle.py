@@ -1,6 +1,6 @@
 """Measure how well an order mixes samples, and how much data each rank reads.
 
-``python -m benchmarks.bench_shuffle`` measures one epoch of several datasets, in shardio's default order, in a global
+``python -m benchmarks.bench_shuffle`` measures one epoch of each dataset, in shardio's default order, in a global
 shuffle, with different windows and strata, and with WebDataset's shard shuffle and buffer. The measures (see
 shardio/order/quality.py) are exact over all samples and ranks. No data is read; every machine gives the same figures.
 """
@@ -29,7 +29,7 @@ Choice = tuple[int | None, int | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A dataset of equal shards, its readers, and the orders to measure besides the default and the global order."""
+    """A dataset with shards of equal size, its readers, and orders to measure besides the default and global orders."""
 
     num_shards: int
     shard_size: int
@@ -109,7 +109,7 @@ def measure_webdataset(case: Case, buffer: int) -> OrderQuality:
 
 
 def _webdataset_rank(case: Case, rank: int, buffer: int) -> Iterator[list[int]]:
-    """Yield a rank's batches in the order of torch's DataLoader: one from each worker in turn, until all end."""
+    """Yield a rank's batches in the order of torch's DataLoader: one from each worker in turn, until all have ended."""
     workers = [_webdataset_worker(case, rank, worker, buffer) for worker in range(case.num_workers)]
     while workers:
         batches = [list(islice(worker, case.batch_size)) for worker in workers]

@@ -98,7 +98,7 @@ def run(tar: Path, state: Path) -> None:
                 break
     print(f"interrupted after {len(seen)} of {len(batches)} batches, loss {loss:.3f}: {state.read_text()}")
 
-    # A real run also saves the model and step.state_dict(); train(…, TrainConfig(directory=…)) saves all three.
+    # A real run saves the states of the loader, model and step; train(…, TrainConfig(directory=…)) saves all three.
     batches = shardio.DevicePrefetcher(make_loader(tar, num_workers=0), normalize=NORMALIZE)
     batches.load_state_dict(json.loads(state.read_text()))
     for images, labels, _, keys in batches:

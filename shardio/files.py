@@ -236,7 +236,7 @@ class WorkLock:
 
     def _take(self, descriptor: int) -> bool:
         num_tries = 1 if self._is_stuck else 1 + int(self._patience_s / POLL_S)
-        for tried in range(num_tries):  # Count tries, because a clock also runs while this process is suspended.
+        for tried in range(num_tries):  # Count tries, not time: a clock also runs while this process is suspended.
             if tried:
                 time.sleep(POLL_S)  # flock(2) has no timeout.
             try:

@@ -112,7 +112,7 @@ def test_half_an_environment_and_an_invalid_variable_are_errors_that_name_it(
 
 
 class Worlds(Dataset[tuple[int, int]]):
-    """A dataset that carries some worlds; each item is the world that a process finds for one of them."""
+    """A dataset that carries several worlds; each item is the world that a process finds for one of them."""
 
     def __init__(self, *carried: CarriedWorld | None) -> None:
         self.carried = carried

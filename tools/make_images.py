@@ -46,7 +46,7 @@ class Job:
 
 @cache
 def make_textures(seed: int) -> NDArray[np.float32]:
-    """Return noise with the spectrum of natural images and standard deviation 1, float32 [texture, row, column, 3]."""
+    """Return noise with the spectrum of natural images and unit variance, float32 [texture, row, column, 3]."""
     random = np.random.default_rng([seed, 0])
     frequency = np.hypot(np.fft.fftfreq(TEXTURE_SIZE)[:, None], np.fft.rfftfreq(TEXTURE_SIZE)[None])
     frequency[0, 0] = 1

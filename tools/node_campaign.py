@@ -137,7 +137,7 @@ def main(
     nodes: Annotated[int, typer.Option(min=1, help="Number of nodes before the interruption.")] = 4,
     ranks: Annotated[int, typer.Option(min=1, help="Number of ranks on each node.")] = 4,
     then: Annotated[int, typer.Option(min=1, help="Number of nodes after the interruption; a divisor of --nodes.")] = 2,
-    batches: Annotated[int, typer.Option(min=1, help="Number of batches of each rank before the interruption.")] = 20,
+    batches: Annotated[int, typer.Option(min=1, help="Number of batches on each rank before the interruption.")] = 20,
     samples: Annotated[int, typer.Option(min=1, help="Number of samples.")] = 24_000,
     job: Annotated[str | None, typer.Option(help="Used by this program itself.", hidden=True)] = None,
 ) -> None:

@@ -115,7 +115,7 @@ class CopyBeforeStep:
 
 
 class Resident:
-    """A loader that yields a few batches in rotation, forever. If given, ``prepare`` is applied to images each time."""
+    """An endless loader of a few batches in rotation. If given, ``prepare`` is applied to each batch's images."""
 
     def __init__(self, batches: Sequence[Batch], prepare: ImagePreparation | None = None) -> None:
         self.batches, self.prepare = batches, prepare

@@ -206,7 +206,7 @@ def suggest_on_error(on_error: OnErrorPolicy) -> Iterator[None]:
 
 
 def has_class_folders(source: str | Path, access: RemoteAccess | None = None) -> bool:
-    """Return whether a directory, or a folder of an object store, holds class folders rather than shards.
+    """Return whether a directory, or a folder in an object store, holds class folders rather than shards.
 
     Raises:
         FormatError: If the directory holds both class folders and shards.

@@ -156,7 +156,7 @@ class RemoteSettings:
     """The settings of a source that may be remote.
 
     Attributes:
-        storage_options: Settings of the store of a remote source, such as ``endpoint``, ``region``, ``profile``,
+        storage_options: Settings for the store of a remote source, such as ``endpoint``, ``region``, ``profile``,
             ``retries`` or ``timeout_s``. The default settings come from the environment, as for the store's own tools.
         cache: For a remote source, a local folder in which processes and jobs on this machine keep the bytes that they
             have read. By default, the cache is a temporary folder, which is removed when the program ends.
@@ -193,7 +193,7 @@ class KeepingSettings:
     decoded_cache: str | int | None = None
 
     def make_decoded_cache(self, name: str, orientation: Orientation) -> DecodedCache | None:
-        """Return the cache of a dataset with this name, or None.
+        """Return the decoded cache of the dataset with this name; None if the dataset keeps no decoded images.
 
         Raises:
             TypeError: If the size has the wrong type.
@@ -234,7 +234,7 @@ def check_integers(indices: Any) -> NDArray[Any]:
         integers = np.asarray(indices)
         if integers.ndim == 1 and integers.dtype.kind == "i":
             return integers
-    # Check all other indices one by one: booleans, floats and strings, unsigned and very large integers.
+    # Check all other indices one by one: booleans, floats, strings, and unsigned or very large integers.
     return np.array([check_integer("an index", index) for index in indices], object)
 
 
@@ -489,7 +489,7 @@ def mark_valid(sample: Any, is_valid: bool) -> Any:
 
 
 def add_value(sample: Any, name: str, value: Any) -> Any:
-    """Return a sample with a value added at the end of a tuple or as a key of a dict. A bare value becomes a pair."""
+    """Return a sample with a value added: last in a tuple, or under ``name`` in a dict. A bare value becomes a pair."""
     if isinstance(sample, dict):
         return {**sample, name: value}
     return (*sample, value) if isinstance(sample, tuple) else (sample, value)

@@ -91,7 +91,7 @@ def measure_other_programs(seconds: float, num_processors: int) -> float:
 
 
 def run_loader(loader: Iterable[Any], seconds: float, num_processors: int, step: Step | None = None) -> LoaderRun:
-    """Iterate over a loader for some time, for several epochs if they are short.
+    """Iterate over a loader for a given time, for several epochs if they are short.
 
     Args:
         loader: Any iterable of batches.
@@ -219,7 +219,7 @@ def time_step(step: Step, batches: Sequence[Any], seconds: float) -> float:
 
 
 def synchronize() -> None:
-    """Wait until the current CUDA device has finished, if CUDA is in use."""
+    """Wait until the current CUDA device has finished its work, if CUDA is in use."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
@@ -381,7 +381,7 @@ class LoaderEvidence:
         return self.try_loader(rebuild(self.loader, kind, **changes))
 
     def try_loader(self, loader: Any) -> float:
-        """Return how much faster another loader would be."""
+        """Return how much faster a different loader would be."""
         return self.compare(self.measure(loader))
 
     def compare(self, run: LoaderRun) -> float:

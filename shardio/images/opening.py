@@ -279,7 +279,7 @@ def _can_convert(content: bytes, head: JpegHead) -> bool:
         return True
     try:
         simplejpeg.decode_jpeg_header(content)
-    except (ValueError, KeyError):  # simplejpeg raises KeyError for sampling that only libjpeg supports.
+    except (ValueError, KeyError):  # simplejpeg raises KeyError for sampling factors that only libjpeg supports.
         return False
     return True
 
@@ -354,7 +354,7 @@ def _decode_to(pixels: NDArray[np.uint8], content: bytes | bytearray, *, strict:
 
 
 def _cut(content: bytes, head: JpegHead, box: Box) -> _Cut | None:
-    """Cut out the intervals that contain a box, or the rows down to its end. Return None if this saves no bytes."""
+    """Cut out the intervals that contain a box, or the rows above its bottom. Return None if cutting saves no bytes."""
     tiles = read_tiles(content, head)
     if tiles is not None:
         return _Cut(*cut_tiles(content, head, tiles, box), next_marker=None)

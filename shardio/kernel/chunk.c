@@ -43,7 +43,7 @@ static bool open_planes(const Image *image, Member *member) {
     return image->key ? prepare_to_keep(member) : allocate_planes(member);
 }
 
-// Prepare the decoding of an image. Return false if the kernel cannot decode the image.
+// Prepare to decode an image. Return false if the kernel cannot decode the image.
 static bool open_image(int64_t index, Member *member, Workspace *work) {
     const Call *call = work->call;
     const Image *image = &call->images[index];

@@ -1,4 +1,4 @@
-// Operations in which a pixel depends on other pixels, with the same results as Pillow.
+// Operations in which a pixel depends on other pixels. The results are the same as Pillow's.
 //
 // `before` is a copy of the image with four readable bytes after it: some pixels are copied as four bytes. fits()
 // checks places in the copy: each place, or only the two ends of a line of places.

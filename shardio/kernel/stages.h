@@ -370,7 +370,7 @@ static inline int get_byte(uint32_t color, int c) { return (int)(color >> 8 * c 
 
 // See resize_row() and mix_rows() in resize.c.
 static inline uint32_t mix_colors(const Part *part, int64_t height, const int64_t *down, const int64_t *across) {
-    int64_t other_column = across[2] ? across[0] + 1 : across[0];  // A pixel with weight 0 may lie outside the array.
+    int64_t other_column = across[2] ? across[0] + 1 : across[0];  // A pixel with zero weight may be outside the array.
     int mixed[3] = {0, 0, 0};
     for (int j = 0; j < 2; j++) {
         int64_t row = down[0] + j;
@@ -391,7 +391,7 @@ static inline uint32_t sum_colors(const Part *part, const TiledCrop *crop, const
     const int half = 1 << (WEIGHT_BITS - 1);
     int sums[3] = {half, half, half};
     for (int64_t j = 0; j < crop->taps_down; j++) {
-        if (!down[1 + j]) continue;  // A pixel with weight 0 may lie outside the array.
+        if (!down[1 + j]) continue;  // A pixel with zero weight may be outside the array.
         int in_row[3] = {half, half, half};
         for (int64_t k = 0; k < taps_across; k++) {
             if (!across[1 + k]) continue;

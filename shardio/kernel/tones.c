@@ -1,4 +1,4 @@
-// Operations on each byte, or on the three colors of each pixel, with the same results as Pillow.
+// Operations on each byte, or on the three colors of each pixel. The results are the same as Pillow's.
 //
 // Pillow blends two images as 32-bit floating-point numbers, rounds toward 0, and clamps the result to a byte
 // (Blend.c). It computes gray values with 16-bit weights (Convert.c, L24).

@@ -57,7 +57,7 @@ class ChunkSizing:
     Attributes:
         num_threads: The number of chunks that are made at once.
         chunk_size: The maximum number of samples that are decoded together.
-        prefetch: The number of batches that all workers together make ahead; None for the default.
+        prefetch: The number of batches that all workers together make in advance; None for the default.
         keeps_whole: Whether each batch is one chunk, because a collate function makes it.
     """
 
@@ -74,7 +74,7 @@ class ChunkSizing:
         return max(min(self.num_threads * rounds, num_samples // MIN_CHUNK), -(-num_samples // self.chunk_size), 1)
 
     def num_ahead(self, layout: Layout | None) -> int:
-        """Return the number of batches to make ahead: by default, enough for two chunks per thread."""
+        """Return the number of batches to make in advance: by default, enough for two chunks per thread."""
         if self.prefetch is not None:
             return self.prefetch
         num_chunks = 1 if layout is None else self.num_chunks(layout.num_rows, layout)
@@ -176,7 +176,7 @@ class BatchChunk:
     num_images_by_decoder: Counter[DecoderName] = field(default_factory=Counter)
     num_tries: Counter[int] = field(default_factory=Counter)  # The number of replacements tried, by row.
     skipped: list[str] = field(default_factory=list)  # The keys of skipped samples.
-    num_deaths: int = 0  # Deaths of worker processes that were making only this chunk.
+    num_deaths: int = 0  # The number of worker processes that died while making only this chunk.
     is_suspect: bool = False  # Whether the chunk may have killed a worker process.
 
     def request(self, chunk_id: int, source: SampleSource, buffer: Buffer | None, tally: Tally) -> Chunk:
@@ -262,8 +262,8 @@ class ChunkQueue:
     def receive(self, timeout_s: float | None) -> Iterator[tuple[Batch, BatchChunk, Outcome]]:
         """Wait at most ``timeout_s`` for outcomes and yield them. The wait may end early without any outcome.
 
-        The caller must apply each outcome before it requests the next one. A death moves unfinished chunks to different
-        buffers, so an outcome that arrived earlier but is applied afterwards would finish a chunk in the wrong buffer.
+        The caller must apply each outcome before it requests the next. A worker's death moves unfinished chunks to
+        different buffers: an outcome that arrived earlier but is applied later would finish a chunk in the wrong one.
 
         Raises:
             WorkerError: If worker processes cannot start.
@@ -506,7 +506,7 @@ def _join_tiles(
 
 
 def _redo_image(source: SampleSource, chunks: Sequence[BatchChunk], name: str, index: int) -> list[Pixels]:
-    """Decode an image of a batch in this process. Return its crops, or raise the SampleError that names it."""
+    """Decode an image of a batch in this process. Return its crops, or raise a SampleError that names the image."""
     stops = np.cumsum([len(chunk.plan) for chunk in chunks])
     number = int(np.searchsorted(stops, index, side="right"))
     row = index - int(stops[number])  # Counted from the end of the chunk.
@@ -549,7 +549,7 @@ def _find_tiles(chunk: TiledChunk, shared: torch.Tensor | None, rows: slice) -> 
 
 
 def _cut(view: NDArray[Any], rows: Sequence[slice]) -> torch.Tensor:
-    """Return some rows, without a copy if they are adjacent."""
+    """Return some rows, without copying them if they are adjacent."""
     is_gapless = all(previous.stop == following.start for previous, following in pairwise(rows))
     if not is_gapless:
         return torch.from_numpy(np.concatenate([view[chunk_rows] for chunk_rows in rows]))

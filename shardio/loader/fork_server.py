@@ -53,7 +53,7 @@ The process's own exit code is more informative than the one that a kill causes.
 class ForkServer:
     """A fork server, which imports the modules of worker processes once, for successive pools.
 
-    The first call of :meth:`start_worker` starts the fork server. If the fork server has ended, the next call starts a
+    The first call to :meth:`start_worker` starts the fork server. If the fork server has ended, the next call starts a
     new one. When this object is freed, a fork server that has imported user code is kept for the next ForkServer; any
     other fork server ends.
     """
@@ -213,7 +213,7 @@ class RunningServer:
         self.end.close()
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(patience_s)
-        # If the fork server was killed, the worker processes still run, and their process group keeps the server's id.
+        # If the fork server was killed, worker processes are still running; their process group keeps the server's id.
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         return self.process.wait()
@@ -321,7 +321,7 @@ def _start_process(descriptor: int, setup: WorkerSetup) -> subprocess.Popen[byte
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Surroundings:
-    """A snapshot of the settings and modules in a process on which user code may depend.
+    """A snapshot of the settings and modules of a process, on which user code may depend.
 
     Attributes:
         cwd: The working directory; None if the directory no longer exists.

@@ -95,7 +95,7 @@ class WorkerPosition:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class EpochPosition:
-    """A position in an epoch: after the batches that the user received, not after those that were requested ahead.
+    """A position in an epoch: after the batches that the user received, not after those that were requested in advance.
 
     Attributes:
         num_workers: The number of workers; 0 if the calling process fetches.

@@ -47,7 +47,7 @@ MAX_REQUESTS = 16
 """The maximum number of small objects that are read or removed at a time."""
 
 MARK = b"written by a program"
-"""The prefix of the mark of a dataset that a program writes. A pack has a different mark, so a pack refuses to resume
+"""The prefix of the mark of a dataset that a program writes. A pack's mark is different, so packing does not resume
 such a dataset."""
 
 _OTHER_NAMES = {MANIFEST_NAME, REJECTED_NAME}
@@ -278,7 +278,7 @@ class _RemoteFolder:
 
     @contextmanager
     def locked(self, lock_name: str = LOCK_NAME) -> Iterator[None]:
-        """Refuse a read-only store. Only the mark excludes other writers."""
+        """Reject a read-only store. Only the mark excludes other writers."""
         self._refuse_read_only()
         yield
 
@@ -362,7 +362,7 @@ class UnfinishedDataset:
 
 
 def check_destination(src: Path, folder: DatasetFolder) -> None:
-    """Refuse a destination that overlaps the source or contains anything other than an unfinished pack.
+    """Reject a destination that overlaps the source or contains anything other than an unfinished pack.
 
     Raises:
         PackError: If the destination cannot be used.
@@ -389,7 +389,7 @@ def locked(src: Path, folder: DatasetFolder) -> Iterator[None]:
     Another pack may have finished since the first check.
 
     Raises:
-        PackError: If the destination cannot be created or written, if another process is writing to it, or if it has
+        PackError: If the destination cannot be created or written to, if another process is writing to it, or if it has
             become unusable.
     """
     try:
@@ -405,7 +405,7 @@ def locked(src: Path, folder: DatasetFolder) -> Iterator[None]:
 
 @contextmanager
 def begun(folder: DatasetFolder, digest: str, names: Collection[str]) -> Iterator[UnfinishedDataset]:
-    """Prepare the destination to start or resume a plan.
+    """Prepare the destination to start or resume a pack, given the digest of its plan.
 
     If the block fails before a shard is finished, the destination is cleared.
 
@@ -571,7 +571,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _clear(folder: DatasetFolder) -> None:
-    """Remove an earlier dataset, starting with its manifest. Readers refuse a folder without a manifest."""
+    """Remove an earlier dataset, starting with its manifest. Readers reject a folder without a manifest."""
     folder.remove_partial()
     (folder.location / MANIFEST_NAME).remove()
     folder.remove([name for name in whole_names(folder) if name not in (MANIFEST_NAME, UNFINISHED_NAME)])

@@ -97,7 +97,7 @@ def _is_printable(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueEncoder:
-    """Encodes values according to the last suffix of the field's name. Bytes are stored as they are.
+    """An encoder of values according to the last suffix of the field's name. Bytes are stored as they are.
 
     Attributes:
         classes: The class names, indexed by label, or () if labels have no names.
@@ -271,10 +271,10 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def encode_pixels(image: Any) -> bytes:
-    """Return a Pillow image as a PNG, or as a TIFF if a PNG cannot hold its mode. Both formats are lossless.
+    """Return a Pillow image as a PNG, or as a TIFF if PNG does not support its mode. Both formats are lossless.
 
     Raises:
-        OSError: If neither format can hold the image's mode.
+        OSError: If neither format supports the image's mode.
     """
     file = io.BytesIO()
     image.save(file, "PNG" if image.mode in _PNG_MODES else "TIFF")

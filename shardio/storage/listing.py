@@ -34,7 +34,7 @@ FORMAT = "shardio listing 1"
 """The format of a saved listing. The format is the first value in the file."""
 
 PATIENCE_S = 300.0
-"""The time in seconds to wait while another process lists the same folder. After this time, this process lists the
+"""The time, in seconds, to wait while another process lists the same folder. After this time, this process lists the
 folder too, so the folder may be listed twice."""
 
 MEAN_BYTES = 16 * 2**20
@@ -130,7 +130,7 @@ def _list_one(subfolder: Location) -> list[tuple[str, int, str]]:
 def make_listing(
     folder: Location, files: Sequence[tuple[str, int, str]], folders: Sequence[str], path: Path | None = None
 ) -> Listing:
-    """Return the listing of files, given their keys, sizes in bytes and versions, sorted by key."""
+    """Return the listing of files, given the key, size in bytes and version of each, in the order of keys."""
     keys, sizes, versions = map(list, zip(*files, strict=True)) if files else ([], [], [])
     hashes = np.fromiter(map(_hash, keys), np.uint64, len(keys))
     return Listing(
@@ -192,7 +192,7 @@ def _load(folder: Location, path: Path) -> Listing:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Bundles:
-    """The places of the n files of a listing in m bundles.
+    """The places of a listing's n files in m bundles.
 
     Attributes:
         numbers: int32 [n], the bundle of each file.

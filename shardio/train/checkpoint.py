@@ -117,7 +117,7 @@ def _tf32_products() -> Iterator[None]:
     allowed, set_precision = "high", torch.set_float32_matmul_precision
     try:
         before = torch.get_float32_matmul_precision()
-    except RuntimeError:  # torch refuses this call if the user has set its newer precision settings.
+    except RuntimeError:  # torch rejects this call if the user has set its newer precision settings.
         matmul: Any = torch.backends.cuda.matmul
         before, allowed, set_precision = matmul.fp32_precision, "tf32", partial(setattr, matmul, "fp32_precision")
     set_precision(allowed)
@@ -151,7 +151,7 @@ def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any]) -> None
 
 @contextmanager
 def _checksums() -> Iterator[None]:
-    # Loading verifies the checksums, so torch must write them even if the user turned them off.
+    # Loading verifies the checksums, so torch must write them even if the user has turned them off.
     are_written = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(True)
     try:
@@ -290,7 +290,7 @@ _log = logging.getLogger("shardio")
 
 @contextmanager
 def claimed(directory: Path | None) -> Iterator[None]:
-    """Hold the lock of a run's directory, and create the directory if it is missing.
+    """Hold the lock on a run's directory, and create the directory if it is missing.
 
     Without a directory, do nothing. Rank 0 holds the lock for all ranks. If rank 0 cannot take the lock, all ranks
     raise the error. The lock is released when the block, or the process of rank 0, ends. Worker processes that torch
@@ -312,7 +312,7 @@ def claimed(directory: Path | None) -> Iterator[None]:
 
 
 class _Lock:
-    """The lock of a run's directory.
+    """The lock on a run's directory.
 
     A forked child releases its copy, which would otherwise hold the lock until the child ends.
     """

@@ -441,7 +441,7 @@ class TrainRun:
         before, now = len(states), self.world.world_size
         why, until = "datasets, samplers or generators of its loader have a separate state on each rank", ""
         if state["is_within_epoch"]:
-            why = "it was saved within an epoch, when each rank has different samples left"
+            why = "it was saved within an epoch, when each rank had different samples left"
             until = ", at least until the end of the epoch"
         raise StateError(
             f"{path} is from a run with a world size of {before}, and cannot be resumed with {now}: {why}. Use a world "

@@ -305,7 +305,7 @@ keyed("None keys", "None cannot be a sample's key", ["a", None, None], 3)
 keyed("truth values as keys", "True cannot be a sample's key", torch.tensor([True, False]), 2)
 OBJECTS = [SimpleNamespace(), SimpleNamespace()]
 keyed("objects with no text representation as keys", "a SimpleNamespace cannot be the key", OBJECTS, 2)
-keyed("a key that is half a number too high", OTHER, torch.tensor([0.0, 1.5]), [0, 1])
+keyed("a key that is 0.5 too high", OTHER, torch.tensor([0.0, 1.5]), [0, 1])
 wrong("images as keys", "a sample's key must be one value", [[torch.rand(2, 3, 4, 4), torch.arange(2)]], 2, key=0)
 KINDS = "the delivered keys and the expected keys have different types"
 wrong("text keys where numbers are expected", KINDS, cut([str(number) for number in NUMBERS]))

@@ -112,13 +112,13 @@ def _not_held(tensor: torch.Tensor) -> torch.Tensor:
 def prefetch_late(
     loader: Iterable[Any], *, seed: int = 0, laziness: float = 0.8, **options: Any
 ) -> tuple[DevicePrefetcher, LateStream]:
-    """Return a prefetcher that works as on CUDA, with a late stream and ordinary memory in place of pinned memory."""
+    """Return a prefetcher that works as on CUDA, but with a late stream and with ordinary memory, not pinned memory."""
     stream = LateStream(seed, laziness)
     return prefetch_on(stream, loader, **options), stream
 
 
 def prefetch_on(stream: Any, loader: Iterable[Any], register: Any = None, **options: Any) -> DevicePrefetcher:
-    """Return a prefetcher that works as on CUDA, on a given stream. ``register`` pins memory in place."""
+    """Return a prefetcher that uses a given stream as it would a CUDA stream. ``register`` pins memory in place."""
     prefetcher = DevicePrefetcher(loader, "cpu", **options)
     prefetcher._stream, prefetcher._times = stream, WaitingTimes(has_stream=True)
     prefetcher._register = register or (lambda memory: None)  # type: ignore[assignment]  # CUDA's is a Registration

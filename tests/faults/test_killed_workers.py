@@ -1,4 +1,4 @@
-"""Worker processes die at any moment and in any way: the batches do not change, or an error says why."""
+"""Worker processes die at any moment and in any way: the batches do not change, or an error gives the cause."""
 
 from __future__ import annotations
 

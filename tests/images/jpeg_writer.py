@@ -150,7 +150,7 @@ def dqt_segment(tables: Mapping[int, Sequence[int]], *, wide: bool = False) -> b
 
 
 def write_jpeg(picture: Array, **chosen: Any) -> bytes:
-    """Encode a picture, uint8 [height, width] or [height, width, component], with some :class:`JpegOptions`."""
+    """Encode a picture, uint8 [height, width] or [height, width, component], with the chosen :class:`JpegOptions`."""
     options = JpegOptions(**chosen)
     samples = picture.reshape(*picture.shape[:2], -1)
     quantization = _quantization(options)

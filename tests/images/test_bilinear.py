@@ -1,4 +1,4 @@
-"""Bilinear resizing gives OpenCV's pixels, even if a build of OpenCV rounds differently."""
+"""Bilinear resizing gives the same pixels as OpenCV, even if a build of OpenCV rounds differently."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ needs_usual_opencv = pytest.mark.skipif(not is_opencv_equal(), reason="this buil
 
 @pytest.fixture
 def other_opencv(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Simulate an OpenCV that rounds differently if both sides shrink."""
+    """Simulate a build of OpenCV that rounds differently if both sides shrink."""
     usual = cv2.resize
 
     def resize_differently(image: Any, size: tuple[int, int], **options: Any) -> Any:

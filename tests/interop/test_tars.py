@@ -79,7 +79,7 @@ def test_directories_links_and_members_without_a_key_are_skipped(tmp_path: Path,
     kinds = [tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE]
     with tarfile.open(path, "w", format=tar_format) as tar:
         for i in range(8):
-            odd = tarfile.TarInfo(f"odd-{i}" if i % 4 else f"odd-{i}.jpg")  # Links that have a key are refused.
+            odd = tarfile.TarInfo(f"odd-{i}" if i % 4 else f"odd-{i}.jpg")  # Links that have a key are rejected.
             odd.type, odd.linkname = kinds[i % 4], "0.jpg" if i % 4 in (1, 2) else ""
             tar.addfile(odd)
             for name in f"{i}.jpg", f"README-{i}":

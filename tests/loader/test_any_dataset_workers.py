@@ -1,4 +1,4 @@
-"""Workers for any dataset, processes or threads: failures lose no batch, and workers end with their loader."""
+"""Worker processes and threads for any dataset: failures lose no batch, and workers end with their loader."""
 
 from __future__ import annotations
 
@@ -304,7 +304,7 @@ def test_a_worker_ends_if_its_loaders_process_ended_first(
     job: Any, is_collected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wire, "CHECK_PARENT_S", 0.05)
-    training = subprocess.Popen(["true"])  # Starting a process of multiprocessing collects those that have ended.
+    training = subprocess.Popen(["true"])  # Starting a multiprocessing process collects the ones that have ended.
     os.waitid(os.P_PID, training.pid, os.WEXITED | os.WNOWAIT)
     if is_collected:
         training.wait()
@@ -315,7 +315,7 @@ def test_a_worker_ends_if_its_loaders_process_ended_first(
         worker.start()
         worker.join(20)
         exit_code = worker.exitcode
-        worker.kill()  # Otherwise, a worker that goes on would keep the tests from ending.
+        worker.kill()  # Otherwise, a worker that continues would keep the tests from ending.
         worker.join()
     training.wait()
     assert exit_code == 0

@@ -357,7 +357,7 @@ def test_wherever_it_is_killed_the_dataset_is_the_old_or_the_new_one(packed: Pat
         assert exit_code_if_killed(n, "after", shardio.append, out, more) == -signal.SIGKILL
         assert shardio.open(out).manifest == (new if n == 6 else old)
         assert all(problem.kind == "unlisted" for problem in shardio.verify(out))
-        if n == 4:  # Another append starts from the old dataset.
+        if n == 4:  # A different append starts from the old dataset.
             copy = Path(shutil.copytree(out, tmp_path / "copy"))
             shardio.append(copy, write_more(tmp_path / "other", ["y"]))
             assert [entry.num_samples for entry in shardio.open(copy).manifest.shards] == [5, 5, 5, 5, 1, 1]

@@ -1,4 +1,4 @@
-"""A dataset can be read from every web server that sends its bytes. With any other server, reading fails
+"""A dataset can be read from any web server that sends the dataset's bytes. With any other server, reading fails
 immediately."""
 
 from __future__ import annotations

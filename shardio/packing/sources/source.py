@@ -74,8 +74,8 @@ class PackSource(ABC):
 
     Attributes:
         what: The kind's name in messages, such as ``MDS shards``.
-        takes: The options in :data:`OPTIONS_OF_KINDS` that apply to the kind. A pack with any other option in
-            :data:`OPTIONS_OF_KINDS` is refused.
+        takes: The options in :data:`OPTIONS_OF_KINDS` that apply to the kind. Any other option in
+            :data:`OPTIONS_OF_KINDS` raises an error.
     """
 
     what: ClassVar[str]
@@ -93,7 +93,7 @@ class PackSource(ABC):
 
     @abstractmethod
     def scan(self, src: Path, options: PackOptions) -> SourceScan:
-        """Find the samples of a dataset, without reading the contents of their fields if possible.
+        """Find the samples of a dataset, if possible without reading the contents of their fields.
 
         Two scans of an unchanged dataset with the same options find the same samples, in the same order. Most kinds
         return the result of :func:`~shardio.packing.sources.records.scan_records`.
