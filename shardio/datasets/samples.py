@@ -428,7 +428,7 @@ class Transformed(Copied):
         return self.decoder.seed_transforms
 
     def remote_samples(self) -> RemoteSamples | None:
-        """Return the samples for reading ahead; None if the samples are local."""
+        """Return the samples to read ahead; None if the samples are local."""
         return None
 
     def follow(self, other: Transformed) -> None:

@@ -479,7 +479,7 @@ def _unpack_collated(batch: Batch, views: Views) -> Any:
     if not isinstance(chunk.batch, Pickle):
         return chunk.batch
     pieces = [
-        # Index the tensor, not the array: numpy's slices hold the buffer's memory, not the array that the pool watches.
+        # Index the tensor, not the array: numpy's slices refer to the buffer's memory, not the array the pool watches.
         torch.from_numpy(views[index])[0] if column is None else torch.from_numpy(column[0])
         for index, column in enumerate(chunk.columns or [])
     ]
@@ -553,7 +553,7 @@ def _cut(view: NDArray[Any], rows: Sequence[slice]) -> torch.Tensor:
     is_gapless = all(previous.stop == following.start for previous, following in pairwise(rows))
     if not is_gapless:
         return torch.from_numpy(np.concatenate([view[chunk_rows] for chunk_rows in rows]))
-    # Slice the tensor, not the array: numpy's slices hold the buffer's memory, not the array that the pool watches.
+    # Slice the tensor, not the array: numpy's slices refer to the buffer's memory, not the array the pool watches.
     return torch.from_numpy(view)[rows[0].start : rows[-1].stop]
 
 
