@@ -344,7 +344,7 @@ def describe_exit(process: str, code: int) -> str:
 def ignore_pillows_warnings() -> None:
     """From now on, ignore Pillow's warnings about files.
 
-    These warnings concern metadata and do not name the file. Damaged pixels raise errors. The user's own filters take
+    These warnings concern metadata and do not name the file. Damaged pixels cause errors. The user's own filters take
     precedence. Call this only in shardio's own processes.
     """
     warnings.filterwarnings("ignore", module=r"PIL\.", append=True)

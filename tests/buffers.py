@@ -138,7 +138,7 @@ def wait_until(is_so: Callable[[], object], what: str = "other processes have do
 
 
 def fork(work: Callable[[], object]) -> Callable[[], str]:
-    """Fork a child. Return a function that has the child call ``work``, waits until it ends, and returns its answer."""
+    """Fork a child; return a function that has it call ``work``, waits until the child ends, and returns the answer."""
     requests, request = os.pipe()
     answers, answer = os.pipe()
     child = os.fork()

@@ -51,7 +51,7 @@ bool add_crops(const Image *image, const Plan *plans, const Row *rows, int64_t n
     region->stop_row = (int)min((box.top + box.height + margin_down + down - 1) / down, head->rows);
     region->first_column = (int)(max(box.left - margin_across, 0) / across);
     region->stop_column = (int)min((box.left + box.width + margin_across + across - 1) / across, head->columns);
-    int num_first = head->across * head->down;  // The number of blocks of the first component; others have one each.
+    int num_first = head->across * head->down;  // The number of blocks of the first component; the rest have one each.
     member->num_blocks = num_first + head->num_components - 1;
     for (int block = 0; block < member->num_blocks; block++)
         member->component[block] = (uint8_t)max(block - num_first + 1, 0);

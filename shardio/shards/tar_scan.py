@@ -359,7 +359,7 @@ def refuse_without_content(tar: str, info: tarfile.TarInfo) -> None:
     how, remedy = _LINKS.get(info.type, ("a special file", "without it"))
     target = f" to {info.linkname}" if info.type in _LINKS else ""
     raise FormatError(
-        f"{tar} holds {info.name} as {how}{target} (its header ends at byte {info.offset_data}), which has no content "
+        f"{tar} holds {info.name} as {how}{target} (its header ends at byte {info.offset_data}), so it has no content "
         f"of its own: create the tar again {remedy}"
     )
 

@@ -7,7 +7,7 @@ copy ends with a hash of the whole content.
 Bytes are written before they are marked as present, and readers of a removed copy can still read its content. A
 process that is killed at any point therefore leaves a correct copy. After a power failure, marks may be on disk without
 their content. For this reason, samples are compared with their hashes on each read, and sealed copies are compared with
-their hashes when they are opened. Damaged blocks are unmarked.
+their hashes when they are opened. Marks of damaged blocks are removed.
 
 A file that another user may have written is not treated as a copy, and is replaced, unless users share the cache.
 """

@@ -374,7 +374,7 @@ class _Transfer:
     def resume(self, backend: Backend) -> None:
         """Continue after the last byte that arrived.
 
-        If the transfer breaks after more bytes have arrived, continue immediately.
+        If the transfer is interrupted after more bytes have arrived, continue immediately.
         """
         from obstore.exceptions import BaseError
 
@@ -446,7 +446,7 @@ def walk(attempts: Attempts, key: str, after: str = "") -> Iterator[list[tuple[s
     last, start = after, len(key)
 
     def read(backend: Backend) -> Sequence[ObjectMeta]:
-        nonlocal pages  # If the listing breaks, it is resumed after the last key.
+        nonlocal pages  # If the listing is interrupted, it is resumed after the last key.
         reading, pages = pages or backend.list(key or None, offset=last or None, chunk_size=PAGE), None
         page, pages = next(reading, []), reading
         return page

@@ -332,7 +332,7 @@ def in_groups(batches: Iterable[Any], size: int) -> Iterator[tuple[Any, bool]]:
     """Yield each batch, and whether it ends its group of ``size`` batches. The last group may be shorter.
 
     The iterator looks one batch ahead within a group, but not past a full group. The state of a shardio loader, or of a
-    :class:`shardio.DevicePrefetcher` of any loader, always reflects the last batch that was yielded. This state
+    :class:`shardio.DevicePrefetcher` around any loader, always reflects the last batch that was yielded. This state
     does not reflect the next batch or the end of the epoch until you receive them.
     """
     iterator, nothing = iter(batches), object()

@@ -422,7 +422,7 @@ def plan_transform(
         calls: The object that calls other callables. By default, their random generators are not seeded.
 
     Returns:
-        The images, and the plan that renders them or None if they are finished.
+        The images, and the plan that renders them, or None if they are finished.
 
     Raises:
         DecodeError: If a picture must be rendered and cannot be decoded.

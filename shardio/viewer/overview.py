@@ -52,7 +52,7 @@ MAX_HEADERS = 2000
 """The maximum number of images whose headers are read. In a larger source, these images are evenly spaced."""
 
 THUMBNAIL_SIDE = 256
-"""The maximum side of a thumbnail in pixels. Pages show thumbnails at half size or less, for high-density screens."""
+"""The longest side of a thumbnail in pixels. Pages show thumbnails at half size or less, for high-density screens."""
 
 THUMBNAIL_QUALITY = 80
 
@@ -311,7 +311,7 @@ def make_log_histogram(values: NDArray[np.int64]) -> Histogram:
 
 
 def take_most_common(counts: Counter[str], num_kept: int) -> tuple[list[tuple[str, int]], int, int]:
-    """Return the most frequent names with their counts, the number of other names, and the sum of their counts."""
+    """Return the most frequent names with their counts, the number of other names, and the sum of the other counts."""
     common = counts.most_common(num_kept)
     return common, len(counts) - len(common), counts.total() - sum(count for _, count in common)
 

@@ -88,7 +88,7 @@ class ImageColumns:
 
 
 def choose_evenly(indices: NDArray[np.int64], num_chosen: int) -> NDArray[np.int64]:
-    """Return evenly spaced elements: the first of each of ``num_chosen`` equal parts; all elements if there are fewer.
+    """Return evenly spaced elements: the first of each of ``num_chosen`` equal parts, or all if there are fewer.
 
     >>> choose_evenly(np.arange(10), 4).tolist()
     [0, 2, 5, 7]

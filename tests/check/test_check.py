@@ -1,4 +1,4 @@
-"""The checker, its recordings, guard, mixtures and pytest plugin find and name faults, and accept correct loaders."""
+"""The checker (with recordings, mixtures, guard and pytest plugin) names faults, and accepts correct loaders."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_webdataset_without_nodesplitter(packed: Path, keys: list[str], monkey
         for rank in range(2):
             monkeypatch.setenv("RANK", str(rank))
             monkeypatch.setenv("WORLD_SIZE", "2")
-            # A fork server, the default in Python 3.14, keeps its environment.
+            # A fork server, the default in Python 3.14, would keep its first environment.
             loader: Any = TorchLoader(web(packed, **options), 4, num_workers=2, multiprocessing_context="fork")
             ranks.append([list(batch) for batch in loader])
         return tuple(ranks)

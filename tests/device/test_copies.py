@@ -266,7 +266,7 @@ def test_a_refused_registration_leaves_no_error(monkeypatch: pytest.MonkeyPatch,
     assert [call.kwargs["device"] for call in launch.call_args_list] == [torch.device("cuda", 1)] * status
 
 
-# The time that the device waits for data, on simulated streams with a clock.
+# The time that the device spends waiting for data, on simulated streams with a clock.
 
 
 @dataclass

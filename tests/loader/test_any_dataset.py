@@ -53,7 +53,7 @@ _MAX_EXAMPLES = settings().max_examples // 6  # Most examples start worker proce
 @settings(max_examples=_MAX_EXAMPLES)
 def test_random_programs_see_torchs_batches(program: Program, num_taken: int | None) -> None:
     if not program.arguments.get("in_order", True):
-        num_taken = None  # If batches arrive in any order, the first batches may differ.
+        num_taken = None  # If batches may arrive in any order, the first batches may differ.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Torch warns if there are more workers than processors.
         seed_all(3)

@@ -259,7 +259,7 @@ def test_all_fields_of_a_batch_are_those_of_torchs_loader_and_large_ones_are_in_
     loader, torchs = make_loaders(arrays, ("image", *map(npy_of, LARGE), "image", *map(npy_of, OTHER), *others))
     kept, expected = list(loader), list(torchs)
     loader.set_epoch(0)
-    values = [value for _, value, *_ in loader]  # Each of these values alone keeps its batch's memory.
+    values = [value for _, value, *_ in loader]  # Each of these values alone keeps its batch's memory in use.
     list(loader)
     assert_same([kept, values], [expected, [value for _, value, *_ in expected]])
     assert len({buffer_of(images) for images, *_ in kept}) == len(kept)
@@ -339,7 +339,7 @@ def test_buffers_of_kept_batches_and_abandoned_iterators_are_released(pictures: 
             iterator = iter(loader)
             for _ in range(number % 4):
                 next(iterator)
-            if number % 2:  # An iterator that is not deleted ends when the next one is created.
+            if number % 2:  # Even an iterator that is not deleted ends when the next one is created.
                 del iterator
         with pytest.raises(OSError, match="Invalid argument"):
             make_memory(-1)

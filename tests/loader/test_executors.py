@@ -81,7 +81,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ordered shards": {**CALLING, "num_workers": 2},
     "ordered shards, threads": {**CALLING, **THREAD},  # Threads would share generators.
 }
-"""The options that make a loader of a ShardDataset choose each executor."""
+"""The options with which a loader of a ShardDataset chooses each executor."""
 
 NOT_KNOWING = ("calling process", "fetching, caller", "ordered indices, caller")
 """The executors, other than torch's, that cannot tell whether a batch is ready."""

@@ -283,14 +283,14 @@ ARGUMENTS: dict[str, Any] = {
 
 
 def free_names() -> list[str]:
-    """Return the names that shardio's code uses on a loader and torch's code does not."""
+    """Return the names that shardio's code, but not torch's code, uses on a loader."""
     extension = find_extension(DataLoader(range(3)))
     names = {*dir(DataLoader), *dir(Extension), *vars(extension), *ARGUMENTS, "shuffle", "stats"} - {*dir(TorchLoader)}
     return sorted(name for name in names - KEPT if not name.startswith("__"))
 
 
 def setting(base: Any, value: Any, *, is_late: bool) -> Any:
-    """Return a subclass that sets all names of ``free_names``, before or after the base class's constructor."""
+    """Return a subclass that sets all names in ``free_names``, before or after the base class's constructor."""
 
     class Loader(base):  # type: ignore[misc]  # any loader
         def __init__(self, *arguments: Any, **options: Any) -> None:

@@ -66,7 +66,7 @@ def make(packed: Path, kind: str, loader_class: Any = DataLoader, **options: Any
 
 @pytest.fixture
 def find_workers(no_process_of_other_tests: None) -> Callable[[], set[Any]]:
-    others = set(multiprocessing.active_children())  # Some other tests' servers run until the session ends.
+    others = set(multiprocessing.active_children())  # Servers of some other tests run until the session ends.
     return lambda: (set(multiprocessing.active_children()) - others) | find_worker_processes()
 
 

@@ -475,7 +475,7 @@ def test_a_dubious_copy_is_replaced(
 def test_a_folder_others_write_to_is_refused(owner: int | None, mode: int, location: Location, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     cache.mkdir()
-    (cache / "notes.txt").touch()  # The folder has other uses.
+    (cache / "notes.txt").touch()  # The folder is also used for something else.
     cache.chmod(mode)
     if owner is not None:
         os.chown(cache, owner, -1)

@@ -33,7 +33,7 @@ def write(folder: Path, number: int, content: bytes = b"1") -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return a folder of tars with a list."""
+    """Return a folder that contains tars and a list of them."""
     folder = tmp_path / "tars"
     folder.mkdir()
     reports = [index_tar(parse_location(write(folder, number))) for number in range(NUM_TARS)]

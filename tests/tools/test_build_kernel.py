@@ -24,7 +24,7 @@ FIRST_BYTES = {
 
 @pytest.fixture
 def built(tmp_path: Path) -> Path:
-    """The empty folder of shared objects in a copy of the files that the script needs."""
+    """The empty folder for shared objects, in a copy of the files that the script needs."""
     shutil.copytree(FOLDER, tmp_path / "shardio" / "kernel", ignore=shutil.ignore_patterns("built"))
     shutil.copytree(ROOT / "tools", tmp_path / "tools", ignore=lambda _, names: {*names} - {"build_kernel.py"})
     (tmp_path / "shardio" / "kernel" / "built").mkdir()
