@@ -18,4 +18,4 @@ unset PYTHONDONTWRITEBYTECODE
 # Two test processes share the processors, so each uses one thread.
 export OMP_NUM_THREADS=1
 # A test that hangs fails, and its output shows where each thread stood.
-exec .venv/bin/pytest --numprocesses 2 --dist worksteal --timeout 300 --durations 20 --durations-min 3 "$@"
+exec .venv/bin/pytest --numprocesses 4 --dist worksteal --timeout 300 --durations 20 --durations-min 3 "$@"
