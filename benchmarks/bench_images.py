@@ -96,7 +96,7 @@ def compare(candidates: dict[str, Candidate]) -> dict[str, str]:
         raise SystemExit("the pixels of tiled images differ from those of untouched images")
     if not np.array_equal(made[TILED][~is_halved], made[REFERENCE][~is_halved]):
         raise SystemExit("shardio's pixels differ from OpenCV's")
-    # Pillow 13 resizes some crops vertically before horizontally, and rounds in between.
+    # Pillow 13 resizes some crops vertically first and then horizontally, and rounds in between.
     difference = made[ANTIALIASED][~is_halved].astype(np.int16) - made[PILLOW][~is_halved]
     if np.abs(difference).max() > 1:
         raise SystemExit("shardio's pixels differ from Pillow's by more than 1")

@@ -1,9 +1,9 @@
 """Train a small language model on a mixture whose weights change. Kill the script at any time and rerun it.
 
-The data are two kinds of text, "prose" and "numbers", whose characters are the tokens. At first, most of the text is
-prose; at the end, most of it is numbers. A checkpoint holds the model, the optimizer and the state of the loader, which
-counts the samples of the mixture. So a killed and resumed run has the same losses as an uninterrupted one, to the last
-digit.
+The data consists of two kinds of text, "prose" and "numbers", whose characters are the tokens. At first, most of the
+text is prose; at the end, most of it is numbers. A checkpoint holds the model, the optimizer and the state of the
+loader, which counts the samples of the mixture. So a killed and resumed run has the same losses as an uninterrupted
+one, to the last digit.
 
     python examples/annealed_mixture.py OUT [--kill-at STEP]
 """

@@ -61,7 +61,7 @@ def make_loaders(packed: Path, image_size: int, batch_size: int) -> tuple[shardi
 
 
 def main() -> None:
-    """Pack the images unless they are already packed, and train."""
+    """Pack the images if they are not packed yet, then train."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("images", type=Path, nargs="?", help="a directory of class folders")
     parser.add_argument("out", type=Path)

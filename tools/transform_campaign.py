@@ -49,7 +49,7 @@ def operations(cases: int = 100_000, seed: int = 0) -> None:
 
 @app.command()
 def hues() -> None:
-    """Shift the hues of all colors by all shifts."""
+    """Shift the hue of every color by every possible amount."""
     began, num_different = time.monotonic(), 0
     for shift in range(256):
         turn = as_operations([(codes.HUE, [shift], lambda image: image)])

@@ -43,7 +43,7 @@ class MixtureReport:
         sources: The report of each source, by name.
         num_delivered: The number of delivered samples.
         unexpected: The delivered samples that belong to no source.
-        tolerance: The largest deviation that is not a problem.
+        tolerance: The largest acceptable deviation.
     """
 
     sources: dict[str, SourceReport]
@@ -104,7 +104,7 @@ def check_mixture(
         sources: The keys of each source's samples, by name. A key must not be in two sources.
         weights: The weight of each source, by name.
         key: The way to find a batch's keys: see :func:`assert_exactly_once`.
-        tolerance: The largest deviation from a source's share, in samples, that is not a problem.
+        tolerance: The largest acceptable deviation from a source's share, in samples.
 
     Raises:
         IdentityError: If a batch holds no keys, or a key belongs to two sources. The error is also a TypeError.

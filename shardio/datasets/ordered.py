@@ -217,7 +217,7 @@ def warn_of_other_length(dataset: Any, split: Split) -> None:
 def own_chunks(
     order: Ordered, dataset: Transformed, cursor: Cursor, split: Split, num_left_out: int, chunk_size: int
 ) -> Generator[tuple[NDArray[np.int64], NDArray[np.bool_] | None]]:
-    """Yield this worker's samples in a rank's share of an epoch, up to ``chunk_size`` at a time, and read them ahead.
+    """Yield this worker's samples in a rank's share of an epoch, up to ``chunk_size`` at a time, while reading ahead.
 
     Yields:
         The samples' indices, int64 [n], and their marks from the remainder policy, bool [n], or None.

@@ -321,8 +321,8 @@ class MixUp(_Mixing[float]):
         alpha: The parameter of Beta(alpha, alpha), from which lambda, the weight of an image's own pixels, is
             drawn for each batch.
         num_classes: The number of classes. None is allowed if labels are soft.
-        labels_getter: A function that returns the labels of a batch. By default, the labels are the second value,
-            or the value of a mapping under ``labels`` or another key that contains ``label``.
+        labels_getter: A function that returns the labels of a batch. By default, the labels are the second value
+            or, in a mapping, the value under ``labels`` or another key that contains ``label``.
     """
 
     def draw(self, numbers: random.Random, height: int, width: int) -> float:
@@ -346,8 +346,8 @@ class CutMix(_Mixing[PixelBox]):
         alpha: The parameter of Beta(alpha, alpha), from which lambda, the nominal share of an image outside the
             box, is drawn for each batch. At an edge, the box is clipped; the labels reflect the box's actual area.
         num_classes: The number of classes. None is allowed if labels are soft.
-        labels_getter: A function that returns the labels of a batch. By default, the labels are the second value,
-            or the value of a mapping under ``labels`` or another key that contains ``label``.
+        labels_getter: A function that returns the labels of a batch. By default, the labels are the second value
+            or, in a mapping, the value under ``labels`` or another key that contains ``label``.
     """
 
     def draw(self, numbers: random.Random, height: int, width: int) -> PixelBox:

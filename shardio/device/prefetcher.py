@@ -155,7 +155,7 @@ class DevicePrefetcher:
         iterator = PrefetchIterator(
             self.loader, batches, depth, self._last_received, self._times, self._watch, is_ahead=is_ahead
         )
-        self._iterator = weakref.ref(iterator)  # With a weak reference, an iterator that is left early can be freed.
+        self._iterator = weakref.ref(iterator)  # With a weak reference, an abandoned iterator can be freed.
         return iterator
 
     def start_workers(self) -> None:
@@ -294,7 +294,7 @@ def _no_iterator() -> None:
 
 @dataclass(slots=True)
 class LastReceived:
-    """A record of the last batch that the user received. The record outlives an iterator that is left early.
+    """A record of the last batch that the user received. The record outlives an iterator that is abandoned early.
 
     Attributes:
         state: The loader's state as of that batch, or the error to raise when the state is requested; None if the

@@ -33,7 +33,7 @@ MUCH_MEMORY = 256 << 20
 """The total size of all copies of a dataset, in bytes, above which advice is given."""
 
 MUCH_READING_S = 0.1
-"""The reading time, in seconds, above which storage may be slow; the start of an epoch alone may take less."""
+"""The reading time, in seconds, above which storage may be slow. Less may be due to the start of an epoch alone."""
 
 BASE_THREADS = 3
 """The number of threads in one of torch's worker processes, not counting those of other libraries."""
@@ -387,7 +387,7 @@ def _advise_conversion(evidence: LoaderEvidence) -> Advice | None:
     if speedup < WORTHWHILE:
         return None
     return Advice(
-        cause=f"torchvision's {', '.join(names)} work on tensors of whole images",
+        cause=f"torchvision's transforms ({', '.join(names)}) work on tensors of whole images",
         remedy=f"insert PILToTensor() after {names[-1]}: shardio then replaces the steps before it with its own, which "
         "give the pixels that torchvision gives for Pillow images, and decode only what they need",
         speedup=speedup,

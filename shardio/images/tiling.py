@@ -7,7 +7,7 @@ which become the tokens of a baseline JPEG.
 
 :func:`tile_jpeg` reads every code of the scan, and rejects all scans about which libjpeg would warn. It does not check
 the other data that libjpeg needs: quantization tables, and the segments that determine how to convert colors. If such
-data are faulty, libjpeg rejects the file or warns about it (:mod:`shardio.images.jpeg`). :func:`decodes_if_tileable`
+data is faulty, libjpeg rejects the file or warns about it (:mod:`shardio.images.jpeg`). :func:`decodes_if_tileable`
 tests conditions under which libjpeg does neither. Other files may or may not be decodable.
 """
 

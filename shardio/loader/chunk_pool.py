@@ -1,4 +1,4 @@
-"""The pool that, in the training process, starts and restarts a loader's worker processes and sends them chunks."""
+"""The training process's pool, which starts and restarts a loader's worker processes and sends them chunks."""
 
 from __future__ import annotations
 

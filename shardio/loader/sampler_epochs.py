@@ -354,7 +354,7 @@ class _BatchIterator(Iterator[list[Any]]):
         self._sampler: Any = batch_sampler.sampler
         # Created with the first batch, as in torch, because iter() may draw random numbers.
         self._iterator: Iterator[Any] | None = None
-        self._only_size: int | None = None  # With drop_last, the size of all batches of the epoch.
+        self._only_size: int | None = None  # With drop_last, the size of every batch in the epoch.
         self.num_samples = 0
         self.has_ended = False
 

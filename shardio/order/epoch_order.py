@@ -100,7 +100,7 @@ def to_unit(words: Words) -> NDArray[np.float64]:
 
 
 def permute(index: NDArray[np.int64], size: NDArray[np.int64], rng_key: Words) -> NDArray[np.int64]:
-    """To each index, apply the permutation of 0 … size-1 that belongs to ``rng_key``.
+    """Apply to each index the permutation of 0 … size-1 that belongs to ``rng_key``.
 
     Args:
         index: int64 [n], 0 <= index < size.

@@ -148,7 +148,7 @@ class MixedOrder:
     Attributes:
         num_samples: N, the number of samples in an epoch.
         num_all_samples: The number of samples of all sources.
-        starts: int64 [sources], the index of each source's first sample if the sources' samples are counted together.
+        starts: int64 [sources], the index of each source's first sample in a consecutive numbering of all samples.
 
     Raises:
         ValueError: If the epoch would have no end or no samples, or the settings contradict each other.

@@ -482,8 +482,8 @@ def pack(
             folders with images, or only images. A dataset is a Parquet file or a directory of Parquet files, a dataset
             that Hugging Face's ``datasets`` saved, tars, MDS shards, LitData chunks, an LMDB environment, a CSV or JSON
             Lines file of paths, or documents for :class:`shardio.PackedTokens`. An iterable yields mappings as for
-            :meth:`ShardWriter.write`. Samples without ``__key__`` are numbered. Iterables are packed in their order and
-            in this process. A repeated call with an iterable starts again.
+            :meth:`ShardWriter.write`. Samples without ``__key__`` are numbered. Iterables are packed in this process,
+            in the order in which they yield samples. A repeated call with an iterable starts again.
         dst: A new or empty directory, the directory of an interrupted pack to resume, or a URL such as
             ``s3://bucket/train``. With a URL, each shard is uploaded when it is complete, without a local copy of the
             dataset.

@@ -43,7 +43,7 @@ NUM_LOCKS = 64
 """The number of lock files. Objects that share a lock file are fetched one after another."""
 
 MAX_REFETCHED = 2**18
-"""The maximum size in bytes of a present range that is fetched again so that one request suffices instead of two."""
+"""The maximum size in bytes of a range that is present but fetched again, so that one request replaces two."""
 
 PATIENCE_S, SHARD_PATIENCE_S = 30.0, 600.0
 """The times in seconds to wait while another process fetches the same manifest or index, or the same whole shard.

@@ -63,7 +63,7 @@ class TrainConfig:
         cutmix: The alpha of CutMix, which replaces boxes of images and blends their labels; 0 disables it.
         random_erasing: The probability that a random box of a training image is filled with 0, after normalization.
         num_classes: The number of classes, which mixup and cutmix need (default: that of the loader's dataset).
-        patience: Stop after this many epochs without improvement of the validation loss, or of the training loss if
+        patience: Stop after this many epochs without improvement in the validation loss, or in the training loss if
             there is no validation (default: never).
         channels_last: Use the channels_last memory format for images and weights.
         mean: The mean of each channel, for pixels scaled to [0, 1]. Only uint8 images are normalized.

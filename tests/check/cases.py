@@ -55,7 +55,7 @@ class Registry:
     def once(
         self, name: str, says: str, loader: Any, expected: Any = range(N), *, slow: bool = False, **options: Any
     ) -> None:
-        """Register a check that runs in this process, on a loader or on the loader that a function makes."""
+        """Register a check that runs in this process, on a given loader or on one that a given function makes."""
 
         def ask(packed: Path) -> None:
             assert_exactly_once(loader() if isinstance(loader, FunctionType) else loader, expected, **options)

@@ -215,7 +215,7 @@ def test_datasets_that_disagree_are_warned_of_where_they_meet(sources: dict[str,
 
 
 class Unnamed(Dataset[int]):
-    """A user's dataset whose attributes have other meanings than in shardio's datasets."""
+    """A user's dataset whose attributes do not have the same meanings as in shardio's datasets."""
 
     def __len__(self) -> int:
         return 2

@@ -1,4 +1,4 @@
-"""The parts of a batch that the user keeps never change, even after forks. Other memory is reused and finally freed."""
+"""Parts of a batch that the user keeps never change, even after forks. Other memory is reused and eventually freed."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ SKIP: dict[str, Any] = {"on_changed": "skip"}
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A folder with the directory ``in``, which has one class of six images and a text file for the third image."""
+    """A directory with the subdirectory ``in``, which has six images of one class, and a JSON file for the third."""
     write_images(tmp_path / "in", classes=1, per_class=6)
     (tmp_path / "in" / "class-0" / "name-002.json").write_text('{"a": 1}'.ljust(200))
     return tmp_path

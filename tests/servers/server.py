@@ -62,7 +62,7 @@ def find_free_port() -> int:
 def run_server(command: Sequence[str | Path], folder: Path, is_ready: Callable[[], bool]) -> Iterator[None]:
     """Run a program in the foreground until the context ends. Enter the context when the server is ready.
 
-    The output is in ``server.log`` in ``folder``. If the server ends too soon, the error includes the log's end.
+    The output is in ``server.log`` in ``folder``. If the server ends too soon, the error includes the end of the log.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "server.log").open("ab") as log:

@@ -162,7 +162,7 @@ def test_ranks_resume_after_a_kill_to_the_last_bit(packed: Path, killed: tuple[P
 def test_another_number_of_ranks_resumes_a_run_and_sees_each_sample_once(
     packed: Path, killed: tuple[Path, str], two_ranks: tuple[Path, str], before: int, num_steps: int, after: int
 ) -> None:
-    """Padding repeats the first of the remaining samples, but only until all ranks have the same number of samples."""
+    """Padding repeats the first samples of the epoch, but only until all ranks have the same number of samples."""
     directory = killed[0] / "on_one_rank" if after == 1 else two_ranks[0] / "from_one_rank"
     if after == 1:
         train_as(Settings(**_run(packed, directory, launch=1)))

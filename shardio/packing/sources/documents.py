@@ -574,7 +574,7 @@ def _choose_column(src: Path, columns: _ColumnTypes, options: PackOptions) -> st
     for option in ("token_column", "key_column"):
         if (name := getattr(options, option)) is not None and name not in columns:
             raise PackError(
-                f"{src} has no column {name!r}, which {describe_option(option)} names: it has {', '.join(columns)}"
+                f"{describe_option(option)} names column {name!r}, but the columns of {src} are {', '.join(columns)}"
             )
     columns = columns if chosen is None else {chosen: columns[chosen]}
     candidates = [name for name, is_text in columns.items() if is_text is wants_text]

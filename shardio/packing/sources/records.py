@@ -333,7 +333,7 @@ def choose_columns(
     for option, name in chosen.items():
         if name is not None and name not in names:
             raise PackError(
-                f"{path} has no column {name!r}, which {describe_option(option)} names: it has {', '.join(names)}"
+                f"{describe_option(option)} names column {name!r}, but the columns of {path} are {', '.join(names)}"
             )
     image = chosen["image_column"] or _choose(path, contents, "image", "image_column", "images")
     label = chosen["label_column"]

@@ -100,7 +100,7 @@ def test_columns_are_chosen_by_name(tmp_path: Path) -> None:
     assert json.loads(found["x/b"]["json"]) == {"when": "2024-01-02", "score": None}
     table_file = tmp_path / "t.parquet"
     assert_refused(r"several columns of .* may hold the images \(left, right\): choose one with", table_file)
-    message = r"has no column 'picture', which --image-column \(image_column\) names: it has"
+    message = r"--image-column \(image_column\) names column 'picture', but the columns of .*t\.parquet are"
     assert_refused(message, table_file, image_column="picture")
     message = r"row 3 has 'y/b\.c\.jpg' in the key column, but it cannot be a key"
     assert_refused(message, table_file, image_column="left", key_column="file")
