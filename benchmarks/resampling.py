@@ -52,12 +52,12 @@ def _crops(size: int) -> Transforms:
 
 
 CASES: dict[str, tuple[Transforms, Choose]] = {
-    "random crops to 224, not halved": (_crops(224), lambda task: not task.is_halved),
-    "random crops to 224, at least halved": (_crops(224), lambda task: task.is_halved),
+    "random crops resized to 224, one or both sides less than halved": (_crops(224), lambda task: not task.is_halved),
+    "random crops resized to 224, both sides at least halved": (_crops(224), lambda task: task.is_halved),
     "evaluation crop": (lambda antialias: evaluation_crop(antialias=antialias), lambda task: True),
-    "random crops to 112, not halved": (_crops(112), lambda task: not task.is_halved),
-    "random crops to 112, at least halved": (_crops(112), lambda task: task.is_halved),
-    "random crops to 96, at least halved": (_crops(96), lambda task: task.is_halved),
+    "random crops resized to 112, one or both sides less than halved": (_crops(112), lambda task: not task.is_halved),
+    "random crops resized to 112, both sides at least halved": (_crops(112), lambda task: task.is_halved),
+    "random crops resized to 96, both sides at least halved": (_crops(96), lambda task: task.is_halved),
 }
 """The transforms of each case, and the function that chooses the crops to measure."""
 
@@ -124,7 +124,7 @@ def make_synthetic(num_images: int) -> list[bytes]:
 
 
 def write_worst(path: Path, num_images: int = 100) -> None:
-    """Write a picture of the random crop to 224 that differs most from Pillow's, and print the difference."""
+    """Write a picture of the random crop, resized to 224, that differs most from Pillow's, and print the difference."""
     crops = make_crops(make_synthetic(num_images), _crops(224), lambda task: True)
     pairs = list(zip(crops[OURS], crops["Pillow"], strict=True))
     distances = [float(_distance(*pair).mean()) for pair in pairs]

@@ -58,7 +58,7 @@ def set_epoch(holder: Any, epoch: int, *, skip: tuple[type, ...] = ()) -> None:
 
 
 def set_epoch_of_parts(holder: Any, epoch: int, *, skip: tuple[type, ...] = ()) -> None:
-    """Set the epoch of the parts of a loader, a sampler or a dataset.
+    """Set the epoch on each part of a loader, a sampler or a dataset.
 
     If a part has ``set_epoch``, only this method is called: it sets the epoch of the part's own parts. All other parts
     are searched: wrapped loaders, samplers in batch samplers, datasets in torch's Subset, ConcatDataset and

@@ -38,7 +38,7 @@ def own_tensors() -> AbstractContextManager[None]:
     worker processes cannot read them. A tensor created in ``torch.inference_mode()`` cannot be changed outside of it.
     """
     import torch
-    from torch.overrides import _get_current_function_mode_stack  # torch sets a default device by a function mode.
+    from torch.overrides import _get_current_function_mode_stack  # torch's default device is a function mode.
 
     has_modes = torch.is_inference_mode_enabled() or _get_current_function_mode_stack()
     return _ordinary_tensors(torch.device("cpu")) if has_modes else nullcontext()

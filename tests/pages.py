@@ -13,7 +13,7 @@ MAX_WIDTH = 390
 
 
 class Page(HTMLParser):
-    """The elements and the text of a page that obeys the laws.
+    """The elements and the text of a page. Parsing a page checks that it obeys the laws.
 
     Attributes:
         elements: The name and the attributes of each element, in order.

@@ -90,7 +90,7 @@ def test_commands_in_sh_blocks_exist(page: Path) -> None:
 
 
 def check_usage(name: str, arguments: list[str]) -> str:
-    """Return what is wrong with a command, or nothing."""
+    """Return what is wrong with a command, or "" if nothing is."""
     if name not in MODULES:
         return f"no command {name}"
     command = load_command(name)

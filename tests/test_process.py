@@ -234,7 +234,7 @@ def test_the_affinity_mask_limits_the_processors() -> None:
 
 
 def limit(folder: str, quota: str) -> dict[str, str]:
-    """Return the files of a process in the control group a/b, where ``folder`` has the quota."""
+    """Return the files that show the quota of ``folder`` to a process in a/b, or in the root if ``folder`` is ""."""
     return {"proc/self/cgroup": "0::/a/b\n" if folder else "0::/\n", f"sys/fs/cgroup/{folder}cpu.max": f"{quota}\n"}
 
 

@@ -278,7 +278,7 @@ def make_order(spec: MixSpec, storage_option: list[str] | None) -> MixedOrder:
     if spec.weights is not None and weights:
         raise ValueError(f"weights: {spec.weights} and the weight of {next(iter(weights))!r} contradict each other")
     if unknown := sorted({name for changed in spec.at.values() for name in changed} - set(spec.sources)):
-        raise ValueError(f"at names {unknown[0]!r}, which is not a source")
+        raise ValueError(f"'at' refers to {unknown[0]!r}, which is not a source")
     return make_mixed_order(
         sources,
         weigh_by_size(sources, spec.temperature) if spec.weights else weights,

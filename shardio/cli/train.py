@@ -301,7 +301,7 @@ def choose_threads(num_processors: int, num_ranks: int, num_workers: int) -> int
 
 
 def leave_processors_to_workers(num_workers: int, device: torch.device, num_before: int) -> str | None:
-    """Reduce the number of torch's threads if torch computes on a CPU and the user has not chosen this number.
+    """Make torch use fewer threads if it computes on a CPU, unless the user has set the number of threads.
 
     Args:
         num_workers: The number of the loader's workers.

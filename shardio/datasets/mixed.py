@@ -110,7 +110,7 @@ class MixedDataset(Ordered, Iterated):
     After any number n of samples, a source with the share w has been picked floor(n * w) or ceil(n * w) times. Each
     source is read in its own order, epoch after epoch, so it repeats a sample only after all other samples from that
     source have been delivered. The schedule is a pure function of the sources, the weights and the seed. The schedule
-    does not depend on the number of ranks and workers, so a state fits any number of them.
+    does not depend on the number of ranks and workers, so a state fits any number of either.
 
     >>> mix = MixedDataset({"web": (web, 0.7), "code": (code, 0.3)})  # doctest: +SKIP
     >>> loader = DataLoader(mix, batch_size=128, num_workers=2)  # doctest: +SKIP
@@ -342,7 +342,7 @@ class MixedDataset(Ordered, Iterated):
         if not sources:
             raise ValueError("a mixture needs at least one source")
         if unknown := set(options.repeat or {}) - set(names):
-            raise ValueError(f"repeat names {', '.join(sorted(unknown))}, which is not a source")
+            raise ValueError(f"repeat has keys that are not sources: {', '.join(sorted(unknown))}")
         temperature = _check_number("temperature", options.temperature)
         if options.weights is None:
             if missing := [name for name in names if name not in given]:

@@ -360,7 +360,7 @@ SHARED = (EpochCell, MapEpoch, SharedNumbers)
 
 
 class Copied:
-    """A dataset whose copies have their own epoch and transform: setting them leaves the original unchanged."""
+    """A dataset whose epoch and transform do not change when those of a copy are set."""
 
     def __copy__(self: Self) -> Self:
         copied = object.__new__(type(self))

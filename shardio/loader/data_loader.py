@@ -319,7 +319,7 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
             _find_own(self).find_executor(self).start_workers()
 
     def stats(self, *, trace: str | os.PathLike[str] | None = None) -> LoaderStats:
-        """Return the counts and times since the latest ``iter`` of the loader; ``print`` shows them as a table.
+        """Return the counts and times since ``iter(loader)`` was last called; ``print`` shows them as a table.
 
         Args:
             trace: A file that receives a record of what the workers did and when the training process waited, for the

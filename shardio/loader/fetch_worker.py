@@ -145,7 +145,7 @@ class FetchFailed:
 
 @dataclass(kw_only=True, eq=False)
 class WorkerExhausted:
-    """The end of a worker's part of an iterable dataset, instead of a batch.
+    """The answer that a worker sends instead of a batch once its part of an iterable dataset has ended.
 
     Only the worker's first answer of this kind contains the state.
     """

@@ -321,7 +321,7 @@ def _start_process(descriptor: int, setup: WorkerSetup) -> subprocess.Popen[byte
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Surroundings:
-    """A snapshot of the settings and modules of a process, on which user code may depend.
+    """A snapshot of what user code may depend on in a process: its settings and modules.
 
     Attributes:
         cwd: The working directory; None if the directory no longer exists.

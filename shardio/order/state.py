@@ -69,8 +69,8 @@ class EpochCounter:
 
     Each start begins the next epoch, unless ``set_epoch`` has set an epoch. A start after ``load`` resumes at the
     loaded cursor. After ``load``, setting the loaded epoch keeps the position; setting a different epoch discards it.
-    If the loaded cursor is at the end of its epoch, the next epoch begins. If ``set_epoch`` has set the loaded epoch,
-    that epoch begins instead, with no samples left.
+    If the loaded cursor is at the end of its epoch, the next epoch begins. If ``set_epoch`` has been called with the
+    loaded epoch, that epoch resumes at its end instead, with no samples left.
 
     Attributes:
         next: The start of the next epoch.

@@ -273,7 +273,7 @@ def _unite_classes(tables: Sequence[ShardTable]) -> tuple[str, ...]:
 
 
 def _unite_settings(manifests: Sequence[Manifest]) -> PackSettings:
-    """Return the sample settings that all datasets share, or only ``jpeg`` if these are invalid by themselves."""
+    """Return the sample settings that all datasets share or, if these are invalid without the rest, only ``jpeg``."""
     first = manifests[0].pack
     settings: PackSettings = {
         name: first[name]

@@ -171,7 +171,7 @@ class ShardIndex:
                 f"but {self._tar.location} has changed: it now has {self._tar.size} bytes. {self._remedy}"
             )
         is_replaced = header.version is not None and header.version != self._tar.version
-        # Local tars were checked when the dataset was opened. An identical tar may replace a tar that is in use.
+        # Local tars were checked when the dataset was opened. Users can replace a tar in use with an identical one.
         if is_replaced and header.compression is None and not self._tar.is_local:
             raise StaleIndexError(
                 f"the index {self.location} was created for a different version of {self._tar.location}, which has "

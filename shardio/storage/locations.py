@@ -348,11 +348,11 @@ def check_key(root: str, key: str) -> None:
     """Raise LocationError if no store can request the key of an object or a folder."""
     if key and any(part in ("", ".", "..") for part in key.split("/")):
         raise LocationError(
-            f"the URL {root}/{key} has an empty part, '.' or '..', which cannot be requested: rename the object"
+            f"the URL {root}/{key} has an empty part, '.' or '..', so it cannot be requested: rename the object"
         )
     if found := _UNREQUESTABLE.search(key):
         raise LocationError(
-            f"the URL {f'{root}/{key}'!r} has the character {found[0]!r}, which cannot be requested: rename the object"
+            f"the URL {f'{root}/{key}'!r} contains {found[0]!r}, so it cannot be requested: rename the object"
         )
 
 

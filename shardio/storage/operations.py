@@ -76,7 +76,7 @@ Result = TypeVar("Result")
 def bound_start_delay(world_size: int) -> float:
     """Return the maximum time in seconds for which a rank waits before its first request to a store.
 
-    All ranks of a run start at the same time. Each rank waits for a random time, which spreads out the first requests.
+    All ranks of a run start at the same time. Random waits spread out their first requests.
     """
     return 0.0 if world_size < MIN_RANKS else min(MAX_START_DELAY_S, world_size * DELAY_PER_RANK_S)
 

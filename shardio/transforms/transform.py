@@ -59,8 +59,8 @@ class Transform(ABC):
     transforms do. Subclasses cannot override ``__call__``. :mod:`shardio.testing.samples` tests these rules.
 
     Attributes:
-        equals_torchvisions: Whether torchvision's transform of the same name has the same distribution and, on Pillow
-            images, the same pixels. If so, shardio's transform replaces torchvision's.
+        equals_torchvisions: Whether torchvision's transform of the same name draws from the same distribution and, on
+            Pillow images, gives the same pixels. If so, shardio's transform replaces torchvision's.
         unshown: The values that ``repr`` omits, by the name of the setting.
     """
 

@@ -66,7 +66,7 @@ def test_what_is_wrong_is_named(folders: dict[str, str], tmp_path: Path) -> None
     refused: list[tuple[str, dict[str, float], dict[str, Any]]] = [
         ("'code' has no weight", {"web": 1.0}, {}),
         ("contradict each other", weights, {"weights": "proportional"}),
-        ("at names 'cod'", weights, {"at": {"3": {"cod": 1}}, "global_batch_size": 2}),
+        ("'at' refers to 'cod'", weights, {"at": {"3": {"cod": 1}}, "global_batch_size": 2}),
         ("needs global_batch_size", weights, {"batches": "pure"}),
         ("less than a millionth", {"web": 1.0, "code": 1e-8}, {}),
     ]

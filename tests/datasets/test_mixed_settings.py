@@ -77,7 +77,7 @@ class Stream(IterableDataset[Any]):
         ({"a": (Reversed(SHARD), 1)}, {}, TypeError, "Reversed"),
         ({"a": (SHARD, float("inf"))}, {}, ValueError, "at least 0 and finite, got inf"),
         ({"a": (SHARD, np.float32(0.5)), "b": (OTHER, np.int32(1))}, {}, None, ""),
-        ({"a": (SHARD, 1)}, {"repeat": {"b": 1}}, ValueError, "repeat names b, which is not a source"),
+        ({"a": (SHARD, 1)}, {"repeat": {"b": 1}}, ValueError, "repeat has keys that are not sources: b"),
         ({"a": (SHARD, 1)}, {"repeat": {"a": 0}}, ValueError, r"repeat\['a'\] must be at least 1"),
         ({"a": (SHARD, 1)}, {"stop": "last"}, ValueError, "stop must be one of"),
         ({"a": (SHARD, 1)}, {"stop": 0}, ValueError, "stop must be at least 1"),

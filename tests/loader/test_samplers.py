@@ -1,4 +1,4 @@
-"""With torch's samplers, Subset and ConcatDataset, datasets give the same batches as in torch, and exact states."""
+"""With torch's samplers, Subset and ConcatDataset, loaders give the same batches as torch's and have exact states."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ def test_no_fault_changes_an_image(remote: Any, local: Path, proxy: FaultProxy) 
     expected = [theirs[index][0] for index in range(NUM_IMAGES)]
     data = ImageFolder(url, **options)
     rate = 0.4 / len(KINDS)
-    # Requests for whole images have no condition, so a server cannot answer that the object has changed.
+    # Requests for whole images are unconditional, so a server cannot answer that the object has changed.
     proxy.set(Script(seed=3, faults=dict.fromkeys([each for each in KINDS if each != "changed_object"], rate)))
     found = [image for images, _ in DataLoader(data, batch_size=8, num_workers=2) for image in images]
     assert all(map(torch.equal, found, expected))

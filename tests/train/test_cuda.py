@@ -123,7 +123,7 @@ def test_evaluation_on_several_ranks_counts_each_sample_once(packed: Path) -> No
 
 
 def test_a_device_that_always_has_data_reports_no_stall() -> None:
-    """The program waits for the device most of the time, but not for data."""
+    """The program spends most of its time waiting for the device, and little of it waiting for data."""
     layers = [nn.Linear(8192, 8192) for _ in range(8)]
     model = nn.Sequential(nn.Flatten(), nn.Linear(108, 8192), *layers, nn.Linear(8192, 3))
     results = train(model, make_batches([1024] * 50), make_settings(epochs=2, precision="fp32", lr=1e-5))
