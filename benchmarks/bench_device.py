@@ -1,9 +1,9 @@
 """Measure how long a GPU waits for its batches: ``python -m benchmarks.bench_device [PHOTOS]``.
 
-The batches of a training step in bfloat16 (a) are already on the GPU, or come (b) from shardio's DevicePrefetcher, (c)
-from pinned memory with non_blocking, as torch's documentation recommends, or (d) from timm's prefetcher, if timm is
-installed. With the source ``memory``, nothing is decoded, so only the transfer is measured. With ``photographs``, the
-loaders of shardio and torch decode JPEGs. A profile shows how much of the copy time overlapped with kernels.
+A training step in bfloat16 gets its batches from (a) the memory of the GPU, (b) shardio's DevicePrefetcher, (c) pinned
+memory with non_blocking, as torch's documentation recommends, or (d) timm's prefetcher, if timm is installed. With the
+source ``memory``, nothing is decoded, so only the transfer is measured. With ``photographs``, the loaders of shardio
+and torch decode JPEGs. A profile shows how much of the copy time overlapped with kernels.
 
 ``--device cpu`` runs everything that needs no GPU, at small sizes. A run on the CPU tests the benchmark; its timings
 mean nothing.

@@ -1,8 +1,8 @@
 """Measure how tiling changes the size of JPEGs, and which restart interval is best.
 
 ``python -m benchmarks.bench_tiling PHOTOS`` measures the sizes of unchanged photographs, of photographs re-encoded at
-several qualities, and of smaller photographs. For several restart intervals, in MCUs, the benchmark measures the sizes
-of files and the CPU time of crops, for photographs grouped by the number of MCUs in a row.
+several qualities, and of smaller photographs. It also groups photographs by the number of MCUs in a row, and measures
+file sizes and the CPU time of crops for several restart intervals (in MCUs).
 """
 
 from __future__ import annotations

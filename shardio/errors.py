@@ -164,7 +164,7 @@ def move_mark(error: Exception, first_row: int) -> None:
 
 
 def place_mark(error: Exception, rows: Sequence[int]) -> None:
-    """Convert a marked error's row from an index into ``rows``, a part of a request, to a row of the whole request."""
+    """Replace a marked error's row, an index into ``rows`` (a part of a request), with its row in the whole request."""
     if (mark := getattr(error, _MARK, None)) is not None:
         mark["row"] = int(rows[mark["row"]])
 

@@ -57,7 +57,7 @@ OTHERS_SHARE = 0.05
 """The fraction of files with which the kernel's other functions, which take longer, are also called."""
 
 KEPT_SHARE = 0.2
-"""The fraction of calls that keep decoded images, and render them again."""
+"""The fraction of calls that keep decoded images and render them again."""
 
 CACHE_BYTES = 1 << 24
 """The size, in bytes, of the cache for decoded images."""

@@ -159,7 +159,7 @@ def check_seed(seed: int, limits: Limits, outcomes: Counter[str], folder: Path) 
 
 
 def run_job(seeds: range, folder: Path) -> Iterator[Report]:
-    """In another process, replaced if a law is broken, check the inputs made from seeds. Yield its reports."""
+    """Check the inputs made from seeds in another process, which is replaced if a law is broken. Yield its reports."""
     context = multiprocessing.get_context("spawn")
     current = context.RawValue("q", seeds.start)
     while seeds:

@@ -61,8 +61,8 @@ class Comparison:
 
     Attributes:
         outcomes: The number of files by outcome: ``same scan``, byte for byte; ``other scan, same pixels``; ``not
-            read``. jpegtran's scan may differ because it empties the padding blocks outside the image and renumbers
-            Huffman tables.
+            read``. jpegtran's scan may differ because jpegtran empties the padding blocks outside the image and
+            renumbers Huffman tables.
         num_bytes: The total size of jpegtran's files.
         num_tiled_bytes: The total size of the tiled files.
         num_table_bytes: The total size of the tile tables in the tiled files, which jpegtran's files do not have.

@@ -171,7 +171,7 @@ def make_feeds(source: Source, device: torch.device) -> tuple[dict[str, Iterable
 
 
 def make_preparation(device: torch.device) -> ImagePreparation:
-    """Return the preparation of images on the device."""
+    """Return an ImagePreparation that prepares images on the device."""
     return ImagePreparation(device, NORMALIZE, torch.bfloat16, channels_last=True)
 
 

@@ -137,7 +137,7 @@ def run_group(
         tell(f"{model}, {source.name}: {what}: {name}")
         try:
             turn()
-        except Exception as error:  # Peers may raise any error, for example if too little shared memory kills workers.
+        except Exception as error:  # Peers may raise any error, for example if workers die for lack of shared memory.
             if name == RESIDENT:
                 raise
             group.problems[name] = f"{type(error).__name__}: {error}"

@@ -37,7 +37,7 @@ class Result:
 
     @property
     def reason(self) -> str:
-        """The last line of the problem. The earlier lines are a traceback, which contains paths on this machine."""
+        """The last line of ``problem``. The earlier lines are a traceback, which contains paths on this machine."""
         return self.problem.strip().splitlines()[-1] if self.problem else ""
 
     def figures(self, name: str) -> list[float]:

@@ -317,7 +317,7 @@ class MixedDataset(Ordered, Iterated):
         if getattr(kind, "__iter__") is not base.__iter__:  # noqa: B009  # Ordered itself has none.
             raise TypeError(
                 f"the source {name!r} is a {kind.__name__}, which overrides __iter__: a mixture does not call it. Use "
-                f"{base.__name__} itself, with transform= or transform_sample= of the dataset"
+                f"{base.__name__} itself, with the dataset's transform= or transform_sample="
             )
         if isinstance(ordered, ShardDataset):
             part = Unwrapped(dataset=ordered.as_map_dataset(), subsets=())

@@ -194,7 +194,7 @@ def locate_values(
                 "shardio decodes"
             )
         if name in ("image", "label", "key") and kind != "image":
-            raise ValueError(f"the transform treats {reference!r} as {kind!r}, which the dataset's {name!r} cannot be")
+            raise ValueError(f"the transform treats {reference!r} as {kind!r}, but a dataset's {name!r} cannot be one")
         located.append(LocatedValue(reference=reference, name=name, entry=entry, kind=kind))
     return located
 

@@ -429,7 +429,7 @@ class InFlightBatches:
 
 
 def pin_movable(value: Movable) -> Any:
-    """Return a pinned copy of an object that can pin itself, such as torch's PackedSequence, or the object itself."""
+    """Return a pinned copy of an object if it can pin itself, as torch's PackedSequence can; otherwise, the object."""
     pin_memory = getattr(value, "pin_memory", None)
     return pin_memory() if callable(pin_memory) and torch.cuda.is_available() else value
 

@@ -325,8 +325,8 @@ def _advise_order(evidence: LoaderEvidence) -> Advice | None:
     if expected < 3 or found > expected / 2:
         return None
     return Advice(
-        cause=f"batches are barely shuffled: a batch of {size:.0f} has {found:.1f} of {num_classes} classes, and "
-        f"{expected:.1f} are expected",
+        cause=f"batches are barely shuffled: a batch of {size:.0f} has {found:.1f} of {num_classes} classes, but "
+        f"{expected:.1f} would be expected",
         remedy="shuffle=True, sampler=shardio.EpochSampler(dataset), or a larger window (see shardio order)",
     )
 

@@ -122,7 +122,7 @@ def _read_upright(
 ) -> tuple[PIL.Image.Image, bytes | None]:
     """Return an image and its ICC profile. The image is upright, and has no metadata except its transparent color.
 
-    JPEGs are shrunk to the maximum sides, because decoding and shrinking them together is fast.
+    JPEGs are shrunk to the maximum side lengths here, because decoding and shrinking them together is fast.
     """
     with opened_by_pillow(content) as stored:
         check_size(stored.height, stored.width, max_pixels)

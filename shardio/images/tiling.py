@@ -89,7 +89,7 @@ MIN_WIDTH, MAX_WIDTH = TILE_WIDTH // 2, TILE_WIDTH * 2
 """The permitted widths of an interval, in pixels, if the row of MCUs can be divided into such intervals."""
 
 MIN_LONE_MCU_WIDTH = 16
-"""The minimum width, in pixels, of an MCU that may be an interval by itself if no divisor of a row is suitable."""
+"""The minimum width, in pixels, of an MCU that becomes an interval by itself if the row cannot be divided this way."""
 
 _SCAN_ERRORS = {
     DAMAGED: "damaged: the data ends early or contains an unknown code",

@@ -133,8 +133,8 @@ typedef struct {
     int first_row, stop_row, first_column, stop_column;
 } Region;
 
-// The samples of one component. `samples` points to the first in the region's first MCU. MARGIN more bytes before the
-// first row and after the last one may be read and written.
+// The samples of one component. `samples` points to the first sample of the region's first MCU. MARGIN more bytes
+// before the first row and after the last one may be read and written.
 typedef struct {
     uint8_t *samples;
     int64_t stride;

@@ -1,9 +1,9 @@
 // Apply operations that process each pixel independently, block by block, so that a block stays in the L1 cache.
 //
 // Some operations need statistics of the whole image first: the mean gray value, or each color's lowest and highest
-// values or frequencies. From such an operation on, adjacent operations become steps that are applied together.
-// Operations that process each color independently are functions of bytes. On processors that look up bytes fast,
-// tables replace any number of functions.
+// values or frequencies. Such an operation begins a new pass; it and the operations that follow become steps that are
+// applied together. Operations that process each color independently are functions of bytes. On processors that look
+// up bytes fast, tables replace any number of functions.
 //
 // A block has room for whole vectors: unused pixels at its end are also edited, but neither read from the image nor
 // written.

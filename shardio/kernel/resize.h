@@ -1,4 +1,4 @@
-// The data that horizontal resizing needs: for every 32 columns of the output, the bytes that the columns mix.
+// The data that horizontal resizing needs: for every 32 output columns, the bytes from which they are computed.
 
 #ifndef SHARDIO_RESIZE_H
 #define SHARDIO_RESIZE_H

@@ -150,7 +150,7 @@ def _load(content: bytes | bytearray) -> WorkerSetup | Failure:
     setup = load_setup(content)
     if isinstance(setup, WorkerSetup) and setup.decoder.image_names:
         find_kernel()  # Load the kernel once for all worker processes.
-    # The garbage collector would write to all objects, and written pages are no longer shared.
+    # The garbage collector would write to all objects, and pages that are written to are no longer shared.
     gc.freeze()
     gc.enable()
     return setup

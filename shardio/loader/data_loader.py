@@ -77,7 +77,7 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
 
     The class can replace torch's DataLoader in any program: see docs/speed-up.md. With a :class:`shardio.ShardDataset`,
     or a :class:`shardio.EpochSampler` as ``sampler``, the loader uses shardio's order. With this order, every ``iter``
-    begins the next epoch unless ``set_epoch`` sets another, ``drop_last=True`` means ``remainder="drop"``, and the
+    begins the next epoch (unless ``set_epoch`` sets another), ``drop_last=True`` means ``remainder="drop"``, and the
     state fits any number of ranks and workers. Otherwise, torch determines the order and the state is that of
     torchdata's StatefulDataLoader. This also applies to subclasses of EpochSampler that override ``__iter__`` or
     ``__len__``: call ``set_epoch`` before each epoch, as with torch's samplers.
@@ -296,7 +296,7 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
     def watch_memory(
         self, callback: MemoryCallback, *, num_held: int = 0, takes_tiles: bool = False
     ) -> AbstractContextManager[None]:
-        """Call a function once for each piece of memory that holds batches of the epochs that begin in the context.
+        """Call a function once for each piece of memory used by batches of epochs that begin in the context.
 
         Batches of other epochs use different memory.
 

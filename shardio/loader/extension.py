@@ -95,7 +95,7 @@ class Extension:
         self.is_in_accelerate = False
         self._latest: object = None  # A token for the latest epoch.
         self._persistent: Callable[[], EpochIterator | None] = _none  # The iterator whose workers persist.
-        self._warned_of = set[Split]()  # The splits without batches that warnings have named.
+        self._warned_of = set[Split]()  # The splits already warned of, because they have no batches.
         self._made: tuple[ExecutorSettings, Executor] | None = None  # The latest executor, and its settings.
         self._watches: list[BufferWatch] = []  # The watches of the next epoch.
         check_samplers_dataset(loader.dataset, _find_drawing_sampler(loader), compares_digests=True)

@@ -43,7 +43,7 @@ from shardio.process import Owned, call_at_fork, count_processors, describe_exit
 from shardio.values import format_bytes
 
 JOIN_S = 5.0
-"""The time, in seconds, that workers have to finish their batches and end before processes are terminated."""
+"""The time, in seconds, that workers are given to finish their batches and end. Then, processes are terminated."""
 
 
 class FetchWorkers(Owned, ABC):

@@ -409,7 +409,7 @@ def _dump(value: object) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """The failure of a batch or a chunk, returned instead of it.
+    """The failure of a batch or a chunk, returned in its place.
 
     Attributes:
         error: The error.

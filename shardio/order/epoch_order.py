@@ -38,7 +38,7 @@ GAMMA = np.uint64(0x9E3779B97F4A7C15)
 """The odd number nearest to 2**64 divided by the golden ratio: the step between two counters."""
 
 _DERIVE = np.uint64(0xD1B54A32D192ED03)
-"""The constant that makes the rng keys derived from an rng key differ from the words of its stream."""
+"""The constant that makes rng keys derived from an rng key differ from the words of that key's stream."""
 
 NUM_ROUNDS = 12
 

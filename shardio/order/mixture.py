@@ -398,7 +398,7 @@ class MixedOrder:
         raise ValueError(f"stop={stop!r} is never reached, because a source has the weight 0: set stop to a number")
 
     def _picks_until(self, stop: Stop, phase: Phase, source: int) -> int | None:
-        # The number of picks in the phase before the source repeats (first) or until it is fully delivered (longest).
+        # The number of picks in the phase until the source would repeat (first) or is fully delivered (longest).
         goal, weight = self._goals[source], phase.schedule.weights[source]
         left = (goal // self.unit if stop == "first" else -(-goal // self.unit)) - phase.before[source]
         if left <= 0 and stop == "longest":

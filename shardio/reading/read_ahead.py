@@ -480,12 +480,12 @@ def _join(starts: Ints, stops: Ints, rows: Ints) -> tuple[Ints, Ints, Ints]:
     """Join neighboring ranges of one tar.
 
     Args:
-        starts: int64 [n], the ranges' first bytes.
-        stops: int64 [n], the bytes after the ranges' last bytes. No two ranges overlap.
+        starts: int64 [n], the offsets of the ranges' first bytes.
+        stops: int64 [n], the offsets just after the ranges' last bytes. No two ranges overlap.
         rows: int64 [n], the rows that need the ranges.
 
     Returns:
-        The joined ranges: their first bytes, the bytes after their last bytes, and the first rows that need them.
+        The offsets of the joined ranges' first bytes and just after their last bytes, and the first row to need each.
     """
     if not len(starts):
         return starts, stops, rows

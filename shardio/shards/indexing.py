@@ -305,7 +305,7 @@ def read_tar_list(folder: Location) -> dict[str, IndexHeader]:
     location = folder / TAR_LIST_NAME
     try:
         content = location.read_whole()
-    except (FileNotFoundError, PermissionError):  # Without list permission, stores deny access to missing objects.
+    except (FileNotFoundError, PermissionError):  # Without list permission, missing objects cause PermissionError.
         return {}
     try:
         values = parse_json(content)

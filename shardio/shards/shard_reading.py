@@ -284,7 +284,7 @@ class Unseen:
         samples: The samples' indices in each shard, int64.
 
     Attributes:
-        mask: Whether each sample has not been seen, bool [n], or None if all samples have been seen.
+        mask: bool [n], true for samples that have not been seen; None if all samples have been seen.
     """
 
     def __init__(self, records: Sequence[SeenSamples], samples: Sequence[Ints]) -> None:

@@ -214,7 +214,7 @@ def _find_keywords(header: bytes) -> list[bytes]:
         stop = position + int(length) if length.isdigit() else 0
         equals = header.find(b"=", space, stop)
         if equals <= space + 1 or stop > len(header) or header[stop - 1] != ord("\n"):
-            raise tarfile.ReadError(f"a pax header has an invalid record at its byte {position}")
+            raise tarfile.ReadError(f"a pax header has an invalid record at byte {position} of the header")
         keywords.append(header[space + 1 : equals])
         position = stop
     return keywords

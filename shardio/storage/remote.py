@@ -356,7 +356,7 @@ def measure_store(files: Sequence[StoredFile], nums_requests: Sequence[int], sec
 
     Args:
         files: Open objects that are not read through a cache.
-        nums_requests: The numbers of simultaneous requests, which are measured one after another.
+        nums_requests: The numbers of simultaneous requests to measure, one number after another.
         seconds: The time in seconds to spend on measuring each number. Requests in progress at the end are completed.
 
     Raises:

@@ -505,7 +505,7 @@ def _apply_chosen(choice: Any, images: list[Any], rng_keys: Words, calls: Calls)
                 raise DecodeError(int(rows[error.row]), str(error)) from error
             except BaseException:  # User code may raise anything.
                 if calls.failed_row is not None:
-                    # Convert the number of the failed row to its row number in the chunk.
+                    # Convert the failed row from an index into ``rows`` to a row of the chunk.
                     calls.failed_row = int(rows[calls.failed_row])
                 raise
             for row, image in zip(rows.tolist(), changed, strict=True):

@@ -241,7 +241,7 @@ def test_boxes_have_torchvisions_distribution(scale: tuple[float, float]) -> Non
     torch.manual_seed(0)
     numbers, erasing = random.Random(0), BatchRandomErasing(1.0, scale, (0.2, 4.0))
     reference, image = v2.RandomErasing(1.0, scale, (0.2, 4.0)), [torch.empty(3, 24, 18)]
-    unchanged = PixelBox(-1, -1, 0, 0)  # If boxes are large, often none of the boxes tried fits.
+    unchanged = PixelBox(-1, -1, 0, 0)  # If boxes are large, often no candidate box fits.
     drawn = np.array([erasing.draw(numbers, 24, 18) or unchanged for _ in range(NUM_DRAWS)])
     found = (reference.make_params(image) for _ in range(NUM_DRAWS))
     expected = np.array([unchanged if each["v"] is None else [each[key] for key in "ijhw"] for each in found])

@@ -1,4 +1,4 @@
-"""The kernel renders the pixels of libjpeg-turbo and OpenCV, and does not render damaged images.
+"""The kernel renders the same pixels as libjpeg-turbo and OpenCV, and does not render damaged images.
 
 ``test_crops.py``, ``test_verdict.py`` and the campaigns in ``tools/`` check every crop of small images, the JPEG
 corpus, and damaged files.

@@ -140,7 +140,7 @@ def test_splits_are_packed_apart(tmp_path: Path, keys: str, options: dict[str, A
 
 def test_a_split_must_be_there_and_must_not_be_a_class(tmp_path: Path) -> None:
     source, out = write(tmp_path / "in", folders("train/cat", "val/cat", "train/dog")), tmp_path / "out"
-    assert_refused(r"has the name 'dev' \(--source-split\): .* splits train/ and val/", source, source_split="dev")
+    assert_refused(r"no folder named 'dev' .*\(--source-split\): .* splits train/ and val/", source, source_split="dev")
     for layout in ("auto", "classes"):
         options = {"source_split": "train", "layout": layout}
         follow(assert_refused(r"\n  shardio pack \S+/in/train ", source, tmp_path / layout, **options))

@@ -61,7 +61,7 @@ def test_resharding_keeps_the_samples_and_their_order(packed: Path, tmp_path: Pa
     assert (manifest.pack["jpeg"], manifest.pack["num_tiled"]) == ("copy", 0)
     assert max(entry.num_samples for entry in manifest.shards) <= limits.get("max_shard_samples", 21)
     assert shardio.verify(tmp_path / "out", deep=True) == []
-    if limits == {"max_shard_samples": 5}:  # As in the pack.
+    if limits == {"max_shard_samples": 5}:  # The limit of the original pack.
         before_files, after = read_files(packed), read_files(tmp_path / "out")
         assert before_files.keys() == after.keys()
         assert {name for name in after if before_files[name] != after[name]} <= {"shardio.json"}

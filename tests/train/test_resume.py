@@ -276,7 +276,7 @@ FOREIGN = [
     *(b'{"loss": 0.5, "step": 3}\n', b'{"kind": "validation", "epoch": 0, "step": 3}\n', b"[1, 2]\n", b"3\n"),
     *(b'{"kind": "epoch", "epoch": "1", "step": 3}\n', b'{"kind": "steps", "epoch": 1}\n'),
 ]
-"""Lines from other tools, of an unknown kind, with an epoch that is not a number, and without a step."""
+"""Lines from other tools, a line of an unknown kind, one whose epoch is not a number, and one without a step."""
 
 
 @pytest.mark.parametrize("content", FOREIGN)

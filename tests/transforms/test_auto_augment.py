@@ -1,4 +1,4 @@
-"""Automatic augmentation has the operations, magnitudes, mixtures, frequencies and pixels of torchvision."""
+"""Automatic augmentation matches torchvision's in its operations, magnitudes, mixtures, frequencies and pixels."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_numbers_are_those_of_torchs_linspace(ends: tuple[float, float]) -> None
 
 
 def record(transform: Any) -> tuple[Any, Any, Any]:
-    """Draw for 14,000 images. Return the drawn operations, magnitudes and signs, each [n, k]."""
+    """Draw parameters for 14,000 images. Return the drawn operations, magnitudes and signs, each [n, k]."""
     with mock.patch.object(transform, "_make", wraps=transform._make) as make:
         transform.draw(repeat_size(8, 8, len(KEYS)), KEYS)
     chosen, bins, signs, *_ = make.call_args.args

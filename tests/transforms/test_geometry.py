@@ -58,7 +58,7 @@ def test_center_crop_is_torchvisions_pad_and_crop(height: int, width: int, rows:
 
 
 def draw_crop(height: int, width: int, scale: Bounds, ratio: Bounds, generator: random.Random) -> Box | None:
-    """Draw a box as torchvision does, or return None if none of ten tries fits."""
+    """Draw a box as torchvision does, or return None if no box fits in ten attempts."""
     for _ in range(10):
         area = height * width * generator.uniform(*scale)
         aspect = math.exp(generator.uniform(math.log(ratio[0]), math.log(ratio[1])))

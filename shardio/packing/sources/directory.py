@@ -254,7 +254,7 @@ def _select_split(
     if not any(_has_main(folder, main) for folder in found):
         _, splits = _find_splits(folders, main)
         there = f"it holds the splits {_join(splits)}" if splits else "it holds no splits: omit the option"
-        raise PackError(f"no folder of {src} with files to pack has the name {name!r} (--source-split): {there}")
+        raise PackError(f"{src} has no folder named {name!r} with files to pack (--source-split): {there}")
     return found
 
 

@@ -431,7 +431,7 @@ class _Format(NamedTuple):
     Attributes:
         scan: Finds the documents in files.
         read: Returns a document's text or tokens, or None if it is null.
-        holds_text: Whether files hold text rather than tokens, or the function that finds the columns of files.
+        holds_text: Whether files hold text rather than tokens; in formats with columns, the function that finds them.
     """
 
     scan: Callable[[_Files, _Settings], Iterator[_Batch]]

@@ -272,7 +272,7 @@ def _pattern(top: str) -> re.Pattern[str]:
 
 
 def is_main(name: str, main: Collection[str]) -> bool:
-    """Return whether a file's suffix is one of the fields that make a file a sample."""
+    """Return whether a file's suffix names a main field, so that the file defines a sample."""
     return split_suffix(name)[1][1:].lower() in main
 
 
