@@ -15,7 +15,8 @@ fi
 .venv/bin/mypy
 # Without bytecode files, each of the hundreds of processes that the tests start would compile the package again.
 unset PYTHONDONTWRITEBYTECODE
-# Two test processes share the processors, so each uses one thread.
+# Several test processes share the processors, so each uses one thread. Many tests wait for other processes, so four
+# processes take less time than two on two processors.
 export OMP_NUM_THREADS=1
 # A test that hangs fails, and its output shows where each thread stood.
 exec .venv/bin/pytest --numprocesses 4 --dist worksteal --timeout 300 --durations 20 --durations-min 3 "$@"
