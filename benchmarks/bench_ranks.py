@@ -159,7 +159,7 @@ def main() -> None:
         )
         print(
             "| ranks | requests per sample | MiB per request | bytes read, × share | shards of a rank in a window | "
-            "indexes of a node, share of its samples' bytes |"
+            "indexes that a node reads, as a share of its samples' bytes |"
         )
         print("|---|---|---|---|---|---|")
         for world_size in WORLD_SIZES:

@@ -1,6 +1,6 @@
 """Measure the CPU time that worker processes take to start: ``python -m benchmarks.bench_start IMAGES PACKED``.
 
-The CPU time is what the fork server and the worker processes of a new program need until they are ready, before any
+The CPU time is that of a new program's fork server and worker processes until they are ready, before they make any
 batch. The benchmark alternates between a directory and its packed copy, each with one and with two worker processes.
 The first line shows the CPU time of a bare ``import numpy``. The benchmark needs Linux.
 """

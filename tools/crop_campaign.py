@@ -80,7 +80,7 @@ def main(
 
 
 def open_photograph(path: Path, random: np.random.Generator) -> Photograph:
-    """Sometimes tile and sometimes turn a photograph, then open it."""
+    """Tile or turn a photograph at random, or do both or neither; then open it."""
     content = path.read_bytes()
     if random.random() < 0.5:
         with suppress(NotTileable):

@@ -54,7 +54,7 @@ them would lie next to the inaccessible pages.
 """
 
 OTHERS_SHARE = 0.05
-"""The fraction of files with which the kernel's other functions, which take longer, are also called."""
+"""The fraction of files on which the kernel's other, slower functions are also called."""
 
 KEPT_SHARE = 0.2
 """The fraction of calls that keep decoded images and render them again."""

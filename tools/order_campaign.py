@@ -34,8 +34,8 @@ which takes a fraction of a second.
 def draw_case(seed: int) -> Case:
     """Return the case for a seed."""
     rng = random.Random(seed)
-    # Most datasets are small, so edge cases coincide. A few datasets are longer than the part that is evaluated at a
-    # time.
+    # Most datasets are small, so several edge cases occur together. A few datasets are longer than the part that is
+    # evaluated at a time.
     largest = rng.choices((3, 12, 40, 400), weights=(30, 40, 27, 3))[0]
     sizes = [0 if rng.random() < 0.15 else rng.randint(1, largest) for _ in range(rng.randint(1, 12))]
     if not any(sizes):

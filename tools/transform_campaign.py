@@ -76,7 +76,7 @@ def blurs(cases: int = 20_000, seed: int = 0) -> None:
             difference = np.abs(blurred.astype(int) - expected)
             num_wrong += int((difference > 1).any())
             num_by_one, num_values = num_by_one + int((difference == 1).sum()), num_values + difference.size
-    found = f"{num_wrong} of {cases} images are wrong; {num_by_one} of {num_values} values differ by 1 from torchvision"
+    found = f"wrong: {num_wrong} of {cases} images; {num_by_one} of {num_values} values differ by 1 from torchvision's"
     _report(found, num_wrong, began)
 
 

@@ -428,7 +428,7 @@ class PrefetchIterator:
             while not is_ready(CHECK_S):
                 if self._in_flight.is_consumer_idle():
                     return False
-        except Exception as error:  # The error is raised after the batches in flight.
+        except Exception as error:  # The error is raised after the batches in flight are delivered.
             let_through(error)
             self._failure = _Failure(error, [], [])
             return False

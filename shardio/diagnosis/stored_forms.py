@@ -143,8 +143,8 @@ def _describe_remedy(evidence: LoaderEvidence, form: Form, cost: FormCost, speed
                 return ""
         rate = evidence.run.samples_per_s * speedup * cost.num_bytes
         remedy += (
-            f"this takes {format_bytes(num_bytes)}; at the expected rate, {format_bytes(rate)}/s are read, from memory "
-            "or a fast disk\n"
+            f"this takes {format_bytes(num_bytes)} of space; at the expected rate, {format_bytes(rate)}/s is read, "
+            "from memory or a fast disk\n"
         )
     return f"{remedy}dataset = shardio.ShardDataset({packed!r}, shuffle=True, transform=…)"
 

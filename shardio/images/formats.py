@@ -113,7 +113,7 @@ def is_convertible(field: str) -> bool:
 
 
 def holds_images(field: str) -> bool:
-    """Return whether a field holds images: ``image``, for any format, or a name with an image's suffix."""
+    """Return whether a field holds images: it is ``image`` (for any format), or its name has an image's suffix."""
     return field == "image" or field.rpartition(".")[2] in IMAGE_FORMATS
 
 

@@ -57,7 +57,7 @@ static inline f32x32 load_floats(const float *numbers, int64_t count) {
     return loaded;
 }
 
-// Weights by the distance from a pixel.
+// The weights of a pixel and its neighbors, indexed by the distance from the pixel.
 typedef struct {
     const float *weights;
     int64_t count;  // The number of weights after the first.

@@ -308,7 +308,7 @@ class Kernel:
 
 
 def count_chunk_bytes(num_images: int, sizes: Sequence[tuple[int, int]]) -> int:
-    """Return the size of a chunk of tiles, enough to hold the pixels of all crops instead of tiles; see tiles.h."""
+    """Return the size of a chunk of tiles. The chunk can hold the pixels of all crops instead; see tiles.h."""
     return num_images * (TILED_IMAGE.itemsize + count_image_bytes(sizes)) + CHUNK_PADDING
 
 

@@ -38,8 +38,8 @@ static void set_entries(Entry *entries, int count, Entry entry) {
 static void add_code(Entry *entries, Symbol symbol, int code, int length, int added_step) {
     int num_bits = length + symbol.size;
     if (length + (symbol.size > 0) > LOOKUP_BITS || num_bits > MAX_LOOKUP_BITS) return;
-    // The bits of the code are among the bits that become the value, modulo 2^16. A value whose first bit is 0 is
-    // negative (figure F.12).
+    // The value is computed, modulo 2^16, from bits that include those of the code, so the bias subtracts the code. A
+    // value whose first bit is 0 is negative (figure F.12).
     Entry positive = {
         .bits = (uint8_t)num_bits,
         .place = -1,
@@ -113,8 +113,8 @@ static bool is_used(const HuffmanTable *table, const Workspace *work) {
     return false;
 }
 
-// Return a table with the codes of a DHT segment, from the cache or in place of the least recently used table. Return
-// NULL if no baseline image may have the table.
+// Return a table with the codes of a DHT segment: the cached one, or a new one that replaces the least recently used
+// table. Return NULL if no baseline image may have the table.
 static const HuffmanTable *find_table(const uint8_t *counts, bool is_dc, Workspace *work) {
     int num_symbols = 0;
     for (int i = 0; i < MAX_CODE_LENGTH; i++) num_symbols += counts[i];

@@ -47,7 +47,7 @@ NEAREST, BILINEAR, BICUBIC = 0, 2, 3
 """Interpolation methods, numbered as in Pillow."""
 
 MOVING = {AFFINE: (0, 1, 2, 3, 4, 5), PERSPECTIVE: (0, 1, 2, 3, 4, 5, 10, 11)}
-"""For each operation that moves pixels, and so masks, boxes and points, the indices of its matrix among its numbers.
+"""The indices of the matrix among the numbers of each operation that moves pixels (and masks, boxes and points).
 
 The indices follow the matrix row by row. The matrix maps places in the result to places in the original. An affine
 matrix has six numbers. A perspective matrix has eight numbers; a ninth would always be 1. VERTICAL_FLIP is missing,

@@ -2,7 +2,7 @@
 // intervals.
 //
 // Decoding follows F.2.2, and encoding F.1.2. Coefficients are not assembled: a token is a symbol and the bits that
-// follow its code. AC tokens are kept unchanged. Tokens of DC differences change where prediction will restart.
+// follow its code. AC tokens are kept. DC tokens change only where prediction restarts in the old or the new scan.
 //
 // The coefficients of a progressive image become the tokens of a baseline image.
 //

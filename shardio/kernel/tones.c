@@ -48,7 +48,7 @@ static inline __attribute__((always_inline)) u8x32 blend_vectors(u8x32 bytes, u8
                       blend_sixteen(widen_high(bytes), widen_high(others), factor));
 }
 
-// Blend each plane of bytes with the same bytes, `others`. `count` is a multiple of 64.
+// Blend every plane of bytes with `others`, which is the same for all planes. `count` is a multiple of 64.
 static inline __attribute__((always_inline)) void blend_planes(uint8_t (*planes)[BLOCK_LENGTH], int num_planes,
                                                                const uint8_t *others, int64_t count,
                                                                const Blend *blend) {

@@ -18,7 +18,7 @@
 
 enum { LENGTH = 32 };  // The number of pixels whose places are computed at once.
 
-enum { INNER, AT_BORDER, OUTSIDE };  // In the image with all its neighbors; elsewhere in the image; outside.
+enum { INNER, AT_BORDER, OUTSIDE };  // In the image, as are all neighbors; elsewhere in the image; outside.
 
 // The places of some pixels of the result in the original, and the neighbors to mix.
 typedef struct {

@@ -353,7 +353,7 @@ class OutcomeHandler:
     Attributes:
         source: The source of the samples.
         bad_samples: The policy for unreadable samples; None raises their errors.
-        tally: Sums up times, and counts replaced and skipped samples.
+        tally: Adds up times, and counts replaced and skipped samples.
     """
 
     source: SampleSource

@@ -47,8 +47,8 @@ class BatchIterator(ABC):
     The user's iterator has the same methods, but raises the error of a Failure, and accepts more calls after its end.
     :class:`shardio.testing.executor.ExecutorTests` checks any executor and its iterators.
 
-    If the loader has a state, a batch is counted when the user receives it, as :mod:`shardio.epochs` reports. A failed
-    batch is counted when the next batch is requested. Neither :meth:`is_ready` nor :meth:`close` counts a batch.
+    If the loader has a state, a batch is counted when :mod:`shardio.epochs` reports that the user has received it. A
+    failed batch is counted when the next batch is requested. Neither :meth:`is_ready` nor :meth:`close` counts a batch.
 
     Attributes:
         is_open: Whether the epoch can continue. An open iterator is closed when it is freed.

@@ -304,7 +304,7 @@ class Tally:
             name = "training process" if process_id == os.getpid() else "worker process"
             yield {"name": "process_name", "ph": "M", "pid": process_id, "tid": 0, "args": {"name": f"shardio {name}"}}
         for times in self.chunks:
-            # A chunk's samples may pass through the stages in several rounds; the trace shows the sum of each stage.
+            # A chunk's samples may pass through the stages in several rounds; the trace shows each stage's total.
             planning_s = times.transform_s - times.python_s
             start = times.began - self.began
             for name, seconds in (
@@ -367,7 +367,7 @@ def measure_decoded(dataset: Any, stored: DatasetFormat | None) -> DatasetFormat
 
 
 def count_stored(dataset: ImageFolder | ShardDataset | ShardMapDataset) -> int:
-    """Return the number of stored samples, regardless of the rank that reads them."""
+    """Return the number of stored samples, no matter which rank reads them."""
     return len(dataset) if isinstance(dataset, ImageFolder) else dataset.table.manifest.num_samples
 
 

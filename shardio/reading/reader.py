@@ -135,8 +135,8 @@ class SampleReader:
         Args:
             indices: int64 [n], the samples' indices in manifest order.
             fields: The names of the fields to read. The result omits fields that a sample lacks.
-            deferred: The fields for which the result may have a FileRange instead of the content. Only local fields
-                that need not be compared with the index file have a FileRange.
+            deferred: The fields for which the result may have a FileRange instead of the content. A field has a
+                FileRange only if its shard is local and the field need not be compared with the index file.
 
         Returns:
             The n samples, in the order of ``indices``.
@@ -237,7 +237,7 @@ class SampleReader:
     def _read(
         self, visits: Sequence[tuple[Shard, int, Ints]], fields: Sequence[str], deferred: Container[str]
     ) -> list[list[Any]]:
-        """Read fields of samples: see :func:`read_shards`. A visit is a shard, the shard's place and its samples."""
+        """Read fields of samples: see :func:`read_shards`. A visit is a shard, its place and the samples to read."""
         opened = [(shard, inner) for shard, _, inner in visits]
         if self._verify == "off":
             return read_shards(opened, fields, deferred=deferred)

@@ -31,7 +31,7 @@ class TarHeaders(Protocol):
         """The tar's size in bytes."""
 
     def read_many(self, starts: Ints, stops: Ints) -> list[bytes]:
-        """Return the byte ranges of the headers of the members of the first or the last sample."""
+        """Return the contents of byte ranges: the headers of the first and the last sample's members."""
 
 
 def digest_headers(tar: TarHeaders, starts: Iterable[Ints]) -> str:

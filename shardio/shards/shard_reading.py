@@ -208,7 +208,7 @@ class _Request:
             let_through(error)
             shard.let_store_errors_through(error)
             shard.find_unreadable(samples, self.fields, self.bounds[visit])
-            return read(starts, stops)  # Each sample could be read separately, so read all of them together again.
+            return read(starts, stops)  # Each sample was readable on its own, so read all of them together again.
 
     def _compare(self, pieces: Sequence[Any], headers: Ints, columns: Sequence[Sequence[Any]]) -> None:
         """Compare contents with the index, given the place of each header in ``pieces``, int64 [n, F], or -1."""

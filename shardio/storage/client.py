@@ -383,7 +383,7 @@ class Client:
                 file.close()
 
     def adopt(self, folder: Path) -> None:
-        """Unless this process has a storage process, use that of ``folder``, even if that process may have ended."""
+        """Unless this process already has a storage process, use the one in ``folder``, which may have ended."""
         with self._lock:
             if self.folder is None:
                 self.folder = folder

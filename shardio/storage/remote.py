@@ -48,7 +48,7 @@ TOUCH_S = 10.0
 """The minimum time, in seconds, between two records that a copy is in use."""
 
 MAX_FILLS = 5
-"""The maximum number of fetches for one read. If the fetched data was removed each time, the cache is too small."""
+"""The maximum number of fetches for one read. If the data is removed after every fetch, the cache is too small."""
 
 NUM_SMALL = 10
 """The number of small requests whose latency is measured."""

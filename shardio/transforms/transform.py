@@ -353,7 +353,7 @@ def as_array(image: Any) -> Any:
 def _choose_form(transform: Any, image: Any) -> Any:
     """Return an image in a form that a torchvision transform, and every transform that it calls, accepts.
 
-    If the transforms accept different forms, return one for the first transform, because it may convert the image.
+    If they accept different forms, return one that the first accepts, because that transform may convert the image.
     """
     leaves = list(_leaves(transform))
     for called in (leaves, leaves[:1]):

@@ -87,12 +87,12 @@ wrong("the first batch twice", f"batch 0 of rank 0 and batch 1 of rank 0 {SAME}"
 EVEN, ODD = cut(range(0, N, 2)), cut(range(1, N, 2))
 LAST_TWICE = f"batch 5 of rank 1 and batch 6 of rank 1 {SAME}"
 wrong("the last batch twice on one rank of two", LAST_TWICE, (EVEN, [*ODD, ODD[-1]]))
-wrong("two epochs in one, number expected", f"{N} more than once", [*BATCHES, *BATCHES], N)
+wrong("two epochs in one, expected number given", f"{N} more than once", [*BATCHES, *BATCHES], N)
 TWICE = "each sample is delivered 2 times"
 AUGMENTED = Twice(Images(0.1), batch_size=B)
-wrong("all twice with different keys, number expected", TWICE, cut([f"{i}-{n}" for i in "ab" for n in NUMBERS]), N)
-wrong("all twice, augmented, number expected", TWICE, AUGMENTED, N)
-wrong("all twice, flipped at random, number expected", TWICE, Twice(Flipped(), batch_size=B), N)
+wrong("all twice, different keys, expected number given", TWICE, cut([f"{i}-{n}" for i in "ab" for n in NUMBERS]), N)
+wrong("all twice, augmented, expected number given", TWICE, AUGMENTED, N)
+wrong("all twice, flipped at random, expected number given", TWICE, Twice(Flipped(), batch_size=B), N)
 wrong("all twice, augmented, nothing expected", TWICE, AUGMENTED, None)
 
 
@@ -172,13 +172,13 @@ class InWorkers(Images):
 
 AUGMENTING = load(InWorkers(), num_workers=2, sampler=WRONG)
 wrong("augmented only in workers, and a wrong sample", CHANGES, AUGMENTING, N, slow=True)
-wrong("one too few, number expected", "1 never", cut(range(N - 1)), N)
+wrong("one too few, expected number given", "1 never", cut(range(N - 1)), N)
 
 # Workers.
 
 
 def share(low: int, high: int) -> Shares:
-    """Give each worker an equal range of samples, and move the limits of the first worker's range."""
+    """Give workers equal ranges of samples, but move the end of the first by ``high`` and of the others by ``low``."""
 
     def find(worker: int, of: int) -> range:
         return range(worker * N // of, min((worker + 1) * N // of + (high if worker == 0 else low), N))
@@ -197,8 +197,8 @@ def by_workers(name: str, says: str, share: Any, expected: Any = NUMBERS, num_wo
 ALL = Shares(lambda *_: NUMBERS)
 by_workers("no split by worker", "each of 2 workers delivered all 96 samples", ALL)
 by_workers("no split by worker, nothing expected", "ignores get_worker_info", ALL, None, 3)
-by_workers("one sample too many at a worker's border", "the shares of workers overlap by 1", share(0, 1))
-by_workers("one sample too few at a worker's border", "1 never", share(0, -1))
+by_workers("one sample too many at the end of a worker's share", "the shares of workers overlap by 1", share(0, 1))
+by_workers("one sample too few at the end of a worker's share", "1 never", share(0, -1))
 by_workers("too many, persistent workers", "their shares probably overlap", share(0, 1), persistent_workers=True)
 by_workers("workers shuffle with different seeds", "each shuffles with its own seed", Shares(shuffled))
 ROUNDED = Shares(lambda worker, of: range(worker * (100 // of), (worker + 1) * (100 // of)))
@@ -298,7 +298,7 @@ def keyed(name: str, says: str, keys: Any, expected: Any) -> None:
     wrong(name, says, [{"id": keys}], expected, key="id")
 
 
-wrong("keys that classes share, number expected", "perhaps the keys are not unique", HALVES, N)
+wrong("keys that classes share, expected number given", "perhaps the keys are not unique", HALVES, N)
 wrong("keys that classes share", "96 never, 48 unexpected", HALVES, [f"c/{n:04d}" for n in NUMBERS])
 keyed("NaN keys", "NaN cannot be the key", torch.tensor([0.0, float("nan"), float("nan")]), 3)
 keyed("None keys", "None cannot be a sample's key", ["a", None, None], 3)

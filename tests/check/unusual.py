@@ -66,7 +66,7 @@ UNEVEN = Shares(lambda worker, of: range(90) if worker == 0 else range(90, N))
 right("torch, nothing expected", load(NUMBERS), None)
 right("torch, shuffled, a short last batch, three epochs", load(range(N + 3), shuffle=True), range(N + 3), epochs=3)
 right("torch, unshuffled, three epochs, nothing expected", load(Images()), None, epochs=3)
-right("torch, unshuffled, three epochs, the number expected", load(Images()), N, epochs=3)
+right("torch, unshuffled, three epochs, expected number given", load(Images()), N, epochs=3)
 right("workers", load(NUMBERS, num_workers=2), slow=True)
 PERSISTENT: Any = {"num_workers": 2, "persistent_workers": True}
 right("persistent workers, three epochs", load(NUMBERS, shuffle=True, **PERSISTENT), epochs=3, slow=True)
@@ -124,7 +124,7 @@ class Few:
 
 
 right("a fixed sampler, two epochs", load(NUMBERS, sampler=MIXED), epochs=2)
-right("a fixed sampler, two epochs, the number expected", load(NUMBERS, sampler=MIXED), N, epochs=2)
+right("a fixed sampler, two epochs, expected number given", load(NUMBERS, sampler=MIXED), N, epochs=2)
 right("a sampler that sorts, two epochs", load(NUMBERS, sampler=Sorted()), epochs=2)
 right("a subclass with a fixed order", by([OwnOrder(NUMBERS, 2, rank) for rank in range(2)]), epochs=2)
 right("a Subset of a permutation, two epochs", load(Subset(NUMBERS, MIXED)), epochs=2)
@@ -201,7 +201,7 @@ EQUAL = [torch.full((3,), number // 2) for number in NUMBERS]
 right("equal images, with keys", load([{"image": torch.zeros(3), "id": number} for number in NUMBERS]), N, key="id")
 right("equal images, as often as in the dataset", load(EQUAL, shuffle=True), None)
 right("equal texts", load([f"text {number // 2}" for number in NUMBERS], shuffle=True), None)
-right("equal images, the number expected", load(EQUAL), N, says=WANTED)
+right("equal images, expected number given", load(EQUAL), N, says=WANTED)
 right("augmented images without keys", load(Flipped()), N, says=WANTED)
 SEQUENCES = [torch.arange(number + 1) for number in NUMBERS]
 right("sequences padded to the longest in a batch", load(SEQUENCES, collate_fn=padded), None, says=WANTED)

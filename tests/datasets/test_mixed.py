@@ -490,7 +490,7 @@ def test_remote_and_local_sources_mix(folder: Path, tmp_path: Path) -> None:
 
 
 def listed(batches: Any) -> list[list[Any]]:
-    """Return the samples, as lists, of batches that hold keys, texts and source numbers."""
+    """Return one list of samples for each batch; a batch holds keys, texts and source numbers."""
     return [list(zip(keys, texts, numbers.tolist(), strict=True)) for keys, texts, numbers in batches]
 
 

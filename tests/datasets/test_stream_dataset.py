@@ -131,7 +131,7 @@ def test_the_order_is_a_function_of_seed_and_epoch_and_shuffles_windows(tars: li
         assert keys_of(dataset) == found, "without set_epoch, an epoch is repeated"
         return found
 
-    assert order(1, 4) == order(1, 4, transform=RandomResizedCrop(8))  # Transforms only change the chunks.
+    assert order(1, 4) == order(1, 4, transform=RandomResizedCrop(8))  # Transforms change only the chunks.
     different = [order(1, 4), order(1, 5), order(2, 4), order(1, 4, buffer=3), keys_of(streams(tars))]
     assert (len(set(map(tuple, different))), len({frozenset(each) for each in different})) == (5, 1)
     shards = order_of(len(tars), True, 0, 1, 0, 1).own_shards(0)

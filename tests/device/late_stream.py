@@ -112,7 +112,7 @@ def _not_held(tensor: torch.Tensor) -> torch.Tensor:
 def prefetch_late(
     loader: Iterable[Any], *, seed: int = 0, laziness: float = 0.8, **options: Any
 ) -> tuple[DevicePrefetcher, LateStream]:
-    """Return a prefetcher that works as on CUDA, but with a late stream and with ordinary memory, not pinned memory."""
+    """Return a prefetcher that works as it does on CUDA, but with a late stream and ordinary memory (not pinned)."""
     stream = LateStream(seed, laziness)
     return prefetch_on(stream, loader, **options), stream
 

@@ -188,7 +188,7 @@ def test_forms_that_need_no_decoding_are_advised_where_they_fit(
     assert pixels.startswith(
         f"2.78 shardio pack {tmp_path / 'packed'} {tmp_path / 'packed-ppm'} --convert-to ppm --min-side 73 (changes"
     )
-    assert "this takes 1.526 MiB; at the expected rate, " in pixels  # 16 images of 100 kB
+    assert "this takes 1.526 MiB of space; at the expected rate, " in pixels  # 16 images of 100 kB
     assert memory.startswith("2.27 decoded_cache='1GiB' in the dataset")
     assert advise(10**6, 10**12) == [memory]
     (alone,) = advise(10**12, 10**5)

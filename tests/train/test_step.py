@@ -143,7 +143,7 @@ def test_hooks_change_the_loss_that_gradients_are_computed_from() -> None:
 
 
 def test_different_words_give_different_numbers_and_restored_states_repeat_them() -> None:
-    """Some of the tuples have equal sums or digits. SeedSequence treats (1,) and (1, 0) as equal."""
+    """Some of the tuples have equal sums or the same digits. SeedSequence treats (1,) and (1, 0) as equal."""
 
     def draw() -> tuple[list[float], float, float]:
         return torch.rand(3).tolist(), float(np.random.rand()), random.random()

@@ -482,7 +482,7 @@ class Documents(PackSource):
 
         Raises:
             PackError: If the files have several formats or belong to several splits, a file cannot be read, a key is
-                invalid, or texts are found without a tokenizer.
+                invalid, or there are texts but no tokenizer.
         """
         try:
             return _scan(src, options)

@@ -358,7 +358,7 @@ def name_field(columns: Columns, name: str, content: bytes, suffix: str) -> str:
 
     Args:
         columns: The columns of the table.
-        name: The content's column, which may be followed by a dot and the number of the content.
+        name: The name of the content's column, optionally followed by a dot and the content's number.
         content: The content.
         suffix: The suffix of the content's file, or "" if the suffix is unknown.
     """
