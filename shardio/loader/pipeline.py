@@ -309,7 +309,7 @@ class Pipeline(PlannedBatches):
         while not batch.is_over:
             left_s = None if deadline is None else deadline - time.monotonic()
             if left_s is not None and left_s <= 0:
-                raise RuntimeError(f"no batch arrived within timeout={timeout_s} s: raise timeout or check the storage")
+                raise RuntimeError(f"no batch arrived within timeout={timeout_s} s: increase it or check the storage")
             self._advance(left_s)
 
     def _advance(self, timeout_s: float | None) -> None:
