@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from shardio import EpochSampler, ShardDataset, ShardMapDataset, StateError
+from shardio import EpochSampler, SampleError, ShardDataset, ShardMapDataset, StateError
 from shardio.check import Coverage, Delivery, ExpectedSamples, make_report
+from tests.faults.damage import BATCH_SIZE, Subject, cut_off, key_of, order_of
+from tests.faults.worker_processes import CROP
 from tests.raising import assert_raises
 
 # torchdata triggers torch's warning.
@@ -111,6 +113,27 @@ def test_at_the_end_the_rest_is_empty_and_the_next_epoch_follows(make: Any, pack
         assert list(resumed) == []
     order.set_epoch(2)
     assert [key for batch in resumed for key in batch] == expected[2]
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_after_an_unreadable_sample_the_next_batch_is_whole(tmp_path: Path, resumes: bool) -> None:
+    order = order_of("shards")
+    subject = Subject(tmp_path, "shards", {order[1][0]: cut_off, order[3][1]: cut_off, order[4][-1]: cut_off})
+    options: dict[str, Any] = {"shuffle": True, "transform": CROP, "batch_size": BATCH_SIZE}
+    dataset = ShardDataset(subject.tars, fields=("image", "key"), **options)
+    loader = StatefulDataLoader(dataset, BATCH_SIZE)
+    batches = iter(loader)
+    for numbers in order:
+        if not set(numbers) & set(subject.bad):
+            assert next(batches)[1] == tuple(map(key_of, numbers))
+            continue
+        with pytest.raises(SampleError):
+            next(batches)
+        if resumes:
+            state, loader = loader.state_dict(), StatefulDataLoader(dataset, BATCH_SIZE)
+            loader.load_state_dict(state)
+            batches = iter(loader)
+    assert list(batches) == []
 
 
 @pytest.mark.parametrize("make", KINDS)

@@ -88,6 +88,19 @@ def test_no_sample_is_read_again_and_without_states_any_number_of_workers_resume
     assert flatten(resumed) == flatten(iterator)
 
 
+def find_worker_id(_: int) -> Any:
+    info = get_worker_info()
+    assert info is not None
+    return info.id
+
+
+def test_a_resumed_epoch_begins_with_the_worker_that_would_make_its_next_batch() -> None:
+    loader, resumed = (DataLoader(Called(find_worker_id), 2, num_workers=number) for number in (2, 3))
+    begin(loader, 4)
+    resumed.load_state_dict(loader.state_dict())
+    assert flatten(resumed) == [1, 1, 2, 2]  # Without resuming, the six batches come from workers 0, 1, 2, 0, 1 and 2.
+
+
 class Numbers(IterableDataset[int]):
     size = 30
 
