@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import signal
@@ -44,6 +45,8 @@ def count_open_files(*, with_shared_numbers: bool = False) -> int:
 
     By default, the memory of shared numbers is not counted: any dataset may open it, and later datasets use it too.
     """
+    if gc.isenabled():
+        gc.collect()  # A collection between two counts would close files of earlier tests.
     targets = list[str]()
     for descriptor in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):  # The descriptor of the directory itself is already closed.

@@ -348,7 +348,7 @@ def test_code_that_exits_python_is_an_error(data: Data) -> None:
 def test_code_that_blocks_meets_the_timeout(data: Data, tmp_path: Path) -> None:
     block = once(tmp_path / "marker", lambda: time.sleep(10 * DEADLINE_S))
     loader = make_loader(data, "shards", 1, transform=Compose([CROP, block]), timeout=2)
-    with pytest.raises(RuntimeError, match=r"no batch arrived within timeout=2\.?0? s: raise timeout"):
+    with pytest.raises(RuntimeError, match=r"no batch arrived within timeout=2\.?0? s: increase it"):
         batches_of(loader)
     loader.set_epoch(0)
     assert batches_of(loader) == batches_without(data)
