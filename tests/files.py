@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import resource
 import signal
@@ -40,18 +39,17 @@ def read_parts(folder: Path) -> dict[str, dict[str, bytes]]:
     return {path.name: read_files(path) for path in folder.iterdir()}
 
 
-def count_open_files(*, with_shared_numbers: bool = False) -> int:
-    """Return the number of file descriptors that this process has open.
+def find_open_files(*, with_shared_numbers: bool = False) -> set[tuple[str, str]]:
+    """Return the number and the target of each file descriptor that this process has open.
 
-    By default, the memory of shared numbers is not counted: any dataset may open it, and later datasets use it too.
+    By default, the memory of shared numbers is left out: any dataset may open it, and later datasets use it too. Tests
+    must expect that files of earlier tests are closed at any time.
     """
-    if gc.isenabled():
-        gc.collect()  # A collection between two counts would close files of earlier tests.
-    targets = list[str]()
+    found = set[tuple[str, str]]()
     for descriptor in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):  # The descriptor of the directory itself is already closed.
-            targets.append(str(descriptor.readlink()))
-    return sum(with_shared_numbers or "memfd:shared-numbers" not in target for target in targets)
+            found.add((descriptor.name, str(descriptor.readlink())))
+    return {each for each in found if with_shared_numbers or "memfd:shared-numbers" not in each[1]}
 
 
 @contextmanager

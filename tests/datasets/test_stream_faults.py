@@ -17,7 +17,7 @@ import pytest
 from shardio import DataLoader, FormatError, ShardioError, StreamDataset, streams
 from shardio.errors import StoreError
 from shardio.storage import ReplacedError
-from tests.files import count_open_files
+from tests.files import find_open_files
 from tests.raising import assert_raises
 from tests.servers.stores import WebServer
 from tests.tars import by_key, write_tar
@@ -156,7 +156,7 @@ def test_stopping_ends_the_command(
     def fail(sample: Any) -> Any:
         raise KeyboardInterrupt
 
-    num_descriptors = count_open_files()
+    files = find_open_files()
     options: dict[str, Any] = {
         "transform_sample": fail if how == "error" else None,
         "fields": ("key",),
@@ -171,7 +171,7 @@ def test_stopping_ends_the_command(
         samples.close()
     del samples
     assert_all_ended()
-    assert count_open_files() == num_descriptors
+    assert find_open_files() <= files
 
 
 @pytest.mark.parametrize("method", ["multiprocessing", "thread"])
@@ -204,11 +204,11 @@ def test_a_fork_does_not_end_the_command(tar: Path, tmp_path: Path) -> None:
 
 def test_a_finished_epoch_leaves_nothing_open_and_a_command_has_no_input(tar: Path, living: tuple[str, Any]) -> None:
     before, assert_all_ended = living
-    num_descriptors = count_open_files()
+    files = find_open_files()
     dataset = stream(f"{before} cat; cat {tar}")
     assert list(dataset) == list(dataset) == KEYS
     assert_all_ended()
-    assert count_open_files() == num_descriptors
+    assert find_open_files() <= files
 
 
 def test_a_web_server_is_read_by_curl(nginx_server: WebServer, packed: Path) -> None:

@@ -34,7 +34,7 @@ from tests.faults.worker_processes import (
     send_signal,
     wait_until,
 )
-from tests.files import count_open_files
+from tests.files import find_open_files
 from tests.processes import assert_passes_in_fresh_process, forkserver_context, run_python
 
 
@@ -273,10 +273,9 @@ def test_a_batch_that_is_requested_while_python_ends_arrives_or_raises_at_once(p
     assert sum(line.startswith("__del__") for line in said) in (0, 6), "the interpreter may never call __del__"
 
 
-def list_resources() -> dict[str, Any]:
+def find_processes() -> set[int]:
     gc.collect()
-    processes = {*find_fork_servers(), *find_worker_processes()}
-    return {"processes": processes, "files": count_open_files(), "buffers": len(find_buffers())}
+    return {*find_fork_servers(), *find_worker_processes()}
 
 
 @pytest.fixture(scope="module")
@@ -288,12 +287,14 @@ def _all_is_started(data: Data) -> None:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(_all_is_started: None) -> Iterator[None]:
-    before = list_resources()
+    assert not find_processes()
+    files, buffers = find_open_files(), find_buffers()
     num_threads = len(list(Path("/proc/self/task").iterdir()))  # Some threads may be about to end.
     yield
-    assert list_resources() == before
+    assert not find_processes()
+    assert find_open_files() <= files
+    assert find_buffers() <= buffers
     assert len(list(Path("/proc/self/task").iterdir())) <= num_threads
-    assert not before["processes"]
 
 
 @pytest.mark.slow

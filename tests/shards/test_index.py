@@ -25,7 +25,7 @@ from shardio.sample import Sample
 from shardio.shards import Manifest, open_table, read_shards, repair, shard_index, write_manifest, write_shard
 from shardio.shards.index import read_columns
 from shardio.storage import parse_location
-from tests.files import count_open_files
+from tests.files import find_open_files
 from tests.raising import assert_raises
 from tests.tars import change_layout, index_of, open_shard, read_members, read_metadata
 
@@ -97,11 +97,11 @@ def test_a_shard_appears_once_all_its_samples_are_written(tmp_path: Path, fails:
 
 
 def test_an_open_shard_holds_descriptors_and_a_closed_one_none(packed: Path) -> None:
-    path, before = packed / "shard-000000.tar", count_open_files()
+    path, before = packed / "shard-000000.tar", find_open_files()
     with open_shard(path):
         # The index file is closed if its content is in memory.
-        assert count_open_files() == before + (1 if shard_index.MAX_KEPT else 2)
-    assert count_open_files() == before
+        assert len(find_open_files() - before) == (1 if shard_index.MAX_KEPT else 2)
+    assert find_open_files() <= before
 
 
 @pytest.mark.parametrize("change", ["appended", "truncated", "zbc", "abz"])
@@ -228,7 +228,7 @@ CONTENTS_OF_FILES = {
 )
 def test_another_file_than_an_index_is_refused_and_closed(shard: Path, content: bytes | int | str) -> None:
     """If ``content`` is a number, the index is truncated to this size."""
-    index, before = index_of(shard), count_open_files()
+    index, before = index_of(shard), find_open_files()
     if isinstance(content, str):
         index.unlink()
         if content == "a directory":
@@ -236,7 +236,7 @@ def test_another_file_than_an_index_is_refused_and_closed(shard: Path, content: 
     else:
         index.write_bytes(index.read_bytes()[:content] if isinstance(content, int) else content)
     assert_refused(shard)
-    assert count_open_files() == before
+    assert find_open_files() <= before
 
 
 def test_keys_whose_lengths_overflow_are_refused(shard: Path) -> None:

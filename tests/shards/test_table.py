@@ -30,7 +30,7 @@ from shardio.shards import (
     write_manifest,
 )
 from shardio.storage import parse_location
-from tests.files import count_open_files, read_files
+from tests.files import find_open_files, read_files
 from tests.raising import assert_raises
 from tests.sources import encode
 from tests.tars import write_tar
@@ -223,10 +223,10 @@ def test_a_directory_of_tars_is_read_in_sorted_order(tars: Path) -> None:
     (tars / "x-000003.tar").rename(tars / "x-000003.TAR")
     shutil.copy(tars / "x-000000.tar", tars / ".x-000000.tar")
     (tars / ".x.tar.gz").write_bytes(b"compressed")
-    names, before = [*(f"x-{i:06d}.tar" for i in range(3)), "x-000003.TAR"], count_open_files()
+    names, before = [*(f"x-{i:06d}.tar" for i in range(3)), "x-000003.TAR"], find_open_files()
     assert shard_names(tars) == names
     assert shard_names(tars) == names  # The tars have indexes now.
-    assert count_open_files() == before
+    assert find_open_files() <= before
     write_tar(tars / "y.tar", [("a.jpg", b"1"), ("a.cls", b"0")])
     write_tar(tars / "w.tar", [("README", b"no sample")])
     manifest = open_table(tars).manifest
