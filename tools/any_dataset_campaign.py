@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The script impor
 
 from shardio import DataLoader
 from tests.buffers import find_buffers
-from tests.files import count_open_files
+from tests.files import find_open_files
 from tests.loader.programs import programs
 from tests.loader.test_any_dataset import (
     test_random_programs_see_torchs_batches as compared,
@@ -113,7 +113,7 @@ def _count_resources() -> dict[str, int]:
     return {
         "processes": len(multiprocessing.active_children()),
         "threads": threading.active_count(),
-        "descriptors": count_open_files(),
+        "descriptors": len(find_open_files()),
         "buffers": len(find_buffers()),
     }
 

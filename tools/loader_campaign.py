@@ -48,7 +48,7 @@ from tests.faults.worker_processes import (
     make_loader,
     send_signal,
 )
-from tests.files import count_open_files
+from tests.files import find_open_files
 from tests.sources import write_images
 from tools.campaigns import INTERRUPTED, make_progress
 
@@ -248,7 +248,7 @@ def _count_resources() -> dict[str, int]:
     return {
         "processes": len(find_fork_servers()) + len(find_worker_processes()),
         "threads": len(list(Path("/proc/self/task").iterdir())),
-        "descriptors": count_open_files(),
+        "descriptors": len(find_open_files()),
         "buffers": len(find_buffers()),
     }
 
