@@ -506,7 +506,7 @@ class MixedSamples(JoinedDataset):
         part = self._parts[number]
         if takes_rng_keys(part.dataset):
             return list(part.dataset.read(part.inner_indices(indices), rng_keys))
-        # The user's code may read one of shardio's datasets, whose rng keys must differ by source and repetition.
+        # The user's code may read a shardio dataset, whose rng keys must differ for each source and repetition.
         seed = int(make_rng_key(self._seed, "source", number)[0] >> np.uint64(1))
         with known_epoch(seed, repetition):
             return read_samples(part.datasets[0], indices)

@@ -72,7 +72,7 @@ class EpochStart(Protocol):
 class LoaderIterator(_BaseDataLoaderIter):
     """The base class of iterators over a loader's batches.
 
-    The class has the interface of torch's iterators, including private names, because programs and frameworks use it.
+    The class has the interface of torch's iterators, even private names, because programs and frameworks use them.
     torch's own constructor is not called, because it draws random numbers.
     """
 

@@ -138,7 +138,7 @@ class StoredFile(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """Whether the object is a local file. Local content need not be checked again after one correct read."""
+        """Whether the object is a local file. Its content need not be checked again after one correct read."""
         return self.location.store.is_local
 
     @abstractmethod
@@ -237,7 +237,7 @@ class Store(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """Whether objects are local files. Each transfer over a network may damage the data."""
+        """Whether objects are local files. Other content is checked at every read: each transfer may damage it."""
         return False
 
     @property

@@ -31,7 +31,7 @@ def imagenet_eval(size: int = 224, resize: int | None = None) -> Compose:
 
 
 def trivial_augment(size: int = 176) -> Compose:
-    """Return the training pipeline of torchvision's second set of ResNet-50 weights (IMAGENET1K_V2).
+    """Return the pipeline with which torchvision trained its second ResNet-50 weights, IMAGENET1K_V2.
 
     Evaluate with ``imagenet_eval(224, resize=232)``. The recipe also has MixUp, CutMix and label smoothing (0.1), which
     are not part of a sample's transform: see ``shardio.device``. Source: PyTorch's blog, "How to train state-of-the-art

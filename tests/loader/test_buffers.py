@@ -332,7 +332,7 @@ def test_buffers_of_kept_batches_and_abandoned_iterators_are_released(pictures: 
             del kept
             buffers_of(loader)
             assert len(find_buffers() - buffers) <= NUM_BUFFERS + 1
-        mine, num_files = find_worker_processes() - process_ids, len(find_open_files())
+        mine, files = find_worker_processes() - process_ids, find_open_files()
         await_few_buffers()
         for number in range(40):
             loader.set_epoch(number)
@@ -343,7 +343,7 @@ def test_buffers_of_kept_batches_and_abandoned_iterators_are_released(pictures: 
                 del iterator
         with pytest.raises(OSError, match="Invalid argument"):
             make_memory(-1)
-        assert len(find_open_files()) <= num_files
+        assert find_open_files() <= files
         for each in (loader, oracle):
             each.set_epoch(3)
         assert_same(list(loader), list(oracle))

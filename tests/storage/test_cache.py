@@ -277,7 +277,7 @@ import shardio
 with shardio.ShardWriter("memory://x/data") as writer:
     for number in range(100):
         writer.write({"__key__": str(number), "txt": "x" * 2000})
-for disk in map(Path, sys.argv[1:]):  # Each has its own disk: reading ahead may go on after the error.
+for disk in map(Path, sys.argv[1:]):  # After an error, reading ahead may still write to the old disk.
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "none", disk], check=True)
     (disk / "other").write_bytes(bytes(2**20 - 4096 - int(disk.name)))
